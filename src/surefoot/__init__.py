@@ -1,0 +1,33 @@
+"""surefoot keeps PyTorch training runs alive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from surefoot.act.stop import TrainingStopped
+    from surefoot.guard import Guard, attach
+    from surefoot.journal.reader import Run, read
+    from surefoot.judge.policy import Policy
+
+__version__ = "0.1.0"
+__all__ = ["Guard", "Policy", "Run", "TrainingStopped", "__version__", "attach", "read"]
+
+_HOMES = {
+    "Guard": "surefoot.guard",
+    "attach": "surefoot.guard",
+    "Policy": "surefoot.judge.policy",
+    "TrainingStopped": "surefoot.act.stop",
+    "Run": "surefoot.journal.reader",
+    "read": "surefoot.journal.reader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'surefoot' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,101 @@
+"""Everything a user can get wrong at `attach` and `watch`, told in one sentence with the way out."""
+
+from __future__ import annotations
+
+import difflib
+import gc
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.gate.ways import unwrap
+from surefoot.judge.policy import Policy
+
+OPTIONS = ("run_dir", "clip", "policy", "scaler")
+LATER = ("scheduler", "loader", "extra", "step_fn", "ring", "resume")
+"""Options of the design that this version does not have yet."""
+
+
+class Misuse(ValueError):
+    """The guard was called in a way that cannot work; raised before anything is trained where that is possible."""
+
+
+def check_options(unknown: Iterable[str]) -> None:
+    for name in unknown:
+        if name in LATER:
+            raise Misuse(f"attach: {name}= is not there yet in this version of surefoot. Leave it out.")
+        near = difflib.get_close_matches(name, OPTIONS, n=1)
+        hint = f" Did you mean {near[0]}=?" if near else ""
+        raise Misuse(f"attach: there is no option {name}=.{hint} The options are {', '.join(OPTIONS)}.")
+
+
+def check_model(model: object) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise Misuse(f"attach: the model must be a torch.nn.Module, not {type(model).__name__}.")
+    if not any(p.requires_grad for p in model.parameters()):
+        what = "has only frozen parameters" if any(True for _ in model.parameters()) else "has no parameters"
+        raise Misuse(f"attach: the model {what}, so there is nothing to train or to guard. Pass the module you train.")
+    return model
+
+
+def check_optimizers(given: object, model: nn.Module) -> tuple[Optimizer, ...]:
+    many = given if isinstance(given, list | tuple) else [given]
+    if not many:
+        raise Misuse("attach: no optimizer was given. Pass the optimizer, or a list of all that train this model.")
+    optimizers = tuple(unwrap(o) for o in many)
+    own = {id(p) for p in model.parameters()}
+    for o in optimizers:
+        if not any(id(p) in own for group in o.param_groups for p in group["params"]):
+            raise Misuse(
+                f"attach: {type(o).__name__} holds none of the model's parameters. Was it made from another model, or "
+                "before the model was wrapped or moved? Make the optimizer from the model you attach, after wrapping it."
+            )
+    return optimizers
+
+
+def check_policy(policy: object) -> Policy:
+    if isinstance(policy, Policy):
+        return policy
+    if policy == "protect":
+        return Policy()
+    if policy == "observe":
+        return Policy(observe=True)
+    raise Misuse(f"attach: policy={policy!r} is unknown. Use 'protect', 'observe' or a surefoot.Policy(...).")
+
+
+def check_run_dir(run_dir: object) -> Any:
+    if run_dir is None or (isinstance(run_dir, str) and not run_dir.strip()):
+        raise Misuse("attach: run_dir= is missing. Name a directory for this run's records, such as run_dir='runs/a'.")
+    return run_dir
+
+
+def check_loss(loss: object) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise Misuse(f"watch: the loss must be a tensor, not {type(loss).__name__}. Pass it before calling .item().")
+    if loss.numel() != 1:
+        raise Misuse(f"watch: the loss must be one number, not of shape {tuple(loss.shape)}. Reduce it: loss.mean().")
+    if not loss.requires_grad:
+        raise Misuse(
+            "watch: this loss has no graph, so backward cannot run from it. Was it detached, or made under "
+            "torch.no_grad()? Watch training losses only, before .detach() or .item()."
+        )
+    return loss
+
+
+NEVER_WATCHED = (
+    "the optimizer stepped, but guard.watch was never called. Write `loss = guard.watch(loss, batch)` before "
+    "`loss.backward()`."
+)
+
+
+def find_scaler(factor: float) -> Any | None:
+    """The GradScaler in use when a loss arrives multiplied and nobody said by whom; looked for once, at the start."""
+    if abs(factor) < 64:
+        return None
+    found = [s for s in gc.get_objects() if isinstance(s, torch.amp.GradScaler) and s.is_enabled()]
+    at_work = [s for s in found if s.get_scale() == abs(factor)]
+    chosen: Sequence[Any] = at_work or found
+    return chosen[0] if len(chosen) == 1 else None

@@ -1,0 +1,147 @@
+"""One optimizer's gate: refuses or clips the step that is about to run, and tidies up after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from surefoot.gate.clip import Unit
+from surefoot.gate.decide import Decider, Memory, Rule, Said, decider_for, memory_for
+from surefoot.gate.ways import Way, step_is_compiled, way_of
+from surefoot.measure.layout import local
+from surefoot.records import Verdict
+
+_NAMES = ("found_inf", "grad_scale")
+
+
+class Gate:
+    """Decides over one optimizer's step and makes the decision hold."""
+
+    def __init__(
+        self, number: int, optimizer: Optimizer, *, units: Sequence[Unit], params: Sequence[Tensor], rule: Rule, device: torch.device
+    ) -> None:
+        self.optimizer = optimizer
+        self.way, self.why = way_of(optimizer)
+        self.memory: Memory = memory_for(number, units, device)
+        self.decide: Decider = decider_for(self.memory, rule)
+        self.refused: bool | None = False
+        """Whether the step under way was refused; None when only the device knows."""
+        self.units = [units[i] for i in self.memory.units]
+        self._clips = any(u.clip.anything for u in self.units)
+        self._folds = len(self.units) == 1 and self.units[0].clip.value == float("inf")
+        self._params = params
+        self._ready: tuple[bool, ...] | None = None
+        self._hidden: list[tuple[Tensor, Tensor]] = []
+        self._prior: dict[str, Any] | None = None
+        self._copy: _Copy | None = None
+
+    def before(self) -> None:
+        """Called before a step whose weights move while it runs."""
+        if self.way is Way.COPY:
+            self._copy = _Copy(self.optimizer)
+
+    def apply(self, said: Tensor, present: tuple[bool, ...]) -> None:
+        """Make the verdict hold for the step that is about to use the gradients."""
+        if self.way is Way.DEVICE and self._has_state(present) and not step_is_compiled():
+            self.refused = None
+            self._arm()
+            return
+        verdict, *_, factor = said[: Said.CLIPPED + 1].tolist()  # the one host read of this way; free on a CPU
+        self.refused = verdict != Verdict.LANDED
+        if self.refused:
+            self.hide()
+        elif self._clips:
+            self._clip_in_place(None, by_norm=factor < 1.0)
+
+    def hide(self) -> None:
+        """Take the gradients away for the time of the step: an optimizer leaves alone what has none."""
+        for p in self._own():
+            if p.grad is not None:
+                self._hidden.append((p, p.grad))
+                p.grad = None
+
+    def after(self) -> None:
+        """Put back whatever the step was not to see."""
+        for p, gradient in self._hidden:
+            if p.grad is None:
+                p.grad = gradient
+        self._hidden.clear()
+        if self._prior is not None:
+            for name in _NAMES:
+                if name in self._prior:
+                    setattr(self.optimizer, name, self._prior[name])
+                elif hasattr(self.optimizer, name):
+                    delattr(self.optimizer, name)
+            self._prior = None
+        if self._copy is not None:
+            spoilt = not all(bool(p.isfinite().all()) for p in self._own())
+            if self.refused or spoilt:
+                self._copy.restore()
+            self.refused = self.refused or spoilt
+            self._copy = None
+
+    def _own(self) -> Iterator[Tensor]:
+        return (p for group in self.optimizer.param_groups for p in group["params"])
+
+    def _has_state(self, present: tuple[bool, ...]) -> bool:
+        """Whether every parameter with a gradient has been stepped before: a first step writes state of its own."""
+        if present == self._ready:
+            return True
+        if all(p.grad is None or self.optimizer.state.get(p) for p in self._own()) or not self._keeps_state():
+            self._ready = present
+            return True
+        return False
+
+    def _keeps_state(self) -> bool:
+        return any(group.get("momentum", 1.0) for group in self.optimizer.param_groups)
+
+    def _arm(self) -> None:
+        """Set what a fused step reads, on top of what a GradScaler may have set."""
+        held = {name: getattr(self.optimizer, name) for name in _NAMES if hasattr(self.optimizer, name)}
+        self._prior = held
+        found, scale = held.get("found_inf"), held.get("grad_scale")
+        refuse, divisor = self.memory.refuse, self.memory.divisor
+        setattr(self.optimizer, "found_inf", refuse if found is None else torch.maximum(refuse, found.to(refuse.device)))
+        if not self._clips:
+            return
+        if self._folds:
+            setattr(self.optimizer, "grad_scale", divisor if scale is None else divisor * scale.to(divisor.device))
+        else:
+            self._clip_in_place(scale, by_norm=True)
+
+    def _clip_in_place(self, scale: Tensor | None, *, by_norm: bool) -> None:
+        for unit, factor in zip(self.units, self.memory.factors, strict=True):
+            found = [local(p.grad) for p in self._params[unit.span] if p.grad is not None]
+            if by_norm and unit.clip.by_norm:
+                for g in found:
+                    g.mul_(factor.to(g.device))
+            if unit.clip.value < float("inf"):
+                for g in found:
+                    bound = unit.clip.value if scale is None else scale.to(g.device) * unit.clip.value
+                    g.clamp_(-bound, bound)
+
+
+class _Copy:
+    """Weights and state of an optimizer as they were before a step, small state by reference where it is not written."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._weights = [(p, p.detach().clone()) for group in optimizer.param_groups for p in group["params"]]
+        self._state = {p: {k: _kept(v) for k, v in held.items()} for p, held in optimizer.state.items()}
+
+    def restore(self) -> None:
+        with torch.no_grad():
+            for p, was in self._weights:
+                p.copy_(was)
+        self._optimizer.state.clear()
+        self._optimizer.state.update(self._state)
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return list(value) if isinstance(value, list) else value

@@ -1,0 +1,1 @@
+"""Numbers to findings to decisions; floats in, no torch anywhere."""

@@ -1,0 +1,1 @@
+"""One detector a file, each `update(row) -> list[Finding]` with explicit state."""

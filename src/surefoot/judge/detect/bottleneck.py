@@ -1,0 +1,55 @@
+"""A device that idles for long: is it the data, or the launches?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from surefoot.records import Finding, Row
+
+IDLE = 0.6
+"""Utilisation under which a device counts as idling."""
+LONG = 200
+"""Readings in a row under it before it is worth saying."""
+WAITING = 0.25
+"""Share of the step spent waiting for data above which the data is the reason."""
+
+
+class Bottleneck:
+    """Speaks once when utilisation stays low, and again only after it has been high."""
+
+    def __init__(self) -> None:
+        self._low = 0
+        self._wait = 0.0
+        self._told = False
+
+    def update(self, row: Row) -> list[Finding]:
+        if math.isnan(row.utilisation):
+            return []
+        if row.utilisation >= IDLE:
+            self._low, self._wait, self._told = 0, 0.0, False
+            return []
+        self._low += 1
+        share = row.data_wait / row.seconds if row.seconds > 0 and not math.isnan(row.data_wait) else 0.0
+        self._wait += (share - self._wait) / self._low
+        if self._low < LONG or self._told:
+            return []
+        self._told = True
+        data = self._wait > WAITING
+        why = "the data comes too slowly: more workers, prefetch" if data else "launches: larger batch, or compile"
+        return [
+            Finding(
+                step=row.step,
+                attempt=row.attempt,
+                time=row.time,
+                detector="bottleneck",
+                detail=f"the device has been under {IDLE:.0%} busy for long; {why}",
+                evidence={"utilisation": row.utilisation, "data_wait_share": self._wait},
+            )
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"low": self._low, "wait": self._wait, "told": self._told}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._low, self._wait, self._told = state["low"], state["wait"], state["told"]

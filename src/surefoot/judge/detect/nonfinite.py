@@ -1,0 +1,50 @@
+"""Anything that is not a number or not finite: tolerance zero."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from surefoot.records import Finding, Pattern, Row, Verdict
+
+
+class NonFinite:
+    """Speaks at every non-finite loss, gradient or weight; the expected overflows of loss scaling are not among them."""
+
+    def update(self, row: Row) -> list[Finding]:
+        what: list[str] = []
+        if row.verdict is Verdict.NONFINITE:
+            if not math.isfinite(row.loss):
+                what.append(f"the loss is {row.loss}")
+            if row.nonfinite > 0:
+                what.append(f"{row.nonfinite:.0f} gradient values are not finite")
+            elif not math.isfinite(row.norm):
+                what.append("the gradients are finite, but too large for a norm in float32")
+        if row.bad_weights > 0:
+            what.append(f"{row.bad_weights:.0f} values in weights or buffers are not finite")
+        if not what:
+            return []
+        evidence: dict[str, Any] = {"loss": row.loss, "norm": row.norm, "nonfinite": row.nonfinite}
+        return [
+            Finding(
+                step=row.step,
+                attempt=row.attempt,
+                time=row.time,
+                detector="nonfinite",
+                pattern=Pattern.NONFINITE,
+                detail=", ".join(what),
+                evidence=evidence | where(row),
+            )
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        del state
+
+
+def where(row: Row) -> dict[str, int]:
+    """The micro-batch and the process that brought the trouble, where they are known."""
+    found = {"micro": row.micro} if row.micro >= 0 and row.micros > 1 else {}
+    return found | ({"culprit_rank": row.rank} if row.rank >= 0 else {})

@@ -1,0 +1,31 @@
+"""The last losses and gradient norms, always at hand."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+KEPT = 100
+
+
+class History:
+    """The last 100 losses and norms, with the first and second difference of the loss."""
+
+    def __init__(self) -> None:
+        self.losses: deque[float] = deque(maxlen=KEPT)
+        self.norms: deque[float] = deque(maxlen=KEPT)
+
+    def add(self, loss: float, norm: float) -> tuple[float, float]:
+        """Take in one update and return the loss's first and second difference."""
+        d1 = loss - self.losses[-1] if self.losses else math.nan
+        d2 = d1 - (self.losses[-1] - self.losses[-2]) if len(self.losses) > 1 else math.nan
+        self.losses.append(loss)
+        self.norms.append(norm)
+        return d1, d2
+
+    def state_dict(self) -> dict[str, list[float]]:
+        return {"losses": list(self.losses), "norms": list(self.norms)}
+
+    def load_state_dict(self, state: dict[str, list[float]]) -> None:
+        self.losses = deque(state["losses"], maxlen=KEPT)
+        self.norms = deque(state["norms"], maxlen=KEPT)

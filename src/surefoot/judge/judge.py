@@ -1,0 +1,91 @@
+"""One row in, events out: what was seen, and what is to be done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from surefoot.judge.detect.bottleneck import Bottleneck
+from surefoot.judge.detect.nonfinite import NonFinite
+from surefoot.judge.detect.outlandish import Outlandish
+from surefoot.judge.policy import Policy
+from surefoot.records import Decision, Event, Finding, Row, Verdict
+
+
+class Detector(Protocol):
+    """Looks at one row at a time; can tell, and cannot act."""
+
+    def update(self, row: Row) -> list[Finding]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Judge:
+    """Runs the detectors over each row and decides within the policy's limits."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.detectors: Sequence[Detector] = (NonFinite(), Outlandish(), Bottleneck())
+        self._refused = 0
+        self._overflows = 0
+
+    def update(self, row: Row) -> list[Event]:
+        """Findings first, then what is decided from them."""
+        found: list[Event] = [f for d in self.detectors for f in d.update(row)]
+        refused = row.verdict in (Verdict.NONFINITE, Verdict.OUTLANDISH)
+        if row.verdict is Verdict.LANDED:
+            self._refused = self._overflows = 0
+        self._refused += refused
+        self._overflows += row.verdict is Verdict.OVERFLOW
+        if refused:
+            reason = "; ".join(f.detail for f in found if isinstance(f, Finding))
+            found.append(self._decision(row, "refuse", reason))
+        if self._refused >= self.policy.limit:
+            found.append(self._decision(row, "stop", self._why_refused(row, found)))
+        elif self._overflows >= self.policy.overflow_limit:
+            found.append(self._decision(row, "stop", self._why_overflows(row)))
+        return found
+
+    def _why_refused(self, row: Row, found: Sequence[Event]) -> str:
+        last = next((e.reason for e in found if isinstance(e, Decision)), "")
+        if row.bad_weights > 0:
+            way_out = "The weights themselves are damaged: go back to a checkpoint from before."
+        elif row.verdict is Verdict.OUTLANDISH:
+            way_out = (
+                "Look at the batches since then, lower the learning rate or clip. If this level is meant to be, allow "
+                "it with policy=surefoot.Policy(outlandish=...)."
+            )
+        else:
+            way_out = "Look at the batches since then; lower the learning rate, clip, or use bfloat16 or float32."
+        return (
+            f"{self._refused} updates in a row were refused, the last at step {row.step} (attempt {row.attempt}): {last}. "
+            f"Weights and optimizer are as they were before the first of them. {way_out}"
+        )
+
+    def _why_overflows(self, row: Row) -> str:
+        return (
+            f"the loss scale overflowed {self._overflows} times in a row (it is now {row.loss_scale:.3g}), so no update "
+            "has landed: the gradients themselves are not finite. Use bfloat16 or float32, or look at the batches since then."
+        )
+
+    def _decision(self, row: Row, action: str, reason: str) -> Decision:
+        return Decision(
+            step=row.step,
+            attempt=row.attempt,
+            time=row.time,
+            action=action,
+            reason=reason,
+            applied=not self.policy.observe,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "refused": self._refused,
+            "overflows": self._overflows,
+            "detectors": [d.state_dict() for d in self.detectors],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._refused, self._overflows = state["refused"], state["overflows"]
+        for detector, held in zip(self.detectors, state["detectors"], strict=True):
+            detector.load_state_dict(held)

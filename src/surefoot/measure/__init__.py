@@ -1,0 +1,1 @@
+"""The only code that measures tensors: gradients, weights, and what the machine is doing."""

@@ -1,0 +1,155 @@
+"""The Triton kernels: statistics of all tensors in one launch, then two small reductions; bitwise repeatable.
+
+Every sum is a tree inside one program or a loop in fixed order; nothing is added atomically, so the same gradients
+give the same bits. `decide` is the rule of `gate.decide` on the device: keep the two in step.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+CHUNK = 8192
+"""Elements one program holds in registers."""
+WARPS = 8
+
+
+@triton.jit
+def measure_chunks(
+    addresses,
+    numels,
+    kinds,
+    firsts,
+    owners,
+    scale,
+    partial,
+    chunks,
+    CHUNK: tl.constexpr,
+    SCALED: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """One program a chunk: sum, squared deviation, squares, largest, zeros, non-finite, tiny, sub."""
+    chunk = tl.program_id(0)
+    owner = tl.load(owners + chunk)
+    address = tl.load(addresses + owner)
+    if address != 0:
+        if ALIGNED:
+            address = tl.multiple_of(address, 16)
+        numel = tl.load(numels + owner)
+        start = (chunk - tl.load(firsts + owner)).to(tl.int64) * CHUNK
+        at = start + tl.arange(0, CHUNK)
+        here = at < numel
+        kind = tl.load(kinds + owner)
+        if kind == 0:
+            raw = tl.load(address.to(tl.pointer_type(tl.float32)) + at, here, 0.0)
+        else:
+            if kind == 1:
+                raw = tl.load(address.to(tl.pointer_type(tl.bfloat16)) + at, here, 0.0).to(tl.float32)
+            else:
+                raw = tl.load(address.to(tl.pointer_type(tl.float16)) + at, here, 0.0).to(tl.float32)
+        finite = tl.abs(raw) < float("inf")
+        kept = finite & here
+        value = tl.where(finite, raw, 0.0)
+        if SCALED:
+            value = value / tl.load(scale).to(tl.float32)
+        count = tl.sum(kept.to(tl.int32))
+        total = tl.sum(value)
+        off = tl.where(kept, value - total / tl.maximum(count, 1).to(tl.float32), 0.0)
+        size = tl.abs(value)
+        some = kept & (size > 0.0)
+        tl.store(partial + chunk, total)
+        tl.store(partial + chunks + chunk, tl.sum(off * off))
+        tl.store(partial + 2 * chunks + chunk, tl.sum(value * value))
+        tl.store(partial + 3 * chunks + chunk, tl.max(size))
+        tl.store(partial + 4 * chunks + chunk, tl.sum((kept & (size == 0.0)).to(tl.int32)).to(tl.float32))
+        tl.store(partial + 5 * chunks + chunk, tl.sum((here & (finite == 0)).to(tl.int32)).to(tl.float32))
+        tl.store(partial + 6 * chunks + chunk, tl.sum((some & (size < 6.1e-5)).to(tl.int32)).to(tl.float32))
+        tl.store(partial + 7 * chunks + chunk, tl.sum((some & (size < 5.96e-8)).to(tl.int32)).to(tl.float32))
+
+
+@triton.jit
+def reduce_chunks(addresses, numels, firsts, partial, stats, chunks, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a tensor: its chunks in fixed order, in float64, to one row of LAYER_STATS."""
+    tensor = tl.program_id(0)
+    row = stats + tensor * 8
+    lane = tl.arange(0, 8)
+    if tl.load(addresses + tensor) == 0:
+        tl.store(row + lane, tl.where(lane == 5, -1.0, 0.0))
+    else:
+        numel = tl.load(numels + tensor)
+        first = tl.load(firsts + tensor)
+        last = tl.load(firsts + tensor + 1)
+        total = tl.zeros((BLOCK,), tl.float64)
+        squares = tl.zeros((BLOCK,), tl.float64)
+        largest = tl.zeros((BLOCK,), tl.float32)
+        zeros = tl.zeros((BLOCK,), tl.float64)
+        nonfinite = tl.zeros((BLOCK,), tl.float64)
+        tiny = tl.zeros((BLOCK,), tl.float64)
+        sub = tl.zeros((BLOCK,), tl.float64)
+        for at in range(first, last, BLOCK):
+            c = at + tl.arange(0, BLOCK)
+            here = c < last
+            total += tl.load(partial + c, here, 0.0).to(tl.float64)
+            squares += tl.load(partial + 2 * chunks + c, here, 0.0).to(tl.float64)
+            largest = tl.maximum(largest, tl.load(partial + 3 * chunks + c, here, 0.0))
+            zeros += tl.load(partial + 4 * chunks + c, here, 0.0).to(tl.float64)
+            nonfinite += tl.load(partial + 5 * chunks + c, here, 0.0).to(tl.float64)
+            tiny += tl.load(partial + 6 * chunks + c, here, 0.0).to(tl.float64)
+            sub += tl.load(partial + 7 * chunks + c, here, 0.0).to(tl.float64)
+        bad = tl.sum(nonfinite)
+        whole = tl.maximum(numel, 1).to(tl.float64)
+        count = numel.to(tl.float64) - bad
+        mean = tl.sum(total) / tl.maximum(count, 1.0)
+        m2 = tl.zeros((BLOCK,), tl.float64)
+        for at in range(first, last, BLOCK):
+            c = at + tl.arange(0, BLOCK)
+            here = c < last
+            left = numel - (c - first).to(tl.int64) * CHUNK
+            n = tl.minimum(left, CHUNK).to(tl.float64) - tl.load(partial + 5 * chunks + c, here, 0.0).to(tl.float64)
+            n = tl.where(here, n, 0.0)
+            shift = tl.load(partial + c, here, 0.0).to(tl.float64) / tl.maximum(n, 1.0) - mean
+            m2 += tl.load(partial + chunks + c, here, 0.0).to(tl.float64) + n * shift * shift
+        norm = tl.where(bad > 0.0, float("nan"), tl.sqrt(tl.sum(squares)))
+        std = tl.sqrt(tl.sum(m2) / tl.maximum(count - 1.0, 1.0))
+        tl.store(row, norm.to(tl.float32))
+        tl.store(row + 1, mean.to(tl.float32))
+        tl.store(row + 2, std.to(tl.float32))
+        tl.store(row + 3, tl.max(largest))
+        tl.store(row + 4, (tl.sum(zeros) / whole).to(tl.float32))
+        tl.store(row + 5, bad.to(tl.float32))
+        tl.store(row + 6, (tl.sum(tiny) / whole).to(tl.float32))
+        tl.store(row + 7, (tl.sum(sub) / whole).to(tl.float32))
+
+
+@triton.jit
+def summarise(
+    stats, once, spans, units, loss, summary, micros, micro, HEAD: tl.constexpr, WATCHED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One program: squares and non-finite counts of each unit, and the loss added to those of the micro-batches before."""
+    value = tl.load(loss).to(tl.float64)
+    squares_all = tl.sum(tl.zeros((BLOCK,), tl.float64))
+    bad_all = tl.sum(tl.zeros((BLOCK,), tl.float64))
+    for u in range(units):
+        low = tl.load(spans + 2 * u)
+        high = tl.load(spans + 2 * u + 1)
+        squares = tl.zeros((BLOCK,), tl.float64)
+        bad = tl.zeros((BLOCK,), tl.float64)
+        for at in range(low, high, BLOCK):
+            t = at + tl.arange(0, BLOCK)
+            here = t < high
+            norm = tl.load(stats + t * 8, here, 0.0).to(tl.float64)
+            counted = tl.load(once + t, here, 0) != 0
+            squares += tl.where(counted, norm * norm, 0.0)
+            bad += tl.maximum(tl.load(stats + t * 8 + 5, here, 0.0), 0.0).to(tl.float64)
+        tl.store(summary + HEAD + 2 * u, tl.sum(squares))
+        tl.store(summary + HEAD + 2 * u + 1, tl.sum(bad))
+        squares_all += tl.sum(squares)
+        bad_all += tl.sum(bad)
+    if WATCHED:
+        before = tl.where(micro == 0, 0.0, tl.load(summary))
+        tl.store(summary, before + value)
+        tl.store(summary + 1, (micro + 1).to(tl.float64))
+    slot = micros + 3 * tl.minimum(micro, 63)
+    tl.store(slot, value)
+    tl.store(slot + 1, squares_all)
+    tl.store(slot + 2, bad_all)

@@ -1,0 +1,178 @@
+"""Everything measured in one step, kept in one block of device memory that leaves it in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.measure.layout import Layout, gradients, local
+from surefoot.measure.portable import PortablePass
+from surefoot.measure.ranks import Ranks, merge_parts, ranks_of, split_packet
+from surefoot.measure.summary import (
+    HEAD,
+    MICROS,
+    Head,
+    Pass,
+    Summariser,
+    fused_summariser,
+    portable_summariser,
+)
+from surefoot.records import LAYER_STATS
+
+VERDICT = 12
+"""Float64 places at the start of the block that the gate writes its decision to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The parts of one measured block, on the device as tensors or on the host as arrays."""
+
+    verdict: Tensor
+    summary: Tensor
+    micros: Tensor
+    losses: Tensor
+    """Mean loss of each process."""
+    stats: Tensor
+
+
+class Meter:
+    """Measures gradients and weights of one layout into its block; never waits for the device."""
+
+    def __init__(self, layout: Layout, units: Sequence[slice], device: torch.device) -> None:
+        self.layout = layout
+        self.device = device
+        self.ranks: Ranks = ranks_of(layout, device)
+        self.micro = 0
+        """Micro-batches measured since the last update."""
+        self.present: tuple[bool, ...] = ()
+        """Which tensors had a gradient when they were last measured."""
+        self._real = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
+        self._widths = (VERDICT, HEAD + 2 * len(units), 3 * MICROS, self.ranks.world)
+        self._tensors = len(layout.names)
+        item = torch.empty((), dtype=self._real).element_size()
+        self.raw = torch.zeros(item * sum(self._widths) + 4 * 8 * self._tensors, dtype=torch.uint8, device=device)
+        self.block = self._cut(self.raw)
+        self.block.summary[Head.ALIVE] = 1.0
+        sharded = self.ranks.parts is not None
+        self._local = torch.zeros_like(self.block.stats) if sharded else self.block.stats
+        self._all = torch.ones_like(self.ranks.once)
+        self._homes = _by_device(layout)
+        sizes = layout.local_numels
+        self._passes = [_pass_for([sizes[i] for i in where], home) for home, where in self._homes]
+        self._places = [torch.tensor(where, device=device) for _, where in self._homes]
+        self._summarise: Summariser = (
+            fused_summariser(units, device) if has_triton(device) else portable_summariser(units)
+        )
+
+    def _cut(self, raw: Tensor) -> Block:
+        item = torch.empty((), dtype=self._real).element_size()
+        head = item * sum(self._widths)
+        verdict, summary, micros, losses = raw[:head].view(self._real).split(self._widths)
+        stats = raw[head:].view(torch.float32).view(self._tensors, len(LAYER_STATS))
+        return Block(verdict, summary, micros.view(MICROS, 3), losses, stats)
+
+    def unpack(self, raw: np.ndarray) -> Block:
+        """The parts of a block that has arrived on the host."""
+        return self._cut(torch.from_numpy(raw))
+
+    def measure(self, loss: Tensor | None, *, scale: Tensor | None) -> None:
+        """Measure all gradients as they are now: at the end of a backward, or before a step nobody watched."""
+        with torch.no_grad():
+            found = gradients(self.layout.params)
+            self.present = tuple([g is not None for g in found])
+            self._rows(found, out=self._local, scale=scale)
+            if loss is not None and loss.device != self.device:
+                loss = loss.to(self.device, non_blocking=True)
+            self._summarise(
+                self._local,
+                once=self.ranks.once,
+                loss=loss,
+                summary=self.block.summary,
+                micros=self.block.micros,
+                micro=self.micro,
+            )
+        if loss is not None:
+            self.micro += 1
+
+    def _rows(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None) -> None:
+        if len(self._passes) == 1:
+            self._passes[0].measure(tensors, out=out, scale=scale)
+            return
+        for (home, where), places, each in zip(self._homes, self._places, self._passes, strict=True):
+            part = torch.empty(len(where), len(LAYER_STATS), device=home)
+            moved = None if scale is None else scale.to(home, non_blocking=True)
+            each.measure([tensors[i] for i in where], out=part, scale=moved)
+            out[places] = part.to(self.device, non_blocking=True)
+
+    def totals(self) -> Tensor:
+        """The summary over all processes: the one collective of a step, none when there is one process."""
+        block, ranks = self.block, self.ranks
+        if ranks.world == 1:
+            return block.summary
+        sharded = ranks.parts is not None
+        packet = torch.cat([block.summary[:HEAD], self._local.flatten()]) if sharded else block.summary
+        gathered = ranks.gather(packet.to(self._real))
+        block.losses.copy_(gathered[:, Head.LOSS] / gathered[:, Head.MICROS].clamp(min=1))
+        if ranks.parts is None:
+            return gathered.sum(0)
+        heads, stats = split_packet(gathered, self._tensors)
+        block.stats.copy_(merge_parts(stats, ranks.parts))
+        totals = torch.cat([heads.sum(0), block.summary[HEAD:]])
+        aside = torch.empty_like(block.micros)
+        self._summarise(block.stats, once=self._all, loss=None, summary=totals, micros=aside, micro=0)
+        return totals
+
+    def stand_in(self) -> None:
+        """Take part in the collective of a step with nothing to say, so that the other processes do not hang."""
+        if self.ranks.world > 1:
+            sharded = self.ranks.parts is not None
+            size = HEAD + self._local.numel() if sharded else self.block.summary.numel()
+            self.ranks.gather(torch.zeros(size, dtype=self._real, device=self.device))
+
+    def begin(self) -> None:
+        """Start counting micro-batches for the next update."""
+        self.micro = 0
+        self.block.summary[: Head.ALIVE] = 0.0
+
+    def measure_weights(self, change: Tensor, sampled: Tensor, buffers: Sequence[Tensor]) -> None:
+        """Norm and non-finite count of the weights, into the summary of the next step."""
+        with torch.no_grad():
+            stats = torch.empty_like(self._local)
+            self._rows([local(p.detach()) for p in self.layout.params], out=stats, scale=None)
+            summary, once = self.block.summary, self.ranks.once != 0
+            summary[Head.WEIGHTS] = stats[:, 0].to(self._real).square().where(once, 0.0).sum()
+            bad = stats[:, 5].where(once, 0.0).sum()
+            for b in buffers:
+                if b.is_floating_point():
+                    bad = bad + (~local(b).isfinite()).sum()
+            summary[Head.BAD_WEIGHTS] = bad
+            summary[Head.CHANGE] = change
+            summary[Head.SAMPLED] = sampled
+
+
+def _by_device(layout: Layout) -> list[tuple[torch.device, list[int]]]:
+    homes: dict[torch.device, list[int]] = {}
+    for i, p in enumerate(layout.params):
+        homes.setdefault(local(p).device, []).append(i)
+    return list(homes.items())
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether kernels can run on this device."""
+    if device.type != "cuda":
+        return False
+    from torch.utils._triton import has_triton as torch_has_triton
+
+    return torch_has_triton()
+
+
+def _pass_for(numels: Sequence[int], device: torch.device) -> Pass:
+    if has_triton(device):
+        from surefoot.measure.fused import FusedPass
+
+        return FusedPass(numels, device)
+    return PortablePass(numels, device)

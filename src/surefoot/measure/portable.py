@@ -1,0 +1,132 @@
+"""Per-tensor gradient statistics by plain torch operations, for every device that has no Triton."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from surefoot.records import LAYER_STATS
+
+HALF_NORMAL = 6.1e-5
+"""Smallest normal float16."""
+HALF_LEAST = 5.96e-8
+"""Smallest float16 that is not zero."""
+ABSENT = (0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0)
+"""The row of a tensor that had no gradient."""
+_PIECE = 1 << 18
+"""Elements looked at together on the CPU: the scratch stays in the cache, and memory stays flat."""
+
+
+class PortablePass:
+    """Measures a list of tensors into one row each: `measure(tensors, out=..., scale=...)`."""
+
+    def __init__(self, numels: Sequence[int], device: torch.device) -> None:
+        self.numels = tuple(numels)
+        self.device = device
+
+    def measure(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None = None) -> None:
+        """Write one row of `LAYER_STATS` per tensor into `out`; `scale` divides every value first."""
+        if self.device.type == "cpu":
+            inverse = 1.0 if scale is None else 1.0 / float(scale)  # the CPU has nothing to wait for
+            rows = [ABSENT if t is None else _on_host(t, n, inverse) for t, n in zip(tensors, self.numels, strict=True)]
+            out.copy_(torch.tensor(rows, dtype=torch.float32).view(len(rows), len(LAYER_STATS)))
+            return
+        absent = torch.tensor(ABSENT, device=self.device)
+        for i, (t, n) in enumerate(zip(tensors, self.numels, strict=True)):
+            out[i].copy_(absent if t is None else _on_device(t, n, scale))
+
+
+def flat_values(tensor: Tensor) -> Tensor:
+    """The stored elements of any tensor as one flat real tensor; for a sparse one, each once."""
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    elif tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.reshape(-1)
+
+
+def _on_host(tensor: Tensor, numel: int, inverse: float) -> tuple[float, ...]:
+    """One row on the CPU, where looking at a value costs nothing and a clean tensor can take the short way."""
+    values = flat_values(tensor)
+    numel = max(numel, values.numel())
+    count = total = m2 = squares = largest = zeros = nonfinite = tiny = sub = 0.0
+    for piece in values.split(_PIECE) if values.numel() else ():
+        piece = piece if piece.dtype is torch.float64 else piece.float()
+        if inverse != 1.0:
+            piece = piece * inverse
+        norm = float(torch.linalg.vector_norm(piece))
+        if not math.isfinite(norm):
+            finite = piece.isfinite()
+            nonfinite += piece.numel() - int(torch.count_nonzero(finite))
+            piece = piece[finite]
+            norm = float(torch.linalg.vector_norm(piece))  # still infinite where finite squares overflow
+        n = piece.numel()
+        if n == 0:
+            continue
+        squares += norm * norm
+        mean = float(piece.sum()) / n
+        shift = mean - (total / count if count else mean)
+        spread = float(torch.linalg.vector_norm(piece - mean))
+        m2 += spread * spread + shift * shift * count * n / (count + n)
+        count += n
+        total += mean * n
+        size = piece.abs()
+        largest = max(largest, float(size.max()))
+        under = int(torch.count_nonzero(size < HALF_NORMAL))
+        if under:
+            none = n - int(torch.count_nonzero(piece))
+            zeros += none
+            tiny += under - none
+            sub += int(torch.count_nonzero(size < HALF_LEAST)) - none
+    missing = numel - values.numel()  # the zeros that a sparse tensor does not store
+    zeros += missing
+    m2 += total * total / count * missing / (count + missing) if count else 0.0
+    count += missing
+    whole = max(numel, 1)
+    return (
+        math.nan if nonfinite else math.sqrt(squares),
+        total / count if count else 0.0,
+        math.sqrt(m2 / (count - 1)) if count > 1 else 0.0,
+        largest,
+        zeros / whole,
+        nonfinite,
+        tiny / whole,
+        sub / whole,
+    )
+
+
+def _on_device(tensor: Tensor, numel: int, scale: Tensor | None) -> Tensor:
+    """One row on a device, without ever asking it for a value."""
+    values = flat_values(tensor).float()
+    if scale is not None:
+        values = values / scale
+    numel = max(numel, values.numel())
+    if values.numel() == 0:
+        return torch.tensor((0.0,) * len(LAYER_STATS), device=values.device)
+    finite = values.isfinite()
+    clean = values.where(finite, 0.0)
+    missing = numel - values.numel()
+    kept = finite.sum() + missing
+    nonfinite = values.numel() - finite.sum()
+    size = clean.abs()
+    none = (finite & (size == 0)).sum()
+    mean = clean.sum() / kept.clamp(min=1)
+    m2 = (clean - mean).where(finite, 0.0).square().sum() + mean.square() * missing
+    norm = torch.linalg.vector_norm(clean).where(nonfinite == 0, math.nan)
+    bad = nonfinite + none
+    row = (
+        norm,
+        mean,
+        (m2 / (kept - 1).clamp(min=1)).sqrt(),
+        size.amax(),
+        (none + missing) / numel,
+        nonfinite,
+        ((size < HALF_NORMAL).sum() - bad) / numel,
+        ((size < HALF_LEAST).sum() - bad) / numel,
+    )
+    return torch.stack([value.to(torch.float32) for value in row])

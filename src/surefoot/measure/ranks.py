@@ -1,0 +1,92 @@
+"""More than one process: one small gather a step, after which every process holds the same numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from surefoot.measure.layout import Layout, counts_here, local
+from surefoot.measure.summary import HEAD
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """How the processes' parts fit together."""
+
+    rank: int
+    world: int
+    once: Tensor
+    """For each tensor, 1 when this process's part is the one that counts."""
+    parts: Tensor | None
+    """Where tensors are sharded: for each process and tensor, how many elements of its part count."""
+
+    def gather(self, packet: Tensor) -> Tensor:
+        """The packets of all processes, one a row; the one collective of a step."""
+        if self.world == 1:
+            return packet[None]
+        gathered = torch.empty(self.world * packet.numel(), dtype=packet.dtype, device=packet.device)
+        dist.all_gather_into_tensor(gathered, packet)
+        return gathered.view(self.world, packet.numel())
+
+
+def ranks_of(layout: Layout, device: torch.device) -> Ranks:
+    """Agree with the other processes on who counts which tensor; called by all of them at once."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return Ranks(0, 1, torch.ones(len(layout.names), dtype=torch.int32, device=device), None)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine = {name: isinstance(p, DTensor) for name, p in zip(layout.names, layout.params, strict=True)}
+    told: list[dict[str, bool] | None] = [None] * world
+    dist.all_gather_object(told, mine)
+    held = [t or {} for t in told]
+    counted: list[int] = []
+    for name, p in zip(layout.names, layout.params, strict=True):
+        owner = next(r for r, names in enumerate(held) if name in names)
+        counted.append(int(counts_here(p)) if mine[name] else int(owner == rank))
+    once = torch.tensor(counted, dtype=torch.int32, device=device)
+    if not layout.sharded:
+        return Ranks(rank, world, once, None)
+    if any(list(names) != list(held[0]) for names in held):
+        raise ValueError(
+            "attach: the processes hold different sets of sharded parameters (a pipeline of sharded stages); this is "
+            "not supported yet. Shard without a pipeline, or use policy='observe' in one process of each stage."
+        )
+    sizes = torch.tensor(
+        [local(p).numel() * c for p, c in zip(layout.params, counted, strict=True)], dtype=torch.float64, device=device
+    )
+    parts = torch.empty(world * sizes.numel(), dtype=torch.float64, device=device)
+    dist.all_gather_into_tensor(parts, sizes)
+    return Ranks(rank, world, once, parts.view(world, -1))
+
+
+def merge_parts(stats: Tensor, parts: Tensor) -> Tensor:
+    """One row a tensor from one row a process and tensor, each element counted once."""
+    stats = stats.to(parts.dtype)
+    norm, mean, std, largest, zeros, nonfinite, tiny, sub = stats.unbind(-1)
+    held = parts > 0
+    whole = parts.sum(0).clamp(min=1)
+    finite = (parts - nonfinite.clamp(min=0)).clamp(min=0)
+    count = finite.sum(0)
+    middle = (finite * mean).sum(0) / count.clamp(min=1)
+    m2 = (std.square() * (finite - 1).clamp(min=0) + finite * (mean - middle).square()).sum(0)
+    absent = (nonfinite < 0).all(0)
+    bad = nonfinite.clamp(min=0).where(held, 0.0).sum(0)
+    rows = (
+        norm.square().where(held, 0.0).sum(0).sqrt(),
+        middle,
+        (m2 / (count - 1).clamp(min=1)).sqrt(),
+        largest.amax(0),
+        (zeros * parts).sum(0) / whole,
+        bad.where(~absent, -1.0),
+        (tiny * parts).sum(0) / whole,
+        (sub * parts).sum(0) / whole,
+    )
+    return torch.stack(rows, dim=-1).to(torch.float32)
+
+
+def split_packet(gathered: Tensor, tensors: int) -> tuple[Tensor, Tensor]:
+    """Summed heads and the statistics of every process, from gathered packets of sharded runs."""
+    return gathered[:, :HEAD], gathered[:, HEAD:].view(gathered.shape[0], tensors, -1)

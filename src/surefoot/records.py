@@ -1,0 +1,202 @@
+"""The frozen records and enums that travel between rooms; nothing here computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import IntEnum, StrEnum
+from typing import Any, ClassVar
+
+SCHEMA = 1
+"""Version of everything written to a run directory; stands in `run.json` and in every signals header."""
+
+
+class Verdict(IntEnum):
+    """What became of one attempted update; the numbers are written to disk and never reused."""
+
+    LANDED = 0
+    NONFINITE = 1
+    """Refused: a loss, a gradient or the norm was NaN or infinite."""
+    OUTLANDISH = 2
+    """Refused: finite, but far outside anything this run has accepted."""
+    OVERFLOW = 3
+    """Skipped: the loss scale was too high for this batch; loss scaling lowers it and goes on."""
+    DROPPED = 4
+    """The gradients were thrown away before any optimizer stepped."""
+
+
+class Cause(StrEnum):
+    """Why a run is in trouble."""
+
+    BAD_BATCH = "bad_batch"
+    INPUT_SCALE = "input_scale"
+    LABELS = "labels"
+    DRIFT = "drift"
+    LEARNING_RATE = "learning_rate"
+    SCHEDULE = "schedule"
+    MOMENTUM = "momentum"
+    ACCUMULATION = "accumulation"
+    PRECISION_OVERFLOW = "precision_overflow"
+    PRECISION_UNDERFLOW = "precision_underflow"
+    OPTIMIZER_STATE = "optimizer_state"
+    WEIGHTS_DAMAGED = "weights_damaged"
+    TRANSIENT = "transient"
+    INITIALISATION = "initialisation"
+    EXPLODING_GRADIENT = "exploding_gradient"
+    VANISHING_GRADIENT = "vanishing_gradient"
+    DEAD_UNITS = "dead_units"
+    LOGIT_GROWTH = "logit_growth"
+    ATTENTION_MASK = "attention_mask"
+    LOG_OF_ZERO = "log_of_zero"
+    ZERO_VARIANCE = "zero_variance"
+    PLATEAU = "plateau"
+    NOT_UPDATING = "not_updating"
+    OVERFITTING = "overfitting"
+    OSCILLATION = "oscillation"
+    OUT_OF_MEMORY = "out_of_memory"
+    MEMORY_LEAK = "memory_leak"
+    DATA_STARVATION = "data_starvation"
+    RANK_FAULT = "rank_fault"
+    UNKNOWN = "unknown"
+
+
+class Pattern(StrEnum):
+    """The shape of the trouble in the numbers."""
+
+    NONE = "none"
+    NONFINITE = "nonfinite"
+    JUMP = "jump"
+    EXPONENTIAL = "exponential"
+    OSCILLATING = "oscillating"
+    PLATEAU = "plateau"
+    COLLAPSE_TO_ZERO = "collapse_to_zero"
+    RECOVERED_SPIKE = "recovered_spike"
+    OVERFIT = "overfit"
+    OVERFLOW_SKIPS = "overflow_skips"
+
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The numbers of one attempted update, as the host reads them two steps later; NaN where unknown."""
+
+    step: int
+    """Updates that landed before this one."""
+    attempt: int
+    """Updates tried before this one; only grows."""
+    time: float
+    """Seconds since the epoch at the moment of the step."""
+    optimizer: int = 0
+    """Which of the attached optimizers stepped."""
+    verdict: Verdict = Verdict.LANDED
+    micro: int = -1
+    """The micro-batch that brought the trouble; -1 when there was none."""
+    micros: int = 1
+    """Micro-batches accumulated into this update."""
+    rank: int = -1
+    """The process that brought the trouble; -1 when there was none or it cannot be told."""
+    loss: float = NAN
+    loss_d1: float = NAN
+    loss_d2: float = NAN
+    norm: float = NAN
+    """Global gradient norm before any clipping, after unscaling."""
+    nonfinite: float = NAN
+    """Count of non-finite gradient values."""
+    limit: float = NAN
+    """The norm above which this update would have been refused as outlandish; NaN while the baseline forms."""
+    clip: float = NAN
+    """The clip threshold in force; NaN when none is."""
+    clipped: float = NAN
+    """The factor the gradients were multiplied by: 1 when clipping left them alone; NaN when no clip is set."""
+    clip_share: float = NAN
+    """Share of the recent updates that were clipped."""
+    lr: float = NAN
+    """Learning rate of the optimizer's first group."""
+    loss_scale: float = NAN
+    weight_norm: float = NAN
+    update_ratio: float = NAN
+    """Norm of the change of the weights over the norm of the weights, on a sample of the weights."""
+    bad_weights: float = NAN
+    """Count of non-finite values in weights and buffers."""
+    seconds: float = NAN
+    """Wall time from the end of the step before to the end of this one."""
+    data_wait: float = NAN
+    """Part of `seconds` between the end of the step before and the start of the forward pass."""
+    samples: float = NAN
+    tokens: float = NAN
+    memory: float = NAN
+    """Bytes: on the accelerator the allocated ones, on a CPU the process's resident ones."""
+    memory_peak: float = NAN
+    memory_reserved: float = NAN
+    """Bytes reserved on the accelerator but unused."""
+    utilisation: float = NAN
+    """Share of the time the device was busy, 0 to 1."""
+    seconds_left: float = NAN
+
+    @property
+    def landed(self) -> bool:
+        return self.verdict is Verdict.LANDED
+
+
+LAYER_STATS = ("norm", "mean", "std", "absmax", "zeros", "nonfinite", "tiny", "sub")
+"""Columns of a per-tensor row. `zeros`, `tiny` (under 6.1e-5) and `sub` (under 5.96e-8) are shares of the elements,
+`nonfinite` is a count; mean, std and absmax are over the finite elements. A tensor that had no gradient has
+`nonfinite` = -1 and zeros elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened at a step; each kind of record adds its own fields."""
+
+    kind: ClassVar[str] = "note"
+    step: int
+    attempt: int
+    rank: int = 0
+    time: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": self.kind} | {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding(Event):
+    """A detector saw something in the numbers."""
+
+    kind: ClassVar[str] = "finding"
+    detector: str
+    pattern: Pattern = Pattern.NONE
+    detail: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis(Event):
+    """A named cause for what was found."""
+
+    kind: ClassVar[str] = "diagnosis"
+    cause: Cause
+    confidence: float
+    evidence: dict[str, Any] = field(default_factory=dict)
+    advice: tuple[str, ...] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision(Event):
+    """What the policy chose to do; `applied` is false when the policy only observes."""
+
+    kind: ClassVar[str] = "decision"
+    action: str
+    reason: str
+    applied: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note(Event):
+    """Anything a reader of the journal should know: a start, an end, a degradation, a reported value."""
+
+    kind: ClassVar[str] = "note"
+    name: str
+    detail: str = ""
+    values: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,113 @@
+"""From a block of numbers that arrived on the host to the row that is judged and written down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from surefoot.gate.decide import Said
+from surefoot.judge.history import History
+from surefoot.measure.meter import Block
+from surefoot.measure.resources import Reading
+from surefoot.measure.summary import MICROS
+from surefoot.records import NAN, Row, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tag:
+    """What the host knew of an update when its numbers were sent."""
+
+    attempt: int
+    time: float
+    optimizer: int
+    micros: int
+    watched: bool
+    lr: float | None
+    scaled: bool
+    clips: bool
+    weights: bool
+    """Whether the numbers of the weights are new."""
+    seconds: float
+    data_wait: float
+    samples: float
+    tokens: float
+    reading: Reading
+
+
+def row_from(block: Block, tag: Tag, *, step: int, history: History, left: float) -> Row:
+    """The row of one attempted update."""
+    said = block.verdict.tolist()
+    verdict = Verdict(int(said[Said.VERDICT]))
+    trouble = verdict in (Verdict.NONFINITE, Verdict.OUTLANDISH, Verdict.OVERFLOW)
+    loss = said[Said.LOSS] if tag.watched else NAN
+    norm, limit = said[Said.NORM], said[Said.LIMIT]
+    d1, d2 = history.add(loss, norm)
+    reading = tag.reading
+    return Row(
+        step=step,
+        attempt=tag.attempt,
+        time=tag.time,
+        optimizer=tag.optimizer,
+        verdict=verdict,
+        micro=_culprit(block.micros.numpy()[: min(tag.micros, MICROS)]) if trouble and tag.watched else -1,
+        micros=tag.micros,
+        rank=_odd_one(block.losses.numpy()) if trouble else -1,
+        loss=loss,
+        loss_d1=d1,
+        loss_d2=d2,
+        norm=norm,
+        nonfinite=said[Said.NONFINITE],
+        limit=limit if math.isfinite(limit) else NAN,
+        clip=said[Said.CLIP] if tag.clips else NAN,
+        clipped=said[Said.CLIPPED] if tag.clips else NAN,
+        lr=said[Said.LR] if tag.lr is None else tag.lr,
+        loss_scale=said[Said.SCALE] if tag.scaled else NAN,
+        weight_norm=said[Said.WEIGHT_NORM] if tag.weights else NAN,
+        update_ratio=said[Said.UPDATE_RATIO] if tag.weights else NAN,
+        bad_weights=said[Said.BAD_WEIGHTS] if tag.weights else NAN,
+        seconds=tag.seconds,
+        data_wait=tag.data_wait,
+        samples=tag.samples,
+        tokens=tag.tokens,
+        memory=reading.memory,
+        memory_peak=reading.memory_peak,
+        memory_reserved=reading.memory_reserved,
+        utilisation=reading.utilisation,
+        seconds_left=left,
+    )
+
+
+def _culprit(micros: np.ndarray) -> int:
+    """The micro-batch after which the accumulated gradients went wrong: the first bad one, else the largest leap."""
+    loss, squares, nonfinite = micros.T
+    bad = ~np.isfinite(loss) | (nonfinite > 0) | ~np.isfinite(squares)
+    if bad.any():
+        return int(bad.argmax())
+    return int(np.diff(np.sqrt(squares), prepend=0.0).argmax())
+
+
+def _odd_one(losses: np.ndarray) -> int:
+    """The process whose loss is not finite, or far above all others; -1 when none stands out."""
+    if len(losses) < 2:
+        return -1
+    bad = ~np.isfinite(losses)
+    if bad.any():
+        return int(bad.argmax()) if bad.sum() < len(losses) else -1
+    top = int(np.abs(losses).argmax())
+    others = np.abs(np.delete(losses, top))
+    return top if abs(losses[top]) > 10 * others.max() else -1
+
+
+def worst_tensors(names: Sequence[str], layers: np.ndarray, row: Row, most: int = 5) -> list[dict[str, Any]]:
+    """The tensors with non-finite gradients, else those with the largest norms."""
+    nonfinite, norms = layers[:, 5], layers[:, 0]
+    if row.verdict is Verdict.NONFINITE:
+        order = np.argsort(-nonfinite, kind="stable")[:most]
+        chosen = [int(i) for i in order if nonfinite[i] > 0]
+    else:
+        chosen = [int(i) for i in np.argsort(-np.nan_to_num(norms), kind="stable")[:most]]
+    return [{"name": names[i], "norm": float(norms[i]), "nonfinite": float(nonfinite[i])} for i in chosen]

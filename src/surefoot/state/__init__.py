@@ -1,0 +1,1 @@
+"""Keeping and restoring the state of a run."""
