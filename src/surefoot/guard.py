@@ -206,6 +206,7 @@ class LiveGuard(Guard):
         )
         self._totals: Tensor | None = None
         self._measured = False
+        self._searching = False
         self._stepped: set[int] = set()
         self._cohort = frozenset(range(len(self._gates)))
 
@@ -272,14 +273,23 @@ class LiveGuard(Guard):
     def _backward_begins(self) -> None:
         """Gradients measured before and gone now were thrown away without a step."""
         had = [p for p, here in zip(self._layout.params, self._meter.present, strict=False) if here][:8]
-        if self._measured and not self._stepped and had and all(p.grad is None for p in had):
+        if self._measured and not self._stepped and not self._searching and had and all(p.grad is None for p in had):
             self._send_dropped()
 
     @contained
     def _backward_ended(self, loss: Tensor, samples: float) -> None:
+        if self._searching:
+            return  # the gate has passed the point this step starts from; where it looks on its way is its own affair
         self._open()
-        self._meter.measure(loss, scale=self._scale())
+        scale = self._scale()
+        self._meter.measure(loss, scale=scale)
         self._measured = True
+        if scale is not None and self._shadow is not None:  # loss scaling may skip the step without a word to anyone
+            gate = self._gates[0]
+            gate.decide(
+                self._meter.block.summary, said=self._meter.block.verdict, scaled=True, joint=None, commit=False
+            )
+            self._shadow.settle(gate.memory.spoilt, keep=False)
         self._reported["samples"] = self._reported.get("samples", 0.0) + samples
 
     def _open(self) -> None:
@@ -326,6 +336,7 @@ class LiveGuard(Guard):
     def _closure(self, k: int, closure: Callable[[], Any], *, first: list[bool]) -> Any:
         """The user's closure, and the gate after it: its backward runs inside the step."""
         if not first[0]:
+            self._searching = True
             loss = closure()
             if self._gates[k].refused and not self.policy.observe:
                 self._gates[k].hide()
@@ -369,6 +380,7 @@ class LiveGuard(Guard):
     @contained
     def _after_step(self, k: int, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         gate = self._gates[k]
+        self._searching = False
         gate.after()
         if gate.refused and gate.way is Way.COPY:
             self._meter.block.verdict[Said.VERDICT] = self._meter.block.verdict[Said.VERDICT].clamp(min=1.0)
@@ -417,8 +429,6 @@ class LiveGuard(Guard):
         said, scaled = self._meter.block.verdict, self._scale() is not None
         gate = self._gates[0]
         gate.decide(self._meter.block.summary, said=said, scaled=scaled, joint=None, commit=False)
-        if self._shadow is not None:
-            self._shadow.settle(gate.memory.spoilt)
         said[Said.VERDICT] = said[Said.VERDICT].where(said[Said.VERDICT] > 0, float(Verdict.DROPPED))
         self._send(0, weights=False)
         self._close_attempt()
@@ -450,7 +460,8 @@ class LiveGuard(Guard):
             if tensors:
                 self._note("tensors", "where the bad gradients were", at=row, tensors=tensors)
             done = "refused" if decision.applied else "would have been refused"
-            log.warning("surefoot: update %d (attempt %d) %s: %s", row.step, row.attempt, done, decision.reason)
+            if self._meter.ranks.rank == 0:
+                log.warning("surefoot: update %d (attempt %d) %s: %s", row.step, row.attempt, done, decision.reason)
         elif decision.action == "stop" and decision.applied:
             self._journal.flush()
             Stop(decision.reason).apply()

@@ -118,7 +118,9 @@ class Meter:
         gathered = ranks.gather(packet.to(self._real))
         block.losses.copy_(gathered[:, Head.LOSS] / gathered[:, Head.MICROS].clamp(min=1))
         if ranks.parts is None:
-            return gathered.sum(0)
+            totals = gathered.sum(0)
+            totals[HEAD + 1 :: 2] = gathered[:, HEAD + 1 :: 2].amax(0)  # replicas hold the same bad values
+            return totals
         heads, stats = split_packet(gathered, self._tensors)
         block.stats.copy_(merge_parts(stats, ranks.parts))
         totals = torch.cat([heads.sum(0), block.summary[HEAD:]])

@@ -13,6 +13,10 @@ from surefoot.measure.layout import Layout, counts_here, local
 from surefoot.measure.summary import HEAD
 
 
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Newer torch has renamed it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """How the processes' parts fit together."""
@@ -29,7 +33,7 @@ class Ranks:
         if self.world == 1:
             return packet[None]
         gathered = torch.empty(self.world * packet.numel(), dtype=packet.dtype, device=packet.device)
-        dist.all_gather_into_tensor(gathered, packet)
+        _all_gather(gathered, packet)
         return gathered.view(self.world, packet.numel())
 
 
@@ -58,7 +62,7 @@ def ranks_of(layout: Layout, device: torch.device) -> Ranks:
         [local(p).numel() * c for p, c in zip(layout.params, counted, strict=True)], dtype=torch.float64, device=device
     )
     parts = torch.empty(world * sizes.numel(), dtype=torch.float64, device=device)
-    dist.all_gather_into_tensor(parts, sizes)
+    _all_gather(parts, sizes)
     return Ranks(rank, world, once, parts.view(world, -1))
 
 

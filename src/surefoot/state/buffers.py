@@ -20,7 +20,10 @@ class BufferShadow:
     def __init__(self, model: nn.Module) -> None:
         self._places = [(m, name) for m in model.modules() for name, b in m._buffers.items() if b is not None]
         self._handle = model.register_load_state_dict_post_hook(lambda *_: self.take())
-        self._always = [isinstance(m, _NormBase) or _plain(b).nbytes <= SMALL for (m, _), b in zip(self._places, self._now(), strict=True)]
+        self._always = [
+            isinstance(m, _NormBase) or _plain(b).nbytes <= SMALL
+            for (m, _), b in zip(self._places, self._now(), strict=True)
+        ]
         self._tables: dict[tuple[int, ...], Tensor] = {}
         self._shadows: list[Tensor] = []
         self._seen: list[tuple[int, int]] = []
@@ -41,8 +44,8 @@ class BufferShadow:
         return self._now()
 
     @torch.no_grad()
-    def settle(self, refused: bool | Tensor) -> None:
-        """After a step: keep the buffers it wrote, or put them back; `refused` may still be on the device."""
+    def settle(self, refused: bool | Tensor, *, keep: bool = True) -> None:
+        """Put the buffers back if `refused`, which may still be on the device; else take them over if `keep`."""
         now = self._now()
         # Normalisation writes its statistics without a new version; for large buffers the version is worth asking.
         changed = [i for i, b in enumerate(now) if self._always[i] or (id(b), b._version) != self._seen[i]]
@@ -54,15 +57,17 @@ class BufferShadow:
             self.take()  # replaced by something else on purpose
             return
         if isinstance(refused, Tensor):
-            self._select(live, kept, refused)
+            self._select(live, kept, refused, keep=keep)
         elif refused:
             torch._foreach_copy_(live, kept)
-        else:
+        elif keep:
             torch._foreach_copy_(kept, live)
+        if not keep:
+            return
         for i in changed:
             self._seen[i] = (id(now[i]), now[i]._version)
 
-    def _select(self, live: Sequence[Tensor], kept: Sequence[Tensor], refused: Tensor) -> None:
+    def _select(self, live: Sequence[Tensor], kept: Sequence[Tensor], refused: Tensor, *, keep: bool) -> None:
         """Either direction, chosen on the device."""
         if refused.is_cuda and all(t.is_cuda and t.is_contiguous() for t in (*live, *kept)):
             from surefoot.state.kernels import settle
@@ -73,13 +78,14 @@ class BufferShadow:
                 sizes = [t.numel() * t.element_size() for t in live]
                 rows = [*key, *sizes]
                 self._tables[key] = torch.tensor(rows, dtype=torch.int64, device=refused.device)
-            settle[(len(live), 16)](self._tables[key], refused, len(live), BLOCK=1024)
+            settle[(len(live), 16)](self._tables[key], refused, len(live), KEEP=keep, BLOCK=1024)
             torch.autograd.graph.increment_version(live)
             return
         for a, b in zip(live, kept, strict=True):
             chosen = torch.where(refused.to(a.device) > 0, b, a)
             a.copy_(chosen)
-            b.copy_(chosen)
+            if keep:
+                b.copy_(chosen)
 
     def close(self) -> None:
         self._handle.remove()

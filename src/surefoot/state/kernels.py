@@ -7,8 +7,8 @@ import triton.language as tl
 
 
 @triton.jit
-def settle(table, refused, count, BLOCK: tl.constexpr):
-    """Programs share the bytes of one buffer: from the shadow when refused, to the shadow when not."""
+def settle(table, refused, count, KEEP: tl.constexpr, BLOCK: tl.constexpr):
+    """Programs share the bytes of one buffer: from the shadow when refused, else to it when it is to keep."""
     i = tl.program_id(0)
     live = tl.load(table + i).to(tl.pointer_type(tl.uint8))
     kept = tl.load(table + count + i).to(tl.pointer_type(tl.uint8))
@@ -18,4 +18,5 @@ def settle(table, refused, count, BLOCK: tl.constexpr):
         at = start + tl.arange(0, BLOCK)
         here = at < size
         tl.store(live + at, tl.load(kept + at, here & bad, 0), here & bad)
-        tl.store(kept + at, tl.load(live + at, here & (bad == 0), 0), here & (bad == 0))
+        if KEEP:
+            tl.store(kept + at, tl.load(live + at, here & (bad == 0), 0), here & (bad == 0))

@@ -1,0 +1,87 @@
+"""Files that only grow: unbuffered, so that what was written survives the death of the process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+_CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
+
+
+class AppendOnly:
+    """An open file to which whole records are added; an OSError names the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+        self._dirty = False
+
+    def write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        self._dirty = True
+
+    def sync(self) -> None:
+        """Push what was written down to the disk itself, where the file system knows how to."""
+        if not self._dirty:
+            return
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            if error.errno not in _CANNOT_SYNC:
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
+        self._dirty = False
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def open_lines(path: Path) -> AppendOnly:
+    """Open a file of lines; a torn last line from a failed write is ended first, so that it spoils no other."""
+    torn = regular_size(path) > 0 and tail(path, 1) != b"\n"
+    file = AppendOnly(path)
+    if torn:
+        file.write(b"\n")
+    return file
+
+
+def regular_size(path: Path) -> int:
+    """Bytes in a regular file; 0 for a missing one and for devices and pipes, which must not be read."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+
+def tail(path: Path, size: int) -> bytes:
+    """The last `size` bytes of a file, or all of it if it is shorter."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+        return file.read(size)
+
+
+def replace_with(path: Path, *pieces: bytes) -> None:
+    """Put `pieces` in place of the file at `path` so that every reader sees the old or the new, never a part."""
+    draft = path.with_name(path.name + ".tmp")
+    try:
+        draft.unlink(missing_ok=True)
+        file = AppendOnly(draft)
+        try:
+            for piece in pieces:
+                file.write(piece)
+            file.sync()
+        finally:
+            file.close()
+        os.replace(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,201 @@
+"""One live writer per run directory, also across hosts, with nothing but files that any network disk can hold.
+
+The lock is a file created with O_EXCL that its owner keeps rewriting. An owner on this host is judged by its process,
+one elsewhere by whether the file changes while we watch: clocks of two hosts are never compared. A dead owner's lock is
+inherited in two moves: take `writer.lock.heir-...`, a lock of the same kind that only one contender can hold and whose
+name is made from the bytes judged dead; then, if those bytes still stand there, rename it over the lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import socket
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from surefoot.journal.append import AppendOnly
+
+_SIZE = 512
+_LOOKS = 20
+
+
+class RunDirectoryInUse(ValueError):
+    """Another process is writing to this run directory."""
+
+
+class WriterLock:
+    """The right to write to one run directory: `acquire`, `beat` every `interval` seconds, `release`."""
+
+    def __init__(self, run_dir: Path, *, interval: float = 2.0, watch: int = 3) -> None:
+        self.path = run_dir / "writer.lock"
+        self.interval = interval
+        self._watch = watch
+        self._pid = os.getpid()
+        self._beats = 0
+        self._record = {
+            **_place(),
+            "pid": self._pid,
+            "start": _start_time(self._pid),
+            "token": secrets.token_hex(8),
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),
+            "interval": interval,
+        }
+
+    def acquire(self) -> WriterLock:
+        """Take the lock, waiting only to see whether an owner on another host is alive; raises RunDirectoryInUse."""
+        for _ in range(_LOOKS):
+            if self._take(self.path):
+                # Heirs that died on the way; a live one finds our lock, not the one it judged, and gives up.
+                for heir in self.path.parent.glob(self.path.name + ".heir-*"):
+                    heir.unlink(missing_ok=True)
+                return self
+        raise RunDirectoryInUse(f"{self.path.parent} changes hands too fast to get hold of; choose another run_dir")
+
+    def still_mine(self) -> bool:
+        """Whether the lock on disk is the one we took."""
+        return _owner(_read(self.path)).get("token") == self._record["token"]
+
+    def beat(self) -> bool:
+        """Show that we live; False if the lock has been taken over or removed, and then we must stop writing."""
+        try:
+            fd = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+        except FileNotFoundError:
+            return False
+        try:
+            # Read and write one open file: were it renamed away in between, we would touch no one else's lock.
+            if _owner(os.read(fd, 2 * _SIZE)).get("token") != self._record["token"]:
+                return False
+            self._beats += 1
+            os.lseek(fd, 0, os.SEEK_SET)
+            os.write(fd, self._bytes())
+        finally:
+            os.close(fd)  # closing is what sends a write to the server of a network disk
+        return True
+
+    def release(self) -> None:
+        """Give the lock back if it is ours; in a forked child it is not."""
+        if os.getpid() == self._pid and self.still_mine():
+            self.path.unlink(missing_ok=True)
+
+    def _take(self, path: Path) -> bool:
+        """Own `path`; False if it changed under us and must be looked at again."""
+        if self._create(path):
+            return True
+        found = _read(path)
+        if found is None:
+            return False
+        if self._alive(path, found):
+            raise RunDirectoryInUse(self._refusal(_owner(_read(path) or found)))
+        heir = path.with_name(f"{path.name}.heir-{hashlib.sha256(found).hexdigest()[:12]}")
+        if not self._take(heir):
+            return False
+        try:
+            if _read(path) == found:
+                os.replace(heir, path)
+                return _owner(_read(path)).get("token") == self._record["token"]
+            heir.unlink()
+        except FileNotFoundError:  # we were slow, and judged dead ourselves
+            pass
+        return False
+
+    def _create(self, path: Path) -> bool:
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        except FileExistsError:
+            return False
+        file = AppendOnly(path)
+        try:
+            file.write(self._bytes())
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            file.close()
+        return True
+
+    def _bytes(self) -> bytes:
+        return json.dumps(self._record | {"beats": self._beats}).encode("ascii").ljust(_SIZE - 1) + b"\n"
+
+    def _alive(self, path: Path, found: bytes) -> bool:
+        owner = _owner(found)
+        if all(owner.get(key) == value for key, value in _place().items()):
+            running = _running(owner.get("pid"), owner.get("start"))
+            if running is not None:
+                return running
+        interval = owner.get("interval")
+        interval = max(self.interval, min(interval, 60.0)) if isinstance(interval, int | float) else self.interval
+        end = time.monotonic() + interval * self._watch
+        while time.monotonic() < end:
+            time.sleep(interval / 8)
+            now = _read(path)
+            if now != found:
+                return now is not None
+        return False
+
+    def _refusal(self, owner: dict[str, Any]) -> str:
+        who = f"process {owner.get('pid', '?')} on {owner.get('host', 'an unknown host')}"
+        stop = "stop that process"
+        if owner.get("pid") == self._pid and all(owner.get(key) == value for key, value in _place().items()):
+            who, stop = f"this very process ({self._pid})", "close what writes there first"
+        return (
+            f"{self.path.parent} is in use: {who} has been writing to it since {owner.get('since', 'an unknown time')}."
+            f" Choose another run_dir, or {stop}; if you are sure that nothing writes there, delete {self.path}"
+        )
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _owner(found: bytes | None) -> dict[str, Any]:
+    try:
+        owner = json.loads(found or b"")
+    except ValueError:
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def _place() -> dict[str, str]:
+    """Where process numbers mean the same: one host, one boot of it, one process namespace (container)."""
+    place = {"host": socket.gethostname(), "boot": "", "namespace": ""}
+    try:
+        place["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        place["namespace"] = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        pass
+    return place
+
+
+def _start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if it has ended or the system does not tell."""
+    try:
+        # The name of the program, in parentheses, may itself hold spaces and parentheses.
+        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return None if words[0] in (b"Z", b"X") else int(words[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _running(pid: object, start: object) -> bool | None:
+    """Whether the process that began at `start` runs here; None where the system does not tell."""
+    if not isinstance(pid, int) or not isinstance(start, int) or _start_time(os.getpid()) is None:
+        return None
+    now = _start_time(pid)
+    if now is not None:
+        return now == start
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it exists, but /proc hides other users' processes
+        return None
+    # It exists, yet no start time: a zombie, unless /proc is closed to us.
+    return False if Path(f"/proc/{pid}/stat").exists() else None

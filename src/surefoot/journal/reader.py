@@ -1,0 +1,154 @@
+"""Reading a run directory: live, finished or killed, whole or damaged; never writes."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from surefoot.journal.append import regular_size
+from surefoot.journal.columns import Layers, Scalars
+from surefoot.journal.opening import RUN, SIGNALS
+from surefoot.journal.segments import listed
+from surefoot.journal.signals import BadHeader, Header, map_rows
+from surefoot.journal.strictjson import loads_object
+from surefoot.records import SCHEMA
+
+_EVENTS = re.compile(r"events(?:-rank(\d+))?\.jsonl")
+_LOOKS = 10
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """What a run directory held when it was read; read it again to see a live run go on."""
+
+    path: Path
+    info: dict[str, Any]
+    """The content of `run.json`; empty if there is none."""
+    scalars: Scalars
+    """`scalars["loss"]`: one NumPy array per field of `Row`."""
+    layers: Layers
+    """`layers["block.0.weight"]["norm"]`, standing at `layers.steps` and `layers.attempts`."""
+    events: list[dict[str, Any]]
+    """Events of all ranks, each with kind, step, attempt, rank, time and its own fields, in the order of attempts."""
+    skipped: int
+    """Lines of events that could not be parsed: torn by a kill or a full disk."""
+    notes: list[str]
+    """What was missing or damaged, in words."""
+
+    @property
+    def incidents(self) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == "incident"]
+
+    def __repr__(self) -> str:
+        parts = [f"{self.scalars.rows} rows"]
+        if self.scalars.rows:
+            parts.append(f"last step {self.scalars['step'][-1]}")
+        parts += [f"{len(self.events)} events", f"{len(self.incidents)} incidents"]
+        if self.layers.rows:
+            parts.append(f"{len(self.layers)} tensors in {self.layers.rows} rows")
+        if self.skipped:
+            parts.append(f"{self.skipped} lines skipped")
+        return f"Run({str(self.path)!r}, {', '.join([*parts, *self.notes])})"
+
+
+def read(run_dir: str | os.PathLike[str]) -> Run:
+    """Read a run directory; raises ValueError if it is none."""
+    path = Path(run_dir)
+    _must_be_run(path)
+    notes: list[str] = []
+    scalars = [rows for _, rows in _signals(path / SIGNALS, "scalars", notes)]
+    layers = _signals(path / SIGNALS, "layers", notes)
+    events, skipped = _events(path)
+    info = _info(path / RUN, notes)
+    return Run(path, info, Scalars(scalars), Layers(layers), events, skipped, notes)
+
+
+def _must_be_run(path: Path) -> None:
+    if not path.is_dir():
+        raise ValueError(f"{path} is {'a file' if path.exists() else 'not there'}; expected the directory of a run")
+    names = {entry.name for entry in path.iterdir()}
+    if not names & {RUN, SIGNALS} and not any(_EVENTS.fullmatch(name) for name in names):
+        raise ValueError(
+            f"{path} is not the directory of a run: it has no {RUN}, no events and no {SIGNALS}."
+            f" Pass the run_dir that was given to surefoot.attach"
+        )
+
+
+def _info(path: Path, notes: list[str]) -> dict[str, Any]:
+    info = loads_object(path.read_bytes()) if regular_size(path) else None
+    if info is None:
+        notes.append(f"{path.name} is {'unreadable' if path.exists() else 'missing'}")
+        return {}
+    schema = info.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        notes.append(f"written by a newer surefoot (schema {schema}, this one knows {SCHEMA})")
+    return info
+
+
+def _signals(folder: Path, kind: str, notes: list[str]) -> list[tuple[Header, np.ndarray]]:
+    """The mapped rows of every file of a kind, oldest first.
+
+    A live writer may merge files while we look; if those we listed are not the ones that stand there now, look again.
+    """
+    found: list[tuple[Header, np.ndarray]] = []
+    troubles: list[str] = []
+    for _ in range(_LOOKS):
+        files = listed(folder, kind)
+        found, troubles = [], []
+        for one in reversed(files):  # the newest at once, before it is old enough to be thinned
+            try:
+                header, rows = map_rows(one.path)
+                if header.kind != kind:
+                    raise BadHeader(f"holds {header.kind}")
+                found.append((header, rows))
+            except FileNotFoundError:
+                troubles.append(f"{one.path.name} vanished")
+            except (BadHeader, OSError) as error:
+                # A file just begun is empty for a moment: nothing is missing from it.
+                if regular_size(one.path):
+                    troubles.append(f"{one.path.name} ignored: {error}")
+        if listed(folder, kind)[: len(files)] == files:
+            break
+    notes += reversed(troubles)
+    return found[::-1]
+
+
+def _events(path: Path) -> tuple[list[dict[str, Any]], int]:
+    files: list[list[tuple[tuple[float, float, int, int], dict[str, Any]]]] = []
+    skipped = 0
+    for file in path.iterdir():
+        match = _EVENTS.fullmatch(file.name)
+        if match and regular_size(file):
+            rank = int(match[1] or 0)
+            lines = [line for line in file.read_bytes().split(b"\n") if line.strip()]
+            parsed = [event for event in map(loads_object, lines) if event is not None]
+            skipped += len(lines) - len(parsed)
+            files.append(list(_keyed(parsed, rank)))
+    return [event for _, event in heapq.merge(*files, key=lambda pair: pair[0])], skipped
+
+
+def _keyed(events: list[dict[str, Any]], rank: int) -> Iterator[tuple[tuple[float, float, int, int], dict[str, Any]]]:
+    """Events of one file with the key to merge them by: attempts, which ranks share, before clocks, which they do not.
+
+    The key never falls within a file, so that the order in which one process wrote is kept.
+    """
+    attempt = moment = float("-inf")
+    for line, event in enumerate(events):
+        event = {"kind": "note", "step": -1, "attempt": -1, "rank": rank, "time": 0.0} | event
+        now = _number(event["attempt"])
+        if now > attempt:
+            attempt, moment = now, float("-inf")
+        moment = max(moment, _number(event["time"]))
+        yield (attempt, moment, rank, line), event
+
+
+def _number(value: Any) -> float:
+    finite = isinstance(value, int | float) and abs(value) < 1e300
+    return float(value) if finite else float("-inf")

@@ -1,0 +1,83 @@
+"""The order of signals files: `scalars-000000.bin`, `layers-000004.bin`, and merged, `layers-000000-000003.bin`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefoot.journal.append import regular_size
+from surefoot.journal.signals import BadHeader, Header, RowFile, look
+
+_NAME = re.compile(r"(scalars|layers)-(\d{6,18})(?:-(\d{6,18}))?\.bin")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One file, standing for the numbers `first` to `last`."""
+
+    path: Path
+    kind: str
+    first: int
+    last: int
+
+    def within(self, other: Segment) -> bool:
+        """Whether `other` was merged from this one and others; only a kill leaves both."""
+        wider = other.last - other.first > self.last - self.first
+        return self.kind == other.kind and wider and other.first <= self.first and self.last <= other.last
+
+
+def segment(folder: Path, kind: str, first: int, last: int | None = None) -> Segment:
+    last = first if last is None else last
+    name = f"{kind}-{first:06d}" + ("" if last == first else f"-{last:06d}") + ".bin"
+    return Segment(folder / name, kind, first, last)
+
+
+def listed(folder: Path, kind: str) -> list[Segment]:
+    """The files of one kind, oldest first, without those whose rows also stand in a merged one."""
+    found = [one for one in _all(folder) if one.kind == kind]
+    kept = [one for one in found if not any(one.within(other) for other in found)]
+    return sorted(kept, key=lambda one: (one.first, one.last))
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a kill in the middle of thinning left behind; for the writer only."""
+    found = _all(folder)
+    for one in found:
+        if any(one.within(other) for other in found):
+            one.path.unlink(missing_ok=True)
+    for draft in folder.glob("*.bin.tmp"):
+        draft.unlink(missing_ok=True)
+
+
+def resume_or_start(folder: Path, header: Header, *, most: int | None = None) -> tuple[Segment, RowFile]:
+    """Go on in the newest file if it holds the same columns and fewer than `most` rows, else begin the next one."""
+    existing = listed(folder, header.kind)
+    if existing:
+        newest = existing[-1]
+        if newest.first == newest.last and _continues(newest.path, header):
+            file = RowFile(newest.path, header)
+            if most is None or file.rows < most:
+                return newest, file
+            file.close()
+    fresh = segment(folder, header.kind, existing[-1].last + 1 if existing else 0)
+    return fresh, RowFile(fresh.path, header)
+
+
+def _continues(path: Path, header: Header) -> bool:
+    try:
+        return regular_size(path) == 0 or look(path)[0] == header
+    except BadHeader:
+        return False
+
+
+def _all(folder: Path) -> list[Segment]:
+    if not folder.is_dir():
+        return []
+    found = []
+    for path in folder.iterdir():
+        match = _NAME.fullmatch(path.name)
+        if match:
+            first, last = int(match[2]), int(match[3] or match[2])
+            found.append(Segment(path, match[1], first, last))
+    return found

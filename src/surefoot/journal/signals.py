@@ -1,0 +1,184 @@
+"""Fixed-width binary rows behind a one-line JSON header that says what the columns are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from surefoot.journal.append import AppendOnly, regular_size
+from surefoot.records import LAYER_STATS, SCHEMA, Row
+
+_FORMAT = "surefoot-signals"
+_PLAIN = re.compile(r"\|[iu]1|<[iu][248]|<f[248]")
+_ALIGN = 64
+_LONGEST_HEADER = 1 << 28
+_WIDE = {"step": "<i8", "attempt": "<i8", "time": "<f8"}
+_NARROW = {"int": "<i4", "Verdict": "|i1"}
+
+
+class BadHeader(ValueError):
+    """A signals file whose header is torn or was never one of ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What the rows of one file are: their columns and, for layers, whose they are and how far they were thinned."""
+
+    kind: str
+    columns: tuple[tuple[str, str, tuple[int, ...]], ...]
+    names: tuple[str, ...] = ()
+    numels: tuple[int, ...] = ()
+    stats: tuple[str, ...] = ()
+    landed_stride: int = 1
+    """One in how many rows of landed updates was kept."""
+    refused_stride: int = 1
+    covers: int = 0
+    """How many rows were recorded where the kept ones now stand; 0 as long as none was taken out."""
+    schema: int = SCHEMA
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype([(name, code, shape) if shape else (name, code) for name, code, shape in self.columns])
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """Rows of two files can live in one when their layouts are equal."""
+        return (self.kind, self.schema, self.columns, self.names, self.numels, self.stats)
+
+    def encode(self) -> bytes:
+        line = json.dumps({"format": _FORMAT} | asdict(self)).encode("ascii")
+        return line + b" " * (-(len(line) + 1) % _ALIGN) + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> Header:
+        try:
+            raw = json.loads(line)
+            if not line.endswith(b"\n") or raw.pop("format") != _FORMAT:
+                raise BadHeader("no surefoot signals header")
+            known = {f.name for f in fields(cls)}
+            header = cls(**{key: _frozen(value) for key, value in raw.items() if key in known})
+            return _checked(header)
+        except BadHeader:
+            raise
+        except Exception as error:  # anything may stand in a damaged file
+            raise BadHeader(f"unreadable header ({type(error).__name__})") from error
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+
+
+def _checked(header: Header) -> Header:
+    # Only plain numbers: a header from a stranger must not make NumPy build objects.
+    if not all(_PLAIN.fullmatch(code) for _, code, _ in header.columns):
+        raise BadHeader("columns of a type that is never written")
+    strides = (header.landed_stride, header.refused_stride)
+    if not all(isinstance(stride, int) and stride >= 1 for stride in strides) or header.covers < 0:
+        raise BadHeader("impossible strides")
+    shapes = {name: shape for name, _, shape in header.columns}
+    if header.dtype.itemsize < 1 or not {"step", "attempt"} <= shapes.keys():
+        raise BadHeader("rows without step and attempt")
+    named = (len(header.names), len(header.stats))
+    if header.kind == "layers" and (shapes["stats"] != named or len(header.numels) != len(header.names)):
+        raise BadHeader("tensor names do not fit the columns")
+    return header
+
+
+def _scalar_columns() -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    return tuple((f.name, _WIDE.get(f.name) or _NARROW.get(str(f.type), "<f4"), ()) for f in fields(Row))
+
+
+SCALARS = Header(kind="scalars", columns=_scalar_columns())
+"""Columns straight from `Row`; a value beyond single precision is written as infinite."""
+
+
+def layers_header(names: Sequence[str], numels: Sequence[int]) -> Header:
+    """Rows of step, attempt, verdict (thinning spares what did not land) and the statistics of every tensor."""
+    assert len(names) == len(numels), "every tensor has a name and a size"
+    shape = (len(names), len(LAYER_STATS))
+    columns = (("step", "<i8", ()), ("attempt", "<i8", ()), ("verdict", "<i4", ()), ("stats", "<f4", shape))
+    own = tuple(str(name) for name in names)
+    sizes = tuple(int(numel) for numel in numels)
+    return Header(kind="layers", columns=columns, names=own, numels=sizes, stats=LAYER_STATS)
+
+
+def _look(file: BinaryIO) -> tuple[Header, int, int]:
+    """Header, start and number of rows, all from one open file: under its name a thinned one may appear meanwhile."""
+    found = os.fstat(file.fileno())
+    if found.st_size == 0 or not stat.S_ISREG(found.st_mode):
+        raise BadHeader("empty file")
+    line = file.readline(_LONGEST_HEADER)
+    header = Header.decode(line)
+    return header, len(line), (found.st_size - len(line)) // header.dtype.itemsize
+
+
+def look(path: Path) -> tuple[Header, int, int]:
+    """The header of a file, where its rows begin, and how many there are without a torn last one; raises BadHeader."""
+    with path.open("rb") as file:
+        return _look(file)
+
+
+def map_rows(path: Path) -> tuple[Header, np.ndarray]:
+    """All complete rows of a file, mapped and read-only, for readers."""
+    with path.open("rb") as file:
+        header, start, rows = _look(file)
+        if rows == 0:
+            return header, np.empty(0, header.dtype)
+        return header, np.asarray(np.memmap(file, header.dtype, mode="r", offset=start, shape=(rows,)))
+
+
+def load_rows(path: Path, *, last: int | None = None) -> tuple[Header, np.ndarray]:
+    """The complete rows of a file, or the `last` of them, in memory.
+
+    For the writer: where a disk goes bad a read gives an OSError, but a map gives SIGBUS and takes the training down.
+    """
+    with path.open("rb") as file:
+        header, start, rows = _look(file)
+        count = rows if last is None else min(rows, last)
+        file.seek(start + (rows - count) * header.dtype.itemsize)
+        return header, np.frombuffer(file.read(count * header.dtype.itemsize), header.dtype)
+
+
+class RowFile:
+    """One signals file open for appending; a torn row left by a kill is cut off first."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.header = header
+        self.rows = self._start = 0
+        if regular_size(path):
+            found, self._start, self.rows = look(path)
+            assert found == header, f"{path} holds other columns"
+            if self.size != regular_size(path):
+                os.truncate(path, self.size)
+        self._file = AppendOnly(path)
+        if self._start == 0:
+            line = header.encode()
+            self._file.write(line)
+            self._start = len(line)
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    @property
+    def size(self) -> int:
+        return self._start + self.rows * self.header.dtype.itemsize
+
+    def append(self, rows: np.ndarray) -> None:
+        assert rows.dtype == self.header.dtype
+        self._file.write(rows.tobytes())
+        self.rows += len(rows)
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def close(self) -> None:
+        self._file.close()

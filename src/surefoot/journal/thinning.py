@@ -1,0 +1,144 @@
+"""Which old per-layer rows to take out next, and taking them out so that a kill at any moment loses or doubles none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from surefoot.journal.append import replace_with
+from surefoot.journal.segments import Segment, segment
+from surefoot.journal.signals import Header, load_rows
+from surefoot.records import Verdict
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_FEW = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much per-layer history a run may keep."""
+
+    window: int
+    """The newest rows, kept in full."""
+    chunk: int
+    """Rows in a segment."""
+    budget: int
+    """Bytes in all."""
+
+    @classmethod
+    def fitting(cls, row_bytes: int, *, window: int, budget: int) -> Bounds:
+        """Bounds for rows of this size: where `window` rows would fill over half the budget, fewer are kept in full."""
+        window = max(1, min(window, budget // 2 // row_bytes))
+        return cls(window=window, chunk=max(1, window // 20), budget=budget)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A segment that no longer grows."""
+
+    segment: Segment
+    header: Header
+    rows: int
+    size: int
+
+    @property
+    def covers(self) -> int:
+        return self.header.covers or self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One file to make of one part or of two neighbours."""
+
+    parts: tuple[Part, ...]
+    landed_stride: int
+    refused_stride: int
+    halve: bool = False
+    """Take out about every second row more, first of those that are the most: landed or refused."""
+
+
+def next_job(parts: Sequence[Part], bounds: Bounds, *, newer: int, growing: int) -> Job | None:
+    """The most useful thing to do now; `newer` rows in `growing` bytes stand in the segment still written to.
+
+    A row leaves the window in full and from then on every doubling of its age halves the rows that stay, so the whole
+    history costs window * (1 + log2(rows / window) / 2) rows. If that is over budget, more goes from where most is.
+    """
+    old: list[Part] = []
+    for part in reversed(parts):
+        if newer >= bounds.window:
+            wanted = 1 << (newer // bounds.window).bit_length()
+            if part.header.landed_stride < wanted:
+                return Job((part,), wanted, part.header.refused_stride)
+            old.insert(0, part)
+        newer += part.covers
+    over = sum(part.size for part in parts) + growing > bounds.budget
+    merge = _merge(old, most=max(_FEW, bounds.chunk * 5 // 4), any_stride=over)
+    if merge is not None or not over or not old:
+        return merge
+    fattest = max(old, key=lambda part: part.rows)
+    return Job((fattest,), fattest.header.landed_stride, fattest.header.refused_stride, halve=True)
+
+
+def _merge(old: Sequence[Part], *, most: int, any_stride: bool) -> Job | None:
+    for one, two in pairwise(old):
+        left, right = one.header, two.header
+        strides = (left.landed_stride, left.refused_stride), (right.landed_stride, right.refused_stride)
+        if one.rows + two.rows > most or left.layout != right.layout:
+            continue
+        if any_stride or strides[0] == strides[1]:
+            return Job((one, two), max(strides[0][0], strides[1][0]), max(strides[0][1], strides[1][1]))
+    return None
+
+
+def carry_out(job: Job) -> Part | None:
+    """Write the file a job asks for, put it in place, and remove what it was made from; None if no row was left."""
+    loaded = [load_rows(part.segment.path)[1] for part in job.parts]
+    kept, landed, refused = thinned(np.concatenate(loaded), job)
+    first, last = job.parts[0], job.parts[-1]
+    made = segment(first.segment.path.parent, "layers", first.segment.first, last.segment.last)
+    part = None
+    if len(kept):
+        covers = sum(part.covers for part in job.parts)
+        header = replace(first.header, landed_stride=landed, refused_stride=refused, covers=covers)
+        line = header.encode()
+        replace_with(made.path, line, kept.tobytes())
+        part = Part(made, header, len(kept), len(line) + kept.nbytes)
+    # From here on a reader finds these rows twice, and leaves out the files whose numbers lie within the new one's.
+    for source in job.parts:
+        if part is None or source.segment.path != made.path:
+            source.segment.path.unlink(missing_ok=True)
+    return part
+
+
+def thinned(rows: np.ndarray, job: Job) -> tuple[np.ndarray, int, int]:
+    """The rows that stay, and the strides they now stand for."""
+    landed, refused = job.landed_stride, job.refused_stride
+    if not job.halve:
+        return rows[_stays(rows, landed, refused)], landed, refused
+    if len(rows) < 2:
+        return rows[:0], landed, refused
+    mostly_refused = 2 * np.count_nonzero(rows["verdict"] != Verdict.LANDED) > len(rows)
+    stays = np.ones(len(rows), bool)
+    # A doubled stride may by chance spare a small part; double until something goes.
+    while stays.all() and max(landed, refused) < 1 << 63:
+        landed, refused = (landed, 2 * refused) if mostly_refused else (2 * landed, refused)
+        stays = _stays(rows, landed, refused)
+    return (rows[:1] if stays.all() else rows[stays]), landed, refused
+
+
+def _stays(rows: np.ndarray, landed: int, refused: int) -> np.ndarray:
+    is_landed = rows["verdict"] == Verdict.LANDED
+    return np.where(is_landed, spared(rows["attempt"], landed), spared(rows["attempt"], refused))
+
+
+def spared(attempts: np.ndarray, stride: int) -> np.ndarray:
+    """One in `stride` attempts, evenly spread, the first always among them.
+
+    Multiples of the golden ratio spread evenly over a circle, and those on its first 1/stride stay. Unlike every n-th
+    attempt this favours none of several optimizers that take turns, and a larger stride keeps a subset of a smaller.
+    """
+    around = attempts.astype(np.uint64) * np.uint64(_GOLDEN)
+    return around <= np.uint64((2**64 - 1) // stride)

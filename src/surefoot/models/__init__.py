@@ -1,0 +1,7 @@
+"""Models to train, in plain torch: nothing here knows about surefoot."""
+
+from __future__ import annotations
+
+from surefoot.models.decoder import SIZES, Decoder, DecoderConfig, count_parameters, next_token_loss
+
+__all__ = ["SIZES", "Decoder", "DecoderConfig", "count_parameters", "next_token_loss"]

@@ -1,0 +1,146 @@
+"""The cells of the optimizer matrix: every class in torch.optim, every way a step can run, every fault."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+CLASSES = sorted(
+    name
+    for name, kind in vars(torch.optim).items()
+    if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+)
+NEEDS_CLOSURE = {"LBFGS"}
+NEEDS_SPARSE = {"SparseAdam"}
+TAKES_SPARSE = {"SGD", "Adagrad", "SparseAdam"}
+EXTRA: dict[str, dict[str, Any]] = {
+    "SGD": {"lr": 0.01, "momentum": 0.9},
+    "RMSprop": {"momentum": 0.9},
+    "LBFGS": {"lr": 0.1, "max_iter": 4},
+    "Adadelta": {"lr": 0.1},
+}
+HOW = ("compiled", "closure", "scaler", "unscaled")
+MODES = ("plain", "foreach", "fused", *HOW, *(f"fused {how}" for how in HOW), "sparse")
+FAULTS = ("nan", "burst")
+
+
+def makes_sense(name: str, mode: str) -> bool:
+    """Whether torch itself lets this class run this way at all."""
+    takes = inspect.signature(getattr(torch.optim, name)).parameters
+    if mode == "sparse":
+        return name in TAKES_SPARSE
+    if name in NEEDS_SPARSE:
+        return mode in ("plain", "closure")
+    if name in NEEDS_CLOSURE:
+        return mode == "closure"
+    return all(word in takes for word in mode.split() if word in ("foreach", "fused"))
+
+
+def cells() -> Iterator[tuple[str, str, str, str]]:
+    """Class, mode, fault and moment; on the first step nothing is outlandish yet."""
+    for name in CLASSES:
+        for mode in MODES:
+            if makes_sense(name, mode):
+                yield name, mode, "nan", "first"
+                yield from ((name, mode, fault, "later") for fault in FAULTS)
+
+
+class Dense(nn.Module):
+    """Matrices only, so that every class takes it, and running statistics that a bad batch would spoil."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8, bias=False)
+        self.norm = nn.BatchNorm1d(8, affine=False)
+        self.last = nn.Linear(8, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.norm(self.first(x))))
+
+
+class Sparse(nn.Module):
+    """An embedding with sparse gradients, and a buffer that every forward writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(12, 4, sparse=True)
+        self.norm = nn.BatchNorm1d(4, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.norm(self.table((x[:, 0].nan_to_num() * 3).long().clamp(0, 11)))
+        return rows.sum(1, keepdim=True) + x.sum(1, keepdim=True) * 0
+
+
+def build(name: str, mode: str, model: nn.Module) -> torch.optim.Optimizer:
+    options = dict(EXTRA.get(name, {}))
+    if mode == "sparse":
+        options.pop("momentum", None)  # torch has no momentum for sparse gradients
+    takes = inspect.signature(getattr(torch.optim, name)).parameters
+    options |= {k: k in mode for k in ("foreach", "fused") if k in takes and (k in mode or mode == "plain")}
+    return getattr(torch.optim, name)(model.parameters(), **options)
+
+
+def batch(i: int, fault: str | None = None) -> tuple[Tensor, Tensor, float]:
+    """Inputs, targets and what the loss is multiplied by."""
+    g = torch.Generator().manual_seed(i)
+    x = torch.randn(16, 6, generator=g)
+    y = x.sum(1, keepdim=True).sin()
+    if fault == "nan":
+        x[3, 2] = float("nan")
+    return x, y, 1e6 if fault == "burst" else 1.0
+
+
+def snapshot(model: nn.Module, *optimizers: torch.optim.Optimizer) -> dict[str, Any]:
+    states = [{i: dict(s) for i, s in enumerate(o.state.values())} for o in optimizers]
+    return copy.deepcopy({"model": model.state_dict(), "optimizers": states})
+
+
+def same(a: Any, b: Any) -> bool:
+    """Bit-identical, through any nesting."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return a == b
+
+
+def stepper(
+    mode: str, model: nn.Module, optimizer: torch.optim.Optimizer, watch: Callable[[Tensor, Any], Tensor], scaler: Any
+) -> Callable[[int, str | None], None]:
+    """A training step that runs the way the mode says."""
+    step = torch.compile(optimizer.step, backend="eager") if "compiled" in mode else optimizer.step
+
+    def loss_of(i: int, fault: str | None) -> Tensor:
+        x, y, factor = batch(i, fault)
+        return watch((model(x) - y).square().mean() * factor, x)
+
+    def train(i: int, fault: str | None = None) -> None:
+        if "closure" in mode:
+
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(i, fault)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+            return
+        optimizer.zero_grad()
+        if scaler is None:
+            loss_of(i, fault).backward()
+            step()
+            return
+        scaler.scale(loss_of(i, fault)).backward()
+        if "unscaled" in mode:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return train
