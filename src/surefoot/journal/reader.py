@@ -24,7 +24,7 @@ _EVENTS = re.compile(r"events(?:-rank(\d+))?\.jsonl")
 _LOOKS = 10
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Run:
     """What a run directory held when it was read; read it again to see a live run go on."""
 

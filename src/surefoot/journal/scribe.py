@@ -23,7 +23,7 @@ class Scribe:
     """Owns the open files of one journal; every OSError goes up to it. Files are opened when first written to."""
 
     def __init__(self, run_dir: Path, *, rank: int, window: int, budget: int) -> None:
-        self._run_dir, self._rank = run_dir, rank
+        self._run_dir, self.rank = run_dir, rank
         self._events: AppendOnly | None = None
         self._scalars: RowFile | None = None
         self._layers = LayerLog(run_dir / SIGNALS, window=window, budget=budget) if rank == 0 else None
@@ -33,7 +33,7 @@ class Scribe:
     def events(self, lines: Sequence[bytes]) -> None:
         if lines:
             if self._events is None:
-                self._events = open_lines(self._run_dir / events_name(self._rank))
+                self._events = open_lines(self._run_dir / events_name(self.rank))
             self._events.write(b"".join(lines))
 
     def layout(self, names: Sequence[str], numels: Sequence[int]) -> None:

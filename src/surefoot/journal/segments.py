@@ -21,11 +21,6 @@ class Segment:
     first: int
     last: int
 
-    def within(self, other: Segment) -> bool:
-        """Whether `other` was merged from this one and others; only a kill leaves both."""
-        wider = other.last - other.first > self.last - self.first
-        return self.kind == other.kind and wider and other.first <= self.first and self.last <= other.last
-
 
 def segment(folder: Path, kind: str, first: int, last: int | None = None) -> Segment:
     last = first if last is None else last
@@ -35,17 +30,13 @@ def segment(folder: Path, kind: str, first: int, last: int | None = None) -> Seg
 
 def listed(folder: Path, kind: str) -> list[Segment]:
     """The files of one kind, oldest first, without those whose rows also stand in a merged one."""
-    found = [one for one in _all(folder) if one.kind == kind]
-    kept = [one for one in found if not any(one.within(other) for other in found)]
-    return sorted(kept, key=lambda one: (one.first, one.last))
+    return _sorted_out(folder, kind)[0]
 
 
 def sweep(folder: Path) -> None:
     """Remove what a kill in the middle of thinning left behind; for the writer only."""
-    found = _all(folder)
-    for one in found:
-        if any(one.within(other) for other in found):
-            one.path.unlink(missing_ok=True)
+    for one in _sorted_out(folder, "layers")[1]:
+        one.path.unlink(missing_ok=True)
     for draft in folder.glob("*.bin.tmp"):
         draft.unlink(missing_ok=True)
 
@@ -71,13 +62,15 @@ def _continues(path: Path, header: Header) -> bool:
         return False
 
 
-def _all(folder: Path) -> list[Segment]:
-    if not folder.is_dir():
-        return []
+def _sorted_out(folder: Path, kind: str) -> tuple[list[Segment], list[Segment]]:
+    """The files of one kind that count, and those a merged one was made from, which only a kill leaves."""
     found = []
-    for path in folder.iterdir():
+    for path in folder.iterdir() if folder.is_dir() else ():
         match = _NAME.fullmatch(path.name)
-        if match:
-            first, last = int(match[2]), int(match[3] or match[2])
-            found.append(Segment(path, match[1], first, last))
-    return found
+        if match and match[1] == kind:
+            found.append(Segment(path, kind, int(match[2]), int(match[3] or match[2])))
+    kept: list[Segment] = []
+    merged: list[Segment] = []
+    for one in sorted(found, key=lambda one: (one.first, -one.last)):  # a merged one before its parts
+        (merged if kept and one.last <= kept[-1].last else kept).append(one)
+    return kept, merged

@@ -7,7 +7,8 @@ import os
 import re
 import stat
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -44,7 +45,7 @@ class Header:
     """How many rows were recorded where the kept ones now stand; 0 as long as none was taken out."""
     schema: int = SCHEMA
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype:
         return np.dtype([(name, code, shape) if shape else (name, code) for name, code, shape in self.columns])
 
@@ -54,7 +55,7 @@ class Header:
         return (self.kind, self.schema, self.columns, self.names, self.numels, self.stats)
 
     def encode(self) -> bytes:
-        line = json.dumps({"format": _FORMAT} | asdict(self)).encode("ascii")
+        line = json.dumps({"format": _FORMAT} | {f.name: getattr(self, f.name) for f in fields(self)}).encode("ascii")
         return line + b" " * (-(len(line) + 1) % _ALIGN) + b"\n"
 
     @classmethod

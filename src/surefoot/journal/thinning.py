@@ -72,8 +72,9 @@ def next_job(parts: Sequence[Part], bounds: Bounds, *, newer: int, growing: int)
             wanted = 1 << (newer // bounds.window).bit_length()
             if part.header.landed_stride < wanted:
                 return Job((part,), wanted, part.header.refused_stride)
-            old.insert(0, part)
+            old.append(part)
         newer += part.covers
+    old.reverse()
     over = sum(part.size for part in parts) + growing > bounds.budget
     merge = _merge(old, most=max(_FEW, bounds.chunk * 5 // 4), any_stride=over)
     if merge is not None or not over or not old:
@@ -84,12 +85,12 @@ def next_job(parts: Sequence[Part], bounds: Bounds, *, newer: int, growing: int)
 
 def _merge(old: Sequence[Part], *, most: int, any_stride: bool) -> Job | None:
     for one, two in pairwise(old):
-        left, right = one.header, two.header
-        strides = (left.landed_stride, left.refused_stride), (right.landed_stride, right.refused_stride)
-        if one.rows + two.rows > most or left.layout != right.layout:
+        if one.rows + two.rows > most or one.header.layout != two.header.layout:
             continue
-        if any_stride or strides[0] == strides[1]:
-            return Job((one, two), max(strides[0][0], strides[1][0]), max(strides[0][1], strides[1][1]))
+        landed = (one.header.landed_stride, two.header.landed_stride)
+        refused = (one.header.refused_stride, two.header.refused_stride)
+        if any_stride or (landed[0] == landed[1] and refused[0] == refused[1]):
+            return Job((one, two), max(landed), max(refused))
     return None
 
 

@@ -79,7 +79,8 @@ class Worker(threading.Thread):
         self._told = lost
         detail = "the disk was too slow for the queue, or a value could not be written; these are missing here"
         step, attempt = self._newest
-        note = Note(step=step, attempt=attempt, name="journal_lost", detail=detail, values=values)
+        rank = self._scribe.rank
+        note = Note(step=step, attempt=attempt, rank=rank, name="journal_lost", detail=detail, values=values)
         self._scribe.events([line(note)])
 
     def _sync(self, *, now: bool) -> None:

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from surefoot.journal import Run, read
+
+PROGRAM = Path(__file__).with_name("writing_process.py")
+
+
+@contextmanager
+def started(what: str, run_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(PROGRAM), what, str(run_dir)]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def gaps(attempts: Sequence[int] | np.ndarray, apart: int = 1) -> int:
+    """How often some are missing; none may stand twice or out of order."""
+    assert (np.diff(attempts) > 0).all()
+    return np.count_nonzero(np.diff(attempts) > apart)
+
+
+def check(run: Run, *, kills: int) -> None:
+    """What stands there is whole, in order, once, and says what was written; only the end before a kill may be lost."""
+    attempts = run.scalars["attempt"]
+    assert gaps(attempts) <= kills
+    assert run.scalars["loss"].tolist() == attempts.tolist()
+    layers = run.layers
+    gaps(layers.attempts)
+    assert layers["w0"]["norm"].tolist() == layers.attempts.tolist()
+    fourth = layers["w3"]["norm"] if "w3" in layers else np.empty(0)
+    assert (np.isnan(fourth) | (fourth == layers.attempts[: len(fourth)])).all()
+    assert gaps([event["attempt"] for event in run.events], apart=5) <= kills
+    assert run.info["schema"] == 1
+    assert run.skipped == 0
+    assert run.notes == []
+
+
+def test_a_run_killed_again_and_again_reads_as_one(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    rows = 0
+    for kill in range(4):
+        with started("write", tmp_path):
+            for _ in range(3):  # a live run is as readable as a dead one
+                time.sleep(rng.random() * 0.1)
+                check(read(tmp_path), kills=kill)
+        run = read(tmp_path)
+        check(run, kills=kill)
+        assert gaps(run.layers.attempts[-100:]) <= kill
+        assert run.scalars.rows > rows
+        assert len(run.info["earlier"]) == kill
+        rows = run.scalars.rows
+
+
+def test_a_forked_child_writes_nothing_and_leaving_the_program_writes_all(tmp_path: Path) -> None:
+    with started("fork", tmp_path) as process:
+        assert process.wait() == 0
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["name"] for line in lines] == ["parent", "parent"]
+    assert not (tmp_path / "writer.lock").exists()

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import math
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surefoot.journal import thinning
+from surefoot.journal.layers import LayerLog
+from surefoot.journal.reader import read
+from surefoot.journal.segments import segment
+from surefoot.journal.signals import SCALARS, layers_header
+from surefoot.journal.thinning import Bounds, Job, Part, next_job, spared, thinned
+from surefoot.journal.writer import Limits
+from surefoot.records import LAYER_STATS, Verdict
+
+
+class Simulated:
+    """A run whose layer rows are only their attempts and verdicts: thinned for real, never written."""
+
+    def __init__(self, tensors: int, *, refused_every: int = 0) -> None:
+        self.header = layers_header([f"model.layers.{at:05d}.self_attn.weight" for at in range(tensors)], [1] * tensors)
+        self.head, self.row = len(self.header.encode()), self.header.dtype.itemsize
+        self.bounds = Bounds.fitting(self.row, window=Limits().window, budget=Limits().budget)
+        self.refused_every = refused_every
+        self.parts: list[tuple[Part, np.ndarray]] = []
+        self.peak = 0
+
+    def run(self, steps: int) -> None:
+        for number, first in enumerate(range(0, steps, self.bounds.chunk)):
+            rows = np.zeros(self.bounds.chunk, [("attempt", "<i8"), ("verdict", "<i4")])
+            rows["attempt"] = range(first, first + self.bounds.chunk)
+            if self.refused_every:
+                rows["verdict"] = rows["attempt"] % self.refused_every == 0
+            self.parts.append(self.part(rows, self.header, segment(Path(), "layers", number)))
+            self.peak = max(self.peak, self.size() + self.bounds.chunk * self.row)  # and a draft of a file beside it
+            while (job := next_job([part for part, _ in self.parts], self.bounds, newer=0, growing=0)) is not None:
+                self.do(job)
+
+    def do(self, job: Job) -> None:
+        at = next(at for at, (part, _) in enumerate(self.parts) if part is job.parts[0])
+        old = self.parts[at : at + len(job.parts)]
+        rows, landed, refused = thinned(np.concatenate([rows for _, rows in old]), job)
+        header = thinning.replace(
+            self.header, landed_stride=landed, refused_stride=refused, covers=sum(part.covers for part, _ in old)
+        )
+        made = [self.part(rows, header, job.parts[0].segment)] if len(rows) else []
+        self.parts[at : at + len(job.parts)] = made
+
+    def part(self, rows: np.ndarray, header: thinning.Header, where: thinning.Segment) -> tuple[Part, np.ndarray]:
+        return Part(where, header, len(rows), self.head + len(rows) * self.row), rows
+
+    def size(self) -> int:
+        return sum(part.size for part, _ in self.parts)
+
+    def attempts(self) -> np.ndarray:
+        return np.concatenate([rows["attempt"] for _, rows in self.parts])
+
+
+@pytest.mark.parametrize(  # all but the first long enough to be over budget
+    ("steps", "tensors", "refused_every"),
+    [(1_000_000, 300, 0), (200_000, 300, 1), (200_000, 5000, 100), (3000, 100_000, 7)],
+)
+def test_a_million_steps_stay_under_a_gigabyte(steps: int, tensors: int, refused_every: int) -> None:
+    run = Simulated(tensors, refused_every=refused_every)
+    run.run(steps)
+    assert run.peak + SCALARS.dtype.itemsize * 1_000_000 < 1_000_000_000
+    attempts = run.attempts()
+    assert (np.diff(attempts) > 0).all()
+    window = run.bounds.window
+    assert window == 10_000 or tensors > 1000
+    assert attempts[-1] >= steps - 1
+    assert attempts[-window] == attempts[-1] - window + 1
+    assert len(run.parts) < 200
+
+
+def test_what_is_left_of_a_million_steps_is_spread_over_all_of_them() -> None:
+    run = Simulated(300, refused_every=1000)
+    run.run(1_000_000)
+    attempts = run.attempts()
+    assert set(range(0, 1_000_000, 1000)) <= set(attempts.tolist())
+    for first, last in pairwise(np.geomspace(20_000, 1_000_000, 8).astype(int)):
+        aged = attempts[(attempts > 1_000_000 - last) & (attempts <= 1_000_000 - first)]
+        assert np.diff(aged).max() < 3 * 2 * last / 10_000 * 2
+
+
+def test_rows_that_stay_are_even_nested_and_fair_to_optimizers_that_take_turns() -> None:
+    attempts = np.arange(20_000)
+    before = attempts
+    for stride in (2, 4, 8, 64):
+        kept = attempts[spared(attempts, stride)]
+        assert kept[0] == 0
+        assert set(kept) <= set(before)
+        assert math.isclose(len(kept), 20_000 / stride, rel_tol=0.05)
+        assert np.diff(kept).max() <= 4 * stride
+        for optimizers in (2, 3):
+            shares = np.bincount(kept % optimizers) / len(kept)
+            assert shares.min() > 0.8 / optimizers
+        before = kept
+
+
+def fill(log: LayerLog, attempts: range, tensors: int = 2) -> None:
+    marks = np.zeros(len(attempts), SCALARS.dtype)
+    marks["step"] = marks["attempt"] = attempts
+    marks["verdict"] = np.where(np.array(attempts) % 50 == 7, Verdict.OUTLANDISH, Verdict.LANDED)
+    log.append(marks, [np.full((tensors, len(LAYER_STATS)), attempt, np.float32) for attempt in attempts])
+
+
+def check(run_dir: Path, *, newest: int, window: int) -> None:
+    layers = read(run_dir).layers
+    attempts = layers.attempts
+    assert (np.diff(attempts) > 0).all()
+    assert attempts[-1] == newest
+    assert attempts[-window:].tolist() == list(range(newest - window + 1, newest + 1))
+    assert set(range(7, newest, 50)) <= set(attempts.tolist())
+    assert layers["w0"]["norm"].tolist() == attempts.tolist()
+
+
+def test_files_on_disk_keep_the_window_the_refused_and_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # a thousand of them, and no power will fail here
+    folder = tmp_path / "signals"
+    folder.mkdir()
+    log = LayerLog(folder, window=200, budget=90_000)
+    log.layout(["w0", "w1"], [1, 1])
+    for first in range(0, 2500, 25):
+        fill(log, range(first, first + 25))
+        while log.tidy():
+            pass
+        if first % 500 == 0:  # a new attach in between changes nothing
+            log.close()
+            log = LayerLog(folder, window=200, budget=90_000)
+            log.layout(["w0", "w1"], [1, 1])
+    log.close()
+    check(tmp_path, newest=2499, window=200)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 90_000 + 4000
+    assert len(list(folder.iterdir())) < 100
+
+
+@pytest.mark.parametrize("moment", ["replace", "unlink", "fsync"])
+def test_thinning_cut_short_at_any_point_leaves_every_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    folder = tmp_path / "signals"
+    folder.mkdir()
+    log = LayerLog(folder, window=100, budget=80_000)
+    log.layout(["w0", "w1"], [1, 1])
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    kills = 0
+    for first in range(0, 600, 25):
+        fill(log, range(first, first + 25))
+        with monkeypatch.context() as patch:
+            if first % 75 == 0:
+                patch.setattr(*((Path, "unlink") if moment == "unlink" else (os, moment)), die)
+            try:
+                while log.tidy():
+                    pass
+            except Killed:
+                kills += 1
+                check(tmp_path, newest=first + 24, window=min(100, first + 25))
+                log.close()
+                log = LayerLog(folder, window=100, budget=80_000)
+                log.layout(["w0", "w1"], [1, 1])
+    check(tmp_path, newest=599, window=100)
+    log.close()
+    assert kills > 3
