@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +22,9 @@ from surefoot.data import batches, split, standard_library
 from surefoot.models import Decoder, DecoderConfig
 from surefoot.records import Verdict
 
-CONFIG = DecoderConfig(vocab=256, width=128, layers=3, heads=4, context=64)
+CONFIG = DecoderConfig(vocab=256, width=96, layers=2, heads=4, context=64)
 BATCH = 24
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, markup=False, soft_wrap=True)
 
 
 @dataclass
@@ -153,9 +154,10 @@ def draw(results: dict[str, Result], refused: dict[int, str], path: Path) -> Pat
     return path
 
 
-def show(steps: int = 400, out: Path = Path("out/demo"), seed: int = 0) -> None:
+def show(steps: Annotated[int, typer.Option(min=100)] = 500, out: Path = Path("out/demo"), seed: int = 0) -> None:
     """Watch a small model survive two planted faults that kill the same training loop without surefoot."""
     started = time.monotonic()
+    torch.set_num_threads(1)  # for so small a model more threads only wait for each other
     out.mkdir(parents=True, exist_ok=True)
     run_dir = next(path for number in itertools.count(1) if not (path := out / f"run-{number}").exists())
     poison, burst = int(0.4 * steps), int(0.65 * steps)
@@ -165,15 +167,15 @@ def show(steps: int = 400, out: Path = Path("out/demo"), seed: int = 0) -> None:
         f"   step {poison:4}   a poisoned batch: one text is all padding, so its mean loss is 0 / 0, not a number\n"
         f"   step {burst:4}   a gradient burst: one batch weighs a million times too much"
     )
-    console.print("\n[bold]1  The loop without the faults, to compare with[/]")
+    console.print("\n1  The loop without the faults, to compare with", style="bold")
     results = {"no faults": train(steps=steps, seed=seed, faults={})}
-    console.print("\n[bold]2  The same loop with the faults[/]")
+    console.print("\n2  The same loop with the faults", style="bold")
     results["faults"] = train(steps=steps, seed=seed, faults=faults)
     console.print("   One bad number went through backward into every weight, and nothing gets it out again.")
-    console.print("\n[bold]3  The same loop with the faults and two lines of surefoot[/]")
+    console.print("\n3  The same loop with the faults and two lines of surefoot", style="bold")
     results["faults and surefoot"] = train(steps=steps, seed=seed, faults=faults, run_dir=run_dir)
 
-    console.print("\n[bold]What surefoot did[/]")
+    console.print("\nWhat surefoot did", style="bold")
     run = surefoot.read(run_dir)
     tell(run)
     console.print()
@@ -181,11 +183,12 @@ def show(steps: int = 400, out: Path = Path("out/demo"), seed: int = 0) -> None:
     refused = run.scalars["attempt"][run.scalars["verdict"] != Verdict.LANDED]
     names = {poison: "poisoned batch", burst: "gradient burst"}
     picture = draw(results, {step: names.get(step, "trouble") for step in refused.tolist()}, out / "loss.png")
-    console.print(f"\nPicture   {picture or 'none, for want of matplotlib: pip install matplotlib'}")
-    console.print(f"Journal   {run_dir}   (in Python: surefoot.read({str(run_dir)!r}).scalars['norm'])")
-    console.print(
-        f"Try next  another --seed, or the two lines in a loop of your own   ({time.monotonic() - started:.0f} s)"
-    )
+    console.print(f"\nThe picture   {picture or 'not drawn, matplotlib is missing: pip install matplotlib'}")
+    console.print(f"The journal   {run_dir}   to look inside: surefoot.read({str(run_dir)!r}).scalars['norm']")
+    console.print("\nIn your own loop it takes the same two lines:", style="bold")
+    console.print('   guard = surefoot.attach(model, optimizer, run_dir="runs/first")     once, before the loop')
+    console.print("   loss = guard.watch(loss, batch)                                     in the loop, before backward")
+    console.print(f"\nThis took {time.monotonic() - started:.0f} seconds. Another run: add --seed 1")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,15 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+import surefoot
+
+WARMUP = 6
 
 CLASSES = sorted(
     name
@@ -85,14 +90,14 @@ def build(name: str, mode: str, model: nn.Module) -> torch.optim.Optimizer:
     return getattr(torch.optim, name)(model.parameters(), **options)
 
 
-def batch(i: int, fault: str | None = None) -> tuple[Tensor, Tensor, float]:
+def batch(i: int, fault: str | None = None, device: str = "cpu") -> tuple[Tensor, Tensor, float]:
     """Inputs, targets and what the loss is multiplied by."""
     g = torch.Generator().manual_seed(i)
     x = torch.randn(16, 6, generator=g)
     y = x.sum(1, keepdim=True).sin()
     if fault == "nan":
         x[3, 2] = float("nan")
-    return x, y, 1e6 if fault == "burst" else 1.0
+    return x.to(device), y.to(device), 1e6 if fault == "burst" else 1.0
 
 
 def snapshot(model: nn.Module, *optimizers: torch.optim.Optimizer) -> dict[str, Any]:
@@ -111,14 +116,39 @@ def same(a: Any, b: Any) -> bool:
     return a == b
 
 
+def refused_step_leaves_no_trace(
+    name: str, mode: str, fault: str, when: str, *, run_dir: Path, device: str, backend: str = "eager"
+) -> None:
+    """One cell: some healthy steps, one with the fault, one more healthy one."""
+    torch.manual_seed(0)
+    sparse = mode == "sparse" or name in NEEDS_SPARSE
+    model = (Sparse() if sparse else Dense()).to(device)
+    optimizer = build(name, mode, model)
+    scaler = torch.amp.GradScaler(device) if "scale" in mode else None
+    policy = surefoot.Policy(warmup=WARMUP - 1)
+    guard = surefoot.attach(model, optimizer, run_dir=run_dir, policy=policy, scaler=scaler)
+    train = stepper(mode, model, optimizer, guard.watch, scaler, backend)
+    healthy = 0 if when == "first" else WARMUP
+    for i in range(healthy):
+        train(i, None)
+    before = snapshot(model, optimizer)
+    train(healthy, fault)
+    assert same(before, snapshot(model, optimizer)), "bit-identical after a refusal"
+    train(healthy + 1, None)
+    assert not same(before["model"], snapshot(model, optimizer)["model"]), "a healthy step lands again"
+    guard.close()
+    verdicts = surefoot.read(run_dir).scalars["verdict"].tolist()
+    assert verdicts == [0] * healthy + [1 if fault == "nan" else 2, 0]
+
+
 def stepper(
-    mode: str, model: nn.Module, optimizer: torch.optim.Optimizer, watch: Callable[[Tensor, Any], Tensor], scaler: Any
+    mode: str, model: nn.Module, optimizer: torch.optim.Optimizer, watch: Callable[[Tensor, Any], Tensor], scaler: Any, backend: str
 ) -> Callable[[int, str | None], None]:
     """A training step that runs the way the mode says."""
-    step = torch.compile(optimizer.step, backend="eager") if "compiled" in mode else optimizer.step
+    step = torch.compile(optimizer.step, backend=backend) if "compiled" in mode else optimizer.step
 
     def loss_of(i: int, fault: str | None) -> Tensor:
-        x, y, factor = batch(i, fault)
+        x, y, factor = batch(i, fault, str(next(model.parameters()).device))
         return watch((model(x) - y).square().mean() * factor, x)
 
     def train(i: int, fault: str | None = None) -> None:

@@ -13,7 +13,7 @@ import surefoot
 sys.path.insert(0, str(Path(__file__).parent))
 import cells  # noqa: E402
 
-WARMUP = 6
+WARMUP = cells.WARMUP
 
 
 @pytest.fixture(autouse=True)
@@ -25,26 +25,7 @@ def one_thread() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::DeprecationWarning:torch")
 @pytest.mark.parametrize(("name", "mode", "fault", "when"), list(cells.cells()))
 def test_refused_step_leaves_no_trace(name: str, mode: str, fault: str, when: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    sparse = mode == "sparse" or name in cells.NEEDS_SPARSE
-    model = cells.Sparse() if sparse else cells.Dense()
-    optimizer = cells.build(name, mode, model)
-    scaler = torch.amp.GradScaler("cpu") if "scale" in mode else None
-    guard = surefoot.attach(
-        model, optimizer, run_dir=tmp_path, policy=surefoot.Policy(warmup=WARMUP - 1), scaler=scaler
-    )
-    train = cells.stepper(mode, model, optimizer, guard.watch, scaler)
-    healthy = 0 if when == "first" else WARMUP
-    for i in range(healthy):
-        train(i, None)
-    before = cells.snapshot(model, optimizer)
-    train(healthy, fault)
-    assert cells.same(before, cells.snapshot(model, optimizer))
-    train(healthy + 1, None)
-    assert not cells.same(before["model"], cells.snapshot(model, optimizer)["model"]), "a healthy step must land again"
-    guard.close()
-    verdicts = surefoot.read(tmp_path).scalars["verdict"].tolist()
-    assert verdicts == [0] * healthy + [1 if fault == "nan" else 2, 0]
+    cells.refused_step_leaves_no_trace(name, mode, fault, when, run_dir=tmp_path, device="cpu")
 
 
 @pytest.mark.parametrize("fault", cells.FAULTS)

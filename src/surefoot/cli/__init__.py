@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated
 
@@ -37,19 +38,45 @@ def surefoot(
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=200, help="Length of each training run.")] = 400,
+    steps: Annotated[int, typer.Option(min=100, help="Length of each training run.")] = 500,
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the run and the picture.")] = Path("out/demo"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of model and data.")] = 0,
 ) -> None:
     """Watch a small model survive two planted faults that kill the same training loop without surefoot."""
-    try:
-        from surefoot.demo import show
-    except ModuleNotFoundError as missing:
-        if missing.name != "torch":
-            raise
-        typer.echo("the demo trains a model and needs torch: pip install 'surefoot[train,plots]'", err=True)
-        raise typer.Exit(1) from None
+    _needs_torch("demo")
+    from surefoot.demo import show
+
     show(steps=steps, out=out, seed=seed)
+
+
+bench = typer.Typer(help="The commands behind every figure this project states.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command()
+def overhead(
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default what is there.")] = None,
+    quick: Annotated[bool, typer.Option(help="Fewer rounds: a first look.")] = False,
+    only: Annotated[str, typer.Option(help="Only the lines whose name contains this, such as 124m or Muon.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Also write the figures as JSON to this file.")
+    ] = None,
+) -> None:
+    """What being watched costs: attached against bare, as ratios from alternating blocks of one run."""
+    _needs_torch("bench overhead")
+    from surefoot.bench.overhead import main as run
+
+    try:
+        typer.echo(run(device, quick=quick, only=only, out=out, say=lambda line: typer.echo(line, err=True)))
+    except ValueError as wrong:
+        typer.echo(str(wrong), err=True)
+        raise typer.Exit(2) from None
+
+
+def _needs_torch(what: str) -> None:
+    if importlib.util.find_spec("torch") is None:
+        typer.echo(f"{what} trains a model and needs torch: pip install 'surefoot[train,plots]'", err=True)
+        raise typer.Exit(2)
 
 
 def main() -> None:

@@ -1,0 +1,46 @@
+# Everything runs in .venv; each target first installs whatever is missing there.
+PYTHON ?= python3
+# Extra options for pip, for example: make setup PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_FLAGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --quiet -c constraints.txt $(PIP_FLAGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## create .venv with everything for tests and the demo
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "surefoot needs Python 3.11 or newer; set one with: make PYTHON=/path/to/python3.11")'
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing torch"
+	@$(PIP) torch
+	@echo "installing surefoot with its test, demo and integration dependencies (two minutes or so)"
+	@$(PIP) -e ".[dev,hf,lightning,plots,train]"
+	@touch $@
+
+demo: $(STAMP) ## watch a training run survive two planted faults (about two minutes)
+	@$(BIN)/python -m surefoot.demo
+
+test: lint ## lint, then the whole test suite
+	@$(BIN)/python -m pytest
+
+lint: $(STAMP) ## style, types, and which room may import which
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/basedpyright --level error
+	@$(BIN)/lint-imports --no-logo
+
+format: $(STAMP) ## put the code into the house style
+	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/ruff format --quiet .
+
+clean: ## remove .venv, caches and demo output
+	@rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist runs out
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The commands behind every figure this project states."""

@@ -1,0 +1,247 @@
+"""What being watched costs: the attached loop against the bare clipped one, in alternating blocks of one run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import surefoot
+from surefoot.bench.synchronisations import count_synchronisations
+from surefoot.models.decoder import SIZES, Decoder, count_parameters, next_token_loss
+
+BATCH = {"cpu": {"10m": (8, 256)}, "cuda": {"10m": (16, 512), "124m": (16, 1024), "350m": (8, 1024), "1.3b": (8, 1024)}}
+"""Samples and tokens of a batch, by device and size."""
+CLIP = 1.0
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One line of the table: a model, an optimizer, eager or compiled."""
+
+    size: str
+    optimizer: str = "fused AdamW"
+    compiled: bool = False
+    device: str = "cuda"
+    variants: tuple[str, ...] = ("bare", "attached")
+    rounds: int = 7
+    steps: int = 20
+
+
+@dataclass
+class Result:
+    """Milliseconds a step of the bare loop, and every variant as a ratio to it."""
+
+    plan: Plan
+    parameters: int
+    bare_ms: float
+    ratios: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Lowest and highest ratio of a round."""
+    synchronisations: dict[str, float] = field(default_factory=dict)
+    """Host waits a step, on CUDA."""
+
+
+class Bench:
+    """One model with its optimizers, and a training step for each variant."""
+
+    def __init__(self, plan: Plan) -> None:
+        torch.manual_seed(0)
+        self.plan = plan
+        self.device = torch.device(plan.device)
+        self.model = Decoder(SIZES[plan.size]).to(self.device)
+        self.run: nn.Module = torch.compile(self.model) if plan.compiled else self.model  # pyright: ignore
+        self.optimizers = _optimizers(plan.optimizer, self.model)
+        samples, tokens = BATCH[plan.device][plan.size]
+        shape = (4, samples, tokens + 1)
+        self.batches = torch.randint(0, SIZES[plan.size].vocab, shape, device=self.device)
+        self.turn = 0
+
+    def loss(self) -> tuple[Tensor, Tensor]:
+        batch = self.batches[self.turn % len(self.batches)]
+        self.turn += 1
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            return next_token_loss(self.run, batch), batch
+
+    def finish(self) -> None:
+        for o in self.optimizers:
+            o.step()
+        for o in self.optimizers:
+            o.zero_grad(set_to_none=True)
+
+    def bare(self) -> None:
+        self.loss()[0].backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.finish()
+
+    def item(self) -> None:
+        """What many loops do to watch gradients: ask each tensor for its numbers."""
+        self.loss()[0].backward()
+        for p in self.model.parameters():
+            if p.grad is not None:
+                g = p.grad
+                _ = g.norm().item(), g.mean().item(), g.std().item(), g.isnan().any().item()
+        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.finish()
+
+    @contextlib.contextmanager
+    def variant(self, name: str) -> Iterator[Step]:
+        """The step of a variant, with whatever it needs around it."""
+        if name == "attached":
+            with tempfile.TemporaryDirectory() as folder:
+                guard = surefoot.attach(self.run, self.optimizers, run_dir=folder, clip=CLIP)
+
+                def attached() -> None:
+                    loss, batch = self.loss()
+                    guard.watch(loss, batch).backward()
+                    self.finish()
+
+                yield attached
+                guard.close()
+        elif name == "anomaly":
+            with torch.autograd.set_detect_anomaly(True):
+                yield self.bare
+        else:
+            yield {"bare": self.bare, "item": self.item, "debug": self.bare}[name]
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def timed(self, step: Step, steps: int) -> float:
+        """Milliseconds a step."""
+        self.wait()
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        self.wait()
+        return (time.perf_counter() - start) / steps * 1e3
+
+
+def _optimizers(name: str, model: nn.Module) -> list[Optimizer]:
+    if name == "Muon":
+        flat = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n]
+        rest = [p for n, p in model.named_parameters() if p.dim() != 2 or "embed" in n]
+        return [torch.optim.Muon(flat, lr=1e-3), torch.optim.AdamW(rest, lr=1e-4, fused=True)]
+    return [torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True if name == "fused AdamW" else None)]
+
+
+def measure(plan: Plan, say: Callable[[str], None]) -> Result:
+    """Alternate short blocks of all variants and take the median of the rounds' ratios."""
+    bench = Bench(plan)
+    if "debug" in plan.variants:
+        _watch_with_transformers(bench.model)
+    times: dict[str, list[float]] = {name: [] for name in plan.variants}
+    for number in range(plan.rounds + 1):
+        order = plan.variants if number % 2 else plan.variants[::-1]  # neither always comes first
+        for name in order:
+            with bench.variant(name) as step:
+                bench.timed(step, 3)
+                spent = bench.timed(step, plan.steps)
+            if number:  # the first round warms up everything
+                times[name].append(spent)
+        say(f"{plan.size} {plan.optimizer} {'compiled' if plan.compiled else 'eager'}: round {number} of {plan.rounds}")
+    result = Result(plan, count_parameters(bench.model), statistics.median(times["bare"]))
+    for name, spent in times.items():
+        ratios = [a / b for a, b in zip(spent, times["bare"], strict=True)]
+        result.ratios[name] = statistics.median(ratios)
+        result.spread[name] = (min(ratios), max(ratios))
+    if plan.device == "cuda" and set(plan.variants) == {"bare", "attached"}:
+        for name in plan.variants:
+            with bench.variant(name) as step:
+                bench.timed(step, 5)
+                result.synchronisations[name] = count_synchronisations(step, steps=10)
+    return result
+
+
+def _watch_with_transformers(model: nn.Module) -> None:
+    from transformers.debug_utils import DebugUnderflowOverflow
+
+    DebugUnderflowOverflow(model)
+
+
+def plans(device: str, *, quick: bool) -> list[Plan]:
+    """Every line of the table for a device."""
+    rounds = 3 if quick else 7
+    if device == "cpu":
+        steps = 2 if quick else 4
+        base = Plan("10m", device="cpu", rounds=rounds, steps=steps)
+        others = Plan("10m", "default AdamW", device="cpu", rounds=rounds, steps=steps)
+        muon = Plan("10m", "Muon", device="cpu", rounds=rounds, steps=steps)
+        return [base, others, muon, *_rivals("10m", device, steps)]
+    steps = 10 if quick else 20
+    lines = [
+        Plan(size, compiled=compiled, rounds=rounds, steps=steps)
+        for size in ("10m", "124m", "1.3b")
+        for compiled in (False, True)
+    ]
+    lines += [Plan(size, name, rounds=rounds, steps=steps) for size in ("10m", "124m") for name in ("default AdamW", "Muon")]
+    return lines + _rivals("124m", device, 5)
+
+
+def _rivals(size: str, device: str, steps: int) -> list[Plan]:
+    lines = [Plan(size, device=device, variants=("bare", "item", "anomaly"), rounds=3, steps=steps)]
+    with contextlib.suppress(ImportError):
+        import transformers.debug_utils  # noqa: F401
+
+        lines.append(Plan(size, device=device, variants=("bare", "debug"), rounds=3, steps=steps))
+    return lines
+
+
+def machine(device: str) -> str:
+    """The machine in words, for whoever reads the figures."""
+    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return f"{name}, torch {torch.__version__}, Python {platform.python_version()}"
+
+
+def report(results: list[Result], device: str) -> str:
+    """The table as Markdown, as it stands in the README."""
+    lines = [
+        f"Machine: {machine(device)}.",
+        "",
+        "| model | optimizer | mode | loop | ms a step | ratio | range | host waits a step |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in results:
+        mode = "compiled" if r.plan.compiled else "eager"
+        for name, ratio in r.ratios.items():
+            low, high = r.spread[name]
+            waits = f"{r.synchronisations[name]:.1f}" if name in r.synchronisations else "-"
+            lines.append(
+                f"| {r.parameters / 1e6:,.0f} M | {r.plan.optimizer} | {mode} | {name} | {r.bare_ms * ratio:.2f} | "
+                f"{ratio:.3f} | {low:.3f}-{high:.3f} | {waits} |"
+            )
+    return "\n".join(lines)
+
+
+def main(
+    device: str | None = None, *, quick: bool = False, only: str = "", out: Path | None = None, say: Callable[[str], None] = print
+) -> str:
+    """Run the table for a device; `only` keeps the lines whose name contains it."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("bench overhead: there is no CUDA device here. Use --device cpu.")
+    chosen = [p for p in plans(device, quick=quick) if only in f"{p.size} {p.optimizer} {'compiled' if p.compiled else 'eager'}"]
+    if not chosen:
+        raise ValueError(f"bench overhead: no line of the table contains {only!r}. Try '124m', 'fused', 'compiled' or 'Muon'.")
+    results: list[Result] = []
+    for plan in chosen:
+        results.append(measure(plan, say))
+        if device == "cuda":
+            torch.cuda.empty_cache()
+            torch._dynamo.reset()
+    text = report(results, device)
+    if out is not None:
+        out.write_text(json.dumps({"machine": machine(device), "results": [asdict(r) for r in results]}, indent=1))
+    return text

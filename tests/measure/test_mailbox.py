@@ -1,0 +1,49 @@
+"""Rows come out in order, whole, and exactly two sends later."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from surefoot.measure.mailbox import LAG, Mailbox
+
+
+def test_rows_come_two_sends_later_and_in_order(device: torch.device) -> None:
+    box: Mailbox[int] = Mailbox(16, device)
+    row = torch.zeros(16, dtype=torch.uint8, device=device)
+    seen: list[int] = []
+    for i in range(20):
+        row.fill_(i)
+        box.send(row, i)
+        row.fill_(255)  # the device goes on and writes the next numbers over these
+        arrived = list(box.due())
+        assert [tag for _, tag in arrived] == ([i - LAG] if i >= LAG else [])
+        for content, tag in arrived:
+            assert (content == tag).all()
+            seen.append(tag)
+            content[:] = 99  # what was handed out is the reader's own
+    assert [tag for _, tag in box.rest()] == [18, 19]
+    assert list(box.rest()) == []
+    assert seen == list(range(18))
+    assert LAG == 2
+
+
+def test_the_rest_waits_for_the_device(cuda: torch.device) -> None:
+    box: Mailbox[str] = Mailbox(8, cuda)
+    row = torch.zeros(8, dtype=torch.uint8, device=cuda)
+    torch.cuda._sleep(50_000_000)
+    row.fill_(7)
+    box.send(row, "late")
+    ((content, tag),) = box.rest()
+    assert tag == "late"
+    assert np.array_equal(content, np.full(8, 7, dtype=np.uint8))
+
+
+def test_a_row_left_lying_is_our_own_fault_and_is_told() -> None:
+    box: Mailbox[int] = Mailbox(4, torch.device("cpu"))
+    row = torch.zeros(4, dtype=torch.uint8)
+    for i in range(LAG + 1):
+        box.send(row, i)
+    with pytest.raises(AssertionError, match="not received"):
+        box.send(row, LAG + 1)

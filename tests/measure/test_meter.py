@@ -1,0 +1,130 @@
+"""Everything measured in one step, and the way of the block from the device to the host."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from reference import reference
+from torch import nn
+
+from surefoot.measure.layout import layout_of
+from surefoot.measure.meter import Meter
+from surefoot.measure.summary import HEAD, MICROS, Head, portable_summariser
+from surefoot.records import LAYER_STATS
+
+
+def meter_of(model: nn.Module, device: torch.device) -> Meter:
+    """Two units: the first layer's tensors, and the last layer's."""
+    layout = layout_of(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    return Meter(layout, [slice(0, 2), slice(2, 4)], device)
+
+
+def model_on(device: torch.device) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)).to(device)
+
+
+def test_gradients_of_accumulated_micro_batches(device: torch.device) -> None:
+    model = model_on(device)
+    meter = meter_of(model, device)
+    losses: list[float] = []
+    squares: list[float] = []
+    for i in range(3):
+        loss = model(torch.randn(4, 6, device=device)).square().mean() * (i + 1)
+        loss.backward()
+        meter.measure(loss.detach(), scale=None)
+        losses.append(float(loss))
+        squares.append(sum(reference(p.grad)[0] ** 2 for p in model.parameters() if p.grad is not None))
+    block = meter.unpack(meter.raw.cpu().numpy().copy())
+    assert meter.micro == 3
+    assert meter.present == (True,) * 4
+    assert math.isclose(float(block.summary[Head.LOSS]), sum(losses), rel_tol=1e-6)
+    assert block.summary[Head.MICROS] == 3
+    units = [reference(p.grad)[0] ** 2 for p in model.parameters() if p.grad is not None]
+    assert block.summary[HEAD::2].tolist() == pytest.approx([sum(units[:2]), sum(units[2:])], rel=1e-5)
+    assert block.micros[:3, 0].tolist() == pytest.approx(losses, rel=1e-6)
+    assert block.micros[:3, 1].tolist() == pytest.approx(squares, rel=1e-5)
+    for row, p in zip(block.stats, model.parameters(), strict=True):
+        assert p.grad is not None
+        assert row.tolist() == pytest.approx(reference(p.grad), rel=1e-5, abs=1e-6)
+    meter.begin()
+    assert meter.micro == 0
+    assert meter.block.summary[: Head.ALIVE].tolist() == [0.0, 0.0]
+
+
+def test_more_micro_batches_than_are_told_apart(device: torch.device) -> None:
+    model = model_on(device)
+    meter = meter_of(model, device)
+    one = torch.tensor(2.0, device=device)
+    for _ in range(MICROS + 6):
+        meter.measure(one, scale=None)
+    assert meter.block.summary[Head.LOSS] == 2.0 * (MICROS + 6)
+    assert meter.block.summary[Head.MICROS] == MICROS + 6
+
+
+def test_a_step_nobody_watched_is_measured_all_the_same(device: torch.device) -> None:
+    model = model_on(device)
+    model(torch.randn(4, 6, device=device)).sum().backward()
+    model[0].bias.grad = None
+    meter = meter_of(model, device)
+    meter.measure(None, scale=None)
+    assert meter.micro == 0
+    assert meter.present == (True, False, True, True)
+    assert meter.block.stats[1, LAYER_STATS.index("nonfinite")] == -1
+    assert meter.block.summary[HEAD + 2] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_losses_of_any_kind_are_added_up_exactly(dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:
+    meter = meter_of(model_on(device), device)
+    values = [1.0, 0.0078125, 0.0078125]  # the sum is no bfloat16
+    for value in values:
+        meter.measure(torch.full(shape, value, dtype=dtype, device=device), scale=None)
+    assert float(meter.block.summary[Head.LOSS]) == sum(values)
+    assert meter.block.micros[:3, 0].tolist() == values
+
+
+def test_scaled_gradients_are_told_unscaled(device: torch.device) -> None:
+    model = model_on(device)
+    loss = model(torch.randn(4, 6, device=device)).square().mean()
+    (loss * 1024.0).backward()
+    meter = meter_of(model, device)
+    meter.measure(loss.detach(), scale=torch.tensor(1024.0, device=device))
+    wanted = [reference(p.grad, 1024.0)[0] for p in model.parameters() if p.grad is not None]
+    assert meter.block.stats[:, 0].tolist() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_weights_and_buffers_that_are_not_finite_are_counted(device: torch.device) -> None:
+    model = model_on(device)
+    meter = meter_of(model, device)
+    wanted = math.sqrt(sum(reference(p)[0] ** 2 for p in model.parameters()))
+    change, sampled = torch.tensor(4.0, device=device), torch.tensor(16.0, device=device)
+    buffers = [torch.zeros(3, device=device), torch.tensor([1, 2], device=device)]
+    meter.measure_weights(change, sampled, buffers)
+    summary = meter.block.summary
+    assert math.isclose(math.sqrt(float(summary[Head.WEIGHTS])), wanted, rel_tol=1e-5)
+    assert summary[Head.BAD_WEIGHTS] == 0
+    assert [summary[Head.CHANGE], summary[Head.SAMPLED]] == [4.0, 16.0]
+    with torch.no_grad():
+        model[0].weight[0, :2] = math.nan
+        buffers[0][1] = math.inf
+    meter.measure_weights(change, sampled, buffers)
+    assert summary[Head.BAD_WEIGHTS] == 3
+
+
+def test_tensors_another_process_counts_are_not_counted_here() -> None:
+    stats = torch.zeros(3, len(LAYER_STATS))
+    stats[:, 0] = torch.tensor([3.0, 4.0, 12.0])
+    summary = torch.zeros(HEAD + 4, dtype=torch.float64)
+    micros = torch.zeros(MICROS, 3, dtype=torch.float64)
+    summarise = portable_summariser([slice(0, 2), slice(2, 3)])
+    once = torch.tensor([1, 0, 1])
+    summarise(stats, once=once, loss=torch.tensor(1.5), summary=summary, micros=micros, micro=0)
+    assert summary[HEAD:].tolist() == [9.0, 0.0, 144.0, 0.0]
+    stats[1, 5] = 2  # what is broken is refused wherever it is seen
+    summarise(stats, once=once, loss=torch.tensor(1.5), summary=summary, micros=micros, micro=1)
+    assert summary[HEAD:].tolist() == [9.0, 2.0, 144.0, 0.0]
+    assert summary[: Head.ALIVE].tolist() == [3.0, 2.0]

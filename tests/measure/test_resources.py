@@ -1,0 +1,65 @@
+"""Samples in a batch, the clock's moments and what the machine tells."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from surefoot.measure.environment import describe
+from surefoot.measure.resources import Clock, Machine, samples_in
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (torch.zeros(7, 3), 7),
+        ([torch.zeros(5), torch.zeros(9)], 5),
+        ((torch.zeros(4, 2), {"y": 1}), 4),
+        ({"text": "words", "tokens": torch.zeros(6, 2)}, 6),
+        ({"deep": {"deeper": [torch.zeros(3)]}}, 3),
+        ([torch.tensor(1.0), torch.zeros(2)], 2),
+    ],
+)
+def test_samples_in_what_loaders_hand_out(batch: Any, samples: int) -> None:
+    assert samples_in(batch) == samples
+
+
+@pytest.mark.parametrize("batch", [None, 3, "text", [], {}, torch.tensor(1.0), [None, "a"]])
+def test_samples_unknown(batch: Any) -> None:
+    assert math.isnan(samples_in(batch))
+
+
+def test_the_clock_tells_waiting_from_working() -> None:
+    clock = Clock()
+    clock.forward_began()
+    first = clock.step_ended()
+    assert all(map(math.isnan, first)), "there is no step before the first"
+    assert math.isnan(clock.left(10))
+    clock.forward_began()
+    clock.forward_began()  # a second micro-batch is no waiting for data
+    seconds, wait = clock.step_ended()
+    assert 0 <= wait <= seconds
+    assert clock.left(10) > 0
+    assert clock.left(-5) == 0
+    seconds, wait = clock.step_ended()
+    assert seconds >= 0
+    assert math.isnan(wait), "no forward pass was seen"
+
+
+def test_the_machine_is_read_now_and_then(device: torch.device) -> None:
+    machine = Machine(device)
+    reading = machine.read()
+    assert reading.memory > 0
+    assert reading.memory_peak >= reading.memory
+    assert math.isnan(reading.utilisation) or 0 <= reading.utilisation <= 1
+    assert math.isnan(machine.read().memory), "not due again so soon"
+
+
+def test_the_environment_of_a_run(device: torch.device) -> None:
+    told = describe(device)
+    assert set(told) == {"code", "seeds", "environment"}
+    assert told["environment"]["torch"] == torch.__version__
+    assert describe(device)["seeds"] == told["seeds"], "looking at the random states does not move them"

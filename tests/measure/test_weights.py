@@ -1,0 +1,79 @@
+"""How far an update moved the weights, told from one weight in 509."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.measure.weights import STRIDE, UpdateSample
+
+
+def sample_of(params: list[Tensor], once: list[int] | None = None, device: str = "cpu") -> UpdateSample:
+    return UpdateSample(params, torch.tensor(once or [1] * len(params), device=device), torch.device(device))
+
+
+def test_change_and_size_of_the_sampled_weights(device: torch.device) -> None:
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(shape, device=device)) for shape in ((100, 70), (509,), (510,), (3,))]
+    sample = sample_of(params, device=str(device))
+    before = [p.detach().clone() for p in params]
+    sample.take()
+    with torch.no_grad():
+        for p in params:
+            p.add_(torch.randn_like(p) * 0.01)
+    told = sample.compare()
+    assert told is not None
+    change = sum(float((p - b).reshape(-1)[::STRIDE].double().square().sum()) for p, b in zip(params, before, strict=True))
+    size = sum(float(p.reshape(-1)[::STRIDE].double().square().sum()) for p in params)
+    assert math.isclose(float(told[0]), change, rel_tol=1e-5)
+    assert math.isclose(float(told[1]), size, rel_tol=1e-5)
+
+
+def test_the_sample_tells_the_ratio_of_the_whole() -> None:
+    torch.manual_seed(0)
+    param = nn.Parameter(torch.randn(1000, 1000))
+    sample = sample_of([param])
+    sample.take()
+    with torch.no_grad():
+        param.mul_(1.0 + 1e-3)
+    told = sample.compare()
+    assert told is not None
+    assert math.isclose(math.sqrt(float(told[0] / told[1])), 1e-3, rel_tol=1e-2)
+
+
+def test_nothing_is_told_of_what_was_not_taken() -> None:
+    param = nn.Parameter(torch.ones(5))
+    sample = sample_of([param])
+    assert sample.compare() is None
+    sample.take()
+    assert sample.compare() is not None
+    assert sample.compare() is None, "a sample serves once"
+
+
+def test_frozen_weights_and_those_another_process_counts_are_left_out() -> None:
+    frozen = nn.Parameter(torch.ones(4), requires_grad=False)
+    elsewhere, here = nn.Parameter(torch.ones(4)), nn.Parameter(torch.full((4,), 2.0))
+    sample = sample_of([frozen, elsewhere, here], [1, 0, 1])
+    sample.take()
+    told = sample.compare()
+    assert told is not None
+    assert [float(t) for t in told] == [0.0, 4.0]
+
+
+def test_every_kind_of_weight_can_be_sampled() -> None:
+    params = [
+        nn.Parameter(torch.full((2,), 1 + 2j)),
+        nn.Parameter(torch.ones(6, 2, dtype=torch.bfloat16).t()),
+        nn.Parameter(torch.ones(3, dtype=torch.float64)),
+        nn.Parameter(torch.empty(0)),
+        nn.Parameter(torch.tensor(2.0)),
+    ]
+    sample = sample_of(params)
+    sample.take()
+    with torch.no_grad():
+        params[-1].sub_(1.0)
+    told = sample.compare()
+    assert told is not None
+    assert [float(t) for t in told] == [1.0, 5.0 + 1.0 + 1.0 + 1.0]

@@ -1,0 +1,101 @@
+"""Attached in a loop that Accelerate prepared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import surefoot
+from surefoot.records import Verdict
+
+accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'surefoot[hf]'")
+
+
+@pytest.fixture(autouse=True)
+def _own_state():
+    """Accelerate keeps its settings for the whole process; each test gets fresh ones."""
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
+def train(net, rows, *, run_dir=None, mixed_precision="no", accumulate=1, fused=False, loss_scale=None):
+    """One epoch; `loss_scale` gives float16 the scaler that it has on a GPU and lacks here. Returns what it saw."""
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = accelerate.Accelerator(
+        cpu=True, mixed_precision=mixed_precision, gradient_accumulation_steps=accumulate
+    )
+    if loss_scale is not None:
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale)
+        accelerator.native_amp = True
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=fused)
+    model, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(rows, batch_size=4))
+    guard = None
+    if run_dir is not None:
+        guard = surefoot.attach(model, optimizer, run_dir=run_dir, scaler=accelerator.scaler)
+    norms, scales = [], []
+    for batch in loader:
+        with accelerator.accumulate(model):
+            loss = model(**batch)["loss"]
+            if guard is not None:
+                loss = guard.watch(loss, batch)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                norms.append(float(accelerator.clip_grad_norm_(model.parameters(), 1.0)))
+            optimizer.step()
+            optimizer.zero_grad()
+            scales.append(accelerator.scaler and accelerator.scaler.get_scale())
+    if guard is not None:
+        guard.close()
+    return norms, scales
+
+
+PRECISIONS = [
+    pytest.param({}, id="fp32"),
+    pytest.param({"mixed_precision": "bf16"}, id="bf16"),
+    pytest.param({"mixed_precision": "fp16", "loss_scale": 2.0**12}, id="fp16"),
+]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_only_the_spoilt_update_is_refused(task, tmp_path, precision, accumulate):
+    options = {**precision, "accumulate": accumulate}
+    bare, guarded, spared = task.net(), task.net(), task.net()
+    train(bare, task.rows(spoilt=True), **options)
+    assert not task.finite(bare)
+
+    train(guarded, task.rows(spoilt=True), run_dir=tmp_path, **options)
+    want = [Verdict.LANDED] * (12 // accumulate)
+    want[task.update(accumulate)] = Verdict.NONFINITE
+    assert task.verdicts(tmp_path) == want
+    train(spared, task.rows(without=task.partners(accumulate)), **options)
+    assert task.same(guarded, spared)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_healthy_run_is_left_alone(task, tmp_path, precision, accumulate, fused):
+    options = {**precision, "accumulate": accumulate, "fused": fused}
+    bare, guarded = task.net(), task.net()
+    norms, _ = train(bare, task.rows(), **options)
+    train(guarded, task.rows(), run_dir=tmp_path, **options)
+    assert task.same(bare, guarded)
+    assert task.verdicts(tmp_path) == [Verdict.LANDED] * (12 // accumulate)
+    assert surefoot.read(tmp_path).scalars["norm"].tolist() == pytest.approx(norms, rel=1e-5)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_overflow_of_the_loss_scale_is_no_refusal(task, tmp_path, accumulate, fused):
+    options = {"mixed_precision": "fp16", "loss_scale": 2.0**20, "accumulate": accumulate, "fused": fused}
+    bare, guarded = task.net(), task.net()
+    _, want = train(bare, task.rows(), **options)
+    _, scales = train(guarded, task.rows(), run_dir=tmp_path, **options)
+    verdicts = task.verdicts(tmp_path)
+    assert scales == want
+    assert len(verdicts) == 12 // accumulate
+    assert set(verdicts) == {Verdict.OVERFLOW, Verdict.LANDED}
+    assert task.same(bare, guarded)

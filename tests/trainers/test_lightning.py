@@ -1,0 +1,151 @@
+"""Attached inside a LightningModule, whose backward runs in the optimizer's closure unless it is optimized by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import surefoot
+from surefoot.records import Verdict
+
+lightning = pytest.importorskip(
+    "lightning.pytorch", reason="lightning is not installed: pip install 'surefoot[lightning]'"
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning:lightning"),
+]
+
+
+class Automatic(lightning.LightningModule):
+    """Lightning calls backward, clips and steps."""
+
+    def __init__(self, net, *, run_dir: Path | None = None, scaler=None, fused: bool = False) -> None:
+        super().__init__()
+        self.net = net
+        self.guard: surefoot.Guard | None = None
+        self._run_dir, self._scaler, self._fused = run_dir, scaler, fused
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.net.parameters(), lr=1e-2, fused=self._fused)
+
+    def on_train_start(self) -> None:
+        if self._run_dir is not None:
+            self.guard = surefoot.attach(self, self.optimizers(), run_dir=self._run_dir, scaler=self._scaler)
+
+    def watched_loss(self, batch):
+        loss = self.net(**batch)["loss"]
+        return loss if self.guard is None else self.guard.watch(loss, batch)
+
+    def training_step(self, batch, index):
+        return self.watched_loss(batch)
+
+    def on_train_end(self) -> None:
+        if self.guard is not None:
+            self.guard.close()
+
+
+class Manual(Automatic):
+    """The module calls backward, clips and steps, here on every second batch."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, index):
+        optimizer = self.optimizers()
+        if index % 2 == 0:
+            optimizer.zero_grad()
+        self.manual_backward(self.watched_loss(batch) / 2)
+        if index % 2 == 1:
+            if self._scaler is None:  # with one, the gradients are still scaled here
+                torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)
+            optimizer.step()
+
+
+def train(kind, net, rows, *, run_dir=None, precision="32-true", loss_scale=None, fused=False, **options):
+    """One epoch; `loss_scale` gives float16 the scaler that it has on a GPU and lacks here."""
+    scaler = None if loss_scale is None else torch.amp.GradScaler("cpu", init_scale=loss_scale)
+    if scaler is not None:
+        options["plugins"] = [lightning.plugins.MixedPrecision("16-mixed", device="cpu", scaler=scaler)]
+    else:
+        options["precision"] = precision
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+    trainer.fit(kind(net, run_dir=run_dir, scaler=scaler, fused=fused), DataLoader(rows, batch_size=4))
+    return scaler
+
+
+PRECISIONS = [
+    pytest.param({}, id="32-true"),
+    pytest.param({"precision": "bf16-mixed"}, id="bf16-mixed"),
+    pytest.param({"loss_scale": 2.0**12}, id="16-mixed"),
+]
+KINDS = [
+    pytest.param(Automatic, 1, {"gradient_clip_val": 1.0}, id="automatic"),
+    pytest.param(Automatic, 2, {"gradient_clip_val": 1.0, "accumulate_grad_batches": 2}, id="automatic, accumulated"),
+    pytest.param(Manual, 2, {}, id="manual"),
+]
+
+
+@pytest.mark.parametrize(("kind", "accumulate", "options"), KINDS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_only_the_spoilt_update_is_refused(task, tmp_path, precision, kind, accumulate, options):
+    options = precision | options
+    bare, guarded, spared = task.net(), task.net(), task.net()
+    train(kind, bare, task.rows(spoilt=True), **options)
+    assert not task.finite(bare)
+
+    train(kind, guarded, task.rows(spoilt=True), run_dir=tmp_path, **options)
+    want = [Verdict.LANDED] * (12 // accumulate)
+    want[task.update(accumulate)] = Verdict.NONFINITE
+    assert task.verdicts(tmp_path) == want
+    train(kind, spared, task.rows(without=task.partners(accumulate)), **options)
+    assert task.same(guarded, spared)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", [Automatic, Manual])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_healthy_run_is_left_alone(task, tmp_path, precision, kind, fused):
+    bare, guarded = task.net(), task.net()
+    train(kind, bare, task.rows(), fused=fused, **precision)
+    train(kind, guarded, task.rows(), fused=fused, run_dir=tmp_path, **precision)
+    assert task.same(bare, guarded)
+    assert set(task.verdicts(tmp_path)) == {Verdict.LANDED}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", [Automatic, Manual])
+def test_an_overflow_of_the_loss_scale_is_no_refusal(task, tmp_path, kind, fused):
+    bare, guarded = task.net(), task.net()
+    one = train(kind, bare, task.rows(), fused=fused, loss_scale=2.0**20)
+    other = train(kind, guarded, task.rows(), fused=fused, loss_scale=2.0**20, run_dir=tmp_path)
+    verdicts = task.verdicts(tmp_path)
+    assert len(verdicts) == 12 if kind is Automatic else 6
+    assert set(verdicts) == {Verdict.OVERFLOW, Verdict.LANDED}
+    assert one.get_scale() == other.get_scale()
+    assert task.same(bare, guarded)
+
+
+def test_norms_are_those_before_its_clipping(task, tmp_path):
+    train(Automatic, task.net(), task.rows(), run_dir=tmp_path / "clipped", gradient_clip_val=1e-3)
+    train(Automatic, task.net(), task.rows(), run_dir=tmp_path / "free")
+    clipped, free = (surefoot.read(tmp_path / name).scalars["norm"] for name in ("clipped", "free"))
+    assert clipped[0] == free[0] > 1.0
+
+
+def test_its_wrapper_is_seen_through(task, tmp_path):
+    """A fused optimizer inside Lightning's wrapper is still refused on the device."""
+    train(Automatic, task.net(), task.rows(), run_dir=tmp_path, fused=True)
+    (optimizer,) = surefoot.read(tmp_path).info["config"]["optimizers"]
+    assert (optimizer["class"], optimizer["way"]) == ("AdamW", "device")

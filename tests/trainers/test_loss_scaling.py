@@ -1,0 +1,124 @@
+"""A plain loop in float16 with torch's own GradScaler."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot
+from surefoot.records import Verdict
+
+
+def train(net, batches, *, run_dir=None, tell=True, unscale=False, fused=False, to_none=True, loss_scale=2.0**13):
+    """Norms by hand of the unscaled gradients of each batch, and the loss scale each batch met and left."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale, growth_interval=5)
+    guard = None
+    if run_dir is not None:
+        guard = surefoot.attach(net, optimizer, run_dir=run_dir, scaler=scaler if tell else None)
+    norms, scales = [], [loss_scale]
+    for batch in batches:
+        with torch.autocast("cpu", torch.float16):
+            loss = net(**batch)["loss"]
+        if guard is not None:
+            loss = guard.watch(loss, batch)
+        scaler.scale(loss).backward()
+        norms.append(float(nn.utils.get_total_norm([p.grad / scaler.get_scale() for p in net.parameters()])))
+        if unscale:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=to_none)
+        scales.append(scaler.get_scale())
+    if guard is not None:
+        guard.close()
+    return norms, scales
+
+
+ways = pytest.mark.parametrize("fused", [False, True], ids=["unfused", "fused"])
+unscales = pytest.mark.parametrize("unscale", [False, True], ids=["", "unscale"])
+told = pytest.mark.parametrize("tell", [False, True], ids=["found", "told"])
+zeroing = pytest.mark.parametrize("to_none", [False, True], ids=["zeroed", "none"])
+
+
+@ways
+@unscales
+@told
+def test_norms_are_those_of_the_unscaled_gradients(task, tmp_path, tell, unscale, fused):
+    bare, guarded = task.net(), task.net()
+    norms, scales = train(bare, task.batches(), unscale=unscale, fused=fused)
+    assert train(guarded, task.batches(), run_dir=tmp_path, tell=tell, unscale=unscale, fused=fused)[1] == scales
+    seen = surefoot.read(tmp_path).scalars
+    assert task.verdicts(tmp_path) == [Verdict.LANDED] * 12
+    assert seen["norm"].tolist() == pytest.approx(norms, rel=1e-5)
+    assert seen["loss_scale"].tolist() == scales[:-1]
+    assert task.same(bare, guarded)
+
+
+def test_norms_are_near_those_in_float32(task, tmp_path):
+    net, batch = task.net(), task.batches()[0]
+    net(**batch)["loss"].backward()
+    want = float(nn.utils.get_total_norm([p.grad for p in net.parameters()]))
+    train(task.net(), [batch], run_dir=tmp_path)
+    assert surefoot.read(tmp_path).scalars["norm"].tolist() == pytest.approx([want], rel=0.02)
+
+
+@ways
+@unscales
+@told
+@zeroing
+def test_an_overflow_is_no_refusal(task, tmp_path, to_none, tell, unscale, fused):
+    bare, guarded = task.net(), task.net()
+    options = {"unscale": unscale, "fused": fused, "to_none": to_none, "loss_scale": 2.0**20}
+    _, scales = train(bare, task.batches(), **options)
+    assert train(guarded, task.batches(), run_dir=tmp_path, tell=tell, **options)[1] == scales
+    verdicts = task.verdicts(tmp_path)
+    fell = [Verdict.OVERFLOW if after < before else Verdict.LANDED for before, after in zip(scales, scales[1:])]
+    assert Verdict.OVERFLOW in fell
+    assert verdicts == fell
+    assert not [e for e in surefoot.read(tmp_path).events if e["kind"] == "decision"]
+    assert surefoot.read(tmp_path).scalars["loss_scale"].tolist() == scales[:-1]
+    assert task.same(bare, guarded)
+
+
+def test_an_overflow_at_the_very_end_is_written_down(task, tmp_path):
+    train(task.net(), task.batches()[:2], run_dir=tmp_path, loss_scale=2.0**30)
+    assert task.verdicts(tmp_path) == [Verdict.OVERFLOW] * 2
+
+
+@ways
+@zeroing
+def test_a_spoilt_batch_leaves_no_trace(task, tmp_path, to_none, fused):
+    """Loss scaling skips the update by itself, but the buffers are spoilt unless they are put back."""
+    bare, guarded, spared = task.net(), task.net(), task.net()
+    options = {"to_none": to_none, "fused": fused}
+    _, scales = train(bare, task.batches(spoilt=True), **options)
+    assert not task.finite(bare)
+    assert train(guarded, task.batches(spoilt=True), run_dir=tmp_path, **options)[1] == scales
+    want = [Verdict.LANDED] * 12
+    want[task.update(1)] = Verdict.NONFINITE
+    assert task.verdicts(tmp_path) == want
+    train(spared, task.batches(without=task.partners(1)), **options)
+    assert task.same(guarded, spared)
+
+
+def test_two_scalers_and_no_word_which(task, tmp_path, caplog):
+    other = torch.amp.GradScaler("cpu", init_scale=2.0**13)
+    other.scale(torch.zeros(()))
+    train(task.net(), task.batches(), run_dir=tmp_path, tell=False)
+    assert "scaler=" in caplog.text
+    assert [e for e in surefoot.read(tmp_path).events if e.get("name") == "scaler"]
+
+
+@ways
+def test_clipping_by_value_knows_the_loss_scale(tmp_path, fused):
+    net = nn.Linear(4, 1, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.5, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    before = net.weight.detach().clone()
+    with surefoot.attach(net, optimizer, run_dir=tmp_path, scaler=scaler, clip={"value": 0.5}) as guard:
+        scaler.scale(guard.watch(net(torch.ones(2, 4)).sum())).backward()
+        scaler.step(optimizer)
+    assert torch.allclose(before - net.weight, torch.full((1, 4), 0.5))
