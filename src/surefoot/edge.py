@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -51,9 +51,17 @@ def check_optimizers(given: object, model: nn.Module) -> tuple[Optimizer, ...]:
         if not any(id(p) in own for group in o.param_groups for p in group["params"]):
             raise Misuse(
                 f"attach: {type(o).__name__} holds none of the model's parameters. Was it made from another model, or "
-                "before the model was wrapped or moved? Make the optimizer from the model you attach, after wrapping it."
+                "before the model was wrapped or moved? Make it from the model you attach, after wrapping."
             )
     return optimizers
+
+
+def check_free(optimizers: Iterable[Optimizer], guarded: Collection[Optimizer]) -> None:
+    for o in optimizers:
+        if o in guarded:
+            raise Misuse(
+                f"attach: this {type(o).__name__} is guarded already. Close the earlier guard first: guard.close()."
+            )
 
 
 def check_policy(policy: object) -> Policy:

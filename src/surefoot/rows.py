@@ -64,6 +64,7 @@ def row_from(block: Block, tag: Tag, *, step: int, history: History, left: float
         limit=limit if math.isfinite(limit) else NAN,
         clip=said[Said.CLIP] if tag.clips else NAN,
         clipped=said[Said.CLIPPED] if tag.clips else NAN,
+        clip_share=history.clip_share(said[Said.CLIPPED]) if tag.clips else NAN,
         lr=said[Said.LR] if tag.lr is None else tag.lr,
         loss_scale=said[Said.SCALE] if tag.scaled else NAN,
         weight_norm=said[Said.WEIGHT_NORM] if tag.weights else NAN,

@@ -13,7 +13,7 @@ from surefoot.bench.synchronisations import count_synchronisations
 from surefoot.models.decoder import SIZES, Decoder, next_token_loss
 
 sys.path.insert(0, str(Path(__file__).parent))
-import cells  # noqa: E402
+import cells
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -59,7 +59,9 @@ def test_no_more_waits_than_the_bare_loop(clip: float | None, tmp_path: Path) ->
 
 def test_buffers_of_a_refused_batch_are_put_back_on_the_device(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*[m for _ in range(30) for m in (torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))]).cuda()
+    model = torch.nn.Sequential(
+        *[m for _ in range(30) for m in (torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))]
+    ).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     guard = surefoot.attach(model, optimizer, run_dir=tmp_path)
     for i in range(12):

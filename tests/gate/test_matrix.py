@@ -11,7 +11,7 @@ import torch
 import surefoot
 
 sys.path.insert(0, str(Path(__file__).parent))
-import cells  # noqa: E402
+import cells
 
 WARMUP = cells.WARMUP
 

@@ -112,7 +112,12 @@ def trial(kind: str, fault: str, where: Path) -> dict[str, Any]:
 def placements() -> dict[str, float]:
     """Statistics of DTensor gradients in every placement against those of the whole tensor; largest difference."""
     mesh = init_device_mesh("cpu", (2,))
-    kinds: dict[str, Placement] = {"rows": Shard(0), "columns": Shard(1), "replicate": Replicate(), "partial": Partial()}
+    kinds: dict[str, Placement] = {
+        "rows": Shard(0),
+        "columns": Shard(1),
+        "replicate": Replicate(),
+        "partial": Partial(),
+    }
     worst: dict[str, float] = {}
     for name, kind in kinds.items():
         torch.manual_seed(1)
@@ -125,7 +130,9 @@ def placements() -> dict[str, float]:
         model.plain.grad = torch.arange(4.0)
         part = gradient * (0.25 if dist.get_rank() == 0 else 0.75)
         model.weight.grad = (
-            DTensor.from_local(part, mesh, [kind]) if isinstance(kind, Partial) else distribute_tensor(gradient, mesh, home)
+            DTensor.from_local(part, mesh, [kind])
+            if isinstance(kind, Partial)
+            else distribute_tensor(gradient, mesh, home)
         )
         layout = layout_of(model, [torch.optim.SGD(model.parameters())])
         meter = Meter(layout, [slice(0, 2)], torch.device("cpu"))

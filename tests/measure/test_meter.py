@@ -35,7 +35,7 @@ def test_gradients_of_accumulated_micro_batches(device: torch.device) -> None:
         loss = model(torch.randn(4, 6, device=device)).square().mean() * (i + 1)
         loss.backward()
         meter.measure(loss.detach(), scale=None)
-        losses.append(float(loss))
+        losses.append(loss.item())
         squares.append(sum(reference(p.grad)[0] ** 2 for p in model.parameters() if p.grad is not None))
     block = meter.unpack(meter.raw.cpu().numpy().copy())
     assert meter.micro == 3
@@ -80,7 +80,7 @@ def test_a_step_nobody_watched_is_measured_all_the_same(device: torch.device) ->
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_losses_of_any_kind_are_added_up_exactly(dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:
     meter = meter_of(model_on(device), device)
-    values = [1.0, 0.0078125, 0.0078125]  # the sum is no bfloat16
+    values = [1.0, 2.0**-12, 2.0**-12]  # the sum is neither a bfloat16 nor a float16
     for value in values:
         meter.measure(torch.full(shape, value, dtype=dtype, device=device), scale=None)
     assert float(meter.block.summary[Head.LOSS]) == sum(values)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -24,18 +22,18 @@ pytestmark = [
 class Automatic(lightning.LightningModule):
     """Lightning calls backward, clips and steps."""
 
-    def __init__(self, net, *, run_dir: Path | None = None, scaler=None, fused: bool = False) -> None:
+    def __init__(self, net, *, fused: bool = False, scaler=None, **attach) -> None:
         super().__init__()
         self.net = net
         self.guard: surefoot.Guard | None = None
-        self._run_dir, self._scaler, self._fused = run_dir, scaler, fused
+        self._fused, self._scaler, self._attach = fused, scaler, attach
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.net.parameters(), lr=1e-2, fused=self._fused)
 
     def on_train_start(self) -> None:
-        if self._run_dir is not None:
-            self.guard = surefoot.attach(self, self.optimizers(), run_dir=self._run_dir, scaler=self._scaler)
+        if self._attach:
+            self.guard = surefoot.attach(self, self.optimizers(), scaler=self._scaler, **self._attach)
 
     def watched_loss(self, batch):
         loss = self.net(**batch)["loss"]
@@ -65,7 +63,27 @@ class Manual(Automatic):
             optimizer.step()
 
 
-def train(kind, net, rows, *, run_dir=None, precision="32-true", loss_scale=None, fused=False, **options):
+class TwoHeads(Automatic):
+    """One forward for two optimizers: the second goes backward through it when the first has stepped already."""
+
+    automatic_optimization = False
+
+    def configure_optimizers(self):
+        own = {"lr": 1e-2, "fused": self._fused}
+        self.head = torch.nn.Linear(32, 4)
+        return torch.optim.AdamW(self.head.parameters(), **own), torch.optim.AdamW(self.net.parameters(), **own)
+
+    def training_step(self, batch, index):
+        middle = self.net.body[:3](batch["x"])
+        guesses = self.head(middle.detach()), self.net.body[3](middle)
+        losses = [torch.nn.functional.mse_loss(guess, batch["labels"]) for guess in guesses]
+        for optimizer, loss in zip(self.optimizers(), losses, strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(loss if self.guard is None else self.guard.watch(loss, batch))
+            optimizer.step()
+
+
+def train(kind, net, rows, *, attach=None, precision="32-true", loss_scale=None, fused=False, **options):
     """One epoch; `loss_scale` gives float16 the scaler that it has on a GPU and lacks here."""
     scaler = None if loss_scale is None else torch.amp.GradScaler("cpu", init_scale=loss_scale)
     if scaler is not None:
@@ -81,7 +99,7 @@ def train(kind, net, rows, *, run_dir=None, precision="32-true", loss_scale=None
         enable_model_summary=False,
         **options,
     )
-    trainer.fit(kind(net, run_dir=run_dir, scaler=scaler, fused=fused), DataLoader(rows, batch_size=4))
+    trainer.fit(kind(net, fused=fused, scaler=scaler, **attach or {}), DataLoader(rows, batch_size=4))
     return scaler
 
 
@@ -105,7 +123,7 @@ def test_only_the_spoilt_update_is_refused(task, tmp_path, precision, kind, accu
     train(kind, bare, task.rows(spoilt=True), **options)
     assert not task.finite(bare)
 
-    train(kind, guarded, task.rows(spoilt=True), run_dir=tmp_path, **options)
+    train(kind, guarded, task.rows(spoilt=True), attach={"run_dir": tmp_path}, **options)
     want = [Verdict.LANDED] * (12 // accumulate)
     want[task.update(accumulate)] = Verdict.NONFINITE
     assert task.verdicts(tmp_path) == want
@@ -113,13 +131,12 @@ def test_only_the_spoilt_update_is_refused(task, tmp_path, precision, kind, accu
     assert task.same(guarded, spared)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("kind", [Automatic, Manual])
+@pytest.mark.parametrize("kind", [Automatic, Manual, TwoHeads])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_healthy_run_is_left_alone(task, tmp_path, precision, kind, fused):
+def test_a_healthy_run_is_left_alone(task, tmp_path, precision, kind):
     bare, guarded = task.net(), task.net()
-    train(kind, bare, task.rows(), fused=fused, **precision)
-    train(kind, guarded, task.rows(), fused=fused, run_dir=tmp_path, **precision)
+    train(kind, bare, task.rows(), fused=True, **precision)
+    train(kind, guarded, task.rows(), fused=True, attach={"run_dir": tmp_path}, **precision)
     assert task.same(bare, guarded)
     assert set(task.verdicts(tmp_path)) == {Verdict.LANDED}
 
@@ -129,7 +146,7 @@ def test_a_healthy_run_is_left_alone(task, tmp_path, precision, kind, fused):
 def test_an_overflow_of_the_loss_scale_is_no_refusal(task, tmp_path, kind, fused):
     bare, guarded = task.net(), task.net()
     one = train(kind, bare, task.rows(), fused=fused, loss_scale=2.0**20)
-    other = train(kind, guarded, task.rows(), fused=fused, loss_scale=2.0**20, run_dir=tmp_path)
+    other = train(kind, guarded, task.rows(), fused=fused, loss_scale=2.0**20, attach={"run_dir": tmp_path})
     verdicts = task.verdicts(tmp_path)
     assert len(verdicts) == 12 if kind is Automatic else 6
     assert set(verdicts) == {Verdict.OVERFLOW, Verdict.LANDED}
@@ -137,15 +154,35 @@ def test_an_overflow_of_the_loss_scale_is_no_refusal(task, tmp_path, kind, fused
     assert task.same(bare, guarded)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_each_of_two_optimizers_refuses_the_spoilt_batch(task, tmp_path, fused):
+    guarded, spared = task.net(), task.net()
+    train(TwoHeads, guarded, task.rows(spoilt=True), attach={"run_dir": tmp_path}, fused=fused)
+    train(TwoHeads, spared, task.rows(without=task.partners(1)), fused=fused)
+    seen = surefoot.read(tmp_path).scalars
+    for which in (0, 1):
+        verdicts = seen["verdict"][seen["optimizer"] == which].tolist()
+        assert [i for i, verdict in enumerate(verdicts) if verdict != Verdict.LANDED] == [task.update(1)]
+    assert task.same(guarded, spared)
+
+
+def test_a_hopeless_run_is_stopped(task, tmp_path):
+    rows = [row | {"x": row["x"] * float("nan")} for row in task.rows()]
+    net = task.net()
+    with pytest.raises(surefoot.TrainingStopped, match="3 updates in a row were refused"):
+        train(Automatic, net, rows, attach={"run_dir": tmp_path, "policy": surefoot.Policy(limit=3)})
+    assert task.same(net, task.net())
+
+
 def test_norms_are_those_before_its_clipping(task, tmp_path):
-    train(Automatic, task.net(), task.rows(), run_dir=tmp_path / "clipped", gradient_clip_val=1e-3)
-    train(Automatic, task.net(), task.rows(), run_dir=tmp_path / "free")
+    train(Automatic, task.net(), task.rows(), attach={"run_dir": tmp_path / "clipped"}, gradient_clip_val=1e-3)
+    train(Automatic, task.net(), task.rows(), attach={"run_dir": tmp_path / "free"})
     clipped, free = (surefoot.read(tmp_path / name).scalars["norm"] for name in ("clipped", "free"))
     assert clipped[0] == free[0] > 1.0
 
 
 def test_its_wrapper_is_seen_through(task, tmp_path):
     """A fused optimizer inside Lightning's wrapper is still refused on the device."""
-    train(Automatic, task.net(), task.rows(), run_dir=tmp_path, fused=True)
+    train(Automatic, task.net(), task.rows(), attach={"run_dir": tmp_path}, fused=True)
     (optimizer,) = surefoot.read(tmp_path).info["config"]["optimizers"]
     assert (optimizer["class"], optimizer["way"]) == ("AdamW", "device")

@@ -253,7 +253,9 @@ def main(
         torch.use_deterministic_algorithms(True)
     chosen = families()
     share = max(steps // len(chosen), 1)
-    say(f"{share * len(chosen):,} updates on {device} with torch {torch.__version__}, bare and attached from the same start")
+    say(
+        f"{share * len(chosen):,} updates on {device} with torch {torch.__version__}, bare and attached from the same start"
+    )
     say(f"{'family':<44}{'policy':<10}{'updates':>8}{'seconds':>9}   result")
     wrong = 0
     for family in chosen:

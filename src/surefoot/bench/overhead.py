@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import platform
 import statistics
@@ -112,8 +113,15 @@ class Bench:
         elif name == "anomaly":
             with torch.autograd.set_detect_anomaly(True):
                 yield self.bare
+        elif name == "debug":
+            from transformers.debug_utils import DebugUnderflowOverflow
+
+            DebugUnderflowOverflow(self.model)
+            yield self.bare
+            for module in self.model.modules():
+                module._forward_hooks.clear()
         else:
-            yield {"bare": self.bare, "item": self.item, "debug": self.bare}[name]
+            yield {"bare": self.bare, "item": self.item}[name]
 
     def wait(self) -> None:
         if self.device.type == "cuda":
@@ -140,8 +148,6 @@ def _optimizers(name: str, model: nn.Module) -> list[Optimizer]:
 def measure(plan: Plan, say: Callable[[str], None]) -> Result:
     """Alternate short blocks of all variants and take the median of the rounds' ratios."""
     bench = Bench(plan)
-    if "debug" in plan.variants:
-        _watch_with_transformers(bench.model)
     times: dict[str, list[float]] = {name: [] for name in plan.variants}
     for number in range(plan.rounds + 1):
         order = plan.variants if number % 2 else plan.variants[::-1]  # neither always comes first
@@ -165,12 +171,6 @@ def measure(plan: Plan, say: Callable[[str], None]) -> Result:
     return result
 
 
-def _watch_with_transformers(model: nn.Module) -> None:
-    from transformers.debug_utils import DebugUnderflowOverflow
-
-    DebugUnderflowOverflow(model)
-
-
 def plans(device: str, *, quick: bool) -> list[Plan]:
     """Every line of the table for a device."""
     rounds = 3 if quick else 7
@@ -186,22 +186,25 @@ def plans(device: str, *, quick: bool) -> list[Plan]:
         for size in ("10m", "124m", "1.3b")
         for compiled in (False, True)
     ]
-    lines += [Plan(size, name, rounds=rounds, steps=steps) for size in ("10m", "124m") for name in ("default AdamW", "Muon")]
+    lines += [
+        Plan(size, name, rounds=rounds, steps=steps) for size in ("10m", "124m") for name in ("default AdamW", "Muon")
+    ]
     return lines + _rivals("124m", device, 5)
 
 
 def _rivals(size: str, device: str, steps: int) -> list[Plan]:
-    lines = [Plan(size, device=device, variants=("bare", "item", "anomaly"), rounds=3, steps=steps)]
-    with contextlib.suppress(ImportError):
-        import transformers.debug_utils  # noqa: F401
-
-        lines.append(Plan(size, device=device, variants=("bare", "debug"), rounds=3, steps=steps))
-    return lines
+    """What else people use to see trouble; transformers' debug mode where it is installed."""
+    debug = ("debug",) if importlib.util.find_spec("transformers") else ()
+    return [Plan(size, device=device, variants=("bare", "item", "anomaly", *debug), rounds=3, steps=steps)]
 
 
 def machine(device: str) -> str:
     """The machine in words, for whoever reads the figures."""
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    name = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    )
     return f"{name}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
@@ -226,15 +229,26 @@ def report(results: list[Result], device: str) -> str:
 
 
 def main(
-    device: str | None = None, *, quick: bool = False, only: str = "", out: Path | None = None, say: Callable[[str], None] = print
+    device: str | None = None,
+    *,
+    quick: bool = False,
+    only: str = "",
+    out: Path | None = None,
+    say: Callable[[str], None] = print,
 ) -> str:
     """Run the table for a device; `only` keeps the lines whose name contains it."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("bench overhead: there is no CUDA device here. Use --device cpu.")
-    chosen = [p for p in plans(device, quick=quick) if only in f"{p.size} {p.optimizer} {'compiled' if p.compiled else 'eager'}"]
+    chosen = [
+        p
+        for p in plans(device, quick=quick)
+        if only in f"{p.size} {p.optimizer} {'compiled' if p.compiled else 'eager'}"
+    ]
     if not chosen:
-        raise ValueError(f"bench overhead: no line of the table contains {only!r}. Try '124m', 'fused', 'compiled' or 'Muon'.")
+        raise ValueError(
+            f"bench overhead: no line of the table contains {only!r}. Try '124m', 'fused', 'compiled' or 'Muon'."
+        )
     results: list[Result] = []
     for plan in chosen:
         results.append(measure(plan, say))

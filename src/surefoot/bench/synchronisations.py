@@ -14,7 +14,7 @@ def count_synchronisations(step: Callable[[], None], *, steps: int) -> float:
     """Waits a step, over some steps of a loop that is already warm."""
     torch.cuda.synchronize()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         for _ in range(steps):
             step()
     found = sum(1 for event in profile.events() or () if event.name in WAITS)

@@ -17,7 +17,7 @@ MEMORY = 1000
 PERCENTILE = 0.995
 LEAST, MOST = 1.0, 100.0
 
-ClipOption = None | float | str | Mapping[str, float] | Sequence["None | float | str | Mapping[str, float]"]
+ClipOption = None | float | str | Mapping[str, float] | Sequence["float | str | Mapping[str, float] | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,10 @@ def _clip(option: object) -> Clip:
         return Clip(adaptive=True)
     if _is_threshold(option):
         return Clip(norm=float(option))  # pyright: ignore[reportArgumentType]
-    if isinstance(option, Mapping) and set(option) <= {"norm", "value"} and option:
-        if all(_is_threshold(v) for v in option.values()):
-            return Clip(**{str(k): float(v) for k, v in option.items()})
+    if isinstance(option, Mapping) and option and set(option) <= {"norm", "value"}:
+        wanted = {"norm": math.inf, "value": math.inf, **option}
+        if all(_is_threshold(v) for v in wanted.values()):
+            return Clip(norm=float(wanted["norm"]), value=float(wanted["value"]))
     raise ValueError(
         f"attach: clip={option!r} is not understood. Use None (no clipping), a positive number (global norm), "
         "'adaptive', {'value': 0.5} (by value), or a list with one of these for each parameter group."

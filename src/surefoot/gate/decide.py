@@ -127,7 +127,9 @@ def _portable(memory: Memory, rule: Rule) -> Decider:
         recent, ever, count = memory.baseline.unbind()
         limit = torch.maximum(recent * rule.factor, ever).where(count >= rule.warmup, math.inf)
         bad = ~norm.isfinite() | ~loss.isfinite() | (nonfinite > 0)
-        kind = torch.where(loss.isfinite(), float(Verdict.OVERFLOW if scaled else Verdict.NONFINITE), float(Verdict.NONFINITE))
+        kind = torch.where(
+            loss.isfinite(), float(Verdict.OVERFLOW if scaled else Verdict.NONFINITE), float(Verdict.NONFINITE)
+        )
         verdict = kind.where(bad, torch.where(norm > limit, float(Verdict.OUTLANDISH), float(Verdict.LANDED)))
         if joint is not None:
             verdict = torch.maximum(verdict.to(joint.dtype), joint)

@@ -22,7 +22,14 @@ class Gate:
     """Decides over one optimizer's step and makes the decision hold."""
 
     def __init__(
-        self, number: int, optimizer: Optimizer, *, units: Sequence[Unit], params: Sequence[Tensor], rule: Rule, device: torch.device
+        self,
+        number: int,
+        optimizer: Optimizer,
+        *,
+        units: Sequence[Unit],
+        params: Sequence[Tensor],
+        rule: Rule,
+        device: torch.device,
     ) -> None:
         self.optimizer = optimizer
         self.way, self.why = way_of(optimizer)
@@ -105,7 +112,9 @@ class Gate:
         self._prior = held
         found, scale = held.get("found_inf"), held.get("grad_scale")
         refuse, divisor = self.memory.refuse, self.memory.divisor
-        setattr(self.optimizer, "found_inf", refuse if found is None else torch.maximum(refuse, found.to(refuse.device)))
+        setattr(
+            self.optimizer, "found_inf", refuse if found is None else torch.maximum(refuse, found.to(refuse.device))
+        )
         if not self._clips:
             return
         if self._folds:
@@ -120,7 +129,8 @@ class Gate:
                 _multiply(found, factor)
             if unit.clip.value < float("inf"):
                 for g in found:
-                    bound = unit.clip.value if scale is None else scale.to(g.device) * unit.clip.value
+                    bound = torch.full((), unit.clip.value, device=g.device)
+                    bound = bound if scale is None else bound * scale.to(g.device)
                     g.clamp_(-bound, bound)
 
 
@@ -135,7 +145,7 @@ def _multiply(tensors: Sequence[Tensor], factor: Tensor) -> None:
 
 
 class _Copy:
-    """Weights and state of an optimizer as they were before a step, small state by reference where it is not written."""
+    """Weights and state of an optimizer as they were before a step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from typing import Any
 
 KEPT = 100
 
@@ -14,6 +15,12 @@ class History:
     def __init__(self) -> None:
         self.losses: deque[float] = deque(maxlen=KEPT)
         self.norms: deque[float] = deque(maxlen=KEPT)
+        self.clipped: deque[bool] = deque(maxlen=KEPT)
+
+    def clip_share(self, factor: float) -> float:
+        """Take in the factor of one clipped update and return the share of the last 100 that were made smaller."""
+        self.clipped.append(factor < 1.0)
+        return sum(self.clipped) / len(self.clipped)
 
     def add(self, loss: float, norm: float) -> tuple[float, float]:
         """Take in one update and return the loss's first and second difference."""
@@ -23,9 +30,10 @@ class History:
         self.norms.append(norm)
         return d1, d2
 
-    def state_dict(self) -> dict[str, list[float]]:
-        return {"losses": list(self.losses), "norms": list(self.norms)}
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": list(self.losses), "norms": list(self.norms), "clipped": list(self.clipped)}
 
-    def load_state_dict(self, state: dict[str, list[float]]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.losses = deque(state["losses"], maxlen=KEPT)
         self.norms = deque(state["norms"], maxlen=KEPT)
+        self.clipped = deque(state["clipped"], maxlen=KEPT)

@@ -11,6 +11,9 @@ from surefoot.judge.detect.outlandish import Outlandish
 from surefoot.judge.policy import Policy
 from surefoot.records import Decision, Event, Finding, Row, Verdict
 
+TALK = 50
+"""Refusals in a row that are each told; after that only the 64th, 128th and so on."""
+
 
 class Detector(Protocol):
     """Looks at one row at a time; can tell, and cannot act."""
@@ -37,12 +40,14 @@ class Judge:
             self._refused = self._overflows = 0
         self._refused += refused
         self._overflows += row.verdict is Verdict.OVERFLOW
-        if refused:
+        if refused and self._refused > TALK and self._refused & (self._refused - 1):
+            found.clear()  # a run that only observes may go on like this for ever
+        elif refused:
             reason = "; ".join(f.detail for f in found if isinstance(f, Finding))
             found.append(self._decision(row, "refuse", reason))
-        if self._refused >= self.policy.limit:
+        if self._refused == self.policy.limit or (self._refused > self.policy.limit and not self.policy.observe):
             found.append(self._decision(row, "stop", self._why_refused(row, found)))
-        elif self._overflows >= self.policy.overflow_limit:
+        elif self._overflows == self.policy.overflow_limit:
             found.append(self._decision(row, "stop", self._why_overflows(row)))
         return found
 
@@ -58,14 +63,15 @@ class Judge:
         else:
             way_out = "Look at the batches since then; lower the learning rate, clip, or use bfloat16 or float32."
         return (
-            f"{self._refused} updates in a row were refused, the last at step {row.step} (attempt {row.attempt}): {last}. "
-            f"Weights and optimizer are as they were before the first of them. {way_out}"
+            f"{self._refused} updates in a row were refused, the last at step {row.step} "
+            f"(attempt {row.attempt}): {last}. Weights and optimizer are as they were before the first of them. {way_out}"
         )
 
     def _why_overflows(self, row: Row) -> str:
         return (
-            f"the loss scale overflowed {self._overflows} times in a row (it is now {row.loss_scale:.3g}), so no update "
-            "has landed: the gradients themselves are not finite. Use bfloat16 or float32, or look at the batches since then."
+            f"the loss scale overflowed {self._overflows} times in a row (it is now {row.loss_scale:.3g}), so no "
+            "update has landed: the gradients themselves are not finite. Use bfloat16 or float32, or look at the "
+            "batches since then."
         )
 
     def _decision(self, row: Row, action: str, reason: str) -> Decision:

@@ -123,9 +123,19 @@ def reduce_chunks(addresses, numels, firsts, partial, stats, chunks, CHUNK: tl.c
 
 @triton.jit
 def summarise(
-    stats, once, spans, units, loss, summary, micros, micro, HEAD: tl.constexpr, WATCHED: tl.constexpr, BLOCK: tl.constexpr
+    stats,
+    once,
+    spans,
+    units,
+    loss,
+    summary,
+    micros,
+    micro,
+    HEAD: tl.constexpr,
+    WATCHED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """One program: squares and non-finite counts of each unit, and the loss added to those of the micro-batches before."""
+    """One program: squares and non-finite counts of each unit; the loss is added to those of the micro-batches before."""
     value = tl.load(loss).to(tl.float64)
     squares_all = tl.sum(tl.zeros((BLOCK,), tl.float64))
     bad_all = tl.sum(tl.zeros((BLOCK,), tl.float64))

@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from surefoot.measure.layout import Layout, counts_here, local
 from surefoot.measure.summary import HEAD
 
-
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Newer torch has renamed it."""
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
 
-
 SMALL = 1 << 16
 """Bytes up to which a buffer is copied after every step without asking whether it changed."""
 
@@ -53,7 +52,9 @@ class BufferShadow:
             return
         live = [_plain(now[i]) for i in changed]
         kept = [self._shadows[i] for i in changed]
-        if any(a.shape != b.shape or a.dtype != b.dtype or a.device != b.device for a, b in zip(live, kept, strict=True)):
+        if any(
+            a.shape != b.shape or a.dtype != b.dtype or a.device != b.device for a, b in zip(live, kept, strict=True)
+        ):
             self.take()  # replaced by something else on purpose
             return
         if isinstance(refused, Tensor):

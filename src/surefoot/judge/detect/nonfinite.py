@@ -9,7 +9,7 @@ from surefoot.records import Finding, Pattern, Row, Verdict
 
 
 class NonFinite:
-    """Speaks at every non-finite loss, gradient or weight; the expected overflows of loss scaling are not among them."""
+    """Speaks at every non-finite loss, gradient or weight; overflows of loss scaling are expected and not among them."""
 
     def update(self, row: Row) -> list[Finding]:
         what: list[str] = []

@@ -1,0 +1,213 @@
+"""Attempts at an update, followed on the device: measured, gated, settled, and their numbers sent off.
+
+A round begins with the first backward after a step and ends with the steps of all optimizers that use it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.gate.clip import ClipOption, units_of
+from surefoot.gate.decide import Rule, Said
+from surefoot.gate.gate import Gate
+from surefoot.gate.ways import Way
+from surefoot.judge.policy import Policy
+from surefoot.measure.layout import Layout, layout_of, local
+from surefoot.measure.mailbox import Mailbox
+from surefoot.measure.meter import Block, Meter
+from surefoot.measure.resources import Clock, Machine
+from surefoot.measure.weights import UpdateSample
+from surefoot.records import NAN, Verdict
+from surefoot.rows import Tag
+from surefoot.state.buffers import BufferShadow
+
+REFRESH = 10
+"""Steps between two looks at the adaptive clip threshold."""
+
+
+class Rounds:
+    """Everything between a backward and the numbers it leaves behind, for one set of tensors."""
+
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], *, clip: ClipOption, policy: Policy, clock: Clock
+    ) -> None:
+        self.layout: Layout = layout_of(model, optimizers)
+        self.attempt = 0
+        self.scaler: Any = None
+        self.samples = NAN
+        self.tokens = NAN
+        self.searching = False
+        """An optimizer is evaluating the loss on its way; only the point it started from is judged."""
+        self._model = model
+        self._optimizers = optimizers
+        self._policy = policy
+        self._clock = clock
+        self.device = _home(self.layout)
+        units = units_of(clip, self.layout)
+        rule = Rule(policy.outlandish, policy.warmup, policy.fade)
+        self.meter = Meter(self.layout, [u.span for u in units], self.device)
+        self.gates = [
+            Gate(k, o, units=units, params=self.layout.params, rule=rule, device=self.device)
+            for k, o in enumerate(optimizers)
+        ]
+        self._shadow = None if policy.observe else BufferShadow(model)
+        self._sample = UpdateSample(self.layout.params, self.meter.ranks.once, self.device)
+        self._machine = Machine(self.device)
+        self._mailbox: Mailbox[Tag] = Mailbox(self.meter.raw.numel(), self.device)
+        said = self.meter.block.verdict
+        self._verdicts = said.new_zeros(len(self.gates), said.numel())
+        self._totals: Tensor | None = None
+        self._measured = False
+        self._stepped: set[int] = set()
+        self._cohort = frozenset(range(len(self.gates)))
+        """The optimizers that stepped in the round before: they stand or fall together."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the optimizers still hold the tensors this was made for."""
+        return self.layout.fits(self._optimizers)
+
+    def scale(self) -> Tensor | None:
+        """The loss scale in force, on the device."""
+        return self.scaler._scale if self.scaler is not None and self.scaler.is_enabled() else None
+
+    # -- backward
+
+    def dropped(self) -> bool:
+        """Whether gradients that were measured are gone now, without any step."""
+        if not self._measured or self._stepped or self.searching:
+            return False
+        had = [p for p, here in zip(self.layout.params, self.meter.present, strict=True) if here][:8]
+        return bool(had) and all(p.grad is None for p in had)
+
+    def backward_ended(self, loss: Tensor) -> None:
+        """Measure all gradients as they are now."""
+        if self._stepped:
+            self._begin()
+        scale = self.scale()
+        self.meter.measure(loss, scale=scale)
+        self._measured = True
+        if scale is not None and self._shadow is not None:  # loss scaling may skip the step without a word to anyone
+            gate, block = self.gates[0], self.meter.block
+            gate.decide(block.summary, said=block.verdict, scaled=True, joint=None, commit=False)
+            self._shadow.settle(gate.memory.spoilt, keep=False)
+
+    def _begin(self) -> None:
+        if self._stepped:
+            self._cohort = frozenset(self._stepped)
+        self._stepped.clear()
+        self.attempt += 1
+        self._measured = False
+        self._totals = None
+        self.meter.begin()
+
+    # -- step
+
+    def before(self, k: int) -> None:
+        """A step of this optimizer begins."""
+        if self.attempt % self._policy.weights_every == 0:
+            self._sample.take()
+        self.gates[k].before()
+
+    def decide(self, k: int) -> None:
+        """Decide over this optimizer's update, together with those that step on the same backward."""
+        if k in self._stepped:
+            self._begin()
+        if not self._measured:
+            self.meter.measure(None, scale=None)
+            self._measured = True
+        if self._totals is None:
+            self._totals = self.meter.totals()
+        gate, said, scaled = self.gates[k], self.meter.block.verdict, self.scale() is not None
+        others = sorted(self._cohort - {k}) if k in self._cohort else []
+        for j in others:
+            if j not in self._stepped:
+                self.gates[j].decide(self._totals, said=self._verdicts[j], scaled=scaled, joint=None, commit=False)
+        joint = torch.stack([self._verdicts[j, Said.VERDICT] for j in others]).amax() if others else None
+        gate.decide(self._totals, said=said, scaled=scaled, joint=joint, commit=True)
+        if others:
+            self._verdicts[k].copy_(said)
+        if not self._policy.observe:
+            gate.apply(said, self.meter.present)
+
+    def after(self, k: int) -> None:
+        """The step is over: tidy up, settle the buffers and send the numbers off."""
+        self.searching = False
+        gate = self.gates[k]
+        gate.after()
+        if gate.way is Way.COPY and gate.refused:
+            said = self.meter.block.verdict
+            said[Said.VERDICT] = said[Said.VERDICT].clamp(min=float(Verdict.NONFINITE))
+            gate.memory.spoilt.fill_(1.0)
+        if self._shadow is not None:
+            self._shadow.settle(gate.memory.spoilt if gate.refused is None else bool(gate.memory.spoilt))
+        if self.attempt % REFRESH == 0:
+            gate.memory.refresh()
+        self._send(k, weights=self.attempt > 0 and (self.attempt - 1) % self._policy.weights_every == 0)
+        self._stepped.add(k)
+        change = self._sample.compare()
+        if change is not None:
+            self.meter.measure_weights(*change, list(self._model.buffers()))
+
+    def drop(self) -> None:
+        """A round ended without a step: loss scaling found an overflow, or the loop threw it away."""
+        said, scaled = self.meter.block.verdict, self.scale() is not None
+        self.gates[0].decide(self.meter.block.summary, said=said, scaled=scaled, joint=None, commit=False)
+        said[Said.VERDICT] = said[Said.VERDICT].where(said[Said.VERDICT] > 0, float(Verdict.DROPPED))
+        self._send(0, weights=False)
+        self._begin()
+
+    def _send(self, k: int, *, weights: bool) -> None:
+        said, gate = self.meter.block.verdict, self.gates[k]
+        scale, lr = self.scale(), gate.optimizer.param_groups[0].get("lr", NAN)
+        if scale is not None:
+            said[Said.SCALE] = scale.to(said.device, non_blocking=True)
+        if isinstance(lr, Tensor):
+            said[Said.LR] = lr.detach().to(said.device, non_blocking=True)
+        seconds, wait = self._clock.step_ended()
+        tag = Tag(
+            attempt=self.attempt,
+            time=time.time(),
+            optimizer=k,
+            micros=max(self.meter.micro, 1),
+            watched=self.meter.micro > 0,
+            lr=None if isinstance(lr, Tensor) else float(lr),
+            scaled=scale is not None,
+            clips=any(u.clip.by_norm for u in gate.units),
+            weights=weights,
+            seconds=seconds,
+            data_wait=wait,
+            samples=self.samples,
+            tokens=self.tokens,
+            reading=self._machine.read(),
+        )
+        self.samples = self.tokens = NAN
+        self._mailbox.send(self.meter.raw, tag)
+
+    # -- two steps later
+
+    def arrived(self, *, rest: bool = False) -> Iterator[tuple[Block, Tag]]:
+        """The blocks sent two steps ago, or all that are still under way."""
+        raw: np.ndarray
+        for raw, tag in self._mailbox.rest() if rest else self._mailbox.due():
+            yield self.meter.unpack(raw), tag
+
+    def release(self) -> None:
+        """Put back whatever a step was not to see, and let go of the model."""
+        for gate in self.gates:
+            gate.after()
+        if self._shadow is not None:
+            self._shadow.close()
+
+
+def _home(layout: Layout) -> torch.device:
+    """The device the numbers live on: the first accelerator that holds a parameter, else the CPU."""
+    devices = [local(p).device for p in layout.params]
+    return next((d for d in devices if d.type != "cpu"), devices[0])

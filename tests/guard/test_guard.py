@@ -1,0 +1,522 @@
+"""What a user sees of the guard: refusals, counting, stopping, closing, attaching again."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from loops import bare, batch, hooks_on, loss_of, net, same, snapshot, train
+from torch import nn
+
+import surefoot
+from surefoot.records import Verdict
+
+Attach = Callable[..., Any]
+Read = Callable[[], surefoot.Run]
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3),
+    "fused AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3, fused=True),
+    "SGD": lambda m: torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9),
+}
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return OPTIMIZERS["SGD"](model)
+
+
+# -- refusing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("fault", ["nan", "inf"])
+@pytest.mark.parametrize("healthy", [0, 3])
+def test_a_batch_that_is_not_finite_leaves_no_trace(name: str, fault: str, healthy: int, attach: Attach) -> None:
+    model = net()
+    optimizer = OPTIMIZERS[name](model)
+    guard = attach(model, optimizer)
+    for i in range(healthy):
+        train(model, optimizer, guard.watch, i)
+    before = snapshot(model, optimizer)
+    for i in range(3):
+        train(model, optimizer, guard.watch, i, fault)
+        assert same(before[0], snapshot(model)[0])
+        assert same(before, snapshot(model, optimizer))
+    train(model, optimizer, guard.watch, 9)
+    assert not same(before[0], snapshot(model)[0])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_run_goes_on_as_if_the_bad_batch_had_never_been(name: str, attach: Attach) -> None:
+    model, other = net(), net()
+    optimizer, plain = OPTIMIZERS[name](model), OPTIMIZERS[name](other)
+    guard = attach(model, optimizer)
+    for i in range(30):
+        train(model, optimizer, guard.watch, i)
+        train(other, plain, bare, i)
+        if i % 7 == 3:
+            train(model, optimizer, guard.watch, 99, "nan")
+    assert same(snapshot(model, optimizer), snapshot(other, plain))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_million_fold_gradient_is_refused_after_the_warm_up(name: str, attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = OPTIMIZERS[name](model)
+    guard = attach(model, optimizer)
+    for i in range(25):
+        train(model, optimizer, guard.watch, i)
+    before = snapshot(model, optimizer)
+    train(model, optimizer, guard.watch, 25, "burst")
+    assert same(before, snapshot(model, optimizer))
+    train(model, optimizer, guard.watch, 26)
+    guard.close()
+    rows = read().scalars
+    assert rows["verdict"].tolist() == [0] * 25 + [Verdict.OUTLANDISH, 0]
+    assert np.isnan(rows["limit"][:20]).all(), "no limit while the baseline forms"
+    assert rows["norm"][25] > 100 * rows["norm"][:25].max()
+    assert rows["limit"][25] == pytest.approx(100 * rows["norm"][:25].max(), rel=0.05)
+    assert rows["norm"][26] < rows["limit"][26] < rows["norm"][25], "a rejected norm moves no baseline"
+
+
+def test_before_the_warm_up_a_finite_gradient_lands(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer)
+    train(model, optimizer, guard.watch, 0)
+    x = batch(1)
+    guard.watch(loss_of(model, x) * 1e3, x).backward()
+    optimizer.step()
+    guard.close()
+    assert read().scalars["verdict"].tolist() == [0, 0]
+
+
+def test_the_figures_of_a_policy_are_obeyed(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer, policy=surefoot.Policy(outlandish=math.inf, warmup=1))
+    for i in range(5):
+        train(model, optimizer, guard.watch, i)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.0), bare, 0)
+    x = batch(1)
+    guard.watch(loss_of(model, x) * 1e4, x).backward()
+    optimizer.step()
+    guard.close()
+    assert read().scalars["verdict"].tolist() == [0] * 6
+
+
+def test_observing_touches_nothing_and_tells_what_it_would_have_done(
+    attach: Attach, read: Read, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, other = net(), net()
+    optimizer, plain = sgd(model), sgd(other)
+    guard = attach(model, optimizer, policy="observe", clip=1e-3)
+    faults = {22: "burst", 25: "nan"}
+    for i in range(30):
+        train(model, optimizer, guard.watch, i, faults.get(i))
+        train(other, plain, bare, i, faults.get(i))
+        if i == 24:
+            assert same(snapshot(model, optimizer), snapshot(other, plain))
+    assert "would have been refused" in caplog.text
+    guard.close()
+    run = read()
+    assert run.scalars["verdict"][22] == Verdict.OUTLANDISH
+    refusals = [e for e in run.events if e["kind"] == "decision" and e["action"] == "refuse"]
+    assert refusals
+    assert not any(e["applied"] for e in refusals)
+
+
+def test_observed_updates_count_as_what_they_are_landed(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer, policy="observe")
+    for i in range(25):
+        train(model, optimizer, guard.watch, i, "burst" if i == 22 else None)
+    guard.close()
+    assert read().scalars["step"].tolist() == list(range(25)), "an update nobody held back has landed"
+    assert guard.step == 25
+
+
+# -- stopping ---------------------------------------------------------------------------------------------------------
+
+
+def test_refusals_in_a_row_stop_the_run_with_the_reason(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer, policy=surefoot.Policy(limit=4))
+    for i in range(3):
+        train(model, optimizer, guard.watch, i)
+    before = snapshot(model, optimizer)
+    tried = 0
+    with pytest.raises(surefoot.TrainingStopped) as caught:
+        for i in range(50):
+            train(model, optimizer, guard.watch, i, "nan")
+            tried += 1
+    assert tried == 4 + 2 - 1, "the fourth refusal is known two steps later"
+    told = str(caught.value)
+    for word in ("4 updates in a row", "step 3", "attempt 6", "the loss is nan", "Weights and optimizer are as they were"):
+        assert word in told
+    assert same(before, snapshot(model, optimizer))
+    guard.close()
+    run = read()
+    assert run.scalars["attempt"].tolist() == list(range(3 + 6)), "not one row is missing"
+    stops = [e for e in run.events if e["kind"] == "decision" and e["action"] == "stop"]
+    assert stops[0]["attempt"] == 6
+    assert stops[0]["reason"] in told
+
+
+def test_the_reason_does_not_claim_what_is_no_longer_so(attach: Attach) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer, policy=surefoot.Policy(limit=2))
+    for i, fault in enumerate([None, "nan", "nan"]):
+        train(model, optimizer, guard.watch, i, fault)
+    before = snapshot(model, optimizer)
+    with pytest.raises(surefoot.TrainingStopped) as caught:
+        for i in range(10):
+            train(model, optimizer, guard.watch, i)
+    changed = not same(before, snapshot(model, optimizer))
+    assert not (changed and "Weights and optimizer are as they were" in str(caught.value))
+
+
+def test_an_accepted_step_resets_the_count(attach: Attach) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer, policy=surefoot.Policy(limit=3))
+    for i in range(30):
+        train(model, optimizer, guard.watch, i, None if i % 3 == 2 else "nan")
+    guard.close()
+    assert guard.step == 10
+
+
+def test_a_stopped_run_says_so_again_when_it_is_driven_on(attach: Attach) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer, policy=surefoot.Policy(limit=1))
+    stopped = 0
+    for i in range(6):
+        try:
+            train(model, optimizer, guard.watch, i, "nan")
+        except surefoot.TrainingStopped:
+            stopped += 1
+            optimizer.zero_grad()
+    assert stopped == 4
+
+
+# -- counting ---------------------------------------------------------------------------------------------------------
+
+
+def test_step_and_attempt(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer)
+    faults = [None, "nan", None, "nan", "nan", None]
+    for i, fault in enumerate(faults):
+        train(model, optimizer, guard.watch, i, fault)
+    guard.close()
+    rows = read().scalars
+    assert rows["attempt"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert rows["step"].tolist() == [0, 1, 1, 2, 2, 2]
+    assert guard.step == 3
+
+
+def test_numbers_are_read_exactly_two_steps_later(attach: Attach) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer)
+    for i in range(10):
+        assert guard.step == max(i - 2, 0)
+        assert len(guard.history.losses) == max(i - 2, 0)
+        train(model, optimizer, guard.watch, i)
+    guard.close()
+    assert guard.step == 10
+
+
+def test_the_row_of_an_update(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer)
+    losses, norms = [], []
+    for i in range(4):
+        x = batch(i)
+        loss = guard.watch(loss_of(model, x), x)
+        loss.backward()
+        losses.append(loss.item())
+        norms.append(float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])))
+        optimizer.step()
+        optimizer.zero_grad()
+    guard.close()
+    run = read()
+    rows = run.scalars
+    assert rows["loss"].tolist() == pytest.approx(losses, rel=1e-6)
+    assert rows["norm"].tolist() == pytest.approx(norms, rel=1e-6)
+    assert rows["loss_d1"][1:].tolist() == pytest.approx(np.diff(losses).tolist(), rel=1e-4, abs=1e-6)
+    assert rows["loss_d2"][2:].tolist() == pytest.approx(np.diff(losses, 2).tolist(), rel=1e-3, abs=1e-6)
+    assert rows["lr"].tolist() == pytest.approx([0.01] * 4)
+    assert rows["samples"].tolist() == [16.0] * 4
+    assert rows["micros"].tolist() == [1] * 4
+    assert rows["nonfinite"].tolist() == [0.0] * 4
+    assert np.isnan(rows["clip"]).all()
+    assert np.isnan(rows["clipped"]).all()
+    assert np.isnan(rows["loss_scale"]).all()
+    assert (rows["seconds"][1:] >= rows["data_wait"][1:]).all()
+    assert (np.diff(rows["time"]) >= 0).all()
+    assert list(run.layers) == [name for name, _ in model.named_parameters()]
+    squares = sum(run.layers[name]["norm"].astype(float) ** 2 for name in run.layers)
+    assert np.sqrt(squares).tolist() == pytest.approx(norms, rel=1e-5)
+
+
+def test_the_last_hundred_losses_and_norms_are_at_hand(attach: Attach) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer)
+    losses = [train(model, optimizer, guard.watch, i).item() for i in range(130)]
+    guard.close()
+    assert list(guard.history.losses) == pytest.approx(losses[-100:], rel=1e-6)
+    assert len(guard.history.norms) == 100
+
+
+def test_weights_are_looked_at_now_and_then(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer, policy=surefoot.Policy(weights_every=3))
+    norms, ratios = [], []
+    for i in range(8):
+        before = torch.cat([p.detach().reshape(-1)[::509] for p in model.parameters()])
+        train(model, optimizer, guard.watch, i)
+        after = torch.cat([p.detach().reshape(-1)[::509] for p in model.parameters()])
+        ratios.append(float((after - before).norm() / after.norm()))
+        norms.append(float(nn.utils.get_total_norm([p.detach() for p in model.parameters()])))
+    guard.close()
+    rows = read().scalars
+    told = [1, 4, 7]
+    assert np.flatnonzero(~np.isnan(rows["weight_norm"])).tolist() == told
+    assert rows["weight_norm"][told].tolist() == pytest.approx([norms[0], norms[3], norms[6]], rel=1e-5)
+    assert rows["update_ratio"][told].tolist() == pytest.approx([ratios[0], ratios[3], ratios[6]], rel=1e-4)
+    assert rows["bad_weights"][told].tolist() == [0.0] * 3
+
+
+def test_damaged_weights_are_found(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer, policy=surefoot.Policy(weights_every=1))
+    for i in range(3):
+        train(model, optimizer, guard.watch, i)
+    with torch.no_grad():
+        model.last.weight[0, 0] = math.nan
+    for i in range(3):
+        train(model, optimizer, guard.watch, i)
+    guard.close()
+    findings = [e for e in read().events if e["kind"] == "finding"]
+    assert any("1 values in weights or buffers" in e["detail"] for e in findings)
+
+
+def test_where_the_bad_gradients_were(attach: Attach, read: Read, caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer)
+    train(model, optimizer, guard.watch, 0)
+    loss = guard.watch(loss_of(model, batch(1)), batch(1))
+    model.last.bias.register_hook(lambda g: g * math.nan)
+    loss.backward()
+    optimizer.step()
+    guard.close()
+    notes = [e for e in read().events if e.get("name") == "tensors"]
+    assert [t["name"] for t in notes[0]["values"]["tensors"]] == ["last.bias"]
+    assert (notes[0]["step"], notes[0]["attempt"]) == (1, 1)
+    assert "update 1 (attempt 1) refused: 1 gradient values are not finite" in caplog.text
+    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+
+
+# -- watching and reporting -------------------------------------------------------------------------------------------
+
+
+def test_watch_hands_back_the_very_same_tensor(attach: Attach) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer)
+    loss = loss_of(model, batch(0))
+    graph = loss.grad_fn
+    assert guard.watch(loss, batch(0)) is loss
+    assert loss.grad_fn is graph
+    guard.close()
+    loss = loss_of(model, batch(1))
+    assert guard.watch(loss) is loss, "also after the end"
+
+
+def test_reports_are_written_down(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer)
+    guard.report(total_steps=5)
+    for i in range(5):
+        guard.report(tokens=100)
+        guard.report(tokens=28)
+        train(model, optimizer, guard.watch, i)
+    guard.report(eval_loss=0.5, accuracy=np.float32(0.25), perplexity=torch.tensor(1.5))
+    guard.close()
+    run = read()
+    assert run.scalars["tokens"].tolist() == [128.0] * 5
+    left = run.scalars["seconds_left"]
+    assert left[3] > 0
+    values = [e["values"] for e in run.events if e.get("name") == "report"]
+    assert values == [{"total_steps": 5}, {"eval_loss": 0.5, "accuracy": 0.25, "perplexity": 1.5}]
+
+
+def test_samples_can_be_reported_where_the_batch_does_not_tell(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer)
+    for i in range(2):
+        guard.report(samples=32)
+        guard.watch(loss_of(model, batch(i))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    guard.close()
+    assert read().scalars["samples"].tolist() == [32.0, 32.0]
+
+
+@pytest.mark.parametrize("name", ["name", "detail", "at", "loss"])
+def test_a_report_may_have_any_name(name: str, attach: Attach, read: Read) -> None:
+    model = net()
+    guard = attach(model, sgd(model))
+    guard.report(**{name: 2.5})
+    guard.close()
+    events = read().events
+    assert not [e for e in events if e.get("name") == "degraded"]
+    assert [e["values"] for e in events if e.get("name") == "report"] == [{name: 2.5}]
+
+
+# -- beginning and end ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["off", "OFF", "0", "false"])
+def test_switched_off_nothing_happens_at_all(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUREFOOT", word)
+    model, other = net(), net()
+    optimizer, plain = sgd(model), sgd(other)
+    with surefoot.attach(model, optimizer, run_dir=tmp_path / "run", clip=1e-6) as guard:
+        loss = loss_of(model, batch(0))
+        assert guard.watch(loss, batch(0)) is loss
+        assert loss._backward_hooks is None
+        assert hooks_on(model, optimizer) == []
+        guard.report(eval_loss=1.0)
+        for i in range(4):
+            train(model, optimizer, guard.watch, i)
+            train(other, plain, bare, i)
+        assert guard.step == 0
+    assert same(snapshot(model, optimizer), snapshot(other, plain))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_guard_that_does_nothing_can_be_asked_the_same(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net()
+    live = attach(model, sgd(model))
+    monkeypatch.setenv("SUREFOOT", "off")
+    idle = attach(model, sgd(model))
+    public = {name for name in (*dir(live), *vars(live)) if not name.startswith("_")}
+    assert [name for name in sorted(public) if not hasattr(idle, name)] == []
+
+
+def test_switched_on_by_any_other_word(attach: Attach, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SUREFOOT", "on")
+    model = net()
+    attach(model, sgd(model))
+    assert (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_context_closes_itself(tmp_path: Path) -> None:
+    model = net()
+    optimizer = sgd(model)
+    with surefoot.attach(model, optimizer, run_dir=tmp_path) as guard:
+        for i in range(5):
+            train(model, optimizer, guard.watch, i)
+        assert hooks_on(model, optimizer)
+    assert hooks_on(model, optimizer) == []
+    assert guard.step == 5
+    run = surefoot.read(tmp_path)
+    assert run.scalars.rows == 5
+    assert [e["name"] for e in run.events if e["kind"] == "note"] == ["attached", "closed"]
+    assert not (tmp_path / "writer.lock").exists()
+
+
+def test_a_context_that_ends_in_an_error_writes_it_down(tmp_path: Path) -> None:
+    model = net()
+    optimizer = sgd(model)
+    with (
+        pytest.raises(ZeroDivisionError),
+        surefoot.attach(model, optimizer, run_dir=tmp_path) as guard,
+    ):
+        train(model, optimizer, guard.watch, 0)
+        raise ZeroDivisionError("by zero")
+    assert hooks_on(model, optimizer) == []
+    notes = [e for e in surefoot.read(tmp_path).events if e.get("name") == "exception"]
+    assert notes[0]["detail"] == "ZeroDivisionError: by zero"
+
+
+def test_closing_lets_go_and_may_be_done_again(attach: Attach, read: Read) -> None:
+    model, other = net(), net()
+    optimizer, plain = sgd(model), sgd(other)
+    guard = attach(model, optimizer)
+    watched = guard.watch(loss_of(model, batch(0)), batch(0))
+    guard.close()
+    guard.close()
+    assert hooks_on(model, optimizer) == []
+    rows = read().scalars.rows
+    watched.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    train(other, plain, bare, 0)
+    for i in range(1, 4):
+        train(model, optimizer, guard.watch, i)
+        train(other, plain, bare, i)
+    guard.report(eval_loss=1.0)
+    assert same(snapshot(model, optimizer), snapshot(other, plain))
+    assert read().scalars.rows == rows == 0
+
+
+def test_attached_again_attempts_go_on(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = sgd(model)
+    for turn in range(3):
+        guard = attach(model, optimizer)
+        for i in range(4):
+            train(model, optimizer, guard.watch, i, "nan" if i == 1 else None)
+        guard.close()
+        assert read().scalars["attempt"].tolist() == list(range(4 * (turn + 1)))
+    assert read().scalars["step"].tolist() == [0, 1, 1, 2] * 3
+    assert len(read().info["earlier"]) == 2
+
+
+def test_attached_again_no_number_is_made_up(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = sgd(model)
+    for _ in range(2):
+        guard = attach(model, optimizer, policy=surefoot.Policy(weights_every=2))
+        for i in range(3):
+            train(model, optimizer, guard.watch, i)
+        guard.close()
+    norms = read().scalars["weight_norm"]
+    assert (np.isnan(norms) | (norms > 0.1)).all(), "a norm of 0 was never measured"
+
+
+def test_a_guarded_model_can_be_copied_and_saved(attach: Attach, tmp_path: Path) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer)
+    train(model, optimizer, guard.watch, 0)
+    copied = copy.deepcopy(model)
+    copied(batch(0))
+    copied.load_state_dict(model.state_dict())
+    assert hooks_on(copied) == [] or copied._forward_pre_hooks is not model._forward_pre_hooks
+    pickle.loads(pickle.dumps(model))
+    torch.save(model, tmp_path / "model.pt")
+    pickle.dumps(optimizer)
+    copy.deepcopy(optimizer)

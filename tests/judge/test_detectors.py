@@ -1,0 +1,91 @@
+"""Detectors on plain rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from surefoot.judge.detect.bottleneck import IDLE, LONG, Bottleneck
+from surefoot.judge.detect.nonfinite import NonFinite
+from surefoot.judge.detect.outlandish import Outlandish
+from surefoot.records import Pattern, Row, Verdict
+
+HEALTHY = Row(step=7, attempt=9, time=3.0, loss=2.0, norm=1.0, nonfinite=0.0)
+
+
+@pytest.mark.parametrize("detector", [NonFinite(), Outlandish(), Bottleneck()])
+def test_nothing_is_said_of_a_healthy_row(detector: NonFinite | Outlandish | Bottleneck) -> None:
+    assert detector.update(HEALTHY) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"loss": math.nan}, "the loss is nan"),
+        ({"loss": math.inf}, "the loss is inf"),
+        ({"nonfinite": 3.0, "norm": math.nan}, "3 gradient values are not finite"),
+        ({"norm": math.inf}, "too large for a norm"),
+    ],
+)
+def test_what_is_not_finite_is_named(change: dict[str, float], words: str) -> None:
+    (finding,) = NonFinite().update(replace(HEALTHY, verdict=Verdict.NONFINITE, **change))
+    assert words in finding.detail
+    assert finding.pattern is Pattern.NONFINITE
+    assert (finding.step, finding.attempt, finding.time) == (7, 9, 3.0)
+    assert set(finding.evidence) == {"loss", "norm", "nonfinite"}
+
+
+def test_loss_and_gradients_are_both_named() -> None:
+    (finding,) = NonFinite().update(replace(HEALTHY, verdict=Verdict.NONFINITE, loss=math.nan, nonfinite=8.0))
+    assert "loss" in finding.detail
+    assert "8 gradient" in finding.detail
+
+
+def test_damaged_weights_are_told_though_the_update_landed() -> None:
+    (finding,) = NonFinite().update(replace(HEALTHY, bad_weights=2.0))
+    assert "2 values in weights or buffers" in finding.detail
+
+
+def test_an_overflow_of_the_loss_scale_is_no_trouble() -> None:
+    row = replace(HEALTHY, verdict=Verdict.OVERFLOW, nonfinite=4.0, norm=math.nan)
+    assert NonFinite().update(row) == []
+    assert Outlandish().update(row) == []
+
+
+def test_the_culprit_is_told_where_it_is_known() -> None:
+    bad = replace(HEALTHY, verdict=Verdict.NONFINITE, loss=math.nan)
+    (finding,) = NonFinite().update(replace(bad, micro=2, micros=4, rank=1))
+    assert finding.evidence["micro"] == 2
+    assert finding.evidence["culprit_rank"] == 1
+    (finding,) = NonFinite().update(replace(bad, micro=0, micros=1))
+    assert "micro" not in finding.evidence, "of one micro-batch there is nothing to tell"
+
+
+def test_an_outlandish_norm_is_told_with_its_limit() -> None:
+    row = replace(HEALTHY, verdict=Verdict.OUTLANDISH, norm=500.0, limit=100.0, micro=1, micros=2)
+    (finding,) = Outlandish().update(row)
+    assert finding.pattern is Pattern.JUMP
+    assert "500" in finding.detail
+    assert "5 times" in finding.detail
+    assert finding.evidence == {"loss": 2.0, "norm": 500.0, "limit": 100.0, "micro": 1}
+
+
+def test_a_bottleneck_is_told_once_and_again_after_it_was_over() -> None:
+    detector = Bottleneck()
+    idle = replace(HEALTHY, utilisation=0.3, seconds=1.0, data_wait=0.1)
+    said = [len(detector.update(idle)) for _ in range(3 * LONG)]
+    assert said.index(1) == LONG - 1
+    assert sum(said) == 1
+    assert detector.update(HEALTHY) == [], "a row without a reading changes nothing"
+    detector.update(replace(idle, utilisation=IDLE))
+    assert sum(len(detector.update(idle)) for _ in range(LONG)) == 1
+
+
+@pytest.mark.parametrize(("wait", "word"), [(0.5, "data"), (0.01, "launches"), (math.nan, "launches")])
+def test_a_bottleneck_has_a_reason(wait: float, word: str) -> None:
+    detector = Bottleneck()
+    row = replace(HEALTHY, utilisation=0.3, seconds=1.0, data_wait=wait)
+    found = [f for _ in range(LONG) for f in detector.update(row)]
+    assert word in found[0].detail

@@ -1,0 +1,230 @@
+"""The Triton kernels: on CUDA where there is one, and always in Triton's interpreter (see test_interpreter.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from reference import ABSENT, LAYOUTS, PLANTED, assert_row, odd_tensor
+from torch import Tensor
+
+from surefoot.gate import decide as rule_of
+from surefoot.gate.clip import Clip, Unit
+from surefoot.measure.summary import HEAD, MICROS, fused_summariser, portable_summariser
+from surefoot.records import LAYER_STATS, Verdict
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # the interpreter works with NumPy
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def fused(tensors: list[Tensor | None], device: torch.device, numels: list[int] | None = None) -> Callable[..., Tensor]:
+    """A pass over tensors of these sizes, to be called again and again."""
+    from surefoot.measure.fused import FusedPass
+
+    each = FusedPass(numels or [11 if t is None else t.numel() for t in tensors], device)
+
+    def measure(tensors: list[Tensor | None], scale: float | None = None) -> Tensor:
+        out = torch.full((len(tensors), len(LAYER_STATS)), 7.7, device=device)
+        each.measure(tensors, out=out, scale=None if scale is None else torch.tensor(scale, device=device))
+        return out.cpu()
+
+    return measure
+
+
+@pytest.mark.parametrize("scale", [None, 1024.0])
+def test_statistics_against_float64(scale: float | None, kernels: torch.device) -> None:
+    tensors: list[Tensor | None] = [None]
+    for seed, layout in enumerate(sorted(LAYOUTS)):
+        for dtype in DTYPES:
+            planted = PLANTED if seed % 3 == 0 else (0.0, 1e-6)
+            tensors.append(odd_tensor(layout, dtype, seed=seed, offset=seed % 2, planted=planted).to(kernels))
+    out = fused(tensors, kernels)(tensors, scale)
+    assert out[0].tolist() == ABSENT
+    for row, tensor in zip(out[1:], tensors[1:], strict=True):
+        assert tensor is not None
+        assert_row(row, tensor, scale or 1.0)
+
+
+def test_sizes_around_a_chunk(kernels: torch.device) -> None:
+    from surefoot.measure.kernels import CHUNK
+
+    generator = torch.Generator().manual_seed(0)
+    sizes = (0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 7)
+    made = [torch.randn(n, generator=generator) + 5.0 * i for i, n in enumerate(sizes)]
+    made[-1][2 * CHUNK :] = math.inf  # a chunk without a single number
+    made[-2][CHUNK : CHUNK + 3] = 0.0
+    tensors: list[Tensor | None] = [t.to(kernels) for t in made]
+    for row, tensor in zip(fused(tensors, kernels)(tensors), tensors, strict=True):
+        assert tensor is not None
+        assert_row(row, tensor)
+
+
+def test_gradients_that_move_come_and_go(kernels: torch.device) -> None:
+    start: list[Tensor | None] = [torch.ones(50, device=kernels) * i for i in range(5)]
+    measure = fused(start, kernels)
+    held: list[list[Tensor | None]] = []
+    for turn in range(12):
+        now: list[Tensor | None] = [
+            None if (turn + i) % 4 == 0 else torch.randn(50, device=kernels) + turn for i in range(5)
+        ]
+        held.append(now)  # so that the next turn's tensors lie elsewhere
+        for row, tensor in zip(measure(now), now, strict=True):
+            if tensor is None:
+                assert row.tolist() == ABSENT
+            else:
+                assert_row(row, tensor)
+
+
+def test_another_dtype_at_the_same_address(kernels: torch.device) -> None:
+    half = torch.randn(64).to(torch.float16).to(kernels)
+    measure = fused([half], kernels)
+    assert_row(measure([half])[0], half)
+    brain = half.view(torch.bfloat16)
+    assert_row(measure([brain])[0], brain)
+
+
+def test_no_tensors_at_all_to_look_at(kernels: torch.device) -> None:
+    tensors: list[Tensor | None] = [None, torch.empty(0, device=kernels)]
+    out = fused(tensors, kernels, numels=[0, 0])(tensors)
+    assert out.tolist() == [ABSENT, [0.0] * 8]
+
+
+def test_bitwise_repeatable_at_any_address(cuda: torch.device) -> None:
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(n, generator=generator).to(d) for n in (5, 300_000, 70_001) for d in DTYPES[:3]]
+    first: Tensor | None = None
+    held: list[list[Tensor]] = []
+    measure = fused(list(made), cuda)
+    for _ in range(20):
+        now = [t.to(cuda) for t in made]
+        held.append(now)
+        out = measure(list(now))
+        first = out if first is None else first
+        assert torch.equal(out, first)
+
+
+def test_measuring_never_waits_for_the_device(cuda: torch.device) -> None:
+    from surefoot.measure.fused import FusedPass
+
+    tensors: list[Tensor | None] = [
+        None,
+        *(torch.randn(1000, device=cuda).to(d) for d in DTYPES),
+        torch.randn(8, device=cuda, dtype=torch.complex64),
+        torch.randn(4, 5, device=cuda).t(),
+        torch.randn(5, 1, device=cuda).expand(5, 7),
+    ]
+    each = FusedPass([7 if t is None else t.numel() for t in tensors], cuda)
+    out = torch.zeros(len(tensors), len(LAYER_STATS), device=cuda)
+    scale = torch.tensor(2.0, device=cuda)
+    each.measure(tensors, out=out, scale=scale)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        each.measure(tensors, out=out, scale=scale)
+        moved = [None if t is None else t.clone() for t in tensors]
+        each.measure(moved, out=out, scale=scale)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_both_summaries_are_the_same(dtype: torch.dtype, kernels: torch.device) -> None:
+    generator = torch.Generator().manual_seed(0)
+    units = [slice(0, 3), slice(3, 3), slice(3, 300)]
+    once = (torch.rand(310, generator=generator) > 0.3).to(torch.int32).to(kernels)
+    both = (portable_summariser(units), fused_summariser(units, kernels))
+    summaries = [torch.zeros(HEAD + 2 * len(units), dtype=torch.float64, device=kernels) for _ in both]
+    micros = [torch.zeros(MICROS, 3, dtype=torch.float64, device=kernels) for _ in both]
+    for micro in (0, 1, 2, MICROS - 1, MICROS, MICROS + 5, 0):
+        stats = torch.rand(310, len(LAYER_STATS), generator=generator)
+        stats[:, 5] = torch.randint(-1, 2, (310,), generator=generator)
+        if micro == 2:
+            stats[1, 0] = math.nan
+        loss = torch.randn((), generator=generator).to(dtype).to(kernels)
+        for summarise, summary, lines in zip(both, summaries, micros, strict=True):
+            summarise(stats.to(kernels), once=once, loss=loss, summary=summary, micros=lines, micro=micro)
+        torch.testing.assert_close(summaries[0], summaries[1], rtol=1e-12, atol=0.0, equal_nan=True)
+        torch.testing.assert_close(micros[0], micros[1], rtol=1e-12, atol=0.0, equal_nan=True)
+    for summarise, summary, lines in zip(both, summaries, micros, strict=True):
+        summarise(stats.to(kernels), once=once, loss=None, summary=summary, micros=lines, micro=0)
+    torch.testing.assert_close(summaries[0], summaries[1], rtol=1e-12, atol=0.0)
+
+
+UNIT_SETS = {
+    "no clip": (Clip(), Clip(), Clip()),
+    "norm": (Clip(norm=1.0), Clip(norm=2.0), Clip(norm=0.5)),
+    "adaptive": (Clip(adaptive=True), Clip(adaptive=True), Clip(norm=3.0)),
+}
+
+
+@pytest.mark.parametrize("clips", UNIT_SETS)
+@pytest.mark.parametrize("optimizer", [0, 1])
+def test_both_rules_say_the_same(optimizer: int, clips: str, kernels: torch.device) -> None:
+    generator = torch.Generator().manual_seed(optimizer)
+    spans = (slice(0, 3), slice(3, 5), slice(5, 9))
+    owners = (0, 1, 1)
+    units = [Unit(k, span, clip) for k, span, clip in zip(owners, spans, UNIT_SETS[clips], strict=True)]
+    rule = rule_of.Rule(100.0, 20, 0.99)
+    memories = [rule_of.memory_for(optimizer, units, kernels) for _ in range(2)]
+    deciders = (rule_of._portable(memories[0], rule), rule_of._fused(memories[1], rule))
+    if clips == "adaptive":  # as after 990 updates, so that the ring turns over
+        for m in memories:
+            m.norms[:, :990] = torch.rand(len(m.units), 990, generator=torch.Generator().manual_seed(7)).to(kernels)
+            m.baseline.copy_(torch.tensor([1.0, 1.0, 990.0]))
+            m.refresh()
+    seen: set[int] = set()
+    for i in range(120):
+        totals = _totals(i, generator).to(kernels)
+        joint = None if i % 4 else torch.tensor(float(i // 4 % 4), dtype=torch.float64, device=kernels)
+        said = [torch.zeros(len(rule_of.Said), dtype=torch.float64, device=kernels) for _ in deciders]
+        for decide, words in zip(deciders, said, strict=True):
+            decide(totals, said=words, scaled=i % 3 == 1, joint=joint, commit=i % 7 != 0)
+        torch.testing.assert_close(said[0], said[1], rtol=1e-12, atol=0.0, equal_nan=True)
+        for name in ("baseline", "thresholds", "norms", "factors", "refuse", "spoilt", "divisor"):
+            a, b = (getattr(m, name) for m in memories)
+            torch.testing.assert_close(a, b, rtol=1e-7, atol=0.0, equal_nan=True, msg=lambda m, name=name: f"{name}: {m}")
+        seen.add(int(said[0][rule_of.Said.VERDICT]))
+        if i % 10 == 0:
+            for m in memories:
+                m.refresh()
+    assert seen == {Verdict.LANDED, Verdict.NONFINITE, Verdict.OUTLANDISH, Verdict.OVERFLOW}
+
+
+def _totals(i: int, generator: torch.Generator) -> Tensor:
+    """Sums of a summary: healthy, broken in loss or gradients, far too large, or all zero."""
+    totals = torch.rand(HEAD + 6, generator=generator, dtype=torch.float64)
+    totals[1] = 1 + i % 3
+    totals[HEAD + 1 :: 2] = 0.0
+    if i % 11 == 5:
+        totals[HEAD + 1 + 2 * (i % 3)] = 3.0
+        totals[HEAD + 2 * (i % 3)] = math.nan
+    if i % 13 == 6:
+        totals[0] = (math.nan, math.inf)[i % 2]
+    if i % 17 == 9:
+        totals[HEAD::2] *= 1e12
+    if i % 19 == 3:
+        totals[HEAD:] = 0.0
+    if i % 23 == 8:
+        totals[HEAD::2] = math.inf  # squares too large for float32
+    return totals
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("refused", [0.0, 1.0])
+def test_buffers_are_copied_the_way_the_device_decided(refused: float, keep: bool, kernels: torch.device) -> None:
+    from surefoot.state.kernels import settle
+
+    sizes = (1, 7, 1024, 40_001)
+    live = [torch.randint(0, 255, (n,), dtype=torch.uint8).to(kernels) for n in sizes]
+    kept = [torch.randint(0, 255, (n,), dtype=torch.uint8).to(kernels) for n in sizes]
+    before_live, before_kept = [t.clone() for t in live], [t.clone() for t in kept]
+    rows = [*(t.data_ptr() for t in live), *(t.data_ptr() for t in kept), *sizes]
+    table = torch.tensor(rows, dtype=torch.int64, device=kernels)
+    settle[(len(sizes), 16)](table, torch.tensor(refused, device=kernels), len(sizes), KEEP=keep, BLOCK=1024)
+    wanted_live = before_kept if refused else before_live
+    wanted_kept = before_live if keep and not refused else before_kept
+    for a, b, c, d in zip(live, wanted_live, kept, wanted_kept, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(c, d)
