@@ -29,11 +29,12 @@ from surefoot import edge
 from surefoot.act.stop import TrainingStopped
 from surefoot.desk import Desk
 from surefoot.gate.clip import ClipOption
-from surefoot.gate.ways import Way, on_accelerator
+from surefoot.gate.ways import Way, could_be_fused, on_accelerator
 from surefoot.journal.lock import RunDirectoryInUse
 from surefoot.journal.writer import Journal
 from surefoot.judge.policy import Policy
 from surefoot.measure.environment import describe
+from surefoot.measure.ranks import Ranks
 from surefoot.measure.resources import Clock, samples_in
 from surefoot.rounds import Rounds
 
@@ -179,20 +180,14 @@ class LiveGuard(Guard):
 
     def _open(self, run_dir: str | os.PathLike[str], info: dict[str, Any], policy: Policy) -> Desk:
         """Open the journal and introduce the run."""
-        rank = self._rounds.meter.ranks.rank
-        opening = functools.partial(Journal, run_dir, rank=rank, info=info, on_failure=_tell_failure)
-        try:
-            journal = opening()
-        except RunDirectoryInUse:
-            gc.collect()  # an earlier guard of this process may only be waiting to be collected
-            journal = opening()
+        journal = _open_together(self._rounds.meter.ranks, run_dir, info)
         weakref.finalize(self._optimizers[0], journal.close)
         desk = Desk(journal, policy=policy, clock=self._clock)
         journal.layout(self._rounds.layout.names, self._rounds.layout.numels)
         desk.note("attached", "; ".join(g.why for g in self._rounds.gates), attempt=journal.last_attempt + 1)
         for gate in self._rounds.gates:
-            if gate.way is Way.HOST and on_accelerator(self._rounds.layout.params):
-                log.info("surefoot: %s", gate.why)
+            if gate.way is Way.HOST and on_accelerator(self._rounds.layout.params) and journal.rank == 0:
+                log.log(logging.WARNING if could_be_fused(gate.optimizer) else logging.INFO, "surefoot: %s", gate.why)
         return desk
 
     @property
@@ -389,6 +384,31 @@ def _config(model: nn.Module, clip: ClipOption, policy: Policy, rounds: Rounds) 
         "processes": rounds.meter.ranks.world,
     }
     return {"config": config, "data": None} | describe(rounds.device)
+
+
+def _open_together(ranks: Ranks, run_dir: str | os.PathLike[str], info: dict[str, Any]) -> Journal:
+    """The first process takes the directory; the others follow it, in its failure too and in its count of attempts."""
+    opening = functools.partial(Journal, run_dir, rank=ranks.rank, info=info, on_failure=_tell_failure)
+    journal, wrong = None, None
+    if ranks.rank == 0:
+        try:
+            journal = _open_again(opening)
+        except ValueError as error:
+            wrong = error
+    said = ranks.from_first(str(wrong) if wrong else None)
+    if said is not None:
+        raise wrong or ValueError(said)
+    journal = journal or opening()
+    journal.last_attempt = ranks.from_first(journal.last_attempt)
+    return journal
+
+
+def _open_again(opening: Callable[[], Journal]) -> Journal:
+    try:
+        return opening()
+    except RunDirectoryInUse:
+        gc.collect()  # an earlier guard of this process may only be waiting to be collected
+        return opening()
 
 
 def _close_if_alive(guard: weakref.ref[LiveGuard]) -> None:

@@ -74,12 +74,16 @@ def snapshot(model: nn.Module, *optimizers: Optimizer) -> Any:
 def same(a: Any, b: Any) -> bool:
     """Bit for bit."""
     if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+        return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return a == b
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
 def hooks_on(model: nn.Module, *optimizers: Optimizer) -> list[str]:

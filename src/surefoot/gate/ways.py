@@ -62,6 +62,11 @@ def way_of(optimizer: Optimizer) -> tuple[Way, str]:
     return Way.HOST, f"one host read a step: {name} cannot be told on the device to refuse an update"
 
 
+def could_be_fused(optimizer: Optimizer) -> bool:
+    """Whether its class has a fused form that would spare the host read."""
+    return type(optimizer) in FUSED
+
+
 def on_accelerator(params: Iterable[torch.Tensor]) -> bool:
     """Whether reading a value of these parameters means waiting for a device."""
     return any(p.device.type != "cpu" for p in params)

@@ -38,13 +38,13 @@ class Layout:
 
     def fits(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Whether the optimizers still hold the parameter groups this layout was made from."""
-        sizes = [[s.stop - s.start for s in spans] for spans in self.groups]
-        return sizes == [[len(g["params"]) for g in o.param_groups] for o in optimizers]
+        now = [[[id(p) for p in g["params"]] for g in o.param_groups] for o in optimizers]
+        return now == [[[id(p) for p in self.params[span]] for span in spans] for spans in self.groups]
 
 
 def layout_of(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Layout:
     """Lay out every parameter the optimizers hold, then the model's other trainable ones."""
-    known = {id(p): name for name, p in model.named_parameters()}
+    known = {id(p): name.replace("_orig_mod.", "") for name, p in model.named_parameters()}
     names: list[str] = []
     params: list[Tensor] = []
     groups: list[tuple[slice, ...]] = []
@@ -61,7 +61,7 @@ def layout_of(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> 
     for name, p in model.named_parameters():
         if p.requires_grad and id(p) not in owned:
             params.append(p)
-            names.append(name)
+            names.append(known[id(p)])
     sharded = any(isinstance(p, DTensor) for p in params)
     return Layout(tuple(_distinct(names)), tuple(params), tuple(groups), sharded)
 

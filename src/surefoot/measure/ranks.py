@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,9 +32,14 @@ class Ranks:
         """The packets of all processes, one a row; the one collective of a step."""
         if self.world == 1:
             return packet[None]
-        gathered = torch.empty(self.world * packet.numel(), dtype=packet.dtype, device=packet.device)
-        _all_gather(gathered, packet)
-        return gathered.view(self.world, packet.numel())
+        return _gather(packet, self.world)
+
+    def from_first(self, value: object) -> Any:
+        """What the first process says, on all of them."""
+        told = [value]
+        if self.world > 1:
+            dist.broadcast_object_list(told, src=0)
+        return told[0]
 
 
 def ranks_of(layout: Layout, device: torch.device) -> Ranks:
@@ -60,9 +66,16 @@ def ranks_of(layout: Layout, device: torch.device) -> Ranks:
     sizes = torch.tensor(
         [local(p).numel() * c for p, c in zip(layout.params, counted, strict=True)], dtype=torch.float64, device=device
     )
-    parts = torch.empty(world * sizes.numel(), dtype=torch.float64, device=device)
-    _all_gather(parts, sizes)
-    return Ranks(rank, world, once, parts.view(world, -1))
+    return Ranks(rank, world, once, _gather(sizes, world))
+
+
+def _gather(packet: Tensor, world: int) -> Tensor:
+    home = packet.device
+    if home.type == "cpu" and dist.get_backend() == "nccl":  # weights kept on the host, processes joined by NCCL
+        packet = packet.cuda()
+    gathered = torch.empty(world * packet.numel(), dtype=packet.dtype, device=packet.device)
+    _all_gather(gathered, packet)
+    return gathered.view(world, packet.numel()).to(home)
 
 
 def merge_parts(stats: Tensor, parts: Tensor) -> Tensor:
