@@ -188,9 +188,7 @@ def show(steps: Annotated[int, typer.Option(min=100)] = 500, out: Path = Path("o
     console.print("\nIn your own loop it takes the same two lines:", style="bold")
     console.print('   guard = surefoot.attach(model, optimizer, run_dir="runs/first")     once, before the loop')
     console.print("   loss = guard.watch(loss, batch)                                     in the loop, before backward")
-    console.print(
-        f"\nAll this took {time.monotonic() - started:.0f} s. Again, otherwise: python -m surefoot.demo --seed 1"
-    )
+    console.print(f"\nThis took {time.monotonic() - started:.0f} s. With other data: python -m surefoot.demo --seed 1")
 
 
 if __name__ == "__main__":

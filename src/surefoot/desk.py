@@ -34,12 +34,14 @@ class Desk:
         self._observes = policy.observe
         self._clock = clock
         self._landed = -1
+        self._attempt = -1
 
     def read(self, block: Block, tag: Tag, names: Sequence[str]) -> None:
         """Take in the numbers of one attempted update."""
         again = tag.attempt == self._landed  # another optimizer's part of an update that has landed already
         left = self._clock.left(self.total - self.step)
-        row = row_from(block, tag, step=self.step - again, history=self.history, left=left)
+        repeated, self._attempt = tag.attempt == self._attempt, tag.attempt
+        row = row_from(block, tag, step=self.step - again, history=self.history, left=left, repeated=repeated)
         layers = block.stats.numpy()
         self.journal.row(row, layers)
         if (row.landed or (self._observes and row.verdict < Verdict.OVERFLOW)) and not again:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import gc
-from collections.abc import Collection, Iterable, Sequence
+import os
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -46,6 +47,9 @@ def check_optimizers(given: object, model: nn.Module) -> tuple[Optimizer, ...]:
     if not many:
         raise Misuse("attach: no optimizer was given. Pass the optimizer, or a list of all that train this model.")
     optimizers = tuple(unwrap(o) for o in many)
+    for i, o in enumerate(optimizers):
+        if any(o is other for other in optimizers[:i]):
+            raise Misuse(f"attach: the same {type(o).__name__} was given twice. Name each optimizer once.")
     own = {id(p) for p in model.parameters()}
     for o in optimizers:
         if not any(id(p) in own for group in o.param_groups for p in group["params"]):
@@ -77,6 +81,8 @@ def check_policy(policy: object) -> Policy:
 def check_run_dir(run_dir: object) -> Any:
     if run_dir is None or (isinstance(run_dir, str) and not run_dir.strip()):
         raise Misuse("attach: run_dir= is missing. Name a directory for this run's records, such as run_dir='runs/a'.")
+    if not isinstance(run_dir, str | os.PathLike):
+        raise Misuse(f"attach: run_dir={run_dir!r} is no path. Name a directory, such as run_dir='runs/a'.")
     return run_dir
 
 
@@ -99,11 +105,23 @@ NEVER_WATCHED = (
 )
 
 
-def find_scaler(factor: float) -> Any | None:
-    """The GradScaler in use when a loss arrives multiplied and nobody said by whom; looked for once, at the start."""
-    if abs(factor) < 64:
-        return None
-    found = [s for s in gc.get_objects() if isinstance(s, torch.amp.GradScaler) and s.is_enabled()]
-    at_work = [s for s in found if s.get_scale() == abs(factor)]
-    chosen: Sequence[Any] = at_work or found
-    return chosen[0] if len(chosen) == 1 else None
+def check_report(values: Mapping[str, Any]) -> dict[str, float]:
+    """The reported values as plain numbers."""
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError):
+            raise Misuse(f"report: {name}={value!r} is not a number. Report numbers only.") from None
+    return numbers
+
+
+SCALED = 64.0
+"""A loss multiplied by this much or more before backward is taken to be scaled."""
+
+
+def find_scaler() -> Any | None:
+    """The one GradScaler in use when a loss arrives multiplied and nobody said by whom; looked for once."""
+    found = [s for s in gc.get_objects() if issubclass(type(s), torch.amp.GradScaler) and s.is_enabled()]
+    at_work = [s for s in found if s._scale is not None]
+    return at_work[0] if len(at_work) == 1 else None

@@ -37,6 +37,7 @@ from surefoot.measure.environment import describe
 from surefoot.measure.ranks import Ranks
 from surefoot.measure.resources import Clock, samples_in
 from surefoot.rounds import Rounds
+from surefoot.state.buffers import BufferShadow
 
 log = logging.getLogger("surefoot")
 P = ParamSpec("P")
@@ -84,6 +85,11 @@ class Guard(ABC):
     def step(self) -> int:
         """Updates known to have landed; two behind the loop, because that is when the numbers are read."""
 
+    @property
+    @abstractmethod
+    def history(self) -> tuple[list[float], list[float]]:
+        """The last 100 losses and gradient norms."""
+
     @abstractmethod
     def watch(self, loss: Tensor, batch: Any = None) -> Tensor:
         """Hand the loss through, unchanged, so that its backward is seen; `batch` tells the number of samples."""
@@ -109,6 +115,10 @@ class OffGuard(Guard):
     @property
     def step(self) -> int:
         return 0
+
+    @property
+    def history(self) -> tuple[list[float], list[float]]:
+        return [], []
 
     def watch(self, loss: Tensor, batch: Any = None) -> Tensor:
         return loss
@@ -161,16 +171,19 @@ class LiveGuard(Guard):
         self._optimizers = optimizers
         self._watched = False
         self._clock = Clock()
-        self._build = functools.partial(Rounds, model, optimizers, clip=clip, policy=policy, clock=self._clock)
-        self._rounds = self._build()
-        self._rounds.scaler = scaler
+        self._shadow = None if policy.observe else BufferShadow(model)
+        self._build = functools.partial(
+            Rounds, model, optimizers, clip=clip, policy=policy, clock=self._clock, shadow=self._shadow
+        )
         try:
+            self._rounds = self._build()
+            self._rounds.scaler = scaler
             self._desk = self._open(run_dir, _config(model, clip, policy, self._rounds), policy)
         except BaseException:
-            self._rounds.release()
+            self._release_shadow()
             raise
         self._rounds.attempt = self._desk.journal.last_attempt + 1
-        self._hooks: list[Any] = [model.register_forward_pre_hook(_timing(self._clock))]
+        self._hooks: list[Any] = [model.register_forward_pre_hook(_Timing(self))]
         for k, o in enumerate(optimizers):
             self._hooks.append(o.register_step_pre_hook(uncompiled(functools.partial(self._before_step, k))))
             self._hooks.append(o.register_step_post_hook(uncompiled(functools.partial(self._after_step, k))))
@@ -196,8 +209,11 @@ class LiveGuard(Guard):
 
     @property
     def history(self) -> tuple[list[float], list[float]]:
-        """The last 100 losses and gradient norms."""
         return list(self._desk.history.losses), list(self._desk.history.norms)
+
+    @contained
+    def forward_began(self) -> None:
+        self._clock.forward_began()
 
     # -- backward
 
@@ -210,26 +226,22 @@ class LiveGuard(Guard):
     @uncompiled
     def _follow(self, loss: Tensor, batch: Any) -> None:
         first, self._watched = not self._watched, True
-        value, samples = loss.detach(), samples_in(batch)
+        value = loss.detach()
         queue = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore[reportAttributeAccessIssue]
 
         def backward_began(gradient: Tensor) -> None:
             self._backward_began(gradient if first else None)
             # Others queue work for the end of backward too, such as the exchange of gradients: queued once more from
             # there, ours comes after theirs.
-            queue(lambda: queue(lambda: self._backward_ended(value, samples)))
+            queue(lambda: queue(lambda: self._backward_ended(value, batch)))
 
         loss.register_hook(backward_began)
 
     @contained
     def _backward_began(self, first: Tensor | None) -> None:
         rounds = self._rounds
-        if first is not None and rounds.scaler is None:
-            rounds.scaler = edge.find_scaler(float(first))  # one look, before the first step
-            if rounds.scaler is not None:
-                self._note(
-                    "scaler", "a GradScaler was found at work; pass it as scaler= to be sure it is the right one"
-                )
+        if first is not None and rounds.scaler is None and abs(float(first)) >= edge.SCALED:  # one look, at the start
+            self._look_for_scaler(float(first))
         if rounds.dropped():
             rounds.drop()
             self._read()
@@ -237,12 +249,24 @@ class LiveGuard(Guard):
             self._rewire()
 
     @contained
-    def _backward_ended(self, loss: Tensor, samples: float) -> None:
+    def _backward_ended(self, loss: Tensor, batch: Any) -> None:
         if self._rounds.searching:
             return
         self._rounds.backward_ended(loss)
-        so_far = self._rounds.samples
+        so_far, samples = self._rounds.samples, samples_in(batch)
         self._rounds.samples = samples if so_far != so_far else so_far + samples
+
+    def _look_for_scaler(self, factor: float) -> None:
+        self._rounds.scaler = edge.find_scaler()
+        if self._rounds.scaler is not None:
+            self._note("scaler", "a GradScaler was found at work; pass it as scaler= to be sure it is the right one")
+            return
+        told = (
+            f"the loss is multiplied by {factor:g} before backward, and it cannot be told by whom: gradient norms are "
+            "those of the scaled loss. Pass your GradScaler as scaler=."
+        )
+        log.warning("surefoot: %s", told)
+        self._note("scaler", told)
 
     def _rewire(self) -> None:
         """The optimizers hold other parameters than before: start over with those."""
@@ -304,6 +328,7 @@ class LiveGuard(Guard):
 
     @contained
     def report(self, **values: float) -> None:
+        values = edge.check_report(values)
         if "tokens" in values:
             so_far = self._rounds.tokens
             self._rounds.tokens = values["tokens"] if so_far != so_far else so_far + values["tokens"]
@@ -312,6 +337,10 @@ class LiveGuard(Guard):
         if told:
             self._desk.note("report", values=told, attempt=self._rounds.attempt)
 
+    def _release_shadow(self) -> None:
+        if self._shadow is not None:
+            self._shadow.close()
+
     def close(self) -> None:
         self._finish()
         self.lost = True
@@ -319,16 +348,20 @@ class LiveGuard(Guard):
             hook.remove()
         self._hooks.clear()
         self._rounds.release()
+        self._release_shadow()
         _guarded.difference_update(self._optimizers)
         atexit.unregister(self._at_exit)
         self._desk.journal.close()
 
     @contained
     def _finish(self) -> None:
-        try:
-            self._read(rest=True)
-        except TrainingStopped as stopped:
-            log.warning("%s", stopped)  # the loop is over anyway
+        if self._rounds.dropped():
+            self._rounds.drop()
+        for block, tag in self._rounds.arrived(rest=True):
+            try:
+                self._desk.read(block, tag, self._rounds.layout.names)
+            except TrainingStopped as stopped:
+                log.warning("%s", stopped)  # the loop is over anyway
         self._note("closed")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -350,18 +383,28 @@ class LiveGuard(Guard):
             exc_info=error,
         )
         self._rounds.release()
+        self._release_shadow()
         self._note("degraded", f"{type(error).__name__} in {where}: {error}")
         meter = self._rounds.meter
         if meter.ranks.world > 1:  # the others must not wait for this process in vain
             self._hooks.append(self._optimizers[0].register_step_pre_hook(lambda *_: meter.stand_in()))
 
 
-def _timing(clock: Clock) -> Callable[..., None]:
-    def before_forward(*_: object) -> None:
-        if not torch.compiler.is_compiling():  # a compiler that traces this finds nothing to do
-            clock.forward_began()
+class _Timing:
+    """Tells when a forward pass begins; a copy of the model, saved or deep, carries an idle one."""
 
-    return before_forward
+    def __init__(self, guard: LiveGuard | None = None) -> None:
+        self._guard = None if guard is None else weakref.ref(guard)
+
+    def __call__(self, *_: object) -> None:
+        if torch.compiler.is_compiling() or self._guard is None:  # a compiler that traces this finds nothing to do
+            return
+        guard = self._guard()
+        if guard is not None:
+            guard.forward_began()
+
+    def __reduce__(self) -> tuple[type[_Timing], tuple[()]]:
+        return _Timing, ()
 
 
 def _config(model: nn.Module, clip: ClipOption, policy: Policy, rounds: Rounds) -> dict[str, Any]:

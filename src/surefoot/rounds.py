@@ -28,15 +28,19 @@ from surefoot.records import NAN, Verdict
 from surefoot.rows import Tag
 from surefoot.state.buffers import BufferShadow
 
-REFRESH = 10
-"""Steps between two looks at the adaptive clip threshold."""
-
 
 class Rounds:
     """Everything between a backward and the numbers it leaves behind, for one set of tensors."""
 
     def __init__(
-        self, model: nn.Module, optimizers: Sequence[Optimizer], *, clip: ClipOption, policy: Policy, clock: Clock
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        *,
+        clip: ClipOption,
+        policy: Policy,
+        clock: Clock,
+        shadow: BufferShadow | None,
     ) -> None:
         self.layout: Layout = layout_of(model, optimizers)
         self.attempt = 0
@@ -57,7 +61,7 @@ class Rounds:
             Gate(k, o, units=units, params=self.layout.params, rule=rule, device=self.device)
             for k, o in enumerate(optimizers)
         ]
-        self._shadow = None if policy.observe else BufferShadow(model)
+        self._shadow = shadow
         self._sample = UpdateSample(self.layout.params, self.meter.ranks.once, self.device)
         self._machine = Machine(self.device)
         self._mailbox: Mailbox[Tag] = Mailbox(self.meter.raw.numel(), self.device)
@@ -65,6 +69,10 @@ class Rounds:
         self._verdicts = said.new_zeros(len(self.gates), said.numel())
         self._totals: Tensor | None = None
         self._measured = False
+        self._weighed = False
+        """The summary holds numbers of the weights that have not been sent."""
+        self._updates = -1
+        """How often the loss scale had been updated when gradients were last measured."""
         self._stepped: set[int] = set()
         self._cohort = frozenset(range(len(self.gates)))
         """The optimizers that stepped in the round before: they stand or fall together."""
@@ -84,6 +92,9 @@ class Rounds:
         """Whether gradients that were measured are gone now, without any step."""
         if not self._measured or self._stepped or self.searching:
             return False
+        scale = self.scale()
+        if scale is not None and scale._version != self._updates:
+            return True  # the scaler has moved on to the next update
         had = [p for p, here in zip(self.layout.params, self.meter.present, strict=True) if here][:8]
         return bool(had) and all(p.grad is None for p in had)
 
@@ -94,8 +105,12 @@ class Rounds:
         scale = self.scale()
         self.meter.measure(loss, scale=scale)
         self._measured = True
-        if scale is not None and self._shadow is not None:  # loss scaling may skip the step without a word to anyone
-            gate, block = self.gates[0], self.meter.block
+        if scale is None:
+            return
+        gate, block = self.gates[0], self.meter.block
+        block.verdict[Said.SCALE] = scale.to(self.device, non_blocking=True)
+        self._updates = scale._version
+        if self._shadow is not None:  # loss scaling may skip the step without a word to anyone
             gate.decide(block.summary, said=block.verdict, scaled=True, joint=None, commit=False)
             self._shadow.settle(gate.memory.spoilt, keep=False)
 
@@ -106,13 +121,14 @@ class Rounds:
         self.attempt += 1
         self._measured = False
         self._totals = None
+        self._sample.forget()
         self.meter.begin()
 
     # -- step
 
     def before(self, k: int) -> None:
         """A step of this optimizer begins."""
-        if self.attempt % self._policy.weights_every == 0:
+        if self.attempt % self._policy.weights_every == 0 and not self._stepped:
             self._sample.take()
         self.gates[k].before()
 
@@ -148,27 +164,25 @@ class Rounds:
             gate.memory.spoilt.fill_(1.0)
         if self._shadow is not None:
             self._shadow.settle(gate.memory.spoilt if gate.refused is None else bool(gate.memory.spoilt))
-        if self.attempt % REFRESH == 0:
-            gate.memory.refresh()
-        self._send(k, weights=self.attempt > 0 and (self.attempt - 1) % self._policy.weights_every == 0)
+        gate.refresh()
+        self._send(k)
         self._stepped.add(k)
         change = self._sample.compare()
         if change is not None:
             self.meter.measure_weights(*change, list(self._model.buffers()))
+            self._weighed = True
 
     def drop(self) -> None:
         """A round ended without a step: loss scaling found an overflow, or the loop threw it away."""
         said, scaled = self.meter.block.verdict, self.scale() is not None
         self.gates[0].decide(self.meter.block.summary, said=said, scaled=scaled, joint=None, commit=False)
         said[Said.VERDICT] = said[Said.VERDICT].where(said[Said.VERDICT] > 0, float(Verdict.DROPPED))
-        self._send(0, weights=False)
+        self._send(0)
         self._begin()
 
-    def _send(self, k: int, *, weights: bool) -> None:
+    def _send(self, k: int) -> None:
         said, gate = self.meter.block.verdict, self.gates[k]
         scale, lr = self.scale(), gate.optimizer.param_groups[0].get("lr", NAN)
-        if scale is not None:
-            said[Said.SCALE] = scale.to(said.device, non_blocking=True)
         if isinstance(lr, Tensor):
             said[Said.LR] = lr.detach().to(said.device, non_blocking=True)
         seconds, wait = self._clock.step_ended()
@@ -181,7 +195,7 @@ class Rounds:
             lr=None if isinstance(lr, Tensor) else float(lr),
             scaled=scale is not None,
             clips=any(u.clip.by_norm for u in gate.units),
-            weights=weights,
+            weights=self._weighed,
             seconds=seconds,
             data_wait=wait,
             samples=self.samples,
@@ -189,6 +203,7 @@ class Rounds:
             reading=self._machine.read(),
         )
         self.samples = self.tokens = NAN
+        self._weighed = False
         self._mailbox.send(self.meter.raw, tag)
 
     # -- two steps later
@@ -200,11 +215,9 @@ class Rounds:
             yield self.meter.unpack(raw), tag
 
     def release(self) -> None:
-        """Put back whatever a step was not to see, and let go of the model."""
+        """Put back whatever a step was not to see."""
         for gate in self.gates:
             gate.after()
-        if self._shadow is not None:
-            self._shadow.close()
 
 
 def _home(layout: Layout) -> torch.device:

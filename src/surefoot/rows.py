@@ -38,14 +38,14 @@ class Tag:
     reading: Reading
 
 
-def row_from(block: Block, tag: Tag, *, step: int, history: History, left: float) -> Row:
-    """The row of one attempted update."""
+def row_from(block: Block, tag: Tag, *, step: int, history: History, left: float, repeated: bool) -> Row:
+    """The row of one attempted update; `repeated` when another optimizer has brought one for it already."""
     said = block.verdict.tolist()
     verdict = Verdict(int(said[Said.VERDICT]))
     trouble = verdict in (Verdict.NONFINITE, Verdict.OUTLANDISH, Verdict.OVERFLOW)
     loss = said[Said.LOSS] if tag.watched else NAN
     norm, limit = said[Said.NORM], said[Said.LIMIT]
-    d1, d2 = history.add(loss, norm)
+    d1, d2 = history.differences if repeated else history.add(loss, norm)
     reading = tag.reading
     return Row(
         step=step,

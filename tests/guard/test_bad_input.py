@@ -34,7 +34,10 @@ CASES: dict[str, tuple[Callable[[Net, torch.optim.Optimizer], dict[str, Any]], t
     "model all frozen": (lambda m, o: {"model": frozen()}, ("frozen", "Pass the module")),
     "model is a function": (lambda m, o: {"model": m.forward}, ("torch.nn.Module", "method")),
     "model is its parameters": (lambda m, o: {"model": list(m.parameters())}, ("torch.nn.Module", "list")),
-    "optimizer of another model": (lambda m, o: {"optimizer": sgd(net(1))}, ("SGD", "none of the model's", "Make the")),
+    "optimizer of another model": (
+        lambda m, o: {"optimizer": sgd(net(1))},
+        ("SGD", "none of the", "Make it from"),
+    ),
     "one of two optimizers of another model": (
         lambda m, o: {"optimizer": [o, torch.optim.Adam(net(1).parameters())]},
         ("Adam", "none of the model's"),

@@ -18,7 +18,8 @@ def loaded_after(statement: str) -> set[str]:
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True, timeout=60)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
     return set(done.stdout.split())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ from surefoot.records import Decision, Event, Finding, Row, Verdict
 def row(attempt: int, verdict: Verdict = Verdict.LANDED, **values: float) -> Row:
     bad = {"loss": math.nan, "nonfinite": 3.0, "norm": math.nan} if verdict is Verdict.NONFINITE else {}
     far = {"norm": 900.0, "limit": 100.0} if verdict is Verdict.OUTLANDISH else {}
-    return Row(step=0, attempt=attempt, time=float(attempt), verdict=verdict, **({"loss": 1.0, "norm": 1.0} | bad | far | values))
+    told: dict[str, Any] = {"loss": 1.0, "norm": 1.0} | bad | far | values
+    return Row(step=0, attempt=attempt, time=float(attempt), verdict=verdict, **told)
 
 
 def decisions(events: list[Event]) -> list[tuple[str, bool]]:

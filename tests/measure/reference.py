@@ -76,7 +76,13 @@ PLANTED = (0.0, -0.0, math.nan, math.inf, -math.inf, 1e-6, 3e-8)
 
 
 def odd_tensor(
-    layout: str, dtype: torch.dtype, *, seed: int, size: float = 1.0, offset: float = 0.0, planted: tuple[float, ...] = ()
+    layout: str,
+    dtype: torch.dtype,
+    *,
+    seed: int,
+    size: float = 1.0,
+    offset: float = 0.0,
+    planted: tuple[float, ...] = (),
 ) -> Tensor:
     """A random tensor of a layout; the planted values stand at its start."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Runs test_kernels.py where there is no CUDA device: in Triton's interpreter, which must be chosen before the import."""
+"""Runs test_kernels.py where there is no CUDA device: in Triton's interpreter, chosen before the import."""
 
 from __future__ import annotations
 

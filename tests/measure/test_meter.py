@@ -78,7 +78,7 @@ def test_a_step_nobody_watched_is_measured_all_the_same(device: torch.device) ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", [(), (1,)])
-def test_losses_of_any_kind_are_added_up_exactly(dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:
+def test_losses_of_any_kind_add_up_exactly(dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:
     meter = meter_of(model_on(device), device)
     values = [1.0, 2.0**-12, 2.0**-12]  # the sum is neither a bfloat16 nor a float16
     for value in values:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from hypothesis import given, settings
@@ -34,7 +35,7 @@ def rows(tensors: list[torch.Tensor | None]) -> torch.Tensor:
 def test_random_splits(seed: int, cuts: list[int], exponent: int, offset: float, planted: tuple[float, ...]) -> None:
     whole = odd_tensor("long", torch.float32, seed=seed, size=10.0**exponent, offset=offset, planted=planted)[:200]
     edges = [0, *cuts, 200]
-    parts = [whole[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [whole[a:b] for a, b in pairwise(edges)]
     stats = torch.stack([rows([part]) for part in parts])
     counts = torch.tensor([[float(part.numel())] for part in parts], dtype=torch.float64)
     assert_row(merge_parts(stats, counts)[0], whole, where=edges)

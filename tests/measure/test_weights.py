@@ -25,8 +25,10 @@ def test_change_and_size_of_the_sampled_weights(device: torch.device) -> None:
             p.add_(torch.randn_like(p) * 0.01)
     told = sample.compare()
     assert told is not None
-    change = sum(float((p - b).reshape(-1)[::STRIDE].double().square().sum()) for p, b in zip(params, before, strict=True))
-    size = sum(float(p.reshape(-1)[::STRIDE].double().square().sum()) for p in params)
+    now = [p.detach() for p in params]
+    moved = [p - b for p, b in zip(now, before, strict=True)]
+    change = sum(p.reshape(-1)[::STRIDE].double().square().sum().item() for p in moved)
+    size = sum(p.reshape(-1)[::STRIDE].double().square().sum().item() for p in now)
     assert math.isclose(float(told[0]), change, rel_tol=1e-5)
     assert math.isclose(float(told[1]), size, rel_tol=1e-5)
 
@@ -49,7 +51,8 @@ def test_nothing_is_told_of_what_was_not_taken() -> None:
     assert sample.compare() is None
     sample.take()
     assert sample.compare() is not None
-    assert sample.compare() is None, "a sample serves once"
+    sample.forget()
+    assert sample.compare() is None, "a sample serves until it is forgotten"
 
 
 def test_frozen_weights_and_those_another_process_counts_are_left_out() -> None:

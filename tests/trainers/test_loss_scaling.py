@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import pairwise
 
 import pytest
@@ -18,6 +19,8 @@ def train(net, batches, *, run_dir=None, tell=True, unscale=False, fused=False, 
     scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale, growth_interval=5)
     guard = None
     if run_dir is not None:
+        if not tell:
+            gc.collect()  # the scalers of other tests
         guard = surefoot.attach(net, optimizer, run_dir=run_dir, scaler=scaler if tell else None)
     norms, scales = [], [loss_scale]
     for batch in batches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import tempfile
 import time
@@ -202,7 +203,7 @@ def train(family: Family, steps: int, policy: str | Policy | None, *, device: st
 def _random_states(device: str) -> dict[str, Any]:
     states: dict[str, Any] = {
         "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state()[1].tolist(),  # pyright: ignore[reportIndexIssue]
+        "numpy": pickle.dumps(np.random.get_state()),
         "python": random.getstate(),
     }
     return states | ({"cuda": torch.cuda.get_rng_state()} if device == "cuda" else {})
@@ -253,9 +254,7 @@ def main(
         torch.use_deterministic_algorithms(True)
     chosen = families()
     share = max(steps // len(chosen), 1)
-    say(
-        f"{share * len(chosen):,} updates on {device} with torch {torch.__version__}, bare and attached from the same start"
-    )
+    say(f"{share * len(chosen):,} updates on {device} with torch {torch.__version__}, bare and attached alike")
     say(f"{'family':<44}{'policy':<10}{'updates':>8}{'seconds':>9}   result")
     wrong = 0
     for family in chosen:

@@ -15,6 +15,8 @@ from surefoot.gate.ways import Way, step_is_compiled, way_of
 from surefoot.measure.layout import local
 from surefoot.records import Verdict
 
+REFRESH = 10
+"""Steps between two looks at the adaptive clip threshold."""
 _NAMES = ("found_inf", "grad_scale")
 
 
@@ -41,6 +43,7 @@ class Gate:
         self._clips = any(u.clip.anything for u in self.units)
         self._folds = len(self.units) == 1 and self.units[0].clip.value == float("inf")
         self._params = params
+        self._steps = 0
         self._ready: tuple[bool, ...] | None = None
         self._hidden: list[tuple[Tensor, Tensor]] = []
         self._prior: dict[str, Any] | None = None
@@ -62,7 +65,7 @@ class Gate:
         if self.refused:
             self.hide()
         elif self._clips:
-            self._clip_in_place(None, by_norm=factor < 1.0)
+            self._clip_in_place(getattr(self.optimizer, "grad_scale", None), by_norm=factor < 1.0)
 
     def hide(self) -> None:
         """Take the gradients away for the time of the step: an optimizer leaves alone what has none."""
@@ -70,6 +73,12 @@ class Gate:
             if p.grad is not None:
                 self._hidden.append((p, p.grad))
                 p.grad = None
+
+    def refresh(self) -> None:
+        """Look at the adaptive threshold anew every few steps."""
+        if self._steps % REFRESH == 0:
+            self.memory.refresh()
+        self._steps += 1
 
     def after(self) -> None:
         """Put back whatever the step was not to see."""

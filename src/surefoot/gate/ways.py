@@ -30,8 +30,8 @@ _WRAPPERS = {"AcceleratedOptimizer": "optimizer", "LightningOptimizer": "optimiz
 
 def unwrap(optimizer: object) -> Optimizer:
     """The torch optimizer inside the wrappers that trainers put around it."""
-    while type(optimizer).__name__ in _WRAPPERS:
-        optimizer = getattr(optimizer, _WRAPPERS[type(optimizer).__name__])
+    while inner := [_WRAPPERS[kind.__name__] for kind in type(optimizer).__mro__ if kind.__name__ in _WRAPPERS]:
+        optimizer = getattr(optimizer, inner[0])
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
             f"attach: {type(optimizer).__name__} is not a torch.optim.Optimizer, so its step cannot be guarded. Pass "

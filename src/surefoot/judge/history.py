@@ -16,6 +16,8 @@ class History:
         self.losses: deque[float] = deque(maxlen=KEPT)
         self.norms: deque[float] = deque(maxlen=KEPT)
         self.clipped: deque[bool] = deque(maxlen=KEPT)
+        self.differences = (math.nan, math.nan)
+        """Those of the last update."""
 
     def clip_share(self, factor: float) -> float:
         """Take in the factor of one clipped update and return the share of the last 100 that were made smaller."""
@@ -28,6 +30,7 @@ class History:
         d2 = d1 - (self.losses[-1] - self.losses[-2]) if len(self.losses) > 1 else math.nan
         self.losses.append(loss)
         self.norms.append(norm)
+        self.differences = (d1, d2)
         return d1, d2
 
     def state_dict(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Judge:
         self.detectors: Sequence[Detector] = (NonFinite(), Outlandish(), Bottleneck())
         self._refused = 0
         self._overflows = 0
+        self._attempt = -1
 
     def update(self, row: Row) -> list[Event]:
         """Findings first, then what is decided from them."""
@@ -38,8 +39,10 @@ class Judge:
         refused = row.verdict in (Verdict.NONFINITE, Verdict.OUTLANDISH)
         if row.verdict is Verdict.LANDED:
             self._refused = self._overflows = 0
-        self._refused += refused
-        self._overflows += row.verdict is Verdict.OVERFLOW
+        if row.attempt != self._attempt:  # an update counts once, however many optimizers took part in it
+            self._refused += refused
+            self._overflows += row.verdict is Verdict.OVERFLOW
+            self._attempt = row.attempt
         if refused and self._refused > TALK and self._refused & (self._refused - 1):
             found.clear()  # a run that only observes may go on like this for ever
         elif refused:
@@ -64,7 +67,7 @@ class Judge:
             way_out = "Look at the batches since then; lower the learning rate, clip, or use bfloat16 or float32."
         return (
             f"{self._refused} updates in a row were refused, the last at step {row.step} "
-            f"(attempt {row.attempt}): {last}. Weights and optimizer are as they were before the first of them. {way_out}"
+            f"(attempt {row.attempt}): {last}. None of them touched weights or optimizer. {way_out}"
         )
 
     def _why_overflows(self, row: Row) -> str:
@@ -88,10 +91,11 @@ class Judge:
         return {
             "refused": self._refused,
             "overflows": self._overflows,
+            "attempt": self._attempt,
             "detectors": [d.state_dict() for d in self.detectors],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._refused, self._overflows = state["refused"], state["overflows"]
+        self._refused, self._overflows, self._attempt = state["refused"], state["overflows"], state["attempt"]
         for detector, held in zip(self.detectors, state["detectors"], strict=True):
             detector.load_state_dict(held)

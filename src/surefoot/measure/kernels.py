@@ -135,7 +135,7 @@ def summarise(
     WATCHED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: squares and non-finite counts of each unit; the loss is added to those of the micro-batches before."""
+    """One program: squares and non-finite counts of each unit; the loss is added to those of earlier micro-batches."""
     value = tl.load(loss).to(tl.float64)
     squares_all = tl.sum(tl.zeros((BLOCK,), tl.float64))
     bad_all = tl.sum(tl.zeros((BLOCK,), tl.float64))

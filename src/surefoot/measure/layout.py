@@ -58,7 +58,7 @@ def layout_of(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> 
             spans.append(slice(start, len(params)))
         groups.append(tuple(spans))
     owned = {id(p) for p in params}
-    for name, p in model.named_parameters():
+    for p in model.parameters():
         if p.requires_grad and id(p) not in owned:
             params.append(p)
             names.append(known[id(p)])

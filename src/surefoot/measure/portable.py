@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ HALF_LEAST = 5.96e-8
 """Smallest float16 that is not zero."""
 ABSENT = (0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0)
 """The row of a tensor that had no gradient."""
-_PIECE = 1 << 18
+_PIECE = 1 << 17
 """Elements looked at together on the CPU: the scratch stays in the cache, and memory stays flat."""
 
 
@@ -52,7 +53,7 @@ def flat_values(tensor: Tensor) -> Tensor:
 
 def _on_host(tensor: Tensor, numel: int, inverse: float) -> tuple[float, ...]:
     """One row on the CPU, where looking at a value costs nothing and a clean tensor can take the short way."""
-    values = flat_values(tensor)
+    values = flat_values(tensor.detach())
     numel = max(numel, values.numel())
     count = total = m2 = squares = largest = zeros = nonfinite = tiny = sub = 0.0
     for piece in values.split(_PIECE) if values.numel() else ():
@@ -75,14 +76,15 @@ def _on_host(tensor: Tensor, numel: int, inverse: float) -> tuple[float, ...]:
         m2 += spread * spread + shift * shift * count * n / (count + n)
         count += n
         total += mean * n
-        size = piece.abs()
-        largest = max(largest, float(size.max()))
-        under = int(torch.count_nonzero(size < HALF_NORMAL))
-        if under:
-            none = n - int(torch.count_nonzero(piece))
-            zeros += none
-            tiny += under - none
-            sub += int(torch.count_nonzero(size < HALF_LEAST)) - none
+        low, high = torch.aminmax(piece)
+        largest = max(largest, -float(low), float(high))
+        size = np.abs(piece.numpy())  # NumPy compares and counts several times faster than torch on a CPU
+        under = np.count_nonzero(size < HALF_NORMAL)
+        least = np.count_nonzero(size < HALF_LEAST) if under else 0
+        none = n - np.count_nonzero(size) if least else 0
+        zeros += none
+        tiny += under - none
+        sub += least - none
     missing = numel - values.numel()  # the zeros that a sparse tensor does not store
     zeros += missing
     m2 += total * total / count * missing / (count + missing) if count else 0.0
@@ -102,12 +104,15 @@ def _on_host(tensor: Tensor, numel: int, inverse: float) -> tuple[float, ...]:
 
 def _on_device(tensor: Tensor, numel: int, scale: Tensor | None) -> Tensor:
     """One row on a device, without ever asking it for a value."""
-    values = flat_values(tensor).float()
+    values = flat_values(tensor.detach())
+    values = values if values.dtype is torch.float64 else values.float()
     if scale is not None:
         values = values / scale
     numel = max(numel, values.numel())
     if values.numel() == 0:
-        return torch.tensor((0.0,) * len(LAYER_STATS), device=values.device)
+        nothing = torch.zeros(len(LAYER_STATS), device=values.device)
+        nothing[4] = 1.0 if numel else 0.0  # a sparse tensor that stores nothing is all zeros
+        return nothing
     finite = values.isfinite()
     clean = values.where(finite, 0.0)
     missing = numel - values.numel()

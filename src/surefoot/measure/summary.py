@@ -64,6 +64,7 @@ def portable_summariser(units: Sequence[slice]) -> Summariser:
         place[1] = summary[HEAD::2].sum()
         place[2] = summary[HEAD + 1 :: 2].sum()
         if loss is not None:
+            loss = loss.reshape(()).to(summary.dtype)
             place[0] = loss
             summary[Head.LOSS] = loss + (summary[Head.LOSS] if micro else 0.0)
             summary[Head.MICROS] = micro + 1

@@ -26,13 +26,16 @@ class UpdateSample:
         """Remember the weights as they are now."""
         self._before = [_sample(p).clone() for p in self._params]
 
+    def forget(self) -> None:
+        """Compare no more with what was taken."""
+        self._before = None
+
     def compare(self) -> tuple[Tensor, Tensor] | None:
-        """Sum of squares of the change and of the sampled weights, or None when none were taken."""
-        before, self._before = self._before, None
-        if not before:
+        """Sum of squares of the change since then and of the sampled weights, or None when none were taken."""
+        if not self._before:
             return None
         now = [_sample(p) for p in self._params]
-        change = [a - b for a, b in zip(now, before, strict=True)]
+        change = [a - b for a, b in zip(now, self._before, strict=True)]
         return self._squares(change), self._squares(now)
 
     def _squares(self, tensors: list[Tensor]) -> Tensor:

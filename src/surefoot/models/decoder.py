@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -134,7 +135,7 @@ def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+def next_token_loss(model: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
     """Mean cross-entropy, in float32, of each token of [batch, length + 1] given those before it."""
     logits = model(tokens[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())

@@ -9,7 +9,7 @@ from surefoot.records import Finding, Pattern, Row, Verdict
 
 
 class NonFinite:
-    """Speaks at every non-finite loss, gradient or weight; overflows of loss scaling are expected and not among them."""
+    """Speaks at every non-finite loss, gradient or weight, and not at the overflows that loss scaling expects."""
 
     def update(self, row: Row) -> list[Finding]:
         what: list[str] = []

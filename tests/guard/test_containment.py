@@ -1,0 +1,184 @@
+"""A fault of surefoot's own, or of the disk, ends the protection or the journal; never the training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loops import Net, bare, batch, hooks_on, loss_of, net, same, snapshot, train
+from torch import Tensor
+
+import surefoot
+from surefoot import guard as guard_module
+from surefoot.desk import Desk
+from surefoot.gate.gate import Gate
+from surefoot.judge.judge import Judge
+from surefoot.measure.mailbox import Mailbox
+from surefoot.measure.meter import Meter
+from surefoot.measure.resources import Clock, Machine
+from surefoot.measure.weights import UpdateSample
+from surefoot.rounds import Rounds
+from surefoot.state.buffers import BufferShadow
+
+Attach = Callable[..., Any]
+Read = Callable[[], surefoot.Run]
+
+PLACES: dict[str, tuple[Any, str]] = {
+    "counting samples": (guard_module, "samples_in"),
+    "timing the forward pass": (Clock, "forward_began"),
+    "timing the step": (Clock, "step_ended"),
+    "finding dropped gradients": (Rounds, "dropped"),
+    "measuring gradients": (Meter, "measure"),
+    "adding up": (Meter, "totals"),
+    "sampling the weights": (UpdateSample, "take"),
+    "comparing the weights": (UpdateSample, "compare"),
+    "measuring the weights": (Meter, "measure_weights"),
+    "before the step": (Gate, "before"),
+    "applying the verdict": (Gate, "apply"),
+    "settling the buffers": (BufferShadow, "settle"),
+    "reading the machine": (Machine, "read"),
+    "sending": (Mailbox, "send"),
+    "receiving": (Mailbox, "_receive"),
+    "judging": (Judge, "update"),
+    "the desk": (Desk, "read"),
+}
+
+
+def break_after(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: int) -> None:
+    """Let a method of surefoot fail at one call, and at every later one."""
+    honest, seen = getattr(owner, name), [0]
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        seen[0] += 1
+        if seen[0] > calls:
+            raise RuntimeError("planted")
+        return honest(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, broken)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("calls", [0, 4])
+@pytest.mark.parametrize("place", PLACES)
+def test_training_goes_on_as_if_surefoot_were_not_there(
+    place: str,
+    calls: int,
+    fused: bool,
+    attach: Attach,
+    read: Read,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, other = net(), net()
+    optimizer, plain = (torch.optim.AdamW(m.parameters(), lr=1e-3, fused=fused) for m in (model, other))
+    guard = attach(model, optimizer, policy=surefoot.Policy(weights_every=1))
+    break_after(monkeypatch, *PLACES[place], calls)
+    for i in range(12):
+        mine = train(model, optimizer, guard.watch, i)
+        theirs = train(other, plain, bare, i)
+        assert torch.equal(mine, theirs)
+    assert same(snapshot(model, optimizer), snapshot(other, plain))
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert len(errors) == 1, "said once"
+    assert "protection is OFF" in errors[0]
+    assert "planted" in errors[0]
+    guard.close()
+    assert hooks_on(model, optimizer) == []
+    degraded = [e for e in read().events if e.get("name") == "degraded"]
+    assert len(degraded) == 1
+    assert "RuntimeError" in degraded[0]["detail"]
+    assert "planted" in degraded[0]["detail"]
+
+
+def test_a_refused_step_that_breaks_leaves_the_gradients_in_place(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer)
+    train(model, optimizer, guard.watch, 0)
+    honest = Gate.hide
+
+    def half_way(self: Gate) -> None:
+        honest(self)
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(Gate, "hide", half_way)
+    guard.watch(loss_of(model, batch(1), "nan"), batch(1)).backward()
+    optimizer.step()
+    assert all(p.grad is not None for p in model.parameters())
+    assert "protection is OFF" in caplog.text
+
+
+def test_a_closure_that_meets_a_broken_gate_still_runs(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, other = net(), net()
+    optimizer, plain = (torch.optim.LBFGS(m.parameters(), lr=0.1, max_iter=3) for m in (model, other))
+    guard = attach(model, optimizer)
+    break_after(monkeypatch, Meter, "totals", 1)
+
+    def step(m: Net, o: torch.optim.Optimizer, watch: Callable[..., Tensor], i: int) -> None:
+        def closure() -> Tensor:
+            o.zero_grad()
+            loss = watch(loss_of(m, batch(i)), batch(i))
+            loss.backward()
+            return loss
+
+        o.step(closure)
+
+    for i in range(4):
+        step(model, optimizer, guard.watch, i)
+        step(other, plain, bare, i)
+    assert same(snapshot(model, optimizer), snapshot(other, plain))
+    assert "protection is OFF" in caplog.text
+
+
+def test_an_error_of_the_users_own_is_handed_on(attach: Attach, caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer)
+    loss = guard.watch(loss_of(model, batch(0)), batch(0))
+    hook = model.last.weight.register_hook(lambda g: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loss.backward()
+    hook.remove()
+    optimizer.zero_grad()
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    optimizer.zero_grad()
+    train(model, optimizer, guard.watch, 0)
+    before = snapshot(model, optimizer)
+    train(model, optimizer, guard.watch, 1, "nan")
+    assert same(before, snapshot(model, optimizer)), "the protection stays"
+    assert "protection is OFF" not in caplog.text
+
+
+@pytest.mark.parametrize("file", ["events.jsonl", "signals/scalars-000000.bin", "signals/layers-000000.bin"])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_ends_the_journal_and_nothing_else(
+    file: str, attach: Attach, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = tmp_path / "run" / file
+    target.parent.mkdir(parents=True)
+    target.symlink_to("/dev/full")
+    model, other = net(), net()
+    optimizer, plain = (torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (model, other))
+    guard = attach(model, optimizer)
+    for i in range(20):
+        train(model, optimizer, guard.watch, i)
+        train(other, plain, bare, i)
+    assert same(snapshot(model, optimizer), snapshot(other, plain))
+    before = snapshot(model, optimizer)
+    train(model, optimizer, guard.watch, 20, "nan")
+    assert same(before, snapshot(model, optimizer)), "the protection stays"
+    guard.close()
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "journal has stopped" in errors[0]
+    assert "No space left" in errors[0] or "full" in errors[0]
+    assert guard.step == 20
