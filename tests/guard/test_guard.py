@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import math
 import pickle
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -371,6 +373,19 @@ def test_reports_are_written_down(attach: Attach, read: Read) -> None:
     assert values == [{"total_steps": 5}, {"eval_loss": 0.5, "accuracy": 0.25, "perplexity": 1.5}]
 
 
+def test_what_is_reported_may_be_a_tensor(attach: Attach, read: Read, caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    guard = attach(model, sgd(model))
+    guard.report(loss=loss_of(model, batch(0)), count=torch.tensor([3]), share=np.float64(0.5))
+    with pytest.raises(ValueError, match="losses"):
+        guard.report(losses=torch.ones(2))
+    guard.close()
+    (values,) = [e["values"] for e in read().events if e.get("name") == "report"]
+    assert values["loss"] > 0
+    assert (values["count"], values["share"]) == (3.0, 0.5)
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("name", ["name", "detail", "at", "loss"])
 def test_a_report_may_have_any_name(name: str, attach: Attach, read: Read) -> None:
     model = net()
@@ -493,6 +508,40 @@ def test_attached_again_no_number_is_made_up(attach: Attach, read: Read) -> None
         guard.close()
     norms = read().scalars["weight_norm"]
     assert (np.isnan(norms) | (norms > 0.1)).all(), "a norm of 0 was never measured"
+
+
+def test_a_loss_that_is_kept_does_not_keep_its_batch(attach: Attach) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer)
+    kept: list[torch.Tensor] = []
+    batches: list[weakref.ref[torch.Tensor]] = []
+    for i in range(3):
+        x = batch(i)
+        batches.append(weakref.ref(x))
+        loss = guard.watch(loss_of(model, x), {"x": x})
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kept.append(loss)  # a common slip, cheap as long as the graph has been freed
+        del x, loss
+    gc.collect()
+    assert [alive() for alive in batches] == [None] * 3
+
+
+def test_a_guard_that_is_thrown_away_lets_go_of_everything(tmp_path: Path) -> None:
+    def use() -> weakref.ref[nn.Module]:
+        model = net()
+        optimizer = sgd(model)
+        guard = surefoot.attach(model, optimizer, run_dir=tmp_path)
+        for i in range(3):
+            train(model, optimizer, guard.watch, i)
+        return weakref.ref(model)
+
+    for _ in range(2):  # and the directory can be used again
+        model = use()
+        gc.collect()
+        assert model() is None
 
 
 def test_a_guarded_model_can_be_copied_and_saved(attach: Attach, tmp_path: Path) -> None:

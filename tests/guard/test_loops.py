@@ -98,13 +98,14 @@ def test_more_micro_batches_than_can_be_told_apart(attach: Attach, read: Read) -
 # -- dropped ----------------------------------------------------------------------------------------------------------
 
 
-def test_gradients_thrown_away_are_told_as_dropped(attach: Attach, read: Read) -> None:
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_thrown_away_are_told_as_dropped(to_none: bool, attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model.parameters())
     guard = attach(model, optimizer)
     train(model, optimizer, guard.watch, 0)
     guard.watch(loss_of(model, batch(1)), batch(1)).backward()
-    optimizer.zero_grad()
+    optimizer.zero_grad(set_to_none=to_none)
     train(model, optimizer, guard.watch, 2)
     guard.close()
     rows = read().scalars
@@ -114,7 +115,8 @@ def test_gradients_thrown_away_are_told_as_dropped(attach: Attach, read: Read) -
     assert rows["micros"].tolist() == [1, 1, 1]
 
 
-def test_a_bad_batch_the_loop_throws_away_itself(attach: Attach, read: Read) -> None:
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_bad_batch_the_loop_throws_away_itself(to_none: bool, attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model.parameters())
     guard = attach(model, optimizer)
@@ -123,7 +125,7 @@ def test_a_bad_batch_the_loop_throws_away_itself(attach: Attach, read: Read) -> 
         loss.backward()
         if math.isfinite(loss.item()):
             optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=to_none)
     guard.close()
     assert read().scalars["verdict"].tolist() == [0, Verdict.NONFINITE, 0, 0]
     assert guard.step == 3
@@ -165,6 +167,30 @@ def test_a_closure(name: str, how: str, attach: Attach, read: Read) -> None:
     assert not same(before, snapshot(model, optimizer))
     guard.close()
     assert read().scalars["verdict"].tolist() == [0, 0, 0, 1, 0]
+
+
+def test_weights_are_looked_at_when_backward_runs_in_a_closure(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = sgd(model.parameters())
+    guard = attach(model, optimizer, policy=surefoot.Policy(weights_every=2))
+    norms: list[float] = []
+    for i in range(7):
+
+        def closure(i: int = i) -> Tensor:
+            optimizer.zero_grad()
+            loss = guard.watch(loss_of(model, batch(i)), batch(i))
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        norms.append(nn.utils.get_total_norm([p.detach() for p in model.parameters()]).item())
+    guard.close()
+    rows = read().scalars
+    told = np.flatnonzero(~np.isnan(rows["weight_norm"]))
+    assert len(told) >= 3
+    for at in told:
+        assert rows["weight_norm"][at] == pytest.approx(norms[at - 1], rel=1e-5), "as they were after the step before"
+        assert rows["update_ratio"][at] > 0
 
 
 # -- several optimizers -----------------------------------------------------------------------------------------------

@@ -61,6 +61,16 @@ def test_sizes_around_a_chunk(kernels: torch.device) -> None:
         assert_row(row, tensor)
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_tensors_that_start_anywhere(dtype: torch.dtype, kernels: torch.device) -> None:
+    base = torch.randn(9001, generator=torch.Generator().manual_seed(0)).to(dtype).to(kernels)
+    for start in range(4):
+        tensors: list[Tensor | None] = [base[start:], base[: 100 + start]]
+        for row, tensor in zip(fused(tensors, kernels)(tensors), tensors, strict=True):
+            assert tensor is not None
+            assert_row(row, tensor)
+
+
 def test_gradients_that_move_come_and_go(kernels: torch.device) -> None:
     start: list[Tensor | None] = [torch.ones(50, device=kernels) * i for i in range(5)]
     measure = fused(start, kernels)
@@ -184,7 +194,7 @@ def test_both_rules_say_the_same(optimizer: int, clips: str, kernels: torch.devi
         torch.testing.assert_close(said[0], said[1], rtol=1e-12, atol=0.0, equal_nan=True)
         for name in ("baseline", "thresholds", "norms", "factors", "refuse", "spoilt", "divisor"):
             a, b = (getattr(m, name) for m in memories)
-            torch.testing.assert_close(a, b, rtol=1e-7, atol=0.0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=0.0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
         seen.add(int(said[0][rule_of.Said.VERDICT]))
         if i % 10 == 0:
             for m in memories:

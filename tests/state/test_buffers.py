@@ -76,6 +76,19 @@ def test_refused_traces_go_accepted_ones_stay(device: torch.device, verdict: Cal
         assert same(accepted, contents(model)), "refused again with nothing in between"
 
 
+def test_buffers_that_all_lie_in_a_row(device: torch.device, verdict: Callable[[bool], bool | Tensor]) -> None:
+    model = Holder().to(device)
+    del model.turned
+    model.turned = torch.zeros(0)  # an attribute and no buffer: the rest can go in one launch
+    shadow = BufferShadow(model)
+    for refused in (False, True, True, False, True):
+        before = contents(model)
+        train(model, math.nan if refused else 1.0)
+        after = contents(model)
+        shadow.settle(verdict(refused))
+        assert same(before if refused else after, contents(model))
+
+
 def test_a_first_update_can_be_refused_too(device: torch.device, verdict: Callable[[bool], bool | Tensor]) -> None:
     model = Holder().to(device)
     shadow = BufferShadow(model)
@@ -176,6 +189,18 @@ def test_buffers_that_come_and_go_on_the_way(how: str) -> None:
     assert model.norm.running_mean is not None
     assert model.norm.running_mean.isfinite().all()
     shadow.settle(False)
+
+
+def test_a_buffer_given_up_in_an_accepted_update_stays_away(verdict: Callable[[bool], bool | Tensor]) -> None:
+    model = Holder()
+    shadow = BufferShadow(model)
+    model.mean = None
+    shadow.settle(verdict(False))
+    model.norm(torch.full((8, 4), math.nan))
+    shadow.settle(verdict(True))
+    assert model.mean is None
+    assert model.norm.running_mean is not None
+    assert model.norm.running_mean.isfinite().all()
 
 
 def test_a_buffer_of_two_modules_is_put_back_once_and_whole() -> None:

@@ -17,26 +17,40 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDS = {"plain_loop": "torch", "hf_trainer": "transformers", "lightning_module": "lightning"}
 
 
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """All examples at once: most of their time is spent on imports."""
+    there = {name: tmp_path_factory.mktemp(name) for name in NEEDS if importlib.util.find_spec(NEEDS[name])}
+    processes = {
+        name: subprocess.Popen(
+            [sys.executable, str(EXAMPLES / f"{name}.py"), "run"],
+            cwd=folder,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name, folder in there.items()
+    }
+    yield {name: (process, there[name] / "run") for name, process in processes.items()}
+    for process in processes.values():
+        process.kill()
+        process.communicate()
+
+
 def test_every_example_is_run():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(NEEDS)
 
 
 @pytest.mark.parametrize("name", NEEDS)
-def test_example(name, tmp_path):
-    if importlib.util.find_spec(NEEDS[name]) is None:
+def test_example(name, started):
+    if name not in started:
         pytest.skip(f"{NEEDS[name]} is not installed")
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), str(tmp_path / "run")],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "all weights finite: True" in done.stdout
-    assert "the loss is nan" in done.stdout
-    verdicts = surefoot.read(tmp_path / "run").scalars["verdict"].tolist()
+    process, run_dir = started[name]
+    said, trouble = process.communicate(timeout=240)
+    assert process.returncode == 0, trouble
+    assert "all weights finite: True" in said
+    assert "the loss is nan" in said
+    verdicts = surefoot.read(run_dir).scalars["verdict"].tolist()
     assert len(verdicts) >= 20
     assert [v for v in verdicts if v != Verdict.LANDED] == [Verdict.NONFINITE]

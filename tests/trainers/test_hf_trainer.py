@@ -94,8 +94,15 @@ PRECISIONS = [
 ]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("precision", "accumulate"),
+    [
+        pytest.param({}, 1, id="fp32"),
+        pytest.param({"bf16": True}, 2, id="bf16, accumulated"),
+        pytest.param({"loss_scale": 2.0**12}, 1, id="fp16"),
+        pytest.param({"loss_scale": 2.0**12}, 2, id="fp16, accumulated"),
+    ],
+)
 def test_only_the_spoilt_update_is_refused(task, tmp_path, precision, accumulate):
     options = {**precision, "gradient_accumulation_steps": accumulate}
     bare, guarded, spared = task.net(), task.net(), task.net()

@@ -43,14 +43,16 @@ def train(net, batches, *, run_dir=None, tell=True, unscale=False, fused=False, 
 
 
 ways = pytest.mark.parametrize("fused", [False, True], ids=["unfused", "fused"])
-unscales = pytest.mark.parametrize("unscale", [False, True], ids=["", "unscale"])
-told = pytest.mark.parametrize("tell", [False, True], ids=["found", "told"])
+scaling = pytest.mark.parametrize(
+    ("tell", "unscale"),
+    [(False, False), (True, False), (True, True)],
+    ids=["found", "told", "told-unscale"],
+)
 zeroing = pytest.mark.parametrize("to_none", [False, True], ids=["zeroed", "none"])
 
 
 @ways
-@unscales
-@told
+@scaling
 def test_norms_are_those_of_the_unscaled_gradients(task, tmp_path, tell, unscale, fused):
     bare, guarded = task.net(), task.net()
     norms, scales = train(bare, task.batches(), unscale=unscale, fused=fused)
@@ -72,7 +74,7 @@ def test_norms_are_near_those_in_float32(task, tmp_path):
 
 @ways
 @zeroing
-@pytest.mark.parametrize(("tell", "unscale"), [(False, False), (True, True)], ids=["found", "told-unscale"])
+@scaling
 def test_an_overflow_is_no_refusal(task, tmp_path, tell, unscale, to_none, fused):
     bare, guarded = task.net(), task.net()
     options = {"unscale": unscale, "fused": fused, "to_none": to_none, "loss_scale": 2.0**20}

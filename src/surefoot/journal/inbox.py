@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ import numpy as np
 from surefoot.journal.strictjson import dumps
 from surefoot.records import LAYER_STATS, Event, Row
 
+PAUSE = 0.25
+"""Seconds that rows may wait in memory to be written together; what a kill can lose."""
 _BATCH = 1024
 _FEWEST_ROWS = 16
 _FLOAT = np.dtype("<f4")
@@ -45,6 +48,7 @@ class Inbox:
     def __init__(self, *, rows: int, row_bytes: int, events: int) -> None:
         # Its put() may be called within itself, as a signal handler does; a queue that holds a lock would hang.
         self._queue: SimpleQueue[Item] = SimpleQueue()
+        self._bell: SimpleQueue[None] = SimpleQueue()
         self._rows, self._row_bytes, self._events = rows, row_bytes, events
         self._most_rows = rows
         self.lost_rows = 0
@@ -72,23 +76,30 @@ class Inbox:
         try:
             # To bytes at once: the evidence may be changed after it was handed in.
             self._queue.put(line(event))
+            self._bell.put(None)
         except Exception:
             self.lost_events += 1
 
     def mark(self, *, last: bool = False) -> Mark:
         mark = Mark(last)
         self._queue.put(mark)
+        self._bell.put(None)
         return mark
 
     def gather(self, timeout: float) -> list[Item]:
-        """What is waiting, up to one batch; waits for the first item only."""
+        """What is waiting, up to one batch; an event is waited for, rows are let come together.
+
+        Every waking of this thread takes the interpreter from the training for a moment, so rows alone do not wake it.
+        """
+        with contextlib.suppress(Empty):
+            if self._queue.qsize() < _BATCH:
+                self._bell.get(timeout=min(timeout, PAUSE))
+            while True:
+                self._bell.get_nowait()
         batch: list[Item] = []
-        try:
-            batch.append(self._queue.get(timeout=timeout))
+        with contextlib.suppress(Empty):
             while len(batch) < _BATCH:
                 batch.append(self._queue.get_nowait())
-        except Empty:
-            pass
         return batch
 
 

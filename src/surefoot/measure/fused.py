@@ -32,12 +32,14 @@ class FusedPass:
         pin = device.type == "cuda"
         self._pinned = [torch.empty(2, len(counts), dtype=torch.int64, pin_memory=pin) for _ in range(_ROTATION)]
         self._turn = 0
-        self._last: tuple[tuple[int, ...], Tensor, bool] | None = None
+        self._last: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self._sent: tuple[Tensor, int, bool] | None = None
+        self._even = all(n % 8 == 0 for n in self.numels)
 
     def measure(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None = None) -> None:
         """Write one row of `LAYER_STATS` per tensor into `out`; `scale` divides every value first."""
         flat, odd = self._reach(tensors)
-        table, aligned = self._table(flat)
+        table, kind, aligned = self._table(flat)
         if self._chunks:
             kernels.measure_chunks[(self._chunks,)](
                 table[0],
@@ -49,6 +51,8 @@ class FusedPass:
                 self._partial,
                 self._chunks,
                 CHUNK=kernels.CHUNK,
+                BLOCK=kernels.BLOCK,
+                KIND=kind,
                 SCALED=scale is not None,
                 ALIGNED=aligned,
                 num_warps=kernels.WARPS,
@@ -75,19 +79,21 @@ class FusedPass:
                 flat.append(t.contiguous())
         return flat, odd
 
-    def _table(self, flat: Sequence[Tensor | None]) -> tuple[Tensor, bool]:
-        """Addresses and kinds on the device, sent anew only when an address has changed."""
+    def _table(self, flat: Sequence[Tensor | None]) -> tuple[Tensor, int, bool]:
+        """Addresses and kinds on the device, sent anew only when one has changed; the kind of all, or -1 for several."""
         addresses = tuple([0 if t is None else t.data_ptr() or 16 for t in flat])  # 16: empty, but there
-        if self._last is not None and self._last[0] == addresses:
-            return self._last[1], self._last[2]
+        kinds = tuple([0 if t is None else _KINDS[t.dtype] for t in flat])
+        if self._sent is not None and self._last == (addresses, kinds):
+            return self._sent
         pinned = self._pinned[self._turn % _ROTATION]
         self._turn += 1
-        pinned[0] = torch.tensor(addresses)
-        pinned[1] = torch.tensor([0 if t is None else _KINDS[t.dtype] for t in flat])
-        table = pinned.to(self.device, non_blocking=True)
-        aligned = all(a % 16 == 0 for a in addresses)
-        self._last = (addresses, table, aligned)
-        return table, aligned
+        pinned.copy_(torch.tensor([addresses, kinds]))
+        found = {kind for kind, t in zip(kinds, flat, strict=True) if t is not None}
+        kind = found.pop() if len(found) == 1 else -1
+        aligned = self._even and all(a % 16 == 0 for a in addresses)
+        self._last = (addresses, kinds)
+        self._sent = (pinned.to(self.device, non_blocking=True), kind, aligned)
+        return self._sent
 
 
 def _dense(tensor: Tensor) -> bool:

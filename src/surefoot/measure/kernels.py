@@ -9,8 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-CHUNK = 8192
-"""Elements one program holds in registers."""
+CHUNK = 32768
+"""Elements one program walks over."""
+BLOCK = 2048
+"""Elements it holds in registers at a time; a chunk has under 256 of these, so that four counts fit into one word."""
 WARPS = 8
 
 
@@ -25,6 +27,8 @@ def measure_chunks(
     partial,
     chunks,
     CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
     SCALED: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
@@ -33,38 +37,65 @@ def measure_chunks(
     owner = tl.load(owners + chunk)
     address = tl.load(addresses + owner)
     if address != 0:
-        if ALIGNED:
-            address = tl.multiple_of(address, 16)
-        numel = tl.load(numels + owner)
         start = (chunk - tl.load(firsts + owner)).to(tl.int64) * CHUNK
-        at = start + tl.arange(0, CHUNK)
-        here = at < numel
+        length = tl.minimum(tl.load(numels + owner) - start, CHUNK).to(tl.int32)
         kind = tl.load(kinds + owner)
-        if kind == 0:
-            raw = tl.load(address.to(tl.pointer_type(tl.float32)) + at, here, 0.0)
-        else:
-            if kind == 1:
-                raw = tl.load(address.to(tl.pointer_type(tl.bfloat16)) + at, here, 0.0).to(tl.float32)
-            else:
-                raw = tl.load(address.to(tl.pointer_type(tl.float16)) + at, here, 0.0).to(tl.float32)
-        finite = tl.abs(raw) < float("inf")
-        kept = finite & here
-        value = tl.where(finite, raw, 0.0)
+        singles = address.to(tl.pointer_type(tl.float32)) + start
+        brains = address.to(tl.pointer_type(tl.bfloat16)) + start
+        halves = address.to(tl.pointer_type(tl.float16)) + start
+        if ALIGNED:  # lets the compiler load sixteen bytes at a time
+            length = tl.multiple_of(length, 8)
+            singles = tl.multiple_of(singles, 16)
+            brains = tl.multiple_of(brains, 16)
+            halves = tl.multiple_of(halves, 16)
+        factor = 1.0
         if SCALED:
-            value = value / tl.load(scale).to(tl.float32)
-        count = tl.sum(kept.to(tl.int32))
-        total = tl.sum(value)
-        off = tl.where(kept, value - total / tl.maximum(count, 1).to(tl.float32), 0.0)
-        size = tl.abs(value)
-        some = kept & (size > 0.0)
-        tl.store(partial + chunk, total)
-        tl.store(partial + chunks + chunk, tl.sum(off * off))
-        tl.store(partial + 2 * chunks + chunk, tl.sum(value * value))
-        tl.store(partial + 3 * chunks + chunk, tl.max(size))
-        tl.store(partial + 4 * chunks + chunk, tl.sum((kept & (size == 0.0)).to(tl.int32)).to(tl.float32))
-        tl.store(partial + 5 * chunks + chunk, tl.sum((here & (finite == 0)).to(tl.int32)).to(tl.float32))
-        tl.store(partial + 6 * chunks + chunk, tl.sum((some & (size < 6.1e-5)).to(tl.int32)).to(tl.float32))
-        tl.store(partial + 7 * chunks + chunk, tl.sum((some & (size < 5.96e-8)).to(tl.int32)).to(tl.float32))
+            factor = 1.0 / tl.load(scale).to(tl.float32)
+        centre = 0.0
+        offs = tl.zeros((BLOCK,), tl.float32)
+        offs2 = tl.zeros((BLOCK,), tl.float32)
+        squares = tl.zeros((BLOCK,), tl.float32)
+        largest = tl.zeros((BLOCK,), tl.float32)
+        counts = tl.zeros((BLOCK,), tl.int32)
+        for block in range(0, length, BLOCK):
+            at = block + tl.arange(0, BLOCK)
+            here = at < length
+            if KIND == 0:
+                raw = tl.load(singles + at, here, 0.0)
+            elif KIND == 1:
+                raw = tl.load(brains + at, here, 0.0).to(tl.float32)
+            elif KIND == 2:
+                raw = tl.load(halves + at, here, 0.0).to(tl.float32)
+            else:  # tensors of several kinds: each program asks for its own
+                raw = tl.load(singles + at, here & (kind == 0), 0.0)
+                raw += tl.load(brains + at, here & (kind == 1), 0.0).to(tl.float32)
+                raw += tl.load(halves + at, here & (kind == 2), 0.0).to(tl.float32)
+            finite = tl.abs(raw) < float("inf")
+            value = tl.where(finite, raw, 0.0) * factor
+            size = tl.abs(value)
+            if block == 0:  # deviations are taken from the mean of the first block: near the mean, so nothing cancels
+                centre = tl.sum(value) / tl.minimum(length, BLOCK).to(tl.float32)
+            off = tl.where(finite & here, value - centre, 0.0)
+            offs += off
+            offs2 += off * off
+            squares += value * value
+            largest = tl.maximum(largest, size)
+            zero = (size == 0.0) & finite & here
+            counts += zero.to(tl.int32) + ((finite == 0) & here).to(tl.int32) * 256
+            counts += ((size < 6.1e-5) & (size > 0.0)).to(tl.int32) * 65536
+            counts += ((size < 5.96e-8) & (size > 0.0)).to(tl.int32) * 16777216
+        zeros = tl.sum(counts & 255)
+        nonfinite = tl.sum((counts >> 8) & 255)
+        kept = (length - nonfinite).to(tl.float32)
+        drift = tl.sum(offs)
+        tl.store(partial + chunk, centre * kept + drift)
+        tl.store(partial + chunks + chunk, tl.maximum(tl.sum(offs2) - drift * drift / tl.maximum(kept, 1.0), 0.0))
+        tl.store(partial + 2 * chunks + chunk, tl.sum(squares))
+        tl.store(partial + 3 * chunks + chunk, tl.max(largest))
+        tl.store(partial + 4 * chunks + chunk, zeros.to(tl.float32))
+        tl.store(partial + 5 * chunks + chunk, nonfinite.to(tl.float32))
+        tl.store(partial + 6 * chunks + chunk, tl.sum((counts >> 16) & 255).to(tl.float32))
+        tl.store(partial + 7 * chunks + chunk, tl.sum((counts >> 24) & 255).to(tl.float32))
 
 
 @triton.jit
@@ -121,7 +152,7 @@ def reduce_chunks(addresses, numels, firsts, partial, stats, chunks, CHUNK: tl.c
         tl.store(row + 7, (tl.sum(sub) / whole).to(tl.float32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["micro"])  # a 1 would arrive as a constant without a type
 def summarise(
     stats,
     once,
