@@ -91,7 +91,7 @@ def check_loss(loss: object) -> Tensor:
         raise Misuse(f"watch: the loss must be a tensor, not {type(loss).__name__}. Pass it before calling .item().")
     if loss.numel() != 1:
         raise Misuse(f"watch: the loss must be one number, not of shape {tuple(loss.shape)}. Reduce it: loss.mean().")
-    if not loss.requires_grad:
+    if not loss.requires_grad and torch.is_grad_enabled():  # without gradients this is an evaluation
         raise Misuse(
             "watch: this loss has no graph, so backward cannot run from it. Was it detached, or made under "
             "torch.no_grad()? Watch training losses only, before .detach() or .item()."
@@ -111,7 +111,7 @@ def check_report(values: Mapping[str, Any]) -> dict[str, float]:
     for name, value in values.items():
         try:
             numbers[name] = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):
             raise Misuse(f"report: {name}={value!r} is not a number. Report numbers only.") from None
     return numbers
 
@@ -120,8 +120,8 @@ SCALED = 64.0
 """A loss multiplied by this much or more before backward is taken to be scaled."""
 
 
-def find_scaler() -> Any | None:
-    """The one GradScaler in use when a loss arrives multiplied and nobody said by whom; looked for once."""
+def find_scaler(factor: float) -> Any | None:
+    """The one GradScaler that can have multiplied a loss by this; its scale may be divided by micro-batches."""
     found = [s for s in gc.get_objects() if issubclass(type(s), torch.amp.GradScaler) and s.is_enabled()]
-    at_work = [s for s in found if s._scale is not None]
+    at_work = [s for s in found if s._scale is not None and (s.get_scale() / factor).is_integer()]
     return at_work[0] if len(at_work) == 1 else None

@@ -219,21 +219,23 @@ class LiveGuard(Guard):
 
     def watch(self, loss: Tensor, batch: Any = None) -> Tensor:
         edge.check_loss(loss)
-        if not self.lost:
+        if not self.lost and loss.requires_grad:
             self._follow(loss, batch)
         return loss
 
     @uncompiled
+    @contained
     def _follow(self, loss: Tensor, batch: Any) -> None:
         first, self._watched = not self._watched, True
-        value = loss.detach()
+        value, samples = loss.detach(), samples_in(batch)
         queue = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore[reportAttributeAccessIssue]
 
         def backward_began(gradient: Tensor) -> None:
             self._backward_began(gradient if first else None)
             # Others queue work for the end of backward too, such as the exchange of gradients: queued once more from
             # there, ours comes after theirs.
-            queue(lambda: queue(lambda: self._backward_ended(value, batch)))
+            weighted = value * gradient  # divided by the number of micro-batches or not: as it enters the gradients
+            queue(lambda: queue(lambda: self._backward_ended(weighted, samples)))
 
         loss.register_hook(backward_began)
 
@@ -241,7 +243,7 @@ class LiveGuard(Guard):
     def _backward_began(self, first: Tensor | None) -> None:
         rounds = self._rounds
         if first is not None and rounds.scaler is None and abs(float(first)) >= edge.SCALED:  # one look, at the start
-            self._look_for_scaler(float(first))
+            self._look_for_scaler(abs(float(first)))
         if rounds.dropped():
             rounds.drop()
             self._read()
@@ -249,15 +251,15 @@ class LiveGuard(Guard):
             self._rewire()
 
     @contained
-    def _backward_ended(self, loss: Tensor, batch: Any) -> None:
+    def _backward_ended(self, loss: Tensor, samples: float) -> None:
         if self._rounds.searching:
             return
         self._rounds.backward_ended(loss)
-        so_far, samples = self._rounds.samples, samples_in(batch)
+        so_far = self._rounds.samples
         self._rounds.samples = samples if so_far != so_far else so_far + samples
 
     def _look_for_scaler(self, factor: float) -> None:
-        self._rounds.scaler = edge.find_scaler()
+        self._rounds.scaler = edge.find_scaler(factor)
         if self._rounds.scaler is not None:
             self._note("scaler", "a GradScaler was found at work; pass it as scaler= to be sure it is the right one")
             return

@@ -73,6 +73,10 @@ class Rounds:
         """The summary holds numbers of the weights that have not been sent."""
         self._updates = -1
         """How often the loss scale had been updated when gradients were last measured."""
+        self._sampled = -1
+        """The attempt before which the weights were sampled."""
+        self._had: list[tuple[Tensor, int]] = []
+        """Some parameters that had gradients when they were measured, with the version of those."""
         self._stepped: set[int] = set()
         self._cohort = frozenset(range(len(self.gates)))
         """The optimizers that stepped in the round before: they stand or fall together."""
@@ -95,16 +99,20 @@ class Rounds:
         scale = self.scale()
         if scale is not None and scale._version != self._updates:
             return True  # the scaler has moved on to the next update
-        had = [p for p, here in zip(self.layout.params, self.meter.present, strict=True) if here][:8]
-        return bool(had) and all(p.grad is None for p in had)
+        if any(p.grad is None for p, _ in self._had):
+            return all(p.grad is None for p, _ in self._had)
+        touched = [g for p, version in self._had if (g := p.grad) is not None and g._version != version]
+        # Gradients set to zero in place, or only clipped? Asked for only here, between two backwards without a step.
+        return bool(touched) and not any(bool(local(g).any()) for g in touched)
 
     def backward_ended(self, loss: Tensor) -> None:
         """Measure all gradients as they are now."""
         if self._stepped:
             self._begin()
         scale = self.scale()
-        self.meter.measure(loss, scale=scale)
+        self.meter.measure(loss if scale is None else loss / scale, scale=scale)
         self._measured = True
+        self._had = [(p, g._version) for p in self.layout.params if (g := p.grad) is not None][:8]
         if scale is None:
             return
         gate, block = self.gates[0], self.meter.block
@@ -121,15 +129,16 @@ class Rounds:
         self.attempt += 1
         self._measured = False
         self._totals = None
-        self._sample.forget()
         self.meter.begin()
 
     # -- step
 
     def before(self, k: int) -> None:
         """A step of this optimizer begins."""
-        if self.attempt % self._policy.weights_every == 0 and not self._stepped:
+        coming = self.attempt + (k in self._stepped)  # with a closure the backward of this attempt is still to come
+        if coming % self._policy.weights_every == 0 and self._sampled != coming:
             self._sample.take()
+            self._sampled = coming
         self.gates[k].before()
 
     def decide(self, k: int) -> None:
@@ -167,7 +176,7 @@ class Rounds:
         gate.refresh()
         self._send(k)
         self._stepped.add(k)
-        change = self._sample.compare()
+        change = self._sample.compare() if self._sampled == self.attempt else None
         if change is not None:
             self.meter.measure_weights(*change, list(self._model.buffers()))
             self._weighed = True

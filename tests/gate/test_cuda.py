@@ -25,8 +25,10 @@ def test_refused_step_leaves_no_trace(mode: str, tmp_path: Path) -> None:
     for name, way, fault, when in cells.cells():
         if way != mode or (name == "Adagrad" and "fused" in mode):  # torch has no fused Adagrad on CUDA
             continue
+        if "compiled" in mode and name not in ("AdamW", "SGD", "NAdam"):  # compiling takes long; the hooks are the same
+            continue
         run_dir = tmp_path / f"{name}-{fault}-{when}"
-        cells.refused_step_leaves_no_trace(name, mode, fault, when, run_dir=run_dir, device="cuda")
+        cells.refused_step_leaves_no_trace(name, mode, fault, when, run_dir=run_dir, device="cuda", backend="inductor")
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])

@@ -51,8 +51,6 @@ def test_nothing_is_told_of_what_was_not_taken() -> None:
     assert sample.compare() is None
     sample.take()
     assert sample.compare() is not None
-    sample.forget()
-    assert sample.compare() is None, "a sample serves until it is forgotten"
 
 
 def test_frozen_weights_and_those_another_process_counts_are_left_out() -> None:

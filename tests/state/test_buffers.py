@@ -121,6 +121,21 @@ def test_large_batch_norm_buffers_are_followed_though_their_version_stays() -> N
     assert same(accepted, contents(model))
 
 
+@pytest.mark.parametrize("times", [1, 2, 3, 4])
+def test_a_large_buffer_that_every_forward_pass_makes_anew(times: int) -> None:
+    model = Holder()
+    shadow = BufferShadow(model)
+    for _ in range(3):
+        for _ in range(times):
+            model.large = model.large + 1.0
+        shadow.settle(False)
+        accepted = contents(model)
+        for _ in range(times):
+            model.large = model.large * math.nan
+        shadow.settle(True)
+        assert same(accepted, contents(model))
+
+
 def test_loading_a_checkpoint_starts_over() -> None:
     model = Holder()
     shadow = BufferShadow(model)

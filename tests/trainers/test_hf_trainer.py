@@ -178,7 +178,6 @@ def test_an_overflow_of_the_loss_scale_is_no_refusal(task, tmp_path, accumulate,
     assert task.same(bare, guarded)
 
 
-@pytest.mark.xfail(reason="the journal takes the mean of the parts, so it shows this loss divided by their number")
 def test_the_loss_of_accumulated_token_means_is_the_trainers(tmp_path):
     """Models of transformers divide each part's loss by the tokens of the whole update, so the parts add up."""
     torch.manual_seed(0)

@@ -148,7 +148,7 @@ def test_an_overflow_of_the_loss_scale_is_no_refusal(task, tmp_path, kind, fused
     one = train(kind, bare, task.rows(), fused=fused, loss_scale=2.0**20)
     other = train(kind, guarded, task.rows(), fused=fused, loss_scale=2.0**20, attach={"run_dir": tmp_path})
     verdicts = task.verdicts(tmp_path)
-    assert len(verdicts) == 12 if kind is Automatic else 6
+    assert len(verdicts) == (12 if kind is Automatic else 6)
     assert set(verdicts) == {Verdict.OVERFLOW, Verdict.LANDED}
     assert one.get_scale() == other.get_scale()
     assert task.same(bare, guarded)

@@ -123,7 +123,7 @@ def _portable(memory: Memory, rule: Rule) -> Decider:
     def decide(totals: Tensor, *, said: Tensor, scaled: bool, joint: Tensor | None, commit: bool) -> None:
         squares, nonfinite = totals[low:high:2], totals[low + 1 : high : 2].sum()
         norm = squares.sum().sqrt()
-        loss = totals[Head.LOSS] / totals[Head.MICROS].clamp(min=1)
+        loss = totals[Head.LOSS] / totals[Head.ALIVE].clamp(min=1)
         recent, ever, count = memory.baseline.unbind()
         limit = torch.maximum(recent * rule.factor, ever).where(count >= rule.warmup, math.inf)
         bad = ~norm.isfinite() | ~loss.isfinite() | (nonfinite > 0)
@@ -169,6 +169,7 @@ def _fused(memory: Memory, rule: Rule) -> Decider:
     own, count = memory.units[0], len(memory.units)
     remembers = memory.norms.numel() > 0
     nobody = torch.zeros((), dtype=torch.float64, device=memory.baseline.device)
+    figures = torch.tensor([rule.factor, rule.warmup, rule.fade], dtype=torch.float64, device=memory.baseline.device)
 
     def decide(totals: Tensor, *, said: Tensor, scaled: bool, joint: Tensor | None, commit: bool) -> None:
         kernel[(1,)](
@@ -184,9 +185,7 @@ def _fused(memory: Memory, rule: Rule) -> Decider:
             nobody if joint is None else joint,
             own,
             count,
-            float(rule.factor),
-            rule.warmup,
-            float(rule.fade),
+            figures,
             HEAD=HEAD,
             MEMORY=clips.MEMORY,
             SCALED=scaled,

@@ -20,15 +20,16 @@ def decide(
     joint,
     own,
     units,
-    factor,
-    warmup,
-    fade,
+    figures,
     HEAD: tl.constexpr,
     MEMORY: tl.constexpr,
     SCALED: tl.constexpr,
     REMEMBERS: tl.constexpr,
     COMMIT: tl.constexpr,
 ):
+    factor = tl.load(figures)
+    warmup = tl.load(figures + 1)
+    fade = tl.load(figures + 2)
     recent = tl.load(baseline)
     ever = tl.load(baseline + 1)
     count = tl.load(baseline + 2)
@@ -49,8 +50,8 @@ def decide(
         lowest = tl.where(each < lowest, each, lowest)
         tightest = tl.where(threshold < tightest, threshold, tightest)
     norm = tl.sqrt(squares)
-    micros = tl.load(totals + 1)
-    loss = tl.load(totals) / tl.where(micros < 1.0, 1.0, micros)
+    alive = tl.load(totals + 2)
+    loss = tl.load(totals) / tl.where(alive < 1.0, 1.0, alive)
     limit = tl.where(recent * factor > ever, recent * factor, ever)
     limit = tl.where(count >= warmup, limit, float("inf"))
     sound = tl.abs(loss) < float("inf")

@@ -24,7 +24,7 @@ class Way(StrEnum):
 FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 """Classes whose fused step reads `found_inf` and `grad_scale`; a subclass may have a step of its own."""
 
-_WRAPPERS = {"AcceleratedOptimizer": "optimizer", "LightningOptimizer": "optimizer"}
+_WRAPPERS = {"AcceleratedOptimizer": "optimizer", "LightningOptimizer": "optimizer", "_FabricOptimizer": "optimizer"}
 """Wrappers of other trainers, and the attribute that holds the real optimizer."""
 
 

@@ -28,10 +28,11 @@ class FusedPass:
         self._firsts = firsts.to(device)
         self._owners = owners.to(device)
         self._sizes = torch.tensor(self.numels, dtype=torch.int64).to(device)
-        self._partial = torch.zeros(8 * max(self._chunks, 1), device=device)
+        self._partial = torch.zeros(7 * max(self._chunks, 1), device=device)
         pin = device.type == "cuda"
         self._pinned = [torch.empty(2, len(counts), dtype=torch.int64, pin_memory=pin) for _ in range(_ROTATION)]
         self._turn = 0
+        self._odd: dict[int, PortablePass] = {}
         self._last: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._sent: tuple[Tensor, int, bool] | None = None
         self._even = all(n % 8 == 0 for n in self.numels)
@@ -61,7 +62,9 @@ class FusedPass:
             table[0], self._sizes, self._firsts, self._partial, out, self._chunks, CHUNK=kernels.CHUNK, BLOCK=256
         )
         for i in odd:
-            PortablePass([self.numels[i]], self.device).measure([tensors[i]], out=out[i : i + 1], scale=scale)
+            if i not in self._odd:
+                self._odd[i] = PortablePass([self.numels[i]], self.device)
+            self._odd[i].measure([tensors[i]], out=out[i : i + 1], scale=scale)
 
     def _reach(self, tensors: Sequence[Tensor | None]) -> tuple[list[Tensor | None], list[int]]:
         """Tensors a kernel can walk in a straight line, and the numbers of those that need the long way."""
@@ -80,7 +83,7 @@ class FusedPass:
         return flat, odd
 
     def _table(self, flat: Sequence[Tensor | None]) -> tuple[Tensor, int, bool]:
-        """Addresses and kinds on the device, sent anew only when one has changed; the kind of all, or -1 for several."""
+        """Addresses and kinds on the device, sent only when one has changed; and the kind of all, -1 for several."""
         addresses = tuple([0 if t is None else t.data_ptr() or 16 for t in flat])  # 16: empty, but there
         kinds = tuple([0 if t is None else _KINDS[t.dtype] for t in flat])
         if self._sent is not None and self._last == (addresses, kinds):

@@ -11,9 +11,9 @@ import triton.language as tl
 
 CHUNK = 32768
 """Elements one program walks over."""
-BLOCK = 2048
-"""Elements it holds in registers at a time; a chunk has under 256 of these, so that four counts fit into one word."""
-WARPS = 8
+BLOCK = 1024
+"""Elements it holds in registers at a time; a chunk has under 128 of these, so that four counts fit into one word."""
+WARPS = 4
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def measure_chunks(
     SCALED: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """One program a chunk: sum, squared deviation, squares, largest, zeros, non-finite, tiny, sub."""
+    """One program a chunk: sum, squared deviation, largest, zeros, non-finite, tiny, sub."""
     chunk = tl.program_id(0)
     owner = tl.load(owners + chunk)
     address = tl.load(addresses + owner)
@@ -54,7 +54,6 @@ def measure_chunks(
         centre = 0.0
         offs = tl.zeros((BLOCK,), tl.float32)
         offs2 = tl.zeros((BLOCK,), tl.float32)
-        squares = tl.zeros((BLOCK,), tl.float32)
         largest = tl.zeros((BLOCK,), tl.float32)
         counts = tl.zeros((BLOCK,), tl.int32)
         for block in range(0, length, BLOCK):
@@ -71,31 +70,31 @@ def measure_chunks(
                 raw += tl.load(brains + at, here & (kind == 1), 0.0).to(tl.float32)
                 raw += tl.load(halves + at, here & (kind == 2), 0.0).to(tl.float32)
             finite = tl.abs(raw) < float("inf")
-            value = tl.where(finite, raw, 0.0) * factor
+            value = tl.where(finite, raw, 0.0)
+            if SCALED:
+                value *= factor
             size = tl.abs(value)
             if block == 0:  # deviations are taken from the mean of the first block: near the mean, so nothing cancels
                 centre = tl.sum(value) / tl.minimum(length, BLOCK).to(tl.float32)
             off = tl.where(finite & here, value - centre, 0.0)
             offs += off
             offs2 += off * off
-            squares += value * value
             largest = tl.maximum(largest, size)
-            zero = (size == 0.0) & finite & here
-            counts += zero.to(tl.int32) + ((finite == 0) & here).to(tl.int32) * 256
-            counts += ((size < 6.1e-5) & (size > 0.0)).to(tl.int32) * 65536
-            counts += ((size < 5.96e-8) & (size > 0.0)).to(tl.int32) * 16777216
-        zeros = tl.sum(counts & 255)
+            # What is not finite and what lies behind the end counts as zero here, and is taken off below.
+            counts += tl.where(size == 0.0, 1, 0) + tl.where(finite, 0, 256)
+            counts += tl.where(size < 6.1e-5, 65536, 0) + tl.where(size < 5.96e-8, 16777216, 0)
+        none = tl.sum(counts & 255)
         nonfinite = tl.sum((counts >> 8) & 255)
+        behind = tl.cdiv(length, BLOCK) * BLOCK - length
         kept = (length - nonfinite).to(tl.float32)
         drift = tl.sum(offs)
         tl.store(partial + chunk, centre * kept + drift)
         tl.store(partial + chunks + chunk, tl.maximum(tl.sum(offs2) - drift * drift / tl.maximum(kept, 1.0), 0.0))
-        tl.store(partial + 2 * chunks + chunk, tl.sum(squares))
-        tl.store(partial + 3 * chunks + chunk, tl.max(largest))
-        tl.store(partial + 4 * chunks + chunk, zeros.to(tl.float32))
-        tl.store(partial + 5 * chunks + chunk, nonfinite.to(tl.float32))
-        tl.store(partial + 6 * chunks + chunk, tl.sum((counts >> 16) & 255).to(tl.float32))
-        tl.store(partial + 7 * chunks + chunk, tl.sum((counts >> 24) & 255).to(tl.float32))
+        tl.store(partial + 2 * chunks + chunk, tl.max(largest))
+        tl.store(partial + 3 * chunks + chunk, (none - nonfinite - behind).to(tl.float32))
+        tl.store(partial + 4 * chunks + chunk, nonfinite.to(tl.float32))
+        tl.store(partial + 5 * chunks + chunk, (tl.sum((counts >> 16) & 255) - none).to(tl.float32))
+        tl.store(partial + 6 * chunks + chunk, (tl.sum((counts >> 24) & 255) - none).to(tl.float32))
 
 
 @triton.jit
@@ -111,7 +110,6 @@ def reduce_chunks(addresses, numels, firsts, partial, stats, chunks, CHUNK: tl.c
         first = tl.load(firsts + tensor)
         last = tl.load(firsts + tensor + 1)
         total = tl.zeros((BLOCK,), tl.float64)
-        squares = tl.zeros((BLOCK,), tl.float64)
         largest = tl.zeros((BLOCK,), tl.float32)
         zeros = tl.zeros((BLOCK,), tl.float64)
         nonfinite = tl.zeros((BLOCK,), tl.float64)
@@ -121,12 +119,11 @@ def reduce_chunks(addresses, numels, firsts, partial, stats, chunks, CHUNK: tl.c
             c = at + tl.arange(0, BLOCK)
             here = c < last
             total += tl.load(partial + c, here, 0.0).to(tl.float64)
-            squares += tl.load(partial + 2 * chunks + c, here, 0.0).to(tl.float64)
-            largest = tl.maximum(largest, tl.load(partial + 3 * chunks + c, here, 0.0))
-            zeros += tl.load(partial + 4 * chunks + c, here, 0.0).to(tl.float64)
-            nonfinite += tl.load(partial + 5 * chunks + c, here, 0.0).to(tl.float64)
-            tiny += tl.load(partial + 6 * chunks + c, here, 0.0).to(tl.float64)
-            sub += tl.load(partial + 7 * chunks + c, here, 0.0).to(tl.float64)
+            largest = tl.maximum(largest, tl.load(partial + 2 * chunks + c, here, 0.0))
+            zeros += tl.load(partial + 3 * chunks + c, here, 0.0).to(tl.float64)
+            nonfinite += tl.load(partial + 4 * chunks + c, here, 0.0).to(tl.float64)
+            tiny += tl.load(partial + 5 * chunks + c, here, 0.0).to(tl.float64)
+            sub += tl.load(partial + 6 * chunks + c, here, 0.0).to(tl.float64)
         bad = tl.sum(nonfinite)
         whole = tl.maximum(numel, 1).to(tl.float64)
         count = numel.to(tl.float64) - bad
@@ -136,12 +133,13 @@ def reduce_chunks(addresses, numels, firsts, partial, stats, chunks, CHUNK: tl.c
             c = at + tl.arange(0, BLOCK)
             here = c < last
             left = numel - (c - first).to(tl.int64) * CHUNK
-            n = tl.minimum(left, CHUNK).to(tl.float64) - tl.load(partial + 5 * chunks + c, here, 0.0).to(tl.float64)
+            n = tl.minimum(left, CHUNK).to(tl.float64) - tl.load(partial + 4 * chunks + c, here, 0.0).to(tl.float64)
             n = tl.where(here, n, 0.0)
             shift = tl.load(partial + c, here, 0.0).to(tl.float64) / tl.maximum(n, 1.0) - mean
             m2 += tl.load(partial + chunks + c, here, 0.0).to(tl.float64) + n * shift * shift
-        norm = tl.where(bad > 0.0, float("nan"), tl.sqrt(tl.sum(squares)))
-        std = tl.sqrt(tl.sum(m2) / tl.maximum(count - 1.0, 1.0))
+        spread = tl.sum(m2)
+        norm = tl.where(bad > 0.0, float("nan"), tl.sqrt(spread + count * mean * mean))
+        std = tl.sqrt(spread / tl.maximum(count - 1.0, 1.0))
         tl.store(row, norm.to(tl.float32))
         tl.store(row + 1, mean.to(tl.float32))
         tl.store(row + 2, std.to(tl.float32))

@@ -35,7 +35,7 @@ class Block:
     summary: Tensor
     micros: Tensor
     losses: Tensor
-    """Mean loss of each process."""
+    """Loss of each process."""
     stats: Tensor
 
 
@@ -116,7 +116,7 @@ class Meter:
         sharded = ranks.parts is not None
         packet = torch.cat([block.summary[:HEAD], self._local.flatten()]) if sharded else block.summary
         gathered = ranks.gather(packet.to(self._real))
-        block.losses.copy_(gathered[:, Head.LOSS] / gathered[:, Head.MICROS].clamp(min=1))
+        block.losses.copy_(gathered[:, Head.LOSS])
         if ranks.parts is None:
             totals = gathered.sum(0)
             totals[HEAD + 1 :: 2] = gathered[:, HEAD + 1 :: 2].amax(0)  # replicas hold the same bad values

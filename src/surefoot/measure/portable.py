@@ -27,6 +27,7 @@ class PortablePass:
     def __init__(self, numels: Sequence[int], device: torch.device) -> None:
         self.numels = tuple(numels)
         self.device = device
+        self._absent = torch.tensor(ABSENT, device=device)
 
     def measure(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None = None) -> None:
         """Write one row of `LAYER_STATS` per tensor into `out`; `scale` divides every value first."""
@@ -35,9 +36,8 @@ class PortablePass:
             rows = [ABSENT if t is None else _on_host(t, n, inverse) for t, n in zip(tensors, self.numels, strict=True)]
             out.copy_(torch.tensor(rows, dtype=torch.float32).view(len(rows), len(LAYER_STATS)))
             return
-        absent = torch.tensor(ABSENT, device=self.device)
         for i, (t, n) in enumerate(zip(tensors, self.numels, strict=True)):
-            out[i].copy_(absent if t is None else _on_device(t, n, scale))
+            out[i].copy_(self._absent if t is None else _on_device(t, n, scale))
 
 
 def flat_values(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ class Head(IntEnum):
     """The first places of a summary; after them two for each unit: sum of squares, count of non-finite values."""
 
     LOSS = 0
-    """Sum over the micro-batches."""
+    """Sum over the micro-batches, each with the weight it has in the gradients."""
     MICROS = 1
     """How many micro-batches that sum holds."""
     ALIVE = 2

@@ -33,7 +33,7 @@ class BufferShadow:
         self._hooks = [m.register_load_state_dict_post_hook(after_load) for m in homes.values()]
         self._tables: dict[tuple[int, ...], Tensor] = {}
         self._shadows: list[Tensor] = []
-        self._seen: list[tuple[int, int]] = []
+        self._seen: list[tuple[Tensor | None, int]] = []
         self.take()
 
     @torch.no_grad()
@@ -43,7 +43,7 @@ class BufferShadow:
         self._always = [a for a, b in zip(self._always, self._now(), strict=True) if b is not None]
         self._places = [place for place, _ in kept]
         self._shadows = [_plain(b).detach().clone() for _, b in kept]
-        self._seen = [(id(b), b._version) for _, b in kept]
+        self._seen = [(b, b._version) for _, b in kept]
         self._tables.clear()
 
     def _now(self) -> list[Tensor | None]:
@@ -57,11 +57,16 @@ class BufferShadow:
     def settle(self, refused: bool | Tensor, *, keep: bool = True) -> None:
         """Put the buffers back if `refused`, which may still be on the device; else take them over if `keep`."""
         now = self._now()
+        if (
+            keep and any(b is None for b in now) and not bool(refused)
+        ):  # given up on purpose, in an update that was accepted
+            self.take()
+            return
         changed: list[int] = []
         for i, b in enumerate(now):
             if b is None or not _alike(_plain(b), self._shadows[i]):
                 self._settle_other(i, b, bool(refused), keep=keep)  # rare enough to ask the device
-            elif self._always[i] or (id(b), b._version) != self._seen[i]:
+            elif self._always[i] or b is not self._seen[i][0] or b._version != self._seen[i][1]:
                 changed.append(i)
         live = [_plain(b).data for i in changed if (b := now[i]) is not None]
         kept = [self._shadows[i] for i in changed]
@@ -78,7 +83,7 @@ class BufferShadow:
                 self._see(i, now[i])
 
     def _see(self, i: int, buffer: Tensor | None) -> None:
-        self._seen[i] = (0, 0) if buffer is None else (id(buffer), buffer._version)
+        self._seen[i] = (buffer, 0 if buffer is None else buffer._version)
 
     def _settle_other(self, i: int, buffer: Tensor | None, refused: bool, *, keep: bool) -> None:
         """A buffer that has gone, or has another shape now, such as a cache that grew."""
