@@ -110,7 +110,7 @@ def check_report(values: Mapping[str, Any]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, value in values.items():
         try:
-            numbers[name] = float(value)
+            numbers[name] = float(value.detach() if isinstance(value, Tensor) else value)
         except (TypeError, ValueError, RuntimeError):
             raise Misuse(f"report: {name}={value!r} is not a number. Report numbers only.") from None
     return numbers

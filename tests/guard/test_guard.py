@@ -354,6 +354,22 @@ def test_watch_hands_back_the_very_same_tensor(attach: Attach) -> None:
     assert guard.watch(loss) is loss, "also after the end"
 
 
+def test_a_loss_of_an_evaluation_is_handed_back_and_counts_for_nothing(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = sgd(model)
+    guard = attach(model, optimizer)
+    for i in range(3):
+        train(model, optimizer, guard.watch, i)
+        with torch.no_grad():
+            loss = loss_of(model, batch(i))
+            assert guard.watch(loss, batch(i)) is loss
+    guard.close()
+    rows = read().scalars
+    assert rows["attempt"].tolist() == [0, 1, 2]
+    assert rows["micros"].tolist() == [1, 1, 1]
+    assert rows["samples"].tolist() == [16.0] * 3
+
+
 def test_reports_are_written_down(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)

@@ -81,6 +81,26 @@ def test_the_loss_of_several_micro_batches_is_their_mean(attach: Attach, read: R
     assert rows["samples"].tolist() == [16.0, 32.0, 48.0, 64.0]
 
 
+@pytest.mark.parametrize("divided", ["before", "after"])
+def test_it_is_the_same_loss_whether_it_is_watched_before_or_after_it_is_divided(
+    divided: str, attach: Attach, read: Read
+) -> None:
+    model = net()
+    optimizer = sgd(model.parameters())
+    guard = attach(model, optimizer)
+    means: list[float] = []
+    for i in range(3):
+        losses = [loss_of(model, batch(10 * i + m)) for m in range(4)]
+        means.append(sum(loss.item() for loss in losses) / 4)
+        for loss in losses:
+            watched = guard.watch(loss / 4) if divided == "before" else guard.watch(loss) / 4
+            watched.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    guard.close()
+    assert read().scalars["loss"].tolist() == pytest.approx(means, rel=1e-6)
+
+
 def test_more_micro_batches_than_can_be_told_apart(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model.parameters())
