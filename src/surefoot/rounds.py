@@ -5,6 +5,7 @@ A round begins with the first backward after a step and ends with the steps of a
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -112,7 +113,7 @@ class Rounds:
         scale = self.scale()
         self.meter.measure(loss if scale is None else loss / scale, scale=scale)
         self._measured = True
-        self._had = [(p, g._version) for p in self.layout.params if (g := p.grad) is not None][:8]
+        self._remember()
         if scale is None:
             return
         gate, block = self.gates[0], self.meter.block
@@ -121,6 +122,14 @@ class Rounds:
         if self._shadow is not None:  # loss scaling may skip the step without a word to anyone
             gate.decide(block.summary, said=block.verdict, scaled=True, joint=None, commit=False)
             self._shadow.settle(gate.memory.spoilt, keep=False)
+
+    def _remember(self) -> None:
+        """Some of the gradients as they are now, to tell later whether anyone has touched them."""
+        found = ((p, g._version) for p in self.layout.params if (g := p.grad) is not None)
+        self._had = list(itertools.islice(found, 8))
+
+    def _touched(self) -> bool:
+        return any(p.grad is None or p.grad._version != version for p, version in self._had)
 
     def _begin(self) -> None:
         if self._stepped:
@@ -148,7 +157,10 @@ class Rounds:
         if not self._measured:
             self.meter.measure(None, scale=None)
             self._measured = True
+            self._remember()
         if self._totals is None:
+            if self._touched():  # clipped by the loop, or by another backward that nobody watched
+                self.meter.look_again()
             self._totals = self.meter.totals()
         gate, said, scaled = self.gates[k], self.meter.block.verdict, self.scale() is not None
         others = sorted(self._cohort - {k}) if k in self._cohort else []
@@ -170,9 +182,8 @@ class Rounds:
         if gate.way is Way.COPY and gate.refused:
             said = self.meter.block.verdict
             said[Said.VERDICT] = said[Said.VERDICT].clamp(min=float(Verdict.NONFINITE))
-            gate.memory.spoilt.fill_(1.0)
         if self._shadow is not None:
-            self._shadow.settle(gate.memory.spoilt if gate.refused is None else bool(gate.memory.spoilt))
+            self._shadow.settle(gate.spoilt)
         gate.refresh()
         self._send(k)
         self._stepped.add(k)

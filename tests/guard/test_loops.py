@@ -520,3 +520,18 @@ def test_a_large_factor_before_the_loss_is_not_taken_for_loss_scaling(attach: At
     assert "degraded" not in [e.get("name") for e in run.events]
     assert np.isnan(run.scalars["loss_scale"]).all()
     del proxy
+
+
+def test_a_backward_nobody_watched_after_the_watched_one(attach: Attach) -> None:
+    model = net()
+    optimizer = sgd(model.parameters())
+    guard = attach(model, optimizer)
+    train(model, optimizer, guard.watch, 0)
+    before = snapshot(model, optimizer)
+    guard.watch(loss_of(model, batch(1)), None).backward()
+    (model.last.weight.sum() * float("nan")).backward()
+    optimizer.step()
+    assert same(before, snapshot(model, optimizer))
+    optimizer.zero_grad()
+    train(model, optimizer, guard.watch, 2)
+    assert not same(before[0], snapshot(model, optimizer)[0])

@@ -73,6 +73,17 @@ def overhead(
         raise typer.Exit(2) from None
 
 
+@bench.command()
+def equal(
+    steps: Annotated[int, typer.Option(min=5, help="Updates in all, over five families of models.")] = 20_000,
+) -> None:
+    """Proof that a healthy run is left alone: attached and bare, bit for bit the same."""
+    _needs_torch("bench equal")
+    from surefoot.bench.equal import main as run
+
+    raise typer.Exit(run(steps))
+
+
 def _needs_torch(what: str) -> None:
     if importlib.util.find_spec("torch") is None:
         typer.echo(f"{what} trains a model and needs torch: pip install 'surefoot[train,plots]'", err=True)

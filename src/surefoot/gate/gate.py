@@ -39,6 +39,8 @@ class Gate:
         self.decide: Decider = decider_for(self.memory, rule)
         self.refused: bool | None = False
         """Whether the step under way was refused; None when only the device knows."""
+        self.spoilt: bool | Tensor = False
+        """Whether what the batch left in the buffers must go too; a tensor when only the device knows."""
         self.units = [units[i] for i in self.memory.units]
         self._clips = any(u.clip.anything for u in self.units)
         self._folds = len(self.units) == 1 and self.units[0].clip.value == float("inf")
@@ -57,11 +59,12 @@ class Gate:
     def apply(self, said: Tensor, present: tuple[bool, ...]) -> None:
         """Make the verdict hold for the step that is about to use the gradients."""
         if self.way is Way.DEVICE and self._has_state(present) and not step_is_compiled():
-            self.refused = None
+            self.refused, self.spoilt = None, self.memory.spoilt
             self._arm()
             return
         verdict, *_, factor = said[: Said.CLIPPED + 1].tolist()  # the one host read of this way; free on a CPU
         self.refused = verdict != Verdict.LANDED
+        self.spoilt = verdict not in (Verdict.LANDED, Verdict.OVERFLOW)
         if self.refused:
             self.hide()
         elif self._clips:
@@ -97,7 +100,8 @@ class Gate:
             spoilt = not all(bool(p.isfinite().all()) for p in self._own())
             if self.refused or spoilt:
                 self._copy.restore()
-            self.refused = self.refused or spoilt
+            self.spoilt = bool(self.refused) or spoilt
+            self.refused = self.spoilt
             self._copy = None
 
     def _own(self) -> Iterator[Tensor]:

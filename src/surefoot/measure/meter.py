@@ -45,6 +45,7 @@ class Meter:
     def __init__(self, layout: Layout, units: Sequence[slice], device: torch.device) -> None:
         self.layout = layout
         self.device = device
+        self._units = tuple(units)
         self.ranks: Ranks = ranks_of(layout, device)
         self.micro = 0
         """Micro-batches measured since the last update."""
@@ -97,6 +98,17 @@ class Meter:
             )
         if loss is not None:
             self.micro += 1
+
+    def look_again(self) -> None:
+        """Count tensors that have gone bad since they were measured, as non-finite values of their unit."""
+        with torch.no_grad():
+            found = gradients(self.layout.params)
+            for u, span in enumerate(self._units):
+                here = [g for g in found[span] if g is not None and g.layout is torch.strided and g.numel()]
+                norms = [n.to(self.device, self._real, non_blocking=True) for n in _norms(here)]
+                if norms:
+                    bad = (~torch.stack(norms).isfinite()).sum()
+                    self.block.summary[HEAD + 2 * u + 1] += bad
 
     def _rows(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None) -> None:
         if len(self._passes) == 1:
@@ -154,6 +166,11 @@ class Meter:
             summary[Head.BAD_WEIGHTS] = bad
             summary[Head.CHANGE] = change
             summary[Head.SAMPLED] = sampled
+
+
+def _norms(tensors: list[Tensor]) -> list[Tensor]:
+    """Norms of all tensors, in few launches."""
+    return list(torch._foreach_norm(tensors)) if tensors else []
 
 
 def _by_device(layout: Layout) -> list[tuple[torch.device, list[int]]]:

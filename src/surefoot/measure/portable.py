@@ -17,6 +17,8 @@ HALF_LEAST = 5.96e-8
 """Smallest float16 that is not zero."""
 ABSENT = (0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0)
 """The row of a tensor that had no gradient."""
+_SMALL = 1 << 13
+"""Elements up to which a tensor on the CPU is looked at together with others."""
 _PIECE = 1 << 17
 """Elements looked at together on the CPU: the scratch stays in the cache, and memory stays flat."""
 
@@ -33,11 +35,59 @@ class PortablePass:
         """Write one row of `LAYER_STATS` per tensor into `out`; `scale` divides every value first."""
         if self.device.type == "cpu":
             inverse = 1.0 if scale is None else 1.0 / float(scale)  # the CPU has nothing to wait for
-            rows = [ABSENT if t is None else _on_host(t, n, inverse) for t, n in zip(tensors, self.numels, strict=True)]
-            out.copy_(torch.tensor(rows, dtype=torch.float32).view(len(rows), len(LAYER_STATS)))
+            out.copy_(torch.from_numpy(_all_on_host(tensors, self.numels, inverse)))
             return
         for i, (t, n) in enumerate(zip(tensors, self.numels, strict=True)):
             out[i].copy_(self._absent if t is None else _on_device(t, n, scale))
+
+
+def _all_on_host(tensors: Sequence[Tensor | None], numels: Sequence[int], inverse: float) -> np.ndarray:
+    """All rows on the CPU; the small tensors together, since there a call costs more than its work."""
+    rows = np.empty((len(tensors), len(LAYER_STATS)), np.float32)
+    small: list[int] = []
+    for i, (t, n) in enumerate(zip(tensors, numels, strict=True)):
+        if t is None:
+            rows[i] = ABSENT
+        elif 0 < t.numel() <= _SMALL and t.dtype is torch.float32 and t.layout is torch.strided:
+            small.append(i)
+        else:
+            with np.errstate(over="ignore"):
+                rows[i] = _on_host(t, n, inverse)
+    if len(small) > 1 and _together(rows, small, [t for i in small if (t := tensors[i]) is not None], inverse):
+        return rows
+    for i in small:
+        t = tensors[i]
+        assert t is not None
+        rows[i] = _on_host(t, numels[i], inverse)
+    return rows
+
+
+def _together(rows: np.ndarray, where: Sequence[int], tensors: Sequence[Tensor], inverse: float) -> bool:
+    """Fill the rows of small, finite tensors from one flat array; False when something in it is not finite."""
+    flat = np.concatenate([t.detach().numpy().reshape(-1) for t in tensors])
+    if inverse != 1.0:
+        flat = flat * np.float32(inverse)
+    size = np.abs(flat)
+    if not math.isfinite(float(size.max())):
+        return False
+    counts = np.array([t.numel() for t in tensors])
+    starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
+    wide = flat.astype(np.float64)
+    mean = np.add.reduceat(wide, starts) / counts
+    spread = np.add.reduceat(np.square(wide - np.repeat(mean, counts)), starts)
+    none, under, least = (
+        np.add.reduceat(mask, starts, dtype=np.int64) for mask in (size == 0, size < HALF_NORMAL, size < HALF_LEAST)
+    )
+    with np.errstate(over="ignore"):
+        rows[where, 0] = np.sqrt(spread + counts * np.square(mean))
+    rows[where, 1] = mean
+    rows[where, 2] = np.sqrt(spread / np.maximum(counts - 1, 1))
+    rows[where, 3] = np.maximum.reduceat(size, starts)
+    rows[where, 4] = none / counts
+    rows[where, 5] = 0.0
+    rows[where, 6] = (under - none) / counts
+    rows[where, 7] = (least - none) / counts
+    return True
 
 
 def flat_values(tensor: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ def settle(table, refused, count, KEEP: tl.constexpr, BLOCK: tl.constexpr):
     live = tl.load(table + i).to(tl.pointer_type(tl.uint8))
     kept = tl.load(table + count + i).to(tl.pointer_type(tl.uint8))
     size = tl.load(table + 2 * count + i)
-    bad = tl.load(refused) > 0
+    bad = tl.zeros((BLOCK,), tl.float32) + tl.load(refused) > 0
     for start in range(tl.program_id(1) * BLOCK, size, tl.num_programs(1) * BLOCK):
         at = start + tl.arange(0, BLOCK)
         here = at < size
