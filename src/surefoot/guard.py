@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import gc
 import logging
 import os
 import weakref
@@ -30,12 +29,9 @@ from surefoot.act.stop import TrainingStopped
 from surefoot.desk import Desk
 from surefoot.gate.clip import ClipOption
 from surefoot.gate.ways import Way, could_be_fused, on_accelerator
-from surefoot.journal.lock import RunDirectoryInUse
-from surefoot.journal.writer import Journal
 from surefoot.judge.policy import Policy
-from surefoot.measure.environment import describe
-from surefoot.measure.ranks import Ranks
 from surefoot.measure.resources import Clock, samples_in
+from surefoot.opening import config_of, open_together
 from surefoot.rounds import Rounds
 from surefoot.state.buffers import BufferShadow
 
@@ -178,7 +174,7 @@ class LiveGuard(Guard):
         try:
             self._rounds = self._build()
             self._rounds.scaler = scaler
-            self._desk = self._open(run_dir, _config(model, clip, policy, self._rounds), policy)
+            self._desk = self._open(run_dir, config_of(model, clip, policy, self._rounds), policy)
         except BaseException:
             self._release_shadow()
             raise
@@ -193,7 +189,7 @@ class LiveGuard(Guard):
 
     def _open(self, run_dir: str | os.PathLike[str], info: dict[str, Any], policy: Policy) -> Desk:
         """Open the journal and introduce the run."""
-        journal = _open_together(self._rounds.meter.ranks, run_dir, info)
+        journal = open_together(self._rounds.meter.ranks, run_dir, info)
         weakref.finalize(self._optimizers[0], journal.close)
         desk = Desk(journal, policy=policy, clock=self._clock)
         journal.layout(self._rounds.layout.names, self._rounds.layout.numels)
@@ -409,58 +405,7 @@ class _Timing:
         return _Timing, ()
 
 
-def _config(model: nn.Module, clip: ClipOption, policy: Policy, rounds: Rounds) -> dict[str, Any]:
-    """What stands in `run.json`."""
-    optimizers = [
-        {
-            "class": type(g.optimizer).__name__,
-            "way": g.way,
-            "groups": [{k: v for k, v in group.items() if k != "params"} for group in g.optimizer.param_groups],
-        }
-        for g in rounds.gates
-    ]
-    config = {
-        "policy": {name: getattr(policy, name) for name in policy.__slots__},
-        "clip": clip,
-        "model": type(model).__name__,
-        "parameters": sum(rounds.layout.numels),
-        "tensors": len(rounds.layout.names),
-        "optimizers": optimizers,
-        "processes": rounds.meter.ranks.world,
-    }
-    return {"config": config, "data": None} | describe(rounds.device)
-
-
-def _open_together(ranks: Ranks, run_dir: str | os.PathLike[str], info: dict[str, Any]) -> Journal:
-    """The first process takes the directory; the others follow it, in its failure too and in its count of attempts."""
-    opening = functools.partial(Journal, run_dir, rank=ranks.rank, info=info, on_failure=_tell_failure)
-    journal, wrong = None, None
-    if ranks.rank == 0:
-        try:
-            journal = _open_again(opening)
-        except ValueError as error:
-            wrong = error
-    said = ranks.from_first(str(wrong) if wrong else None)
-    if said is not None:
-        raise wrong or ValueError(said)
-    journal = journal or opening()
-    journal.last_attempt = ranks.from_first(journal.last_attempt)
-    return journal
-
-
-def _open_again(opening: Callable[[], Journal]) -> Journal:
-    try:
-        return opening()
-    except RunDirectoryInUse:
-        gc.collect()  # an earlier guard of this process may only be waiting to be collected
-        return opening()
-
-
 def _close_if_alive(guard: weakref.ref[LiveGuard]) -> None:
     alive = guard()
     if alive is not None:
         alive.close()
-
-
-def _tell_failure(reason: str) -> None:
-    log.error("surefoot: the journal has stopped, training and protection go on: %s", reason)

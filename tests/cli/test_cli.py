@@ -22,7 +22,21 @@ def test_help_names_the_commands() -> None:
     assert "demo" in result.stdout
 
 
-@pytest.mark.parametrize("arguments", [["dance"], ["--loud"], ["demo", "--steps", "many"], ["demo", "--steps", "3"]])
+BENCH = ["bench", "overhead"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["dance"],
+        ["--loud"],
+        ["demo", "--steps", "many"],
+        ["demo", "--steps", "3"],
+        [*BENCH, "--device", "tpu"],
+        [*BENCH, "--only", "nonsense"],
+        ["bench", "equal", "--steps", "no"],
+    ],
+)
 def test_bad_usage_is_explained_without_a_traceback(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2

@@ -241,6 +241,8 @@ def main(
 ) -> str:
     """Run the table for a device; `only` keeps the lines whose name contains it."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in STEPS:
+        raise ValueError(f"bench overhead: device {device!r} is unknown. Use --device {' or '.join(STEPS)}.")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("bench overhead: there is no CUDA device here. Use --device cpu.")
     chosen = [
