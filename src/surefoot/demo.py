@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import surefoot
 from surefoot.data import batches, split, standard_library
+from surefoot.edge import switched_off
 from surefoot.models import Decoder, DecoderConfig
 from surefoot.records import Verdict
 
@@ -156,6 +157,9 @@ def draw(results: dict[str, Result], refused: dict[int, str], path: Path) -> Pat
 
 def show(steps: Annotated[int, typer.Option(min=100)] = 500, out: Path = Path("out/demo"), seed: int = 0) -> None:
     """Watch a small model survive two planted faults that kill the same training loop without surefoot."""
+    if switched_off():
+        typer.echo("SUREFOOT=off is set, so there is nothing to show. Unset it and try again.", err=True)
+        raise typer.Exit(2)
     started = time.monotonic()
     torch.set_num_threads(1)  # for so small a model more threads only wait for each other
     out.mkdir(parents=True, exist_ok=True)

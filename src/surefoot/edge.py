@@ -24,6 +24,11 @@ class Misuse(ValueError):
     """The guard was called in a way that cannot work; raised before anything is trained where that is possible."""
 
 
+def switched_off() -> bool:
+    """Whether the environment says SUREFOOT=off."""
+    return os.environ.get("SUREFOOT", "").lower() in ("off", "0", "false")
+
+
 def check_options(unknown: Iterable[str]) -> None:
     for name in unknown:
         if name in LATER:

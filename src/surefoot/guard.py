@@ -57,7 +57,7 @@ def attach(
     group. `policy` is "protect", "observe" (touches nothing, tells what it would have done) or a `surefoot.Policy`.
     `scaler` is the GradScaler in use, if any. With SUREFOOT=off in the environment nothing happens at all.
     """
-    if os.environ.get("SUREFOOT", "").lower() in ("off", "0", "false"):
+    if edge.switched_off():
         return OffGuard()
     edge.check_options(unknown)
     model = edge.check_model(model)
