@@ -36,13 +36,13 @@ class Desk:
         self._landed = -1
         self._attempt = -1
 
-    def read(self, block: Block, tag: Tag, names: Sequence[str]) -> None:
+    def read(self, block: Block[np.ndarray], tag: Tag, names: Sequence[str]) -> None:
         """Take in the numbers of one attempted update."""
         again = tag.attempt == self._landed  # another optimizer's part of an update that has landed already
         left = self._clock.left(self.total - self.step)
         repeated, self._attempt = tag.attempt == self._attempt, tag.attempt
         row = row_from(block, tag, step=self.step - again, history=self.history, left=left, repeated=repeated)
-        layers = block.stats.numpy()
+        layers = block.stats
         self.journal.row(row, layers)
         if (row.landed or (self._observes and row.verdict < Verdict.OVERFLOW)) and not again:
             self.step += 1

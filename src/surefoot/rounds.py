@@ -228,7 +228,7 @@ class Rounds:
 
     # -- two steps later
 
-    def arrived(self, *, rest: bool = False) -> Iterator[tuple[Block, Tag]]:
+    def arrived(self, *, rest: bool = False) -> Iterator[tuple[Block[np.ndarray], Tag]]:
         """The blocks sent two steps ago, or all that are still under way."""
         raw: np.ndarray
         for raw, tag in self._mailbox.rest() if rest else self._mailbox.due():

@@ -38,7 +38,7 @@ class Tag:
     reading: Reading
 
 
-def row_from(block: Block, tag: Tag, *, step: int, history: History, left: float, repeated: bool) -> Row:
+def row_from(block: Block[np.ndarray], tag: Tag, *, step: int, history: History, left: float, repeated: bool) -> Row:
     """The row of one attempted update; `repeated` when another optimizer has brought one for it already."""
     said = block.verdict.tolist()
     verdict = Verdict(int(said[Said.VERDICT]))
@@ -53,9 +53,9 @@ def row_from(block: Block, tag: Tag, *, step: int, history: History, left: float
         time=tag.time,
         optimizer=tag.optimizer,
         verdict=verdict,
-        micro=_culprit(block.micros.numpy()[: min(tag.micros, MICROS)]) if trouble and tag.watched else -1,
+        micro=_culprit(block.micros[: min(tag.micros, MICROS)]) if trouble and tag.watched else -1,
         micros=tag.micros,
-        rank=_odd_one(block.losses.numpy()) if trouble else -1,
+        rank=_odd_one(block.losses) if trouble else -1,
         loss=loss,
         loss_d1=d1,
         loss_d2=d2,

@@ -51,6 +51,10 @@ def test_gradients_of_accumulated_micro_batches(device: torch.device) -> None:
         assert row.tolist() == pytest.approx(reference(p.grad), rel=1e-5, abs=1e-6)
     meter.begin()
     assert meter.micro == 0
+    meter.measure(torch.tensor(7.0, device=device), scale=None)
+    assert meter.block.summary[: Head.ALIVE].tolist() == [7.0, 1.0]  # the sums of the last update are gone
+    meter.begin()
+    meter.measure(None, scale=None)
     assert meter.block.summary[: Head.ALIVE].tolist() == [0.0, 0.0]
 
 

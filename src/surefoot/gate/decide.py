@@ -164,15 +164,18 @@ def _portable(memory: Memory, rule: Rule) -> Decider:
 
 
 def _fused(memory: Memory, rule: Rule) -> Decider:
-    from surefoot.gate.kernels import decide as kernel
+    from surefoot.gate import kernels
+    from surefoot.launch import Launch
 
+    launch = Launch(kernels.decide, memory.baseline.device, num_warps=1)
     own, count = memory.units[0], len(memory.units)
     remembers = memory.norms.numel() > 0
     nobody = torch.zeros((), dtype=torch.float64, device=memory.baseline.device)
     figures = torch.tensor([rule.factor, rule.warmup, rule.fade], dtype=torch.float64, device=memory.baseline.device)
 
     def decide(totals: Tensor, *, said: Tensor, scaled: bool, joint: Tensor | None, commit: bool) -> None:
-        kernel[(1,)](
+        launch(
+            (1, 1, 1),
             totals,
             said,
             memory.baseline,
@@ -191,7 +194,6 @@ def _fused(memory: Memory, rule: Rule) -> Decider:
             SCALED=scaled,
             REMEMBERS=remembers,
             COMMIT=commit,
-            num_warps=1,
         )
 
     return decide

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from surefoot.launch import Launch
 from surefoot.measure import kernels
 from surefoot.measure.portable import PortablePass
 
@@ -33,19 +34,22 @@ class FusedPass:
         self._pinned = [torch.empty(2, len(counts), dtype=torch.int64, pin_memory=pin) for _ in range(_ROTATION)]
         self._turn = 0
         self._odd: dict[int, PortablePass] = {}
-        self._last: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-        self._sent: tuple[Tensor, int, bool] | None = None
+        self._last: tuple[list[int], list[int]] | None = None
+        self._sent: tuple[Tensor, Tensor, int, bool] | None = None
         self._even = all(n % 8 == 0 for n in self.numels)
+        self._measure = Launch(kernels.measure_chunks, device, num_warps=kernels.WARPS)
+        self._reduce = Launch(kernels.reduce_chunks, device)
 
     def measure(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None = None) -> None:
         """Write one row of `LAYER_STATS` per tensor into `out`; `scale` divides every value first."""
-        flat, odd = self._reach(tensors)
-        table, kind, aligned = self._table(flat)
+        addresses, kinds, odd, _copies = self._reach(tensors)  # the copies live until the launch
+        where, which, kind, aligned = self._table(addresses, kinds)
         if self._chunks:
-            kernels.measure_chunks[(self._chunks,)](
-                table[0],
+            self._measure(
+                (self._chunks, 1, 1),
+                where,
                 self._sizes,
-                table[1],
+                which,
                 self._firsts,
                 self._owners,
                 self._partial if scale is None else scale,
@@ -56,46 +60,59 @@ class FusedPass:
                 KIND=kind,
                 SCALED=scale is not None,
                 ALIGNED=aligned,
-                num_warps=kernels.WARPS,
             )
-        kernels.reduce_chunks[(len(self.numels),)](
-            table[0], self._sizes, self._firsts, self._partial, out, self._chunks, CHUNK=kernels.CHUNK, BLOCK=256
+        self._reduce(
+            (len(self.numels), 1, 1),
+            where,
+            self._sizes,
+            self._firsts,
+            self._partial,
+            out,
+            self._chunks,
+            CHUNK=kernels.CHUNK,
+            BLOCK=256,
         )
         for i in odd:
             if i not in self._odd:
                 self._odd[i] = PortablePass([self.numels[i]], self.device)
             self._odd[i].measure([tensors[i]], out=out[i : i + 1], scale=scale)
 
-    def _reach(self, tensors: Sequence[Tensor | None]) -> tuple[list[Tensor | None], list[int]]:
-        """Tensors a kernel can walk in a straight line, and the numbers of those that need the long way."""
-        flat: list[Tensor | None] = []
+    def _reach(self, tensors: Sequence[Tensor | None]) -> tuple[list[int], list[int], list[int], list[Tensor]]:
+        """Where a kernel finds each tensor in a straight line (0: nowhere) and of which kind it is; then the numbers
+        of those that need the long way, and copies made for those that do not lie straight."""
+        addresses: list[int] = []
+        kinds: list[int] = []
         odd: list[int] = []
-        for i, t in enumerate(tensors):
+        copies: list[Tensor] = []
+        for t, numel in zip(tensors, self.numels, strict=True):
             if t is None:
-                flat.append(None)
-            elif t.layout is not torch.strided or t.dtype not in _KINDS or t.numel() != self.numels[i]:
-                flat.append(None)
-                odd.append(i)
-            elif t.is_contiguous() or _dense(t):
-                flat.append(t)
+                addresses.append(0)
+                kinds.append(0)
+            elif t.layout is not torch.strided or t.dtype not in _KINDS or t.numel() != numel:
+                odd.append(len(addresses))
+                addresses.append(0)
+                kinds.append(0)
             else:
-                flat.append(t.contiguous())
-        return flat, odd
+                if not t.is_contiguous() and not _dense(t):
+                    t = t.contiguous()
+                    copies.append(t)
+                addresses.append(t.data_ptr() or 16)  # 16: empty, but there
+                kinds.append(_KINDS[t.dtype])
+        return addresses, kinds, odd, copies
 
-    def _table(self, flat: Sequence[Tensor | None]) -> tuple[Tensor, int, bool]:
+    def _table(self, addresses: list[int], kinds: list[int]) -> tuple[Tensor, Tensor, int, bool]:
         """Addresses and kinds on the device, sent only when one has changed; and the kind of all, -1 for several."""
-        addresses = tuple([0 if t is None else t.data_ptr() or 16 for t in flat])  # 16: empty, but there
-        kinds = tuple([0 if t is None else _KINDS[t.dtype] for t in flat])
         if self._sent is not None and self._last == (addresses, kinds):
             return self._sent
         pinned = self._pinned[self._turn % _ROTATION]
         self._turn += 1
         pinned.copy_(torch.tensor([addresses, kinds]))
-        found = {kind for kind, t in zip(kinds, flat, strict=True) if t is not None}
+        found = {kind for kind, address in zip(kinds, addresses, strict=True) if address}
         kind = found.pop() if len(found) == 1 else -1
         aligned = self._even and all(a % 16 == 0 for a in addresses)
         self._last = (addresses, kinds)
-        self._sent = (pinned.to(self.device, non_blocking=True), kind, aligned)
+        where, which = pinned.to(self.device, non_blocking=True)
+        self._sent = (where, which, kind, aligned)
         return self._sent
 
 

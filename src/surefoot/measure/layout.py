@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -38,8 +39,16 @@ class Layout:
 
     def fits(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Whether the optimizers still hold the parameter groups this layout was made from."""
-        now = [[[id(p) for p in g["params"]] for g in o.param_groups] for o in optimizers]
-        return now == [[[id(p) for p in self.params[span]] for span in spans] for spans in self.groups]
+        if len(optimizers) != len(self.groups):
+            return False
+        for optimizer, spans in zip(optimizers, self.groups, strict=True):
+            if len(optimizer.param_groups) != len(spans):
+                return False
+            for group, span in zip(optimizer.param_groups, spans, strict=True):
+                held, known = group["params"], self.params[span]
+                if len(held) != len(known) or not all(map(operator.is_, held, known)):
+                    return False
+        return True
 
 
 def layout_of(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Layout:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -27,16 +29,19 @@ VERDICT = 12
 """Float64 places at the start of the block that the gate writes its decision to."""
 
 
+A = TypeVar("A", Tensor, np.ndarray)
+
+
 @dataclass(frozen=True, slots=True)
-class Block:
+class Block(Generic[A]):
     """The parts of one measured block, on the device as tensors or on the host as arrays."""
 
-    verdict: Tensor
-    summary: Tensor
-    micros: Tensor
-    losses: Tensor
+    verdict: A
+    summary: A
+    micros: A
+    losses: A
     """Loss of each process."""
-    stats: Tensor
+    stats: A
 
 
 class Meter:
@@ -54,9 +59,11 @@ class Meter:
         self._real = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
         self._widths = (VERDICT, HEAD + 2 * len(units), 3 * MICROS, self.ranks.world)
         self._tensors = len(layout.names)
-        item = torch.empty((), dtype=self._real).element_size()
-        self.raw = torch.zeros(item * sum(self._widths) + 4 * 8 * self._tensors, dtype=torch.uint8, device=device)
-        self.block = self._cut(self.raw)
+        self._ends = tuple(itertools.accumulate(self._widths))
+        self._head = self._real.itemsize * sum(self._widths)
+        """Bytes before the statistics."""
+        self.raw = torch.zeros(self._head + 4 * 8 * self._tensors, dtype=torch.uint8, device=device)
+        self.block = self._cut()
         self.block.summary[Head.ALIVE] = 1.0
         sharded = self.ranks.parts is not None
         self._local = torch.zeros_like(self.block.stats) if sharded else self.block.stats
@@ -69,16 +76,17 @@ class Meter:
             fused_summariser(units, device) if has_triton(device) else portable_summariser(units)
         )
 
-    def _cut(self, raw: Tensor) -> Block:
-        item = torch.empty((), dtype=self._real).element_size()
-        head = item * sum(self._widths)
-        verdict, summary, micros, losses = raw[:head].view(self._real).split(self._widths)
-        stats = raw[head:].view(torch.float32).view(self._tensors, len(LAYER_STATS))
+    def _cut(self) -> Block[Tensor]:
+        verdict, summary, micros, losses = self.raw[: self._head].view(self._real).split(self._widths)
+        stats = self.raw[self._head :].view(torch.float32).view(self._tensors, len(LAYER_STATS))
         return Block(verdict, summary, micros.view(MICROS, 3), losses, stats)
 
-    def unpack(self, raw: np.ndarray) -> Block:
+    def unpack(self, raw: np.ndarray) -> Block[np.ndarray]:
         """The parts of a block that has arrived on the host."""
-        return self._cut(torch.from_numpy(raw))
+        numbers = raw[: self._head].view(np.float64 if self._real is torch.float64 else np.float32)
+        a, b, c, d = self._ends
+        stats = raw[self._head :].view(np.float32).reshape(self._tensors, len(LAYER_STATS))
+        return Block(numbers[:a], numbers[a:b], numbers[b:c].reshape(MICROS, 3), numbers[c:d], stats)
 
     def measure(self, loss: Tensor | None, *, scale: Tensor | None) -> None:
         """Measure all gradients as they are now: at the end of a backward, or before a step nobody watched."""
@@ -86,6 +94,8 @@ class Meter:
             found = gradients(self.layout.params)
             self.present = tuple([g is not None for g in found])
             self._rows(found, out=self._local, scale=scale)
+            if loss is None and self.micro == 0:
+                self.block.summary[: Head.ALIVE] = 0.0  # nobody watched: there is no loss to write over the last one
             if loss is not None and loss.device != self.device:
                 loss = loss.to(self.device, non_blocking=True)
             self._summarise(
@@ -148,9 +158,8 @@ class Meter:
             self.ranks.gather(torch.zeros(size, dtype=self._real, device=self.device))
 
     def begin(self) -> None:
-        """Start counting micro-batches for the next update."""
+        """Start counting micro-batches for the next update; the first of them writes over the sums of the last."""
         self.micro = 0
-        self.block.summary[: Head.ALIVE] = 0.0
 
     def measure_weights(self, change: Tensor, sampled: Tensor, buffers: Sequence[Tensor]) -> None:
         """Norm and non-finite count of the weights, into the summary of the next step."""

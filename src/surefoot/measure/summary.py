@@ -74,15 +74,18 @@ def portable_summariser(units: Sequence[slice]) -> Summariser:
 
 def fused_summariser(units: Sequence[slice], device: torch.device) -> Summariser:
     """The same in one Triton launch."""
+    from surefoot.launch import Launch
     from surefoot.measure import kernels
 
+    launch = Launch(kernels.summarise, device)
     spans = torch.tensor([[s.start, s.stop] for s in units], dtype=torch.int32, device=device)
     nothing = torch.zeros((), device=device)
 
     def summarise(
         stats: Tensor, *, once: Tensor, loss: Tensor | None, summary: Tensor, micros: Tensor, micro: int
     ) -> None:
-        kernels.summarise[(1,)](
+        launch(
+            (1, 1, 1),
             stats,
             once,
             spans,
@@ -94,7 +97,6 @@ def fused_summariser(units: Sequence[slice], device: torch.device) -> Summariser
             HEAD=HEAD,
             WATCHED=loss is not None,
             BLOCK=256,
-            num_warps=4,
         )
 
     return summarise

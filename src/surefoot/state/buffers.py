@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
 
+from surefoot.launch import Launch
+
 SMALL = 1 << 16
 """Bytes up to which a buffer is copied after every step without asking whether it changed."""
 
@@ -32,6 +34,7 @@ class BufferShadow:
         homes = {id(m): m for m in (model, *(m for m, _ in self._places))}
         self._hooks = [m.register_load_state_dict_post_hook(after_load) for m in homes.values()]
         self._tables: dict[tuple[int, ...], Tensor] = {}
+        self._launch: Launch | None = None
         self._shadows: list[Tensor] = []
         self._seen: list[tuple[Tensor | None, int]] = []
         self.take()
@@ -97,14 +100,16 @@ class BufferShadow:
     def _select(self, live: Sequence[Tensor], kept: Sequence[Tensor], refused: Tensor, *, keep: bool) -> None:
         """Either direction, chosen on the device."""
         if live and refused.is_cuda and all(t.is_cuda and t.is_contiguous() for t in (*live, *kept)):
-            from surefoot.state.kernels import settle
+            if self._launch is None:
+                from surefoot.state.kernels import settle
 
+                self._launch = Launch(settle, refused.device)
             key = tuple([t.data_ptr() for t in (*live, *kept)])
             if key not in self._tables:
                 self._tables.clear()
                 rows = [*key, *(t.nbytes for t in live)]
                 self._tables[key] = torch.tensor(rows, dtype=torch.int64, device=refused.device)
-            settle[(len(live), 16)](self._tables[key], refused, len(live), KEEP=keep, BLOCK=1024)
+            self._launch((len(live), 16, 1), self._tables[key], refused, len(live), KEEP=keep, BLOCK=1024)
             return
         for a, b in zip(live, kept, strict=True):
             chosen = torch.where(refused.to(a.device) > 0, b, a)
