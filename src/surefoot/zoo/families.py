@@ -6,6 +6,7 @@ reporting are different ones; `split` says which is which.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -273,7 +274,7 @@ def _residual() -> nn.Module:
 
 def _plain(widths: list[int], between: type[nn.Module]) -> nn.Module:
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in itertools.pairwise(widths):
         layer = nn.Linear(a, b)
         nn.init.xavier_normal_(layer.weight, gain=1.4 if between is nn.ReLU else 1.2)
         nn.init.zeros_(layer.bias)
