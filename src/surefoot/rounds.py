@@ -64,7 +64,7 @@ class Rounds:
         ]
         self._shadow = shadow
         self._sample = UpdateSample(self.layout.params, self.meter.ranks.once, self.device)
-        self._machine = Machine(self.device)
+        self._machine = Machine(self.device, every=policy.machine_every)
         self._mailbox: Mailbox[Tag] = Mailbox(self.meter.raw.numel(), self.device)
         said = self.meter.block.verdict
         self._verdicts = said.new_zeros(len(self.gates), said.numel())

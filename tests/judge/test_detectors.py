@@ -72,20 +72,25 @@ def test_an_outlandish_norm_is_told_with_its_limit() -> None:
     assert finding.evidence == {"loss": 2.0, "norm": 500.0, "limit": 100.0, "micro": 1}
 
 
+def every_second(row: Row, begin: int, seconds: int) -> list[Row]:
+    return [replace(row, time=float(begin + s)) for s in range(seconds)]
+
+
 def test_a_bottleneck_is_told_once_and_again_after_it_was_over() -> None:
-    detector = Bottleneck()
+    detector, long = Bottleneck(), int(LONG)
     idle = replace(HEALTHY, utilisation=0.3, seconds=1.0, data_wait=0.1)
-    said = [len(detector.update(idle)) for _ in range(3 * LONG)]
-    assert said.index(1) == LONG - 1
+    said = [len(detector.update(row)) for row in every_second(idle, 0, 3 * long)]
+    assert said.index(1) == long
     assert sum(said) == 1
     assert detector.update(HEALTHY) == [], "a row without a reading changes nothing"
-    detector.update(replace(idle, utilisation=IDLE))
-    assert sum(len(detector.update(idle)) for _ in range(LONG)) == 1
+    detector.update(replace(idle, time=3.0 * long, utilisation=IDLE))
+    assert sum(len(detector.update(row)) for row in every_second(idle, 3 * long + 1, long)) == 0
+    assert sum(len(detector.update(row)) for row in every_second(idle, 4 * long + 1, 2)) == 1
 
 
 @pytest.mark.parametrize(("wait", "word"), [(0.5, "data"), (0.01, "launches"), (math.nan, "launches")])
 def test_a_bottleneck_has_a_reason(wait: float, word: str) -> None:
     detector = Bottleneck()
     row = replace(HEALTHY, utilisation=0.3, seconds=1.0, data_wait=wait)
-    found = [f for _ in range(LONG) for f in detector.update(row)]
+    found = [f for later in every_second(row, 0, int(LONG) + 1) for f in detector.update(later)]
     assert word in found[0].detail

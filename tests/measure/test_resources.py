@@ -51,7 +51,7 @@ def test_the_clock_tells_waiting_from_working() -> None:
 
 def test_the_machine_is_read_now_and_then(device: torch.device) -> None:
     held = torch.ones(1000, device=device)
-    machine = Machine(device)
+    machine = Machine(device, every=5.0)
     reading = machine.read()
     assert reading.memory >= held.nbytes
     assert reading.memory_peak >= reading.memory

@@ -84,6 +84,27 @@ def equal(
     raise typer.Exit(run(steps))
 
 
+@bench.command()
+def zoo(
+    split: Annotated[str, typer.Option(help="report, or tuning: the part that rules may be tuned on.")] = "report",
+    only: Annotated[str, typer.Option(help="Only scenarios whose name contains this, such as rate or decoder.")] = "",
+    quick: Annotated[bool, typer.Option(help="One run of each kind: a first look.")] = False,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes at work; 0 takes one a core.")] = 0,
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the runs; kept, and used again.")] = Path(
+        "runs/zoo"
+    ),
+    page: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Also write the page with pictures to this folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Every rule against planted faults and healthy controls: seen, cured, false alarms. Goes on where it was cut."""
+    _needs_torch("bench zoo")
+    from surefoot.cli.zoo import show
+
+    raise typer.Exit(show(split=split, only=only, quick=quick, jobs=jobs, out=out, page=page, as_json=as_json))
+
+
 def _needs_torch(what: str) -> None:
     if importlib.util.find_spec("torch") is None:
         typer.echo(f"{what} trains a model and needs torch: pip install 'surefoot[train,plots]'", err=True)

@@ -28,6 +28,8 @@ class Policy:
     """Overflows of the loss scale in a row after which the run is stopped: 2^16 has been halved to 2^-44 by then."""
     weights_every: int = 100
     """Steps between two looks at the weights themselves."""
+    machine_every: float = 5.0
+    """Seconds between two readings of memory and utilisation; 0 reads them at every step."""
 
     def __post_init__(self) -> None:
         wrong = [
@@ -37,5 +39,7 @@ class Policy:
         ]
         if wrong:
             raise ValueError(f"Policy: {', '.join(wrong)} must be at least 1.")
+        if not self.machine_every >= 0.0:
+            raise ValueError("Policy: machine_every must be at least 0.")
         if not 0.0 < self.fade <= 1.0:
             raise ValueError("Policy: fade must be above 0 and at most 1.")

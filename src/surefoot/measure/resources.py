@@ -15,9 +15,6 @@ from torch import Tensor
 
 from surefoot.records import NAN
 
-EVERY = 5.0
-"""Seconds between two readings of memory and utilisation."""
-
 
 class Clock:
     """Marks the moments of a step on the host."""
@@ -59,8 +56,9 @@ class Reading:
 class Machine:
     """Reads memory and utilisation of the device the model lives on, every few seconds."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, every: float) -> None:
         self._device = device
+        self._every = every
         self._due = 0.0
         self._busy = (time.perf_counter(), time.process_time())
         self._nvml = _nvml() if device.type == "cuda" else False
@@ -70,7 +68,7 @@ class Machine:
         now = time.perf_counter()
         if now < self._due:
             return _NOTHING
-        self._due = now + EVERY
+        self._due = now + self._every
         return self._cuda() if self._device.type == "cuda" else self._host(now)
 
     def _cuda(self) -> Reading:

@@ -52,12 +52,12 @@ def after(scenario: Scenario, steps: int) -> str:
 @lru_cache(maxsize=256)
 def bare(settings: Settings) -> float:
     """Final loss of a fault-free run."""
-    return train(Run(settings), Protector())
+    return train(Run(settings), Protector()).loss
 
 
 def ratio(scenario: Scenario) -> float:
     """Final loss of the bare run against its twin's; infinite when it died."""
-    return train(scenario.run(), Protector()) / bare(scenario.settings)
+    return train(scenario.run(), Protector()).loss / bare(scenario.settings)
 
 
 def harmed(ratio: float) -> bool:
@@ -76,7 +76,7 @@ def learnt(scenario: Scenario) -> bool:
     """Whether a run ends better than it began, which a healthy one must."""
     run = scenario.run()
     start = run.examine()
-    end = train(run, Protector())
+    end = train(run, Protector()).loss
     return math.isfinite(end) and end < start
 
 

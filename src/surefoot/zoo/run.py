@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.act.stop import TrainingStopped
 from surefoot.zoo.families import FAMILIES, Batch
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -40,6 +41,16 @@ class Settings:
     """Another optimizer than the family's own."""
     rate: float = 0.0
     """Another rate than the family's own."""
+
+    @property
+    def label(self) -> str:
+        """All of it in a word that can be a file's name."""
+        told = [self.family, str(self.seed)]
+        for f in fields(self)[2:]:
+            value = getattr(self, f.name)
+            if value != f.default:
+                told.append(f"{f.name}={getattr(value, '__name__', value)}")
+        return "-".join(told)
 
 
 class Run:
@@ -165,6 +176,9 @@ class Run:
 class Protector:
     """Stands between the loop and the optimizer; this one does nothing, which is what most loops have."""
 
+    acted: Sequence[int] = ()
+    """The steps whose update it changed or left out."""
+
     def begin(self, run: Run, model: nn.Module) -> None:
         """The run is about to start."""
 
@@ -184,8 +198,18 @@ LAST = (16, 11, 6, 1)
 """Steps before the end at which the model is examined; their mean is the final loss."""
 
 
-def train(run: Run, protector: Protector, model: nn.Module | None = None) -> float:
-    """Train to the end, or to the protector's stop, and return the final loss on held-out samples.
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended."""
+
+    loss: float
+    """On held-out samples; infinite when the model is broken."""
+    stopped: int | None = None
+    """The step at which the protector gave the run up."""
+
+
+def train(run: Run, protector: Protector, model: nn.Module | None = None) -> Ending:
+    """Train to the end, or to the protector's stop.
 
     `model` is what is called in place of `run.model`, such as its DistributedDataParallel.
     """
@@ -197,9 +221,11 @@ def train(run: Run, protector: Protector, model: nn.Module | None = None) -> flo
             one_step(run, step, protector, called)
             if run.steps - step in LAST:
                 examined.append(run.examine())
+    except TrainingStopped:
+        return Ending(run.examine(), run.step)
     finally:
         protector.end()
-    return sum(examined) / len(LAST)
+    return Ending(sum(examined) / len(examined))
 
 
 def one_step(run: Run, step: int, protector: Protector, model: nn.Module) -> None:

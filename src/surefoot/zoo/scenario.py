@@ -13,6 +13,7 @@ from surefoot.zoo.run import Run, Settings
 STRENGTHS = ("subtle", "clear", "brutal")
 SEEDS = {Split.TUNING: (11, 12), Split.REPORT: (101, 102)}
 """Seeds of the two parts; with the families they keep tuning and reporting apart."""
+TWIN = "twin"
 ONSET = 150
 """The step a fault begins at unless it says otherwise: by then rules with a window of 128 have filled it."""
 
@@ -33,6 +34,8 @@ class Scenario:
     curable: bool = True
     """Whether acting on the run can cure it, or it is only to be seen."""
     about: str = ""
+    home: str = __name__
+    """The module it is written down in."""
 
     @property
     def healthy(self) -> bool:
@@ -45,13 +48,15 @@ class Scenario:
     @property
     def id(self) -> str:
         """Names the run among all runs, and its files."""
+        if self.name == TWIN:
+            return f"{TWIN}-{self.settings.label}"
         parts = [self.name, self.settings.family, self.strength, str(self.settings.seed)]
         return "-".join(part for part in parts if part)
 
     @property
     def twin(self) -> Scenario:
         """The same run without its fault."""
-        return replace(self, name="twin", plant=_nothing, cause=None, strength="", harmful=False, about="")
+        return replace(self, name=TWIN, plant=_nothing, cause=None, strength="", harmful=False, about="", home=__name__)
 
     def run(self, rank: int = 0) -> Run:
         """The run, planted and ready to be trained."""
@@ -78,6 +83,11 @@ class Kind:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def group(self) -> str:
+        """What it has to do with: the name of the file it stands in."""
+        return self.plant.__module__.rpartition(".")[2]
+
+    @property
     def about(self) -> str:
         return (self.plant.__doc__ or "").strip()
 
@@ -90,6 +100,7 @@ class Kind:
 
     def _in(self, settings: Settings, marks: str) -> Iterator[Scenario]:
         common = {"name": self.name, "settings": settings, "onset": self.onset, "about": self.about}
+        common["home"] = self.plant.__module__
         if self.cause is None:
             yield Scenario(**common, plant=lambda run: self.plant(run, self.onset))
             return

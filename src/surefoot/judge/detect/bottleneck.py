@@ -9,8 +9,8 @@ from surefoot.records import Finding, Row
 
 IDLE = 0.6
 """Utilisation under which a device counts as idling."""
-LONG = 200
-"""Readings in a row under it before it is worth saying."""
+LONG = 600.0
+"""Seconds under it, without a break, before it is worth saying."""
 WAITING = 0.25
 """Share of the step spent waiting for data above which the data is the reason."""
 
@@ -20,6 +20,7 @@ class Bottleneck:
 
     def __init__(self) -> None:
         self._low = 0
+        self._since: float | None = None
         self._wait = 0.0
         self._told = False
 
@@ -27,12 +28,13 @@ class Bottleneck:
         if math.isnan(row.utilisation):
             return []
         if row.utilisation >= IDLE:
-            self._low, self._wait, self._told = 0, 0.0, False
+            self._low, self._since, self._wait, self._told = 0, None, 0.0, False
             return []
+        self._since = row.time if self._since is None else self._since
         self._low += 1
         share = row.data_wait / row.seconds if row.seconds > 0 and not math.isnan(row.data_wait) else 0.0
         self._wait += (share - self._wait) / self._low
-        if self._low < LONG or self._told:
+        if row.time - self._since < LONG or self._told:
             return []
         self._told = True
         data = self._wait > WAITING
@@ -49,7 +51,8 @@ class Bottleneck:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"low": self._low, "wait": self._wait, "told": self._told}
+        return {"low": self._low, "since": self._since, "wait": self._wait, "told": self._told}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._low, self._wait, self._told = state["low"], state["wait"], state["told"]
+        self._low, self._since = state["low"], state["since"]
+        self._wait, self._told = state["wait"], state["told"]

@@ -1,0 +1,105 @@
+"""`surefoot bench zoo`: every rule against every planted fault and every healthy control, as one table.
+
+Bare runs are made once, recorded, and shown to the rules that only look; rules that act run live. What was made is
+kept and made again only when something it depends on has changed, so an interrupted bench goes on where it was.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from surefoot.bench.zoo.table import Board, board_of
+from surefoot.zoo.families import Split
+from surefoot.zoo.scenario import SEEDS, Scenario
+from surefoot.zoo.work import ACTING, BARE, OURS, Job, Result, of_split
+
+Progress = Callable[[int, int, str], None]
+"""Told how many runs are done, of how many, and which was the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which part of the zoo is run, and against whom."""
+
+    split: Split = Split.REPORT
+    only: str = ""
+    """Only scenarios whose name contains this."""
+    quick: bool = False
+    """One run of each kind, and of those who act only surefoot."""
+
+    def scenarios(self) -> list[Scenario]:
+        found = [s for s in of_split(self.split) if self.only in s.id]
+        if not self.quick:
+            return found
+        first: dict[str, Scenario] = {}
+        for s in found:
+            if s.strength in ("", "brutal"):
+                first.setdefault(s.name, s)
+        return list(first.values())
+
+    def jobs(self, folder: Path) -> list[Job]:
+        """The bare runs first: what they show is needed by all."""
+        scenarios = self.scenarios()
+        twins = {s.twin.id: s.twin for s in scenarios}
+        bare = [Job(id, BARE, str(folder)) for id in (*twins, *(s.id for s in scenarios))]
+        acting = [OURS] if self.quick else [OURS, *ACTING]
+        first = SEEDS[self.split][0]
+        live = [s.id for s in (*twins.values(), *scenarios) if s.settings.seed == first and (s.harmful or s.healthy)]
+        return bare + [Job(id, judge, str(folder)) for judge in acting for id in live]
+
+
+def run(jobs: Sequence[Job], *, workers: int, progress: Progress) -> dict[tuple[str, str], Result]:
+    """Do what has not been done before, in so many processes, and return what came of all."""
+    results: dict[tuple[str, str], Result] = {}
+    todo: list[Job] = []
+    for job in jobs:
+        known = job.known()
+        if known is None:
+            todo.append(job)
+        else:
+            results[job.id, job.judge] = known
+    progress(len(results), len(jobs), "")
+    for done in _made(todo, workers):
+        results[done.id, done.judge] = done
+        progress(len(results), len(jobs), f"{done.judge}: {done.id}")
+    return results
+
+
+def _made(todo: Sequence[Job], workers: int) -> Iterable[Result]:
+    if not todo:
+        return
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_alone)
+    try:
+        for future in as_completed([pool.submit(Job.do, job) for job in todo]):
+            yield future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _alone() -> None:
+    """A worker has one core, and says nothing of its own."""
+    import logging
+
+    torch.set_num_threads(1)
+    logging.getLogger("surefoot").setLevel(logging.CRITICAL)
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def main(choice: Choice, *, folder: Path, workers: int, progress: Progress) -> Board:
+    """Run what was chosen and score it."""
+    scenarios = choice.scenarios()
+    if not scenarios:
+        raise ValueError(f"bench zoo: no scenario of the {choice.split} part contains {choice.only!r}")
+    results = run(choice.jobs(folder), workers=workers, progress=progress)
+    return board_of(scenarios, results, folder)

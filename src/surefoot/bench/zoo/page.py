@@ -1,0 +1,204 @@
+"""The zoo's page: tables, pictures, and a list of everything in it, written anew by one command."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import surefoot
+from surefoot.bench.zoo.score import Cured, Seen
+from surefoot.bench.zoo.table import ALL, Board, tables
+from surefoot.zoo import CONTROLS, FAULTS
+from surefoot.zoo.families import FAMILIES, Split
+from surefoot.zoo.rules import ACTING, LOOKING
+from surefoot.zoo.scenario import STRENGTHS, Kind, Scenario
+from surefoot.zoo.traces import TRACES
+from surefoot.zoo.work import BARE, OURS, Job
+
+COMMAND = "surefoot bench zoo --page docs"
+_COLUMNS = 6
+
+
+def write(board: Board, folder: Path) -> Path:
+    """Write zoo.md and its pictures into a folder."""
+    pictures = folder / "zoo"
+    pictures.mkdir(parents=True, exist_ok=True)
+    _draw_rules(board, pictures / "rules.png")
+    _draw_runs(board, pictures / "runs.png")
+    page = folder / "zoo.md"
+    page.write_text(_text(board), encoding="utf-8")
+    return page
+
+
+def _text(board: Board) -> str:
+    split = next((s.split for s in board.scenarios), Split.REPORT)
+    machine = f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}"
+    return "\n\n".join(
+        [
+            f"# The zoo\n\nWritten by `{COMMAND}` ({split} part; {machine}); what is below is measured, not claimed.",
+            _INTRODUCTION,
+            "![what rules see and how often they cry wolf](zoo/rules.png)",
+            tables(board).replace("\n## ", "\n### "),
+            "## What the runs look like",
+            _PICTURE,
+            "![one run of every kind of fault](zoo/runs.png)",
+            "## Faults\n\n" + _faults(),
+            "## Healthy controls\n\n" + "\n".join(f"- **{k.name}** ({_families(k)}): {k.about}" for k in _controls()),
+            "## Rules and their sources\n\n" + "\n".join(_sources()),
+            "## Public runs and their sources\n\n" + "\n".join(_trace_sources()),
+            _ADDING,
+        ]
+    )
+
+
+_PICTURE = """\
+What a rule has to go by: the loss of the run with the fault (red), of its fault-free twin (grey) and of the same run
+under surefoot (blue), one of each kind. The dotted line is the onset."""
+
+_INTRODUCTION = """\
+Each run trains a small model on a made task with a floor, on one core, in a second or two. A fault is planted at a
+known step, with a known cause, at three strengths; before that step the run is its fault-free twin, bit for bit. A
+fault is *harmful* when the bare run ends more than 5 % worse than its twin on held-out samples. Whether it is stands
+in the scenario, and the bench says so when it is not as stated.
+
+- **seen**: harmful runs in which the rule raised an alarm at the onset or later; *steps after onset* is the median of
+  the first such alarm. Rules that look are shown recordings of bare runs.
+- **cured**: harmful runs that can be cured and end at most 5 % worse than their twin. Rules that act run live, on the
+  first seed; *loss to twin's* is the median, *dead* the share whose model is broken at the end, *given up* the runs the
+  rule itself ended.
+- **false findings**, **false interventions**: alarms, and updates changed or left out, per 100 000 healthy steps:
+  twins in full, controls from their onset on. *Healthy harmed*: healthy runs that end more than 5 % worse than bare.
+
+Rules are tuned on some families and seeds and reported on others:
+"""
+_INTRODUCTION += "\n".join(
+    f"- {split}: {', '.join(f.name for f in FAMILIES.values() if f.split is split)}" for split in Split
+)
+
+_ADDING = f'''\
+## Adding a scenario
+
+A fault is a function in one of the files of `src/surefoot/zoo/faults/`; a control one in `zoo/controls.py`. `Run` has
+a hook for each place of the loop, and a hook must do nothing before `at`:
+
+```python
+@fault(
+    Cause.INPUT_SCALE,
+    on={{"plain": ".!!", "autoencoder": ".!!"}},    # harmful (!) or not (.) when subtle, clear, brutal
+    strengths=(1.5, 5.0, 255.0),
+)
+def unnormalised_input(run: Run, at: int, strength: float) -> None:
+    """From the onset on inputs come in multiplied, as if nobody had normalised them."""
+    run.on_batch(lambda step, batch: batch.with_(x=batch.x * strength) if step >= at else batch)
+```
+
+`python -m surefoot.zoo.proof unnormalised_input` runs it in every family, at every strength and seed, beside its twin,
+and tells what is not as stated. `{COMMAND}` writes this page again.
+'''
+
+
+def _controls() -> Sequence[Kind]:
+    return list(CONTROLS.values())
+
+
+def _families(kind: Kind) -> str:
+    return ", ".join(kind.on)
+
+
+def _faults() -> str:
+    lines = ["| fault | what is planted | cause | families, harmful (!) when " + ", ".join(STRENGTHS) + " |"]
+    lines.append("|---|---|---|---|")
+    for kind in FAULTS.values():
+        on = ", ".join(f"{family} `{marks}`" for family, marks in kind.on.items())
+        seen_only = "" if kind.curable else " (only to be seen)"
+        about = " ".join(kind.about.split())
+        lines.append(f"| {kind.name} | {about} | {kind.cause}{seen_only} | {on} |")
+    return "\n".join(lines)
+
+
+def _sources() -> list[str]:
+    rules: list[Any] = [make() for make in (*LOOKING, *ACTING)]
+    return [f"- {rule.name}: {' '.join((type(rule).__doc__ or '').split())} Source: {rule.source}" for rule in rules]
+
+
+def _trace_sources() -> list[str]:
+    return [f"- {t.name}: {t.about} Source: <{t.source}>" for t in TRACES]
+
+
+# -- pictures
+
+
+def _draw_rules(board: Board, path: Path) -> None:
+    """What is seen against what is cried; and what is cured against what is disturbed."""
+    plt = _pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    seen = {n: (f.wolf.rate, f.seen.get(ALL, Seen()).share) for n, f in board.looking.items()}
+    cured = {n: (f.wolf.rate, f.cured.get(ALL, Cured()).share) for n, f in board.acting.items()}
+    _scatter(left, seen, "false findings per 100 000 healthy steps", "harmful faults seen")
+    _scatter(right, cured, "false interventions per 100 000 healthy steps", "harmful faults that end well")
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def _scatter(axes: Any, points: dict[str, tuple[float, float]], x: str, y: str) -> None:
+    for name, (rate, share) in points.items():
+        colour = "tab:blue" if name == OURS else "tab:gray"
+        axes.plot(rate, 100 * share, "o", color=colour)
+        axes.annotate(name, (rate, 100 * share), xytext=(5, 4), textcoords="offset points", fontsize=8, color=colour)
+    axes.set_xscale("symlog", linthresh=10)
+    axes.set_xlim(-2, 4e5)
+    axes.set_ylim(-4, 104)
+    axes.set_xlabel(x)
+    axes.set_ylabel(f"{y} (%)")
+    axes.grid(alpha=0.3)
+
+
+def _draw_runs(board: Board, path: Path) -> None:
+    """One small picture for each kind of fault."""
+    plt = _pyplot()
+    chosen = _one_of_each(board)
+    lines = max(1, math.ceil(len(chosen) / _COLUMNS))
+    figure, grid = plt.subplots(lines, _COLUMNS, figsize=(14, 1.9 * lines), layout="constrained", squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for axes, scenario in zip(grid.flat, chosen, strict=False):
+        axes.set_axis_on()
+        for judge, one, colour in ((BARE, scenario.twin, "0.6"), (BARE, scenario, "tab:red"), (OURS, scenario, "C0")):
+            if (one.id, judge) in board.results:
+                axes.plot(*_losses(board, one, judge), color=colour, lw=0.9)
+        axes.axvline(scenario.onset, color="k", lw=0.5, ls=":")
+        axes.set_yscale("log")
+        axes.tick_params(labelsize=6)
+        axes.set_title(f"{scenario.name}\n{scenario.settings.family}, {scenario.strength}", fontsize=7)
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
+def _one_of_each(board: Board) -> list[Scenario]:
+    """The clear form of each kind, or the brutal one where only that does harm."""
+    first: dict[str, Scenario] = {}
+    for scenario in sorted(board.scenarios, key=lambda s: (not s.harmful, s.strength == "brutal")):
+        if not scenario.healthy and scenario.strength != "subtle":
+            first.setdefault(scenario.name, scenario)
+    return [first[name] for name in FAULTS if name in first]
+
+
+def _losses(board: Board, scenario: Scenario, judge: str) -> tuple[np.ndarray, np.ndarray]:
+    scalars = surefoot.read(Job(scenario.id, judge, str(board.folder)).run_dir).scalars
+    losses = scalars["loss"].astype(float)
+    return scalars["attempt"], np.where(np.isfinite(losses) & (losses > 0), np.minimum(losses, 1e6), np.nan)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt

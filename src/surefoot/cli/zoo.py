@@ -1,0 +1,46 @@
+"""`surefoot bench zoo` on the console."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from surefoot.bench import zoo
+from surefoot.bench.zoo.table import as_data, tables
+from surefoot.zoo.families import Split
+
+
+def show(*, split: str, only: str, quick: bool, jobs: int, out: Path, page: Path | None, as_json: bool) -> int:
+    """Run the zoo with a progress bar and print its tables; 1 when a scenario did not end as it states."""
+    if split not in list(Split):
+        print(f"bench zoo: --split {split} is unknown. Use {' or '.join(Split)}.", file=sys.stderr)
+        return 2
+    choice = zoo.Choice(split=Split(split), only=only, quick=quick)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(elapsed_when_finished=True), console=console) as bar:
+        task = bar.add_task("zoo", total=None)
+
+        def tell(done: int, total: int, last: str) -> None:
+            bar.update(task, completed=done, total=total, description=last[:60].ljust(60))
+
+        try:
+            board = zoo.main(choice, folder=out, workers=jobs or zoo.cores(), progress=tell)
+        except ValueError as wrong:
+            bar.stop()
+            print(wrong, file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            bar.stop()
+            print(f"stopped; what was made is kept in {out}, the same command goes on from there", file=sys.stderr)
+            return 130
+    print(json.dumps(as_data(board), indent=1) if as_json else tables(board))
+    if page is not None:
+        from surefoot.bench.zoo.page import write
+
+        print(f"written: {write(board, page)}", file=sys.stderr)
+    return 1 if board.not_as_stated else 0

@@ -1,0 +1,52 @@
+"""A run of the zoo with surefoot attached: watched and recorded, or protected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from torch import Tensor, nn
+
+import surefoot
+from surefoot.guard import Guard
+from surefoot.judge.policy import Policy
+from surefoot.records import Row, Verdict
+from surefoot.zoo.families import Batch
+from surefoot.zoo.run import Protector, Run
+
+LOOKS = {"weights_every": 10, "machine_every": 0.0}
+"""The runs of the zoo are short: weights and memory are looked at more often than a long run needs."""
+
+
+class Attached(Protector):
+    """surefoot itself: attached to the run, with a run directory of its own."""
+
+    def __init__(self, run_dir: Path, *, observe: bool) -> None:
+        self._run_dir = run_dir
+        self._observe = observe
+        self._guard: Guard | None = None
+
+    def begin(self, run: Run, model: nn.Module) -> None:
+        policy = Policy(observe=self._observe, **LOOKS)
+        self._guard = surefoot.attach(model, run.optimizer, run_dir=self._run_dir, policy=policy, scaler=run.scaler)
+
+    def watch(self, loss: Tensor, batch: Batch) -> Tensor:
+        return loss if self._guard is None else self._guard.watch(loss, batch.x)
+
+    def end(self) -> None:
+        if self._guard is None:
+            return
+        self._guard.close()
+        events = surefoot.read(self._run_dir).events
+        refused = {e["attempt"] for e in events if e["kind"] == "decision" and e["action"] == "refuse"}
+        self.acted = [] if self._observe else sorted(refused)
+
+
+def rows_of(run_dir: Path) -> Iterator[Row]:
+    """The rows of a recorded run, to single precision, as they were judged."""
+    scalars = surefoot.read(run_dir).scalars
+    names = [f.name for f in fields(Row) if f.name in scalars]
+    for values in zip(*(scalars[name].tolist() for name in names), strict=True):
+        row = dict(zip(names, values, strict=True))
+        yield Row(**row | {"verdict": Verdict(row["verdict"])})

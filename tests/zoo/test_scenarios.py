@@ -1,0 +1,110 @@
+"""What every scenario promises: absent before its onset, there after it, the same bits from the same seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from surefoot.records import Cause
+from surefoot.zoo import CONTROLS, FAULTS
+from surefoot.zoo.families import FAMILIES, Split
+from surefoot.zoo.proof import after, harmed, ratio
+from surefoot.zoo.run import Run
+from surefoot.zoo.scenario import SEEDS, STRENGTHS, Kind, Scenario, control, fault
+from surefoot.zoo.work import everything
+
+EARLY = 8
+"""The onset in these tests, which need not wait for baselines to form."""
+
+
+@pytest.fixture(autouse=True)
+def one_core() -> None:
+    torch.set_num_threads(1)
+
+
+def first_seeds(kind: Kind) -> list[Scenario]:
+    """All families and strengths of a kind, in one process, with the first seed of each part."""
+    found = [s for split in Split for s in kind.scenarios(split) if s.settings.seed == SEEDS[split][0]]
+    return [replace(s, settings=replace(s.settings, ranks=1)) for s in found]
+
+
+def test_there_is_enough_of_everything() -> None:
+    assert len(FAULTS) >= 30
+    assert len(CONTROLS) >= 30
+    planted = {family for kind in FAULTS.values() for family in kind.on}
+    assert planted == set(FAMILIES)
+    assert {"encoder", "decoder", "convolution", "recurrent", "plain", "vision_language"} <= planted
+    settings = [s.settings for kind in FAULTS.values() for s in first_seeds(kind)]
+    assert {s.precision for s in settings} == {"float32", "bfloat16", "float16"}
+    optimizers = {type(Run(s).optimizer) for s in {s.family + s.label: s for s in settings}.values()}
+    assert len(optimizers) >= 5
+
+
+@pytest.mark.parametrize("kind", [*FAULTS.values(), *CONTROLS.values()], ids=lambda k: k.name)
+def test_every_kind_is_in_both_parts(kind: Kind) -> None:
+    assert {FAMILIES[family].split for family in kind.on} == set(Split)
+
+
+def test_tuning_and_reporting_share_nothing() -> None:
+    assert not set(SEEDS[Split.TUNING]) & set(SEEDS[Split.REPORT])
+    parts = {
+        split: {(s.settings.family, s.settings.seed) for s in everything().values() if s.split is split}
+        for split in Split
+    }
+    families = {split: {family for family, _ in pairs} for split, pairs in parts.items()}
+    seeds = {split: {seed for _, seed in pairs} for split, pairs in parts.items()}
+    assert not families[Split.TUNING] & families[Split.REPORT]
+    assert not seeds[Split.TUNING] & seeds[Split.REPORT]
+
+
+@pytest.mark.parametrize("kind", [k for k in FAULTS.values() if k.onset], ids=lambda k: k.name)
+def test_a_fault_is_absent_before_its_onset(kind: Kind) -> None:
+    for scenario in first_seeds(replace(kind, onset=EARLY)):
+        assert after(scenario, EARLY) == after(scenario.twin, EARLY), scenario.id
+
+
+SEEN_ONLY = {"memory_leak", "data_starvation", "slow_rank", "nan_on_one_rank"}
+"""These take time, memory or a second process, and leave the bits of a single one alone."""
+
+
+@pytest.mark.parametrize("kind", [k for k in FAULTS.values() if k.name not in SEEN_ONLY], ids=lambda k: k.name)
+def test_a_fault_is_there_after_its_onset(kind: Kind) -> None:
+    brutal = [s for s in first_seeds(replace(kind, onset=EARLY if kind.onset else 0)) if s.strength == "brutal"]
+    for scenario in brutal:
+        assert after(scenario, scenario.onset + 12) != after(scenario.twin, scenario.onset + 12), scenario.id
+
+
+@pytest.mark.parametrize("kind", [*FAULTS.values(), *CONTROLS.values()], ids=lambda k: k.name)
+def test_a_scenario_repeats_bit_for_bit(kind: Kind) -> None:
+    scenarios = [s for s in first_seeds(replace(kind, onset=min(kind.onset, 4))) if s.strength in ("", "clear")]
+    for scenario in scenarios:
+        assert after(scenario, 9) == after(scenario, 9), scenario.id
+
+
+def test_what_died_counts_as_harmed() -> None:
+    assert harmed(float("inf"))
+    assert harmed(float("nan"))
+    assert harmed(1.06)
+    assert not harmed(1.05)
+
+
+def test_the_proof_tells_a_harmful_fault_from_a_harmless_one() -> None:
+    scenarios = {s.strength: s for s in FAULTS["bad_batch"].scenarios(Split.TUNING) if s.settings.family == "plain"}
+    assert harmed(ratio(scenarios["brutal"]))
+    assert ratio(scenarios["brutal"].twin) == 1.0
+
+
+def test_a_scenario_that_says_too_little_is_not_taken_in() -> None:
+    with pytest.raises(ValueError, match="docstring"):
+        control("plain")(lambda run, at: None)
+    with pytest.raises(ValueError, match="known family"):
+        fault(Cause.DRIFT, on={"plane": "..."}, strengths=(1.0, 2.0, 3.0))
+    with pytest.raises(ValueError, match="three of"):
+        fault(Cause.DRIFT, on={"plain": "!"}, strengths=(1.0, 2.0, 3.0))
+
+
+def test_names_and_strengths() -> None:
+    assert all(len(marks) == len(STRENGTHS) for kind in FAULTS.values() for marks in kind.on.values())
+    assert len(everything()) > len(FAULTS) + len(CONTROLS)
