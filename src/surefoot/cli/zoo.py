@@ -27,6 +27,8 @@ def show(*, split: str, only: str, quick: bool, jobs: int, out: Path, page: Path
 
         def tell(done: int, total: int, last: str) -> None:
             bar.update(task, completed=done, total=total, description=last[:60].ljust(60))
+            if not console.is_terminal and done * 20 // total > (done - 1) * 20 // total:
+                print(f"{done} of {total} runs made", file=sys.stderr, flush=True)
 
         try:
             board = zoo.main(choice, folder=out, workers=jobs or zoo.cores(), progress=tell)

@@ -1,0 +1,1 @@
+"""From findings to causes: the shape of the trouble, and what it speaks for."""

@@ -1,0 +1,81 @@
+"""Which of three shapes a blow-up has: one jump, growth that feeds on itself, or swings that widen."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from surefoot.records import Pattern
+
+TAIL = 24
+"""Values before the end that are looked at."""
+DOUBLED = 2.0
+"""A loss that has not even doubled since its lowest point has not blown up."""
+SWINGS = 4
+"""Turns up and down, one after the other, that make an oscillation."""
+WIDER = 1.5
+"""How much wider the last swings are than the first ones."""
+AT_ONCE = 0.7
+"""Share of the whole rise, or of all swings, that came in one step, from which it is a jump."""
+
+
+def shape(losses: Sequence[float]) -> Pattern:
+    """The shape in which a loss left its course; `Pattern.NONE` when it did not.
+
+    >>> shape([2.1, 2.0, 1.9, 8734.5, math.nan])
+    <Pattern.JUMP: 'jump'>
+    """
+    finite = _before_the_end(losses)
+    tail = finite[-TAIL:]
+    died = len(finite) < len(losses)
+    if len(tail) < 3:
+        return Pattern.NONFINITE if died else Pattern.NONE
+    if _widening(tail):
+        return Pattern.OSCILLATING
+    rise = _rise(tail)
+    if rise is None:
+        return Pattern.NONFINITE if died else Pattern.NONE
+    steps = [max(b - a, 0.0) for a, b in itertools.pairwise(rise)]
+    at_once = max(steps) / sum(steps)
+    return Pattern.EXPONENTIAL if at_once < AT_ONCE and len(steps) > 2 else Pattern.JUMP
+
+
+def _before_the_end(losses: Sequence[float]) -> list[float]:
+    """The values up to the first that is not finite."""
+    found: list[float] = []
+    for loss in losses:
+        if not math.isfinite(loss):
+            break
+        found.append(loss)
+    return found
+
+
+def _rise(values: Sequence[float]) -> list[float] | None:
+    """The logarithms from the last low point to the highest point, if the loss has blown up between them."""
+    top = max(range(len(values)), key=values.__getitem__)
+    low = min(range(top + 1), key=lambda i: (values[i], -i))
+    height = values[top] - min(0.0, values[low])
+    floor = max(values[low] - min(0.0, values[low]), 1e-3 * height, 1e-30)
+    if top == low or height < DOUBLED * floor:
+        return None
+    shift = -min(0.0, values[low])
+    return [math.log(max(v + shift, floor)) for v in values[low : top + 1]]
+
+
+def _widening(values: Sequence[float]) -> bool:
+    """Whether the values end in swings up and down that grow wider, and the swings are what is large about them."""
+    moves = [b - a for a, b in itertools.pairwise(values)]
+    sizes: list[float] = []
+    for k in range(len(moves) - 1, -1, -1):
+        if sizes and moves[k] * moves[k + 1] >= 0:
+            break
+        sizes.insert(0, abs(moves[k]))
+    if len(sizes) < SWINGS or max(sizes) < max(map(abs, moves)):
+        return False
+    swinging = values[-len(sizes) - 1 :]
+    if max(swinging) - min(0.0, *swinging) < DOUBLED * abs(min(swinging)):
+        return False
+    half = len(sizes) // 2
+    first, last = sum(sizes[:half]) / half, sum(sizes[-half:]) / half
+    return last > WIDER * first and max(sizes) < AT_ONCE * sum(sizes)

@@ -1,0 +1,200 @@
+"""What a whole run consists of in memory: found, copied, and put back in place to the bit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from surefoot.state.back import Return
+from surefoot.state.chance import random_states, set_random_states
+from surefoot.state.copies import Copy, Look
+from surefoot.state.home import Home, choose_home
+from surefoot.state.scaler import freeze_scaler, thaw_scaler
+from surefoot.state.tree import Slot, Stateful, freeze, thaw
+
+__all__ = ["Copy", "Look", "Stateful", "Whole", "choose_home"]
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """A source of random numbers, such as torch.Generator."""
+
+    def get_state(self) -> Any: ...
+
+    def set_state(self, state: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a module keeps a parameter or a buffer."""
+
+    root: int
+    module: str
+    name: str
+    slot: Slot
+    buffer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """Everything of a run but its tensors, for which it has slots."""
+
+    places: list[Place]
+    loose: list[tuple[Tensor, Slot]]
+    """Parameters that only an optimizer holds."""
+    groups: list[list[dict[str, Any]]]
+    states: list[dict[Any, Any]]
+    schedulers: list[Any]
+    scaler: Any
+    extra: dict[str, Any]
+    chance: list[tuple[Any, Any]]
+
+
+class Whole:
+    """A run: its model and optimizers, and whatever else has to go back with them.
+
+    Call it between a step and the next forward pass, and put back at the point of the loop at which you took: what
+    the loop does from there on, such as a scheduler's step, it does again. Gradients belong to no state; they are gone
+    after `put_back`. Of modules in `extra`, such as averaged weights, parameters and buffers are taken as the model's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Optimizer | Sequence[Optimizer],
+        *,
+        scheduler: Stateful | Sequence[Stateful] | None = None,
+        scaler: Any = None,
+        extra: Mapping[str, Stateful | Generator] | None = None,
+    ) -> None:
+        given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+        inner = [getattr(o, "optim", None) for o in given]  # where ZeroRedundancyOptimizer keeps its state
+        self._optimizers = given + [o for o in inner if isinstance(o, Optimizer)]
+        several = isinstance(scheduler, Sequence)
+        self._schedulers: list[Stateful] = list(scheduler) if several else [] if scheduler is None else [scheduler]
+        self._scaler = scaler
+        extra = extra or {}
+        for name, thing in extra.items():
+            if not isinstance(thing, Stateful | Generator):
+                raise TypeError(
+                    f"extra[{name!r}] must have state_dict and load_state_dict, or get_state and set_state; "
+                    f"{type(thing).__name__} has neither"
+                )
+        self._roots = [model, *(thing for thing in extra.values() if isinstance(thing, nn.Module))]
+        self._extra = {name: thing for name, thing in extra.items() if not isinstance(thing, nn.Module)}
+
+    # -- there
+
+    def take(self, into: Copy | None = None, *, home: Home = "device") -> Copy:
+        """Copy everything, with the memory of `into` wherever it fits."""
+        return self.keep(self.look(), into, home=home)
+
+    @torch.no_grad()
+    def look(self) -> Look:
+        """Find everything there is now."""
+        look = Look()
+        places = list(self._places(look))
+        loose = [(p, look.steady_slot(p)) for p in self._held() if p not in look and not is_lazy(p)]
+        look.frozen = Frozen(
+            places,
+            loose,
+            groups=[[freeze(_values(g), look.slot) for g in o.param_groups] for o in self._optimizers],
+            states=[freeze(o.state, look.steady_slot) for o in self._optimizers],
+            schedulers=[freeze(s.state_dict(), look.slot) for s in self._schedulers],
+            scaler=freeze_scaler(self._scaler, look.slot),
+            extra={name: freeze(_state_of(thing), look.slot) for name, thing in self._extra.items()},
+            chance=random_states({t.device for t in look.parts if t.is_cuda}),
+        )
+        return look
+
+    def keep(self, look: Look, into: Copy | None = None, *, home: Home = "device") -> Copy:
+        """Copy what was found."""
+        copy = into if into is not None and into.home == home else Copy(home)
+        copy.store(look)
+        return copy
+
+    def _held(self) -> Iterator[Tensor]:
+        return (p for o in self._optimizers for group in o.param_groups for p in group["params"])
+
+    def _modules(self) -> Iterator[tuple[int, str, nn.Module]]:
+        for root, model in enumerate(self._roots):
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()  # a forward pass without a backward leaves weights gathered: they would go stale
+            for name, module in model.named_modules():
+                yield root, name, module
+
+    def _places(self, look: Look) -> Iterator[Place]:
+        for root, path, module in self._modules():
+            for name, p in module._parameters.items():
+                if p is not None and not is_lazy(p):
+                    yield Place(root, path, name, look.slot(p, steady=root == 0), buffer=False)
+            for name, b in module._buffers.items():
+                if b is not None and not is_lazy(b):
+                    yield Place(root, path, name, look.slot(b), buffer=True)
+
+    # -- and back
+
+    @torch.no_grad()
+    def put_back(self, copy: Copy) -> None:
+        """Make everything as it was, in the tensors that are there now."""
+        kept: Frozen = copy.frozen
+        copy.settle()
+        back = Return(copy)
+        self._put_back_modules(kept, back)
+        for name, thing in self._extra.items():
+            state = thaw(kept.extra[name], None, back.tensor)
+            thing.load_state_dict(state) if isinstance(thing, Stateful) else thing.set_state(state)
+        for scheduler, state in zip(self._schedulers, kept.schedulers, strict=True):
+            scheduler.load_state_dict(thaw(state, None, back.tensor))
+        for optimizer, groups, state in zip(self._optimizers, kept.groups, kept.states, strict=True):
+            for group, values in zip(optimizer.param_groups, groups, strict=False):  # one may have been added since
+                group.update({k: thaw(v, group.get(k), back.tensor) for k, v in values.items()})
+            optimizer.state = thaw(state, optimizer.state, back.tensor)
+        settle_scaler = thaw_scaler(self._scaler, kept.scaler, back.tensor)
+        back.write()
+        settle_scaler()
+        self._drop_gradients()
+        set_random_states(kept.chance)
+
+    def _put_back_modules(self, kept: Frozen, back: Return) -> None:
+        """Parameters are never replaced, so nothing at all is written before each of them is known to fit."""
+        modules = {(root, name): module for root, name, module in self._modules()}
+        amiss = [f"parameter {i} of an optimizer" for i, (p, slot) in enumerate(kept.loose) if not back.into(slot, p)]
+        lost: list[tuple[nn.Module, Place]] = []
+        for place in kept.places:
+            module = modules.get((place.root, place.module))
+            held = {} if module is None else module._buffers if place.buffer else module._parameters
+            live = held.get(place.name)
+            if live is not None and not is_lazy(live) and back.into(place.slot, live):
+                continue
+            if not place.buffer:
+                amiss.append(f"{place.module}.{place.name}".lstrip("."))
+            elif module is not None:
+                lost.append((module, place))
+        if amiss:
+            raise RuntimeError(f"cannot go back: {', '.join(amiss[:5])} changed shape or type, or went, since then")
+        for module, place in lost:
+            # A cache that has grown since stays: the module's own counters know its length.
+            if place.name not in module._non_persistent_buffers_set or module._buffers.get(place.name) is None:
+                module._buffers[place.name] = back.tensor(place.slot, None)
+
+    def _drop_gradients(self) -> None:
+        for p in itertools.chain(*(root.parameters() for root in self._roots), self._held()):
+            p.grad = None
+
+
+def _values(group: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in group.items() if k != "params"}
+
+
+def _state_of(thing: Stateful | Generator) -> Any:
+    return thing.state_dict() if isinstance(thing, Stateful) else thing.get_state()

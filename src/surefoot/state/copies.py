@@ -1,0 +1,170 @@
+"""What was found of a run, and copies of it beside the originals or in pinned host memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from surefoot.state.home import Home
+from surefoot.state.tree import Slot
+
+Kind = tuple[Any, ...]
+"""Shape, strides, type and device of a tensor, and whether it is steady: changed by an optimizer's step alone."""
+_sides: dict[torch.device, torch.cuda.Stream] = {}
+
+
+class Look:
+    """All that was found: live tensors in numbered slots, and the rest, frozen."""
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+        """Of each tensor the part that this process holds."""
+        self.kinds: list[Kind] = []
+        self.spreads: dict[int, tuple[Any, ...]] = {}
+        """Of each DTensor: how it is spread over the processes, and its whole shape."""
+        self.frozen: Any = None
+        self._slots: dict[int, tuple[Slot, Tensor]] = {}
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._slots
+
+    def slot(self, tensor: Tensor, *, steady: bool = False) -> Slot:
+        """The slot of this tensor; one tensor in two places has one slot."""
+        known = self._slots.get(id(tensor))
+        if known is not None:
+            return known[0]
+        slot = Slot(len(self.parts))
+        self._slots[id(tensor)] = slot, tensor
+        if isinstance(tensor, DTensor):
+            self.spreads[slot] = spread_of(tensor)
+        part = local(tensor)
+        strides = part.stride() if part.layout is torch.strided else part.layout
+        self.parts.append(part)
+        self.kinds.append((part.shape, strides, part.dtype, part.device, steady))
+        return slot
+
+    def steady_slot(self, tensor: Tensor) -> Slot:
+        return self.slot(tensor, steady=True)
+
+    @property
+    def nbytes(self) -> dict[torch.device, int]:
+        """Bytes on each device."""
+        sizes: dict[torch.device, int] = {}
+        for part in self.parts:
+            if not part.is_meta:
+                sizes[part.device] = sizes.get(part.device, 0) + bytes_of(part)
+        return sizes
+
+
+class Copy:
+    """Everything a run consisted of at one moment; its memory serves the next one that is taken into it."""
+
+    def __init__(self, home: Home = "device") -> None:
+        self.home: Home = home
+        self.tensors: list[Tensor] = []
+        self.kinds: list[Kind] = []
+        self.spreads: dict[int, tuple[Any, ...]] = {}
+        self.frozen: Any = None
+        """All that is no tensor; nothing while there is no whole state in here."""
+        self._batches: dict[Any, list[int]] = {}
+        """Tensors that are copied together, by the way they go."""
+        self._arrivals: list[tuple[torch.device, torch.Event]] = []
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(bytes_of, self.tensors))
+
+    def settle(self) -> None:
+        """Let the device wait for a copy on its way to the host: due before anything changes the weights again."""
+        for device, event in self._arrivals:
+            torch.cuda.current_stream(device).wait_event(event)
+
+    @torch.no_grad()
+    def store(self, look: Look) -> None:
+        """Copy what was found."""
+        self.frozen = None
+        if look.kinds != self.kinds:
+            self._make_room(look)
+        self._arrivals = []
+        for (way, *_), numbers in self._batches.items():
+            tos, ofs = [self.tensors[i] for i in numbers], [look.parts[i] for i in numbers]
+            if way == "clone":
+                for i, of in zip(numbers, ofs, strict=True):
+                    self.tensors[i] = of.clone()
+            elif way == "later":
+                self._arrivals.append(_send(tos, ofs))
+            elif way == "now":
+                for to, of in zip(tos, ofs, strict=True):
+                    to.copy_(of, non_blocking=True)
+            else:
+                torch._foreach_copy_(tos, ofs)
+        self.spreads, self.frozen = look.spreads, look.frozen
+
+    def _make_room(self, look: Look) -> None:
+        spare: dict[Kind, list[Tensor]] = defaultdict(list)
+        for kind, t in zip(self.kinds, self.tensors, strict=True):
+            spare[kind].append(t)
+        self.tensors, self.kinds = [], []
+        found = [spare[kind].pop(0) if spare[kind] else None for kind in look.kinds]
+        spare.clear()  # what fits nowhere goes before anything new is asked for
+        self.tensors = [self._room(of) if to is None else to for to, of in zip(found, look.parts, strict=True)]
+        self.kinds = look.kinds
+        self._batches = defaultdict(list)
+        for i, (to, of, kind) in enumerate(zip(self.tensors, look.parts, self.kinds, strict=True)):
+            if not of.is_meta:
+                self._batches[_way(to, of, steady=kind[-1])].append(i)
+
+    def _room(self, of: Tensor) -> Tensor:
+        if of.layout is not torch.strided:
+            return of  # replaced as a whole when it is copied
+        if self.home == "host" and of.is_cuda:
+            return torch.empty_like(of, device="cpu", pin_memory=True)
+        return torch.empty_like(of)
+
+
+def _way(to: Tensor, of: Tensor, *, steady: bool) -> tuple[Any, ...]:
+    """How a tensor is copied; those with the same answer go together, fast when they are alike."""
+    if of.layout is not torch.strided or type(of) is not Tensor:
+        return ("clone",)
+    if to.device == of.device:
+        return "beside", of.device, of.dtype, to.stride() == of.stride()
+    # What is not steady is soon written again: by the next forward, the scaler, or the loop.
+    return "later" if steady else "now", of.device
+
+
+def _send(tos: Sequence[Tensor], ofs: Sequence[Tensor]) -> tuple[torch.device, torch.Event]:
+    """Copy to the host on a stream of its own, behind all work queued so far."""
+    device = ofs[0].device
+    if device not in _sides:
+        _sides[device] = torch.cuda.Stream(device)
+    side = _sides[device]
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for to, of in zip(tos, ofs, strict=True):
+            to.copy_(of, non_blocking=True)
+            of.record_stream(side)
+    return device, side.record_event()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part, past autograd's back; a sparse tensor's `.data` would not follow what is written to it."""
+    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part.data if part.layout is torch.strided else part
+
+
+def spread_of(tensor: DTensor) -> tuple[Any, ...]:
+    return tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride()
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Bytes held in memory."""
+    if tensor.is_meta:
+        return 0
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    return tensor.nbytes

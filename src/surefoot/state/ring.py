@@ -1,0 +1,175 @@
+"""The last few states of a run in memory, and which of them are proven to be good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from surefoot.state.capture import Whole
+from surefoot.state.copies import Copy, Kind, Look
+from surefoot.state.home import FEWEST, Home, choose_home, in_words
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """A run as it was after one attempted update."""
+
+    attempt: int
+    step: int
+    copy: Copy
+    good: bool = False
+    """The steps after it were healthy."""
+
+
+class Ring:
+    """Takes states, forgets the old ones, and goes back to a good one.
+
+    All processes of a run call it alike and at the same attempts. Memory may run out on one of them only, so they must
+    agree on the state to go back to; `states` says what each of them has.
+    """
+
+    def __init__(self, whole: Whole, *, size: int = 3, budget_bytes: int | None = None) -> None:
+        if size < FEWEST:
+            raise ValueError(f"a ring needs room for {FEWEST} states or more, a good one and the next; got size={size}")
+        self.off: str | None = None
+        """Why no states are kept, if none are."""
+        self._whole = whole
+        self._size = size
+        self._budget = budget_bytes
+        self._states: list[State] = []
+        self._spare: list[Copy] = []
+        """Memory of states that were forgotten, for the next ones."""
+        self._kinds: list[Kind] = []
+        self._home: Home = "device"
+        self._arriving: Copy | None = None
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """What is held, oldest first."""
+        return tuple(self._states)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(copy.nbytes for copy in (*(s.copy for s in self._states), *self._spare))
+
+    # -- taking
+
+    def take(self, attempt: int, step: int) -> State | None:
+        """Keep the run as it is now, unproven; None when there is no room that may be given up for it."""
+        if self.off is not None:
+            return None
+        look = self._whole.look()
+        if look.kinds != self._kinds:
+            self._choose(look)
+        while self.off is None and self._make_room():
+            copy, shortage = self._try(look)
+            if copy is not None:
+                self._arriving = copy
+                self._states.append(State(attempt, step, copy))
+                return self._states[-1]
+            self._size = len(self._states) + 1
+            self.shrink(shortage)
+        return None
+
+    def settle(self) -> None:
+        """To be called before an optimizer's step: the last state may still be on its way to the host."""
+        if self._arriving is not None:
+            self._arriving.settle()
+            self._arriving = None
+
+    def shrink(self, reason: str) -> None:
+        """Make do with one state less and free its memory; with none at all where two would be too many."""
+        self._size -= 1
+        if self._size < FEWEST:
+            self._go_off(reason)
+        self._make_room(for_next=False)
+        self._spare.clear()
+
+    def _choose(self, look: Look) -> None:
+        """The run has grown, as with the optimizer's first step: choose anew where states live and how many."""
+        choice = choose_home(look.nbytes, self._budget, self._size)
+        self._kinds, self._home, self._size = look.kinds, choice.home or "device", choice.count
+        self._spare.clear()
+        if choice.home is None:
+            self._go_off(choice.reason)
+
+    def _go_off(self, reason: str) -> None:
+        self.off = reason
+        self._states.clear()
+        self._spare.clear()
+        self._arriving = None
+
+    def _make_room(self, *, for_next: bool = True) -> bool:
+        """Forget old good states first, then the young unproven ones.
+
+        The newest good state stays, and so does the oldest unproven one, which will be the next to be proven: were it
+        given up for younger ones, none would ever live to be.
+        """
+        while len(self._states) + for_next > self._size:
+            good = [s for s in self._states if s.good]
+            unproven = [s for s in self._states if not s.good]
+            victims = good[:-1] or unproven[:0:-1]
+            if not victims:
+                return False
+            self._forget(victims[0])
+        return True
+
+    def _forget(self, state: State) -> None:
+        self._states.remove(state)
+        self._spare.append(state.copy)
+
+    def _try(self, look: Look) -> tuple[Copy | None, str]:
+        """A copy, or why there is no memory for one."""
+        into = self._spare.pop() if self._spare else None
+        try:
+            return self._whole.keep(look, into, home=self._home), ""
+        except (RuntimeError, MemoryError) as error:
+            if not _is_shortage(error):
+                raise
+            said = str(error).partition("\n")[0] or type(error).__name__
+            return None, f"memory ran out when a state was taken: {said}"
+
+    # -- judging
+
+    def prove(self, attempt: int) -> None:
+        """All states taken at or before this attempt are good from now on."""
+        for state in self._states:
+            state.good |= state.attempt <= attempt
+
+    def doubt(self, attempt: int) -> None:
+        """Forget unproven states taken after this attempt: they may hold the trouble."""
+        for state in self.states:
+            if not state.good and state.attempt > attempt:
+                self._forget(state)
+
+    def newest_good(self, before: int | None = None) -> State | None:
+        """The newest good state, or the newest taken before an attempt."""
+        fitting = (s for s in reversed(self._states) if s.good and (before is None or s.attempt < before))
+        return next(fitting, None)
+
+    # -- going back
+
+    def rewind(self, state: State) -> None:
+        """Put a state back; those taken after it belong to a past that did not happen, and are forgotten."""
+        if state not in self._states:
+            raise ValueError(f"the state of attempt {state.attempt} is not in the ring any more: {self.describe()}")
+        self._whole.put_back(state.copy)
+        for other in self._states[self._states.index(state) + 1 :]:
+            self._forget(other)
+
+    def describe(self) -> str:
+        """What is held, in words."""
+        if self.off is not None:
+            return f"no states are kept: {self.off}"
+        if not self._states:
+            return "no states yet"
+        told = ", ".join(f"attempt {s.attempt} ({'good' if s.good else 'unproven'})" for s in self._states)
+        where = "in host memory" if self._states[-1].copy.home == "host" else "beside the model"
+        return f"{len(self._states)} of {self._size} states, {in_words(self.nbytes)} {where}: {told}"
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Short of memory, told from other trouble with memory such as an illegal access."""
+    said = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in said or "allocate" in said
