@@ -89,6 +89,7 @@ def zoo(
     split: Annotated[str, typer.Option(help="report, or tuning: the part that rules may be tuned on.")] = "report",
     only: Annotated[str, typer.Option(help="Only scenarios whose name contains this, such as rate or decoder.")] = "",
     quick: Annotated[bool, typer.Option(help="One run of each kind: a first look.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, max=2, help="Seeds for each scenario; one takes turns.")] = 1,
     jobs: Annotated[int, typer.Option(min=0, help="Processes at work; 0 takes one a core.")] = 0,
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the runs; kept, and used again.")] = Path(
         "runs/zoo"
@@ -100,9 +101,15 @@ def zoo(
 ) -> None:
     """Every rule against planted faults and healthy controls: seen, cured, false alarms. Goes on where it was cut."""
     _needs_torch("bench zoo")
+    from surefoot.bench.zoo import Choice
     from surefoot.cli.zoo import show
+    from surefoot.zoo.families import Split
 
-    raise typer.Exit(show(split=split, only=only, quick=quick, jobs=jobs, out=out, page=page, as_json=as_json))
+    if split not in list(Split):
+        typer.echo(f"bench zoo: --split {split} is unknown. Use {' or '.join(Split)}.", err=True)
+        raise typer.Exit(2)
+    choice = Choice(split=Split(split), only=only, quick=quick, seeds=seeds)
+    raise typer.Exit(show(choice, jobs=jobs, out=out, page=page, as_json=as_json))
 
 
 def _needs_torch(what: str) -> None:

@@ -11,15 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from surefoot.bench import zoo
 from surefoot.bench.zoo.table import as_data, tables
-from surefoot.zoo.families import Split
 
 
-def show(*, split: str, only: str, quick: bool, jobs: int, out: Path, page: Path | None, as_json: bool) -> int:
+def show(choice: zoo.Choice, *, jobs: int, out: Path, page: Path | None, as_json: bool) -> int:
     """Run the zoo with a progress bar and print its tables; 1 when a scenario did not end as it states."""
-    if split not in list(Split):
-        print(f"bench zoo: --split {split} is unknown. Use {' or '.join(Split)}.", file=sys.stderr)
-        return 2
-    choice = zoo.Choice(split=Split(split), only=only, quick=quick)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(elapsed_when_finished=True), console=console) as bar:

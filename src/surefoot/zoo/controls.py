@@ -7,17 +7,20 @@ at `ONSET`, where faults begin.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
+from torch.optim import Optimizer
 
 from surefoot.zoo.families import IMAGES, Batch
 from surefoot.zoo.run import Run
 from surefoot.zoo.scenario import ONSET, control
+
+Sample = Callable[[Generator, int], Batch]
 
 
 def _rng(run: Run, step: int) -> Generator:
@@ -48,7 +51,7 @@ def _pick(batch: Batch, fit: Tensor) -> Batch:
     """As many samples as before, made of those that fit alone."""
     rows = fit.nonzero().flatten()
     rows = rows[torch.arange(len(fit)) % len(rows)]
-    return Batch(batch.x[rows], batch.y[rows], None if batch.more is None else batch.more[rows])
+    return Batch(batch.x[rows], batch.y[rows])
 
 
 def _parts(run: Run, *kinds: type[nn.Module]) -> list[Any]:
@@ -61,10 +64,14 @@ def _set(run: Run, **options: Any) -> None:
         group.update(options)
 
 
+def _momentum(params: Iterable[Any], rate: float) -> Optimizer:
+    return torch.optim.SGD(params, lr=rate, momentum=0.9)
+
+
 # -- batches
 
 
-@control("decoder", "memory", onset=0, samples=1)
+@control("decoder", "vision_language", onset=0, samples=1)
 def tiny_batches(run: Run, at: int) -> None:
     """One sample a batch, because no more fits into memory."""
 
@@ -88,10 +95,10 @@ def accumulation_change(run: Run, at: int) -> None:
 
 @control("decoder", "encoder", onset=0)
 def nearly_empty_batches(run: Run, at: int) -> None:
-    """Every seventh batch is padding but for two tokens."""
+    """One batch in thirteen is padding but for two tokens."""
 
     def empty(step: int, batch: Batch) -> Batch:
-        if step % 7:
+        if step % 13:
             return batch
         y = torch.full_like(batch.y, -100)
         y[:2, 5] = batch.y[:2, 5]
@@ -188,7 +195,7 @@ def second_source(run: Run, at: int) -> None:
     run.on_batch(translate)
 
 
-@control("convolution", "vision_language")
+@control("convolution", "residual")
 def augmentation_on(run: Run, at: int) -> None:
     """Pictures lose a patch, and get another contrast each, from the middle of the run on."""
 
@@ -202,7 +209,7 @@ def augmentation_on(run: Run, at: int) -> None:
     run.on_batch(augment)
 
 
-@control("plain", "autoencoder", onset=0)
+@control("recurrent", "autoencoder", onset=0)
 def augmentation_off(run: Run, at: int) -> None:
     """Heavy noise on the inputs is switched off in the middle of the run."""
     run.on_batch(
@@ -212,21 +219,26 @@ def augmentation_off(run: Run, at: int) -> None:
 
 @control("recurrent", "autoencoder", onset=0, optimizer=torch.optim.Adagrad, rate=0.03)
 def masked_inputs(run: Run, at: int) -> None:
-    """Three inputs in four are hidden: the inputs are mostly zeros."""
-    run.on_batch(lambda step, batch: batch.with_(x=batch.x * _some(run, step, batch.x, 0.25)))
+    """Three inputs in four are missing: what the model sees is mostly zeros."""
+
+    def masked(rng: Generator, samples: int, sample: Sample = run.family.sample) -> Batch:
+        batch = sample(rng, samples)
+        return batch.with_(x=batch.x * (torch.rand(batch.x.shape, generator=rng) < 0.25))
+
+    run.family = replace(run.family, sample=masked)
 
 
-@control("plain", "residual", onset=0, clip=1.0)
+@control("plain", "autoencoder", onset=0, clip=1.0)
 def outliers(run: Run, at: int) -> None:
-    """One input in two thousand is far out of range; the loop clips, and lives with it."""
-    run.on_batch(lambda step, batch: batch.with_(x=batch.x.masked_fill(_some(run, step, batch.x, 0.0005), 30.0)))
+    """One input in two thousand is a hundred; the loop clips, and lives with it."""
+    run.on_batch(lambda step, batch: batch.with_(x=batch.x.masked_fill(_some(run, step, batch.x, 0.0005), 100.0)))
 
 
 @control("plain", "encoder", onset=0)
 def easy_task(run: Run, at: int) -> None:
     """The task can be solved without a rest: loss and norms go down by orders of magnitude."""
 
-    def easy(rng: Generator, samples: int, sample: Callable[[Generator, int], Batch] = run.family.sample) -> Batch:
+    def easy(rng: Generator, samples: int, sample: Sample = run.family.sample) -> Batch:
         batch = sample(rng, samples)
         return batch.with_(y=batch.x[:, :4] if batch.more is None else (batch.x % 8).where(batch.more, -100))
 
@@ -251,34 +263,28 @@ def shorter_sequences(run: Run, at: int) -> None:
 # -- the rate
 
 
-@control("plain", "vision_language")
+@control("recurrent", "autoencoder")
 def warm_restarts(run: Run, at: int) -> None:
     """The rate falls along a cosine from its fourfold and starts again, three times."""
     run.scale_rate(lambda step: 2.02 + 1.98 * math.cos(math.pi * ((step - at) % 50) / 50) if step >= at else 1.0)
 
 
-@control("recurrent", "encoder", onset=0)
+@control("recurrent", "memory", onset=0)
 def cyclic_rate(run: Run, at: int) -> None:
-    """The rate goes up and down between a twentieth and the threefold."""
-    run.scale_rate(lambda step: 0.05 + 2.95 * abs(step % 40 - 20) / 20)
+    """The rate goes up and down between a twentieth and the twelvefold."""
+    run.scale_rate(lambda step: 0.05 + 12 * abs(step % 40 - 20) / 20)
 
 
-@control("recurrent", "autoencoder")
+@control("recurrent", "memory", optimizer=torch.optim.NAdam)
 def rate_bump(run: Run, at: int) -> None:
-    """The rate is four times as high for ten steps, to leave a flat place."""
-    run.scale_rate(lambda step: 4.0 if at <= step < at + 10 else 1.0)
+    """The rate is two and a half times as high for ten steps, to leave a flat place."""
+    run.scale_rate(lambda step: 2.5 if at <= step < at + 10 else 1.0)
 
 
-@control("recurrent", "memory")
+@control("decoder", "residual")
 def rate_decay(run: Run, at: int) -> None:
     """The rate is divided by ten."""
     run.scale_rate(lambda step: 0.1 if step >= at else 1.0)
-
-
-@control("plain", "memory")
-def second_warmup(run: Run, at: int) -> None:
-    """A new stage begins with a warmup of its own, from a rate of nothing."""
-    run.scale_rate(lambda step: min(1.0, (step - at) / 60) if step >= at else 1.0)
 
 
 @control("recurrent", "memory", onset=0)
@@ -287,30 +293,30 @@ def slow_start(run: Run, at: int) -> None:
     run.scale_rate(lambda step: 1.0 if step >= at + ONSET else 1e-3)
 
 
-@control("plain", "autoencoder", onset=0)
+@control("recurrent", "autoencoder", onset=0)
 def large_stable_rate(run: Run, at: int) -> None:
-    """The rate is as large as the run can bear."""
-    run.scale_rate(lambda step: 3.0)
+    """The rate is five times what is usual, and as large as the run can bear."""
+    run.scale_rate(lambda step: 5.0)
 
 
 # -- weights and layers
 
 
-@control("plain", "autoencoder", onset=0)
+@control("plain", "encoder", onset=0, steps=400)
 def plateau_that_ends(run: Run, at: int) -> None:
-    """Small weights put the start on a saddle, which the run leaves by itself."""
+    """Small weights put the start on a saddle, which the run leaves by itself after some two hundred steps."""
 
     def shrink(step: int) -> None:
-        for p in run.model.parameters():
-            p.data.mul_(0.45 if step == 0 else 1.0)
+        for p in run.model.parameters() if step == 0 else ():
+            p.data.mul_(0.6)
 
     run.before_step(shrink)
 
 
-@control("convolution", "autoencoder", onset=0, optimizer=torch.optim.Adamax, rate=5e-3)
+@control("convolution", "vision_language", onset=0, optimizer=torch.optim.Adamax, rate=5e-3)
 def dropout(run: Run, at: int) -> None:
     """Half of the hidden units are dropped, at every step others."""
-    for part in _parts(run, nn.ReLU, nn.Tanh):
+    for part in _parts(run, nn.ReLU):
         run.on_forward(part, lambda step, out: F.dropout(out, 0.5))
 
 
@@ -318,7 +324,7 @@ def dropout(run: Run, at: int) -> None:
 def dropout_on(run: Run, at: int) -> None:
     """Dropout is switched on in the middle of the run, against overfitting."""
     for part in _parts(run, nn.LayerNorm):
-        run.on_forward(part, lambda step, out: F.dropout(out, 0.5) if step >= at else out)
+        run.on_forward(part, lambda step, out: F.dropout(out, 0.4) if step >= at else out)
 
 
 @control("decoder", "residual", onset=0)
@@ -339,11 +345,11 @@ def gradual_unfreezing(run: Run, at: int) -> None:
 
 @control("plain", "autoencoder")
 def pruning(run: Run, at: int) -> None:
-    """The smaller half of the weights of each layer is pruned, once."""
+    """Two thirds of the weights of each layer, the smaller ones, are pruned once and have to grow back."""
 
     def prune(step: int) -> None:
-        for part in _parts(run, nn.Linear) if step == at else []:
-            part.weight.data.mul_(part.weight.abs() > part.weight.abs().median())
+        for part in _parts(run, nn.Linear) if step == at else ():
+            part.weight.data.mul_(part.weight.abs() > part.weight.abs().quantile(2 / 3))
 
     run.before_step(prune)
 
@@ -353,7 +359,7 @@ def pruning(run: Run, at: int) -> None:
 
 @control("convolution", "residual", onset=0, optimizer=torch.optim.Adam, rate=3e-3)
 def policy_gradient(run: Run, at: int) -> None:
-    """The model learns from rewards for its guesses alone: the loss is noise of either sign."""
+    """The model learns from rewards for its guesses alone: the loss is below zero, noisy, and says little."""
 
     def reward(model: nn.Module, batch: Batch, loss: Callable[..., Tensor] = run.family.loss) -> Tensor:
         if not model.training:
@@ -377,7 +383,7 @@ def diffusion_weights(run: Run, at: int) -> None:
     """Inputs get noise of very different strength from step to step, and the loss a weight to match."""
 
     def sigma(step: int) -> float:
-        return max(0.1, math.exp(1.2 * float(torch.randn((), generator=_rng(run, step))) - 0.5))
+        return max(0.1, math.exp(1.2 * float(torch.randn((), generator=_rng(run, -1 - step))) - 0.5))
 
     run.on_batch(lambda step, batch: batch.with_(x=batch.x + sigma(step) * _normal(run, step, batch.x)))
     run.on_loss(lambda step, loss: loss * (1 + sigma(step) ** -2))
@@ -391,9 +397,9 @@ def loss_reweighting(run: Run, at: int) -> None:
         run.scale_rate(lambda step: 0.2 if step >= at else 1.0)
 
 
-@control("recurrent", "vision_language", onset=0)
+@control("decoder", "vision_language", onset=0)
 def summed_loss(run: Run, at: int) -> None:
-    """The loss is a sum, not a mean: norms are in the hundreds, which the optimizer does not mind."""
+    """The loss is a sum, not a mean: norms are in the thousands, which the optimizer does not mind."""
     run.on_loss(lambda step, loss: loss * 4096)
 
 
@@ -410,7 +416,7 @@ def label_smoothing(run: Run, at: int) -> None:
     run.on_batch(lambda step, batch: batch.with_(y=0.8 * F.one_hot(batch.y, 10) + 0.02) if step >= at else batch)
 
 
-@control("decoder", "memory", onset=0, clip=0.02)
+@control("decoder", "encoder", onset=0, clip=0.02)
 def low_clipping(run: Run, at: int) -> None:
     """The loop clips every gradient to a fraction of its norm, which the optimizer makes up for."""
 
@@ -418,22 +424,22 @@ def low_clipping(run: Run, at: int) -> None:
 # -- optimizer and precision
 
 
-@control("recurrent", "encoder")
+@control("recurrent", "memory")
 def betas_change(run: Run, at: int) -> None:
     """Both betas are lowered on purpose: the optimizer forgets faster."""
     run.before_step(lambda step: _set(run, betas=(0.5, 0.9)) if step == at else None)
 
 
-@control("convolution", "residual", onset=0)
+@control("convolution", "autoencoder", onset=0, optimizer=_momentum, rate=0.05)
 def momentum_warmup(run: Run, at: int) -> None:
-    """Momentum rises from nothing to 0.95."""
-    run.before_step(lambda step: _set(run, momentum=0.95 * min(1.0, (step + 1) / 200)))
+    """Momentum rises from nothing to 0.98."""
+    run.before_step(lambda step: _set(run, momentum=0.98 * min(1.0, (step + 1) / 200)))
 
 
-@control("convolution", "memory")
+@control("convolution", "residual")
 def weight_decay_on(run: Run, at: int) -> None:
     """Strong weight decay is switched on in the middle of the run: the weights shrink."""
-    run.before_step(lambda step: _set(run, weight_decay=0.01) if step == at else None)
+    run.before_step(lambda step: _set(run, weight_decay=0.02) if step == at else None)
 
 
 @control("decoder", "encoder", onset=0)
@@ -452,7 +458,7 @@ def new_parameter_group(run: Run, at: int) -> None:
     run.before_step(add)
 
 
-@control("decoder", "encoder")
+@control("recurrent", "autoencoder")
 def fresh_optimizer(run: Run, at: int) -> None:
     """The optimizer's memory is emptied for a new stage, on purpose."""
     run.before_step(lambda step: run.optimizer.state.clear() if step == at else None)
@@ -464,12 +470,12 @@ def float16_startup(run: Run, at: int) -> None:
     run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=200)
 
 
-@control("plain", "residual", onset=0, precision="float16")
+@control("plain", "vision_language", onset=0, precision="float16")
 def float16_probing(run: Run, at: int) -> None:
     """The loss scale is doubled every five steps, so that it overflows again and again."""
     run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=5)
 
 
-@control("convolution", "autoencoder", onset=0, precision="bfloat16", samples=4)
+@control("convolution", "encoder", onset=0, precision="bfloat16", samples=4)
 def bfloat16_from_the_start(run: Run, at: int) -> None:
-    """Everything in bfloat16 and small batches: the numbers are coarse."""
+    """Everything in bfloat16, with small batches: the numbers are coarse."""

@@ -15,7 +15,7 @@ from surefoot.records import Row, Verdict
 from surefoot.zoo.families import Batch
 from surefoot.zoo.run import Protector, Run
 
-LOOKS = {"weights_every": 10, "machine_every": 0.0}
+LOOKS = {"weights_every": 10, "machine_every": 0.05}
 """The runs of the zoo are short: weights and memory are looked at more often than a long run needs."""
 
 

@@ -67,9 +67,9 @@ class Job:
     @cached_property
     def made_by(self) -> str:
         """Changes with whatever could change the result: the zoo's loop, the fault's file, the judge, torch."""
-        sources = [_source(f"surefoot.zoo.{name}") for name in ("families", "run", "recording", "scenario")]
-        sources.append(_source(self.scenario.home))
-        sources.append(_package() if self.judge == OURS else _source(rules.__name__) if self.judge != BARE else "")
+        sources = [_SOURCES[f"surefoot.zoo.{name}"] for name in ("families", "run", "recording", "scenario")]
+        sources.append(_SOURCES[self.scenario.home])
+        sources.append(_package() if self.judge == OURS else _SOURCES[rules.__name__] if self.judge != BARE else "")
         word = "\n".join([*sources, self.scenario.settings.label, self.scenario.strength, torch.__version__])
         return hashlib.sha256(word.encode()).hexdigest()[:16]
 
@@ -126,9 +126,8 @@ def of_split(split: Split) -> Iterator[Scenario]:
         yield from kind.scenarios(split)
 
 
-@lru_cache(maxsize=64)
-def _source(module: str) -> str:
-    return inspect.getsource(sys.modules[module])
+_SOURCES = {name: inspect.getsource(module) for name, module in sys.modules.items() if name.startswith("surefoot.zoo.")}
+"""As they were when they were loaded: someone may be editing them while a bench runs."""
 
 
 @lru_cache(maxsize=1)

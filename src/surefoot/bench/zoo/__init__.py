@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from surefoot.bench.zoo.table import Board, board_of
+from surefoot.zoo import CONTROLS, FAULTS
 from surefoot.zoo.families import Split
 from surefoot.zoo.scenario import SEEDS, Scenario
 from surefoot.zoo.work import ACTING, BARE, OURS, Job, Result, of_split
@@ -34,25 +35,33 @@ class Choice:
     quick: bool = False
     """One run of each kind, and of those who act only surefoot."""
 
+    seeds: int = 1
+    """Seeds each scenario is run with; with one they take turns, so that all seeds of the part have theirs."""
+
     def scenarios(self) -> list[Scenario]:
         found = [s for s in of_split(self.split) if self.only in s.id]
-        if not self.quick:
+        if self.quick:
+            first: dict[str, Scenario] = {}
+            for s in found:
+                if s.strength in ("", "brutal"):
+                    first.setdefault(s.name, s)
+            return list(first.values())
+        if self.seeds >= len(SEEDS[self.split]):
             return found
-        first: dict[str, Scenario] = {}
-        for s in found:
-            if s.strength in ("", "brutal"):
-                first.setdefault(s.name, s)
-        return list(first.values())
+        turn = {name: k for k, name in enumerate((*FAULTS, *CONTROLS))}
+        return [s for s in found if s.settings.seed == SEEDS[self.split][turn[s.name] % len(SEEDS[self.split])]]
 
     def jobs(self, folder: Path) -> list[Job]:
         """The bare runs first: what they show is needed by all."""
         scenarios = self.scenarios()
-        twins = {s.twin.id: s.twin for s in scenarios}
-        bare = [Job(id, BARE, str(folder)) for id in (*twins, *(s.id for s in scenarios))]
-        acting = [OURS] if self.quick else [OURS, *ACTING]
-        first = SEEDS[self.split][0]
-        live = [s.id for s in (*twins.values(), *scenarios) if s.settings.seed == first and (s.harmful or s.healthy)]
-        return bare + [Job(id, judge, str(folder)) for judge in acting for id in live]
+        twins = list({s.twin.id: s.twin for s in scenarios}.values())
+        jobs = [Job(s.id, BARE, str(folder)) for s in (*twins, *scenarios)]
+        live = [s for s in (*twins, *scenarios) if s.harmful or (s.healthy and s.settings.ranks == 1)]
+        jobs += [Job(s.id, OURS, str(folder)) for s in live]
+        if not self.quick:  # starting two processes takes longer than the run: only surefoot is tried there
+            alone = [s for s in live if s.settings.ranks == 1]
+            jobs += [Job(s.id, judge, str(folder)) for judge in ACTING for s in alone]
+        return jobs
 
 
 def run(jobs: Sequence[Job], *, workers: int, progress: Progress) -> dict[tuple[str, str], Result]:

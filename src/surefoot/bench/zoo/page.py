@@ -69,9 +69,9 @@ in the scenario, and the bench says so when it is not as stated.
 
 - **seen**: harmful runs in which the rule raised an alarm at the onset or later; *steps after onset* is the median of
   the first such alarm. Rules that look are shown recordings of bare runs.
-- **cured**: harmful runs that can be cured and end at most 5 % worse than their twin. Rules that act run live, on the
-  first seed; *loss to twin's* is the median, *dead* the share whose model is broken at the end, *given up* the runs the
-  rule itself ended.
+- **cured**: harmful runs that can be cured and end at most 5 % worse than their twin. Rules that act run live; *loss to
+  twin's* is the median, *dead* the share whose model is broken at the end, *given up* the runs the rule itself ended.
+  Scenarios of two processes are run bare and under surefoot alone.
 - **false findings**, **false interventions**: alarms, and updates changed or left out, per 100 000 healthy steps:
   twins in full, controls from their onset on. *Healthy harmed*: healthy runs that end more than 5 % worse than bare.
 

@@ -112,7 +112,8 @@ def _add_ending(board: Board, judge: str, scenario: Scenario) -> None:
         return
     if not scenario.curable or (scenario.id, OURS) not in board.results:
         return  # the bare loop is compared on the runs that others were tried on
-    for place in _places(scenario):
+    alone = scenario.settings.ranks == 1  # where there are more, not everyone was tried
+    for place in _places(scenario) if alone else (FAULTS[scenario.name].group, scenario.name):
         stopped = result.stopped is not None
         figures.cured.setdefault(place, Cured()).add(board.ratio(scenario, judge), stopped=stopped)
 

@@ -6,78 +6,112 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.records import Cause
 from surefoot.zoo.run import WARMUP, Run
 from surefoot.zoo.scenario import fault
 
-
-def sgd_with_half_momentum(params: Any, rate: float) -> Optimizer:
-    return torch.optim.SGD(params, lr=rate, momentum=0.5)
+# -- the rate
 
 
-@fault(Cause.LEARNING_RATE, on={"decoder": "!!!", "memory": "!!!"}, strengths=(3.0, 10.0, 100.0))
+@fault(
+    Cause.LEARNING_RATE,
+    on={"decoder": ".!!", "memory": ".!!"},
+    strengths={"decoder": (8, 40, 100), "memory": (4, 30, 100)},
+)
 def rate_too_high(run: Run, at: int, strength: float) -> None:
-    """The learning rate is too high from one step to the end."""
+    """The rate is too high from one step to the end."""
     run.scale_rate(lambda step: strength if step >= at else 1.0)
 
 
-def _creep(run: Run, at: int, doubling: float, end: float) -> None:
-    run.scale_rate(lambda step: min(2.0 ** (max(0, step - at) / doubling), end))
+def _creep(run: Run, at: int, doubling: int, limit: float) -> None:
+    run.scale_rate(lambda step: min(2.0 ** (max(0, step - at) / doubling), limit))
 
 
-@fault(Cause.LEARNING_RATE, on={"plain": "!!!", "vision_language": "!!!"}, strengths=(3.0, 10.0, 100.0))
+@fault(
+    Cause.LEARNING_RATE,
+    on={"plain": ".!!", "vision_language": ".!!"},
+    strengths={"plain": (4, 30, 100), "vision_language": (8, 30, 100)},
+)
 def rate_doubles_every_5(run: Run, at: int, strength: float) -> None:
-    """The learning rate doubles every 5 steps until it is so many times too high."""
+    """The rate doubles every 5 steps until it is so many times too high."""
     _creep(run, at, 5, strength)
 
 
 @fault(
     Cause.LEARNING_RATE,
-    on={"convolution": "!!!", "autoencoder": "!!!"},
-    strengths=(3.0, 10.0, 100.0),
+    on={"convolution": ".!!", "autoencoder": ".!!"},
+    strengths={"convolution": (2, 60, 200), "autoencoder": (4, 15, 100)},
     precision="bfloat16",
 )
 def rate_doubles_every_20(run: Run, at: int, strength: float) -> None:
-    """The learning rate doubles every 20 steps until it is so many times too high."""
+    """The rate doubles every 20 steps until it is so many times too high."""
     _creep(run, at, 20, strength)
 
 
 @fault(
     Cause.LEARNING_RATE,
-    on={"recurrent": "!!!", "encoder": "!!!"},
-    strengths=(3.0, 10.0, 100.0),
+    on={"recurrent": ".!!", "encoder": "!!!"},
+    strengths={"recurrent": (3, 15, 40), "encoder": (2.5, 4, 10)},
     onset=130,
     steps=420,
 )
 def rate_doubles_every_80(run: Run, at: int, strength: float) -> None:
-    """The learning rate, some times too high to begin with, doubles every 80 steps."""
+    """The rate, already some times too high, doubles every 80 steps."""
     run.scale_rate(lambda step: strength * 2.0 ** ((step - at) / 80) if step >= at else 1.0)
 
 
-@fault(Cause.SCHEDULE, on={"recurrent": "!!!", "residual": "!!!"}, strengths=(3.0, 10.0, 100.0),
-    optimizer=torch.optim.Adamax, rate=0.01)
+@fault(
+    Cause.PLATEAU,
+    on={"plain": ".!!", "vision_language": ".!!"},
+    strengths={"plain": (0.9, 0.02, 0.0), "vision_language": (0.8, 0.02, 0.0)},
+    curable=False,
+)
+def rate_to_zero(run: Run, at: int, strength: float) -> None:
+    """The schedule ends far too early and leaves a rate of next to nothing."""
+    run.scale_rate(lambda step: strength if step >= at else 1.0)
+
+
+# -- the schedule
+
+
+@fault(
+    Cause.SCHEDULE,
+    on={"recurrent": ".!!", "residual": ".!!"},
+    strengths={"recurrent": (10, 150, 500), "residual": (3, 60, 200)},
+    optimizer=torch.optim.Adamax,
+    rate=0.01,
+)
 def schedule_step(run: Run, at: int, strength: float) -> None:
-    """A milestone of the schedule raises the rate for sixty steps where it should have left it."""
+    """A wrong milestone in the schedule multiplies the rate for sixty steps."""
     run.scale_rate(lambda step: strength if at <= step < at + 60 else 1.0)
 
 
-@fault(Cause.SCHEDULE, on={"decoder": "!!!", "encoder": "!!!"}, strengths=(3.0, 10.0, 100.0), onset=0)
+@fault(
+    Cause.SCHEDULE,
+    on={"decoder": ".!!", "residual": ".!!"},
+    strengths={"decoder": (3, 40, 100), "residual": (3, 20, 100)},
+    onset=0,
+)
 def no_warmup(run: Run, at: int, strength: float) -> None:
-    """The rate is at its full height, or above, in the steps where it should rise."""
-    run.scale_rate(lambda step: strength * WARMUP / (step + 1) if step < WARMUP else 1.0)
+    """The rate does not rise from nothing: it is high from the first step on, where warmup was needed."""
+    run.scale_rate(lambda step: strength * WARMUP / (step + 1) if at <= step < WARMUP else 1.0)
+
+
+# -- accumulation
 
 
 @fault(
     Cause.ACCUMULATION,
-    on={"plain": "!!!", "residual": "!!!"},
-    strengths=(2.0, 8.0, 32.0),
+    on={"plain": ".!!", "residual": ".!!"},
+    strengths={"plain": (4, 16, 64), "residual": (2, 32, 128)},
     accumulate=2,
     samples=16,
 )
 def accumulation_not_divided(run: Run, at: int, strength: float) -> None:
-    """The losses of so many micro-batches are added up and not divided."""
+    """The loss is no longer divided by the number of micro-batches."""
 
     def forget(step: int) -> None:
         run.divide = step < at
@@ -86,81 +120,83 @@ def accumulation_not_divided(run: Run, at: int, strength: float) -> None:
     run.on_loss(lambda step, loss: loss * (strength / run.accumulate) if step >= at else loss)
 
 
-@fault(Cause.ACCUMULATION, on={"convolution": "!!!", "autoencoder": "!!!"}, strengths=(2.0, 8.0, 32.0))
+@fault(
+    Cause.ACCUMULATION,
+    on={"convolution": ".!!", "autoencoder": ".!!"},
+    strengths={"convolution": (2, 12, 300), "autoencoder": (8, 100, 300)},
+    precision="bfloat16",
+)
 def gradients_not_zeroed(run: Run, at: int, strength: float) -> None:
-    """Gradients are zeroed only every so many steps, and pile up between."""
-    params = list(run.model.parameters())
-    piles = [torch.zeros_like(p) for p in params]
+    """Gradients are zeroed only every so many steps and pile up in between."""
+    kept: dict[Tensor, Tensor] = {}
 
-    def pile(step: int) -> None:
+    def put_back(step: int) -> None:
+        if step > at and (step - at) % strength:
+            for param, grad in kept.items():
+                param.grad = grad
+
+    def keep(step: int) -> None:
         if step >= at:
-            for p, kept in zip(params, piles, strict=True):
-                assert p.grad is not None
-                p.grad += kept
-                kept.copy_(p.grad if (step - at + 1) % strength else torch.zeros_like(kept))
+            kept.update((p, p.grad.clone()) for p in run.model.parameters() if p.grad is not None)
 
-    run.on_gradients(pile)
+    run.before_step(put_back)
+    run.on_gradients(keep)
+
+
+# -- momentum and clipping
 
 
 @fault(
     Cause.MOMENTUM,
-    on={"convolution": "!!!", "encoder": "!!!"},
-    strengths=(0.97, 0.99, 0.999),
+    on={"convolution": ".!!", "encoder": ".!!"},
+    strengths={"convolution": (0.95, 1.005, 1.02), "encoder": (0.93, 0.99, 0.999)},
+    steps=420,
 )
 def momentum_too_high(run: Run, at: int, strength: float) -> None:
     """The optimizer's momentum is raised."""
 
-    def raise_it(step: int) -> None:
+    def heighten(step: int) -> None:
         for group in run.optimizer.param_groups if step >= at else ():
             if "betas" in group:
                 group["betas"] = (strength, group["betas"][1])
             else:
                 group["momentum"] = strength
 
-    run.before_step(raise_it)
+    run.before_step(heighten)
+
+
+def _clip_at(run: Run, at: int, norm: float) -> None:
+    def change(step: int) -> None:
+        run.clip = norm if step >= at else run.settings.clip
+
+    run.before_step(change)
 
 
 @fault(
     Cause.NOT_UPDATING,
-    on={"plain": "!!!", "residual": "!!!"},
-    strengths=(4.0, 64.0, 65536.0),
+    on={"plain": ".!!", "residual": ".!!"},
+    strengths={"plain": (2, 64, 65536), "residual": (4, 64, 65536)},
     curable=False,
     precision="float16",
     clip=1.0,
 )
 def clip_before_unscaling(run: Run, at: int, strength: float) -> None:
-    """Gradients are clipped while still multiplied by the loss scale."""
+    """Gradients are clipped while still multiplied by the loss scale, which leaves next to nothing of them."""
+    _clip_at(run, at, run.settings.clip / strength)
 
-    def clip(step: int) -> None:
-        run.clip = run.settings.clip / (strength if step >= at else 1.0)
 
-    run.before_step(clip)
+def sgd_with_half_momentum(params: Any, rate: float) -> Optimizer:
+    return torch.optim.SGD(params, lr=rate, momentum=0.5)
 
 
 @fault(
     Cause.EXPLODING_GRADIENT,
-    on={"recurrent": "!!!", "memory": "!!!"},
-    strengths=(3.0, 10.0, math.inf),
-    clip=0.1,
-    rate=0.5,
+    on={"recurrent": ".!!", "memory": ".!!"},
+    strengths=(1.3, 20, math.inf),
     optimizer=sgd_with_half_momentum,
+    rate=3.0,
+    clip=0.1,
 )
 def clipping_lost(run: Run, at: int, strength: float) -> None:
     """A run that lives by its clipping has it loosened, or loses it."""
-
-    def loosen(step: int) -> None:
-        run.clip = run.settings.clip * (strength if step >= at else 1.0)
-
-    run.before_step(loosen)
-
-
-@fault(
-    Cause.PLATEAU,
-    on={"decoder": "!!!", "vision_language": "!!!"},
-    strengths=(0.3, 0.03, 0.0),
-    curable=False,
-    precision="bfloat16",
-)
-def rate_to_zero(run: Run, at: int, strength: float) -> None:
-    """The schedule ends far too early, and the rate stays at next to nothing."""
-    run.scale_rate(lambda step: strength if step >= at else 1.0)
+    _clip_at(run, at, run.settings.clip * strength)
