@@ -88,7 +88,7 @@ def equal(
 def zoo(
     split: Annotated[str, typer.Option(help="report, or tuning: the part that rules may be tuned on.")] = "report",
     only: Annotated[str, typer.Option(help="Only scenarios whose name contains this, such as rate or decoder.")] = "",
-    quick: Annotated[bool, typer.Option(help="One run of each kind: a first look.")] = False,
+    quick: Annotated[bool, typer.Option(help="One run of each cause: a first look in two minutes.")] = False,
     seeds: Annotated[int, typer.Option(min=1, max=2, help="Seeds for each scenario; one takes turns.")] = 1,
     jobs: Annotated[int, typer.Option(min=0, help="Processes at work; 0 takes one a core.")] = 0,
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the runs; kept, and used again.")] = Path(

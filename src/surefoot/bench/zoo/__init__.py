@@ -33,7 +33,7 @@ class Choice:
     only: str = ""
     """Only scenarios whose name contains this."""
     quick: bool = False
-    """One run of each kind, and of those who act only surefoot."""
+    """One brutal run of each cause and every sixth control, and of those who act only surefoot."""
 
     seeds: int = 1
     """Seeds each scenario is run with; with one they take turns, so that all seeds of the part have theirs."""
@@ -41,11 +41,7 @@ class Choice:
     def scenarios(self) -> list[Scenario]:
         found = [s for s in of_split(self.split) if self.only in s.id]
         if self.quick:
-            first: dict[str, Scenario] = {}
-            for s in found:
-                if s.strength in ("", "brutal"):
-                    first.setdefault(s.name, s)
-            return list(first.values())
+            return _few(found)
         if self.seeds >= len(SEEDS[self.split]):
             return found
         turn = {name: k for k, name in enumerate((*FAULTS, *CONTROLS))}
@@ -56,12 +52,26 @@ class Choice:
         scenarios = self.scenarios()
         twins = list({s.twin.id: s.twin for s in scenarios}.values())
         jobs = [Job(s.id, BARE, str(folder)) for s in (*twins, *scenarios)]
-        live = [s for s in (*twins, *scenarios) if s.harmful or (s.healthy and s.settings.ranks == 1)]
+        healthy = [s for s in scenarios if s.healthy] if self.quick else twins + [s for s in scenarios if s.healthy]
+        live = [s for s in healthy if s.settings.ranks == 1] + [s for s in scenarios if s.harmful]
         jobs += [Job(s.id, OURS, str(folder)) for s in live]
         if not self.quick:  # starting two processes takes longer than the run: only surefoot is tried there
             alone = [s for s in live if s.settings.ranks == 1]
             jobs += [Job(s.id, judge, str(folder)) for judge in ACTING for s in alone]
         return jobs
+
+
+def _few(scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """A first look: each cause at its most brutal, and some controls; all in one process."""
+    alone = [s for s in scenarios if s.settings.ranks == 1]
+    causes: dict[str, Scenario] = {}
+    controls: dict[str, Scenario] = {}
+    for s in alone:
+        if s.cause is not None and s.strength == "brutal":
+            causes.setdefault(s.cause, s)
+        elif s.healthy:
+            controls.setdefault(s.name, s)
+    return [*causes.values(), *list(controls.values())[::6]]
 
 
 def run(jobs: Sequence[Job], *, workers: int, progress: Progress) -> dict[tuple[str, str], Result]:

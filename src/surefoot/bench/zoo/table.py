@@ -10,7 +10,7 @@ from typing import Any
 
 import surefoot
 from surefoot.bench.zoo.score import Cured, Look, Seen, Wolf, gated, looking
-from surefoot.records import Row
+from surefoot.records import Row, Verdict
 from surefoot.zoo import FAULTS
 from surefoot.zoo.proof import harmed
 from surefoot.zoo.recording import rows_of
@@ -53,6 +53,8 @@ class Board:
     looking: dict[str, Looking] = field(default_factory=dict)
     acting: dict[str, Acting] = field(default_factory=dict)
     not_as_stated: list[str] = field(default_factory=list)
+    overflows: dict[str, frozenset[int]] = field(default_factory=dict)
+    """Steps of each healthy run that loss scaling left out by itself: who acts there changes nothing."""
 
     def ratio(self, scenario: Scenario, judge: str) -> float:
         """Final loss under a judge against the bare fault-free twin."""
@@ -71,6 +73,8 @@ def board_of(scenarios: Sequence[Scenario], results: Mapping[tuple[str, str], Re
             figures.traces[trace.name] = look(gated(rows) if name == OURS else rows)
     for scenario in everyone:
         rows = list(rows_of(Job(scenario.id, BARE, str(folder)).run_dir))
+        if scenario.healthy:
+            board.overflows[scenario.id] = frozenset(r.attempt for r in rows if r.verdict is Verdict.OVERFLOW)
         for name, look in looking().items():
             _add_look(board.looking[name], scenario, look(rows))
     for judge in dict.fromkeys(judge for _, judge in results):
@@ -106,7 +110,7 @@ def _add_look(figures: Looking, scenario: Scenario, look: Look) -> None:
 def _add_ending(board: Board, judge: str, scenario: Scenario) -> None:
     figures, result = board.acting[judge], board.results[scenario.id, judge]
     if scenario.healthy:
-        figures.wolf.add(scenario, result.acted)
+        figures.wolf.add(scenario, [at for at in result.acted if at not in board.overflows[scenario.id]])
         bare = board.results[scenario.id, BARE].loss
         figures.healthy.add(result.loss / bare, stopped=result.stopped is not None)
         return
