@@ -129,3 +129,12 @@ def test_measuring_writes_nothing_but_its_row() -> None:
 
 def test_the_reference_itself() -> None:
     assert reference(torch.tensor([3.0, -4.0])) == [5.0, -0.5, math.sqrt(24.5), 4.0, 0.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-45, 1e-38])
+def test_a_loss_scale_that_has_collapsed_is_no_error(scale: float) -> None:
+    tensors = [torch.ones(3), torch.full((2,), 1e-30)]
+    out = torch.zeros(2, 8)
+    PortablePass([3, 2], torch.device("cpu")).measure(tensors, out=out, scale=torch.tensor(scale))
+    assert out.shape == (2, 8)
+    assert not out[:, 5].isnan().any()

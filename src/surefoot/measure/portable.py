@@ -34,11 +34,17 @@ class PortablePass:
     def measure(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None = None) -> None:
         """Write one row of `LAYER_STATS` per tensor into `out`; `scale` divides every value first."""
         if self.device.type == "cpu":
-            inverse = 1.0 if scale is None else 1.0 / float(scale)  # the CPU has nothing to wait for
+            inverse = 1.0 if scale is None else _inverse(float(scale))  # the CPU has nothing to wait for
             out.copy_(torch.from_numpy(_all_on_host(tensors, self.numels, inverse)))
             return
         for i, (t, n) in enumerate(zip(tensors, self.numels, strict=True)):
             out[i].copy_(self._absent if t is None else _on_device(t, n, scale))
+
+
+def _inverse(scale: float) -> float:
+    """What brings a loss scale down to 1; kept within float32 when the scale has collapsed to next to nothing."""
+    most = float(np.finfo(np.float32).max)
+    return min(1.0 / scale, most) if scale else most
 
 
 def _all_on_host(tensors: Sequence[Tensor | None], numels: Sequence[int], inverse: float) -> np.ndarray:
@@ -66,7 +72,8 @@ def _together(rows: np.ndarray, where: Sequence[int], tensors: Sequence[Tensor],
     """Fill the rows of small, finite tensors from one flat array; False when something in it is not finite."""
     flat = np.concatenate([t.detach().numpy().reshape(-1) for t in tensors])
     if inverse != 1.0:
-        flat = flat * np.float32(inverse)
+        with np.errstate(over="ignore"):  # what overflows is not finite, and is counted as that
+            flat = flat * np.float32(inverse)
     size = np.abs(flat)
     if not math.isfinite(float(size.max())):
         return False

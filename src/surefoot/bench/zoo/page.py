@@ -152,7 +152,7 @@ def _scatter(axes: Any, points: dict[str, tuple[float, float]], x: str, y: str) 
         axes.plot(rate, 100 * share, "o", color=colour)
         axes.annotate(name, (rate, 100 * share), xytext=(5, 4), textcoords="offset points", fontsize=8, color=colour)
     axes.set_xscale("symlog", linthresh=10)
-    axes.set_xlim(-2, 4e5)
+    axes.set_xlim(-2, 4e6)
     axes.set_ylim(-4, 104)
     axes.set_xlabel(x)
     axes.set_ylabel(f"{y} (%)")
@@ -169,12 +169,16 @@ def _draw_runs(board: Board, path: Path) -> None:
         axes.set_axis_off()
     for axes, scenario in zip(grid.flat, chosen, strict=False):
         axes.set_axis_on()
-        for judge, one, colour in ((BARE, scenario.twin, "0.6"), (BARE, scenario, "tab:red"), (OURS, scenario, "C0")):
+        for judge, one, colour, width in (
+            (BARE, scenario.twin, "0.6", 0.9),
+            (OURS, scenario, "tab:blue", 2.2),
+            (BARE, scenario, "tab:red", 0.7),
+        ):
             if (one.id, judge) in board.results:
-                axes.plot(*_losses(board, one, judge), color=colour, lw=0.9)
+                axes.plot(*_losses(board, one, judge), color=colour, lw=width)
         axes.axvline(scenario.onset, color="k", lw=0.5, ls=":")
         axes.set_yscale("log")
-        axes.tick_params(labelsize=6)
+        axes.tick_params(which="both", labelsize=6)
         axes.set_title(f"{scenario.name}\n{scenario.settings.family}, {scenario.strength}", fontsize=7)
     figure.savefig(path, dpi=80)
     plt.close(figure)
