@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
+import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
@@ -21,6 +22,7 @@ from surefoot.zoo import CONTROLS, FAULTS
 from surefoot.zoo.families import Split
 from surefoot.zoo.run import Protector, Run, Settings, one_step, train
 from surefoot.zoo.scenario import Kind, Scenario
+from surefoot.zoo.work import BARE, Job
 
 WORSE = 1.05
 """A bare run that ends above this many times its twin's loss was harmed."""
@@ -57,6 +59,10 @@ def bare(settings: Settings) -> float:
 
 def ratio(scenario: Scenario) -> float:
     """Final loss of the bare run against its twin's; infinite when it died."""
+    if scenario.settings.ranks > 1:
+        with tempfile.TemporaryDirectory() as folder:
+            mine, twins = (Job(one.id, BARE, folder).do().loss for one in (scenario, scenario.twin))
+        return mine / twins
     return train(scenario.run(), Protector()).loss / bare(scenario.settings)
 
 
