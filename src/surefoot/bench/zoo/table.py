@@ -30,6 +30,8 @@ class Looking:
     seen: dict[str, Seen] = field(default_factory=dict)
     """By strength, by group of faults, by kind and by model family; harmful faults, the harmless ones apart."""
     wolf: Wolf = field(default_factory=Wolf)
+    wolves: dict[str, Wolf] = field(default_factory=dict)
+    """The same by model family."""
     traces: dict[str, Look] = field(default_factory=dict)
 
 
@@ -39,6 +41,7 @@ class Acting:
 
     cured: dict[str, Cured] = field(default_factory=dict)
     wolf: Wolf = field(default_factory=Wolf)
+    wolves: dict[str, Wolf] = field(default_factory=dict)
     healthy: Cured = field(default_factory=Cured)
     """Healthy runs under its hands, against the same runs bare."""
 
@@ -101,7 +104,8 @@ def _places(scenario: Scenario) -> tuple[str, ...]:
 
 def _add_look(figures: Looking, scenario: Scenario, look: Look) -> None:
     if scenario.healthy:
-        figures.wolf.add(scenario, look.alarms)
+        for wolf in (figures.wolf, figures.wolves.setdefault(scenario.settings.family, Wolf())):
+            wolf.add(scenario, look.alarms)
         return
     for place in _places(scenario):
         figures.seen.setdefault(place, Seen()).add(scenario, look)
@@ -110,7 +114,9 @@ def _add_look(figures: Looking, scenario: Scenario, look: Look) -> None:
 def _add_ending(board: Board, judge: str, scenario: Scenario) -> None:
     figures, result = board.acting[judge], board.results[scenario.id, judge]
     if scenario.healthy:
-        figures.wolf.add(scenario, [at for at in result.acted if at not in board.overflows[scenario.id]])
+        acted = [at for at in result.acted if at not in board.overflows[scenario.id]]
+        for wolf in (figures.wolf, figures.wolves.setdefault(scenario.settings.family, Wolf())):
+            wolf.add(scenario, acted)
         bare = board.results[scenario.id, BARE].loss
         figures.healthy.add(result.loss / bare, stopped=result.stopped is not None)
         return
@@ -224,9 +230,26 @@ def _lines_by(board: Board, places: Sequence[str]) -> Iterator[Sequence[str]]:
     runs = board.looking[OURS].seen
     yield ("how many", *(str(runs.get(place, Seen()).runs) for place in places))
     for name, figures in board.looking.items():
-        yield (f"{name}: seen", *(_percent(figures.seen.get(place, Seen()).share) for place in places))
+        yield (f"{name}: seen, after", *(_sight(figures.seen.get(place, Seen())) for place in places))
     for judge, figures in board.acting.items():
-        yield (f"{judge}: end well", *(_percent(figures.cured.get(place, Cured()).share) for place in places))
+        yield (f"{judge}: end well, loss", *(_ending(figures.cured.get(place, Cured())) for place in places))
+    for name, figures in board.looking.items():
+        if figures.wolves.keys() & set(places):
+            yield (f"{name}: false findings", *(_number(figures.wolves.get(p, Wolf()).rate) for p in places))
+    for judge, figures in board.acting.items():
+        if figures.wolves.keys() & set(places):
+            yield (f"{judge}: false interventions", *(_number(figures.wolves.get(p, Wolf()).rate) for p in places))
+
+
+def _sight(seen: Seen) -> str:
+    """Share seen, median steps after the onset, and the share named right where causes are named."""
+    parts = [_percent(seen.share), _number(seen.delay)] if seen.seen else [_percent(seen.share)]
+    return ", ".join([*parts, f"cause {seen.right / seen.runs:.0%}"] if seen.named else parts)
+
+
+def _ending(cured: Cured) -> str:
+    """Share that ended well, and the median loss as a ratio to the twin's."""
+    return f"{_percent(cured.share)}, {_number(cured.middle, 2)}" if cured.ratios else "-"
 
 
 def _trace_lines(board: Board) -> Iterator[Sequence[str]]:
