@@ -1,6 +1,15 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import hypothesis
+import pytest
 import torch
 
 # On a busy machine threads that wait for each other make small tensors many times slower.
@@ -9,3 +18,26 @@ torch.set_num_threads(1)
 # No test asserts a time, and that includes the time hypothesis gives an example.
 hypothesis.settings.register_profile("surefoot", deadline=None)
 hypothesis.settings.load_profile("surefoot")
+
+TwoProcesses = Callable[[Path], list[Any]]
+
+
+@pytest.fixture(scope="session")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> TwoProcesses:
+    """Runs a script in two processes under torchrun; it is told a folder and leaves told-0.json and told-1.json."""
+
+    def run(script: Path) -> list[Any]:
+        out = tmp_path_factory.mktemp(script.stem)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+        done = subprocess.run(
+            [*command, str(out)],
+            check=False,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return [json.loads((out / f"told-{rank}.json").read_text()) for rank in (0, 1)]
+
+    return run

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +13,9 @@ KINDS = ("ddp", "ddp fused", "fsdp2", "fsdp2 fused", "zero")
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+def told(two_processes: Callable[[Path], list[list[dict[str, Any]]]]) -> list[list[dict[str, Any]]]:
     """What each of the two processes saw."""
-    out = tmp_path_factory.mktemp("processes")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
-    done = subprocess.run(
-        [*command, str(out)],
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads((out / f"told-{rank}.json").read_text()) for rank in (0, 1)]
+    return two_processes(SCRIPT)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -45,7 +45,7 @@ def before(noise: list[float], level: float) -> list[float]:
     return [level * (1 - 0.1 * k / len(noise)) * (1 + n) for k, n in enumerate(noise)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(calm, scale, dies, st.floats(3, 1e5), st.lists(st.floats(-0.3, 0.3), max_size=5))
 def test_a_jump(noise: list[float], level: float, died: bool, height: float, after: list[float]) -> None:
     losses = before(noise, level)
@@ -53,7 +53,7 @@ def test_a_jump(noise: list[float], level: float, died: bool, height: float, aft
     assert shape(losses + [NAN] * died) is JUMP
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(calm, scale, dies, st.floats(1.25, 2.5), st.integers(7, 14), st.data())
 def test_growth(noise: list[float], level: float, died: bool, pace: float, length: int, data: st.DataObject) -> None:
     losses = before(noise, level)
@@ -62,7 +62,7 @@ def test_growth(noise: list[float], level: float, died: bool, pace: float, lengt
     assert shape(losses + [NAN] * died) is EXPONENTIAL
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(calm, scale, dies, st.floats(1.3, 1.8), st.integers(7, 12), st.data())
 def test_swings(noise: list[float], level: float, died: bool, pace: float, length: int, data: st.DataObject) -> None:
     losses = before(noise, level)
@@ -75,7 +75,7 @@ def test_swings(noise: list[float], level: float, died: bool, pace: float, lengt
     assert shape(losses + [NAN] * died) is OSCILLATING
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(calm, scale)
 def test_a_healthy_loss_has_no_shape(noise: list[float], level: float) -> None:
     assert shape(before(noise, level)) is Pattern.NONE

@@ -13,7 +13,6 @@ from surefoot.bench.zoo import Choice, main
 from surefoot.bench.zoo.score import Cured, Look, Seen, Wolf, gated, ours
 from surefoot.bench.zoo.table import tables
 from surefoot.records import Row, Verdict
-from surefoot.zoo.families import Split
 from surefoot.zoo.scenario import Scenario
 from surefoot.zoo.traces import TRACES, rows
 from surefoot.zoo.work import BARE, OURS, Job, everything
@@ -102,10 +101,8 @@ def test_one_of_each_cause(tmp_path: Path) -> None:
 # -- the figures themselves, on numbers made by hand
 
 
-def one(**changes: object) -> Scenario:
-    found = next(s for s in everything().values() if not s.healthy and s.onset == 150)
-    assert found.split in Split
-    return found
+def one() -> Scenario:
+    return next(s for s in everything().values() if not s.healthy and s.onset == 150)
 
 
 def test_an_alarm_before_the_onset_sees_nothing() -> None:

@@ -108,6 +108,9 @@ def zoo(
     if split not in list(Split):
         typer.echo(f"bench zoo: --split {split} is unknown. Use {' or '.join(Split)}.", err=True)
         raise typer.Exit(2)
+    if page is not None and importlib.util.find_spec("matplotlib") is None:
+        typer.echo("bench zoo: --page draws pictures and needs matplotlib: pip install 'surefoot[plots]'", err=True)
+        raise typer.Exit(2)
     choice = Choice(split=Split(split), only=only, quick=quick, seeds=seeds)
     raise typer.Exit(show(choice, jobs=jobs, out=out, page=page, as_json=as_json))
 

@@ -17,7 +17,8 @@ def show(choice: zoo.Choice, *, jobs: int, out: Path, page: Path | None, as_json
     """Run the zoo with a progress bar and print its tables; 1 when a scenario did not end as it states."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(elapsed_when_finished=True), console=console) as bar:
+    columns += (TimeRemainingColumn(elapsed_when_finished=True),)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("zoo", total=None)
 
         def tell(done: int, total: int, last: str) -> None:

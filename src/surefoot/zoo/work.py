@@ -66,10 +66,10 @@ class Job:
 
     @cached_property
     def made_by(self) -> str:
-        """Changes with whatever could change the result: the zoo's loop, the fault's file, the judge, torch."""
+        """Changes with whatever could change the result: the loop, the fault, who watches or acts, torch."""
         sources = [_SOURCES[f"surefoot.zoo.{name}"] for name in ("families", "run", "recording", "scenario")]
         sources.append(_SOURCES[self.scenario.home])
-        sources.append(_package() if self.judge == OURS else _SOURCES[rules.__name__] if self.judge != BARE else "")
+        sources.append(_SOURCES[rules.__name__] if self.judge in ACTING else _PACKAGE)
         word = "\n".join([*sources, self.scenario.settings.label, self.scenario.strength, torch.__version__])
         return hashlib.sha256(word.encode()).hexdigest()[:16]
 
@@ -126,15 +126,16 @@ def of_split(split: Split) -> Iterator[Scenario]:
         yield from kind.scenarios(split)
 
 
-_SOURCES = {name: inspect.getsource(module) for name, module in sys.modules.items() if name.startswith("surefoot.zoo.")}
-"""As they were when they were loaded: someone may be editing them while a bench runs."""
-
-
-@lru_cache(maxsize=1)
 def _package() -> str:
+    """All that stands behind `attach`."""
     home = Path(surefoot.__file__).parent
     parts = sorted(p for p in home.rglob("*.py") if p.parent.name not in ("zoo", "faults", "bench", "cli"))
     return "\n".join(p.read_text() for p in parts)
+
+
+# Read when they are loaded: someone may be editing them while a bench runs.
+_SOURCES = {name: inspect.getsource(module) for name, module in sys.modules.items() if name.startswith("surefoot.zoo.")}
+_PACKAGE = _package()
 
 
 def _slug(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import platform
 from collections.abc import Sequence
@@ -81,26 +82,19 @@ _INTRODUCTION += "\n".join(
     f"- {split}: {', '.join(f.name for f in FAMILIES.values() if f.split is split)}" for split in Split
 )
 
-_ADDING = f'''\
+_ADDING = f"""\
 ## Adding a scenario
 
 A fault is a function in one of the files of `src/surefoot/zoo/faults/`; a control one in `zoo/controls.py`. `Run` has
 a hook for each place of the loop, and a hook must do nothing before `at`:
 
 ```python
-@fault(
-    Cause.INPUT_SCALE,
-    on={{"plain": ".!!", "autoencoder": ".!!"}},    # harmful (!) or not (.) when subtle, clear, brutal
-    strengths=(1.5, 5.0, 255.0),
-)
-def unnormalised_input(run: Run, at: int, strength: float) -> None:
-    """From the onset on inputs come in multiplied, as if nobody had normalised them."""
-    run.on_batch(lambda step, batch: batch.with_(x=batch.x * strength) if step >= at else batch)
-```
+{inspect.getsource(FAULTS["bad_batch"].plant)}```
 
-`python -m surefoot.zoo.proof unnormalised_input` runs it in every family, at every strength and seed, beside its twin,
+`on` names its families, each with three marks for subtle, clear and brutal: harmful (`!`) or not (`.`).
+`python -m surefoot.zoo.proof bad_batch` runs it in every family, at every strength and seed, beside its twin,
 and tells what is not as stated. `{COMMAND}` writes this page again.
-'''
+"""
 
 
 def _controls() -> Sequence[Kind]:
