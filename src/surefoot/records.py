@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
 from typing import Any, ClassVar
@@ -112,7 +113,9 @@ class Row:
     clip_share: float = NAN
     """Share of the recent updates that were clipped."""
     lr: float = NAN
-    """Learning rate of the optimizer's first group."""
+    """Learning rate of the optimizer's first group, as the loop has set it."""
+    momentum: float = NAN
+    """Momentum, or the first beta, of the optimizer's first group; NaN when it has neither."""
     loss_scale: float = NAN
     weight_norm: float = NAN
     update_ratio: float = NAN
@@ -183,13 +186,85 @@ class Diagnosis(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restraint:
+    """What is asked of every step until it is loosened again; all of it is taken off outside the step.
+
+    Figures that differ between optimizers are tuples with one for each of them; an empty tuple asks nothing.
+    """
+
+    rate: float = 1.0
+    """Factor on the rate."""
+    rewarm: int = 0
+    """Steps over which that factor rises from nothing to what it is."""
+    rate_cap: tuple[float, ...] = ()
+    """The rate of the first group, and in proportion that of the others, is no higher than this."""
+    momentum_cap: tuple[float, ...] = ()
+    """Momentum, or the first beta, is no higher than this."""
+    clip: tuple[float, ...] = ()
+    """Global norm that gradients are clipped at, on top of what the loop or `clip=` does."""
+    norm_ceiling: tuple[float, ...] = ()
+    """Updates with a larger norm are refused as outlandish."""
+    loss_ceiling: float = math.inf
+    """Updates with a larger loss are refused as outlandish."""
+    float32: bool = False
+    """The model computes in float32, whatever autocast says."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Only what is asked for."""
+        free = Restraint()
+        told = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in told.items() if value != getattr(free, name)}
+
+
+class Action(StrEnum):
+    """What may be done about a run, from the least harmful on."""
+
+    REFUSE = "refuse"
+    """This update was left out, in its own step."""
+    RESTRAIN = "restrain"
+    """The steps from here on are asked for something: see `Restraint`."""
+    REWIND = "rewind"
+    """Back to the last good state and on from there, with the restraint that is told."""
+    LOOSEN = "loosen"
+    """A restraint is taken back, wholly or in part."""
+    ACCEPT = "accept"
+    """What looked like trouble is the new normal."""
+    STOP = "stop"
+    """Going on would do no good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision(Event):
     """What the policy chose to do; `applied` is false when the policy only observes."""
 
     kind: ClassVar[str] = "decision"
-    action: str
+    action: Action
     reason: str
     applied: bool = True
+    rung: str = ""
+    """In words, the rung of the ladder that this is."""
+    cause: Cause = Cause.UNKNOWN
+    restraint: Restraint | None = None
+    """What steps are asked for from now on, all of it; None leaves it as it is."""
+    before: int = -1
+    """A rewind goes to the newest good state taken before this attempt."""
+    reset: bool = False
+    """The optimizers' state is emptied, after the rewind if there is one."""
+
+    def as_json(self) -> dict[str, Any]:
+        told = super(Decision, self).as_json()
+        return told | {"restraint": None if self.restraint is None else self.restraint.as_json()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome(Event):
+    """What came of an action, by the numbers after it."""
+
+    kind: ClassVar[str] = "outcome"
+    action: Action
+    helped: bool
+    detail: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

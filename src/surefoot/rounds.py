@@ -213,6 +213,7 @@ class Rounds:
             micros=max(self.meter.micro, 1),
             watched=self.meter.micro > 0,
             lr=None if isinstance(lr, Tensor) else float(lr),
+            momentum=_momentum(gate.optimizer),
             scaled=scale is not None,
             clips=any(u.clip.by_norm for u in gate.units),
             weights=self._weighed,
@@ -238,6 +239,13 @@ class Rounds:
         """Put back whatever a step was not to see."""
         for gate in self.gates:
             gate.after()
+
+
+def _momentum(optimizer: Optimizer) -> float:
+    """Momentum or the first beta of the first group, where the host knows it."""
+    group = optimizer.param_groups[0]
+    held = group["betas"][0] if "betas" in group else group.get("momentum", NAN)
+    return NAN if isinstance(held, Tensor) else float(held)
 
 
 def _home(layout: Layout) -> torch.device:

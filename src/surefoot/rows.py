@@ -27,6 +27,7 @@ class Tag:
     micros: int
     watched: bool
     lr: float | None
+    momentum: float
     scaled: bool
     clips: bool
     weights: bool
@@ -66,6 +67,7 @@ def row_from(block: Block[np.ndarray], tag: Tag, *, step: int, history: History,
         clipped=said[Said.CLIPPED] if tag.clips else NAN,
         clip_share=history.clip_share(said[Said.CLIPPED]) if tag.clips else NAN,
         lr=said[Said.LR] if tag.lr is None else tag.lr,
+        momentum=tag.momentum,
         loss_scale=said[Said.SCALE] if tag.scaled else NAN,
         weight_norm=said[Said.WEIGHT_NORM] if tag.weights else NAN,
         update_ratio=said[Said.UPDATE_RATIO] if tag.weights else NAN,

@@ -9,7 +9,7 @@ from surefoot.judge.detect.bottleneck import Bottleneck
 from surefoot.judge.detect.nonfinite import NonFinite
 from surefoot.judge.detect.outlandish import Outlandish
 from surefoot.judge.policy import Policy
-from surefoot.records import Decision, Event, Finding, Row, Verdict
+from surefoot.records import Action, Decision, Event, Finding, Row, Verdict
 
 TALK = 50
 """Refusals in a row that are each told; after that only the 64th, 128th and so on."""
@@ -26,14 +26,26 @@ class Detector(Protocol):
 class Judge:
     """Runs the detectors over each row and decides within the policy's limits."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, names: Sequence[str] = ()) -> None:
         self.policy = policy
+        self.names = names
+        """Of the tensors, in the order of the rows of `layers`."""
+        self.proven = -1
+        """States taken at this attempt or before it are known to be good by the steps that followed."""
+        self.quiet = True
+        """Nothing is amiss, so that a state may be taken now."""
         self.detectors: Sequence[Detector] = (NonFinite(), Outlandish(), Bottleneck())
         self._refused = 0
         self._overflows = 0
         self._attempt = -1
 
-    def update(self, row: Row) -> list[Event]:
+    def rewound(self, attempt: int, step: int) -> None:
+        """The run went back to the state it had after this attempt."""
+
+    def failed(self, decision: Decision, why: str) -> None:
+        """What was decided could not be done; the next rung is tried with the next row."""
+
+    def update(self, row: Row, layers: Any = None) -> list[Event]:
         """Findings first, then what is decided from them."""
         found: list[Event] = [f for d in self.detectors for f in d.update(row)]
         refused = row.verdict in (Verdict.NONFINITE, Verdict.OUTLANDISH)
@@ -47,11 +59,11 @@ class Judge:
             found.clear()  # a run that only observes may go on like this for ever
         elif refused:
             reason = "; ".join(f.detail for f in found if isinstance(f, Finding))
-            found.append(self._decision(row, "refuse", reason))
+            found.append(self._decision(row, Action.REFUSE, reason))
         if self._refused == self.policy.limit or (self._refused > self.policy.limit and not self.policy.observe):
-            found.append(self._decision(row, "stop", self._why_refused(row, found)))
+            found.append(self._decision(row, Action.STOP, self._why_refused(row, found)))
         elif self._overflows == self.policy.overflow_limit:
-            found.append(self._decision(row, "stop", self._why_overflows(row)))
+            found.append(self._decision(row, Action.STOP, self._why_overflows(row)))
         return found
 
     def _why_refused(self, row: Row, found: Sequence[Event]) -> str:
@@ -77,7 +89,7 @@ class Judge:
             "batches since then."
         )
 
-    def _decision(self, row: Row, action: str, reason: str) -> Decision:
+    def _decision(self, row: Row, action: Action, reason: str) -> Decision:
         return Decision(
             step=row.step,
             attempt=row.attempt,
