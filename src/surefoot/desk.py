@@ -1,21 +1,22 @@
-"""Where numbers are read: a row is made, written down and judged, and what was decided is carried out."""
+"""Where numbers are read: a row is made, written down and judged, and what was decided is told."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from surefoot.act.stop import Stop
+from surefoot.gate.decide import Said
 from surefoot.journal.writer import Journal
 from surefoot.judge.history import History
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.measure.meter import Block
 from surefoot.measure.resources import Clock
-from surefoot.records import NAN, Decision, Note, Row, Verdict
+from surefoot.records import NAN, Action, Decision, Event, Note, Outcome, Row, Verdict
 from surefoot.rows import Tag, row_from, worst_tensors
 
 log = logging.getLogger("surefoot")
@@ -24,48 +25,55 @@ log = logging.getLogger("surefoot")
 class Desk:
     """Reads each block exactly once, in order; the only place that knows how many updates have landed."""
 
-    def __init__(self, journal: Journal, *, policy: Policy, clock: Clock) -> None:
+    def __init__(self, journal: Journal, judge: Judge, *, policy: Policy, clock: Clock) -> None:
         self.journal = journal
         self.step = 0
         self.total = NAN
         """Steps the whole run will have, if the user has told."""
         self.history = History()
-        self._judge = Judge(policy)
+        self.judge = judge
+        self.alive = math.inf
+        """The fewest processes that were seen to measure."""
         self._observes = policy.observe
         self._clock = clock
         self._landed = -1
-        self._attempt = -1
+        self.attempt = -1
+        """The last one that was read."""
 
-    def read(self, block: Block[np.ndarray], tag: Tag, names: Sequence[str]) -> None:
-        """Take in the numbers of one attempted update."""
+    def read(self, block: Block[np.ndarray], tag: Tag, *, judged: bool = True) -> list[Decision]:
+        """Take in the numbers of one attempted update; what is to be done is handed back."""
         again = tag.attempt == self._landed  # another optimizer's part of an update that has landed already
         left = self._clock.left(self.total - self.step)
-        repeated, self._attempt = tag.attempt == self._attempt, tag.attempt
+        repeated, self.attempt = tag.attempt == self.attempt, tag.attempt
         row = row_from(block, tag, step=self.step - again, history=self.history, left=left, repeated=repeated)
         layers = block.stats
+        self.alive = min(self.alive, float(block.verdict[Said.ALIVE]))
         self.journal.row(row, layers)
         if (row.landed or (self._observes and row.verdict < Verdict.OVERFLOW)) and not again:
             self.step += 1
             self._landed = tag.attempt
-        for event in self._judge.update(row):
-            if self.journal.rank == 0:  # all processes judge alike, one writes it down
+        events = self.judge.update(row, layers) if judged else []
+        if self.journal.rank == 0:  # all processes judge alike, one tells
+            for event in events:
                 self.journal.event(event)
-            if isinstance(event, Decision):
-                self._carry_out(event, row, names, layers)
+                self._tell(event, row, layers)
+        return [e for e in events if isinstance(e, Decision) and e.applied]
 
-    def _carry_out(self, decision: Decision, row: Row, names: Sequence[str], layers: np.ndarray) -> None:
-        if decision.action == "refuse" and self.journal.rank == 0:
-            done = "refused" if decision.applied else "would have been refused"
-            log.warning("surefoot: update %d (attempt %d) %s: %s", row.step, row.attempt, done, decision.reason)
-            self.note(
-                "tensors",
-                "where the gradients stood out",
-                at=row,
-                values={"tensors": worst_tensors(names, layers, row)},
-            )
-        elif decision.action == "stop" and decision.applied:
-            self.journal.flush()
-            Stop(decision.reason).apply()
+    def _tell(self, event: Event, row: Row, layers: np.ndarray) -> None:
+        if isinstance(event, Outcome):
+            log.info("surefoot: step %d: %s: %s", event.step, event.action, event.detail)
+        elif isinstance(event, Decision) and event.action is Action.REFUSE:
+            done = "refused" if event.applied else "would have been refused"
+            log.warning("surefoot: update %d (attempt %d) %s: %s", row.step, row.attempt, done, event.reason)
+            worst = worst_tensors(self.judge.names, layers, row)
+            self.note("tensors", "where the gradients stood out", at=row, values={"tensors": worst})
+        elif isinstance(event, Decision) and not event.applied:
+            log.info("surefoot: step %d: %s; would have been done: %s", event.step, event.reason, event.rung)
+
+    def went_back(self, attempt: int, step: int) -> None:
+        """The run is again as it was after this attempt."""
+        self.step, self._landed = step, -1
+        self.judge.rewound(attempt, step)
 
     def note(
         self,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import gc
+import math
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -14,9 +16,11 @@ from torch.optim import Optimizer
 
 from surefoot.gate.ways import unwrap
 from surefoot.judge.policy import Policy
+from surefoot.state.capture import Generator
+from surefoot.state.tree import Stateful
 
-OPTIONS = ("run_dir", "clip", "policy", "scaler")
-LATER = ("scheduler", "loader", "extra", "step_fn", "ring", "resume")
+OPTIONS = ("run_dir", "clip", "policy", "scheduler", "scaler", "extra", "ring")
+LATER = ("loader", "step_fn", "resume")
 """Options of the design that this version does not have yet."""
 
 
@@ -81,6 +85,52 @@ def check_policy(policy: object) -> Policy:
     if policy == "observe":
         return Policy(observe=True)
     raise Misuse(f"attach: policy={policy!r} is unknown. Use 'protect', 'observe' or a surefoot.Policy(...).")
+
+
+def check_scheduler(given: object) -> list[Stateful]:
+    many = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    found: list[Stateful] = []
+    for each in many:
+        if isinstance(each, type) or not isinstance(each, Stateful):
+            raise Misuse(
+                f"attach: scheduler={each!r} has no state_dict and load_state_dict, so it cannot go back with the run. "
+                "Pass the scheduler itself, or a list of them."
+            )
+        found.append(each)
+    return found
+
+
+def check_extra(given: object) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise Misuse(f"attach: extra= must be a mapping of names to objects, not {type(given).__name__}.")
+    for name, thing in given.items():
+        if not isinstance(thing, Stateful | Generator) or isinstance(thing, type):
+            raise Misuse(
+                f"attach: extra[{name!r}] is a {type(thing).__name__}, which cannot go back with the run. It needs "
+                "state_dict and load_state_dict, or get_state and set_state."
+            )
+    return {str(name): thing for name, thing in given.items()}
+
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
+
+
+def check_ring(given: object) -> int | None:
+    """Bytes that states kept in memory may take: 0 for no states, None for what there is room for."""
+    if given is None or given is True:
+        return None
+    if isinstance(given, int | float) and given >= 0 and math.isfinite(given):
+        return int(given)
+    size = _SIZE.fullmatch(given) if isinstance(given, str) else None
+    if size is None:
+        raise Misuse(
+            f"attach: ring={given!r} is not understood. Use None (states take what room there is), False (keep none), "
+            "or the memory they may take, in bytes or such as '8GB'."
+        )
+    number, unit, binary = size.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))
 
 
 def check_run_dir(run_dir: object) -> Any:

@@ -6,7 +6,8 @@ A step, seen from here:
     backward ends    all gradients are measured in one pass                            -> Rounds, Meter
     before the step  the gate decides, and clips or refuses                            -> Rounds, Gate
     after the step   buffers settle and the numbers are sent off                       -> Rounds, Mailbox
-                     those of two steps ago are read, judged, written down, acted on   -> Desk, Judge, Journal, act
+                     those of two steps ago are read, judged, written down             -> Desk, Judge, Journal
+    the round ends   what was decided is carried out, and a state is taken now and then -> Footing, act, Ring
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import logging
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Never, ParamSpec, TypeVar, cast
 
 import torch
@@ -27,13 +28,17 @@ from torch.optim import Optimizer
 from surefoot import edge
 from surefoot.act.stop import TrainingStopped
 from surefoot.desk import Desk
+from surefoot.footing import Footing
 from surefoot.gate.clip import ClipOption
 from surefoot.gate.ways import Way, could_be_fused, on_accelerator
+from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.measure.resources import Clock, samples_in
-from surefoot.opening import config_of, open_together
+from surefoot.opening import config_of, judge_for, open_together
+from surefoot.records import Action
 from surefoot.rounds import Rounds
 from surefoot.state.buffers import BufferShadow
+from surefoot.state.tree import Stateful
 
 log = logging.getLogger("surefoot")
 P = ParamSpec("P")
@@ -48,14 +53,19 @@ def attach(
     run_dir: str | os.PathLike[str] | None = None,
     clip: ClipOption = None,
     policy: str | Policy = "protect",
+    scheduler: Any = None,
     scaler: Any = None,
+    extra: Mapping[str, Any] | None = None,
+    ring: float | str | None = None,
     **unknown: Never,
 ) -> Guard:
     """Watch a model's training and refuse bad updates; hand the loss through `guard.watch` and train as before.
 
     `clip` is None, a number (global norm), "adaptive", {"value": x}, or a list with one of these for each parameter
     group. `policy` is "protect", "observe" (touches nothing, tells what it would have done) or a `surefoot.Policy`.
-    `scaler` is the GradScaler in use, if any. With SUREFOOT=off in the environment nothing happens at all.
+    `scheduler` (one or a list), `scaler` (the GradScaler in use) and `extra` ({name: anything with a state_dict}, such
+    as averaged weights) go back with the run when it has to. `ring` is the memory that states to go back to may take,
+    such as "8GB"; False keeps none. With SUREFOOT=off in the environment nothing happens at all.
     """
     if edge.switched_off():
         return OffGuard()
@@ -69,7 +79,10 @@ def attach(
         run_dir=edge.check_run_dir(run_dir),
         clip=clip,
         policy=edge.check_policy(policy),
+        scheduler=edge.check_scheduler(scheduler),
         scaler=scaler,
+        extra=edge.check_extra(extra),
+        ring=edge.check_ring(ring),
     )
 
 
@@ -160,7 +173,10 @@ class LiveGuard(Guard):
         run_dir: str | os.PathLike[str],
         clip: ClipOption,
         policy: Policy,
+        scheduler: Sequence[Stateful],
         scaler: Any,
+        extra: Mapping[str, Any],
+        ring: int | None,
     ) -> None:
         self.lost = False
         """Protection has ended: closed, or given up after an error of its own."""
@@ -174,12 +190,24 @@ class LiveGuard(Guard):
         try:
             self._rounds = self._build()
             self._rounds.scaler = scaler
-            self._desk = self._open(run_dir, config_of(model, clip, policy, self._rounds), policy)
+            judge = judge_for(model, policy, self._rounds)
+            self._desk = self._open(run_dir, config_of(model, clip, policy, self._rounds), policy, judge)
+            self._footing = Footing(
+                model,
+                optimizers,
+                rounds=self._rounds,
+                desk=self._desk,
+                policy=policy,
+                shadow=self._shadow,
+                scheduler=scheduler,
+                extra=extra,
+                ring=ring,
+            )
         except BaseException:
             self._release_shadow()
             raise
         self._rounds.attempt = self._desk.journal.last_attempt + 1
-        self._hooks: list[Any] = [model.register_forward_pre_hook(_Timing(self))]
+        self._hooks: list[Any] = [model.register_forward_pre_hook(_Timing(self), prepend=True)]
         for k, o in enumerate(optimizers):
             self._hooks.append(o.register_step_pre_hook(uncompiled(functools.partial(self._before_step, k))))
             self._hooks.append(o.register_step_post_hook(uncompiled(functools.partial(self._after_step, k))))
@@ -187,11 +215,11 @@ class LiveGuard(Guard):
         self._at_exit = functools.partial(_close_if_alive, weakref.ref(self))
         atexit.register(self._at_exit)
 
-    def _open(self, run_dir: str | os.PathLike[str], info: dict[str, Any], policy: Policy) -> Desk:
+    def _open(self, run_dir: str | os.PathLike[str], info: dict[str, Any], policy: Policy, judge: Judge) -> Desk:
         """Open the journal and introduce the run."""
         journal = open_together(self._rounds.meter.ranks, run_dir, info)
         weakref.finalize(self._optimizers[0], journal.close)
-        desk = Desk(journal, policy=policy, clock=self._clock)
+        desk = Desk(journal, judge, policy=policy, clock=self._clock)
         journal.layout(self._rounds.layout.names, self._rounds.layout.numels)
         desk.note("attached", "; ".join(g.why for g in self._rounds.gates), attempt=journal.last_attempt + 1)
         for gate in self._rounds.gates:
@@ -210,6 +238,11 @@ class LiveGuard(Guard):
     @contained
     def forward_began(self) -> None:
         self._clock.forward_began()
+        self._footing.begin()
+        if self._footing.pending and torch.is_grad_enabled() and self._rounds.dropped():
+            self._rounds.drop()  # loss scaling steps over its overflows, and with them over the end of a round
+            self._read()
+            self._footing.round_ended()
 
     # -- backward
 
@@ -274,6 +307,8 @@ class LiveGuard(Guard):
         self._rounds = self._build()
         self._rounds.scaler, self._rounds.attempt = old.scaler, old.attempt + 1
         self._desk.journal.layout(self._rounds.layout.names, self._rounds.layout.numels)
+        self._desk.judge.names = self._rounds.layout.names
+        self._footing.rewire(self._rounds)
         self._note("rewired", "the optimizers' parameter groups have changed; baselines start over")
 
     # -- step
@@ -286,6 +321,7 @@ class LiveGuard(Guard):
         if not self._rounds.fits:
             self._rewire()
         self._rounds.before(k)
+        self._footing.before_step(k)
         if not callable(closure):
             self._rounds.decide(k)
             return None
@@ -315,12 +351,15 @@ class LiveGuard(Guard):
 
     @contained
     def _after_step(self, k: int, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self._footing.after_step(k)
         self._rounds.after(k)
         self._read()
+        if self._rounds.over:
+            self._footing.round_ended()
 
     def _read(self, *, rest: bool = False) -> None:
         for block, tag in self._rounds.arrived(rest=rest):
-            self._desk.read(block, tag, self._rounds.layout.names)
+            self._footing.row_read(self._desk.read(block, tag))
 
     # -- the user's words, and the end
 
@@ -346,6 +385,7 @@ class LiveGuard(Guard):
             hook.remove()
         self._hooks.clear()
         self._rounds.release()
+        self._footing.release()
         self._release_shadow()
         _guarded.difference_update(self._optimizers)
         atexit.unregister(self._at_exit)
@@ -356,10 +396,9 @@ class LiveGuard(Guard):
         if self._rounds.dropped():
             self._rounds.drop()
         for block, tag in self._rounds.arrived(rest=True):
-            try:
-                self._desk.read(block, tag, self._rounds.layout.names)
-            except TrainingStopped as stopped:
-                log.warning("%s", stopped)  # the loop is over anyway
+            for decision in self._desk.read(block, tag):
+                if decision.action is Action.STOP:  # the loop is over anyway
+                    log.warning("surefoot would have stopped the run: %s", decision.reason)
         self._note("closed")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -381,6 +420,7 @@ class LiveGuard(Guard):
             exc_info=error,
         )
         self._rounds.release()
+        self._footing.release()
         self._release_shadow()
         self._note("degraded", f"{type(error).__name__} in {where}: {error}")
         meter = self._rounds.meter

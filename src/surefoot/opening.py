@@ -1,4 +1,4 @@
-"""How a run introduces itself: what stands in `run.json`, and a journal that all processes open together."""
+"""How a run introduces itself: to its judge, in `run.json`, and in a journal that all processes open together."""
 
 from __future__ import annotations
 
@@ -7,19 +7,40 @@ import gc
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import nn
 
 from surefoot.gate.clip import ClipOption
 from surefoot.journal.lock import RunDirectoryInUse
 from surefoot.journal.writer import Journal
+from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.measure.environment import describe
 from surefoot.measure.ranks import Ranks
 from surefoot.rounds import Rounds
 
 log = logging.getLogger("surefoot")
+_PROPORTIONAL = (torch.optim.SGD, torch.optim.ASGD, torch.optim.LBFGS)
+"""Optimizers whose updates grow with the gradients."""
+
+
+def judge_for(model: nn.Module, policy: Policy, rounds: Rounds) -> Judge:
+    """A judge that knows what the tensors of this run are."""
+    return Judge(policy, rounds.layout.names, **_judged(model, rounds))
+
+
+def _judged(model: nn.Module, rounds: Rounds) -> dict[str, Any]:
+    """What a judge is told of a run besides the names of its tensors; written down, so that it can be told again."""
+    holders = {id(p): type(m).__name__ for m in model.modules() for p in m._parameters.values() if p is not None}
+    optimizers = [getattr(g.optimizer, "optim", g.optimizer) for g in rounds.gates]  # inside a sharded one
+    return {
+        "kinds": [holders.get(id(p), "").removeprefix("FSDP") for p in rounds.layout.params],
+        "owned": rounds.layout.scopes[-1].stop,
+        "adaptive": not any(isinstance(o, _PROPORTIONAL) for o in optimizers),
+    }
 
 
 def config_of(model: nn.Module, clip: ClipOption, policy: Policy, rounds: Rounds) -> dict[str, Any]:
@@ -33,7 +54,8 @@ def config_of(model: nn.Module, clip: ClipOption, policy: Policy, rounds: Rounds
         for g in rounds.gates
     ]
     config = {
-        "policy": {name: getattr(policy, name) for name in policy.__slots__},
+        "policy": asdict(policy),
+        "judged": _judged(model, rounds),
         "clip": clip,
         "model": type(model).__name__,
         "parameters": sum(rounds.layout.numels),

@@ -192,11 +192,26 @@ class Rounds:
             self.meter.measure_weights(*change, list(self._model.buffers()))
             self._weighed = True
 
+    @property
+    def over(self) -> bool:
+        """Whether all optimizers that use this round's gradients have stepped, as far as the round before tells."""
+        return self._stepped >= self._cohort or self._stepped.isdisjoint(self._cohort)
+
+    def start_over(self) -> None:
+        """The run went back: nothing measured so far belongs to what comes."""
+        self._begin()
+        self._had.clear()
+        self._weighed = False
+        self._sample.forget()
+        for gate in self.gates:
+            gate.forget()
+
     def drop(self) -> None:
         """A round ended without a step: loss scaling found an overflow, or the loop threw it away."""
         said, scaled = self.meter.block.verdict, self.scale() is not None
         self.gates[0].decide(self.meter.block.summary, said=said, scaled=scaled, joint=None, commit=False)
         said[Said.VERDICT] = said[Said.VERDICT].where(said[Said.VERDICT] > 0, float(Verdict.DROPPED))
+        said[Said.ALIVE] = self.meter.ranks.world  # nobody was asked
         self._send(0)
         self._begin()
 
@@ -215,7 +230,7 @@ class Rounds:
             lr=None if isinstance(lr, Tensor) else float(lr),
             momentum=_momentum(gate.optimizer),
             scaled=scale is not None,
-            clips=any(u.clip.by_norm for u in gate.units),
+            clips=gate.by_norm,
             weights=self._weighed,
             seconds=seconds,
             data_wait=wait,

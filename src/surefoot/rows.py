@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,31 +58,38 @@ def row_from(block: Block[np.ndarray], tag: Tag, *, step: int, history: History,
         micro=_culprit(block.micros[: min(tag.micros, MICROS)]) if trouble and tag.watched else -1,
         micros=tag.micros,
         rank=_odd_one(block.losses) if trouble else -1,
-        loss=loss,
-        loss_d1=d1,
-        loss_d2=d2,
-        norm=norm,
-        nonfinite=said[Said.NONFINITE],
-        limit=limit if math.isfinite(limit) else NAN,
-        clip=said[Said.CLIP] if tag.clips else NAN,
-        clipped=said[Said.CLIPPED] if tag.clips else NAN,
-        clip_share=history.clip_share(said[Said.CLIPPED]) if tag.clips else NAN,
-        lr=said[Said.LR] if tag.lr is None else tag.lr,
-        momentum=tag.momentum,
-        loss_scale=said[Said.SCALE] if tag.scaled else NAN,
-        weight_norm=said[Said.WEIGHT_NORM] if tag.weights else NAN,
-        update_ratio=said[Said.UPDATE_RATIO] if tag.weights else NAN,
-        bad_weights=said[Said.BAD_WEIGHTS] if tag.weights else NAN,
-        seconds=tag.seconds,
-        data_wait=tag.data_wait,
-        samples=tag.samples,
-        tokens=tag.tokens,
-        memory=reading.memory,
-        memory_peak=reading.memory_peak,
-        memory_reserved=reading.memory_reserved,
-        utilisation=reading.utilisation,
-        seconds_left=left,
+        **_as_written(
+            loss=loss,
+            loss_d1=d1,
+            loss_d2=d2,
+            norm=norm,
+            nonfinite=said[Said.NONFINITE],
+            limit=limit if math.isfinite(limit) else NAN,
+            clip=said[Said.CLIP] if tag.clips else NAN,
+            clipped=said[Said.CLIPPED] if tag.clips else NAN,
+            clip_share=history.clip_share(said[Said.CLIPPED]) if tag.clips else NAN,
+            lr=said[Said.LR] if tag.lr is None else tag.lr,
+            momentum=tag.momentum,
+            loss_scale=said[Said.SCALE] if tag.scaled else NAN,
+            weight_norm=said[Said.WEIGHT_NORM] if tag.weights else NAN,
+            update_ratio=said[Said.UPDATE_RATIO] if tag.weights else NAN,
+            bad_weights=said[Said.BAD_WEIGHTS] if tag.weights else NAN,
+            seconds=tag.seconds,
+            data_wait=tag.data_wait,
+            samples=tag.samples,
+            tokens=tag.tokens,
+            memory=reading.memory,
+            memory_peak=reading.memory_peak,
+            memory_reserved=reading.memory_reserved,
+            utilisation=reading.utilisation,
+            seconds_left=left,
+        ),
     )
+
+
+def _as_written(**figures: float) -> dict[str, float]:
+    """In single precision, as they will be read back: a row that is judged like this can be judged again."""
+    return dict(zip(figures, array("f", figures.values()), strict=True))
 
 
 def _culprit(micros: np.ndarray) -> int:

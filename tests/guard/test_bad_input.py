@@ -17,12 +17,17 @@ from loops import Net, batch, hooks_on, loss_of, net, same, snapshot, train
 from torch import nn
 
 import surefoot
+from surefoot.edge import check_ring
 
 Attach = Callable[..., Any]
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def schedule(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
 
 
 def frozen() -> nn.Module:
@@ -54,7 +59,18 @@ CASES: dict[str, tuple[Callable[[Net, torch.optim.Optimizer], dict[str, Any]], t
     "run_dir is a number": (lambda m, o: {"run_dir": 7}, ("run_dir=", "7")),
     "option misspelt": (lambda m, o: {"polcy": "observe"}, ("polcy=", "Did you mean policy=?")),
     "option unheard of": (lambda m, o: {"turbo": True}, ("turbo=", "run_dir", "clip", "policy", "scaler")),
-    "option of a later version": (lambda m, o: {"ring": 3}, ("ring=", "not there yet", "Leave it out")),
+    "option of a later version": (lambda m, o: {"loader": []}, ("loader=", "not there yet", "Leave it out")),
+    "scheduler is a number": (lambda m, o: {"scheduler": 0.1}, ("scheduler=0.1", "state_dict", "a list of them")),
+    "one of two schedulers is none": (
+        lambda m, o: {"scheduler": [schedule(sgd(m)), "cosine"]},
+        ("'cosine'", "state_dict"),
+    ),
+    "scheduler is its class": (lambda m, o: {"scheduler": torch.optim.lr_scheduler.StepLR}, ("StepLR", "itself")),
+    "extra is a list": (lambda m, o: {"extra": [m]}, ("extra=", "mapping", "list")),
+    "extra without a state": (lambda m, o: {"extra": {"ema": 1.0}}, ("extra['ema']", "float", "load_state_dict")),
+    "ring is a word": (lambda m, o: {"ring": "big"}, ("ring='big'", "False", "8GB")),
+    "ring is negative": (lambda m, o: {"ring": -1}, ("ring=-1", "in bytes")),
+    "ring is not a number": (lambda m, o: {"ring": math.nan}, ("ring=nan", "in bytes")),
     "clip is zero": (lambda m, o: {"clip": 0}, ("clip=0", "positive number")),
     "clip is negative": (lambda m, o: {"clip": -1.0}, ("clip=-1.0", "positive number")),
     "clip is NaN": (lambda m, o: {"clip": math.nan}, ("clip=nan", "positive number")),
@@ -104,11 +120,39 @@ def guards_well(attach: Attach, model: Net, optimizer: torch.optim.Optimizer) ->
     assert hooks_on(model, optimizer) == []
 
 
-@pytest.mark.parametrize("name", ["scheduler", "loader", "extra", "step_fn", "ring", "resume"])
+@pytest.mark.parametrize("name", ["loader", "step_fn", "resume"])
 def test_every_option_of_a_later_version_is_known_as_such(name: str, attach: Attach) -> None:
     model = net()
     with pytest.raises(ValueError, match=f"{name}= is not there yet"):
         attach(model, sgd(model), **{name: None})
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (None, None),
+        (True, None),
+        (False, 0),
+        (0, 0),
+        (123, 123),
+        (2e9, 2_000_000_000),
+        ("8GB", 8_000_000_000),
+        ("1.5 gb", 1_500_000_000),
+        ("2GiB", 2 << 30),
+        ("512 MB", 512_000_000),
+        ("64k", 64_000),
+        ("100", 100),
+    ],
+)
+def test_the_memory_for_states_as_people_write_it(given: Any, wanted: int | None) -> None:
+    assert check_ring(given) == wanted
+
+
+def test_a_policy_with_too_small_a_ring() -> None:
+    with pytest.raises(ValueError, match="ring_size must be at least 2"):
+        surefoot.Policy(ring_size=1)
+    with pytest.raises(ValueError, match="ring_every must be at least 1"):
+        surefoot.Policy(ring_every=0)
 
 
 def test_a_run_directory_used_by_a_live_process(attach: Attach, tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from torch import Tensor
 
 import surefoot
 from surefoot import guard as guard_module
+from surefoot.act.restraint import Reins
 from surefoot.desk import Desk
+from surefoot.footing import Footing
 from surefoot.gate.gate import Gate
 from surefoot.judge.judge import Judge
 from surefoot.measure.mailbox import Mailbox
@@ -23,6 +25,7 @@ from surefoot.measure.resources import Clock, Machine
 from surefoot.measure.weights import UpdateSample
 from surefoot.rounds import Rounds
 from surefoot.state.buffers import BufferShadow
+from surefoot.state.ring import Ring
 
 Attach = Callable[..., Any]
 Read = Callable[[], surefoot.Run]
@@ -45,6 +48,12 @@ PLACES: dict[str, tuple[Any, str]] = {
     "receiving": (Mailbox, "_receive"),
     "judging": (Judge, "update"),
     "the desk": (Desk, "read"),
+    "taking a state": (Ring, "take"),
+    "waiting for a state": (Ring, "settle"),
+    "proving a state": (Ring, "prove"),
+    "before a restrained step": (Reins, "before"),
+    "after a restrained step": (Reins, "after"),
+    "the end of a round": (Footing, "round_ended"),
 }
 
 
@@ -75,7 +84,7 @@ def test_training_goes_on_as_if_surefoot_were_not_there(
 ) -> None:
     model, other = net(), net()
     optimizer, plain = (torch.optim.AdamW(m.parameters(), lr=1e-3, fused=fused) for m in (model, other))
-    guard = attach(model, optimizer, policy=surefoot.Policy(weights_every=1))
+    guard = attach(model, optimizer, policy=surefoot.Policy(weights_every=1, ring_every=1))
     break_after(monkeypatch, *PLACES[place], calls)
     for i in range(12):
         mine = train(model, optimizer, guard.watch, i)

@@ -185,7 +185,10 @@ def test_both_rules_say_the_same(optimizer: int, clips: str, kernels: torch.devi
             m.baseline.copy_(torch.tensor([1.0, 1.0, 990.0]))
             m.refresh()
     seen: set[int] = set()
-    for i in range(70):
+    for i in range(100):
+        if i == 70:  # from here on with ceilings, each of which is met now and then
+            for m in memories:
+                m.ceilings.copy_(torch.tensor([1.125, 0.75, 0.25]))
         totals = _totals(i, generator).to(kernels)
         joint = None if i % 4 else torch.tensor(float(i // 4 % 4), dtype=torch.float64, device=kernels)
         said = [torch.zeros(len(rule_of.Said), dtype=torch.float64, device=kernels) for _ in deciders]
@@ -196,6 +199,10 @@ def test_both_rules_say_the_same(optimizer: int, clips: str, kernels: torch.devi
             a, b = (getattr(m, name) for m in memories)
             torch.testing.assert_close(a, b, rtol=1e-6, atol=0.0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
         seen.add(int(said[0][rule_of.Said.VERDICT]))
+        assert said[0][rule_of.Said.LIMIT] <= (math.inf if i < 70 else 1.125)
+        assert said[0][rule_of.Said.CLIP] <= (math.inf if i < 70 else 0.25)
+        large = said[0][rule_of.Said.NORM] > 1.125 or said[0][rule_of.Said.LOSS] > 0.75
+        assert i < 70 or not large or said[0][rule_of.Said.VERDICT] != Verdict.LANDED
         if i % 10 == 0:
             for m in memories:
                 m.refresh()

@@ -140,8 +140,8 @@ def test_a_callback_is_enough(task, tmp_path):
 def test_a_hopeless_run_is_stopped(task, tmp_path):
     rows = [row | {"x": row["x"] * float("nan")} for row in task.rows()]
     net = task.net()
-    with pytest.raises(surefoot.TrainingStopped, match="3 updates in a row were refused"):
-        train(net, rows, tmp_path, attach={"run_dir": tmp_path / "run", "policy": surefoot.Policy(limit=3)})
+    with pytest.raises(surefoot.TrainingStopped, match="2 updates in a row were refused"):
+        train(net, rows, tmp_path, attach={"run_dir": tmp_path / "run", "policy": surefoot.Policy(limit=2)})
     assert task.same(net, task.net())
 
 

@@ -169,8 +169,8 @@ def test_each_of_two_optimizers_refuses_the_spoilt_batch(task, tmp_path, fused):
 def test_a_hopeless_run_is_stopped(task, tmp_path):
     rows = [row | {"x": row["x"] * float("nan")} for row in task.rows()]
     net = task.net()
-    with pytest.raises(surefoot.TrainingStopped, match="3 updates in a row were refused"):
-        train(Automatic, net, rows, attach={"run_dir": tmp_path, "policy": surefoot.Policy(limit=3)})
+    with pytest.raises(surefoot.TrainingStopped, match="2 updates in a row were refused"):
+        train(Automatic, net, rows, attach={"run_dir": tmp_path, "policy": surefoot.Policy(limit=2)})
     assert task.same(net, task.net())
 
 

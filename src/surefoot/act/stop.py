@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from surefoot.act.rewind import Rewind
+from surefoot.act.run import CannotAct, Run
+
 
 class TrainingStopped(RuntimeError):
     """Raised out of `optimizer.step()` when going on would do no good; the message gives the reason in words."""
@@ -11,9 +14,16 @@ class TrainingStopped(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ends the run at the end of a step."""
+    """Ends the run; where trouble has reached the weights, `before` says since when, and they go back first."""
 
     reason: str
+    before: int = -1
 
-    def apply(self) -> None:
-        raise TrainingStopped(f"surefoot stopped the run: {self.reason}")
+    def apply(self, run: Run) -> None:
+        back = ""
+        if self.before >= 0:
+            try:
+                back = f" The model is back at step {Rewind(self.before).apply(run).step}."
+            except CannotAct as why:
+                back = f" The model is as the run left it: {why}."
+        raise TrainingStopped(f"surefoot stopped the run: {self.reason}{back}")

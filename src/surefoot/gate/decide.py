@@ -1,7 +1,8 @@
 """The rule that lets an update land or refuses it, worked out on the device from a summary of the gradients.
 
 Refused is what is not finite, and what is outlandish: a norm above `factor` times the largest accepted in recent
-memory and above every norm this run has ever accepted. Rejected norms never enter that memory.
+memory and above every norm this run has ever accepted, or above a ceiling that was set on the way. Rejected norms never
+enter that memory.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Said(IntEnum):
     WEIGHT_NORM = 9
     BAD_WEIGHTS = 10
     UPDATE_RATIO = 11
+    ALIVE = 12
+    """Processes that still measure: one whose protection has ended only stands in."""
 
 
 assert len(Said) == VERDICT
@@ -54,6 +57,17 @@ class Rule:
     """What is left of the recent largest norm after each step."""
 
 
+class Ceiling(IntEnum):
+    """Places of what may be asked of the steps on the way; infinite asks nothing."""
+
+    NORM = 0
+    """Updates with a larger norm are outlandish."""
+    LOSS = 1
+    """Updates with a larger loss are outlandish."""
+    CLIP = 2
+    """No threshold of a unit is above this."""
+
+
 class Decider(Protocol):
     """Decides for one optimizer from the totals; writes its verdict, and remembers the norm when it lands."""
 
@@ -68,6 +82,8 @@ class Memory:
     """Which units of the summary are this optimizer's; they stand side by side."""
     baseline: Tensor
     """Recent largest norm, largest ever, norms counted."""
+    ceilings: Tensor
+    """See `Ceiling`; figures on the device, so that none of them needs a kernel of its own."""
     thresholds: Tensor
     """Clip threshold of each unit."""
     norms: Tensor
@@ -82,6 +98,15 @@ class Memory:
     """1.0 when what the batch left in the buffers must go too: not so when loss scaling merely overflowed."""
     divisor: Tensor
     """What gradients are divided by in this step, in the form fused optimizers read."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What goes back with a run."""
+        return {"baseline": self.baseline, "thresholds": self.thresholds, "norms": self.norms}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, now in self.state_dict().items():
+            if now.shape == state[name].shape:  # else the groups have changed since
+                now.copy_(state[name])
 
     def refresh(self) -> None:
         """Take the adaptive thresholds anew from the norms known so far."""
@@ -100,6 +125,7 @@ def memory_for(number: int, units: Sequence[Unit], device: torch.device) -> Memo
     return Memory(
         units=mine,
         baseline=torch.zeros(3, dtype=real, device=device),
+        ceilings=torch.full((len(Ceiling),), math.inf, dtype=real, device=device),
         thresholds=torch.tensor(
             [clips.FIRST if units[i].clip.adaptive else units[i].clip.norm for i in mine], dtype=real, device=device
         ),
@@ -125,16 +151,20 @@ def _portable(memory: Memory, rule: Rule) -> Decider:
         norm = squares.sum().sqrt()
         loss = totals[Head.LOSS] / totals[Head.ALIVE].clamp(min=1)
         recent, ever, count = memory.baseline.unbind()
+        norm_ceiling, loss_ceiling, clip = memory.ceilings.unbind()
         limit = torch.maximum(recent * rule.factor, ever).where(count >= rule.warmup, math.inf)
+        limit = torch.minimum(limit, norm_ceiling)
+        outlandish = (norm > limit) | (loss > loss_ceiling)
         bad = ~norm.isfinite() | ~loss.isfinite() | (nonfinite > 0)
         kind = torch.where(
             loss.isfinite(), float(Verdict.OVERFLOW if scaled else Verdict.NONFINITE), float(Verdict.NONFINITE)
         )
-        verdict = kind.where(bad, torch.where(norm > limit, float(Verdict.OUTLANDISH), float(Verdict.LANDED)))
+        verdict = kind.where(bad, torch.where(outlandish, float(Verdict.OUTLANDISH), float(Verdict.LANDED)))
         if joint is not None:
             verdict = torch.maximum(verdict.to(joint.dtype), joint)
         each = squares.sqrt()
-        ratios = memory.thresholds / (each + 1e-6)
+        thresholds = torch.minimum(memory.thresholds, clip)
+        ratios = thresholds / (each + 1e-6)
         factors = ratios.where(ratios < 1.0, 1.0)
         memory.factors.copy_(factors)
         memory.divisor.copy_(1.0 / factors[0])
@@ -144,23 +174,27 @@ def _portable(memory: Memory, rule: Rule) -> Decider:
         said[Said.NORM] = norm
         said[Said.NONFINITE] = nonfinite
         said[Said.LIMIT] = limit
-        said[Said.CLIP] = memory.thresholds.amin()
+        said[Said.CLIP] = thresholds.amin()
         said[Said.CLIPPED] = factors.amin()
         said[Said.LOSS] = loss
         said[Said.WEIGHT_NORM] = totals[Head.WEIGHTS].sqrt()
         said[Said.BAD_WEIGHTS] = totals[Head.BAD_WEIGHTS]
         said[Said.UPDATE_RATIO] = (totals[Head.CHANGE] / totals[Head.SAMPLED]).sqrt()
-        if not commit:
-            return
-        landed = (verdict == 0) & (norm > 0)
-        if memory.norms.numel():
-            here = torch.arange(clips.MEMORY, device=norm.device) == count % clips.MEMORY
-            memory.norms.copy_(torch.where(here & landed, each[:, None], memory.norms))
-        memory.baseline[0] = torch.maximum(recent * rule.fade, norm).where(landed, recent)
-        memory.baseline[1] = torch.maximum(ever, norm).where(landed, ever)
-        memory.baseline[2] += landed
+        said[Said.ALIVE] = totals[Head.ALIVE]
+        if commit:
+            _remember(memory, rule, norm, each, landed=(verdict == 0) & (norm > 0))
 
     return decide
+
+
+def _remember(memory: Memory, rule: Rule, norm: Tensor, each: Tensor, *, landed: Tensor) -> None:
+    recent, ever, count = memory.baseline.unbind()
+    if memory.norms.numel():
+        here = torch.arange(clips.MEMORY, device=norm.device) == count % clips.MEMORY
+        memory.norms.copy_(torch.where(here & landed, each[:, None], memory.norms))
+    memory.baseline[0] = torch.maximum(recent * rule.fade, norm).where(landed, recent)
+    memory.baseline[1] = torch.maximum(ever, norm).where(landed, ever)
+    memory.baseline[2] += landed
 
 
 def _fused(memory: Memory, rule: Rule) -> Decider:
@@ -179,6 +213,7 @@ def _fused(memory: Memory, rule: Rule) -> Decider:
             totals,
             said,
             memory.baseline,
+            memory.ceilings,
             memory.thresholds,
             memory.norms if remembers else nobody,
             memory.factors,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.gate.clip import Unit
-from surefoot.gate.decide import Decider, Memory, Rule, Said, decider_for, memory_for
+from surefoot.gate.decide import Ceiling, Decider, Memory, Rule, Said, decider_for, memory_for
 from surefoot.gate.ways import Way, step_is_compiled, way_of
 from surefoot.measure.layout import local
 from surefoot.records import Verdict
@@ -42,6 +43,10 @@ class Gate:
         self.spoilt: bool | Tensor = False
         """Whether what the batch left in the buffers must go too; a tensor when only the device knows."""
         self.units = [units[i] for i in self.memory.units]
+        self._tight = False
+        """Steps are asked for a clip beyond the user's own."""
+        self.by_norm = any(u.clip.by_norm for u in self.units)
+        """Whether gradients are clipped by norm."""
         self._clips = any(u.clip.anything for u in self.units)
         self._folds = len(self.units) == 1 and self.units[0].clip.value == float("inf")
         self._params = params
@@ -50,6 +55,18 @@ class Gate:
         self._hidden: list[tuple[Tensor, Tensor]] = []
         self._prior: dict[str, Any] | None = None
         self._copy: _Copy | None = None
+
+    def restrain(self, *, norm: float = math.inf, loss: float = math.inf, clip: float = math.inf) -> None:
+        """Ceilings for the steps from here on; infinite is none."""
+        self._tight = clip < math.inf
+        self.by_norm = self._tight or any(u.clip.by_norm for u in self.units)
+        self._clips = self._tight or any(u.clip.anything for u in self.units)
+        for place, value in ((Ceiling.NORM, norm), (Ceiling.LOSS, loss), (Ceiling.CLIP, clip)):
+            self.memory.ceilings[place].fill_(value)
+
+    def forget(self) -> None:
+        """The optimizer's state is another one now."""
+        self._ready = None
 
     def before(self) -> None:
         """Called before a step whose weights move while it runs."""
@@ -138,7 +155,7 @@ class Gate:
     def _clip_in_place(self, scale: Tensor | None, *, by_norm: bool) -> None:
         for unit, factor in zip(self.units, self.memory.factors, strict=True):
             found = [local(p.grad) for p in self._params[unit.span] if p.grad is not None]
-            if by_norm and unit.clip.by_norm and found:
+            if by_norm and (self._tight or unit.clip.by_norm) and found:
                 _multiply(found, factor)
             if unit.clip.value < float("inf"):
                 for g in found:

@@ -11,6 +11,7 @@ def decide(
     totals,
     said,
     baseline,
+    ceilings,
     thresholds,
     norms,
     factors,
@@ -33,6 +34,9 @@ def decide(
     recent = tl.load(baseline)
     ever = tl.load(baseline + 1)
     count = tl.load(baseline + 2)
+    norm_ceiling = tl.load(ceilings)
+    loss_ceiling = tl.load(ceilings + 1)
+    clip = tl.load(ceilings + 2)
     squares = recent * 0.0
     nonfinite = recent * 0.0
     lowest = recent * 0.0 + 1.0
@@ -42,6 +46,7 @@ def decide(
         nonfinite += tl.load(totals + HEAD + 2 * (own + u) + 1)
         squares += square
         threshold = tl.load(thresholds + u)
+        threshold = tl.where(clip < threshold, clip, threshold)
         each = threshold / (tl.sqrt(square) + 1e-6)
         each = tl.where(each < 1.0, each, 1.0)
         tl.store(factors + u, each.to(tl.float32))
@@ -54,9 +59,11 @@ def decide(
     loss = tl.load(totals) / tl.where(alive < 1.0, 1.0, alive)
     limit = tl.where(recent * factor > ever, recent * factor, ever)
     limit = tl.where(count >= warmup, limit, float("inf"))
+    limit = tl.where(norm_ceiling < limit, norm_ceiling, limit)
+    outlandish = (norm > limit) | (loss > loss_ceiling)
     sound = tl.abs(loss) < float("inf")
     good = (tl.abs(norm) < float("inf")) & sound & (nonfinite == 0.0)
-    verdict = tl.where(good, tl.where(norm > limit, 2.0, 0.0), 1.0)
+    verdict = tl.where(good, tl.where(outlandish, 2.0, 0.0), 1.0)
     if SCALED:
         verdict = tl.where((good == 0) & sound, 3.0, verdict)
     others = tl.load(joint)
@@ -73,6 +80,7 @@ def decide(
     tl.store(said + 9, tl.sqrt(tl.load(totals + 3)))
     tl.store(said + 10, tl.load(totals + 4))
     tl.store(said + 11, tl.sqrt(tl.load(totals + 5) / tl.load(totals + 6)))
+    tl.store(said + 12, alive)
     if COMMIT:
         landed = (verdict == 0.0) & (norm > 0.0)
         if REMEMBERS:

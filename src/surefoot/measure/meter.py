@@ -25,7 +25,7 @@ from surefoot.measure.summary import (
 )
 from surefoot.records import LAYER_STATS
 
-VERDICT = 12
+VERDICT = 13
 """Float64 places at the start of the block that the gate writes its decision to."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from surefoot.measure.summary import HEAD
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Newer torch has renamed it."""
+_NONE = -(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,14 @@ class Ranks:
         if self.world == 1:
             return packet[None]
         return _gather(packet, self.world)
+
+    def shared(self, numbers: Sequence[int], most: int) -> list[int]:
+        """Those of these numbers, `most` at the most, that every process has named; they all call it at once."""
+        if self.world == 1:
+            return list(numbers)
+        padded = [*numbers, *[_NONE] * most][:most]
+        told = _gather(torch.tensor(padded, dtype=torch.int64, device=self.once.device), self.world)
+        return sorted(set.intersection(*(set(each) for each in told.tolist())) - {_NONE})
 
     def from_first(self, value: object) -> Any:
         """What the first process says, on all of them."""

@@ -26,6 +26,10 @@ class UpdateSample:
         """Remember the weights as they are now."""
         self._before = [_sample(p).clone() for p in self._params]
 
+    def forget(self) -> None:
+        """The weights are others now."""
+        self._before = None
+
     def compare(self) -> tuple[Tensor, Tensor] | None:
         """Sum of squares of the change since then and of the sampled weights, or None when none were taken."""
         if not self._before:

@@ -58,12 +58,18 @@ class Frozen:
     chance: list[tuple[Any, Any]]
 
 
+class CannotGoBack(RuntimeError):
+    """The run has changed too much since the state was taken; nothing was written."""
+
+
 class Whole:
     """A run: its model and optimizers, and whatever else has to go back with them.
 
     Call it between a step and the next forward pass, and put back at the point of the loop at which you took: what
     the loop does from there on, such as a scheduler's step, it does again. Gradients belong to no state; they are gone
     after `put_back`. Of modules in `extra`, such as averaged weights, parameters and buffers are taken as the model's.
+    With `groups` false the options of parameter groups, such as the rate, stay what the loop has made of them: a
+    schedule that does not go back itself must find them where it left them.
     """
 
     def __init__(
@@ -74,13 +80,16 @@ class Whole:
         scheduler: Stateful | Sequence[Stateful] | None = None,
         scaler: Any = None,
         extra: Mapping[str, Stateful | Generator] | None = None,
+        groups: bool = True,
     ) -> None:
         given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         inner = [getattr(o, "optim", None) for o in given]  # where ZeroRedundancyOptimizer keeps its state
-        self._optimizers = given + [o for o in inner if isinstance(o, Optimizer)]
+        self.optimizers: list[Optimizer] = given + [o for o in inner if isinstance(o, Optimizer)]
         several = isinstance(scheduler, Sequence)
         self._schedulers: list[Stateful] = list(scheduler) if several else [] if scheduler is None else [scheduler]
-        self._scaler = scaler
+        self.scaler = scaler
+        """May be told later, when it is found."""
+        self._groups = groups
         extra = extra or {}
         for name, thing in extra.items():
             if not isinstance(thing, Stateful | Generator):
@@ -106,10 +115,10 @@ class Whole:
         look.frozen = Frozen(
             places,
             loose,
-            groups=[[freeze(_values(g), look.slot) for g in o.param_groups] for o in self._optimizers],
-            states=[freeze(o.state, look.steady_slot) for o in self._optimizers],
+            groups=[self._options(o, look) for o in self.optimizers],
+            states=[freeze(o.state, look.steady_slot) for o in self.optimizers],
             schedulers=[freeze(s.state_dict(), look.slot) for s in self._schedulers],
-            scaler=freeze_scaler(self._scaler, look.slot),
+            scaler=freeze_scaler(self.scaler, look.slot),
             extra={name: freeze(_state_of(thing), look.slot) for name, thing in self._extra.items()},
             chance=random_states({t.device for t in look.parts if t.is_cuda}),
         )
@@ -121,8 +130,11 @@ class Whole:
         copy.store(look)
         return copy
 
+    def _options(self, optimizer: Optimizer, look: Look) -> list[dict[str, Any]]:
+        return [freeze(_values(group), look.slot) for group in optimizer.param_groups] if self._groups else []
+
     def _held(self) -> Iterator[Tensor]:
-        return (p for o in self._optimizers for group in o.param_groups for p in group["params"])
+        return (p for o in self.optimizers for group in o.param_groups for p in group["params"])
 
     def _modules(self) -> Iterator[tuple[int, str, nn.Module]]:
         for root, model in enumerate(self._roots):
@@ -155,11 +167,11 @@ class Whole:
             thing.load_state_dict(state) if isinstance(thing, Stateful) else thing.set_state(state)
         for scheduler, state in zip(self._schedulers, kept.schedulers, strict=True):
             scheduler.load_state_dict(thaw(state, None, back.tensor))
-        for optimizer, groups, state in zip(self._optimizers, kept.groups, kept.states, strict=True):
+        for optimizer, groups, state in zip(self.optimizers, kept.groups, kept.states, strict=True):
             for group, values in zip(optimizer.param_groups, groups, strict=False):  # one may have been added since
                 group.update({k: thaw(v, group.get(k), back.tensor) for k, v in values.items()})
             optimizer.state = thaw(state, optimizer.state, back.tensor)
-        settle_scaler = thaw_scaler(self._scaler, kept.scaler, back.tensor)
+        settle_scaler = thaw_scaler(self.scaler, kept.scaler, back.tensor)
         back.write()
         settle_scaler()
         self._drop_gradients()
@@ -181,7 +193,7 @@ class Whole:
             elif module is not None:
                 lost.append((module, place))
         if amiss:
-            raise RuntimeError(f"cannot go back: {', '.join(amiss[:5])} changed shape or type, or went, since then")
+            raise CannotGoBack(f"cannot go back: {', '.join(amiss[:5])} changed shape or type, or went, since then")
         for module, place in lost:
             # A cache that has grown since stays: the module's own counters know its length.
             if place.name not in module._non_persistent_buffers_set or module._buffers.get(place.name) is None:

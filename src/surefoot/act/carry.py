@@ -1,0 +1,27 @@
+"""From a decision to what is done about it."""
+
+from __future__ import annotations
+
+from surefoot.act.reset import Reset
+from surefoot.act.rewind import Rewind
+from surefoot.act.run import CannotAct, Run
+from surefoot.act.stop import Stop
+from surefoot.records import Action, Decision
+
+
+def carry_out(decision: Decision, run: Run) -> str:
+    """Do all that was decided, or raise `CannotAct` and do nothing; says in words what was done."""
+    if decision.action is Action.STOP:
+        Stop(decision.reason, decision.before).apply(run)
+    asked = decision.restraint
+    objection = None if asked is None else run.reins.objection(asked)
+    if objection is not None:
+        raise CannotAct(objection)
+    done: list[str] = []
+    if decision.action is Action.REWIND:
+        done.append(f"back to step {Rewind(decision.before).apply(run).step}")
+    if decision.reset:
+        Reset().apply(run)
+    if asked is not None:
+        run.reins.set(asked)
+    return ", ".join([*done, decision.rung] if decision.rung else done)

@@ -1,0 +1,137 @@
+"""What the steps are asked for: set before each step and taken off after it, so that no loop ever sees it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.act.precision import Float32
+from surefoot.records import Restraint
+
+FREE = Restraint()
+
+
+class Ceilings(Protocol):
+    """One optimizer's gate, as far as it can be asked for something."""
+
+    def restrain(self, *, norm: float = math.inf, loss: float = math.inf, clip: float = math.inf) -> None: ...
+
+
+class Reins:
+    """Holds the restraint in force over all optimizers of a run."""
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], gates: Sequence[Ceilings]) -> None:
+        self.restraint = FREE
+        self._optimizers = optimizers
+        self._gates = gates
+        self._float32 = Float32(model)
+        self._steps = [0] * len(optimizers)
+        """Steps of each optimizer since the restraint was set."""
+        self._changed: list[list[_Change]] = [[] for _ in optimizers]
+
+    def objection(self, restraint: Restraint) -> str | None:
+        """Why this cannot be asked of the run, if it cannot."""
+        return self._float32.objection() if restraint.float32 else None
+
+    def set(self, restraint: Restraint) -> None:
+        """From the next step on this is asked for, and nothing else."""
+        self.restraint = restraint
+        self._steps = [0] * len(self._optimizers)
+        self._float32.switch(restraint.float32)
+        self._restrain_gates()
+
+    def rewire(self, gates: Sequence[Ceilings]) -> None:
+        """The optimizers have other gates now."""
+        self._gates = gates
+        if self.restraint != FREE:
+            self._restrain_gates()
+
+    def _restrain_gates(self) -> None:
+        asked = self.restraint
+        for k, gate in enumerate(self._gates):
+            gate.restrain(
+                norm=_of(asked.norm_ceiling, k, math.inf), loss=asked.loss_ceiling, clip=_of(asked.clip, k, math.inf)
+            )
+
+    def before(self, k: int) -> None:
+        """A step of this optimizer begins."""
+        self._undo(k)  # an error may have kept the step before from its end
+        if self.restraint == FREE:
+            return
+        groups = self._optimizers[k].param_groups
+        factor = self._factor(k, groups[0].get("lr"))
+        if factor is not None:
+            self._change(k, "lr", lambda lr: _product(lr, factor))
+        cap = _of(self.restraint.momentum_cap, k, math.inf)
+        if cap < math.inf:
+            self._change(k, "momentum", lambda held: _least(held, cap))
+            self._change(k, "betas", lambda held: (_least(held[0], cap), *held[1:]))
+        self._steps[k] += 1
+
+    def after(self, k: int) -> None:
+        """The step is over: everything is again what the loop has set."""
+        self._undo(k)
+
+    def release(self) -> None:
+        """Let go of everything."""
+        for k in range(len(self._optimizers)):
+            self._undo(k)
+        self.restraint = FREE
+        self._float32.switch(False)
+
+    def _factor(self, k: int, first: float | Tensor | None) -> float | Tensor | None:
+        """What the rates are multiplied by in this step, a tensor where the rate is one; None for nothing."""
+        asked = self.restraint
+        risen = min(1.0, (self._steps[k] + 1) / asked.rewarm) if asked.rewarm > 0 else 1.0
+        factor, cap = asked.rate * risen, _of(asked.rate_cap, k, math.inf)
+        if first is None or (factor == 1.0 and cap == math.inf):
+            return None
+        if isinstance(first, Tensor):
+            return factor if cap == math.inf else (cap / first.detach()).clamp(max=1.0) * factor
+        return factor * (cap / first if first > cap else 1.0)
+
+    def _change(self, k: int, key: str, how: Callable[[Any], Any]) -> None:
+        for group in self._optimizers[k].param_groups:
+            if group.get(key) is not None:
+                change = _Change(group, key, was=group[key], made=how(group[key]))
+                self._changed[k].append(change)
+                group[key] = change.made
+
+    def _undo(self, k: int) -> None:
+        for change in self._changed[k]:
+            change.undo()
+        self._changed[k] = []
+
+
+@dataclass(slots=True, eq=False)
+class _Change:
+    """One option of a parameter group that is another one inside the step."""
+
+    group: dict[str, Any]
+    key: str
+    was: Any
+    made: Any
+
+    def undo(self) -> None:
+        if self.group.get(self.key) is self.made:  # else the loop has set a new one inside the step, or loaded one
+            self.group[self.key] = self.was
+
+
+def _of(figures: Sequence[float], k: int, otherwise: float) -> float:
+    return figures[k] if k < len(figures) else otherwise
+
+
+def _product(rate: float | Tensor, factor: float | Tensor) -> float | Tensor:
+    if isinstance(rate, Tensor):
+        return rate.detach() * (factor.to(rate.device, non_blocking=True) if isinstance(factor, Tensor) else factor)
+    return rate * float(factor)
+
+
+def _least(held: float | Tensor, cap: float) -> float | Tensor:
+    return torch.clamp(held, max=cap) if isinstance(held, Tensor) else min(held, cap)

@@ -1,0 +1,45 @@
+"""Back to the last good state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.act.run import CannotAct, Run
+from surefoot.state.capture import CannotGoBack
+from surefoot.state.ring import Ring, State
+
+
+class HalfWay(RuntimeError):
+    """Some of a state was put back and some was not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """Goes to the newest good state taken before an attempt; a negative one means any."""
+
+    before: int = -1
+
+    def apply(self, run: Run) -> State:
+        """The state the run is in now."""
+        if run.ring is None:
+            raise CannotAct("no states are kept")
+        state = self._newest(run, run.ring)
+        try:
+            run.ring.rewind(state)
+        except CannotGoBack as error:
+            raise CannotAct(str(error)) from error
+        except Exception as error:
+            raise HalfWay(
+                f"going back to step {state.step} broke off half-way ({error}), so weights and optimizer may not "
+                "belong together any more: start again from a checkpoint"
+            ) from error
+        run.went_back(state)
+        return state
+
+    def _newest(self, run: Run, ring: Ring) -> State:
+        """Memory may have run out on one process only, so all of them look for a state that every one has."""
+        good = {s.attempt: s for s in ring.states if s.good and (self.before < 0 or s.attempt < self.before)}
+        shared = run.shared(sorted(good))
+        if not shared:
+            raise CannotAct(f"there is no good state to go back to: {ring.describe()}")
+        return good[max(shared)]

@@ -1,0 +1,187 @@
+"""What keeps a run on its feet: states to go back to, what steps are asked for, and decisions carried out.
+
+A decision is carried out at the end of the round it was made in, when all optimizers have stepped and no gradient is
+half gathered. A state is taken at that same point, so that what the loop does from there on it does again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from surefoot.act.carry import carry_out
+from surefoot.act.restraint import Reins
+from surefoot.act.run import CannotAct
+from surefoot.desk import Desk
+from surefoot.judge.policy import Policy
+from surefoot.records import Action, Decision
+from surefoot.rounds import Rounds
+from surefoot.state.buffers import BufferShadow
+from surefoot.state.capture import Whole
+from surefoot.state.ring import Ring, State
+from surefoot.state.tree import Stateful
+
+log = logging.getLogger("surefoot")
+_GATES = "what the gates of surefoot remember"
+
+
+class Footing:
+    """The run as actions see it; `act.run.Run` says what they may reach."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        *,
+        rounds: Rounds,
+        desk: Desk,
+        policy: Policy,
+        shadow: BufferShadow | None,
+        scheduler: Sequence[Stateful],
+        extra: Mapping[str, Any],
+        ring: int | None,
+    ) -> None:
+        self.rounds = rounds
+        self.reins = Reins(model, optimizers, rounds.gates)
+        self._desk = desk
+        self._policy = policy
+        self._shadow = shadow
+        self._whole = Whole(
+            model, optimizers, scheduler=scheduler, extra={**extra, _GATES: self}, groups=bool(scheduler)
+        )
+        keeps = ring != 0 and not policy.observe
+        self.ring = Ring(self._whole, size=policy.ring_size, budget_bytes=ring) if keeps else None
+        self._optimizers = self._whole.optimizers
+        self._taken: int | None = None
+        """The attempt after which a state was last taken, or tried to be."""
+        self._told: set[bool] = set()
+        """What has been said of the ring: that it is on, that it is off."""
+        self._decided: list[Decision] = []
+
+    @property
+    def pending(self) -> bool:
+        """Something was decided and is still to be done."""
+        return bool(self._decided)
+
+    # -- step by step
+
+    def begin(self) -> None:
+        """A forward pass is about to run; before the first in training, so that a run can go back to its very start."""
+        if self._taken is None and torch.is_grad_enabled():  # after an evaluation a loop may still load its weights
+            state = self._take(self.rounds.attempt - 1)
+            if state is not None:
+                state.good = True  # there is nothing better
+
+    def before_step(self, k: int) -> None:
+        if self.ring is not None:
+            self.ring.settle()
+        self.reins.before(k)
+
+    def after_step(self, k: int) -> None:
+        self.reins.after(k)
+
+    def row_read(self, decided: Sequence[Decision]) -> None:
+        """A row was read and judged."""
+        if self.ring is not None:
+            for state in self.ring.states:
+                if state.attempt == self._desk.attempt:
+                    state.step = self._desk.step  # only now it is known which updates have landed
+            self.ring.prove(self._desk.judge.proven)
+        self._decided += decided
+        if any(d.action is Action.STOP for d in decided):
+            self._desk.journal.flush()
+            self._carry_out_all()
+
+    def round_ended(self) -> None:
+        """All optimizers have stepped."""
+        self._carry_out_all()
+        since = self.rounds.attempt - self._policy.ring_every
+        if self._desk.judge.quiet and (self._taken is None or self._taken <= since):
+            self._take(self.rounds.attempt)
+
+    def rewire(self, rounds: Rounds) -> None:
+        """The optimizers hold other parameters now."""
+        self.rounds = rounds
+        self.reins.rewire(rounds.gates)
+
+    def release(self) -> None:
+        """Let go of the run and leave it as the loop has set it."""
+        self.reins.release()
+        self.ring = None
+
+    # -- states
+
+    def _take(self, attempt: int) -> State | None:
+        self._taken = attempt
+        if self.ring is None or self.ring.off is not None:
+            return None
+        self._whole.scaler = self.rounds.scaler
+        state = self.ring.take(attempt, self._desk.step)
+        off = self.ring.off is not None
+        if off not in self._told:
+            self._told.add(off)
+            self._desk.note("ring", self.ring.describe(), attempt=self.rounds.attempt)
+            if off:
+                log.warning("surefoot: the run cannot go back if it has to: %s", self.ring.describe())
+        return state
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the gates remember, which goes back with the run."""
+        return {str(k): gate.memory.state_dict() for k, gate in enumerate(self.rounds.gates)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for k, gate in enumerate(self.rounds.gates):
+            gate.memory.load_state_dict(state[str(k)])
+
+    # -- decisions
+
+    def _carry_out_all(self) -> None:
+        decided, self._decided = self._decided, []
+        for decision in decided:
+            try:
+                done = carry_out(decision, self)
+            except CannotAct as why:
+                self._desk.judge.failed(decision, str(why))
+                self._desk.note("failed", f"{decision.action}: {why}", attempt=self.rounds.attempt)
+                self._say(logging.WARNING, decision, f"{decision.rung or decision.action} cannot be done: {why}")
+            else:
+                self._say(logging.INFO if decision.action is Action.LOOSEN else logging.WARNING, decision, done)
+
+    def _say(self, level: int, decision: Decision, done: str) -> None:
+        if self._desk.journal.rank == 0 and decision.action is not Action.REFUSE:
+            log.log(level, "surefoot: step %d: %s; %s", decision.step, decision.reason, done or decision.action)
+
+    # -- what actions reach
+
+    def shared(self, attempts: Sequence[int]) -> Sequence[int]:
+        ranks = self.rounds.meter.ranks
+        if self._desk.alive < ranks.world:  # it would not answer
+            raise CannotAct("one of the processes has lost its protection, so they cannot go back together")
+        return ranks.shared(attempts, self._policy.ring_size)
+
+    def went_back(self, state: State) -> None:
+        at = self.rounds.attempt
+        for block, tag in self.rounds.arrived(rest=True):
+            self._desk.read(block, tag, judged=False)  # of a time that is gone: written down, and no more
+        if self._shadow is not None:
+            self._shadow.take()
+        self.rounds.start_over()
+        self._taken = self.rounds.attempt
+        self._desk.went_back(state.attempt, state.step)
+        self._desk.note(
+            "rewound",
+            f"back to step {state.step}, as after attempt {state.attempt}",
+            values={"step": state.step, "attempt": state.attempt},
+            attempt=at,
+        )
+
+    def empty(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+        for gate in self.rounds.gates:
+            gate.forget()

@@ -1,0 +1,74 @@
+"""A judge that decides what a test has written down for it, and runs to act on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from rewinding import Run, batch
+from torch import Tensor
+
+from surefoot.records import Action, Decision, Event, Restraint, Row
+
+
+class Scripted:
+    """Decides by attempt; states are proven by the row after them, unless the test says otherwise."""
+
+    def __init__(self, plan: Mapping[int, Mapping[str, Any]], *, proves: int = 1) -> None:
+        self.plan = dict(plan)
+        self.proves = proves
+        self.proven = -1
+        self.quiet = True
+        self.names: Sequence[str] = ()
+        self.seen: list[int] = []
+        self.rewinds: list[tuple[int, int]] = []
+        self.failures: list[str] = []
+
+    def update(self, row: Row, layers: Any = None) -> list[Event]:
+        again = bool(self.seen) and self.seen[-1] == row.attempt
+        self.seen.append(row.attempt)
+        self.proven = row.attempt - self.proves
+        planned = None if again else self.plan.get(row.attempt)
+        if planned is None:
+            return []
+        told = {"action": Action.RESTRAIN, "reason": "scripted"} | planned
+        return [Decision(step=row.step, attempt=row.attempt, time=row.time, **told)]
+
+    def rewound(self, attempt: int, step: int) -> None:
+        self.rewinds.append((attempt, step))
+
+    def failed(self, decision: Decision, why: str) -> None:
+        self.failures.append(why)
+
+
+def script(guard: Any, plan: Mapping[int, Mapping[str, Any]], **options: Any) -> Scripted:
+    """Have this guard's judge decide by plan."""
+    judge = Scripted(plan, **options)
+    judge.names = guard._desk.judge.names
+    guard._desk.judge = judge
+    return judge
+
+
+def restrain(guard: Any, **asked: Any) -> None:
+    """Ask for something from the next step on, as a decision would."""
+    guard._footing.reins.set(Restraint(**asked))
+
+
+class Watched(Run):
+    """A run of the state tests whose loss a guard may watch."""
+
+    watch: Callable[..., Tensor] = staticmethod(lambda loss, batch: loss)
+
+    def loss(self, i: int, factor: float) -> Tensor:
+        x, y = batch(i)
+        x = x + random.random() * 0.01 + float(np.random.rand()) * 0.01
+        loss = (self.forward(x.to(self.device)) - y.to(self.device)).square().mean() * factor
+        loss = self.watch(loss, x)
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    def scheduled(self) -> Watched:
+        self.schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 40)]
+        return self

@@ -1,0 +1,444 @@
+"""What steps are asked for holds inside them, to the bit, and leaves no trace outside."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from loops import Net, bare, batch, hooks_on, loss_of, net, same, snapshot, train
+from scripted import restrain, script
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import surefoot
+from surefoot.records import Action, Restraint, Verdict
+
+Attach = Callable[..., Any]
+Read = Callable[[], surefoot.Run]
+Make = Callable[[Net], Optimizer]
+
+
+def two_groups(model: Net, lr: Any) -> list[dict[str, Any]]:
+    rest = [*model.norm.parameters(), *model.last.parameters()]
+    other = lr * 0.1 if isinstance(lr, Tensor) else 0.1 * lr
+    return [{"params": list(model.first.parameters()), "lr": lr}, {"params": rest, "lr": other}]
+
+
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda m: torch.optim.SGD(two_groups(m, 0.01), momentum=0.9),
+    "SGD fused": lambda m: torch.optim.SGD(two_groups(m, 0.01), momentum=0.9, fused=True),
+    "AdamW plain": lambda m: torch.optim.AdamW(two_groups(m, 0.01), foreach=False),
+    "AdamW foreach": lambda m: torch.optim.AdamW(two_groups(m, 0.01), foreach=True),
+    "AdamW fused": lambda m: torch.optim.AdamW(two_groups(m, 0.01), fused=True),
+    "AdamW tensor": lambda m: torch.optim.AdamW(two_groups(m, torch.tensor(0.01)), foreach=False),
+    "AdamW fused tensor": lambda m: torch.optim.AdamW(two_groups(m, torch.tensor(0.01)), fused=True),
+    "SGD tensor": lambda m: torch.optim.SGD(two_groups(m, torch.tensor(0.01)), momentum=0.9),
+    "RMSprop": lambda m: torch.optim.RMSprop(two_groups(m, 0.001), momentum=0.9),
+    "NAdam": lambda m: torch.optim.NAdam(two_groups(m, 0.001)),
+}
+
+
+def by_hand(model: Net, optimizer: Optimizer, i: int, factor: float, momentum: float = math.inf) -> None:
+    """One step of the bare loop with rates and momenta set for this step only."""
+    kept = [dict(g) for g in optimizer.param_groups]
+    for g in optimizer.param_groups:
+        if factor != 1.0:
+            g["lr"] = g["lr"] * factor
+        if "momentum" in g:
+            g["momentum"] = min(g["momentum"], momentum)
+        if "betas" in g:
+            g["betas"] = (min(g["betas"][0], momentum), g["betas"][1])
+    train(model, optimizer, bare, i)
+    for g, was in zip(optimizer.param_groups, kept, strict=True):
+        g.update({k: was[k] for k in ("lr", "momentum", "betas") if k in was})
+
+
+def pair(name: str) -> tuple[Net, Optimizer, Net, Optimizer]:
+    model, other = net(), net()
+    return model, OPTIMIZERS[name](model), other, OPTIMIZERS[name](other)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_rate_that_rises_again_and_is_loosened(name: str, attach: Attach, read: Read) -> None:
+    model, optimizer, other, plain = pair(name)
+    guard = attach(model, optimizer)
+    rates = [g["lr"] for g in optimizer.param_groups]
+    values = copy.deepcopy(rates)
+    for i in range(12):
+        if i == 3:
+            restrain(guard, rate=0.5, rewarm=4)
+        if i == 10:
+            restrain(guard)
+        train(model, optimizer, guard.watch, i)
+        by_hand(other, plain, i, [1, 1, 1, 0.125, 0.25, 0.375, 0.5, 0.5, 0.5, 0.5, 1, 1][i])
+        assert all(a is b["lr"] for a, b in zip(rates, optimizer.param_groups, strict=True)), "the very same object"
+        assert rates == values
+    assert same(snapshot(model, optimizer), snapshot(other, plain))
+    guard.close()
+    assert read().scalars["lr"].tolist() == pytest.approx([float(rates[0])] * 12), "told is what the loop has set"
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_rate_under_a_cap(name: str, attach: Attach) -> None:
+    model, optimizer, other, plain = pair(name)
+    guard = attach(model, optimizer)
+    first = float(optimizer.param_groups[0]["lr"])
+    restrain(guard, rate_cap=(first / 4,), rate=0.5)
+    for i in range(4):
+        train(model, optimizer, guard.watch, i)
+        by_hand(other, plain, i, 0.125)
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+    restrain(guard, rate_cap=(first * 4,))  # far above what the loop has set
+    train(model, optimizer, guard.watch, 4)
+    by_hand(other, plain, 4, 1.0)
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_momentum_under_a_cap(name: str, attach: Attach, read: Read) -> None:
+    model, optimizer, other, plain = pair(name)
+    guard = attach(model, optimizer)
+    for i in range(8):
+        if i == 2:
+            restrain(guard, momentum_cap=(0.5,))
+        if i == 6:
+            restrain(guard, momentum_cap=(0.99,))
+        train(model, optimizer, guard.watch, i)
+        by_hand(other, plain, i, 1.0, 0.5 if 2 <= i < 6 else math.inf)
+    assert same(snapshot(model, optimizer), snapshot(other, plain))
+    guard.close()
+    assert read().scalars["momentum"].tolist() == pytest.approx([0.9] * 8), "told is what the loop has set"
+
+
+@pytest.mark.parametrize("schedule", ["ExponentialLR", "CosineAnnealingLR", "OneCycleLR"])
+def test_a_schedule_is_not_confused(schedule: str, attach: Attach, read: Read) -> None:
+    make: dict[str, Callable[[Optimizer], Any]] = {
+        "ExponentialLR": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.8),
+        "CosineAnnealingLR": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 12),
+        "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
+    }
+    model, optimizer, other, plain = pair("SGD")
+    mine, theirs = make[schedule](optimizer), make[schedule](plain)
+    guard = attach(model, optimizer, scheduler=mine)
+    wanted: list[float] = []
+    for i in range(10):
+        if i == 2:
+            restrain(guard, rate=0.25)
+        wanted.append(plain.param_groups[0]["lr"])
+        train(model, optimizer, guard.watch, i)
+        by_hand(other, plain, i, 1.0 if i < 2 else 0.25)
+        mine.step()
+        theirs.step()
+    assert same(snapshot(model, optimizer), snapshot(other, plain))
+    assert mine.state_dict().keys() == theirs.state_dict().keys()
+    assert mine.get_last_lr() == theirs.get_last_lr()
+    guard.close()
+    assert read().scalars["lr"].tolist() == pytest.approx(wanted)
+
+
+def test_each_optimizer_by_its_own(attach: Attach) -> None:
+    def build() -> tuple[Net, list[Optimizer]]:
+        model = net()
+        rest = [*model.norm.parameters(), *model.last.parameters()]
+        return model, [torch.optim.SGD(model.first.parameters(), lr=0.1), torch.optim.SGD(rest, lr=0.01)]
+
+    (model, optimizers), (other, plain) = build(), build()
+    guard = attach(model, optimizers)
+    restrain(guard, rate_cap=(0.05, 1.0), rate=0.5)
+    for i in range(4):
+        train(model, optimizers, guard.watch, i)
+        for o, lr in zip(plain, (0.025, 0.005), strict=True):
+            o.param_groups[0]["lr"] = lr
+        train(other, plain, bare, i)
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0.0)
+
+
+def test_inside_a_closure(attach: Attach) -> None:
+    model, other = net(), net()
+    optimizer, plain = (torch.optim.LBFGS(m.parameters(), lr=0.1, max_iter=3) for m in (model, other))
+    guard = attach(model, optimizer)
+    restrain(guard, rate=0.5)
+
+    def step(m: Net, o: Optimizer, watch: Callable[..., Tensor], i: int) -> None:
+        def closure() -> Tensor:
+            o.zero_grad()
+            loss = watch(loss_of(m, batch(i)), None)
+            loss.backward()
+            return loss
+
+        o.step(closure)  # pyright: ignore[reportArgumentType]
+
+    for i in range(3):
+        step(model, optimizer, guard.watch, i)
+        plain.param_groups[0]["lr"] = 0.05
+        step(other, plain, bare, i)
+    assert same(snapshot(model), snapshot(other))
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_an_error_in_the_step_leaves_nothing_for_good(attach: Attach) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = attach(model, optimizer)
+    restrain(guard, rate=0.5)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)  # pyright: ignore[reportArgumentType]
+    train(model, optimizer, guard.watch, 0)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    guard.close()
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_rate_set_inside_the_step_stays(attach: Attach) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = attach(model, optimizer)
+    restrain(guard, rate=0.5)
+
+    def closure() -> Tensor:
+        optimizer.param_groups[0]["lr"] = 0.07
+        loss = guard.watch(loss_of(model, batch(0)), None)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # pyright: ignore[reportArgumentType]
+    assert optimizer.param_groups[0]["lr"] == 0.07
+
+
+def test_it_is_set_by_a_decision_and_replaced_by_the_next(attach: Attach) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = attach(model, optimizer)
+    inside: list[float] = []
+    plan = {
+        1: {"restraint": Restraint(rate=0.5)},
+        3: {"restraint": Restraint(rate=0.25), "action": Action.RESTRAIN},
+        4: {"reason": "nothing is asked", "action": Action.ACCEPT},
+        5: {"restraint": Restraint(), "action": Action.LOOSEN},
+    }
+    script(guard, plan)
+    optimizer.register_step_pre_hook(lambda *_: inside.append(optimizer.param_groups[0]["lr"]))
+    for i in range(10):
+        train(model, optimizer, guard.watch, i)
+    assert inside == [0.1] * 4 + [0.05] * 2 + [0.025] * 2 + [0.1] * 2, "decided two rows later, from the next step on"
+
+
+# -- the gate ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["SGD", "SGD fused", "AdamW plain", "AdamW fused"])
+@pytest.mark.parametrize("what", ["norm", "loss"])
+def test_a_ceiling_refuses_in_the_same_step(what: str, name: str, attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = OPTIMIZERS[name](model)
+    guard = attach(model, optimizer)
+    judge = script(guard, {})
+    for i in range(4):
+        train(model, optimizer, guard.watch, i)
+    norms = guard._desk.history.norms
+    top = 3 * max(norms) if what == "norm" else 1e9
+    restrain(guard, norm_ceiling=(top,), loss_ceiling=1e9 if what == "norm" else 3 * max(guard._desk.history.losses))
+    train(model, optimizer, guard.watch, 4)
+    before = snapshot(model, optimizer)
+    train(model, optimizer, guard.watch, 5, "burst")
+    assert same(before, snapshot(model, optimizer)), "buffers too"
+    train(model, optimizer, guard.watch, 6)
+    assert not same(before, snapshot(model, optimizer))
+    restrain(guard)
+    train(model, optimizer, guard.watch, 7, "burst")
+    guard.close()
+    rows = read().scalars
+    assert rows["verdict"].tolist() == [0] * 5 + [Verdict.OUTLANDISH, 0, 0]
+    assert rows["limit"].tolist()[4:7] == pytest.approx([top] * 3)
+    assert math.isnan(rows["limit"][7])
+    assert judge.seen[-1] == 7
+
+
+def test_of_two_optimizers_one_ceiling_refuses_both(attach: Attach, read: Read) -> None:
+    model = net()
+    rest = [*model.norm.parameters(), *model.last.parameters()]
+    optimizers = [torch.optim.SGD(model.first.parameters(), lr=0.1), torch.optim.SGD(rest, lr=0.01)]
+    guard = attach(model, optimizers)
+    script(guard, {})
+    for i in range(3):
+        train(model, optimizers, guard.watch, i)
+    restrain(guard, norm_ceiling=(math.inf, 1e-9))
+    before = snapshot(model, *optimizers)
+    train(model, optimizers, guard.watch, 3)
+    assert same(before, snapshot(model, *optimizers))
+
+
+@pytest.mark.parametrize("name", ["SGD", "SGD fused", "AdamW plain", "AdamW fused", "AdamW fused tensor"])
+@pytest.mark.parametrize("own", [None, 0.5, "groups", "value"])
+def test_a_clip_on_top_of_the_users_own(own: Any, name: str, attach: Attach, read: Read) -> None:
+    model, optimizer, other, plain = pair(name)
+    option = {"groups": [0.5, None], "value": {"value": 0.05}}.get(own, own)
+    guard = attach(model, optimizer, clip=option)
+    theirs = [[*other.first.parameters()], [*other.norm.parameters(), *other.last.parameters()]]
+
+    def clip(asked: float) -> None:
+        if own == "groups":
+            nn.utils.clip_grad_norm_(theirs[0], min(0.5, asked))
+            nn.utils.clip_grad_norm_(theirs[1], asked)
+            return
+        nn.utils.clip_grad_norm_(other.parameters(), min(asked, own if isinstance(own, float) else math.inf))
+        if own == "value":
+            nn.utils.clip_grad_value_(other.parameters(), 0.05)
+
+    for i in range(9):
+        if i == 3:
+            restrain(guard, clip=(0.1,))
+        if i == 6:
+            restrain(guard)
+        train(model, optimizer, guard.watch, i)
+        loss_of(other, batch(i)).backward()
+        clip(0.1 if 3 <= i < 6 else math.inf)
+        plain.step()
+        plain.zero_grad()
+    for (which, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
+        if which != "first.bias":  # its gradient is nothing but rounding, which Adam makes much of
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    guard.close()
+    told = read().scalars["clip"].tolist()
+    assert told[3:6] == pytest.approx([0.1] * 3)
+    assert told[6:] == pytest.approx([0.5 if own in (0.5, "groups") else math.nan] * 3, nan_ok=True)
+    assert all(c < 1.0 for c in read().scalars["clipped"].tolist()[3:6])
+
+
+def test_new_gates_are_asked_for_the_same(attach: Attach) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.first.parameters(), lr=0.01)
+    guard = attach(model, optimizer)
+    script(guard, {})
+    train(model, optimizer, guard.watch, 0)
+    restrain(guard, norm_ceiling=(1e-9,))
+    optimizer.add_param_group({"params": [*model.norm.parameters(), *model.last.parameters()]})
+    before = snapshot(model)
+    train(model, optimizer, guard.watch, 1)
+    assert same(before, snapshot(model))
+
+
+# -- the optimizers' state --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_reset_makes_the_next_step_as_a_first_one(name: str, attach: Attach) -> None:
+    model, optimizer, other, plain = pair(name)
+    guard = attach(model, optimizer)
+    script(guard, {3: {"reset": True}})
+    for i in range(9):
+        if i == 6:
+            assert not optimizer.state
+            plain.state.clear()
+        train(model, optimizer, guard.watch, i)
+        train(other, plain, bare, i)
+    assert same(snapshot(model, optimizer), snapshot(other, plain))
+    before = snapshot(model, optimizer)
+    train(model, optimizer, guard.watch, 9, "nan")
+    assert same(before, snapshot(model, optimizer))
+
+
+@pytest.mark.parametrize("name", ["SGD fused", "AdamW fused", "AdamW plain"])
+def test_a_refusal_right_after_a_reset(name: str, attach: Attach) -> None:
+    model = net()
+    optimizer = OPTIMIZERS[name](model)
+    guard = attach(model, optimizer)
+    script(guard, {3: {"reset": True}})
+    for i in range(6):
+        train(model, optimizer, guard.watch, i)
+    before = snapshot(model)
+    train(model, optimizer, guard.watch, 6, "nan")
+    assert same(before, snapshot(model))
+    train(model, optimizer, guard.watch, 7)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def test_back_and_reset(attach: Attach) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    guard = attach(model, optimizer, policy=surefoot.Policy(ring_every=4))
+    script(guard, {9: {"action": Action.REWIND, "reset": True, "restraint": Restraint(rate=0.5)}})
+    kept = None
+    for i in range(12):
+        train(model, optimizer, guard.watch, i)
+        kept = snapshot(model) if i == 7 else kept
+    assert same(kept, snapshot(model))
+    assert not optimizer.state
+    assert guard._footing.reins.restraint.rate == 0.5
+    train(model, optimizer, guard.watch, 12)
+    assert not guard.lost
+
+
+# -- precision --------------------------------------------------------------------------------------------------------
+
+
+class Seeing(nn.Module):
+    """Tells the type its product came in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: Tensor, *, mask: Tensor, fail: bool = False) -> Tensor:
+        out = self.linear(x) * mask
+        self.seen += [self.linear(x).dtype, x.dtype, mask.dtype]
+        if fail:
+            raise KeyError("the user's own")
+        return out
+
+
+def test_the_model_computes_in_float32_while_it_is_asked_to(attach: Attach) -> None:
+    torch.manual_seed(0)
+    model = Seeing()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer)
+    half, whole = torch.bfloat16, torch.float32
+
+    def step(i: int, *, fail: bool = False) -> list[torch.dtype]:
+        model.seen.clear()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(batch(i).to(half), mask=torch.ones(4, dtype=half), fail=fail).float().square().mean()
+            assert torch.is_autocast_enabled("cpu")
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is half, "outside of the model nothing changes"
+        guard.watch(loss, None).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return model.seen
+
+    assert step(0) == [half] * 3
+    restrain(guard, float32=True)
+    assert step(1) == [whole] * 3
+    assert step(2) == [whole] * 3
+    with pytest.raises(KeyError):
+        step(3, fail=True)
+    assert step(4) == [whole] * 3, "an error on the way leaves nothing open"
+    copied = copy.deepcopy(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        copied(batch(0), mask=torch.ones(4))
+    assert copied.seen[-3] is half, "a copy is not asked for anything"
+    restrain(guard)
+    assert step(5) == [half] * 3
+    restrain(guard, float32=True)
+    guard.close()
+    assert hooks_on(model, optimizer) == []
+
+
+def test_a_model_in_another_type_cannot(attach: Attach) -> None:
+    model = net().to(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer)
+    judge = script(guard, {1: {"restraint": Restraint(float32=True, rate=0.5)}})
+    for i in range(5):
+        guard.watch(loss_of(model, batch(i).to(torch.bfloat16)), None).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert judge.failures == ["the model cannot compute in float32: it holds weights in torch.bfloat16"]
+    assert guard._footing.reins.restraint == Restraint(), "none of it is done"

@@ -1,0 +1,106 @@
+"""Run by torchrun with two processes: both go back together, to a state that both of them have."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "state"))
+from rewinding import same
+from scripted import Watched, script
+from two_rewinding import build, contents
+
+import surefoot
+from surefoot.records import Action, Restraint
+
+KINDS = ("ddp", "ddp fused", "fsdp2", "fsdp2 fused", "zero")
+
+
+def watched(kind: str) -> Watched:
+    run = build(kind)
+    run.__class__ = Watched
+    assert isinstance(run, Watched)
+    return run
+
+
+def attached(kind: str, where: Path, plan: dict[int, dict[str, Any]]) -> tuple[Watched, Any, Any]:
+    run = watched(kind)
+    guard = surefoot.attach(
+        run.model, run.optimizer, run_dir=where, policy=surefoot.Policy(ring_every=4), scheduler=run.schedulers
+    )
+    run.watch = guard.watch
+    return run, guard, script(guard, plan)
+
+
+def trial(kind: str, lacking: bool, out: Path) -> dict[str, Any]:
+    """Back at the end of attempt 11: to the state of attempt 7, or of 3 where one process lacks the newer one."""
+    rank, back = dist.get_rank(), 3 if lacking else 7
+    run, guard, judge = attached(kind, out / f"{kind}-{lacking}", {9: {"action": Action.REWIND}})
+    for i in range(12):
+        run.train(2 * i + rank, 1.0 if i < 8 else 30.0)
+        if lacking and rank == 1 and i == 9:
+            guard._footing.ring._forget(guard._footing.ring.states[-1])
+    for i in range(12, 16):
+        run.train(2 * i + rank)
+    twin = watched(kind)
+    for i in [*range(back + 1), *range(12, 16)]:
+        twin.train(2 * i + rank)
+    guard.close()
+    return {"rewinds": judge.rewinds, "on": same(contents(twin), contents(run)), "step": guard.step, "lost": guard.lost}
+
+
+def restrained(kind: str, out: Path) -> bool:
+    """A factor on the rate reaches a sharded optimizer, and the loop never sees it."""
+    rank = dist.get_rank()
+    run, guard, _ = attached(kind, out / f"{kind}-rate", {2: {"restraint": Restraint(rate=0.5)}})
+    for i in range(8):
+        run.train(2 * i + rank)
+    guard.close()
+    twin = watched(kind)
+    groups = twin.optimizer.param_groups
+    for i in range(8):
+        kept = [g["lr"] for g in groups]
+        for g in groups:
+            g["lr"] *= 0.5 if i > 4 else 1.0
+        hook = twin.optimizer.register_step_post_hook(lambda *_, kept=kept: set_rates(groups, kept))
+        twin.train(2 * i + rank)
+        hook.remove()
+    return same(contents(twin), contents(run))
+
+
+def set_rates(groups: list[dict[str, Any]], rates: list[float]) -> None:
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def with_one_lost(out: Path) -> dict[str, Any]:
+    """One process loses its protection: the other cannot go back, and nobody hangs."""
+    rank = dist.get_rank()
+    run, guard, judge = attached("ddp", out / "lost", {9: {"action": Action.REWIND}})
+    for i in range(14):
+        if rank == 1 and i == 4:
+            guard.lose(RuntimeError("planted"), "a test")
+        run.train(2 * i + rank)
+    guard.close()
+    return {"failures": judge.failures, "rewinds": judge.rewinds}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    out = Path(sys.argv[1])
+    told: dict[str, Any] = {kind: trial(kind, False, out) for kind in KINDS}
+    told |= {f"{kind} lacking": trial(kind, True, out) for kind in ("ddp", "fsdp2")}
+    told["rate"] = {kind: restrained(kind, out) for kind in ("ddp", "fsdp2", "zero")}
+    told["lost"] = with_one_lost(out)
+    (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(told))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
