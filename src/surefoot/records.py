@@ -170,6 +170,8 @@ class Finding(Event):
     detector: str
     pattern: Pattern = Pattern.NONE
     detail: str = ""
+    grave: bool = False
+    """The run is being damaged: something is to be done about it, not only told."""
     evidence: dict[str, Any] = field(default_factory=dict)
 
 

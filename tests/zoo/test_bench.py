@@ -37,7 +37,7 @@ def test_the_veto_cures_what_the_bare_loop_dies_of(done: tuple[Path, subprocess.
     assert found["acting"][BARE]["cured"]["all"]["share"] == 0.0
     assert found["acting"][OURS]["cured"]["all"]["share"] == 1.0
     assert found["acting"][OURS]["false_interventions"] == 0.0
-    assert found["looking"][OURS]["seen"]["brutal"] == {"runs": 1, "share": 1.0, "delay": 0.0, "cause_right": 0}
+    assert found["looking"][OURS]["seen"]["brutal"] == {"runs": 1, "share": 1.0, "delay": 0.0, "cause_right": 1}
     assert found["looking"]["NaN check"]["seen"]["brutal"]["share"] == 1.0
 
 

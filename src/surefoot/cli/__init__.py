@@ -115,6 +115,53 @@ def zoo(
     raise typer.Exit(show(choice, jobs=jobs, out=out, page=page, as_json=as_json))
 
 
+@bench.command()
+def healthy(
+    steps: Annotated[int, typer.Option(min=1, help="Healthy steps in all.")] = 300_000,
+    split: Annotated[str, typer.Option(help="report, or tuning: the part that rules may be tuned on.")] = "report",
+    jobs: Annotated[int, typer.Option(min=0, help="Processes at work; 0 takes one a core.")] = 0,
+) -> None:
+    """Suspicious but healthy runs, with ever new seeds: is any of them touched? 1 when one is."""
+    _needs_torch("bench healthy")
+    from surefoot.bench.healthy import main as run
+    from surefoot.bench.zoo import cores
+    from surefoot.zoo.families import Split
+
+    if split not in list(Split):
+        typer.echo(f"bench healthy: --split {split} is unknown. Use {' or '.join(Split)}.", err=True)
+        raise typer.Exit(2)
+
+    def tell(done: int, total: int) -> None:
+        if done * 20 // total > (done - 1) * 20 // total:
+            typer.echo(f"{done} of {total} runs made", err=True)
+
+    tally = run(Split(split), steps=steps, workers=jobs or cores(), progress=tell)
+    typer.echo(tally.as_text())
+    raise typer.Exit(1 if tally.touched else 0)
+
+
+@bench.command()
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run_dir that was given to surefoot.attach.")],
+    policy: Annotated[
+        str, typer.Option(help="observe or protect, with surefoot's own figures; by default the run's own policy.")
+    ] = "",
+    figures: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Another figure, such as outlandish=10 or sight.jump=8; may be repeated.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the decisions as JSON.")] = False,
+) -> None:
+    """Judge a recorded run again: the same decisions, or those another policy would have made."""
+    from surefoot.cli.replay import show
+
+    raise typer.Exit(show(run, name=policy, figures=figures or (), as_json=as_json))
+
+
 def _needs_torch(what: str) -> None:
     if importlib.util.find_spec("torch") is None:
         typer.echo(f"{what} trains a model and needs torch: pip install 'surefoot[train,plots]'", err=True)

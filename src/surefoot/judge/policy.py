@@ -2,7 +2,66 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """From when on something in the numbers is worth a word; every figure that a finding hangs on stands here."""
+
+    window: int = 64
+    """Accepted values that tell what is normal."""
+    least: int = 16
+    """Accepted values before anything is compared with them."""
+    jump: float = 4.0
+    """A norm that is this many times the largest accepted lately is a jump."""
+    leap: float = 9.0
+    """The same, twice within a while: then it is no accident, and harms the run each time."""
+    far: float = 8.0
+    """Deviations above normal at which a single loss is a jump..."""
+    above: float = 1.5
+    """... if it is also this many times the largest accepted lately."""
+    lasting: int = 5
+    """Steps after which something is no spike any more: it stays."""
+    usual: int = 3
+    """Spikes within the window, above which they are what this run is like."""
+    raised: float = 4.0
+    """Deviations by which the middle one of the last 5 losses must lie above normal for the level to have risen."""
+    creeping: float = 1.5
+    """The same for the mean of the last 16, which sees less and takes longer."""
+    lost: float = 2.0
+    """A level this many times that of the first losses: the run has lost what it had learnt."""
+    growing: float = 3.0
+    """How much a loss or norm must grow, at 6 steps in a row, to be called growth."""
+    faster: float = 8.0
+    """A rate that is this many times what it usually was."""
+    slower: float = 20.0
+    """A rate that falls to one part in this many, from one step to the next, is as good as off."""
+    explodes: float = 100.0
+    """A layer's gradient norm above this, and above ten times its own past; ten times this is severe."""
+    vanishes: float = 1e-8
+    """A layer's gradient norm below this; or below its own past by `fades`."""
+    fades: float = 30.0
+    dead: float = 0.4
+    """Rise of the share of gradient values that are zero."""
+    still: float = 16.0
+    """An update that has become this many times smaller, at the same rate: the weights hardly move."""
+    scale_falls: float = 64.0
+    """A loss scale that has fallen to one part in this many."""
+    streak: int = 8
+    """Overflows in a row."""
+    repeats: float = 0.2
+    """Losses that differ, from one round of batches to the next, by less than this share of what chance used to do."""
+    rhythm: int = 3
+    """Spikes at equal distances that make a rhythm."""
+    clipped_often: float = 0.9
+    """Share of the last 100 updates that were clipped above which the threshold is too low."""
+    slowdown: float = 3.0
+    """A step that takes this many times as long as usual."""
+    waits: float = 0.25
+    """Share of a step spent waiting for data."""
+    leak: float = 1.5
+    """Growth of memory, without a pause, that is no warming up any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,19 +85,39 @@ class Policy:
     """Refused updates in a row after which the run is stopped."""
     overflow_limit: int = 60
     """Overflows of the loss scale in a row after which the run is stopped: 2^16 has been halved to 2^-44 by then."""
+    failures: int = 3
+    """Actions in a row that did not help, after which the run is stopped; progress resets the count."""
+    actions: int = 50
+    """Actions in the whole run after which it is stopped."""
+    probation: int = 20
+    """Healthy updates after which an action has helped."""
+    loosen_after: int = 100
+    """Healthy updates after which what was asked of the steps is taken back; twice as many if that was too early."""
+    ceiling: float = 3.0
+    """While a restraint is in force: updates above this many times the largest accepted norm are refused."""
+    proof: int = 10
+    """Healthy updates that must follow a state before it counts as good."""
+    sight: Sight = field(default_factory=Sight)
+    """What is worth a word."""
     weights_every: int = 100
     """Steps between two looks at the weights themselves."""
     machine_every: float = 5.0
     """Seconds between two readings of memory and utilisation; 0 reads them at every step."""
+    ring_every: int = 50
+    """Steps between two states kept in memory, to go back to."""
+    ring_size: int = 3
+    """States kept at most; two are the least that is of use."""
 
     def __post_init__(self) -> None:
         wrong = [
             name
-            for name in ("outlandish", "warmup", "limit", "overflow_limit", "weights_every")
+            for name in ("outlandish", "warmup", "limit", "overflow_limit", "weights_every", "ring_every")
             if not getattr(self, name) >= 1
         ]
         if wrong:
             raise ValueError(f"Policy: {', '.join(wrong)} must be at least 1.")
+        if not self.ring_size >= 2:
+            raise ValueError("Policy: ring_size must be at least 2; attach(..., ring=False) keeps no states at all.")
         if not self.machine_every >= 0.0:
             raise ValueError("Policy: machine_every must be at least 0.")
         if not 0.0 < self.fade <= 1.0:

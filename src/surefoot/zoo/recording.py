@@ -11,12 +11,12 @@ from torch import Tensor, nn
 import surefoot
 from surefoot.guard import Guard
 from surefoot.judge.policy import Policy
-from surefoot.records import Row, Verdict
+from surefoot.records import Action, Row, Verdict
 from surefoot.zoo.families import Batch
 from surefoot.zoo.run import Protector, Run
 
-LOOKS = {"weights_every": 10, "machine_every": 0.05}
-"""The runs of the zoo are short: weights and memory are looked at more often than a long run needs."""
+LOOKS = {"weights_every": 10, "machine_every": 0.05, "ring_every": 10}
+"""The runs of the zoo are short: weights, memory and states are taken more often than a long run needs."""
 
 
 class Attached(Protector):
@@ -39,8 +39,8 @@ class Attached(Protector):
             return
         self._guard.close()
         events = surefoot.read(self._run_dir).events
-        refused = {e["attempt"] for e in events if e["kind"] == "decision" and e["action"] == "refuse"}
-        self.acted = [] if self._observe else sorted(refused)
+        done = [e for e in events if e["kind"] == "decision" and e["applied"] and e["action"] != Action.LOOSEN]
+        self.acted = sorted({e["attempt"] for e in done})
 
 
 def rows_of(run_dir: Path) -> Iterator[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ class Scenario:
     onset: int
     cause: Cause | None = None
     """None in a healthy control."""
+    also: frozenset[Cause] = frozenset()
+    """Other names that are right too, where what was planted looks the same."""
     strength: str = ""
     harmful: bool = False
     """Stated beforehand: the bare run ends more than 5 % worse than its fault-free twin."""
@@ -40,6 +42,10 @@ class Scenario:
     @property
     def healthy(self) -> bool:
         return self.cause is None
+
+    def names(self, cause: Cause | None) -> bool:
+        """Whether this is the right name for what was planted."""
+        return cause is not None and (cause is self.cause or cause in self.also)
 
     @property
     def split(self) -> Split:
@@ -56,7 +62,17 @@ class Scenario:
     @property
     def twin(self) -> Scenario:
         """The same run without its fault."""
-        return replace(self, name=TWIN, plant=_nothing, cause=None, strength="", harmful=False, about="", home=__name__)
+        return replace(
+            self,
+            name=TWIN,
+            plant=_nothing,
+            cause=None,
+            also=frozenset(),
+            strength="",
+            harmful=False,
+            about="",
+            home=__name__,
+        )
 
     def run(self, rank: int = 0) -> Run:
         """The run, planted and ready to be trained."""
@@ -80,6 +96,7 @@ class Kind:
     cause: Cause | None
     strengths: Mapping[str, tuple[float, float, float]]
     curable: bool
+    also: frozenset[Cause] = frozenset()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -109,6 +126,7 @@ class Kind:
                 **common,
                 plant=lambda run, figure=figure: self.plant(run, self.onset, figure),
                 cause=self.cause,
+                also=self.also,
                 strength=strength,
                 harmful=mark == "!",
                 curable=self.curable,
@@ -128,13 +146,15 @@ def fault(
     strengths: tuple[float, float, float] | Mapping[str, tuple[float, float, float]],
     onset: int = ONSET,
     curable: bool = True,
+    also: Iterable[Cause] = (),
     **settings: Any,
 ) -> Callable[[Plant], Plant]:
     """Add a fault to the zoo: `plant(run, onset, strength)`.
 
     `on` names the families it is planted in, each with three marks for subtle, clear and brutal: "!" where the bare
     run ends more than 5 % worse than its twin, "." where it does not. `strengths` are the figures handed to `plant`,
-    for all families or for each. `settings` are those of `Settings`, shared with the twin.
+    for all families or for each. `also` are other causes that are right too. `settings` are those of `Settings`,
+    shared with the twin.
     """
     for family, marks in on.items():
         if family not in FAMILIES or len(marks) != len(STRENGTHS) or set(marks) - set("!."):
@@ -142,7 +162,7 @@ def fault(
     each = dict.fromkeys(on, strengths) if isinstance(strengths, tuple) else dict(strengths)
 
     def add(plant: Plant) -> Plant:
-        _add(FAULTS, Kind(plant.__name__, plant, on, onset, cause, each, curable, settings))
+        _add(FAULTS, Kind(plant.__name__, plant, on, onset, cause, each, curable, frozenset(also), settings))
         return plant
 
     return add
@@ -153,7 +173,7 @@ def control(*families: str, onset: int = ONSET, **settings: Any) -> Callable[[Pl
 
     def add(plant: PlantControl) -> PlantControl:
         on = dict.fromkeys(families, "")
-        _add(CONTROLS, Kind(plant.__name__, plant, on, onset, None, {}, False, settings))
+        _add(CONTROLS, Kind(plant.__name__, plant, on, onset, None, {}, False, frozenset(), settings))
         return plant
 
     return add

@@ -6,9 +6,11 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 
+import surefoot
 from surefoot.gate.clip import Clip, Unit
 from surefoot.gate.decide import Rule, Said, decider_for, memory_for
 from surefoot.judge.judge import Judge
@@ -34,7 +36,7 @@ class Look:
 
 
 def looking() -> dict[str, Callable[[Iterable[Row]], Look]]:
-    """Every rule that looks, by name; ours first."""
+    """Every rule that looks, by name; ours first, which in the zoo is not asked but read: see `told`."""
 
     def with_rule(make: Callable[[], object]) -> Callable[[Iterable[Row]], Look]:
         def look(rows: Iterable[Row]) -> Look:
@@ -48,7 +50,7 @@ def looking() -> dict[str, Callable[[Iterable[Row]], Look]]:
 
 
 def ours(rows: Iterable[Row]) -> Look:
-    """The judge as it stands, on the numbers of a run that nobody protected."""
+    """The judge as it stands, on numbers that were published."""
     judge = Judge(Policy(observe=True))
     alarms: list[int] = []
     cause: Cause | None = None
@@ -56,8 +58,17 @@ def ours(rows: Iterable[Row]) -> Look:
         events = judge.update(row)
         if any(isinstance(event, Finding) for event in events):
             alarms.append(row.attempt)
-        cause = next((event.cause for event in events if isinstance(event, Diagnosis)), cause)
+        cause = cause or next((event.cause for event in events if isinstance(event, Diagnosis)), None)
     return Look(tuple(alarms), cause)
+
+
+def told(run_dir: Path, onset: int) -> Look:
+    """What surefoot said in a run's own journal, and the first cause it named from the onset on."""
+    events = surefoot.read(run_dir).events
+    alarms = sorted({e["attempt"] for e in events if e["kind"] == "finding"})
+    named = (e["cause"] for e in events if e["kind"] == "diagnosis" and e["attempt"] >= onset)
+    cause = next(named, None)
+    return Look(tuple(alarms), None if cause is None else Cause(cause))
 
 
 def gated(rows: Iterable[Row]) -> Iterator[Row]:
@@ -92,7 +103,7 @@ class Seen:
             self.seen += 1
             self.delays.append(first - scenario.onset)
         self.named += look.cause is not None
-        self.right += look.cause is not None and look.cause is scenario.cause
+        self.right += scenario.names(look.cause)
 
     @property
     def share(self) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import surefoot
-from surefoot.bench.zoo.score import Cured, Look, Seen, Wolf, gated, looking
+from surefoot.bench.zoo.score import Cured, Look, Seen, Wolf, gated, looking, told
 from surefoot.records import Row, Verdict
 from surefoot.zoo import FAULTS
 from surefoot.zoo.proof import harmed
@@ -79,7 +79,10 @@ def board_of(scenarios: Sequence[Scenario], results: Mapping[tuple[str, str], Re
         if scenario.healthy:
             board.overflows[scenario.id] = frozenset(r.attempt for r in rows if r.verdict is Verdict.OVERFLOW)
         for name, look in looking().items():
-            _add_look(board.looking[name], scenario, look(rows))
+            # surefoot is judged by what it said where it stood by, and where it only observed by what it said there
+            stood_by = Job(scenario.id, OURS if (scenario.id, OURS) in results else BARE, str(folder))
+            saw = told(stood_by.run_dir, scenario.onset) if name == OURS else look(rows)
+            _add_look(board.looking[name], scenario, saw)
     for judge in dict.fromkeys(judge for _, judge in results):
         board.acting[judge] = Acting()
         for scenario in everyone:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import ClassVar
 
+import numpy as np
+
+from surefoot.judge.detect.base import Detector
 from surefoot.records import Finding, Row
 
 IDLE = 0.6
@@ -15,8 +18,11 @@ WAITING = 0.25
 """Share of the step spent waiting for data above which the data is the reason."""
 
 
-class Bottleneck:
+class Bottleneck(Detector):
     """Speaks once when utilisation stays low, and again only after it has been high."""
+
+    name: ClassVar = "bottleneck"
+    kept: ClassVar = ("_low", "_since", "_wait", "_told")
 
     def __init__(self) -> None:
         self._low = 0
@@ -24,7 +30,7 @@ class Bottleneck:
         self._wait = 0.0
         self._told = False
 
-    def update(self, row: Row) -> list[Finding]:
+    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
         if math.isnan(row.utilisation):
             return []
         if row.utilisation >= IDLE:
@@ -39,20 +45,5 @@ class Bottleneck:
         self._told = True
         data = self._wait > WAITING
         why = "the data comes too slowly: more workers, prefetch" if data else "launches: larger batch, or compile"
-        return [
-            Finding(
-                step=row.step,
-                attempt=row.attempt,
-                time=row.time,
-                detector="bottleneck",
-                detail=f"the device has been under {IDLE:.0%} busy for long; {why}",
-                evidence={"utilisation": row.utilisation, "data_wait_share": self._wait},
-            )
-        ]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"low": self._low, "since": self._since, "wait": self._wait, "told": self._told}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._low, self._since = state["low"], state["since"]
-        self._wait, self._told = state["wait"], state["told"]
+        detail = f"the device has been under {IDLE:.0%} busy for long; {why}"
+        return self.found(row, detail, data=data, utilisation=row.utilisation, data_wait_share=self._wait)

@@ -16,6 +16,8 @@ SWINGS = 4
 """Turns up and down, one after the other, that make an oscillation."""
 WIDER = 1.5
 """How much wider the last swings are than the first ones."""
+FAINT = 0.05
+"""Swings below this share of the widest one are no part of the oscillation."""
 AT_ONCE = 0.7
 """Share of the whole rise, or of all swings, that came in one step, from which it is a jump."""
 
@@ -71,6 +73,8 @@ def _widening(values: Sequence[float]) -> bool:
         if sizes and moves[k] * moves[k + 1] >= 0:
             break
         sizes.insert(0, abs(moves[k]))
+    while sizes and sizes[0] < FAINT * max(sizes):
+        sizes.pop(0)  # noise before the trouble goes up and down too
     if len(sizes) < SWINGS or max(sizes) < max(map(abs, moves)):
         return False
     swinging = values[-len(sizes) - 1 :]

@@ -20,6 +20,7 @@ from surefoot.zoo.scenario import fault
     Cause.LEARNING_RATE,
     on={"decoder": ".!!", "memory": ".!!"},
     strengths={"decoder": (8, 40, 100), "memory": (4, 30, 100)},
+    also=(Cause.SCHEDULE,),
 )
 def rate_too_high(run: Run, at: int, strength: float) -> None:
     """The rate is too high from one step to the end."""
@@ -81,6 +82,7 @@ def rate_to_zero(run: Run, at: int, strength: float) -> None:
     Cause.SCHEDULE,
     on={"recurrent": ".!!", "residual": ".!!"},
     strengths={"recurrent": (10, 150, 500), "residual": (3, 60, 200)},
+    also=(Cause.LEARNING_RATE,),
     optimizer=torch.optim.Adamax,
     rate=0.01,
 )

@@ -1,0 +1,60 @@
+"""A loss or a norm that leaps from one step to the next."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from surefoot.judge.detect.base import Detector
+from surefoot.judge.normal import Normal
+from surefoot.records import Finding, Pattern, Row, Verdict
+
+AGAIN = 60
+"""Steps within which a second leap says that the first was no accident."""
+APART = 3
+"""Quiet steps between two leaps that are not one."""
+
+
+class Jump(Detector):
+    """Speaks at the first step of each leap; grave when they come again."""
+
+    name: ClassVar = "jump"
+    kept: ClassVar = ("_last", "_quiet", "_episodes")
+
+    def __init__(self, normal: Normal) -> None:
+        self._normal = normal
+        self._last = -10 * AGAIN
+        self._quiet = APART
+        self._episodes = 0
+
+    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+        normal = self._normal
+        if row.verdict not in (Verdict.LANDED, Verdict.OUTLANDISH) or not normal.formed:
+            return []
+        if not normal.spikes(row):
+            self._quiet += 1
+            return []
+        begins, self._quiet = self._quiet >= APART, 0
+        if not begins:
+            return []
+        ratio, z = normal.norm_ratio(row), normal.z(row.loss)
+        leaps = ratio > math.log(normal.sight.leap)
+        if leaps:
+            self._episodes = self._episodes + 1 if row.attempt - self._last <= AGAIN else 1
+            self._last = row.attempt
+        what = [f"the loss is {row.loss:.4g}, {z:.3g} deviations above normal"] if z > normal.sight.far else []
+        if ratio > math.log(normal.sight.jump):
+            what.append(f"the gradient norm is {math.exp(min(ratio, 700.0)):.3g} times the largest lately")
+        return self.found(
+            row,
+            " and ".join(what),
+            Pattern.JUMP,
+            grave=leaps and self._episodes > 1 and row.landed,
+            loss=row.loss,
+            norm=row.norm,
+            deviations=z,
+            norm_ratio=ratio,
+            times=self._episodes,
+        )

@@ -1,0 +1,155 @@
+"""Layers whose gradients explode, vanish or fall silent, each against its own past."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from surefoot.judge.detect.base import Detector
+from surefoot.judge.policy import Sight
+from surefoot.records import LAYER_STATS, Finding, Row
+
+NORM, ZEROS, NONFINITE = (LAYER_STATS.index(name) for name in ("norm", "zeros", "nonfinite"))
+MEMORY = 1 / 32
+"""Weight of a new value in a layer's own past."""
+FORMS = 40
+"""Rows before a layer has a past."""
+STAYS = 5
+"""Rows after which a change is no accident."""
+
+
+class LayerPast:
+    """Each layer's usual norm (as a logarithm) and share of zeros, and how far it has been from them lately."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.usual = np.zeros(0)
+        self.zeros = np.zeros(0)
+        self.now = np.zeros(0)
+        """Logarithm of the norm over the usual one, smoothed over the last few rows."""
+        self.zeros_now = np.zeros(0)
+        self.present = np.zeros(0, dtype=bool)
+
+    def take(self, row: Row, layers: np.ndarray, *, learn: bool) -> None:
+        """Take in a row; what is normal is learnt from healthy rows alone."""
+        norm = layers[:, NORM].astype(np.float64)
+        if len(norm) != len(self.usual):  # the first row, or other tensors than before
+            self.rows = 0
+            self.usual, self.zeros = np.full(len(norm), np.nan), np.zeros(len(norm))
+            self.now, self.zeros_now = np.zeros(len(norm)), np.zeros(len(norm))
+        self.present = layers[:, NONFINITE] >= 0
+        fit = self.present & (norm > 0) & np.isfinite(norm)
+        log = np.log(np.where(fit, norm, 1.0))
+        fresh = fit & np.isnan(self.usual)
+        self.usual[fresh] = log[fresh]
+        ahead = np.where(fit, log - self.usual, 0.0)
+        self.now += (ahead - self.now) / 3
+        share = layers[:, ZEROS].astype(np.float64)
+        if self.rows == 0:
+            self.zeros = share.copy()
+        self.zeros_now += (np.where(self.present, share - self.zeros, 0.0) - self.zeros_now) / 3
+        if learn:
+            self.rows += 1
+            weight = max(MEMORY, 1 / self.rows)
+            self.usual += np.where(fit, weight * (log - self.usual), 0.0)
+            self.zeros += np.where(self.present, weight * (share - self.zeros), 0.0)
+
+    @property
+    def formed(self) -> bool:
+        return self.rows >= FORMS
+
+    def state_dict(self) -> dict[str, Any]:
+        names = ("usual", "zeros", "now", "zeros_now")
+        return {"rows": self.rows} | {name: getattr(self, name).tolist() for name in names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows = state["rows"]
+        for name in ("usual", "zeros", "now", "zeros_now"):
+            setattr(self, name, np.array(state[name], dtype=np.float64))
+
+
+class _OfLayers(Detector):
+    """Speaks when some layers have been beyond a bound for a few rows."""
+
+    kept: ClassVar = ("_since", "_told")
+    stays: ClassVar = STAYS
+
+    def __init__(self, past: LayerPast, names: Sequence[str], sight: Sight) -> None:
+        self._past = past
+        self._names = names
+        self._sight = sight
+        self._since = 0
+        self._told = False
+
+    def rewound(self) -> None:
+        self._since, self._told = 0, False
+
+    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+        if layers is None or row.optimizer or not row.landed:
+            return []
+        which = self._beyond(layers)
+        if not which.any():
+            self._since, self._told = 0, False
+            return []
+        self._since += 1
+        if self._since < self.stays or self._told:
+            return []
+        self._told = True
+        worst = [str(self._names[i]) if i < len(self._names) else str(i) for i in np.flatnonzero(which).tolist()[:5]]
+        return self._say(row, layers, which, worst)
+
+    def _beyond(self, layers: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def _say(self, row: Row, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
+        raise NotImplementedError
+
+
+class Exploding(_OfLayers):
+    """A layer's norm is large, and far above its own past."""
+
+    name: ClassVar = "exploding"
+
+    def _beyond(self, layers: np.ndarray) -> np.ndarray:
+        return (layers[:, NORM] > self._sight.explodes) & (self._past.now > np.log(10.0)) & self._past.formed
+
+    def _say(self, row: Row, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
+        top = float(layers[which, NORM].max())
+        severe = "severe: " if top > 10 * self._sight.explodes else ""
+        detail = f"{severe}the gradients of {len(worst)} or more layers explode, up to {top:.3g}: {', '.join(worst)}"
+        return self.found(row, detail, layers=worst, share=float(which.mean()), norm=top)
+
+
+class Vanishing(_OfLayers):
+    """A layer's norm is next to nothing, or far below its own past."""
+
+    name: ClassVar = "vanishing"
+
+    def _beyond(self, layers: np.ndarray) -> np.ndarray:
+        norm = layers[:, NORM]
+        tiny = (norm > 0) & (norm < self._sight.vanishes) & (self._past.now < -1.0)
+        faded = (self._past.now < -np.log(self._sight.fades)) & (norm > 0)
+        silent = self._past.zeros_now > self._sight.dead / 2  # fallen silent, which is another trouble
+        return (tiny | faded) & ~silent & self._past.formed
+
+    def _say(self, row: Row, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
+        least = float(layers[which, NORM].min())
+        detail = f"the gradients of {int(which.sum())} tensors vanish, down to {least:.3g}: {', '.join(worst)}"
+        return self.found(row, detail, layers=worst, share=float(which.mean()), norm=least)
+
+
+class Dead(_OfLayers):
+    """Many more of a layer's gradients are exactly zero than before: its units have fallen silent."""
+
+    name: ClassVar = "dead"
+    stays: ClassVar = 2 * STAYS
+
+    def _beyond(self, layers: np.ndarray) -> np.ndarray:
+        return (self._past.zeros_now > self._sight.dead) & self._past.formed & self._past.present
+
+    def _say(self, row: Row, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
+        most = float(layers[which, ZEROS].max())
+        detail = f"up to {most:.0%} of the gradients are exactly zero, far more than before: {', '.join(worst)}"
+        return self.found(row, detail, layers=worst, share=float(which.mean()), zeros=most)

@@ -1,0 +1,45 @@
+"""Memory that creeps up and never comes down."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from surefoot.judge.detect.base import Detector
+from surefoot.judge.policy import Sight
+from surefoot.records import Finding, Row
+
+SETTLES = 50
+"""Steps after which a run has all it needs."""
+LOOKS = 12
+"""Readings of which nearly all must lie above the one before."""
+
+
+class MemoryCreep(Detector):
+    name: ClassVar = "memory"
+    kept: ClassVar = ("_readings", "_last", "_told")
+
+    def __init__(self, sight: Sight) -> None:
+        self._sight = sight
+        self._readings: list[float] = []
+        self._last = math.nan
+        self._told = False
+
+    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+        if row.step < SETTLES or not row.memory > 0 or row.memory == self._last:
+            return []
+        self._last = row.memory
+        self._readings = [*self._readings, row.memory][-4 * LOOKS :]
+        if self._told or len(self._readings) < LOOKS:
+            return []
+        tail = self._readings[-LOOKS:]
+        rises = sum(b > a for a, b in itertools.pairwise(tail))
+        grown = tail[-1] / self._readings[0]
+        if rises < LOOKS - 2 or grown < 1 + (self._sight.leak - 1) / 10:
+            return []
+        self._told = True
+        detail = f"memory has grown from {self._readings[0] / 1e6:.4g} to {tail[-1] / 1e6:.4g} MB without a pause"
+        return self.found(row, detail, memory=row.memory, grown=grown)

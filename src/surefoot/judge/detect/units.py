@@ -1,0 +1,72 @@
+"""Loss and all gradients multiplied by one factor: the loss is in another unit, or divided by too little."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from surefoot.judge.detect.base import Detector
+from surefoot.judge.detect.layers import NORM, LayerPast
+from surefoot.judge.normal import Normal
+from surefoot.records import Finding, Row
+
+LEAST = math.log(1.8)
+ALIKE = 0.5
+"""How far the factors of loss and gradients, and of the tensors among themselves, may lie apart, as logarithms."""
+STAYS = 3
+
+
+class Units(Detector):
+    name: ClassVar = "units"
+    kept: ClassVar = ("_since", "_told", "factor", "_factors")
+
+    def __init__(self, normal: Normal, past: LayerPast) -> None:
+        self._normal = normal
+        self._past = past
+        self._since = 0
+        self._told = False
+        self.factor = 1.0
+        """What the loss has been multiplied by at this step, as far as the numbers say; 1 when it was not."""
+        self._factors: list[float] = []
+
+    def rewound(self) -> None:
+        self._since, self._told, self.factor, self._factors = 0, False, 1.0, []
+
+    @property
+    def lately(self) -> float:
+        """The middle one of the last few steps' factors."""
+        return sorted(self._factors)[len(self._factors) // 2] if self._factors else 1.0
+
+    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+        self.factor = self._factor(row, layers)
+        self._factors = [*self._factors, self.factor][-STAYS - 2 :]
+        if self.factor == 1.0:
+            self._since, self._told = 0, False
+            return []
+        self._since += 1
+        if self._since < STAYS or self._told:
+            return []
+        self._told = True
+        detail = f"the loss and all gradients are about {self.factor:.3g} times what they were"
+        return self.found(row, detail, factor=self.factor)
+
+    def _factor(self, row: Row, layers: np.ndarray | None) -> float:
+        past, normal = self._past, self._normal
+        if layers is None or row.optimizer or not past.formed or not normal.loss.middle > 0 or not row.loss > 0:
+            return 1.0
+        loss = math.log(row.loss / normal.loss.middle)
+        if not LEAST - ALIKE < loss < math.inf:
+            return 1.0
+        fit = (layers[:, NORM] > 0) & np.isfinite(layers[:, NORM]) & np.isfinite(past.usual)
+        if fit.sum() < 3:
+            return 1.0
+        ratios = np.log(layers[fit, NORM].astype(np.float64)) - past.usual[fit]
+        middle = float(np.median(ratios))
+        if middle < LEAST or abs(loss - middle) > ALIKE:
+            return 1.0
+        low, high = np.quantile(ratios, (0.2, 0.8))
+        if high - low > 1.5 * ALIKE:
+            return 1.0
+        return math.exp(middle)

@@ -1,0 +1,112 @@
+"""Everything known about one trouble: what was found, in which order, and the numbers around its beginning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from surefoot.records import Finding, Row, Verdict
+
+
+@dataclass(slots=True)
+class Moment:
+    """One step of the trouble, against what was normal before it."""
+
+    row: Row
+    z: float
+    """Deviations of the loss above normal."""
+    norm_ratio: float
+    """Logarithm of the norm over the largest accepted lately."""
+    rate_ratio: float
+    factor: float
+    """What loss and all gradients were multiplied by; 1 when they were not, all alike."""
+    apart: float
+    """How differently the tensors' gradients have grown: the spread of the logarithms of their ratios."""
+    lead: float
+    """How much more the first tensors' gradients have grown than the last ones', as a logarithm."""
+    bad: float
+    """Share of the tensors with gradients that are not finite."""
+    attended: float
+    """How much more attention's gradients have grown than all others, as a logarithm."""
+
+
+@dataclass(slots=True)
+class Case:
+    """One trouble, from its first sign on."""
+
+    onset: int
+    start: float
+    """The level the loss began at."""
+    normal: float
+    """What the loss was before."""
+    moments: list[Moment] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    named: bool = False
+    treated: bool = False
+    rates: tuple[float, ...] = ()
+    """Of each optimizer, before the trouble."""
+    momenta: tuple[float, ...] = ()
+    attention: bool = False
+    """The model has attention."""
+    normed: bool = False
+    """The model normalises over the batch."""
+    samples: float = math.nan
+    """Samples in a batch before the trouble."""
+    adaptive: bool = False
+    """The optimizer divides by the size of past gradients."""
+    update: float = math.nan
+    """How many times larger updates have become, at the same rate."""
+
+    def found(self, *detectors: str) -> list[Finding]:
+        return [f for f in self.findings if f.detector in detectors]
+
+    @property
+    def first(self) -> Moment:
+        return self.moments[0]
+
+    @property
+    def last(self) -> Moment:
+        return self.moments[-1]
+
+    @property
+    def refused(self) -> int:
+        """Refusals in a row at the end."""
+        count = 0
+        for moment in reversed(self.moments):
+            if moment.row.verdict not in (Verdict.NONFINITE, Verdict.OUTLANDISH):
+                break
+            count += 1
+        return count
+
+
+def compared(usual: np.ndarray, norms: np.ndarray, nonfinite: np.ndarray) -> tuple[float, float, float]:
+    """How differently tensors have grown, how far the first lead the last, and the share that is not finite."""
+    bad = float((nonfinite > 0).mean()) if len(nonfinite) else 0.0
+    fit = (norms > 0) & np.isfinite(norms) & np.isfinite(usual)
+    if fit.sum() < 3:
+        return math.nan, math.nan, bad
+    ratios = np.log(norms[fit].astype(np.float64)) - usual[fit]
+    third = max(1, len(ratios) // 3)
+    lead = float(np.median(ratios[:third]) - np.median(ratios[-third:]))
+    return float(np.quantile(ratios, 0.8) - np.quantile(ratios, 0.2)), lead, bad
+
+
+def evidence_of(case: Case) -> dict[str, object]:
+    """The numbers a diagnosis rests on."""
+    first = case.first
+    return {
+        "findings": [f.detector for f in case.findings],
+        "loss": first.row.loss,
+        "normal_loss": case.normal,
+        "deviations": first.z,
+        "norm": first.row.norm,
+        "norm_ratio": math.exp(min(first.norm_ratio, 700.0)) if not math.isnan(first.norm_ratio) else math.nan,
+        "rate_ratio": first.rate_ratio,
+    }
+
+
+def patterns(findings: Sequence[Finding]) -> set[str]:
+    return {f.pattern for f in findings}

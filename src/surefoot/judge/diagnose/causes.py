@@ -1,0 +1,229 @@
+"""What each cause means and what helps against it, in words for a console; remedies stand in the order to try."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from surefoot.records import Cause
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """A cause in words."""
+
+    sentence: str
+    """What it means."""
+    remedies: tuple[str, ...]
+    """What to do, in the order to try."""
+
+
+# The same advice has the same words everywhere, so that two causes together do not say it twice.
+LOWER = "Lower the learning rate: half of it is a good first try."
+CLIP = "Clip by global norm, after unscaling and before the step, at 2-3x the normal maximum norm."
+BFLOAT16 = "Train in bfloat16, which reaches as far as float32."
+GO_BACK = "Go back to the last good state and resume with half the learning rate."
+PAST_IT = "Go back to the last good state and go on past the bad data."
+EPSILON = "Put an epsilon of 1e-8 inside every log and division, in float32: float16 rounds it to 0."
+SOFTMAX = "Compute softmax with the maximum subtracted, as torch.softmax and log_softmax do."
+WARMUP = "Warm the learning rate up from nothing, over more steps."
+RESET = "Reset the optimizer's state and warm the learning rate up again."
+SHUFFLE = "Shuffle across all shards, so that batches are more alike."
+
+_TABLE: Mapping[Cause, tuple[str, ...]] = {
+    Cause.BAD_BATCH: (
+        "A batch was far outside what the run has seen.",
+        PAST_IT,
+        "Find the sample in that batch: a wrong label, a wrong unit, an empty or a broken record.",
+        "Check the shard it came from, if the trouble returns every epoch or every shard.",
+        CLIP,
+    ),
+    Cause.INPUT_SCALE: (
+        "Inputs are not normalised, or no longer as they were.",
+        "Normalise images: the model expects values in [-1, 1] or [0, 1], not 0 to 255.",
+        "Remove images that are all black or all white.",
+        "Compare the mean and spread of the inputs with those from the start of the run.",
+    ),
+    Cause.LABELS: (
+        "Labels do not belong to their inputs.",
+        "Look at the samples with the highest loss and check their labels by hand.",
+        "Check that labels are shifted by exactly one token, and that padding is left out of the loss.",
+        "Check that classes are numbered from 0 and in the same order everywhere.",
+    ),
+    Cause.DRIFT: (
+        "The data moved away from what the model was trained on so far.",
+        "Compare the statistics of the latest data with the first, shard by shard.",
+        SHUFFLE,
+        "Normalise every source in the same way.",
+    ),
+    Cause.LEARNING_RATE: (
+        "The learning rate is too high for this model.",
+        LOWER,
+        CLIP,
+        WARMUP,
+    ),
+    Cause.SCHEDULE: (
+        "The schedule sets a learning rate that does not fit this part of the run.",
+        "Plot the learning rate over all steps, and compare it with the one you meant.",
+        "Check that the schedule counts updates, not micro-batches or epochs, also after a resume.",
+        WARMUP,
+    ),
+    Cause.MOMENTUM: (
+        "Momentum is too high: old gradients keep pushing the weights.",
+        "Lower momentum, or the first beta: 0.9 is usual.",
+        RESET,
+        LOWER,
+    ),
+    Cause.ACCUMULATION: (
+        "Gradients of several micro-batches add up where they should be averaged.",
+        "Divide the loss by the number of accumulation steps.",
+        "Check that gradients are zeroed after every update, and only then.",
+        "Use fewer accumulation steps.",
+    ),
+    Cause.PRECISION_OVERFLOW: (
+        "Values grew beyond what the number format can hold.",
+        BFLOAT16,
+        "Check loss scaling and dtype casts, and keep softmax, norms and the loss in float32.",
+        LOWER,
+        CLIP,
+    ),
+    Cause.PRECISION_UNDERFLOW: (
+        "Values became too small for the number format and were rounded away.",
+        "Turn loss scaling on, or raise the scale, when training in float16.",
+        "Keep weights and optimizer state in float32, and cast only for the forward pass.",
+        BFLOAT16,
+    ),
+    Cause.OPTIMIZER_STATE: (
+        "The optimizer's state is damaged, such as a second moment that is wrong.",
+        "Go back to the last good state, its optimizer included.",
+        RESET,
+        "Check that a resume loads the optimizer's state, for the same parameters and in float32.",
+    ),
+    Cause.WEIGHTS_DAMAGED: (
+        "Weights hold values that training did not put there.",
+        "Go back to the last good state whose checksum is right.",
+        "Check what else writes to the weights: a late load, an averaging, a cast.",
+        "Check the device and its memory for errors.",
+    ),
+    Cause.TRANSIENT: (
+        "A fault came and went by itself, as with a flipped bit or a broken link.",
+        "Go back to the last good state and resume with nothing changed.",
+        "Check the device, its memory and its links for errors if it happens again.",
+    ),
+    Cause.INITIALISATION: (
+        "The weights began at values from which this model cannot learn well.",
+        "Initialise with Xavier, or with Kaiming before a ReLU, and projection layers first.",
+        "Check that a projection layer's dimensions match those on both its sides.",
+        WARMUP,
+    ),
+    Cause.EXPLODING_GRADIENT: (
+        "Gradients grow from layer to layer until an update is far too large.",
+        CLIP,
+        LOWER,
+        "Raise the clip threshold if it fires at most steps, lower it if never: peaks of 10-20 want 5-10.",
+        "Give groups a clip threshold of their own: vision encoders stand a higher one.",
+    ),
+    Cause.VANISHING_GRADIENT: (
+        "Gradients shrink from layer to layer until the first ones learn nothing.",
+        "Initialise with Xavier or Kaiming, as the activation asks for.",
+        "Add residual connections and normalisation between layers.",
+        "Replace sigmoid and tanh between layers by ReLU or GELU.",
+    ),
+    Cause.DEAD_UNITS: (
+        "Many units give zero for every input and can no longer learn.",
+        LOWER,
+        "Replace ReLU by GELU or leaky ReLU.",
+        "Initialise with Kaiming, and biases with zero or a little above.",
+    ),
+    Cause.LOGIT_GROWTH: (
+        "Logits keep growing, until softmax knows only one answer.",
+        LOWER,
+        "Normalise queries and keys before attention.",
+        "Add a small penalty on the logits (z-loss), or weight decay.",
+        SOFTMAX,
+    ),
+    Cause.ATTENTION_MASK: (
+        "Attention's mask or padding is wrong, or a sequence is too long.",
+        "Check that every row of the mask leaves something to attend to: softmax of only -inf is NaN.",
+        "Check that padding is masked, and that a masked place gets -inf, not 0.",
+        "Group sequences by length and cut those that are too long.",
+        SOFTMAX,
+    ),
+    Cause.LOG_OF_ZERO: (
+        "The loss took the log of zero, or divided by zero.",
+        EPSILON,
+        "Clamp probabilities and denominators away from zero.",
+        SOFTMAX,
+        "Check for batches in which nothing is left to average over.",
+    ),
+    Cause.ZERO_VARIANCE: (
+        "A norm divided by the spread of values that were all the same.",
+        "Set the norm's epsilon: 1e-5 is usual, and it belongs inside the root.",
+        "Remove constant inputs, such as empty sequences and all black images.",
+        "Replace batch norm by group or layer norm if batches are small.",
+    ),
+    Cause.PLATEAU: (
+        "The loss no longer goes down.",
+        "Check the data: inputs and labels belong together, are shuffled and say what is to be learned.",
+        "Raise the learning rate if it is small or its schedule has ended early.",
+        "Lower the learning rate if the loss goes up and down around the same value.",
+    ),
+    Cause.NOT_UPDATING: (
+        "Gradients come, but the weights do not move.",
+        "Check that the optimizer holds the parameters the model uses now, and that none is frozen.",
+        "Check that the learning rate is not zero, and that gradients are zeroed after the step.",
+        "Unscale before clipping: a threshold leaves next to nothing of scaled gradients.",
+        "Keep the weights in float32: bfloat16 rounds small updates away.",
+    ),
+    Cause.OVERFITTING: (
+        "The model learns its training data by heart: it gets worse on other data.",
+        "Train for fewer epochs, and keep the checkpoint with the best evaluation.",
+        "Add dropout or weight decay.",
+        "Get more data, or augment what there is.",
+    ),
+    Cause.OSCILLATION: (
+        "The loss swings up and down and gets no better.",
+        LOWER,
+        CLIP,
+        SHUFFLE,
+        "Check the schedule, and reset the optimizer's state if it is damaged.",
+    ),
+    Cause.OUT_OF_MEMORY: (
+        "A step needs more memory than the device has.",
+        "Take a smaller batch, and accumulation over more of them to keep the update the same.",
+        "Take a shorter sequence.",
+        "Turn activation checkpointing on.",
+    ),
+    Cause.MEMORY_LEAK: (
+        "Memory grows with every step and is not given back.",
+        "Store losses as loss.detach() or loss.item(): the loss itself holds its whole graph.",
+        "Check lists, caches and hooks that grow by something every step.",
+        "Resume from a checkpoint in a new process before memory runs out.",
+    ),
+    Cause.DATA_STARVATION: (
+        "Training is slow because it waits for data.",
+        "Give the loader more workers, pinned memory and prefetching.",
+        "Prepare data once and store it close by, in larger files.",
+        "Take a larger batch if a step is short.",
+        "Turn mixed precision on or add devices if it is still slow once data comes in time.",
+    ),
+    Cause.RANK_FAULT: (
+        "One rank computes something else than the others.",
+        "Take the rank's machine out and resume on the others.",
+        "Check its device, its memory and its share of the data.",
+        "Compare seeds, weights and software versions between ranks.",
+    ),
+    Cause.UNKNOWN: (
+        "The numbers do not say why.",
+        GO_BACK,
+        "Run the last batches again under torch.autograd.set_detect_anomaly, and with other seeds.",
+        "Compare with the last run that worked: code, data, settings and versions.",
+    ),
+}
+"""For each cause the sentence, then the remedies."""
+
+CAUSES: Mapping[Cause, About] = MappingProxyType(
+    {cause: About(sentence, tuple(remedies)) for cause, (sentence, *remedies) in _TABLE.items()}
+)
+"""Every cause, in words."""

@@ -1,0 +1,196 @@
+"""What a tensor is for, read from its name and its module's class, and what its trouble then speaks for.
+
+A wrong hint costs more than none: a name that does not say what it is stays `Role.OTHER`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+from surefoot.records import Cause
+
+
+class Role(StrEnum):
+    """What a tensor is for."""
+
+    VISION = "vision"
+    PROJECTION = "projection"
+    """Between two parts of a model, such as vision and language."""
+    LANGUAGE = "language"
+    ATTENTION = "attention"
+    NORM = "norm"
+    EMBEDDING = "embedding"
+    HEAD = "head"
+    """The last layer, and what belongs to the loss."""
+    RECURRENT = "recurrent"
+    CONVOLUTION = "convolution"
+    OTHER = "other"
+
+
+class Trouble(StrEnum):
+    """What is wrong with a tensor or its gradient."""
+
+    EXPLODING = "exploding"
+    VANISHING = "vanishing"
+    NONFINITE = "nonfinite"
+    OSCILLATING = "oscillating"
+
+
+def _words(pattern: str) -> re.Pattern[str]:
+    """Finds whole words in a name such as `post_attention_layernorm`."""
+    return re.compile(rf"(?:^|_)(?:{pattern})(?:_|$)")
+
+
+def _whole(pattern: str) -> re.Pattern[str]:
+    """Fits only a whole piece of a name: `key`, but not `key_points`."""
+    return re.compile(rf"^(?:{pattern})$")
+
+
+KINDS: tuple[tuple[Role, re.Pattern[str]], ...] = (
+    (Role.NORM, re.compile(r"Norm(?![a-z])")),
+    (Role.RECURRENT, re.compile(r"LSTM|GRU|RNN")),
+    (Role.ATTENTION, re.compile(r"Attention|Attn")),
+    (Role.EMBEDDING, re.compile(r"Embed")),
+    (Role.HEAD, re.compile(r"Head$")),
+    (Role.CONVOLUTION, re.compile(r"Conv(?:Transpose)?[123]d")),  # GPT-2's Conv1D, with a large D, is a linear layer
+)
+"""What a module's class says."""
+
+NAMES: tuple[tuple[Role, re.Pattern[str]], ...] = (
+    (Role.NORM, _words(r"[a-z]*norms?|ln|lnf|bn|gn|normali[sz]ation")),
+    (Role.ATTENTION, _words(r"[a-z]*(?:attn|attention)s?|w?qkv|mha")),
+    (Role.ATTENTION, _whole(r"[qkvo]_proj|to_k?[qkv]|w[qkv]|query|key|query_key_value|in_proj_(?:weight|bias)")),
+    (Role.HEAD, _words(r"heads?|classifier|logits?|unembed(?:ding)?|predictions|loss|criterion")),
+    (Role.HEAD, _whole(r"cls|score|embed_out|output_layer|proj_out|qa_outputs")),
+    (Role.EMBEDDING, _words(r"embed(?:s|dings?)?|emb|wte|wpe")),
+    (Role.EMBEDDING, _whole(r"(?:cls|class|mask|dist|register|query)_tokens?|pos|positions?|place|conv_proj")),
+    (Role.RECURRENT, _words(r"lstm|gru|rnn|recurrent|(?:weight|bias)_(?:ih|hh|hr)")),
+    (Role.CONVOLUTION, _words(r"[a-z]*conv[sd]?|convolution|depthwise|pointwise")),
+)
+"""What one piece of a name says, in snake case and without digits; the first that fits counts."""
+
+ALONE = re.compile(r"(?:model\.)*(?:(?:backbone\.)?fc|out|output)\.(?:weight|bias)")
+"""Names of a last layer, if nothing is above it: ResNet's `fc`, LLaMA's own `output`."""
+
+PARTS: tuple[tuple[Role, re.Pattern[str]], ...] = (
+    (
+        Role.PROJECTION,
+        re.compile(
+            r"(?:^|[._])(?:projector|merger|connector|resampler|aligner|abstractor|q_?former)(?:[._]|$)"
+            r"|(?:^|\.)(?:visual|vision|image|audio|text|language|modality|multi_modal|mm)_proj(?:ection)?(?:\.|$)"
+            r"|^(?:model\.)*proj(?:ection)?(?:\.|$)|(?:^|\.)visual\.proj$"
+        ),
+    ),
+    (
+        Role.VISION,
+        re.compile(
+            r"(?:^|[._])(?:vision|visual|images?|img|pixels?|patch|vit|deit|beit|swin|resnet|convnext|dino(?:v\d)?|siglip)"
+            r"(?:[._]|$)|(?:^|\.)conv_proj\.|(?:^|\.)layer[1-4]\.\d+\.(?:conv\d|bn\d|downsample)\."
+        ),
+    ),
+    (
+        Role.LANGUAGE,
+        re.compile(
+            r"(?:^|[._])(?:language|text|lm|llm|llama|gpt\d?|[a-z]*bert|wte|wpe)(?:[._]|$)"
+            r"|(?:^|\.)(?:embed_tokens|tok_embeddings|token_embeddings?|word_embeddings?|ln_f|cls\.predictions)\."
+            r"|(?:^|\.)h\.\d+\.|(?:^|\.)block\.\d+\.layer\.\d+\."
+            r"|(?:^|\.)model\.layers\.\d+\.(?:self_attn|mlp|input_layernorm|post_attention_layernorm)\."
+            r"|\.(?:gate_proj|up_proj|down_proj|gate_up_proj)(?:\.|$)"
+        ),
+    ),
+)
+"""Signs of the parts of a model; in this order, because a merger may live in the vision tower."""
+
+WRAPPERS = frozenset(
+    {"module", "base_model", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+)
+"""What DDP, torch.compile, PEFT and others put into a name."""
+
+
+def role_of(name: str, kind: str = "") -> Role:
+    """The narrowest role that a parameter's name and its module's class tell: attention rather than vision.
+
+    >>> role_of("vision_tower.encoder.layers.0.self_attn.q_proj.weight")
+    <Role.ATTENTION: 'attention'>
+    """
+    told = next((role for role, sign in KINDS if sign.search(kind)), None)
+    if told is Role.NORM or told is Role.RECURRENT or told is Role.ATTENTION:
+        return told
+    path = _path(name)
+    return _named(path) or told or _part(path)
+
+
+def part_of(name: str) -> Role:
+    """The part of a model that a parameter belongs to: vision, projection, language, or other.
+
+    >>> part_of("vision_tower.encoder.layers.0.self_attn.q_proj.weight")
+    <Role.VISION: 'vision'>
+    """
+    return _part(_path(name))
+
+
+def _path(name: str) -> list[str]:
+    return [piece for piece in name.split(".") if piece not in WRAPPERS]
+
+
+def _part(path: list[str]) -> Role:
+    name = ".".join(path).lower()
+    return next((role for role, sign in PARTS if sign.search(name)), Role.OTHER)
+
+
+def _named(path: list[str]) -> Role | None:
+    """The role in the last piece of a name that tells one.
+
+    What stands above a numbered block holds many layers and says nothing about this one.
+    """
+    if ALONE.fullmatch(".".join(path)):
+        return Role.HEAD
+    for place in range(len(path) - 1, -1, -1):
+        if path[place].isdigit():
+            if place < len(path) - 2:
+                return None
+            continue
+        piece = re.sub(r"\d", "", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", path[place])).lower()
+        for role, sign in NAMES:
+            if sign.search(piece):
+                return role
+    return None
+
+
+WORDS: Mapping[tuple[Role, Trouble], tuple[Cause, str]] = MappingProxyType(
+    {
+        (Role.VISION, Trouble.EXPLODING): (
+            Cause.INPUT_SCALE,
+            "The vision encoder explodes: images are not normalised (to [-1, 1] or [0, 1]), or all black or white.",
+        ),
+        (Role.PROJECTION, Trouble.VANISHING): (
+            Cause.INITIALISATION,
+            "The projection layer vanishes: its dimensions do not match, or its initialisation is too small.",
+        ),
+        (Role.LANGUAGE, Trouble.OSCILLATING): (
+            Cause.ATTENTION_MASK,
+            "The language model oscillates: sequence lengths vary too much, or padding or mask is wrong.",
+        ),
+        (Role.ATTENTION, Trouble.NONFINITE): (
+            Cause.ATTENTION_MASK,
+            "Attention is not finite: a mask leaves a row with nothing to attend to, or the sequence is too long.",
+        ),
+        (Role.NORM, Trouble.NONFINITE): (
+            Cause.ZERO_VARIANCE,
+            "A norm is not finite: its input had zero variance.",
+        ),
+        (Role.HEAD, Trouble.NONFINITE): (
+            Cause.LOG_OF_ZERO,
+            "The head or the loss is not finite: it took the log of zero, or divided by zero.",
+        ),
+    }
+)
+"""What a role's trouble speaks for."""
+
+
+def word_of(role: Role, trouble: Trouble) -> tuple[Cause, str] | None:
+    """The cause that a role's trouble speaks for and a sentence that says so; ask for `role_of` and for `part_of`."""
+    return WORDS.get((role, trouble))

@@ -1,0 +1,123 @@
+"""The four questions a person asks of a dead run, walked in order, so that the user sees how the advice came about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from surefoot.records import Pattern
+
+EARLY = 1000
+"""Updates within which a run dies of how it began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the questions are about."""
+
+    step: int
+    """Updates that landed before the trouble."""
+    mixed_precision: bool
+    scaled: bool
+    """Whether loss scaling is on."""
+    large_gradients: bool
+    """Whether gradients were unusually large, measured against the run's own."""
+    good_state: bool
+    """Whether there is a state to go back to."""
+    pattern: Pattern = Pattern.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The questions with their answers, and the advice they led to."""
+
+    steps: tuple[tuple[str, bool], ...]
+    advice: tuple[str, ...]
+
+    def as_text(self) -> str:
+        """The way taken, in one line."""
+        return "; ".join(f"{question}: {'yes' if answer else 'no'}" for question, answer in self.steps)
+
+
+SHAPES: Mapping[Pattern, str] = MappingProxyType(
+    {
+        Pattern.NONFINITE: "Look for log of zero, division by zero and overflow first: nothing rose before the end.",
+        Pattern.JUMP: "Look at the last batch first: it came in one jump, as from a bad sample or an overflow.",
+        Pattern.EXPONENTIAL: "Look at the learning rate, accumulation and momentum first: it grew step by step.",
+        Pattern.OSCILLATING: "Look at the optimizer's state, the schedule and the mix of batches first: it swung.",
+        Pattern.OVERFLOW_SKIPS: "Look at the loss scale first: it kept falling before the end.",
+    }
+)
+"""Where to look first, by the shape of the trouble."""
+
+
+def _nothing(_: Facts) -> str:
+    return ""
+
+
+def _unscaled(facts: Facts) -> str:
+    """Float16 without loss scaling is the first thing to suspect; bfloat16 does without."""
+    off = facts.mixed_precision and not facts.scaled
+    return "Turn loss scaling on if this is float16: it is off, which only bfloat16 can do with." if off else ""
+
+
+def _shape(facts: Facts) -> str:
+    return SHAPES.get(facts.pattern, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, what either answer speaks for, and what the facts add to it."""
+
+    text: str
+    asked: Callable[[Facts], bool]
+    yes: str
+    no: str = ""
+    more: Callable[[Facts], str] = _nothing
+
+
+QUESTIONS: tuple[Question, ...] = (
+    Question(
+        f"within the first {EARLY} steps",
+        lambda facts: facts.step < EARLY,
+        yes="Check initialisation and warmup.",
+    ),
+    Question(
+        "mixed precision",
+        lambda facts: facts.mixed_precision,
+        yes="Check loss scaling and dtype casts.",
+        no="Check for overflow in the model's own arithmetic.",
+        more=_unscaled,
+    ),
+    Question(
+        "unusually large gradients",
+        lambda facts: facts.large_gradients,
+        yes="Lower the learning rate or clip harder.",
+        no="Check the data and the loss function.",
+        more=_shape,
+    ),
+    Question(
+        "a good state to go back to",
+        lambda facts: facts.good_state,
+        yes="Go back to the last good state, adjust and resume.",
+        no="Restart from the beginning with conservative settings.",
+    ),
+)
+"""The tree: no answer cuts another question off, so it is asked from top to bottom."""
+
+
+def walk(facts: Facts) -> Path:
+    """Ask every question of the facts.
+
+    >>> facts = Facts(step=5, mixed_precision=False, scaled=False, large_gradients=True, good_state=True)
+    >>> walk(facts).advice[0]
+    'Check initialisation and warmup.'
+    """
+    steps: list[tuple[str, bool]] = []
+    advice: list[str] = []
+    for question in QUESTIONS:
+        answer = question.asked(facts)
+        steps.append((question.text, answer))
+        advice += [question.yes if answer else question.no, question.more(facts)]
+    return Path(tuple(steps), tuple(filter(None, advice)))

@@ -1,0 +1,216 @@
+"""What is normal for this run: robust baselines over accepted values, which the trouble being judged never enters."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import deque
+from typing import Any
+
+from surefoot.judge.policy import Sight
+from surefoot.records import Row
+
+LAST = 16
+"""Values that are held back: they are being judged, and are no part of what is normal yet."""
+
+
+class Baseline:
+    """The last accepted values, kept in order of size too, so that their middle and spread cost nothing."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._values: deque[tuple[int, float]] = deque()
+        self._sorted: list[float] = []
+        self.middle = self.top = self.spread = math.nan
+        """The spread is a standard deviation, were the values normally distributed; never quite zero."""
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, attempt: int, value: float) -> None:
+        if not math.isfinite(value):
+            return
+        self._values.append((attempt, value))
+        bisect.insort(self._sorted, value)
+        if len(self._values) > self._window:
+            self._drop(self._values.popleft()[1])
+        self._measure()
+
+    def forget(self, attempt: int) -> None:
+        """Values from this attempt on were none of the run's after all."""
+        while self._values and self._values[-1][0] >= attempt:
+            self._drop(self._values.pop()[1])
+        self._measure()
+
+    def _drop(self, value: float) -> None:
+        self._sorted.pop(bisect.bisect_left(self._sorted, value))
+
+    def _measure(self) -> None:
+        if not self._sorted:
+            self.middle = self.top = self.spread = math.nan
+            return
+        self.middle, self.top = self.quantile(0.5), self._sorted[-1]
+        width = (self.quantile(0.75) - self.quantile(0.25)) / 1.349
+        self.spread = max(width, 1e-3 * abs(self.middle), 1e-30)
+
+    def quantile(self, share: float) -> float:
+        return self._sorted[round(share * (len(self._sorted) - 1))] if self._sorted else math.nan
+
+    @property
+    def last(self) -> float:
+        return self._values[-1][1] if self._values else math.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": [list(pair) for pair in self._values]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._values.clear()
+        self._sorted.clear()
+        for attempt, value in state["values"]:
+            self.add(attempt, value)
+        self._measure()
+
+
+class Normal:
+    """Baselines of the loss and of each optimizer's gradient norm, and the rows that are being judged against them."""
+
+    def __init__(self, sight: Sight) -> None:
+        self.sight = sight
+        self.loss = Baseline(sight.window)
+        self.norms: dict[int, Baseline] = {}
+        """Of the logarithms of the norms."""
+        self.rates: dict[int, Baseline] = {}
+        self.momenta: dict[int, float] = {}
+        """What momentum was when things were well."""
+        self.samples = math.nan
+        """Samples in a batch."""
+        self.start = math.nan
+        """The level the loss began at."""
+        self.recent: deque[float] = deque(maxlen=LAST)
+        """The last losses that landed, finite or not."""
+        self.landed = 0
+        self._first: list[float] = []
+        self._waiting: deque[Row] = deque()
+        self._spikes = 0
+        self._spiked: list[int] = []
+
+    @property
+    def first(self) -> float:
+        """The very first loss."""
+        return self._first[0] if self._first else math.nan
+
+    @property
+    def formed(self) -> bool:
+        return len(self.loss) >= self.sight.least
+
+    def z(self, loss: float) -> float:
+        """How many deviations a loss lies above what is normal."""
+        return (loss - self.loss.middle) / self.loss.spread if self.formed else math.nan
+
+    def norm_ratio(self, row: Row) -> float:
+        """The norm over the largest accepted one lately, as a logarithm."""
+        known = self.norms.get(row.optimizer)
+        if known is None or len(known) < self.sight.least or not row.norm > 0:
+            return math.nan
+        return math.log(row.norm) - known.top if math.isfinite(row.norm) else math.inf
+
+    def norm_z(self, row: Row) -> float:
+        known = self.norms.get(row.optimizer)
+        if known is None or len(known) < self.sight.least or not row.norm > 0:
+            return math.nan
+        return (math.log(row.norm) - known.middle) / max(known.spread, 0.05) if math.isfinite(row.norm) else math.inf
+
+    def rate_ratio(self, row: Row) -> float:
+        """The rate over what it usually was."""
+        known = self.rates.get(row.optimizer)
+        return row.lr / known.middle if known is not None and len(known) and known.middle > 0 else math.nan
+
+    def spikes(self, row: Row) -> bool:
+        """Whether this value stands out so far that it is no part of what is normal, unless it stays."""
+        if self.norm_ratio(row) > math.log(self.sight.jump):
+            return True
+        return self.z(row.loss) > self.sight.far and row.loss > self.sight.above * self.loss.top
+
+    def take(self, row: Row) -> None:
+        """Hold a row that landed back for a while, and take in the one whose time has come."""
+        if not row.landed:
+            return
+        self.landed += 1
+        if row.optimizer == 0:
+            self.recent.append(row.loss)
+            if len(self._first) < 5 and math.isfinite(row.loss):
+                self._first.append(row.loss)
+                self.start = sorted(self._first)[len(self._first) // 2]
+        if self.spikes(row):
+            self._spikes += 1
+            self._spiked = [at for at in self._spiked if row.attempt - at < self.sight.window] + [row.attempt]
+            if self._spikes < self.sight.lasting and len(self._spiked) <= self.sight.usual:
+                return  # unless it stays, or comes so often that it is what this run is like
+        else:
+            self._spikes = 0
+        self._waiting.append(row)
+        if len(self._waiting) > min(LAST, 1 + self.landed // 4):
+            self._accept(self._waiting.popleft())
+
+    def _accept(self, row: Row) -> None:
+        if row.optimizer == 0:
+            self.loss.add(row.attempt, row.loss)
+        if row.norm > 0:
+            self.norms.setdefault(row.optimizer, Baseline(self.sight.window)).add(row.attempt, math.log(row.norm))
+        if row.lr > 0:
+            self.rates.setdefault(row.optimizer, Baseline(4 * self.sight.window)).add(row.attempt, row.lr)
+        if row.samples > 0:
+            self.samples = row.samples
+        if math.isfinite(row.momentum):
+            self.momenta[row.optimizer] = row.momentum
+
+    @property
+    def settings(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Rate and momentum of each optimizer when things were well; infinite where it has none."""
+        count = 1 + max((*self.rates, *self.momenta), default=-1)
+        rates = tuple(self.rates[k].last if k in self.rates else math.inf for k in range(count))
+        return rates, tuple(self.momenta.get(k, math.inf) for k in range(count))
+
+    def rewound(self, attempt: int) -> None:
+        """What came after this attempt did not happen."""
+        for known in (self.loss, *self.norms.values(), *self.rates.values()):
+            known.forget(attempt + 1)
+        self._waiting.clear()
+        self.recent.clear()
+        self._spikes = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "loss": self.loss.state_dict(),
+            "norms": {k: b.state_dict() for k, b in self.norms.items()},
+            "rates": {k: b.state_dict() for k, b in self.rates.items()},
+            "momenta": dict(self.momenta),
+            "start": self.start,
+            "samples": self.samples,
+            "first": list(self._first),
+            "recent": list(self.recent),
+            "landed": self.landed,
+            "spikes": self._spikes,
+            "spiked": list(self._spiked),
+            "waiting": [_packed(row) for row in self._waiting],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loss.load_state_dict(state["loss"])
+        for kept, held, window in ((self.norms, state["norms"], 1), (self.rates, state["rates"], 4)):
+            kept.clear()
+            for k, content in held.items():
+                kept[int(k)] = Baseline(window * self.sight.window)
+                kept[int(k)].load_state_dict(content)
+        self.momenta = {int(k): m for k, m in state["momenta"].items()}
+        self.samples = state["samples"]
+        self.start, self._first, self.landed = state["start"], list(state["first"]), state["landed"]
+        self.recent = deque(state["recent"], maxlen=LAST)
+        self._spikes, self._spiked = state["spikes"], list(state["spiked"])
+        self._waiting = deque(Row(**content) for content in state["waiting"])
+
+
+def _packed(row: Row) -> dict[str, Any]:
+    """What of a row is taken in later."""
+    names = ("step", "attempt", "time", "optimizer", "loss", "norm", "lr", "momentum", "samples")
+    return {name: getattr(row, name) for name in names}

@@ -1,0 +1,132 @@
+"""Rows of made-up runs, drawn by a seeded generator, and what a detector or a judge says of them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from surefoot.judge.detect.base import Detector
+from surefoot.judge.detect.layers import LayerPast
+from surefoot.judge.judge import Judge
+from surefoot.judge.normal import Normal
+from surefoot.judge.policy import Policy, Sight
+from surefoot.records import LAYER_STATS, Action, Decision, Event, Finding, Row, Verdict
+
+Kind = TypeVar("Kind", bound=Event)
+BLOCKS = ("embed", "layers.0.attn", "layers.0.mlp", "layers.1.attn", "layers.1.mlp", "norm", "head")
+NAMES = tuple(f"{block}.weight" for block in BLOCKS)
+
+
+class Source:
+    """A run that learns: a noisy loss that falls towards a floor, and norms that scatter log-normally."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        loss: float = 3.0,
+        floor: float = 1.0,
+        half: float = 150.0,
+        noise: float = 0.04,
+        norm: float = 1.0,
+        scatter: float = 0.25,
+        lr: float = 1e-3,
+        **always: Any,
+    ) -> None:
+        self._rng = random.Random(seed)
+        self._loss, self._floor, self._half, self._noise = loss, floor, half, noise
+        self._norm, self._scatter = norm, scatter
+        self._always: dict[str, Any] = {"lr": lr, "momentum": 0.9} | always
+        self.attempt = 0
+        self.step = 0
+
+    def row(self, *, times: float = 1.0, swells: float = 1.0, **values: Any) -> Row:
+        """The next row; `times` multiplies its loss, `swells` its norm, and `values` are what they are."""
+        level = self._floor + (self._loss - self._floor) * 0.5 ** (self.step / self._half)
+        told: dict[str, Any] = {
+            "loss": times * level * math.exp(self._noise * self._chance()),
+            "norm": swells * self._norm * math.exp(self._scatter * self._chance()),
+            "nonfinite": 0.0,
+        }
+        told |= self._always | values
+        row = Row(step=self.step, attempt=self.attempt, time=float(self.attempt), **told)
+        self.attempt += 1
+        self.step += row.landed
+        return row
+
+    def rows(self, count: int, **values: Any) -> list[Row]:
+        return [self.row(**values) for _ in range(count)]
+
+    def nan(self, **values: Any) -> Row:
+        """A row that was refused because its loss is not a number."""
+        bad: dict[str, Any] = {"loss": math.nan, "norm": math.nan, "nonfinite": 9.0, "verdict": Verdict.NONFINITE}
+        return self.row(**(bad | values))
+
+    def far(self, **values: Any) -> Row:
+        """A row that was refused because its norm is far outside what was accepted."""
+        return self.row(**({"norm": 900.0, "limit": 100.0, "verdict": Verdict.OUTLANDISH} | values))
+
+    def _chance(self) -> float:
+        return max(-2.5, min(2.5, self._rng.gauss(0.0, 1.0)))
+
+
+def layers(
+    seed: int, tensors: int = len(NAMES), *, swells: float = 1.0, which: Sequence[int] | None = None, zeros: float = 0.02
+) -> np.ndarray:
+    """Statistics of all tensors: ordinary norms, and those of `which` multiplied and with a share of zeros."""
+    rng = np.random.default_rng(seed)
+    made = np.zeros((tensors, len(LAYER_STATS)), dtype=np.float32)
+    chosen = list(range(tensors)) if which is None else list(which)
+    made[:, LAYER_STATS.index("norm")] = np.exp(rng.normal(0.0, 0.3, tensors))
+    made[chosen, LAYER_STATS.index("norm")] *= swells
+    made[:, LAYER_STATS.index("zeros")] = 0.02
+    made[chosen, LAYER_STATS.index("zeros")] = zeros
+    return made
+
+
+class Bench:
+    """What detectors work with, kept up to date as the judge does it."""
+
+    def __init__(self) -> None:
+        self.sight = Sight()
+        self.normal = Normal(self.sight)
+        self.past = LayerPast()
+
+    def said(self, detector: Detector, rows: Iterable[Row], tensors: Iterable[np.ndarray] = ()) -> list[Finding]:
+        """All that a detector says of these rows."""
+        found: list[Finding] = []
+        given = iter(tensors)
+        for row in rows:
+            now = next(given, None)
+            if now is not None:
+                self.past.take(row, now, learn=not found)
+            found += detector.update(row, now)
+            self.normal.take(row)
+        return found
+
+
+def judged(judge: Judge, rows: Iterable[Row], tensors: Iterable[np.ndarray] = ()) -> list[Event]:
+    """All events of these rows."""
+    given = iter(tensors)
+    return [event for row in rows for event in judge.update(row, next(given, None))]
+
+
+def of(kind: type[Kind], events: Iterable[Event]) -> list[Kind]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def actions(events: Iterable[Event]) -> list[Action]:
+    """What was decided, refusals aside."""
+    return [d.action for d in of(Decision, events) if d.action is not Action.REFUSE]
+
+
+def trained(policy: Policy | None = None, *, rows: int = 150, source: Source | None = None, **more: Any) -> tuple[Judge, Source]:
+    """A judge that has seen a healthy run, and where its next rows come from."""
+    source = Source(1) if source is None else source
+    judge = Judge(policy or Policy(), **more)
+    assert actions(judged(judge, source.rows(rows))) == []
+    return judge, source
