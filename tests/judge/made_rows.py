@@ -75,7 +75,12 @@ class Source:
 
 
 def layers(
-    seed: int, tensors: int = len(NAMES), *, swells: float = 1.0, which: Sequence[int] | None = None, zeros: float = 0.02
+    seed: int,
+    tensors: int = len(NAMES),
+    *,
+    swells: float = 1.0,
+    which: Sequence[int] | None = None,
+    zeros: float = 0.02,
 ) -> np.ndarray:
     """Statistics of all tensors: ordinary norms, and those of `which` multiplied and with a share of zeros."""
     rng = np.random.default_rng(seed)
@@ -124,7 +129,9 @@ def actions(events: Iterable[Event]) -> list[Action]:
     return [d.action for d in of(Decision, events) if d.action is not Action.REFUSE]
 
 
-def trained(policy: Policy | None = None, *, rows: int = 150, source: Source | None = None, **more: Any) -> tuple[Judge, Source]:
+def trained(
+    policy: Policy | None = None, *, rows: int = 150, source: Source | None = None, **more: Any
+) -> tuple[Judge, Source]:
     """A judge that has seen a healthy run, and where its next rows come from."""
     source = Source(1) if source is None else source
     judge = Judge(policy or Policy(), **more)

@@ -12,6 +12,9 @@ from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.records import Decision, Event, Finding, Row, Verdict
 
+REFUSED = [(Verdict.NONFINITE, math.nan, 3), (Verdict.NONFINITE, 1.0, 12), (Verdict.OUTLANDISH, 1.0, 6)]
+"""Refusals in a row before a run goes back: soon when not even the loss is finite, late when refusing is enough."""
+
 
 def row(attempt: int, verdict: Verdict = Verdict.LANDED, **values: float) -> Row:
     bad = {"loss": math.nan, "nonfinite": 3.0, "norm": math.nan} if verdict is Verdict.NONFINITE else {}
@@ -44,9 +47,45 @@ def test_nothing_is_decided_over_healthy_and_dropped_updates() -> None:
 
 @pytest.mark.parametrize("verdict", [Verdict.NONFINITE, Verdict.OUTLANDISH])
 def test_refusals_in_a_row_stop_the_run(verdict: Verdict) -> None:
-    judge = Judge(Policy(limit=3))
-    said = [decisions(judge.update(row(i, verdict))) for i in range(3)]
-    assert said == [[("refuse", True)], [("refuse", True)], [("refuse", True), ("stop", True)]]
+    judge = Judge(Policy(limit=2))
+    said = [decisions(judge.update(row(i, verdict))) for i in range(2)]
+    assert said == [[("refuse", True)], [("refuse", True), ("stop", True)]]
+
+
+@pytest.mark.parametrize(("verdict", "loss", "doubt"), REFUSED)
+def test_refusals_in_a_row_first_take_the_run_back(verdict: Verdict, loss: float, doubt: int) -> None:
+    judge = Judge(Policy())
+    said = [decisions(judge.update(row(i, verdict, loss=loss))) for i in range(doubt)]
+    assert said == [[("refuse", True)]] * (doubt - 1) + [[("refuse", True), ("rewind", True)]]
+
+
+def test_what_happens_until_the_run_is_back_is_of_no_account() -> None:
+    judge = Judge(Policy(limit=6))
+    for i in range(3):
+        judge.update(row(i, Verdict.NONFINITE))
+    until = [d for i in range(3, 9) for d in decisions(judge.update(row(i, Verdict.NONFINITE)))]
+    assert until == [("refuse", True)] * 6, "rows that were under way are still refused, and no more"
+    judge.rewound(0, 0)
+    assert not judge.quiet, "no update has landed yet"
+    assert decisions(judge.update(row(9))) == []
+    assert judge.quiet
+    assert decisions(judge.update(row(10, Verdict.NONFINITE))) == [("refuse", True)], "the count begins anew"
+
+
+def test_a_run_that_cannot_go_back_is_stopped_when_nothing_is_left() -> None:
+    judge = Judge(Policy())
+    said: list[Decision] = []
+    for i in range(20):
+        events = judge.update(row(i, Verdict.NONFINITE))
+        said += [e for e in events if isinstance(e, Decision) and e.action != "refuse"]
+        if said and said[-1].action == "rewind":
+            judge.failed(said[-1], "no states are kept")
+        if said and said[-1].action == "stop":
+            break
+    assert [d.action for d in said] == ["rewind"] * 3 + ["stop"]
+    assert len({d.rung for d in said[:3]}) == 3, "each time something else"
+    assert "nothing that is left to try can be done" in said[-1].reason
+    assert "the loss is nan" in said[-1].reason
 
 
 def test_the_reason_to_stop_says_what_happened_and_what_to_do() -> None:
@@ -105,8 +144,9 @@ def test_observing_decides_the_same_and_applies_nothing() -> None:
 @pytest.mark.parametrize("name", ["outlandish", "warmup", "limit", "overflow_limit", "weights_every"])
 @pytest.mark.parametrize("value", [0, -1, math.nan])
 def test_a_policy_refuses_figures_that_make_no_sense(name: str, value: float) -> None:
+    figures: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=name):
-        Policy(**{name: value})
+        Policy(**figures)
 
 
 @pytest.mark.parametrize("fade", [0.0, -0.5, 1.5, math.nan])

@@ -7,46 +7,88 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
+from made_rows import NAMES, Source, actions, judged, layers, of, trained
 
-from surefoot.judge.detect.bottleneck import Bottleneck
+from surefoot.judge.detect.layers import LayerPast
 from surefoot.judge.detect.nonfinite import NonFinite
 from surefoot.judge.detect.outlandish import Outlandish
 from surefoot.judge.history import History
 from surefoot.judge.judge import Judge
-from surefoot.judge.policy import Policy
-from surefoot.records import Row, Verdict
+from surefoot.judge.normal import Baseline, Normal
+from surefoot.judge.policy import Policy, Sight
+from surefoot.judge.treat import Treatment
+from surefoot.records import Action, Decision, Row, Verdict
+
+Fed = tuple[Row, np.ndarray]
 
 
-def rows(seed: int, count: int) -> list[Row]:
-    """Rows of every kind, many of them in a row of the same kind."""
-    rng = random.Random(seed)
-    made: list[Row] = []
-    verdict, busy = Verdict.LANDED, 0.3
+@cache
+def rows(seed: int, count: int) -> list[Fed]:
+    """Rows of every kind, many of them in a row of the same kind, with all that a row can hold."""
+    rng, source = random.Random(seed), Source(seed, noise=0.1)
+    made: list[Fed] = []
+    verdict, busy, times, swells, lr, scale = Verdict.LANDED, 0.3, 1.0, 1.0, 1e-3, 65536.0
     for i in range(count):
-        if rng.random() < 0.2:
-            verdict = rng.choice(list(Verdict))
-        if rng.random() < 0.004:
-            busy = rng.choice((0.2, 0.9, math.nan))
-        row = Row(step=i, attempt=i, time=float(i), verdict=verdict, loss=rng.random(), norm=rng.random(), limit=0.5)
-        row = replace(row, nonfinite=2.0 if verdict is Verdict.NONFINITE else 0.0, loss_scale=2.0)
-        made.append(replace(row, utilisation=busy, seconds=1.0, data_wait=rng.random()))
+        if rng.random() < 0.05:
+            verdict = rng.choice([*Verdict, *[Verdict.LANDED] * 20])
+        if rng.random() < 0.02:
+            times, swells, lr = (
+                rng.choice((1.0, 1.0, 3.0)),
+                rng.choice((1.0, 1.0, 60.0)),
+                rng.choice((1e-3, 4e-2, 1e-5)),
+            )
+        if rng.random() < 0.01:
+            busy, scale = rng.choice((0.2, 0.9, math.nan)), rng.choice((65536.0, 8.0))
+        row = source.row(times=times, swells=swells, lr=lr, verdict=verdict, limit=0.5, loss_scale=scale)
+        if verdict is Verdict.NONFINITE:
+            row = replace(row, nonfinite=2.0, loss=rng.choice((math.nan, math.inf)), norm=math.nan)
+        clipped = min(1.0, 0.5 / row.norm)
+        row = replace(row, clip=0.5, clipped=clipped, clip_share=0.95, memory=1e9 * (1 + i / 100), samples=32.0)
+        row = replace(
+            row, update_ratio=lr * rng.random() if i % 10 == 0 else math.nan, momentum=rng.choice((0.9, 0.99))
+        )
+        row = replace(row, utilisation=busy, seconds=rng.choice((1.0, 1.2)), data_wait=0.3 * rng.random())
+        made.append((row, layers(1000 * seed + i, swells=swells, zeros=0.02 if swells == 1.0 else 0.8)))
     return made
 
 
-def fed(part: Any, row: Row) -> Any:
-    """What a part answers to one row."""
-    return part.add(row.loss, row.norm) if isinstance(part, History) else part.update(row)
+DETECTORS = [type(d).__name__ for d in Judge(Policy()).detectors]
 
 
-STATEFUL: dict[str, Callable[[], Any]] = {
-    "NonFinite": NonFinite,
-    "Outlandish": Outlandish,
-    "Bottleneck": Bottleneck,
-    "History": History,
-    "Judge": lambda: Judge(Policy(limit=4, overflow_limit=3)),
+class Keeps:
+    """A part that answers with its state."""
+
+    def __init__(self, part: Any, feed: Callable[[Any, Fed], Any]) -> None:
+        self._part, self._feed = part, feed
+        self.state_dict, self.load_state_dict = part.state_dict, part.load_state_dict
+
+    def feed(self, fed: Fed) -> Any:
+        return self._feed(self._part, fed)
+
+
+def _treated(part: Treatment, fed: Fed) -> Any:
+    return part.watch(fed[0], trouble=fed[0].attempt % 7 == 0)
+
+
+STATEFUL: dict[str, Callable[[], Keeps]] = {
+    "NonFinite": lambda: Keeps(NonFinite(), lambda p, fed: p.update(fed[0])),
+    "Outlandish": lambda: Keeps(Outlandish(), lambda p, fed: p.update(fed[0])),
+    "History": lambda: Keeps(History(), lambda p, fed: p.add(fed[0].loss, fed[0].norm)),
+    "Baseline": lambda: Keeps(
+        Baseline(32), lambda p, fed: (p.add(fed[0].attempt, fed[0].loss), p.middle, p.top, p.spread, p.last)
+    ),
+    "Normal": lambda: Keeps(
+        Normal(Sight()), lambda p, fed: (p.take(fed[0]), p.z(fed[0].loss), p.norm_ratio(fed[0]), p.rate_ratio(fed[0]))
+    ),
+    "LayerPast": lambda: Keeps(
+        LayerPast(), lambda p, fed: (p.take(*fed, learn=fed[0].landed), p.now.tolist(), p.zeros_now.tolist())
+    ),
+    "Treatment": lambda: Keeps(Treatment(Policy(), Normal(Sight())), _treated),
 }
 
 
@@ -55,18 +97,104 @@ STATEFUL: dict[str, Callable[[], Any]] = {
 def test_round_trip(name: str, cut: int) -> None:
     make = STATEFUL[name]
     whole, first, second = make(), make(), make()
-    answers = [fed(whole, row) for row in rows(cut, 900)]
-    for row in rows(cut, 900)[:cut]:
-        fed(first, row)
+    given = rows(cut, 500)
+    answers = [repr(whole.feed(fed)) for fed in given]
+    for fed in given[:cut]:
+        first.feed(fed)
     saved = json.loads(json.dumps(first.state_dict()))
     second.load_state_dict(saved)
-    assert second.state_dict() == first.state_dict()
-    going_on = [fed(second, row) for row in rows(cut, 900)[cut:]]
-    assert repr(going_on) == repr(answers[cut:])
+    assert repr(second.state_dict()) == repr(first.state_dict())
+    assert [repr(second.feed(fed)) for fed in given[cut:]] == answers[cut:]
     assert repr(second.state_dict()) == repr(whole.state_dict())
-    assert json.loads(json.dumps(first.state_dict())) == saved, "what was saved is no part of what goes on"
+    assert repr(json.loads(json.dumps(first.state_dict()))) == repr(saved), "what was saved is no part of what goes on"
 
 
-def test_nothing_with_state_was_forgotten() -> None:
-    judge = Judge(Policy())
-    assert {type(d).__name__ for d in judge.detectors} < set(STATEFUL)
+@pytest.mark.parametrize("seed", range(2))
+def test_every_detector_goes_on_as_if_nothing_happened(seed: int) -> None:
+    """Two judges see the same rows; the detectors of one of them are put away and taken out again at every row."""
+    whole, other = (Judge(Policy(observe=True), NAMES, owned=5) for _ in range(2))
+    spoke: set[str] = set()
+    for row, tensors in rows(seed, 400):
+        for detector in other.detectors:
+            detector.load_state_dict(json.loads(json.dumps(detector.state_dict())))
+        told = whole.update(row, tensors)
+        assert repr(other.update(row, tensors)) == repr(told)
+        spoke |= {e.detector for e in told if e.kind == "finding"}  # pyright: ignore[reportAttributeAccessIssue]
+    assert len(spoke) > 5, "the rows are not all alike"
+    for mine, theirs in zip(whole.detectors, other.detectors, strict=True):
+        assert repr(mine.state_dict()) == repr(theirs.state_dict())
+        assert set(vars(mine)) == set(vars(theirs))
+
+
+@pytest.fixture(scope="module")
+def judge_and_loaded() -> tuple[Judge, Judge]:
+    """One that has seen much, and one that was only loaded."""
+    judge, fresh = (Judge(Policy(observe=True), NAMES, owned=5) for _ in range(2))
+    for row, tensors in rows(7, 400):
+        judge.update(row, tensors)
+    fresh.load_state_dict(json.loads(json.dumps(judge.state_dict())))
+    return judge, fresh
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_nothing_that_changes_is_left_out(name: str, judge_and_loaded: tuple[Judge, Judge]) -> None:
+    def remembered(judge: Judge) -> dict[str, str]:
+        plain = (bool, int, float, str, list, set, tuple, np.ndarray, type(None))
+        held = vars(judge.detectors[DETECTORS.index(name)])
+        return {key: repr(value) for key, value in held.items() if isinstance(value, plain)}
+
+    judge, fresh = judge_and_loaded
+    assert remembered(fresh) == remembered(judge)
+
+
+@pytest.mark.parametrize("cut", [0, 10, 80, 260])
+def test_a_judge_goes_on_where_it_was(cut: int) -> None:
+    """Cut where no case is open: what was seen of one is not kept."""
+    source = Source(5)
+    given = [*source.rows(90), source.nan(), *source.rows(180), *[source.nan() for _ in range(3)]]
+    given += source.rows(60, lr=4e-2, times=2.0)
+    whole, first, second = (Judge(Policy(), NAMES) for _ in range(3))
+    answers = [repr(whole.update(row, layers(row.attempt))) for row in given]
+    for row in given[:cut]:
+        first.update(row, layers(row.attempt))
+    assert first.quiet
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert repr(second.state_dict()) == repr(first.state_dict())
+    assert (second.proven, second.quiet) == (first.proven, True)
+    assert [repr(second.update(row, layers(row.attempt))) for row in given[cut:]] == answers[cut:]
+    assert repr(second.state_dict()) == repr(whole.state_dict())
+
+
+def test_restraints_and_books_survive() -> None:
+    judge, source = trained()
+    judged(judge, [source.nan() for _ in range(3)])
+    judge.rewound(140, 140)
+    judged(judge, source.rows(30))
+    after = Judge(Policy())
+    after.load_state_dict(json.loads(json.dumps(judge.state_dict())))
+    going_on = source.rows(200)
+    told, again = judged(judge, going_on), judged(after, going_on)
+    assert repr(again) == repr(told)
+    assert actions(again) == [Action.LOOSEN]
+
+
+def test_a_trouble_that_is_still_there_after_loading_shows_again() -> None:
+    judge, source = trained()
+    judged(judge, [source.nan(), source.nan()])
+    after = Judge(Policy())
+    after.load_state_dict(json.loads(json.dumps(judge.state_dict())))
+    assert not after.quiet, "the last updates were refused"
+    events = judged(after, [source.nan() for _ in range(3)])
+    assert actions(events) == [Action.REWIND]
+    (decision,) = [d for d in of(Decision, events) if d.action is Action.REWIND]
+    assert decision.restraint is not None
+    assert decision.restraint.rate_cap == (1e-3,)
+
+
+def test_a_judge_that_is_loaded_waits_for_no_rewind() -> None:
+    judge, source = trained()
+    saved = json.loads(json.dumps(judge.state_dict()))
+    assert actions(judged(judge, [source.nan() for _ in range(3)])) == [Action.REWIND]
+    judge.load_state_dict(saved)
+    assert judge.quiet
+    assert actions(judged(judge, [source.nan() for _ in range(3)])) == [Action.REWIND]

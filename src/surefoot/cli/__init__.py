@@ -116,6 +116,30 @@ def zoo(
 
 
 @bench.command()
+def judge() -> None:
+    """How long judging one row takes on this host, for 300 tensors."""
+    from surefoot.bench.speed import judge as measure
+
+    typer.echo(measure())
+
+
+@bench.command()
+def rewind(
+    size: Annotated[str, typer.Option(help="10m, 124m or 1.3b.")] = "124m",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default what is there.")] = None,
+) -> None:
+    """How long a state takes to be kept and put back: a decoder with AdamW."""
+    _needs_torch("bench rewind")
+    from surefoot.bench.speed import rewind as measure
+
+    sizes, devices = ("10m", "124m", "1.3b"), (None, "cpu", "cuda")
+    if size not in sizes or device not in devices:
+        typer.echo(f"bench rewind: use --size {', '.join(sizes)} and --device cpu or cuda.", err=True)
+        raise typer.Exit(2)
+    typer.echo(measure(size, device))
+
+
+@bench.command()
 def healthy(
     steps: Annotated[int, typer.Option(min=1, help="Healthy steps in all.")] = 300_000,
     split: Annotated[str, typer.Option(help="report, or tuning: the part that rules may be tuned on.")] = "report",

@@ -29,7 +29,7 @@ from surefoot.judge.detect.settings import Settings
 from surefoot.judge.detect.start import Start
 from surefoot.judge.detect.still import Still
 from surefoot.judge.detect.units import Units
-from surefoot.judge.diagnose.case import Case, Moment, compared, evidence_of
+from surefoot.judge.diagnose.case import Case, Moment, compared, evidence_of, least
 from surefoot.judge.diagnose.causes import CAUSES
 from surefoot.judge.diagnose.name import causes
 from surefoot.judge.diagnose.roles import Role, role_of
@@ -45,6 +45,8 @@ ASIDE = frozenset({"bottleneck", "pace", "memory", "clipping", "plateau", "rhyth
 """What these find is told, with its cause, and is never a reason to touch the run."""
 WAITS = 3
 """Rows after the first sign before a cause is named: what comes next tells one cause from another."""
+VAGUE, LONGER = 0.4, 12
+"""When the surest cause is no surer than this, rows to wait for more."""
 OUTGROWN = 3.0
 """How many times larger than usual, for its rate, an update is worth remembering."""
 MOMENTS = 64
@@ -176,13 +178,10 @@ class Judge:
     def _follow(self, row: Row, layers: np.ndarray | None, found: Sequence[Finding]) -> None:
         """Open a case at the first sign, add to it, and close it when all has been quiet for long."""
         if self._case is None and found:
-            rates, momenta = self.normal.settings
             self._case = Case(
                 onset=row.attempt,
                 start=self.normal.start,
                 normal=self.normal.loss.middle,
-                rates=rates,
-                momenta=momenta,
                 attention=bool(self._heads),
                 normed=self._normed,
                 samples=self.normal.samples,
@@ -195,6 +194,9 @@ class Judge:
             return
         if case.onset - 2 * WAITS <= self._outgrown[0] <= case.onset:  # before the first sign, not because of it
             case.update = self._outgrown[1]
+        if not case.rates or any(f.detector == "settings" for f in found):
+            rates, momenta = self.normal.settings
+            case.rates, case.momenta = least(case.rates, rates), least(case.momenta, momenta)
         case.findings += found
         if row.optimizer == 0:
             case.moments.append(self._moment(row, layers))
@@ -249,7 +251,10 @@ class Judge:
         case = self._case
         if case is None or case.named or not case.findings:
             return []
-        if not case.moments or (len(case.moments) <= WAITS and not self._grave(case)):
+        if not case.moments:
+            return []
+        vague = causes(case)[0][1] < VAGUE
+        if len(case.moments) <= (LONGER if vague else WAITS) and not self._grave(case):
             return []
         case.named = True
         return self._diagnoses(row, case)
@@ -300,7 +305,7 @@ class Judge:
             return []
         if self._refused == self.policy.limit or (self._refused > self.policy.limit and not self.policy.observe):
             return [self._decision(row, Action.STOP, self._why_refused(row, events))]
-        if row.verdict in (Verdict.NONFINITE, Verdict.OUTLANDISH):
+        if row.verdict is Verdict.OUTLANDISH:
             self._treatment.refused()
         case = self._case
         why = self._grave(case) if case is not None and case.moments else ""

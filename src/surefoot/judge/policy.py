@@ -17,6 +17,8 @@ class Sight:
     """A norm that is this many times the largest accepted lately is a jump."""
     leap: float = 9.0
     """The same, twice within a while: then it is no accident, and harms the run each time."""
+    huge: float = 60.0
+    """The same, once, with a loss that leaps too: that was no ordinary batch, and it has landed."""
     far: float = 8.0
     """Deviations above normal at which a single loss is a jump..."""
     above: float = 1.5

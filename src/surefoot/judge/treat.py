@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Any
 
-from surefoot.judge.diagnose.case import Case
+from surefoot.judge.diagnose.case import Case, least
 from surefoot.judge.ladders import EARLY, LADDERS, USUAL, Rung
 from surefoot.judge.normal import Normal
 from surefoot.judge.policy import Policy
@@ -74,7 +73,7 @@ class Treatment:
         return events
 
     def refused(self) -> None:
-        """An update was refused while a restraint was in force."""
+        """A finite update was refused, perhaps by a ceiling that is in force."""
         self._refusals += 1
 
     def _looser(self, row: Row) -> Restraint:
@@ -126,16 +125,18 @@ class Treatment:
             events.append(self._decision(row, Action.STOP, f"{reason}; {tried}", cause=cause, before=case.onset))
             return events
         rung = ladder[self._rung]
-        self._former, self.restraint = self.restraint, self._restraint(rung, case)
+        asked = self._restraint(rung, case)
         self.actions += 1
-        self._since, self._calm, self._refusals, self._before = 0, 0, 0, self._normal.loss.middle
+        if not self._policy.observe:  # else nothing is in force, nor on trial
+            self._former, self.restraint = self.restraint, asked
+            self._since, self._calm, self._refusals, self._before = 0, 0, 0, self._normal.loss.middle
         decision = self._decision(
             row,
             Action.REWIND,
             reason,
             rung=rung.words,
             cause=cause,
-            restraint=self.restraint,
+            restraint=asked,
             before=0 if early else case.onset,
             reset=rung.reset,
         )
@@ -157,8 +158,8 @@ class Treatment:
         return Restraint(
             rate=rung.rate,
             rewarm=rung.rewarm,
-            rate_cap=_least(case.rates, self.restraint.rate_cap) if rung.hold else (),
-            momentum_cap=_least(case.momenta, self.restraint.momentum_cap) if rung.hold else (),
+            rate_cap=least(case.rates, self.restraint.rate_cap) if rung.hold else (),
+            momentum_cap=least(case.momenta, self.restraint.momentum_cap) if rung.hold else (),
             clip=tuple(_exp(m) for m in middles) if rung.clip else (),
             norm_ceiling=tuple(self._policy.ceiling * _exp(t) for t in tops) if rung.ceilings and not rung.clip else (),
             loss_ceiling=loss.top + room if rung.ceilings and normal.formed else math.inf,
@@ -264,12 +265,6 @@ GRAVE = (_told, _multiplied, _set_wrong, _silent, _outgrown, _refused)
 
 def _last(findings: Sequence[Any]) -> str:
     return findings[-1].detail if findings else ""
-
-
-def _least(usual: Sequence[float], held: Sequence[float]) -> tuple[float, ...]:
-    """No higher than before the trouble, nor than what is asked already: rows tell what the loop has set."""
-    caps = tuple(min(pair) for pair in zip_longest(usual, held, fillvalue=math.inf))
-    return caps if any(map(math.isfinite, caps)) else ()
 
 
 def _exp(value: float) -> float:

@@ -18,7 +18,7 @@ APART = 3
 
 
 class Jump(Detector):
-    """Speaks at the first step of each leap; grave when they come again."""
+    """Speaks at the first step of each leap; grave when it is huge, or comes again."""
 
     name: ClassVar = "jump"
     kept: ClassVar = ("_last", "_quiet", "_episodes")
@@ -40,7 +40,7 @@ class Jump(Detector):
         if not begins:
             return []
         ratio, z = normal.norm_ratio(row), normal.z(row.loss)
-        leaps = ratio > math.log(normal.sight.leap)
+        leaps, huge = ratio > math.log(normal.sight.leap), ratio > math.log(normal.sight.huge)
         if leaps:
             self._episodes = self._episodes + 1 if row.attempt - self._last <= AGAIN else 1
             self._last = row.attempt
@@ -51,7 +51,7 @@ class Jump(Detector):
             row,
             " and ".join(what),
             Pattern.JUMP,
-            grave=leaps and self._episodes > 1 and row.landed,
+            grave=row.landed and ((leaps and self._episodes > 1) or (huge and z > normal.sight.far)),
             loss=row.loss,
             norm=row.norm,
             deviations=z,

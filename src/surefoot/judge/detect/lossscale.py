@@ -15,6 +15,10 @@ SETTLES = 24
 """Landed updates after which the scale has found its place."""
 
 
+FADES = 0.99
+"""What is left of the usual scale after an update at a lower one: a slow fall is followed, a fast one is told."""
+
+
 class LossScale(Detector):
     name: ClassVar = "loss_scale"
     kept: ClassVar = ("_usual", "_landed", "_skipped", "_streak_told", "_low_told", "_by_skips")
@@ -40,8 +44,10 @@ class LossScale(Detector):
             return []
         self._skipped, self._streak_told = 0, False
         self._landed += 1
-        if self._landed <= SETTLES or row.loss_scale >= self._usual / 4:
+        if self._landed <= SETTLES:
             self._usual = row.loss_scale
+        elif row.loss_scale >= self._usual / 4:
+            self._usual = max(row.loss_scale, FADES * self._usual)
             self._by_skips = 0
         low = row.loss_scale < self._usual / self._sight.scale_falls
         if not low:

@@ -17,6 +17,9 @@ SETTLES = 50
 LOOKS = 12
 """Readings of which nearly all must lie above the one before."""
 
+GIVEN_BACK = 0.2
+"""Share of a growth that, once given back, makes it a coming and going, as of a garbage collector."""
+
 
 class MemoryCreep(Detector):
     name: ClassVar = "memory"
@@ -36,9 +39,15 @@ class MemoryCreep(Detector):
         if self._told or len(self._readings) < LOOKS:
             return []
         tail = self._readings[-LOOKS:]
-        rises = sum(b > a for a, b in itertools.pairwise(tail))
+        moves = [b - a for a, b in itertools.pairwise(tail)]
+        rises, risen, fallen = (
+            sum(m > 0 for m in moves),
+            sum(m for m in moves if m > 0),
+            -sum(m for m in moves if m < 0),
+        )
         grown = tail[-1] / self._readings[0]
-        if rises < LOOKS - 2 or grown < 1 + (self._sight.leak - 1) / 10:
+        given_back = fallen > GIVEN_BACK * risen
+        if rises < LOOKS - 2 or given_back or grown < 1 + (self._sight.leak - 1) / 10:
             return []
         self._told = True
         detail = f"memory has grown from {self._readings[0] / 1e6:.4g} to {tail[-1] / 1e6:.4g} MB without a pause"

@@ -12,7 +12,8 @@ from surefoot.judge.policy import Sight
 from surefoot.records import Finding, Pattern, Row
 
 KEPT = 40
-EVERY = 8
+EVERY = 32
+"""Rows between two looks, which take a while."""
 LONGEST = 16
 """The longest round that is looked for, in batches."""
 

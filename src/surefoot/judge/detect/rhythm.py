@@ -16,18 +16,20 @@ class Rhythm(Detector):
     """Speaks once the distances between refused or leaping steps repeat."""
 
     name: ClassVar = "rhythm"
-    kept: ClassVar = ("_at", "_told")
+    kept: ClassVar = ("_at", "_last", "_told")
 
     def __init__(self, normal: Normal) -> None:
         self._normal = normal
         self._at: list[int] = []
+        self._last = -100
         self._told = False
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
         bad = row.verdict in (Verdict.NONFINITE, Verdict.OUTLANDISH) or (row.landed and self._normal.spikes(row))
         if not bad or row.optimizer:
             return []
-        if self._at and row.attempt - self._at[-1] <= 3:
+        before, self._last = self._last, row.attempt
+        if row.attempt - before <= 3:
             return []  # still the same trouble
         self._at = [*self._at, row.attempt][-1 - self._normal.sight.rhythm :]
         gaps = [b - a for a, b in itertools.pairwise(self._at)]

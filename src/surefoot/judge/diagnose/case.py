@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class Case:
     named: bool = False
     treated: bool = False
     rates: tuple[float, ...] = ()
-    """Of each optimizer, before the trouble."""
+    """Of each optimizer, when things were well."""
     momenta: tuple[float, ...] = ()
     attention: bool = False
     """The model has attention."""
@@ -92,6 +93,12 @@ def compared(usual: np.ndarray, norms: np.ndarray, nonfinite: np.ndarray) -> tup
     third = max(1, len(ratios) // 3)
     lead = float(np.median(ratios[:third]) - np.median(ratios[-third:]))
     return float(np.quantile(ratios, 0.8) - np.quantile(ratios, 0.2)), lead, bad
+
+
+def least(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
+    """The lower of two caps for each optimizer; an infinite one asks nothing."""
+    caps = tuple(min(pair) for pair in zip_longest(one, other, fillvalue=math.inf))
+    return caps if any(map(math.isfinite, caps)) else ()
 
 
 def evidence_of(case: Case) -> dict[str, object]:

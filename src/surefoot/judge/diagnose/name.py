@@ -13,6 +13,10 @@ Named = tuple[Cause, float, str]
 """A cause, how sure it is, and why in words."""
 
 
+MOST = 300.0
+"""Micro-batches that somebody may have forgotten to divide by; beyond that it was a division by next to nothing."""
+
+
 def causes(case: Case) -> list[Named]:
     """Every cause that the case speaks for, the surest first; never empty."""
     found: dict[Cause, Named] = {}
@@ -114,9 +118,10 @@ def _leap(case: Case) -> Iterator[Named]:
         if first.attended > 1.0:
             yield Cause.LOGIT_GROWTH, 0.65, "attention's gradients leapt furthest, and the loss did not"
     level = after[-1].z / first.z if after and first.z > 0 else 0.0
-    if alike and lasts and 0.3 < level < 3 and not case.adaptive:
+    many = alike and lasts and level > 0.3 and first.factor < MOST
+    if many and not case.adaptive:
         yield Cause.ACCUMULATION, 0.75, "loss and all gradients were multiplied by one factor, and stay so"
-    if alike and not 0.3 < level < 3:
+    if alike and not many:
         yield Cause.LOG_OF_ZERO, 0.66, "loss and all gradients have one factor: divided by next to nothing"
     if first.z > 8 and not lasts:
         yield Cause.BAD_BATCH, 0.65, "one batch stood out, and those after it did not"

@@ -1,0 +1,365 @@
+"""Recorded rows through a judge give the recorded decisions again; another policy gives other ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner, Result
+
+import surefoot
+from surefoot.bench.golden import SCENARIOS
+from surefoot.bench.recorded import LAG, policy_from, recorded
+from surefoot.bench.regate import Regate
+from surefoot.bench.replay import replay
+from surefoot.cli import app
+from surefoot.gate.clip import Clip, Unit
+from surefoot.gate.decide import Rule, Said, decider_for, memory_for
+from surefoot.journal.strictjson import dumps, loads_object
+from surefoot.judge.policy import Policy, Sight
+from surefoot.measure import mailbox
+from surefoot.measure.summary import HEAD, Head
+from surefoot.records import Action, Decision, Event, Row, Verdict
+
+GOLDEN = Path(__file__).parent / "golden"
+AGAIN = (
+    "If decisions are meant to be others now, make the recorded runs anew and look at the difference: "
+    "OMP_NUM_THREADS=1 .venv/bin/python -m surefoot.bench.golden tests/bench/golden"
+)
+REFUSED, WENT_BACK = "gradient_nan-recurrent-clear-11", "rate_too_high-decoder-brutal-11"
+
+
+def typed(*words: object) -> Result:
+    return CliRunner().invoke(app, ["bench", "replay", *map(str, words)])
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Callable[[str], Path]:
+    """A recorded run of one's own, to be spoilt."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(GOLDEN / name, tmp_path / name))
+
+    return copy
+
+
+# -- the recorded runs
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_same_rows_give_the_same_decisions(name: str) -> None:
+    try:
+        found = replay(GOLDEN / name)
+    except ValueError as wrong:
+        pytest.fail(f"{wrong}. {AGAIN}")
+    assert not found.differences, f"{found.differences[0]}\n{AGAIN}"
+    assert not found.notes
+    result = typed(GOLDEN / name)
+    assert result.exit_code == 0, result.output
+    assert f"{len(found.recorded)} decisions, all made again" in result.stdout
+
+
+def test_the_recorded_runs_hold_a_little_of_everything() -> None:
+    runs = [replay(GOLDEN / name) for name in SCENARIOS]
+    actions = {d.action for run in runs for d in run.recorded}
+    assert {Action.REFUSE, Action.REWIND, Action.LOOSEN} <= actions, AGAIN
+    assert any(not run.recorded for run in runs), "and a run that was left alone"
+    assert sorted(path.name for path in GOLDEN.iterdir()) == sorted(SCENARIOS), AGAIN
+    assert sum(path.stat().st_size for path in GOLDEN.rglob("*.*") if path.is_file()) < 1.5e6
+
+
+def test_a_stricter_gate_refuses_more() -> None:
+    found = replay(GOLDEN / WENT_BACK, Policy(outlandish=1.2))
+    assert not found.same_policy
+    first = found.differences[0]
+    assert first.then is None
+    assert first.now is not None
+    assert first.now.action is Action.REFUSE
+    assert not first.hypothetical
+    assert all(p.hypothetical for p in found.pairs if p.at.attempt > first.at.attempt)
+    result = typed(GOLDEN / WENT_BACK, "--set", "outlandish=1.2")
+    assert result.exit_code == 0
+    assert f"the first difference is at attempt {first.at.attempt} (step {first.at.step})" in result.stdout
+    assert "hypothetical" in result.stdout
+
+
+def test_an_observer_decides_the_same_and_does_nothing() -> None:
+    found = replay(GOLDEN / REFUSED, Policy(observe=True))
+    assert found.recorded
+    assert found.differences[0].apart == ["applied"]
+    result = typed(GOLDEN / REFUSED, "--policy", "observe")
+    assert result.exit_code == 0
+    assert "only told: refuse" in result.stdout
+
+
+def test_figures_that_decide_nothing_make_no_other_policy() -> None:
+    found = replay(GOLDEN / WENT_BACK, Policy(ring_every=7, weights_every=3))
+    assert found.same_policy
+    assert not found.differences
+
+
+def test_json_tells_all_of_it() -> None:
+    result = typed(GOLDEN / WENT_BACK, "--json", "--set", "sight.jump=9", "--set", "outlandish=1.2")
+    assert result.exit_code == 0
+    told = json.loads(result.stdout)
+    assert told["policy"]["sight"]["jump"] == 9.0
+    assert (told["same_policy"], told["differences"] > 0) == (False, True)
+    assert {"step", "attempt", "then", "now", "same", "hypothetical"} == told["decisions"][0].keys()
+    assert told["recorded"] == sum(pair["then"] is not None for pair in told["decisions"])
+
+
+def test_it_needs_no_torch() -> None:
+    words = ["bench", "replay", str(GOLDEN / WENT_BACK), "--set", "outlandish=1.2"]
+    code = f"import sys; sys.modules['torch'] = None; sys.argv[1:] = {words}; import surefoot.cli as c; c.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# -- what is wrong is said in one line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--policy", "dare"], "--policy dare is unknown. Use observe or protect"),
+        (["--set", "outlandsh=10"], "Did you mean outlandish?"),
+        (["--set", "jump=10"], "Did you mean sight.jump?"),
+        (["--set", "sight.jmp=10"], "Did you mean sight.jump?"),
+        (["--set", "colour=10"], "There are observe, outlandish"),
+        (["--set", "outlandish"], "has no value"),
+        (["--set", "limit=many"], "limit must be a whole number"),
+        (["--set", "limit=0"], "limit must be at least 1"),
+        (["--set", "sight.window=0"], "sight.window must be a whole number, above 0"),
+        (["--set", "outlandish=nan"], "outlandish must be a number"),
+        (["--set", "observe=maybe"], "observe is true or false"),
+        (["--set", "ring_every=5"], "which no replay can show"),
+    ],
+)
+def test_bad_words_get_one_line(words: list[str], said: str) -> None:
+    result = typed(GOLDEN / REFUSED, *words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not result.stdout
+
+
+def spoil_info(run: Path, how: Callable[[dict[str, Any]], object]) -> None:
+    info = json.loads((run / "run.json").read_text())
+    how(info)
+    (run / "run.json").write_text(json.dumps(info))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (lambda info: info.update(schema=7), "is of schema 7"),
+        (lambda info: info["config"].pop("judged"), "does not tell what the judge knew"),
+        (lambda info: info["config"].pop("policy"), "does not hold the whole policy"),
+        (lambda info: info["config"]["policy"].update(zeal=3), "a policy of another surefoot, with zeal"),
+        (lambda info: info["config"]["policy"]["sight"].update(zeal=3), "with sight.zeal"),
+    ],
+)
+def test_a_run_of_another_surefoot(
+    how: Callable[[dict[str, Any]], object], said: str, copied: Callable[[str], Path]
+) -> None:
+    run = copied(REFUSED)
+    spoil_info(run, how)
+    result = typed(run)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_what_is_no_run_or_has_no_rows(tmp_path: Path, copied: Callable[[str], Path]) -> None:
+    assert "not there" in typed(tmp_path / "nowhere").stderr
+    assert "is not the directory of a run" in typed(tmp_path).stderr
+    run = copied(REFUSED)
+    shutil.rmtree(run / "signals")
+    assert "no rows to replay" in typed(run).stderr
+    assert typed(run).exit_code == typed(tmp_path).exit_code == 2
+
+
+def test_rows_of_another_schema(copied: Callable[[str], Path]) -> None:
+    run = copied(REFUSED)
+    (file,) = (run / "signals").glob("scalars-*.bin")
+    file.write_bytes(file.read_bytes().replace(b'"update_ratio"', b'"update_rating'[:13] + b'"', 1))
+    result = typed(run)
+    assert result.exit_code == 2
+    assert "rows of another schema: no update_ratio" in result.stderr
+
+
+def test_the_first_difference_is_shown(copied: Callable[[str], Path]) -> None:
+    run = copied(REFUSED)
+    told = (run / "events.jsonl").read_text()
+    (run / "events.jsonl").write_text(told.replace('"reason":"', '"reason":"once ', 1))
+    result = typed(run)
+    assert result.exit_code == 1
+    assert "differs in reason" in result.stdout
+    assert "once " in result.stdout
+
+
+def test_thinned_rows_are_told(copied: Callable[[str], Path]) -> None:
+    run = copied(REFUSED)
+    for file in (run / "signals").glob("layers-*.bin"):
+        file.unlink()
+    assert any("no longer kept" in note for note in replay(run).notes)
+
+
+# -- as it was live
+
+
+class Spy:
+    """Decides by plan, and remembers all it was told, in order."""
+
+    def __init__(self, plan: dict[int, Action]) -> None:
+        self.plan, self.told = plan, []
+        self.names: list[str] = []
+        self.quiet, self.proven = True, -1
+
+    def update(self, row: Row, layers: np.ndarray) -> list[Event]:
+        self.told.append(("row", repr(row), layers.tobytes()))
+        self.proven = row.attempt - 1
+        action = self.plan.pop(row.attempt, None)
+        if action is None:
+            return []
+        return [Decision(step=row.step, attempt=row.attempt, time=row.time, action=action, reason="planned")]
+
+    def rewound(self, attempt: int, step: int) -> None:
+        self.told.append(("rewound", attempt, step))
+
+    def failed(self, decision: Decision, why: str) -> None:
+        self.told.append(("failed", decision.action, why))
+
+
+def as_recorded(run_dir: Path) -> Iterator[tuple[Any, ...]]:
+    """What a judge would be told now."""
+    for run in recorded(run_dir)[0]:
+        for seen in run.rows():
+            for told in seen.told:
+                back = ("rewound", told.attempt, told.step)
+                yield back if told.failed is None else ("failed", told.failed.action, told.why)
+            if seen.judged:
+                assert seen.layers is not None
+                yield "row", repr(seen.row), seen.layers.tobytes()
+
+
+class Loop:
+    """A loop with as many optimizers as it is told, that a test may disturb."""
+
+    def __init__(self, run_dir: Path, optimizers: int = 1, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.SGD(self.model[k:].parameters() if k == optimizers - 1 else self.model[k].parameters(), lr=0.1)
+            for k in range(optimizers)
+        ]
+        options = {"policy": Policy(ring_every=2)} | options
+        self.guard: Any = surefoot.attach(self.model, self.optimizers, run_dir=run_dir, **options)
+
+    def spy(self, plan: dict[int, Action]) -> Spy:
+        judge = Spy(plan)
+        judge.names = self.guard._desk.judge.names
+        self.guard._desk.judge = judge
+        return judge
+
+    def loss(self) -> Tensor:
+        return self.guard.watch(self.model(torch.rand(8, 4)).square().mean())
+
+    def train(self, steps: int, *, drops: tuple[int, ...] = ()) -> None:
+        for i in range(steps):
+            self.loss().backward()
+            if i in drops:
+                self.model.zero_grad()
+                continue
+            for optimizer in self.optimizers:
+                optimizer.step()
+            self.model.zero_grad()
+
+
+@pytest.mark.parametrize("optimizers", [1, 2, 3])
+@pytest.mark.parametrize("ring", [None, False])
+def test_the_judge_is_told_the_same_at_the_same_place(optimizers: int, ring: bool | None, tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run", optimizers, ring=ring)
+    spy = loop.spy({6: Action.REWIND, 14: Action.LOOSEN, 20: Action.REWIND, 21: Action.REWIND})
+    loop.train(30, drops=(7, 8, 16, 22))
+    loop.guard.close()
+    assert {told[0] for told in spy.told} == {"row", "rewound" if ring is None else "failed"}
+    assert list(as_recorded(tmp_path / "run")) == spy.told
+
+
+def test_the_same_after_other_parameters(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run", ring=False)
+    spy = loop.spy({7: Action.REWIND, 12: Action.REWIND})
+    loop.train(8)
+    loop.model.append(nn.Linear(4, 4))
+    loop.optimizers[0].add_param_group({"params": loop.model[3].parameters()})
+    loop.train(8)
+    loop.guard.close()
+    assert ("failed", "rewind", "no states are kept") in spy.told
+    assert list(as_recorded(tmp_path / "run")) == spy.told
+
+
+def test_every_attach_has_a_judge_of_its_own(tmp_path: Path) -> None:
+    for limit in (3, 5):
+        loop = Loop(tmp_path / "run", policy=Policy(limit=limit))
+        loop.train(4)
+        with pytest.raises(surefoot.TrainingStopped):
+            for _ in range(20):
+                (loop.loss() * math.nan).backward()
+                loop.optimizers[0].step()
+        loop.guard.close()
+    found = replay(tmp_path / "run")
+    assert not found.differences
+    assert found.policy.limit == 5
+    runs, _ = recorded(tmp_path / "run")
+    assert [run.policy.limit for run in runs] == [3, 5]
+    assert [sum(d.action is Action.REFUSE for d in run.decisions) >= run.policy.limit for run in runs] == [True, True]
+    sooner = replay(tmp_path / "run", Policy(limit=2))
+    assert sooner.differences[0].now is not None
+    assert sooner.differences[0].now.action is Action.STOP
+
+
+def test_the_figures_of_a_policy_come_back_from_the_journal() -> None:
+    policy = Policy(outlandish=math.inf, limit=7, sight=Sight(jump=9.5, window=17))
+    assert policy_from((loads_object(dumps({"policy": asdict(policy)})) or {})["policy"]) == policy
+
+
+def test_rows_under_way_are_as_many_as_in_the_mailbox() -> None:
+    assert LAG == mailbox.LAG
+
+
+def test_the_gates_rule_is_the_gates_own() -> None:
+    """Rows that one gate judged, given to a replay with the figures of another, are judged as that other one does."""
+    rng = np.random.default_rng(3)
+    norms = np.exp(rng.normal(0.0, 1.5, 400)).astype(np.float32)
+    policies = (Policy(outlandish=8.0, warmup=20), Policy(outlandish=1.5, warmup=5, fade=0.9))
+    then, now = ([*gated(norms, policy)] for policy in policies)
+    assert [row.verdict for row in then] != [row.verdict for row in now]
+    regate = Regate(*policies)
+    again = [regate(row) for row in then]
+    assert [row.verdict for row in again] == [row.verdict for row in now]
+    for one, two in zip(again, now, strict=True):
+        assert one.landed or one.limit == pytest.approx(two.limit)
+
+
+def gated(norms: np.ndarray, policy: Policy) -> Iterator[Row]:
+    memory = memory_for(0, [Unit(0, slice(0, 1), Clip())], torch.device("cpu"))
+    decide = decider_for(memory, Rule(policy.outlandish, policy.warmup, policy.fade))
+    for i, norm in enumerate(norms.tolist()):
+        totals = torch.zeros(HEAD + 2, dtype=torch.float64)
+        totals[Head.LOSS], totals[Head.ALIVE], totals[HEAD] = 1.0, 1.0, norm**2
+        said = torch.zeros(len(Said), dtype=torch.float64)
+        decide(totals, said=said, scaled=False, joint=None, commit=True)
+        verdict = Verdict(int(said[Said.VERDICT]))
+        yield Row(step=i, attempt=i, time=0.0, loss=1.0, norm=norm, verdict=verdict, limit=float(said[Said.LIMIT]))

@@ -1,0 +1,182 @@
+"""The course of loss and norm: what leaps, rises, grows, swings or stands still is told, and ordinary noise is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from made_rows import Bench, Source, layers
+
+from surefoot.judge.detect.base import Detector
+from surefoot.judge.detect.growth import STEPS, Growth
+from surefoot.judge.detect.jump import APART, Jump
+from surefoot.judge.detect.level import Level
+from surefoot.judge.detect.oscillation import Oscillation
+from surefoot.judge.detect.plateau import PATIENCE, Plateau
+from surefoot.judge.detect.repeats import Repeats
+from surefoot.judge.detect.rhythm import Rhythm
+from surefoot.judge.detect.start import FIRST, Start
+from surefoot.judge.detect.units import Units
+from surefoot.records import Pattern, Row
+
+MAKE: dict[str, Callable[[Bench], Detector]] = {
+    "jump": lambda bench: Jump(bench.normal),
+    "level": lambda bench: Level(bench.normal, Units(bench.normal, bench.past)),
+    "growth": lambda bench: Growth(bench.normal),
+    "oscillation": lambda bench: Oscillation(bench.normal),
+    "plateau": lambda bench: Plateau(bench.normal),
+    "repeats": lambda bench: Repeats(bench.sight),
+    "rhythm": lambda bench: Rhythm(bench.normal),
+    "start": lambda bench: Start(bench.sight),
+    "units": lambda bench: Units(bench.normal, bench.past),
+}
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize(("seed", "noise"), [(0, 0.0), (1, 0.03), (2, 0.1), (3, 0.2)])
+def test_ordinary_noise_is_no_news(name: str, seed: int, noise: float) -> None:
+    bench = Bench()
+    detector = MAKE[name](bench)
+    tensors = (layers(10_000 * seed + k) for k in range(400))
+    assert bench.said(detector, Source(seed, noise=noise).rows(400), tensors) == []
+
+
+def begun(name: str, rows: int = 150, seed: int = 1) -> tuple[Bench, Detector, Source]:
+    """A detector that has seen a healthy run."""
+    bench, source = Bench(), Source(seed)
+    detector = MAKE[name](bench)
+    assert bench.said(detector, source.rows(rows), (layers(k) for k in range(rows))) == []
+    return bench, detector, source
+
+
+@pytest.mark.parametrize("change", [{"times": 5.0}, {"swells": 30.0}])
+def test_a_leap_is_told_at_its_first_step(change: dict[str, float]) -> None:
+    bench, detector, source = begun("jump")
+    at = source.attempt
+    found = bench.said(detector, [*source.rows(2, **change), *source.rows(20)])
+    assert [(f.attempt, f.pattern) for f in found] == [(at, Pattern.JUMP)]
+    assert not found[0].grave, "once may be an accident"
+
+
+def test_a_norm_that_leaps_again_soon_is_grave() -> None:
+    bench, detector, source = begun("jump")
+    leap = [source.row(swells=40.0), *source.rows(APART + 5)]
+    again = [source.row(swells=40.0), *source.rows(APART + 5)]
+    late = [*source.rows(100), source.row(swells=40.0)]
+    assert [f.grave for f in bench.said(detector, [*leap, *again, *late])] == [False, True, False]
+
+
+def test_a_level_that_rises_and_stays_is_told_once_and_again_after_it_came_back() -> None:
+    bench, detector, source = begun("level")
+    (first,) = bench.said(detector, source.rows(40, times=1.5))
+    assert first.attempt - 150 < 10
+    assert first.evidence["level"] == pytest.approx(1.5 * first.evidence["normal"], rel=0.15)
+    assert not first.grave
+    assert bench.said(detector, source.rows(150)) == []
+    assert len(bench.said(detector, source.rows(40, times=1.8))) == 1
+
+
+def test_a_level_that_creeps_up_is_told() -> None:
+    bench, detector, source = begun("level")
+    found = bench.said(detector, [source.row(times=1 + 0.008 * k) for k in range(60)])
+    assert len(found) == 1
+
+
+def test_a_run_that_has_lost_what_it_had_learnt_is_grave() -> None:
+    bench, detector, source = begun("level")
+    found = bench.said(detector, source.rows(10, times=6.0))
+    assert [f.grave for f in found][-1]
+    assert found[-1].evidence["of_start"] > 2
+    assert "what it began with" in found[-1].detail
+
+
+@pytest.mark.parametrize("what", ["times", "swells"])
+def test_growth_at_every_step_is_told_once(what: str) -> None:
+    bench, detector, source = begun("growth")
+    source_quiet = Source(1, noise=0.005, scatter=0.02)
+    source_quiet.attempt, source_quiet.step = source.attempt, source.step
+    found = bench.said(detector, [source_quiet.row(**{what: 1.3**k}) for k in range(1, 2 * STEPS)])
+    assert [f.pattern for f in found] == [Pattern.EXPONENTIAL]
+    assert found[0].evidence["of"] == {"times": "loss", "swells": "gradient norm"}[what]
+    assert found[0].evidence["rise"] > 3
+    bench.said(detector, source.rows(60))
+    assert len(bench.said(detector, [source_quiet.row(**{what: 1.3**k}) for k in range(1, 2 * STEPS)])) == 1
+
+
+def test_swings_that_widen_are_told_once() -> None:
+    bench, detector, source = begun("oscillation")
+
+    def swinging() -> list[Row]:
+        swing = [0.1 * 1.45**k for k in range(14)]
+        return [source.row(times=1 + s if k % 2 else 1 / (1 + s / 2)) for k, s in enumerate(swing)]
+
+    found = bench.said(detector, swinging())
+    assert [f.pattern for f in found] == [Pattern.OSCILLATING]
+    assert bench.said(detector, source.rows(60)) == []
+    assert len(bench.said(detector, swinging())) == 1, "after it was over it is news again"
+
+
+def test_a_run_that_gains_nothing_is_told_once() -> None:
+    bench, source = Bench(), Source(4, loss=2.3, floor=2.3, noise=0.02)
+    found = bench.said(Plateau(bench.normal), source.rows(4 * PATIENCE))
+    assert [f.pattern for f in found] == [Pattern.PLATEAU]
+    assert found[0].attempt < 2 * PATIENCE
+
+
+def test_a_loss_that_falls_out_of_all_proportion_is_told() -> None:
+    bench, detector, source = begun("plateau", 200)
+    found = bench.said(detector, [source.row(times=max(0.05, 0.9**k)) for k in range(30)])
+    assert [f.pattern for f in found] == [Pattern.OVERFIT]
+
+
+@pytest.mark.parametrize("period", [4, 10])
+def test_batches_that_come_again_are_told_once(period: int) -> None:
+    bench, detector, source = begun("repeats", 160)
+    rng = np.random.default_rng(5)
+    batches = 2.2 * np.exp(0.04 * rng.normal(size=period))
+    rows = [source.row(loss=float(batches[k % period]) * 0.999**k) for k in range(120)]
+    found = bench.said(detector, rows)
+    assert len(found) == 1
+    assert found[0].evidence["period"] % period == 0
+    assert found[0].pattern is Pattern.OVERFIT
+
+
+def test_trouble_at_equal_distances_is_told() -> None:
+    bench, detector, source = begun("rhythm")
+    rows = [source.nan() if k % 25 == 0 else source.row() for k in range(101)]
+    found = bench.said(detector, rows)
+    assert len(found) == 1
+    assert found[0].evidence["period"] == 25
+
+
+def test_trouble_at_odd_distances_has_no_rhythm() -> None:
+    bench, detector, source = begun("rhythm")
+    at = {0, 11, 47, 60, 98, 103, 140}
+    assert bench.said(detector, [source.nan() if k in at else source.row() for k in range(150)]) == []
+
+
+def test_the_first_gradients_are_looked_at_and_only_those() -> None:
+    bench = Bench()
+    (found,) = bench.said(Start(bench.sight), Source(0, norm=5000.0).rows(50))
+    assert found.attempt == FIRST - 1
+    assert bench.said(Start(bench.sight), [*Source(0).rows(10), *Source(0, norm=5000.0).rows(10)]) == []
+
+
+def test_loss_and_all_gradients_times_one_factor_are_another_unit() -> None:
+    bench, detector, source = begun("units")
+    assert isinstance(detector, Units)
+    rows, tensors = source.rows(8, times=4.0, swells=4.0), [layers(900 + k, swells=4.0) for k in range(8)]
+    (found,) = bench.said(detector, rows, tensors)
+    assert found.evidence["factor"] == pytest.approx(4.0, rel=0.4)
+    assert detector.lately == pytest.approx(4.0, rel=0.4)
+    assert bench.said(detector, source.rows(20), (layers(1000 + k) for k in range(20))) == []
+    assert detector.factor == detector.lately == 1.0
+    again = bench.said(detector, source.rows(8, times=4.0), [layers(1100 + k, swells=4.0) for k in range(8)])
+    assert len(again) == 1
+
+
+def test_some_gradients_that_grow_are_no_other_unit() -> None:
+    bench, detector, source = begun("units")
+    tensors = [layers(900 + k, swells=30.0, which=[0, 1]) for k in range(20)]
+    assert bench.said(detector, source.rows(20, times=4.0), tensors) == []

@@ -1,0 +1,60 @@
+"""Healthy runs of every kind are left alone, and the best-known public trouble is seen before it is there."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_rows import Source, judged, of
+
+from surefoot.bench.zoo.score import gated
+from surefoot.judge.judge import Judge
+from surefoot.judge.policy import Policy
+from surefoot.records import Decision, Finding, Row
+from surefoot.zoo.traces import PRELUDE, TRACES, rows
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**31),
+    loss=st.floats(-3, 3).map(lambda power: 10.0**power),
+    floor=st.floats(0.0, 1.0),
+    half=st.floats(20, 1000),
+    noise=st.floats(0.0, 0.35),
+    scatter=st.floats(0.02, 0.7),
+    norm=st.floats(-4, 1).map(lambda power: 10.0**power),
+    restart=st.integers(40, 300),
+    raises=st.floats(1.0, 4.0),
+)
+def test_a_healthy_run_is_left_alone(
+    seed: int,
+    loss: float,
+    floor: float,
+    half: float,
+    noise: float,
+    scatter: float,
+    norm: float,
+    restart: int,
+    raises: float,
+) -> None:
+    """Any level and slope, batches of any noise, and a schedule that restarts."""
+    source = Source(seed, loss=loss, floor=floor * loss, half=half, noise=noise, norm=norm, scatter=scatter)
+    told = [source.row(lr=1e-3 * raises ** (1 - (k % restart) / restart)) for k in range(300)]
+    assert of(Decision, judged(Judge(Policy()), told)) == []
+
+
+def first_sign(given_rows: list[Row]) -> int:
+    judge = Judge(Policy())
+    return next(row.attempt for row in gated(given_rows) if of(Finding, judge.update(row)))
+
+
+def test_the_spike_of_a_public_run_is_seen_two_steps_before() -> None:
+    (trace,) = [t for t in TRACES if t.name == "bigscience_176b"]
+    first = first_sign(rows(trace))
+    assert PRELUDE <= first <= PRELUDE + trace.spike - 2
+
+
+def test_public_runs_that_only_look_like_trouble_are_left_alone() -> None:
+    for trace in TRACES:
+        if trace.healthy:
+            told = gated(rows(trace)) if trace.normed else rows(trace)
+            assert of(Decision, judged(Judge(Policy()), told)) == [], trace.name

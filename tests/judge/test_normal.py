@@ -1,0 +1,126 @@
+"""What is normal forms early, follows the run, and takes in nothing of what is being judged."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from made_rows import Source, actions, judged, of, trained
+
+from surefoot.judge.judge import Judge
+from surefoot.judge.normal import LAST, Baseline, Normal
+from surefoot.judge.policy import Policy, Sight
+from surefoot.records import Diagnosis, Finding, Verdict
+
+
+def test_a_baseline_keeps_the_last_values_and_their_middle() -> None:
+    known = Baseline(5)
+    for k in range(12):
+        known.add(k, float(k))
+    assert (len(known), known.middle, known.top, known.last) == (5, 9.0, 11.0, 11.0)
+    known.forget(10)
+    assert (len(known), known.top) == (3, 9.0)
+    known.add(10, math.nan)
+    known.add(10, math.inf)
+    assert len(known) == 3, "what is not finite is no part of it"
+    known.forget(0)
+    assert len(known) == 0
+    assert math.isnan(known.middle)
+
+
+def test_values_that_are_all_the_same_have_a_spread() -> None:
+    known = Baseline(8)
+    for k in range(8):
+        known.add(k, 2.0)
+    assert 0 < known.spread < 0.01
+
+
+def test_baselines_form_within_the_first_dozens_of_steps() -> None:
+    normal, source = Normal(Sight()), Source(0)
+    formed = next(k for k in range(100) if normal.take(source.row()) or normal.formed)
+    assert formed < 40
+    judge, source = Judge(Policy()), Source(0)
+    judged(judge, source.rows(48))
+    assert [f.detector for f in of(Finding, judged(judge, [source.row(swells=50.0)]))] == ["jump"]
+
+
+def test_the_last_rows_are_being_judged_and_are_not_normal_yet() -> None:
+    normal, source = Normal(Sight()), Source(0, half=1e9)
+    for row in source.rows(150):
+        normal.take(row)
+    middle = normal.loss.middle
+    for row in source.rows(LAST, times=1.3):
+        normal.take(row)
+    assert normal.loss.middle == pytest.approx(middle, rel=0.03)
+    for row in source.rows(150, times=1.3):
+        normal.take(row)
+    assert normal.loss.middle == pytest.approx(1.3 * middle, rel=0.03)
+
+
+def test_spikes_are_no_part_of_it_unless_they_stay() -> None:
+    normal, source = Normal(Sight()), Source(0)
+    for k in range(200):
+        normal.take(source.row(swells=100.0 if k % 40 == 39 else 1.0))
+    assert normal.norms[0].top < math.log(4.0)
+
+
+def test_what_was_refused_is_no_part_of_it() -> None:
+    normal, source = Normal(Sight()), Source(0)
+    for row in source.rows(100):
+        normal.take(row)
+    before = repr(normal.state_dict())
+    for row in (source.nan(), source.far(), source.row(verdict=Verdict.OVERFLOW)):
+        normal.take(row)
+    assert repr(normal.state_dict()) == before
+
+
+def test_a_rewind_takes_back_what_came_after_it() -> None:
+    normal, source = Normal(Sight()), Source(0)
+    for row in source.rows(100):
+        normal.take(row)
+    for row in source.rows(50, times=1.2, lr=5e-3):
+        normal.take(row)
+    assert normal.rates[0].last == 5e-3
+    normal.rewound(99)
+    assert normal.rates[0].last == 1e-3
+    assert list(normal.recent) == []
+
+
+def test_each_optimizer_has_norms_of_its_own() -> None:
+    normal, source = Normal(Sight()), Source(0)
+    for _ in range(100):
+        normal.take(source.row())
+        normal.take(source.row(optimizer=1, swells=1000.0))
+    assert not normal.spikes(source.row(optimizer=1, swells=1000.0))
+    assert normal.spikes(source.row(optimizer=0, swells=1000.0))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loss_that_halves_over_two_hundred_steps_raises_nothing(seed: int) -> None:
+    source = Source(seed, loss=3.0, floor=0.0, half=200.0)
+    assert of(Finding, judged(Judge(Policy()), source.rows(800))) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noisy_small_batches_raise_nothing(seed: int) -> None:
+    source = Source(seed, noise=0.35, scatter=0.6)
+    assert of(Finding, judged(Judge(Policy()), source.rows(800))) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_warm_restart_of_the_rate_raises_nothing(seed: int) -> None:
+    """The rate falls over each of four rounds and is four times as high again; the loss rises a little with it."""
+    source, judge = Source(seed), Judge(Policy())
+    for _ in range(4):
+        rows = [source.row(lr=4e-3 * 0.25 ** (k / 150), times=1 + 0.04 * 0.9**k) for k in range(150)]
+        assert of(Finding, judged(judge, rows)) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_other_data_from_here_on_is_told_once_and_nothing_is_done(seed: int) -> None:
+    judge, source = trained(source=Source(seed), rows=250)
+    events = judged(judge, source.rows(300, times=1.35))
+    assert [f.detector for f in of(Finding, events)] == ["level"]
+    assert of(Diagnosis, events) != []
+    assert actions(events) == []
+    assert judge.quiet, "by now it is normal"
