@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) -e ".[dev,hf,lightning,plots,train]"
 	@touch $@
 
-demo: $(STAMP) ## watch a training run survive two planted faults (about two minutes)
+demo: $(STAMP) ## watch a training run survive three planted faults (about two minutes)
 	@$(BIN)/python -m surefoot.demo
 
 test: lint ## lint, then the whole test suite

@@ -1,59 +1,156 @@
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
 import math
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 import surefoot
 from surefoot import demo
 from surefoot.models import DecoderConfig
 
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "CONFIG", DecoderConfig(vocab=256, width=32, layers=1, heads=2, context=32))
-    monkeypatch.setattr(demo, "BATCH", 8)
+STEPS = 300
+MOMENTS, RATE, POISON = (int(share * STEPS) for share, _, _ in demo.FAULTS.values())
 
 
-def test_it_tells_the_story_and_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    demo.show(steps=100, out=tmp_path, seed=0)
-    told = capsys.readouterr().out
-    assert "step   40   refused the update: the loss is nan" in told
-    assert "step   65   refused the update: gradient norm" in told
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert str(tmp_path / "run-1") in told
+@pytest.fixture(scope="module", autouse=True)
+def _small() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "CONFIG", DecoderConfig(vocab=256, width=32, layers=1, heads=2, context=32))
+        patch.setattr(demo, "BATCH", 8)
+        yield
 
 
-def test_the_bare_loop_dies_and_the_guarded_one_ends_near_the_undisturbed(tmp_path: Path) -> None:
-    faults = {"poison": 40, "burst": 65}
-    undisturbed = demo.train(steps=100, seed=0, faults={})
-    bare = demo.train(steps=100, seed=0, faults=faults)
-    guarded = demo.train(steps=100, seed=0, faults=faults, run_dir=tmp_path / "run")
-    assert len(bare.losses) < 100
-    assert math.isnan(bare.held_out)
-    assert guarded.losses[:40] == undisturbed.losses[:40]
-    assert guarded.held_out == pytest.approx(undisturbed.held_out, rel=0.05)
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
 
 
-def test_the_burst_alone_ruins_the_bare_loop_too() -> None:
-    undisturbed = demo.train(steps=100, seed=0, faults={})
-    burst = demo.train(steps=100, seed=0, faults={"burst": 65})
-    assert burst.held_out > 1.05 * undisturbed.held_out
+@pytest.fixture(scope="module")
+def told(out: Path, _small: None) -> str:
+    """What one short demo prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        demo.show(steps=STEPS, out=out, seed=0)
+    return printed.getvalue()
 
 
-def test_a_second_demo_leaves_the_first_one_alone(tmp_path: Path) -> None:
-    demo.show(steps=100, out=tmp_path, seed=0)
-    before = surefoot.read(tmp_path / "run-1").scalars["loss"].tolist()
-    demo.show(steps=100, out=tmp_path, seed=1)
-    assert surefoot.read(tmp_path / "run-1").scalars["loss"].tolist() == pytest.approx(before, nan_ok=True)
-    assert surefoot.read(tmp_path / "run-2").scalars.rows == 100
+@pytest.fixture(scope="module")
+def undisturbed(_small: None) -> demo.Result:
+    return demo.train(steps=STEPS, seed=0, faults={})
 
 
-def test_without_matplotlib_it_says_so_and_goes_on(
+def beats(told: str) -> list[tuple[int, str, str]]:
+    """Step, label and first line of what was told of the third run."""
+    third = told[told.index("\n3  ") :]
+    return [(int(m[1]), m[2], m[3]) for m in re.finditer(r"^   step +(\d+)   (\w+) +(.*)$", third, re.MULTILINE)]
+
+
+def test_it_tells_what_was_seen_why_what_was_done_and_whether_it_helped(told: str) -> None:
+    story = beats(told)
+    moments = [(label, words) for step, label, words in story if MOMENTS <= step < RATE]
+    assert {"planted", "saw", "why", "did", "so"} == {label for label, _ in moments}
+    assert any(label == "why" and words.startswith("The optimizer's state is damaged") for label, words in moments)
+    assert any(label == "did" and re.match(r"went back to step \d+, ", words) for label, words in moments)
+    assert any(label == "so" and words.startswith("it helped: the loss is") for label, words in moments)
+    assert any(
+        label == "why" and words.startswith("The learning rate is too high")
+        for step, label, words in story
+        if RATE <= step < POISON
+    )
+    assert (POISON, "did", "refused the update: weights and optimizer are as before") in story
+    assert any(step > POISON and label == "so" and "those after land again" in words for step, label, words in story)
+
+
+def test_it_is_told_while_it_happens_and_without_a_flood(told: str) -> None:
+    steps = [step for step, _, _ in beats(told)]
+    assert all(after > before - 60 for before, after in itertools.pairwise(steps))
+    assert len(steps) < 40
+    assert len(set(beats(told))) == len(steps)
+
+
+def test_the_bare_loop_dies_and_the_guarded_one_ends_near_the_undisturbed(told: str) -> None:
+    guarded = re.search(r"^   faults and surefoot +[\d.]+ +x ([\d.]+)", told, re.MULTILINE)
+    bare = re.search(r"^   faults +NaN +dead; before that [\d.]+, x ([\d.]+)", told, re.MULTILINE)
+    assert guarded
+    assert bare
+    assert float(guarded[1]) < 1.05 < float(bare[1])
+
+
+def test_until_the_first_fault_nothing_is_changed(told: str, out: Path, undisturbed: demo.Result) -> None:
+    losses = surefoot.read(out / "run-1").scalars["loss"]
+    assert len(losses) == STEPS
+    assert np.array_equal(losses[:MOMENTS], np.array(undisturbed.losses[:MOMENTS], losses.dtype))
+
+
+@pytest.mark.parametrize("fault", [{"moments": MOMENTS}, {"rate": RATE}])
+def test_each_of_the_first_two_faults_alone_harms_the_bare_loop(
+    fault: dict[str, int], undisturbed: demo.Result
+) -> None:
+    assert demo.train(steps=STEPS, seed=0, faults=fault).held_out > 1.02 * undisturbed.held_out
+
+
+def test_it_draws(told: str, out: Path) -> None:
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert str(out / "loss.png") in told
+
+
+def test_a_second_demo_leaves_the_first_one_alone_and_needs_no_matplotlib(
+    told: str, out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = surefoot.read(out / "run-1").scalars["loss"].tolist()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    demo.show(steps=50, out=out, seed=1)
+    assert "pip install matplotlib" in capsys.readouterr().out
+    assert surefoot.read(out / "run-1").scalars["loss"].tolist() == pytest.approx(before, nan_ok=True)
+    assert surefoot.read(out / "run-2").scalars.rows == 50
+
+
+def test_a_run_that_is_stopped_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    demo.show(steps=100, out=tmp_path, seed=0)
-    assert "pip install matplotlib" in capsys.readouterr().out
+    monkeypatch.setattr(demo, "POLICY", surefoot.Policy(limit=1))
+    with demo.told_once():
+        result = demo.train(steps=50, seed=0, faults={"poison": 30}, run_dir=tmp_path / "run")
+    assert len(result.losses) < 35
+    assert "stopped  surefoot stopped the run" in capsys.readouterr().out
+
+
+def test_refusals_in_a_row_are_summed_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[dict[str, Any]] = []
+    for attempt in range(30, 38):
+        where = {"attempt": attempt, "step": 30}
+        events.append(
+            {**where, "kind": "finding", "detector": "nonfinite", "detail": f"the loss is nan, {attempt} bad"}
+        )
+        events.append({**where, "kind": "decision", "action": "refuse", "reason": f"the loss is nan, {attempt} bad"})
+
+    class Scalars(dict[str, np.ndarray]):
+        rows = 50
+
+    scalars = Scalars(attempt=np.arange(50), loss=np.full(50, 2.5))
+    story = demo.Story(tmp_path)
+    for part in range(1, 17):  # as it grows
+        read = SimpleNamespace(events=events[:part], scalars=Scalars({n: c[:33] for n, c in scalars.items()}))
+        monkeypatch.setattr(surefoot, "read", lambda _, read=read: read)
+        story.go_on()
+    monkeypatch.setattr(surefoot, "read", lambda _: SimpleNamespace(events=events, scalars=scalars))
+    story.go_on()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[2] for line in lines] == ["saw", "did", "so"]
+    assert "8 updates were refused in a row: those after land again, the loss is 2.5" in lines[-1]
+    assert story.acts == {30: "update refused"}
+
+
+def test_a_run_without_an_evaluation_has_no_result() -> None:
+    assert math.isnan(demo.Result().held_out)

@@ -1,14 +1,18 @@
-"""Three runs of one small model: undisturbed, broken by two planted faults, and kept on its feet by surefoot."""
+"""Three runs of one small model: undisturbed, broken by three planted faults, and kept on its feet by surefoot."""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 import math
+import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -16,147 +20,305 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 import surefoot
 from surefoot.data import batches, split, standard_library
 from surefoot.edge import switched_off
 from surefoot.models import Decoder, DecoderConfig
-from surefoot.records import Verdict
 
 CONFIG = DecoderConfig(vocab=256, width=96, layers=2, heads=4, context=64)
 BATCH = 24
+RATE = 3e-3
+POLICY = surefoot.Policy(ring_every=20, weights_every=1)
+"""In a run of minutes states to go back to come sooner. Damaged moments show in the size of the first update after the
+damage and hardly anywhere else, so the weights are looked at after every one: at the default of every hundredth, or at
+every third, this demo does not end well."""
+DAMAGED = 3
+"""Steps in a row at which the moments are damaged."""
+FAULTS = {
+    "moments": (
+        0.31,
+        "moments / 10,000",
+        "damaged moments: Adam's second ones are divided by 10,000, three steps in a row",
+    ),
+    "rate": (0.56, "rate x 10", "a rate ten times too high, from here to the end"),
+    "poison": (
+        0.84,
+        "poisoned batch",
+        "a poisoned batch: one text is all padding, its mean loss is 0 / 0, not a number",
+    ),
+}
+"""What is planted: after which share of the steps, its name, and what it is."""
+MACHINE = frozenset({"pace", "bottleneck", "memory"})
+"""What surefoot finds about the machine is no part of this story: a laptop has other things to do too."""
+TOLD_EVERY = 5
+"""Steps between two looks at the journal."""
+EXAMS = 25
+"""Evaluations on text the model never saw, over a whole run; the result is the mean of the last five."""
 console = Console(highlight=False, markup=False, soft_wrap=True)
 
 
 @dataclass
 class Result:
-    """What one run leaves behind: the loss of every step, and the loss on text it never saw."""
+    """What one run leaves behind: the loss of every step, and now and then the loss on text it never saw."""
 
     losses: list[float] = field(default_factory=list)
-    held_out: float = math.nan
+    exams: list[float] = field(default_factory=list)
+    acts: dict[int, str] = field(default_factory=dict)
+    """What surefoot did, at which step."""
+
+    @property
+    def held_out(self) -> float:
+        return sum(self.exams[-5:]) / len(self.exams[-5:]) if self.exams else math.nan
+
+
+@functools.cache
+def library() -> tuple[Tensor, Tensor]:
+    """The text to learn from and the text to be examined on, looked up once for all runs."""
+    return split(standard_library(2_000_000))
 
 
 def batch_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Mean loss of each text over the bytes that count, then over the texts."""
     tokens, counts = batch["tokens"], batch["counts"]
     each = F.cross_entropy(model(tokens[:, :-1]).transpose(1, 2), tokens[:, 1:], reduction="none")
-    return ((each * counts).sum(1) / counts.sum(1)).mean() * batch["weight"]
+    return ((each * counts).sum(1) / counts.sum(1)).mean()
 
 
-def texts(corpus: Tensor, *, seed: int, poison: int = -1, burst: int = -1) -> Iterator[dict[str, Tensor]]:
-    """Endless batches; the two whose steps are named are broken the way real data is."""
+def texts(corpus: Tensor, *, seed: int, poison: int | None = None) -> Iterator[dict[str, Tensor]]:
+    """Endless batches; the one whose step is named is broken the way real data is."""
     for step, tokens in enumerate(batches(corpus, batch=BATCH, context=CONFIG.context, seed=seed)):
-        batch = {"tokens": tokens, "counts": torch.ones(BATCH, CONFIG.context), "weight": torch.tensor(1.0)}
+        batch = {"tokens": tokens, "counts": torch.ones(BATCH, CONFIG.context)}
         if step == poison:
-            batch["counts"][3] = 0.0  # a text that is all padding: the mean over its bytes is 0 / 0
-        if step == burst:
-            batch["weight"] *= 1e6  # a weight in the wrong unit
+            batch["counts"][3] = 0.0  # nothing counts in this text, and its mean is 0 / 0
         yield batch
+
+
+def plant(step: int, faults: dict[str, int], optimizer: Optimizer) -> None:
+    """The two faults that are none of the data: a damaged optimizer, and a schedule gone wrong."""
+    if "moments" in faults and faults["moments"] <= step < faults["moments"] + DAMAGED:
+        for state in optimizer.state.values():
+            state["exp_avg_sq"] *= 1e-4
+    if "rate" in faults and step >= faults["rate"]:
+        for group in optimizer.param_groups:
+            group["lr"] = 10 * RATE
 
 
 def train(*, steps: int, seed: int, faults: dict[str, int], run_dir: Path | None = None) -> Result:
     """An ordinary training loop; the two lines of surefoot are those with `guard =` and `guard.watch`."""
     torch.manual_seed(seed)
-    corpus, unseen = split(standard_library(2_000_000))
+    corpus, unseen = library()
     model = Decoder(CONFIG)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
-    guard = surefoot.attach(model, optimizer, run_dir=run_dir) if run_dir else None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+    guard = surefoot.attach(model, optimizer, run_dir=run_dir, policy=POLICY) if run_dir else None
 
+    exam = list(itertools.islice(texts(unseen, seed=seed), 10))
+    story = Story(run_dir) if run_dir else None
     result = Result()
-    for step, batch in zip(range(steps), texts(corpus, seed=seed, **faults), strict=False):
+    for step, batch in zip(range(steps), texts(corpus, seed=seed, poison=faults.get("poison")), strict=False):
+        for name in (name for name, at in faults.items() if at == step):
+            say(step, "planted", FAULTS[name][2], "red")
+        plant(step, faults, optimizer)
         loss = batch_loss(model, batch)
         if guard:
             loss = guard.watch(loss, batch)
         loss.backward()
-        optimizer.step()
+        try:
+            optimizer.step()
+        except surefoot.TrainingStopped as why:
+            say(step, "stopped", str(why), "red")
+            break
         optimizer.zero_grad()
 
         result.losses.append(loss.item())
-        if step in faults.values() or (step + 1) % (steps // 5) == 0:
-            console.print(f"   step {step:4}   loss {loss.item():.4g}")
+        if story and (step + 1) % TOLD_EVERY == 0:
+            story.go_on()
+        if (step + 1) % (steps // EXAMS) == 0:
+            with torch.no_grad():
+                result.exams.append(sum(batch_loss(model, each).item() for each in exam) / len(exam))
+        if (step + 1) % (steps // 5) == 0:
+            say(step, "", f"loss {loss.item():.3f}")
         if all(map(math.isnan, result.losses[-20:])):
-            console.print(f"   step {step:4}   still NaN after 20 steps: this run is dead")
+            say(step, "dead", "still NaN after 20 steps: the bad number is in every weight, and nothing gets it out")
+            result.exams.append(math.nan)
             break
     if guard:
         guard.close()
-    validation = texts(unseen, seed=seed)
-    with torch.no_grad():
-        result.held_out = sum(batch_loss(model, next(validation)).item() for _ in range(20)) / 20
+    if story:
+        story.go_on()
+        result.acts = story.acts
     return result
 
 
-def tell(run: surefoot.Run) -> None:
-    """What surefoot did, and what it only noticed, from the journal it kept."""
-    done = {"refuse": "refused the update", "stop": "stopped the run"}
-    decided = {event["attempt"] for event in run.events if event["kind"] == "decision"}
-    for event in run.events:
-        if event["kind"] == "decision":
-            said = f"{done.get(event['action'], event['action'])}: {event['reason']}"
-        elif event["kind"] == "finding" and event["attempt"] not in decided:
-            said = f"noticed: {event['detail']}"
-        else:
-            continue
-        console.print(f"   step {event['attempt']:4}   {said}")
+def say(step: int, label: str, words: str, style: str | None = None) -> None:
+    """One line of a story; what is too long for the terminal goes on below its own beginning."""
+    begin = f"   step {step:4}   {label:8} "
+    width = max(80, min(console.width, 120)) if console.is_terminal else 120
+    console.print(textwrap.fill(begin + words, width, subsequent_indent=" " * len(begin)), style=style)
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Keep surefoot's own warnings off the console: the story tells them. Its errors still come through."""
+    log = logging.getLogger("surefoot")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+class Story:
+    """Tells what surefoot sees, thinks and does while the run goes on, from the journal it keeps: one line a beat."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.acts: dict[int, str] = {}
+        """What was done, at which step."""
+        self._run_dir = run_dir
+        self._read = 0
+        self._words: set[str] = set()
+        """What was said since trouble began; nothing is said twice."""
+        self._named = -1
+        self._refused: list[int] = []
+        """The updates refused in a row, up to now."""
+        self._decided: dict[str, Any] = {}
+
+    def go_on(self) -> None:
+        """Tell what is new."""
+        run = surefoot.read(self._run_dir)
+        new, self._read = run.events[self._read :], len(run.events)
+        for event in new:
+            tell = getattr(self, f"_{event['kind']}", None)
+            if tell:
+                tell(event)
+        self._look_after_refusals(run)
+
+    def _once(self, event: dict[str, Any], label: str, words: str, style: str | None = None) -> None:
+        if words not in self._words:
+            self._words.add(words)
+            say(event["attempt"], label, words, style)
+
+    def _finding(self, event: dict[str, Any]) -> None:
+        in_a_row = self._refused and event["attempt"] == self._refused[-1] + 1
+        if event["detector"] not in MACHINE and not (in_a_row and event["detector"] in ("nonfinite", "outlandish")):
+            self._once(event, "saw", event["detail"], "yellow")
+
+    def _diagnosis(self, event: dict[str, Any]) -> None:
+        """The surest cause; those after it stand in the journal."""
+        if event["attempt"] != self._named and not MACHINE & set(event["evidence"].get("findings", ())):
+            words = event["detail"].replace(". ", ": ", 1)
+            self._once(event, "why", f"{words} ({event['confidence']:.0%} sure)", "cyan")
+        self._named = event["attempt"]
+
+    def _decision(self, event: dict[str, Any]) -> None:
+        action, at = event["action"], event["attempt"]
+        if action == "refuse":
+            in_a_row = self._refused and at == self._refused[-1] + 1
+            self._refused = [*self._refused, at] if in_a_row else [at]
+            if not in_a_row:
+                self.acts[at] = "update refused"
+                say(at, "did", f"refused the update: weights and optimizer are as before{self._why(event)}", "bold")
+        elif action == "rewind":
+            self._decided = event
+        elif action != "stop":  # the loop tells that one
+            say(at, "did", event["reason"], "bold")
+
+    def _why(self, decision: dict[str, Any]) -> str:
+        """The reason for a decision, without what was said a line or two above."""
+        new = [part for part in decision["reason"].split(", and ") if part not in self._words]
+        return f", because {' and '.join(new)}" if new else ""
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if event["name"] == "rewound":
+            back = event["values"]["attempt"]  # counted as the loop counts
+            self.acts[event["attempt"]] = f"back to step {back}"
+            words = f"went back to step {back}, {self._decided['rung']}{self._why(self._decided)}"
+            say(event["attempt"], "did", words, "bold")
+        elif event["name"] in ("failed", "degraded"):
+            say(event["attempt"], "failed", event["detail"], "red")
+
+    def _outcome(self, event: dict[str, Any]) -> None:
+        say(event["attempt"], "so", event["detail"], "green" if event["helped"] else "red")
+        self._words.clear()
+
+    def _look_after_refusals(self, run: surefoot.Run) -> None:
+        """Sum refusals in a row up, once it is seen what came after."""
+        if not self._refused or not run.scalars.rows:
+            return
+        attempts, losses = run.scalars["attempt"], run.scalars["loss"]
+        if attempts[-1] < self._refused[-1] + TOLD_EVERY:
+            return
+        many = f"{len(self._refused)} updates were refused in a row" if len(self._refused) > 1 else "it helped"
+        say(attempts[-1], "so", f"{many}: those after land again, the loss is {losses[-1]:.4g}", "green")
+        self._refused = []
+        self._words.clear()
 
 
 def compare(results: dict[str, Result]) -> None:
     """The final losses side by side."""
-    table = Table("   loss (lower is better)", "last 20 steps", "text it never saw", box=None, pad_edge=False)
+    table = Table("   loss on text it never saw", "", "against no faults", box=None, pad_edge=False)
+    best = next(iter(results.values())).held_out
     for name, result in results.items():
-        recent = sum(result.losses[-20:]) / len(result.losses[-20:])
-        table.add_row(f"   {name}", f"{recent:.2f}", f"{result.held_out:.2f}")
+        if math.isnan(result.held_out):
+            alive = [loss for loss in result.exams if math.isfinite(loss)]
+            table.add_row(f"   {name}", "NaN", f"dead; before that {alive[-1]:.3f}, x {alive[-1] / best:.3f}")
+        else:
+            table.add_row(f"   {name}", f"{result.held_out:.3f}", f"x {result.held_out / best:.3f}")
     console.print(table)
 
 
-def smooth(losses: list[float]) -> list[float]:
-    """A moving average, with a gap where a loss is NaN or off the scale."""
-    average, points = losses[0], []
-    for loss in losses:
+def smooth(result: Result) -> list[float]:
+    """A moving average, with a gap where a loss is NaN or off the scale; it begins anew where the run went back."""
+    average, points = result.losses[0], []
+    for step, loss in enumerate(result.losses):
         fine = loss < 100
-        average = 0.85 * average + 0.15 * loss if fine else average
+        share = 1.0 if result.acts.get(step - 1, "").startswith("back") else 0.2
+        average += share * (loss - average) if fine else 0.0
         points.append(average if fine else math.nan)
     return points
 
 
-def draw(results: dict[str, Result], refused: dict[int, str], path: Path) -> Path | None:
-    """The loss of the three runs in one picture, with a mark where an update was refused; None without matplotlib."""
+def draw(results: dict[str, Result], faults: dict[str, int], path: Path) -> Path | None:
+    """The loss of the three runs in one picture, with a mark where surefoot acted; None without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         return None
-    figure = Figure(figsize=(10, 5), dpi=150, layout="constrained")
+    red, green = "#d1495b", "#14606b"
+    figure = Figure(figsize=(11, 5.5), dpi=150, layout="constrained")
     axes = figure.subplots()
-    curves = {name: smooth(result.losses) for name, result in results.items()}
-    styles = {"color": "#c9ced6", "lw": 7}, {"color": "#d1495b", "lw": 3.5}, {"color": "#14606b", "lw": 1.5}
+    curves = {name: smooth(result) for name, result in results.items()}
+    styles = {"color": "#c9ced6", "lw": 7}, {"color": red, "lw": 2.5}, {"color": green, "lw": 1.5}
     for (name, curve), style in zip(curves.items(), styles, strict=True):
         axes.plot(curve, label=name, solid_capstyle="round", **style)
     reference, broken, guarded = curves.values()
-    bottom, top = 0.85 * min(reference), 1.03 * max(reference)
-    death = next(step for step, loss in enumerate(broken) if math.isnan(loss)) - 1
-    axes.plot([death, death], [broken[death], bottom], color="#d1495b", lw=1.5, ls="--")
-    axes.plot(death, bottom, "X", color="#d1495b", ms=13, mec="white", clip_on=False, zorder=5)
-    axes.text(death - 0.02 * len(reference), bottom * 1.05, "bare loop: NaN from here on", color="#d1495b", ha="right")
-    for step, fault in refused.items():
-        axes.plot(step, guarded[step - 1], "o", color="white", mec="#14606b", mew=2, ms=8, zorder=6)
-        axes.annotate(
-            f"{fault}:\nupdate refused",
-            (step, guarded[step - 1]),
-            (30, 60),
-            color="#14606b",
-            textcoords="offset points",
-            ha="center",
-            arrowprops={"arrowstyle": "-", "color": "#14606b"},
+    bottom, top = 0.75 * min(reference), 1.03 * max(reference)
+    for name, at in faults.items():
+        axes.axvline(at, color="#8a929e", lw=1, ls=":", zorder=0)
+        axes.text(at, top, FAULTS[name][1], color="#5b6370", ha="center", va="bottom")
+    death = next((step for step, loss in enumerate(broken) if math.isnan(loss)), 0) - 1
+    if death > 0:
+        axes.plot(death, broken[death], "X", color=red, ms=12, mec="white", zorder=5)
+        axes.annotate("NaN from here on", (death, broken[death]), (10, 8), color=red, textcoords="offset points")
+    for step, act in results["faults and surefoot"].acts.items():
+        at = max(0, min(step, len(guarded)) - 1)
+        axes.plot(at, guarded[at], "o", color="white", mec=green, mew=2, ms=8, zorder=6)
+        axes.plot([at, at], [guarded[at], bottom * 1.14], color=green, lw=0.8)
+        axes.text(
+            at, bottom * 1.12, act, color=green, ha="center", va="top", bbox={"fc": "white", "ec": "none", "pad": 1}
         )
-    axes.set(xlabel="step", ylabel="training loss, nats per byte (moving average)", ylim=(bottom, top))
-    axes.set_title("One poisoned batch, one gradient burst: with and without surefoot", loc="left", weight="bold")
+    axes.set(xlabel="step of the loop", ylabel="training loss, nats per byte (moving average)", ylim=(bottom, top))
+    axes.set_title("Three faults in one run, with and without surefoot", loc="left", weight="bold", pad=24)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.09, 1.0))
     figure.savefig(path)
     return path
 
 
-def show(steps: Annotated[int, typer.Option(min=100)] = 500, out: Path = Path("out/demo"), seed: int = 0) -> None:
-    """Watch a small model survive two planted faults that kill the same training loop without surefoot."""
+def show(steps: Annotated[int, typer.Option(min=300)] = 500, out: Path = Path("out/demo"), seed: int = 0) -> None:
+    """Watch a small model survive three planted faults that ruin the same training loop without surefoot."""
     if switched_off():
         typer.echo("SUREFOOT=off is set, so there is nothing to show. Unset it and try again.", err=True)
         raise typer.Exit(2)
@@ -164,34 +326,32 @@ def show(steps: Annotated[int, typer.Option(min=100)] = 500, out: Path = Path("o
     torch.set_num_threads(1)  # for so small a model more threads only wait for each other
     out.mkdir(parents=True, exist_ok=True)
     run_dir = next(path for number in itertools.count(1) if not (path := out / f"run-{number}").exists())
-    poison, burst = int(0.4 * steps), int(0.65 * steps)
-    faults = {"poison": poison, "burst": burst}
-    console.print(
-        "A small language model learns Python from the source of its library. Two faults are planted in its data:\n"
-        f"   step {poison:4}   a poisoned batch: one text is all padding, so its mean loss is 0 / 0, not a number\n"
-        f"   step {burst:4}   a gradient burst: one batch weighs a million times too much"
-    )
+    faults = {name: int(share * steps) for name, (share, _, _) in FAULTS.items()}
+    console.print("A small language model learns Python from the source of its library. Three faults are planted:")
+    for name, at in faults.items():
+        say(at, "", FAULTS[name][2])
     console.print("\n1  The loop without the faults, to compare with", style="bold")
     results = {"no faults": train(steps=steps, seed=seed, faults={})}
     console.print("\n2  The same loop with the faults", style="bold")
     results["faults"] = train(steps=steps, seed=seed, faults=faults)
-    console.print("   One bad number went through backward into every weight, and nothing gets it out again.")
     console.print("\n3  The same loop with the faults and two lines of surefoot", style="bold")
-    results["faults and surefoot"] = train(steps=steps, seed=seed, faults=faults, run_dir=run_dir)
+    with told_once():
+        results["faults and surefoot"] = train(steps=steps, seed=seed, faults=faults, run_dir=run_dir)
 
-    console.print("\nWhat surefoot did", style="bold")
-    run = surefoot.read(run_dir)
-    tell(run)
     console.print()
     compare(results)
-    refused = run.scalars["attempt"][run.scalars["verdict"] != Verdict.LANDED]
-    names = {poison: "poisoned batch", burst: "gradient burst"}
-    picture = draw(results, {step: names.get(step, "trouble") for step in refused.tolist()}, out / "loss.png")
+    picture = draw(results, faults, out / "loss.png")
     console.print(f"\nThe picture   {picture or 'not drawn, matplotlib is missing: pip install matplotlib'}")
-    console.print(f"The journal   {run_dir}   to look inside: surefoot.read({str(run_dir)!r}).scalars['norm']")
+    console.print(f"The journal   {run_dir}   to look inside: surefoot.read({str(run_dir)!r}).events")
     console.print("\nIn your own loop it takes the same two lines:", style="bold")
-    console.print('   guard = surefoot.attach(model, optimizer, run_dir="runs/first")     once, before the loop')
-    console.print("   loss = guard.watch(loss, batch)                                     in the loop, before backward")
+    console.print(
+        '   guard = surefoot.attach(model, optimizer, run_dir="runs/first", policy=policy)   # before the loop'
+    )
+    console.print("   loss = guard.watch(loss, batch)   # in the loop, before backward")
+    console.print(
+        f"Here policy = surefoot.Policy(ring_every={POLICY.ring_every}, weights_every={POLICY.weights_every}): "
+        "the run is short, and the default does not cure the damaged moments."
+    )
     console.print(f"\nThis took {time.monotonic() - started:.0f} s. With other data: python -m surefoot.demo --seed 1")
 
 

@@ -21,6 +21,10 @@ WIDER = 1.5
 """By how much a cap or a clip that is still needed is widened at a time."""
 OUTGROWN = 5.0
 """How many times larger than usual, for its rate, an update must be to be the reason for what follows."""
+MANY = 0.25
+"""Share of the tensors that have fallen silent, above which little of a rise is needed to believe it."""
+RAISED = 4.0
+"""Deviations above normal at which a loss has risen beyond doubt."""
 NEW = 6
 """Finite updates in a row that were refused: the weights are damaged or, after a rewind, this is the new normal."""
 
@@ -240,15 +244,23 @@ def _set_wrong(case: Case, bears: bool) -> str:
 def _silent(case: Case, bears: bool) -> str:
     """Gradients no longer come through, and the loss has risen."""
     silent, level = case.found("vanishing", "dead"), case.found("level")
-    return f"{silent[0].detail}, and {level[0].detail}" if silent and level else ""
+    if not silent or not level:
+        return ""
+    many = max(f.evidence["share"] for f in silent) > MANY
+    return f"{silent[0].detail}, and {level[0].detail}" if _high(case, 1.0 if many else RAISED) else ""
 
 
 def _outgrown(case: Case, bears: bool) -> str:
     """An update was too large for its rate, and the loss has risen since."""
     level = case.found("level")
-    if not level or not case.update > OUTGROWN:
+    if not level or not case.update > OUTGROWN or not _high(case, RAISED):
         return ""
     return f"an update was {case.update:.3g} times larger than usual at the same rate, and {level[0].detail}"
+
+
+def _high(case: Case, deviations: float) -> bool:
+    """Most of the last losses lie so far above normal: a rise that was told may be over by now."""
+    return sum(moment.z > deviations for moment in case.moments[-5:]) >= 3
 
 
 def _refused(case: Case, bears: bool) -> str:

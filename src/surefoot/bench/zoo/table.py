@@ -81,7 +81,7 @@ def board_of(scenarios: Sequence[Scenario], results: Mapping[tuple[str, str], Re
         for name, look in looking().items():
             # surefoot is judged by what it said where it stood by, and where it only observed by what it said there
             stood_by = Job(scenario.id, OURS if (scenario.id, OURS) in results else BARE, str(folder))
-            saw = told(stood_by.run_dir, scenario.onset) if name == OURS else look(rows)
+            saw = told(stood_by.run_dir, scenario) if name == OURS else look(rows)
             _add_look(board.looking[name], scenario, saw)
     for judge in dict.fromkeys(judge for _, judge in results):
         board.acting[judge] = Acting()

@@ -14,6 +14,8 @@ from surefoot.records import LAYER_STATS, Finding, Row
 NORM, ZEROS, NONFINITE = (LAYER_STATS.index(name) for name in ("norm", "zeros", "nonfinite"))
 MEMORY = 1 / 32
 """Weight of a new value in a layer's own past."""
+NOISE = 1e5
+"""A gradient this many times smaller than those of the other tensors is zero, up to rounding."""
 FORMS = 40
 """Rows before a layer has a past."""
 STAYS = 5
@@ -55,6 +57,12 @@ class LayerPast:
             weight = max(MEMORY, 1 / self.rows)
             self.usual += np.where(fit, weight * (log - self.usual), 0.0)
             self.zeros += np.where(self.present, weight * (share - self.zeros), 0.0)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Tensors whose gradient is more than the noise that is left of zero, as a bias before a batch norm has."""
+        known = self.usual[np.isfinite(self.usual)]
+        return self.usual > np.median(known) - np.log(NOISE) if len(known) else np.zeros(len(self.usual), dtype=bool)
 
     @property
     def formed(self) -> bool:
@@ -132,7 +140,7 @@ class Vanishing(_OfLayers):
         tiny = (norm > 0) & (norm < self._sight.vanishes) & (self._past.now < -1.0)
         faded = (self._past.now < -np.log(self._sight.fades)) & (norm > 0)
         silent = self._past.zeros_now > self._sight.dead / 2  # fallen silent, which is another trouble
-        return (tiny | faded) & ~silent & self._past.formed
+        return (tiny | faded) & ~silent & self._past.counts & self._past.formed
 
     def _say(self, row: Row, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
         least = float(layers[which, NORM].min())

@@ -46,16 +46,18 @@ class Level(Detector):
         if self._told and (self._grave or not lost):
             return []
         grave, self._told, self._grave = lost, True, self._grave or lost
-        compared = f"{level / normal.start:.3g} times what it began with" if grave else f"{sudden:.3g} deviations"
+        shown = level if sudden >= sight.raised else _mean(recent)
+        far = max(sudden, slow) if sudden < sight.raised else sudden
+        compared = f"{shown / normal.start:.3g} times what it began with" if grave else f"{far:.3g} deviations"
         return self.found(
             row,
-            f"the loss has risen from {normal.loss.middle:.4g} to {level:.4g} and stays there ({compared})",
+            f"the loss has risen from {normal.loss.middle:.4g} to {shown:.4g} and stays there ({compared})",
             Pattern.JUMP if sudden > sight.far else Pattern.NONE,
             grave=grave,
-            level=level,
+            level=shown,
             normal=normal.loss.middle,
-            deviations=max(sudden, slow),
-            of_start=level / normal.start if normal.start else math.nan,
+            deviations=far,
+            of_start=shown / normal.start if normal.start else math.nan,
         )
 
 
