@@ -33,7 +33,7 @@ class Choice:
     only: str = ""
     """Only scenarios whose name contains this."""
     quick: bool = False
-    """One brutal run of each cause and every sixth control, and of those who act only surefoot."""
+    """One brutal run of each cause and every twelfth control, and of those who act only surefoot."""
 
     seeds: int = 1
     """Seeds each scenario is run with; with one they take turns, so that all seeds of the part have theirs."""
@@ -71,7 +71,7 @@ def _few(scenarios: Sequence[Scenario]) -> list[Scenario]:
             causes.setdefault(s.cause, s)
         elif s.healthy:
             controls.setdefault(s.name, s)
-    return [*causes.values(), *list(controls.values())[::6]]
+    return [*causes.values(), *list(controls.values())[::12]]
 
 
 def run(jobs: Sequence[Job], *, workers: int, progress: Progress) -> dict[tuple[str, str], Result]:

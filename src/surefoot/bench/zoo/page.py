@@ -69,7 +69,8 @@ fault is *harmful* when the bare run ends more than 5 % worse than its twin on h
 in the scenario, and the bench says so when it is not as stated.
 
 - **seen**: harmful runs in which the rule raised an alarm at the onset or later; *steps after onset* is the median of
-  the first such alarm. Rules that look are shown recordings of bare runs.
+  the first such alarm. Rules that look are shown recordings of bare runs; surefoot, which acts, is judged by what it
+  said in the run it stood by. *Cause right*: the first cause it named from the onset on is the planted one.
 - **cured**: harmful runs that can be cured and end at most 5 % worse than their twin. Rules that act run live; *loss to
   twin's* is the median, *dead* the share whose model is broken at the end, *given up* the runs the rule itself ended.
   Scenarios of two processes are run bare and under surefoot alone.
