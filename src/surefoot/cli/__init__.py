@@ -133,6 +133,9 @@ def rewind(
     from surefoot.bench.speed import rewind as measure
 
     sizes, devices = ("10m", "124m", "1.3b"), (None, "cpu", "cuda")
+    if device == "cuda" and not _has_cuda():
+        typer.echo("bench rewind: there is no CUDA device here. Use --device cpu.", err=True)
+        raise typer.Exit(2)
     if size not in sizes or device not in devices:
         typer.echo(f"bench rewind: use --size {', '.join(sizes)} and --device cpu or cuda.", err=True)
         raise typer.Exit(2)
@@ -184,6 +187,12 @@ def replay(
     from surefoot.cli.replay import show
 
     raise typer.Exit(show(run, name=policy, figures=figures or (), as_json=as_json))
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _needs_torch(what: str) -> None:

@@ -113,7 +113,3 @@ def evidence_of(case: Case) -> dict[str, object]:
         "norm_ratio": math.exp(min(first.norm_ratio, 700.0)) if not math.isnan(first.norm_ratio) else math.nan,
         "rate_ratio": first.rate_ratio,
     }
-
-
-def patterns(findings: Sequence[Finding]) -> set[str]:
-    return {f.pattern for f in findings}
