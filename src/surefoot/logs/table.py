@@ -1,0 +1,136 @@
+"""What a log holds once it is read: named columns of numbers, whatever the format was."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST = 1 << 21
+"""Values kept of one column; a longer one is thinned, its peaks kept, so that memory stays bounded."""
+COLUMNS = 2000
+"""Columns kept of one log: a log that makes up new names all the time must not fill the memory."""
+ENDING = 1 << 16
+"""Characters kept from the end of a text, where the exception stands."""
+
+
+class Unreadable(ValueError):
+    """A log cannot be read; the message names what is wrong, where, and the way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The values of one name, and the number of the record (line, row, event) in which each stood."""
+
+    rows: NDArray[np.int64]
+    values: NDArray[np.float64]
+    """A NaN here stood in the log as one; what the log left out is not here at all."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One log, read."""
+
+    format: str
+    """trainer_state, json, jsonl, csv, tsv, tensorboard, wandb, text, run, or arrays."""
+    path: str
+    records: int
+    columns: Mapping[str, Column]
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """What was left out: the reason in words (plural, such as "lines cut off in the middle"), and how often."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the answer should know about how this was read."""
+    ending: str = ""
+    """The last text of a console log, for the exception it may end in."""
+    facts: Mapping[str, float | str] = field(default_factory=dict)
+    """Settings that stood in the log, by the names they had there: max_steps, fp16, num_train_epochs..."""
+
+
+class Gatherer:
+    """Takes in records one after the other, in bounded memory, and makes a `Table` of them."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.skipped: Counter[str] = Counter()
+        self.notes: list[str] = []
+        self.facts: dict[str, float | str] = {}
+        self._columns: dict[str, tuple[array[int], array[float]]] = {}
+
+    def add(self, record: Mapping[str, float]) -> None:
+        """One record: a line, a row, an event. Only numbers; a name that is missing has no value in it."""
+        number = self.records
+        columns = self._columns
+        for name, value in record.items():
+            column = columns.get(name)
+            if column is None:
+                if len(columns) >= COLUMNS:
+                    self.skipped[f"values under names beyond the first {COLUMNS}"] += 1
+                    continue
+                column = columns[name] = (array("q"), array("d"))
+            column[0].append(number)
+            column[1].append(value)
+            if len(column[1]) >= MOST:
+                columns[name] = self._thinned(*column)
+        self.records = number + 1
+
+    def extend(self, columns: Mapping[str, NDArray[np.float64]], present: Mapping[str, NDArray[np.bool_]]) -> None:
+        """Many records at once, as arrays of one length; `present` tells where a column is filled, if not everywhere."""
+        count = max((len(values) for values in columns.values()), default=0)
+        numbers = np.arange(self.records, self.records + count, dtype=np.int64)
+        for name, values in columns.items():
+            if name not in self._columns and len(self._columns) >= COLUMNS:
+                self.skipped[f"values under names beyond the first {COLUMNS}"] += len(values)
+                continue
+            column = self._columns.setdefault(name, (array("q"), array("d")))
+            here = present.get(name)
+            column[0].frombytes((numbers if here is None else numbers[here]).tobytes())
+            column[1].frombytes((values if here is None else values[here]).astype(np.float64).tobytes())
+            while len(column[1]) >= MOST:
+                column = self._columns[name] = self._thinned(*column)
+        self.records += count
+
+    def skip(self, reason: str, count: int = 1) -> None:
+        """Something was left out; the reason in the plural, such as "lines that are no JSON"."""
+        self.skipped[reason] += count
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def table(self, format: str, path: str, ending: str = "") -> Table:
+        columns = {
+            name: Column(np.frombuffer(rows, dtype=np.int64), np.frombuffer(values, dtype=np.float64))
+            for name, (rows, values) in self._columns.items()
+            if len(values)
+        }
+        return Table(
+            format=format,
+            path=path,
+            records=self.records,
+            columns=columns,
+            skipped=dict(self.skipped),
+            notes=tuple(self.notes),
+            ending=ending[-ENDING:],
+            facts=dict(self.facts),
+        )
+
+    def _thinned(self, rows: array[int], values: array[float]) -> tuple[array[int], array[float]]:
+        """Of every four neighbours the lowest and the highest; a NaN counts as the highest."""
+        self.note(f"columns of more than {MOST:,} values were thinned: of four neighbours the lowest and the highest")
+        whole = len(values) // 4 * 4
+        numbers = np.frombuffer(rows, dtype=np.int64)
+        data = np.frombuffer(values, dtype=np.float64)
+        fours = data[:whole].reshape(-1, 4)
+        low = np.where(np.isnan(fours), np.inf, fours).argmin(1)
+        high = fours.argmax(1)
+        high = np.where(low == high, (low + 1) % 4, high)
+        kept = np.sort(np.stack([low, high], 1), axis=1) + np.arange(0, whole, 4)[:, None]
+        index = np.concatenate([kept.ravel(), np.arange(whole, len(data))])
+        return array("q", numbers[index].tobytes()), array("d", data[index].tobytes())
