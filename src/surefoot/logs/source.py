@@ -52,7 +52,7 @@ class Source:
             raise error if isinstance(error, Unreadable) else Unreadable(f"{name} cannot be read: {error}") from None
 
     def lines(self) -> Iterator[bytes]:
-        """Line after line with its end; the last one may have none. Ends at a newline alone, not at a carriage return."""
+        """Line after line, with its end; a line ends at a newline alone, not at a carriage return."""
         stream = io.BufferedReader(self._rest, 1 << 18)
         while line := self._guarded(lambda: stream.readline(LONGEST)):
             yield line

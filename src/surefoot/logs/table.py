@@ -81,7 +81,7 @@ class Gatherer:
         self.records = number + 1
 
     def extend(self, columns: Mapping[str, NDArray[np.float64]], present: Mapping[str, NDArray[np.bool_]]) -> None:
-        """Many records at once, as arrays of one length; `present` tells where a column is filled, if not everywhere."""
+        """Many records at once, as arrays of one length; `present` tells where a column is filled, if not all over."""
         count = max((len(values) for values in columns.values()), default=0)
         numbers = np.arange(self.records, self.records + count, dtype=np.int64)
         for name, values in columns.items():
