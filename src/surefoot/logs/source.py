@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import codecs
 import gzip
 import io
+import lzma
 import os
 import sys
 import zlib
@@ -20,20 +23,40 @@ LONGEST = 1 << 20
 """Bytes of one line; what is beyond comes as lines of their own."""
 WHOLE = 1 << 28
 """Bytes up to which a document that has to be in memory as a whole is read."""
-_GZIP = b"\x1f\x8b"
+_PACKED: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
+}
 
 
 class Source:
-    """One log as a stream of bytes; `head` may be looked at before anything is read."""
+    """One log as a stream of bytes; `head` may be looked at before anything is read.
+
+    Compressed files are unpacked and UTF-16 (what `>` of PowerShell writes) is turned into UTF-8 on the way, so that
+    a reader never meets either; `decoded` makes text of the bytes.
+    """
 
     def __init__(self, stream: BinaryIO, path: str) -> None:
         self.path = path
-        self._stream = stream
-        self.head = _filled(stream, HEAD)
-        if self.head.startswith(_GZIP):
-            self._stream = cast(BinaryIO, gzip.GzipFile(fileobj=_Rest(self.head, stream)))
-            self.head = self._guarded(lambda: _filled(self._stream, HEAD))
-        self._rest = _Rest(self.head, self._stream)
+        self.trouble = ""
+        """Why the reading stopped before the end, if it did: a compressed file that is cut off, a bad disk."""
+        self._streams = [stream]
+        self._begun = False
+        self.head = self._look(stream)
+        for magic, unpack in _PACKED.items():
+            if self.head.startswith(magic):
+                self.head = self._look(unpack(_Rest(self.head, self._streams[-1])))
+                break
+        if encoding := _wide(self.head):
+            self.head = self._look(cast(BinaryIO, _Recoded(_Rest(self.head, self._streams[-1]), encoding)))
+        self.head = self.head.removeprefix(codecs.BOM_UTF8)
+        self._rest = _Rest(self.head, self._streams[-1])
+
+    def _look(self, stream: BinaryIO) -> bytes:
+        if stream is not self._streams[-1]:
+            self._streams.append(stream)
+        return self._guarded(lambda: _filled(stream, HEAD))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Source:
@@ -76,8 +99,8 @@ class Source:
         return b"".join(parts)
 
     def close(self) -> None:
-        if self.path != "-":
-            self._stream.close()
+        for stream in reversed(self._streams[1:] if self.path == "-" else self._streams):
+            stream.close()
 
     def __enter__(self) -> Self:
         return self
@@ -88,10 +111,26 @@ class Source:
         self.close()
 
     def _guarded(self, read: Callable[[], bytes]) -> bytes:
+        """What was read before the trouble is of use: the trouble ends the log, it does not hide it."""
         try:
-            return read()
-        except (OSError, EOFError, zlib.error) as error:
-            raise Unreadable(f"{self.path} cannot be read on: {error}") from None
+            data = read()
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            if not self._begun:
+                raise Unreadable(f"{self.path} cannot be read: {error}") from None
+            self.trouble = str(error)
+            return b""
+        self._begun = self._begun or bool(data)
+        return data
+
+
+def decoded(raw: bytes) -> str:
+    """Text of the bytes of a log: UTF-8, else Latin-1 as Windows has it; NUL bytes, which a crash leaves, are gone."""
+    if b"\0" in raw:
+        raw = raw.replace(b"\0", b"")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode("cp1252", "replace")
 
 
 class _Rest(io.RawIOBase):
@@ -120,3 +159,46 @@ def _filled(stream: BinaryIO, size: int) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
+
+
+class _Recoded(io.RawIOBase):
+    """Text in a wide encoding as UTF-8."""
+
+    def __init__(self, stream: io.RawIOBase, encoding: str) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        while not self._ready:
+            raw = self._stream.read(len(buffer)) or b""
+            self._ready = self._decoder.decode(raw, final=not raw).encode("utf-8", "replace")
+            if not raw:
+                break
+        data, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _wide(head: bytes) -> str:
+    """The encoding with two or four bytes a character that a text is in, or nothing."""
+    for mark, encoding in (
+        (codecs.BOM_UTF32_LE, "utf-32"),
+        (codecs.BOM_UTF32_BE, "utf-32"),
+        (codecs.BOM_UTF16_LE, "utf-16"),
+        (codecs.BOM_UTF16_BE, "utf-16"),
+    ):
+        if head.startswith(mark):
+            return encoding
+    start = head[:256]
+    if len(start) < 8 or (len(start) % 2 and len(head) < 256):
+        return ""
+    low, high = start[::2], start[1::2]
+    if not any(high) and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in low):
+        return "utf-16-le"
+    if not any(low) and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in high):
+        return "utf-16-be"
+    return ""

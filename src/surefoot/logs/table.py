@@ -85,16 +85,24 @@ class Gatherer:
         count = max((len(values) for values in columns.values()), default=0)
         numbers = np.arange(self.records, self.records + count, dtype=np.int64)
         for name, values in columns.items():
-            if name not in self._columns and len(self._columns) >= COLUMNS:
-                self.skipped[f"values under names beyond the first {COLUMNS}"] += len(values)
-                continue
-            column = self._columns.setdefault(name, (array("q"), array("d")))
             here = present.get(name)
-            column[0].frombytes((numbers if here is None else numbers[here]).tobytes())
-            column[1].frombytes((values if here is None else values[here]).astype(np.float64).tobytes())
-            while len(column[1]) >= MOST:
-                column = self._columns[name] = self._thinned(*column)
+            self.put(name, numbers, values) if here is None else self.put(name, numbers[here], values[here])
         self.records += count
+
+    def put(self, name: str, rows: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Values of one name at the records `rows`, which rise and come after those put before; count them yourself."""
+        if not len(values):
+            return
+        column = self._columns.get(name)
+        if column is None:
+            if len(self._columns) >= COLUMNS:
+                self.skipped[f"values under names beyond the first {COLUMNS}"] += len(values)
+                return
+            column = self._columns[name] = (array("q"), array("d"))
+        column[0].frombytes(rows.astype(np.int64, copy=False).tobytes())
+        column[1].frombytes(values.astype(np.float64, copy=False).tobytes())
+        while len(column[1]) >= MOST:
+            column = self._columns[name] = self._thinned(*column)
 
     def skip(self, reason: str, count: int = 1) -> None:
         """Something was left out; the reason in the plural, such as "lines that are no JSON"."""
