@@ -1,0 +1,60 @@
+"""What a piece of text means as a number."""
+
+from __future__ import annotations
+
+import re
+
+_MISSING = frozenset({"", "-", "--", "none", "null", "n/a", "na", "nil", "?", "undefined", "<na>", "nat", "."})
+_NAN = re.compile(r"[+-]?(?:nan(?:\(\w*\))?|1\.?#(?:qnan|snan|ind)\w*)", re.I)
+_INFINITE = re.compile(r"([+-]?)(?:inf(?:inity)?|∞|1\.?#inf\w*)", re.I)
+_WRAPPED = re.compile(
+    r"(?:tensor|array|np\.\w+|numpy\.\w+|float|jnp\.\w+)?[(\[]+\s*([^\s,()\[\]]+)\s*(?:,[^()]*)?[)\]]+"
+)
+_UNITS = re.compile(
+    r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*"
+    r"(%|[kKMGBT]|[num\u00b5]?s|secs?|min|hr?|x|[KMGT]i?B|B|(?:it|its|tok|tokens|steps?|samples|img|imgs)/s(?:ec)?|s/(?:it|step))"
+)
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+
+
+def missing(text: str) -> bool:
+    """Whether a cell says that there is no value: empty, None, null, N/A; NaN is a value."""
+    return text.strip().lower() in _MISSING
+
+
+def number(text: str, *, comma: bool = False) -> float | None:
+    """The number that a cell holds, or None: a missing value, a name, a date.
+
+    `comma` says that the file writes decimals with a comma, as spreadsheets of half of Europe do.
+    """
+    if comma and "," in text:
+        text = text.replace(".", "").replace(",", ".")
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    text = text.strip().strip("\"'").strip()
+    return None if text.lower() in _MISSING or len(text) > 200 else _unusual(text)
+
+
+def _unusual(text: str) -> float | None:
+    """Numbers in the ways that only some programs write them: 1.2K, 95 %, tensor(0.5), -nan(ind), 1,234,567."""
+    if _NAN.fullmatch(text):
+        return float("nan")
+    if match := _INFINITE.fullmatch(text):
+        return float(match[1] + "inf")
+    if match := _WRAPPED.fullmatch(text):
+        return _plain(match[1])
+    if _THOUSANDS.fullmatch(text):
+        return float(text.replace(",", ""))
+    if match := _UNITS.fullmatch(text):
+        return float(match[1]) * _SCALES.get(match[2], 1.0)
+    return _plain(text)
+
+
+def _plain(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
