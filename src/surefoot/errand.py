@@ -1,0 +1,64 @@
+"""Work that is done behind the training's back, and is there when it is asked for."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Errand(Generic[T]):
+    """A piece of work with one result, done exactly once: by the thread it was sent to, or by whoever asks first."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work: Callable[[], T] | None = work
+        self._lock = threading.Lock()
+        self._found: list[T] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do the work, or wait for whoever is at it."""
+        with self._lock:
+            work, self._work = self._work, None
+            if work is None:
+                return
+            try:
+                self._found.append(work())
+            except BaseException as error:
+                self._error = error
+
+    def result(self) -> T:
+        """What came of it; an error of the work is raised here."""
+        self.run()
+        if self._error is not None:
+            raise self._error
+        return self._found[0]
+
+
+class Runner:
+    """A thread that does errands in the order they come; it starts with the first and ends with its owner."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        weakref.finalize(self, self._queue.put, None)
+
+    def send(self, work: Callable[[], T]) -> Errand[T]:
+        """Have it done as soon as the interpreter has a moment to spare; returns at once."""
+        if self._thread is None or not self._thread.is_alive():  # the first time, or in a child of a fork
+            self._thread = threading.Thread(target=_serve, args=(self._queue,), name=self._name, daemon=True)
+            self._thread.start()
+        errand = Errand(work)
+        self._queue.put(errand.run)
+        return errand
+
+
+def _serve(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (work := queue.get()) is not None:
+        work()
+        del work  # it holds what it worked on
