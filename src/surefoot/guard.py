@@ -106,7 +106,8 @@ class Guard(ABC):
 
     @abstractmethod
     def report(self, **values: float) -> None:
-        """Tell the journal values of your own; `tokens` and `total_steps` also feed speed and time left."""
+        """Tell the journal values of your own; `tokens` and `total_steps` also feed speed and time left, and
+        `eval_loss`, the loss on held-out data, is judged."""
 
     @abstractmethod
     def close(self) -> None:
@@ -261,6 +262,7 @@ class LiveGuard(Guard):
     def _follow(self, loss: Tensor, batch: Any) -> None:
         first, self._watched = not self._watched, True
         value, samples = loss.detach(), samples_in(batch)
+        self._rounds.take_inputs(batch)
         queue = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore[reportAttributeAccessIssue]
 
         def backward_began(gradient: Tensor) -> None:
@@ -275,6 +277,7 @@ class LiveGuard(Guard):
     @contained
     def _backward_began(self, first: Tensor | None) -> None:
         rounds = self._rounds
+        rounds.backward_began()
         if first is not None and rounds.scaler is None and abs(float(first)) >= edge.SCALED:  # one look, at the start
             self._look_for_scaler(abs(float(first)))
         if rounds.dropped():
@@ -389,6 +392,7 @@ class LiveGuard(Guard):
             so_far = self._rounds.tokens
             self._rounds.tokens = values["tokens"] if so_far != so_far else so_far + values["tokens"]
         self._desk.total = float(values.get("total_steps", self._desk.total))
+        self._rounds.eval_loss = float(values.get("eval_loss", self._rounds.eval_loss))
         told = {name: value for name, value in values.items() if name != "tokens"}
         if told:
             self._desk.note("report", values=told, attempt=self._rounds.attempt)

@@ -122,6 +122,20 @@ class Row:
     """Norm of the change of the weights over the norm of the weights, on a sample of the weights."""
     bad_weights: float = NAN
     """Count of non-finite values in weights and buffers."""
+    unmoved: float = NAN
+    """Share of the sampled weights that are exactly what they were a whole step before."""
+    applied_norm: float = NAN
+    """Global gradient norm that the optimizer was handed, where the loop has changed the gradients after backward."""
+    left_over: float = NAN
+    """1 when the gradients of the update before were still there as the first backward of this one began, else 0."""
+    input_mean: float = NAN
+    """Of the first tensor of real numbers in the batch, as far as it lives on the device."""
+    input_spread: float = NAN
+    """Its standard deviation."""
+    input_top: float = NAN
+    """Its largest magnitude; not finite when one of its values is not."""
+    eval_loss: float = NAN
+    """Loss on held-out data, at the first update after the loop has told it."""
     seconds: float = NAN
     """Wall time from the end of the step before to the end of this one."""
     data_wait: float = NAN

@@ -20,10 +20,12 @@ from surefoot.gate.decide import Rule, Said
 from surefoot.gate.gate import Gate
 from surefoot.gate.ways import Way
 from surefoot.judge.policy import Policy
+from surefoot.measure.inputs import measure_inputs, numbers_in
 from surefoot.measure.layout import Layout, layout_of, local
 from surefoot.measure.mailbox import Mailbox
 from surefoot.measure.meter import Block, Meter
 from surefoot.measure.resources import Clock, Machine
+from surefoot.measure.summary import Head
 from surefoot.measure.weights import UpdateSample
 from surefoot.records import NAN, Verdict
 from surefoot.rows import Tag
@@ -46,8 +48,8 @@ class Rounds:
         self.layout: Layout = layout_of(model, optimizers)
         self.attempt = 0
         self.scaler: Any = None
-        self.samples = NAN
-        self.tokens = NAN
+        self.samples = self.tokens = self.eval_loss = self._left_over = NAN
+        """Told by the loop, or found, since the last update."""
         self.searching = False
         """An optimizer is evaluating the loss on its way; only the point it started from is judged."""
         self._model = model
@@ -70,14 +72,17 @@ class Rounds:
         self._verdicts = said.new_zeros(len(self.gates), said.numel())
         self._totals: Tensor | None = None
         self._measured = False
-        self._weighed = False
-        """The summary holds numbers of the weights that have not been sent."""
+        self._weighed = self._changed = self._fed = False
+        """The summary holds numbers that have not been sent: of the weights, of gradients that the loop has changed
+        after backward, of what came into the model."""
         self._updates = -1
         """How often the loss scale had been updated when gradients were last measured."""
         self._sampled = -1
         """The attempt before which the weights were sampled."""
         self._had: list[tuple[Tensor, int]] = []
         """Some parameters that had gradients when they were measured, with the version of those."""
+        self._used: tuple[Tensor, Tensor, int] | None = None
+        """One parameter, the gradient it had in the last step, and the version of that."""
         self._stepped: set[int] = set()
         self._cohort = frozenset(range(len(self.gates)))
         """The optimizers that stepped in the round before: they stand or fall together."""
@@ -105,6 +110,26 @@ class Rounds:
         touched = [g for p, version in self._had if (g := p.grad) is not None and g._version != version]
         # Gradients set to zero in place, or only clipped? Asked for only here, between two backwards without a step.
         return bool(touched) and not any(bool(local(g).any()) for g in touched)
+
+    def backward_began(self) -> None:
+        """Look whether anybody has emptied the gradients since the last step; this asks the device for nothing."""
+        if not self._stepped or self._used is None or len(self.gates) > 1:  # several have several rounds to keep them
+            return
+        param, gradient, version = self._used
+        self._used = None
+        now = param.grad
+        if now is None or (now is gradient and now._version != version):
+            self._left_over = 0.0
+        else:  # nobody has written to it since; or somebody has put another one there, which is worth a wait
+            self._left_over = float(now is gradient or bool(local(now).any()))
+
+    def take_inputs(self, batch: Any) -> None:
+        """Measure what comes into the model, of the first micro-batch of an update."""
+        if self.meter.micro == 0 or self._stepped:
+            values = numbers_in(batch, self.device)
+            self._fed = values is not None
+            if values is not None:
+                measure_inputs(values, self.meter.block.summary[Head.INPUT_MEAN : Head.INPUT_TOP + 1])
 
     def backward_ended(self, loss: Tensor) -> None:
         """Measure all gradients as they are now."""
@@ -145,6 +170,10 @@ class Rounds:
     def before(self, k: int) -> None:
         """A step of this optimizer begins."""
         coming = self.attempt + (k in self._stepped)  # with a closure the backward of this attempt is still to come
+        if self._sampled == coming - 1 and self._weighed:
+            unmoved = self._sample.unmoved()
+            if unmoved is not None:
+                self.meter.block.summary[Head.UNMOVED] = unmoved
         if coming % self._policy.weights_every == 0 and self._sampled != coming:
             self._sample.take()
             self._sampled = coming
@@ -159,7 +188,8 @@ class Rounds:
             self._measured = True
             self._remember()
         if self._totals is None:
-            if self._touched():  # clipped by the loop, or by another backward that nobody watched
+            self._changed = self._touched()  # clipped by the loop, or by another backward that nobody watched
+            if self._changed:
                 self.meter.look_again()
             self._totals = self.meter.totals()
         gate, said, scaled = self.gates[k], self.meter.block.verdict, self.scale() is not None
@@ -187,6 +217,9 @@ class Rounds:
         gate.refresh()
         self._send(k)
         self._stepped.add(k)
+        first = next((p for p, _ in self._had if p.grad is not None), None)
+        if first is not None and first.grad is not None:
+            self._used = (first, first.grad, first.grad._version)
         change = self._sample.compare() if self._sampled == self.attempt else None
         if change is not None:
             self.meter.measure_weights(*change, list(self._model.buffers()))
@@ -232,14 +265,18 @@ class Rounds:
             scaled=scale is not None,
             clips=gate.by_norm,
             weights=self._weighed,
+            fed=self._fed,
+            changed=self._changed and len(self.gates) == 1,
+            left_over=self._left_over,
+            eval_loss=self.eval_loss,
             seconds=seconds,
             data_wait=wait,
             samples=self.samples,
             tokens=self.tokens,
             reading=self._machine.read(),
         )
-        self.samples = self.tokens = NAN
-        self._weighed = False
+        self.samples = self.tokens = self.eval_loss = self._left_over = NAN
+        self._weighed = self._changed = self._fed = False
         self._mailbox.send(self.meter.raw, tag)
 
     # -- two steps later

@@ -14,7 +14,7 @@ from surefoot.gate.decide import Said
 from surefoot.judge.history import History
 from surefoot.measure.meter import Block
 from surefoot.measure.resources import Reading
-from surefoot.measure.summary import MICROS
+from surefoot.measure.summary import HEAD, MICROS, Head
 from surefoot.records import NAN, Row, Verdict
 
 
@@ -33,6 +33,12 @@ class Tag:
     clips: bool
     weights: bool
     """Whether the numbers of the weights are new."""
+    fed: bool
+    """Whether those of the batch are."""
+    changed: bool
+    """The loop has changed the gradients after backward."""
+    left_over: float
+    eval_loss: float
     seconds: float
     data_wait: float
     samples: float
@@ -45,7 +51,7 @@ def row_from(block: Block[np.ndarray], tag: Tag, *, step: int, history: History,
 
     The history is only looked at.
     """
-    said = block.verdict.tolist()
+    said, more = block.verdict.tolist(), block.summary[:HEAD].tolist()
     verdict = Verdict(int(said[Said.VERDICT]))
     trouble = verdict in (Verdict.NONFINITE, Verdict.OUTLANDISH, Verdict.OVERFLOW)
     loss = said[Said.LOSS] if tag.watched else NAN
@@ -77,6 +83,13 @@ def row_from(block: Block[np.ndarray], tag: Tag, *, step: int, history: History,
             weight_norm=said[Said.WEIGHT_NORM] if tag.weights else NAN,
             update_ratio=said[Said.UPDATE_RATIO] if tag.weights else NAN,
             bad_weights=said[Said.BAD_WEIGHTS] if tag.weights else NAN,
+            unmoved=more[Head.UNMOVED] if tag.weights else NAN,
+            applied_norm=math.sqrt(more[Head.APPLIED]) if tag.changed else NAN,
+            left_over=tag.left_over,
+            input_mean=more[Head.INPUT_MEAN] if tag.fed else NAN,
+            input_spread=more[Head.INPUT_SPREAD] if tag.fed else NAN,
+            input_top=more[Head.INPUT_TOP] if tag.fed else NAN,
+            eval_loss=tag.eval_loss,
             seconds=tag.seconds,
             data_wait=tag.data_wait,
             samples=tag.samples,

@@ -29,6 +29,9 @@ VERDICT = 13
 """Float64 places at the start of the block that the gate writes its decision to."""
 
 
+SHARED = slice(Head.UNMOVED, HEAD)
+"""Places of the summary that are read as they are, by all processes alike: the mean over them."""
+
 A = TypeVar("A", Tensor, np.ndarray)
 
 
@@ -113,12 +116,18 @@ class Meter:
         """Count tensors that have gone bad since they were measured, as non-finite values of their unit."""
         with torch.no_grad():
             found = gradients(self.layout.params)
+            applied: list[Tensor] = []
             for u, span in enumerate(self._units):
                 here = [g for g in found[span] if g is not None and g.layout is torch.strided and g.numel()]
                 norms = [n.to(self.device, self._real, non_blocking=True) for n in _norms(here)]
                 if norms:
-                    bad = (~torch.stack(norms).isfinite()).sum()
+                    each = torch.stack(norms)
+                    bad = (~each.isfinite()).sum()
                     self.block.summary[HEAD + 2 * u + 1] += bad
+                    applied.append(each.square().sum())
+            if applied:
+                parts = self.ranks.world if self.ranks.parts is not None else 1  # of which the mean will be taken
+                self.block.summary[Head.APPLIED] = torch.stack(applied).sum() * parts
 
     def _rows(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None) -> None:
         if len(self._passes) == 1:
@@ -139,6 +148,7 @@ class Meter:
         packet = torch.cat([block.summary[:HEAD], self._local.flatten()]) if sharded else block.summary
         gathered = ranks.gather(packet.to(self._real))
         block.losses.copy_(gathered[:, Head.LOSS])
+        block.summary[SHARED] = gathered[:, SHARED].mean(0)
         if ranks.parts is None:
             totals = gathered.sum(0)
             totals[HEAD + 1 :: 2] = gathered[:, HEAD + 1 :: 2].amax(0)  # replicas hold the same bad values

@@ -30,6 +30,14 @@ class Head(IntEnum):
     """Sum of squares of what the last update changed, on the sampled weights."""
     SAMPLED = 6
     """Sum of squares of the sampled weights."""
+    UNMOVED = 7
+    """Share of the sampled weights that a whole step left as they were."""
+    INPUT_MEAN = 8
+    INPUT_SPREAD = 9
+    INPUT_TOP = 10
+    """Of the batch; see `Row`."""
+    APPLIED = 11
+    """Sum of squares of the gradients as the optimizer was handed them, if the loop has changed them."""
 
 
 HEAD = len(Head)

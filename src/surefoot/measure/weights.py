@@ -26,6 +26,14 @@ class UpdateSample:
         """Remember the weights as they are now."""
         self._before = [_sample(p).clone() for p in self._params]
 
+    def unmoved(self) -> Tensor | None:
+        """Share of the weights that are exactly what they were when they were taken, a step ago."""
+        if not self._before:
+            return None
+        pairs = zip(self._params, self._before, strict=True)
+        same = [(_sample(p) == b).sum().to(self._device, non_blocking=True) for p, b in pairs]
+        return torch.stack(same).sum() / sum(b.numel() for b in self._before)
+
     def forget(self) -> None:
         """The weights are others now."""
         self._before = None
