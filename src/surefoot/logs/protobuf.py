@@ -1,0 +1,57 @@
+"""The wire form of protocol buffers, read field by field where it lies: no schema, no recursion, no copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
+"""What a field's value is: a whole number, eight bytes, so many bytes, four bytes."""
+_SIGN = 1 << 63
+
+
+class Damaged(ValueError):
+    """The bytes are no message."""
+
+
+def fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """(number, kind, first, last) of each field; a varint's value is `first`, all others lie in `data[first:last]`."""
+    at = start
+    while at < end:
+        key, at = varint(data, at, end)
+        kind = key & 7
+        if kind == VARINT:
+            value, at = varint(data, at, end)
+            yield key >> 3, kind, value, at
+            continue
+        if kind == BYTES:
+            size, at = varint(data, at, end)
+        elif kind in (EIGHT, FOUR):
+            size = 8 if kind == EIGHT else 4
+        else:
+            raise Damaged(f"field of unknown kind {kind}")
+        if size > end - at:
+            raise Damaged("a field is longer than its message")
+        yield key >> 3, kind, at, at + size
+        at += size
+
+
+def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """A whole number of seven bits a byte, and where the next thing begins."""
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at += 1
+        if byte < 128:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at
+        shift += 7
+    raise Damaged("a number is cut off")
+
+
+def signed(value: int) -> int:
+    """A varint as the int64 it stands for."""
+    return value - (1 << 64) if value & _SIGN else value
+
+
+def text(data: bytes, start: int, end: int) -> str:
+    return data[start:end].decode("utf-8", "replace")
