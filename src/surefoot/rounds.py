@@ -81,8 +81,8 @@ class Rounds:
         """The attempt before which the weights were sampled."""
         self._had: list[tuple[Tensor, int]] = []
         """Some parameters that had gradients when they were measured, with the version of those."""
-        self._used: tuple[Tensor, Tensor, int] | None = None
-        """One parameter, the gradient it had in the last step, and the version of that."""
+        self._used: tuple[Tensor, int, int] | None = None
+        """One parameter; where the gradient lay that it had in the last step, and the version of that."""
         self._stepped: set[int] = set()
         self._cohort = frozenset(range(len(self.gates)))
         """The optimizers that stepped in the round before: they stand or fall together."""
@@ -115,13 +115,15 @@ class Rounds:
         """Look whether anybody has emptied the gradients since the last step; this asks the device for nothing."""
         if not self._stepped or self._used is None or len(self.gates) > 1:  # several have several rounds to keep them
             return
-        param, gradient, version = self._used
+        param, place, version = self._used
         self._used = None
-        now = param.grad
-        if now is None or (now is gradient and now._version != version):
+        now = _dense(param)
+        if now is None:
             self._left_over = 0.0
-        else:  # nobody has written to it since; or somebody has put another one there, which is worth a wait
-            self._left_over = float(now is gradient or bool(local(now).any()))
+        elif now.data_ptr() == place:
+            self._left_over = float(now._version == version)  # nobody has written to it since
+        else:
+            self._left_over = float(bool(now.any()))  # somebody has put another one there, which is worth a wait
 
     def take_inputs(self, batch: Any) -> None:
         """Measure what comes into the model, of the first micro-batch of an update."""
@@ -217,9 +219,7 @@ class Rounds:
         gate.refresh()
         self._send(k)
         self._stepped.add(k)
-        first = next((p for p, _ in self._had if p.grad is not None), None)
-        if first is not None and first.grad is not None:
-            self._used = (first, first.grad, first.grad._version)
+        self._used = next(((p, g.data_ptr(), g._version) for p, _ in self._had if (g := _dense(p)) is not None), None)
         change = self._sample.compare() if self._sampled == self.attempt else None
         if change is not None:
             self.meter.measure_weights(*change, list(self._model.buffers()))
@@ -303,6 +303,12 @@ class Rounds:
         """Put back whatever a step was not to see."""
         for gate in self.gates:
             gate.after()
+
+
+def _dense(param: Tensor) -> Tensor | None:
+    """This process's part of a parameter's gradient, unless it has none or a sparse one."""
+    gradient = None if param.grad is None else local(param.grad)
+    return gradient if gradient is not None and gradient.layout is torch.strided else None
 
 
 def _momentum(optimizer: Optimizer) -> float:
