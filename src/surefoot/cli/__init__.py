@@ -49,6 +49,62 @@ def demo(
     show(steps=steps, out=out, seed=seed)
 
 
+_DIAGNOSE = """Tell from any training log what went wrong, when it began and what to do; needs no torch.
+
+PATH is a log of any trainer (Hugging Face, Lightning, Keras, nanoGPT, Megatron, ...), as JSON, JSONL, CSV, \
+TensorBoard, W&B or console text; a checkpoint; a run directory or any folder with logs; or - for a pipe.
+
+Exit code: 0 all is well or too little to tell, 1 trouble found, 2 cannot be read.
+"""
+_DIAGNOSE_EXAMPLES = """Examples:
+
+surefoot diagnose train.log
+
+surefoot diagnose trainer_state.json --html answer.html
+
+surefoot diagnose --compare old.csv new.csv
+
+surefoot diagnose --follow train.log || ./stop-the-job.sh
+"""
+
+
+@app.command(help=_DIAGNOSE, epilog=_DIAGNOSE_EXAMPLES, short_help="Tell from any training log what went wrong.")
+def diagnose(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH", help="A log, checkpoint or folder; - for a pipe.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the answer as JSON; a list for several paths.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Also draw a picture into this file: .png, .svg or .pdf.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Also write a page for a browser to this file: all in one.")
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Set two logs beside each other.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Read on as the log grows; speak, and exit with 1, when it fails.")
+    ] = False,
+    on: Annotated[str, typer.Option(help="With --follow: exit on failed, or already on warning.")] = "failed",
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="With --follow: exit after so many seconds without a new line.")
+    ] = None,
+    step: Annotated[str, typer.Option(metavar="NAME", help="The column with the steps.")] = "",
+    loss: Annotated[str, typer.Option(metavar="NAME", help="The column with the training loss.")] = "",
+    eval_loss: Annotated[str, typer.Option(metavar="NAME", help="The column with the evaluation loss.")] = "",
+    norm: Annotated[str, typer.Option(metavar="NAME", help="The column with the gradient norm.")] = "",
+    rate: Annotated[str, typer.Option(metavar="NAME", help="The column with the learning rate.")] = "",
+    scale: Annotated[str, typer.Option(metavar="NAME", help="The column with the loss scale of float16.")] = "",
+) -> None:
+    from surefoot.cli.diagnose import Wishes, show
+
+    told = {"step": step, "loss": loss, "eval_loss": eval_loss, "norm": norm, "rate": rate, "scale": scale}
+    columns = {role: name for role, name in told.items() if name}
+    wishes = Wishes(
+        as_json=as_json, plot=plot, html=html, compare=compare, follow=follow, on=on, timeout=timeout, columns=columns
+    )
+    raise typer.Exit(show(paths, wishes))
+
+
 bench = typer.Typer(help="The commands behind every figure this project states.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 

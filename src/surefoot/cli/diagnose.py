@@ -1,0 +1,152 @@
+"""`surefoot diagnose` on the console: what went wrong in a log, when it began, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surefoot.logs.answer import Answer, State
+from surefoot.logs.table import Unreadable
+
+FINE, TROUBLE, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the options asked for."""
+
+    as_json: bool = False
+    plot: Path | None = None
+    html: Path | None = None
+    compare: bool = False
+    follow: bool = False
+    on: str = "failed"
+    timeout: float | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
+def show(paths: Sequence[str], wishes: Wishes) -> int:
+    """Judge each log and print what there is to say; the worst of them gives the exit code."""
+    return guarded(lambda: _show(paths, wishes))
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Whatever happens inside ends in an exit code and at most one message, never in a traceback."""
+    try:
+        return work()
+    except Unreadable as wrong:
+        complain(str(wrong))
+    except BrokenPipeError:
+        # Nobody reads on, as after `| head`; Python would complain again when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except MemoryError:
+        complain("there is not enough memory to read this. Pass a part of it: tail -n 100000 LOG | surefoot diagnose -")
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "an unknown place"
+        told = f"{type(error).__name__}: {error}"[:300]
+        complain(f"an error of surefoot's own, not of your log ({told}, in {where}). Please report it with the log")
+    return UNUSABLE
+
+
+def complain(message: str) -> None:
+    print(_printable(f"surefoot diagnose: {message}", sys.stderr.encoding), file=sys.stderr)
+
+
+def say(text: str) -> None:
+    """Print to standard output what its encoding can hold, all at once."""
+    sys.stdout.write(_printable(text, sys.stdout.encoding))
+    sys.stdout.flush()
+
+
+def _printable(text: str, encoding: str | None) -> str:
+    return text.encode(encoding or "utf-8", "replace").decode(encoding or "utf-8", "replace")
+
+
+def _show(paths: Sequence[str], wishes: Wishes) -> int:
+    answers: list[Answer] = []
+    unreadable = 0
+    for path in paths:
+        try:
+            answers.append(judged(path, wishes.columns))
+        except Unreadable as wrong:
+            if len(paths) == 1:
+                raise
+            complain(str(wrong))
+            unreadable += 1
+            answers.append(
+                Answer(verdict=State.UNKNOWN, sentence=str(wrong), source={"path": path}, notes=(str(wrong),))
+            )
+    _write(answers, wishes)
+    if wishes.as_json:
+        say(as_json([answer.as_json() for answer in answers] if len(paths) > 1 else answers[0].as_json()))
+    else:
+        _pages(answers)
+    if unreadable:
+        return UNUSABLE
+    return TROUBLE if any(answer.trouble for answer in answers) else FINE
+
+
+def judged(path: str, columns: Mapping[str, str]) -> Answer:
+    from surefoot.logs.diagnosing import diagnose
+
+    return diagnose(path, columns=columns or None)
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+def terminal() -> tuple[int, bool]:
+    """How wide standard output is, and whether it takes colours."""
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    if not sys.stdout.isatty():
+        return (int(os.environ["COLUMNS"]) if os.environ.get("COLUMNS", "").isdigit() else 80), False
+    return shutil.get_terminal_size().columns, colour
+
+
+def _pages(answers: Sequence[Answer]) -> None:
+    from surefoot.logs.page import as_text, summary
+
+    width, colour = terminal()
+    for answer in answers:
+        say(as_text(answer, width=width, colour=colour, encoding=sys.stdout.encoding) + "\n" * (len(answers) > 1))
+    if len(answers) > 1:
+        say(summary(answers, width=width, colour=colour))
+
+
+def _write(answers: Sequence[Answer], wishes: Wishes) -> None:
+    """The files that were asked for; several answers go to several files."""
+    if wishes.plot is not None:
+        from surefoot.logs.picture import draw
+
+        for answer, path in _named(answers, wishes.plot):
+            draw(answer, path)
+            complain_not(f"picture written to {path}")
+    if wishes.html is not None:
+        from surefoot.logs.webpage import write
+
+        for answer, path in _named(answers, wishes.html):
+            write(answer, path)
+            complain_not(f"page written to {path}")
+
+
+def complain_not(message: str) -> None:
+    """Good news, on standard error as well: standard output belongs to the answer."""
+    print(_printable(message, sys.stderr.encoding), file=sys.stderr)
+
+
+def _named(answers: Sequence[Answer], path: Path) -> list[tuple[Answer, Path]]:
+    if len(answers) == 1:
+        return [(answers[0], path)]
+    return [(answer, path.with_stem(f"{path.stem}-{number}")) for number, answer in enumerate(answers, 1)]

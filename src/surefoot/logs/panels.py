@@ -1,0 +1,70 @@
+"""Which panels a picture of a run has, whatever draws it: loss, gradient norm, rate, scale, where they were logged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from surefoot.logs.answer import Answer
+from surefoot.logs.axes import Scale, gaps, scale_for, span, thinned
+from surefoot.logs.course import Course, Trace
+from surefoot.logs.words import clean
+
+POINTS = 2000
+"""Points drawn of one trace; of more, the lowest and the highest of each bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Traces that share an axis."""
+
+    title: str
+    traces: tuple[Trace, ...]
+    """Thinned, with the labels to show as names."""
+    scale: Scale
+    bad: tuple[tuple[float, float], ...]
+    """From which step to which the first trace held no numbers."""
+
+
+def panels(course: Course) -> list[Panel]:
+    """The panels that there is something to draw in, the loss first."""
+    return panels_of([(None, course)])
+
+
+def panels_of(courses: Sequence[tuple[str | None, Course]]) -> list[Panel]:
+    """The same for several runs in one picture, each under its label."""
+    made: list[Panel] = []
+    for title, roles in (
+        ("loss", ("loss", "eval_loss")),
+        ("gradient norm", ("norm",)),
+        ("learning rate", ("rate",)),
+        ("loss scale", ("scale",)),
+    ):
+        whole = [(label, getattr(course, role)) for label, course in courses for role in roles]
+        there = [(label, trace) for label, trace in whole if np.isfinite(trace.values).any()]
+        if there or (title == "loss" and any(len(trace) for _, trace in whole)):
+            traces = [(label, trace) for label, trace in whole if len(trace)]
+            made.append(_panel(title, traces))
+    return made
+
+
+def _panel(title: str, traces: Sequence[tuple[str | None, Trace]]) -> Panel:
+    drawn: list[Trace] = []
+    for label, trace in traces:
+        steps, values = thinned(trace.steps, trace.values, POINTS)
+        name = clean(trace.name, 40) or title
+        drawn.append(Trace(name if label is None else f"{label}: {name}", steps, values))
+    bad = gaps(drawn[0].steps, drawn[0].values) if len(traces) == 1 or traces[0][0] is None else []
+    return Panel(title, tuple(drawn), scale_for([trace.values for trace in drawn]), tuple(bad))
+
+
+def limits(made: Sequence[Panel]) -> tuple[float, float]:
+    """First and last step of all panels, with a little room where there is but one."""
+    first, last = span([trace.steps for panel in made for trace in panel.traces])
+    return (first, last) if last > first else (first - 1, last + 1)
+
+
+def onset(answer: Answer) -> float | None:
+    return None if answer.onset_step is None else float(answer.onset_step)
