@@ -31,6 +31,11 @@ class Errand(Generic[T]):
             except BaseException as error:
                 self._error = error
 
+    @property
+    def over(self) -> bool:
+        """Whether the result is there."""
+        return self._work is None and not self._lock.locked()
+
     def result(self) -> T:
         """What came of it; an error of the work is raised here."""
         self.run()

@@ -59,6 +59,8 @@ class Footing:
         self._optimizers = self._whole.optimizers
         self._taken: int | None = None
         """The attempt after which a state was last taken, or tried to be."""
+        self._grown = False
+        """A first step was taken, after which the optimizers hold all they ever will."""
         self._told: set[bool] = set()
         """What has been said of the ring: that it is on, that it is off."""
         self._decided: list[Decision] = []
@@ -73,7 +75,7 @@ class Footing:
     def begin(self) -> None:
         """A forward pass is about to run; before the first in training, so that a run can go back to its very start."""
         if self._taken is None and torch.is_grad_enabled():  # after an evaluation a loop may still load its weights
-            state = self._take(self.rounds.attempt - 1)
+            state = self._take(self.rounds.attempt - 1, wait=True)
             if state is not None:
                 state.good = True  # there is nothing better
 
@@ -100,9 +102,13 @@ class Footing:
     def round_ended(self) -> None:
         """All optimizers have stepped."""
         self._carry_out_all()
+        if self.ring is not None and not self._grown:
+            self._grown = True
+            self.ring.prepare()
+            self._tell_of(self.ring)
         since = self.rounds.attempt - self._policy.ring_every
         if self._desk.judge.quiet and (self._taken is None or self._taken <= since):
-            self._take(self.rounds.attempt)
+            self._take(self.rounds.attempt, wait=False)
 
     def rewire(self, rounds: Rounds) -> None:
         """The optimizers hold other parameters now."""
@@ -116,19 +122,23 @@ class Footing:
 
     # -- states
 
-    def _take(self, attempt: int) -> State | None:
+    def _take(self, attempt: int, *, wait: bool) -> State | None:
+        """Processes take their states at the same attempts: one whose memory is not there yet leaves this one out."""
         self._taken = attempt
         if self.ring is None or self.ring.off is not None:
             return None
         self._whole.scaler = self.rounds.scaler
-        state = self.ring.take(attempt, self._desk.step)
-        off = self.ring.off is not None
+        state = self.ring.take(attempt, self._desk.step, wait=wait)
+        self._tell_of(self.ring)
+        return state
+
+    def _tell_of(self, ring: Ring) -> None:
+        off = ring.off is not None
         if off not in self._told:
             self._told.add(off)
-            self._desk.note("ring", self.ring.describe(), attempt=self.rounds.attempt)
+            self._desk.note("ring", ring.describe(), attempt=self.rounds.attempt)
             if off:
-                log.warning("surefoot: the run cannot go back if it has to: %s", self.ring.describe())
-        return state
+                log.warning("surefoot: the run cannot go back if it has to: %s", ring.describe())
 
     def state_dict(self) -> dict[str, Any]:
         """What the gates remember, which goes back with the run."""

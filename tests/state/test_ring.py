@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from rewinding import Run, same, whole
 
+from surefoot.state import copies, home
+from surefoot.state import ring as ring_room
 from surefoot.state.ring import Ring, State
 
 SCRIPT = Path(__file__).parent / "two_rewinding.py"
@@ -165,6 +168,84 @@ def test_in_the_long_run_nothing_new_is_allocated() -> None:
             assert ring.nbytes == 3 * taken(ring, attempt).copy.nbytes
             known = set(seen)
     assert seen == known
+
+
+# -- memory that takes long to get
+
+
+@pytest.fixture
+def slow_memory(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """States live on the host, and their memory comes when the test says so."""
+    come = threading.Event()
+    real = copies.Copy.make_room
+
+    def make_room(self: copies.Copy, look: copies.Look) -> copies.Copy:
+        if self.kinds != look.kinds and threading.current_thread() is not threading.main_thread():
+            assert come.wait(10)
+        return real(self, look)
+
+    monkeypatch.setattr(copies.Copy, "make_room", make_room)
+    monkeypatch.setattr(ring_room, "choose_home", lambda nbytes, budget, count: home.Choice("host", count, ""))
+    return come
+
+
+def ready(ring: Ring) -> None:
+    """Wait until the memory of the next state is there."""
+    assert ring._making is not None
+    ring._making.run()
+
+
+def test_a_run_does_not_wait_for_the_memory_of_its_states(slow_memory: threading.Event) -> None:
+    run, ring = started()
+    taken(ring, 0)  # who asks to wait is served at once
+    ring.prove(0)
+    ring.prepare()
+    for attempt in (10, 20):
+        run.train(attempt)
+        assert ring.take(attempt, attempt, wait=False) is None, "its memory is still being made"
+    assert attempts(ring) == [0]
+    slow_memory.set()
+    for attempt in (30, 40):
+        ready(ring)
+        run.train(attempt)
+        assert ring.take(attempt, attempt, wait=False) is not None
+        ring.prove(attempt)
+    assert attempts(ring) == [0, 30, 40]
+    held = ring.nbytes
+    assert ring.take(50, 50, wait=False) is not None, "the memory of the first one serves"
+    assert (attempts(ring), ring.nbytes) == ([30, 40, 50], held)
+    before = run.contents()
+    run.train(60, math.nan)
+    ring.rewind(ring.states[-1])
+    assert same(before, run.contents())
+
+
+def test_a_run_that_has_grown_since_does_not_use_what_was_made_for_it(slow_memory: threading.Event) -> None:
+    run = Run(way="fused")
+    ring = ring_of(run)
+    ring.prepare()
+    run.train(0)  # now there is optimizer state
+    slow_memory.set()
+    assert ring.take(1, 1, wait=False) is None
+    ready(ring)
+    state = ring.take(2, 2, wait=False)
+    assert state is not None
+    assert state.copy.kinds == whole(run).look().kinds
+
+
+def test_memory_that_never_comes_is_told_when_the_next_state_is_due(
+    slow_memory: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, ring = started()
+    taken(ring, 0)
+    allocations_fail(monkeypatch, MemoryError(), after=0)
+    assert ring.take(1, 1, wait=False) is None
+    assert ring.off is None
+    slow_memory.set()
+    ready(ring)
+    assert ring.take(2, 2, wait=False) is None
+    assert ring.off is not None
+    assert ring.off.startswith("memory ran out when a state was taken")
 
 
 # -- short of memory

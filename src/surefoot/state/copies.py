@@ -87,9 +87,7 @@ class Copy:
     @torch.no_grad()
     def store(self, look: Look) -> None:
         """Copy what was found."""
-        self.frozen = None
-        if look.kinds != self.kinds:
-            self._make_room(look)
+        self.make_room(look)
         self._arrivals = []
         for (way, *_), numbers in self._batches.items():
             tos, ofs = [self.tensors[i] for i in numbers], [look.parts[i] for i in numbers]
@@ -105,7 +103,11 @@ class Copy:
                 torch._foreach_copy_(tos, ofs)
         self.spreads, self.frozen = look.spreads, look.frozen
 
-    def _make_room(self, look: Look) -> None:
+    def make_room(self, look: Look) -> Copy:
+        """Have memory for what was found; whatever was in here is lost."""
+        self.frozen = None
+        if look.kinds == self.kinds:
+            return self
         spare: dict[Kind, list[Tensor]] = defaultdict(list)
         for kind, t in zip(self.kinds, self.tensors, strict=True):
             spare[kind].append(t)
@@ -118,6 +120,7 @@ class Copy:
         for i, (to, of, kind) in enumerate(zip(self.tensors, look.parts, self.kinds, strict=True)):
             if not of.is_meta:
                 self._batches[_way(to, of, steady=kind[-1])].append(i)
+        return self
 
     def _room(self, of: Tensor) -> Tensor:
         if of.layout is not torch.strided:

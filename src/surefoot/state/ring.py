@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 
+from surefoot.errand import Errand, Runner
 from surefoot.state.capture import Whole
 from surefoot.state.copies import Copy, Kind, Look
 from surefoot.state.home import FEWEST, Home, choose_home, in_words
@@ -43,6 +45,9 @@ class Ring:
         self._kinds: list[Kind] = []
         self._home: Home = "device"
         self._arriving: Copy | None = None
+        self._runner = Runner("surefoot-ring")
+        self._making: Errand[Copy] | None = None
+        """Memory for a state to come, where that takes long to get."""
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -55,22 +60,45 @@ class Ring:
 
     # -- taking
 
-    def take(self, attempt: int, step: int) -> State | None:
-        """Keep the run as it is now, unproven; None when there is no room that may be given up for it."""
+    def take(self, attempt: int, step: int, *, wait: bool = True) -> State | None:
+        """Keep the run as it is now, unproven; None when there is no room that may be given up for it.
+
+        With `wait` false also None while its memory is still being made: pages of the host that a GPU may write to
+        come at a few GB a second.
+        """
         if self.off is not None:
             return None
-        look = self._whole.look()
-        if look.kinds != self._kinds:
-            self._choose(look)
+        look = self._look()
         while self.off is None and self._make_room():
-            copy, shortage = self._try(look)
+            copy, shortage = self._try(look, wait=wait)
             if copy is not None:
                 self._arriving = copy
                 self._states.append(State(attempt, step, copy))
+                if not wait and len(self._states) < self._size:
+                    self._make_ready(look)
                 return self._states[-1]
+            if not shortage:
+                return None
             self._size = len(self._states) + 1
             self.shrink(shortage)
         return None
+
+    def prepare(self) -> None:
+        """Have the memory of the next state made behind the run's back, where that takes long."""
+        if self.off is None:
+            self._make_ready(self._look())
+
+    def _look(self) -> Look:
+        look = self._whole.look()
+        if look.kinds != self._kinds:
+            self._choose(look)
+        return look
+
+    def _make_ready(self, look: Look) -> None:
+        slow = self.off is None and self._home == "host"
+        if slow and self._making is None and not any(copy.kinds == look.kinds for copy in self._spare):
+            into = self._spare.pop() if self._spare else Copy(self._home)
+            self._making = self._runner.send(functools.partial(into.make_room, look))
 
     def settle(self) -> None:
         """To be called before an optimizer's step: the last state may still be on its way to the host."""
@@ -85,12 +113,14 @@ class Ring:
             self._go_off(reason)
         self._make_room(for_next=False)
         self._spare.clear()
+        self._making = None
 
     def _choose(self, look: Look) -> None:
         """The run has grown, as with the optimizer's first step: choose anew where states live and how many."""
         choice = choose_home(look.nbytes, self._budget, self._size)
         self._kinds, self._home, self._size = look.kinds, choice.home or "device", choice.count
         self._spare.clear()
+        self._making = None
         if choice.home is None:
             self._go_off(choice.reason)
 
@@ -98,7 +128,7 @@ class Ring:
         self.off = reason
         self._states.clear()
         self._spare.clear()
-        self._arriving = None
+        self._arriving = self._making = None
 
     def _make_room(self, *, for_next: bool = True) -> bool:
         """Forget old good states first, then the young unproven ones.
@@ -119,10 +149,19 @@ class Ring:
         self._states.remove(state)
         self._spare.append(state.copy)
 
-    def _try(self, look: Look) -> tuple[Copy | None, str]:
-        """A copy, or why there is no memory for one."""
-        into = self._spare.pop() if self._spare else None
+    def _try(self, look: Look, *, wait: bool) -> tuple[Copy | None, str]:
+        """A copy, or why there is no memory for one; no reason where it is only a matter of time."""
         try:
+            if self._making is not None and (wait or self._making.over):
+                made, self._making = self._making, None
+                self._spare.append(made.result())
+            into = next((copy for copy in self._spare if copy.kinds == look.kinds), None)
+            if into is None and not wait and self._home == "host":
+                self._make_ready(look)
+                return None, ""
+            into = into or (self._spare[-1] if self._spare else None)
+            if into is not None:
+                self._spare.remove(into)
             return self._whole.keep(look, into, home=self._home), ""
         except (RuntimeError, MemoryError) as error:
             if not _is_shortage(error):
