@@ -121,7 +121,8 @@ class Exploding(_OfLayers):
     name: ClassVar = "exploding"
 
     def _beyond(self, layers: np.ndarray) -> np.ndarray:
-        return (layers[:, NORM] > self._sight.explodes) & (self._past.now > np.log(10.0)) & self._past.formed
+        large = layers[:, NORM] > self._sight.explodes
+        return large & (self._past.now > np.log(10.0)) & self._past.formed if large.any() else large
 
     def _say(self, row: Row, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
         top = float(layers[which, NORM].max())
@@ -139,8 +140,11 @@ class Vanishing(_OfLayers):
         norm = layers[:, NORM]
         tiny = (norm > 0) & (norm < self._sight.vanishes) & (self._past.now < -1.0)
         faded = (self._past.now < -np.log(self._sight.fades)) & (norm > 0)
+        small = tiny | faded
+        if not small.any():
+            return small  # nearly always, and the rest takes a while
         silent = self._past.zeros_now > self._sight.dead / 2  # fallen silent, which is another trouble
-        return (tiny | faded) & ~silent & self._past.counts & self._past.formed
+        return small & ~silent & self._past.counts & self._past.formed
 
     def _say(self, row: Row, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
         least = float(layers[which, NORM].min())
