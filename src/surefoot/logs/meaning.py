@@ -64,7 +64,7 @@ _FILLER = frozenset(
     | {"counter", "count", "log", "charts", "metrics", "metric", "id", "no", "model"}
 )
 _WHOLE = frozenset(
-    {"total", "mean", "avg", "average", "running", "current", "cur", "overall", "sum", "all", "lm", "value", "global"}
+    {"total", "mean", "avg", "average", "running", "current", "cur", "overall", "sum", "all", "lm", "global"}
     | {"model", "final", "main", "on", "per", "step", "epoch", "batch", "iter", "iteration", "the", "of", "log", "set"}
     | {"metrics", "metric", "charts", "scalars", "losses", "smoothed", "smooth", "ema", "median", "s", "ce", "nll"}
     | {"cross", "entropy", "xent", "crossentropy", "interval", "combined", "token", "tokens", "logged", "reduced"}

@@ -1,0 +1,128 @@
+"""Where a noisy curve stands: its levels, its noise and its peaks, on a logarithmic scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from surefoot.logs.course import Floats, Trace
+
+DENSE = 4000
+"""Points that are looked at; of a longer curve stretches are put together, with their median and their peak."""
+WIDEST = 101
+"""Points over which a level is taken at most."""
+STEADY = 0.02
+"""Noise that is assumed at least, as a share of the value: a curve without any would make everything a sign."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The finite part of a trace, as logarithms (of the distance from its lowest value, if it is ever below zero)."""
+
+    steps: Floats
+    raw: Floats
+    """The values as they were logged (the median of a stretch where they were put together)."""
+    values: Floats
+    peaks: Floats
+    """The highest of each stretch; the values themselves where nothing was put together."""
+    level: Floats
+    """Running median."""
+    noise: float
+    """Typical distance of a value from the level."""
+    start: float
+    best: float
+    """The lowest level."""
+    best_at: int
+    last: float
+    spread: float
+    """How far the median over the last values may be off by chance."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def rise(self) -> float:
+        """From the lowest level to the last one."""
+        return self.last - self.best
+
+    @property
+    def fall(self) -> float:
+        """From the first level to the last one."""
+        return self.start - self.last
+
+
+def curve(trace: Trace) -> Curve | None:
+    """The curve of what is finite in a trace; None if that is nothing."""
+    finite = np.isfinite(trace.values)
+    steps, raw = trace.steps[finite], trace.values[finite]
+    if not len(raw):
+        return None
+    with np.errstate(over="ignore"):
+        values = _logarithms(raw)
+    peaks = values
+    if len(raw) > DENSE:
+        size = -(-len(raw) // DENSE)
+        steps = _stretches(steps, size)[:, 0]
+        raw = np.median(_stretches(raw, size), axis=1)
+        peaks = _stretches(values, size).max(axis=1)
+        values = np.median(_stretches(values, size), axis=1)
+    return _measured(steps, raw, values, peaks)
+
+
+def _measured(steps: Floats, raw: Floats, values: Floats, peaks: Floats) -> Curve:
+    count = len(values)
+    window = max(3, min(count // 20 * 2 + 1, WIDEST))
+    level = running_median(values, window)
+    apart = np.abs(values - level)
+    typical = max(float(np.median(apart)) * 1.4826, float(np.mean(apart)) if count < 40 else 0.0)
+    noise = max(typical, STEADY)
+    few = max(1, min(5, count // 20))
+    tail = max(3, count // 10)
+    best_at = int(np.argmin(level))
+    return Curve(
+        steps=steps,
+        raw=raw,
+        values=values,
+        peaks=peaks,
+        level=level,
+        noise=noise,
+        start=float(np.median(values[:few])),
+        best=float(level[best_at]),
+        best_at=best_at,
+        last=float(np.median(values[-tail:])),
+        spread=1.25 * noise / float(np.sqrt(min(tail, count))),
+    )
+
+
+def _logarithms(raw: Floats) -> Floats:
+    if (raw < 0).any():
+        low, high = np.quantile(raw, [0.05, 0.95])
+        room = 0.1 * (high - low) or 1.0
+        return np.log(raw - raw.min() + room)
+    above = raw[raw > 0]
+    floor = above.min() / 2 if len(above) else 1e-30
+    return np.log(np.maximum(raw, floor))
+
+
+def _stretches(values: Floats, size: int) -> Floats:
+    short = -len(values) % size
+    padded = np.concatenate([values, np.full(short, values[-1])]) if short else values
+    return padded.reshape(-1, size)
+
+
+def running_median(values: Floats, window: int) -> Floats:
+    """The median of the values around each one; at the ends of those there are."""
+    half = min(window // 2, len(values) - 1)
+    if half < 1:
+        return values.copy()
+    width = 2 * half + 1
+    found = np.empty(len(values))
+    if len(values) >= width:
+        found[half : len(values) - half] = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
+        ends = [*range(half), *range(len(values) - half, len(values))]
+    else:
+        ends = list(range(len(values)))
+    for at in ends:
+        found[at] = np.median(values[max(0, at - half) : at + half + 1])
+    return found
