@@ -1,4 +1,4 @@
-"""What the words in a record say about its numbers: that they are of training or of evaluation, or what they measure."""
+"""What the words in a record say of its numbers: that they are of training or of evaluation, or what they measure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SPLITS = frozenset(
     | {"section", "category", "state", "job", "tag", "prefix", "step_type", "log_type", "data_split", "run_type"}
 )
 _METRICS = ("metric", "metric_name", "tag", "key", "name", "variable", "series", "scalar", "measure")
-_VALUES = ("value", "val", "scalar_value", "metric_value", "y", "simple_value")
+_VALUES = ("value", "scalar_value", "metric_value", "simple_value")
 _TRAIN = frozenset({"train", "training", "trn", "tr", "fit"})
 _HELD_OUT = frozenset({"eval", "evaluation", "val", "valid", "validation", "dev", "test", "testing", "holdout", "vali"})
 _PLAIN = frozenset({"step", "iter", "iteration", "batch", "log", "metrics", "metric", "progress", "update", "scalar"})
@@ -19,7 +19,18 @@ _SETTINGS = frozenset(
 )
 _COUNTERS = frozenset(
     {"step", "steps", "global_step", "epoch", "epochs", "iteration", "iterations", "iter", "iters", "it", "update"}
-    | {"timestep", "timesteps", "_step", "time", "timestamp", "wall_time", "_timestamp", "_runtime", "walltime", "index"}
+    | {
+        "timestep",
+        "timesteps",
+        "_step",
+        "time",
+        "timestamp",
+        "wall_time",
+        "_timestamp",
+        "_runtime",
+        "walltime",
+        "index",
+    }
     | {"current_steps", "total_steps", "trainer/global_step", "batch", "batch_idx", "num_updates", "datetime", "date"}
 )
 _APART = re.compile(r"[^0-9a-z]+")
@@ -58,5 +69,8 @@ def prefixed(split: str, name: str) -> str:
     """The name with its split before it; counters are shared, and a name that tells the split itself stays."""
     if not split or name.strip().lower() in _COUNTERS:
         return name
-    said = set(_APART.split(name.lower()))
-    return name if split in said or said & (_HELD_OUT | _TRAIN) else f"{split}/{name}"
+    if split in _TRAIN or split in _HELD_OUT or split == "epoch":
+        said = set(_APART.split(name.lower()))
+        if split in said or said & (_HELD_OUT | _TRAIN):
+            return name
+    return f"{split}/{name}"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from surefoot.logs.labels import SETTINGS, is_split, metric_fields, prefixed, split_of
 from surefoot.logs.numbers import number
-from surefoot.logs.table import Gatherer
+from surefoot.logs.table import Gatherer, Parts
 
 DEEPEST = 6
 """Levels of objects within objects that are looked into."""
@@ -27,21 +27,14 @@ class Block:
 
     def __init__(self, gatherer: Gatherer) -> None:
         self._gatherer = gatherer
-        self._parts: dict[str, list[tuple[Rows, NDArray[np.float64]]]] = defaultdict(list)
+        self._parts = Parts(gatherer)
 
     def add(self, records: Sequence[Record], prefix: str = "") -> None:
         """Records after those that came before."""
         first = self._gatherer.records
         self._take(records, np.arange(first, first + len(records), dtype=np.int64), prefix, "", 0)
         self._gatherer.records += len(records)
-        for name, parts in self._parts.items():
-            if len(parts) == 1:
-                self._gatherer.put(name, *parts[0])
-                continue
-            rows = np.concatenate([part[0] for part in parts])
-            order = np.argsort(rows, kind="stable")
-            self._gatherer.put(name, rows[order], np.concatenate([part[1] for part in parts])[order])
-        self._parts.clear()
+        self._parts.flush()
 
     def _take(self, records: Sequence[Record], rows: Rows, split: str, path: str, depth: int) -> None:
         """Records of one shape are taken together: most logs have one or two."""
@@ -62,13 +55,16 @@ class Block:
         self, shape: tuple[str, ...], records: Sequence[Record], rows: Rows, split: str, path: str
     ) -> list[tuple[str, Sequence[Record], Rows]]:
         """The records by what their labels say of them; those that hold settings become facts."""
-        label = next((name for name in shape if is_split(name) and _labels(records[0].get(name))), None)
-        if label is None:
+        groups: dict[str, list[int]] = {}
+        for label in filter(is_split, shape):
+            groups = defaultdict(list)
+            for index, record in enumerate(records):
+                text = record[label]
+                groups[text if isinstance(text, str) else ""].append(index)
+            if any(split_of(text) is not None for text in groups):
+                break
+        else:
             return [(split, records, rows)]
-        groups: dict[str, list[int]] = defaultdict(list)
-        for index, record in enumerate(records):
-            text = record[label]
-            groups[text if isinstance(text, str) else ""].append(index)
         found: list[tuple[str, Sequence[Record], Rows]] = []
         for text, at in groups.items():
             told = split_of(text)
@@ -84,12 +80,12 @@ class Block:
         self, shape: tuple[str, ...], records: Sequence[Record], rows: Rows, split: str, path: str, depth: int
     ) -> None:
         named = metric_fields(shape)
-        if named and isinstance(records[0][named[0]], str):
+        if named:
             self._long(named, records, rows, split, path)
         for name in shape:
             values = [record[name] for record in records]
-            if named and name == named[1] and isinstance(records[0][named[0]], str):
-                continue
+            if named and name == named[1]:
+                values = [None if isinstance(record[named[0]], str) else record[name] for record in records]
             whole = f"{path}/{name.strip()}" if path else name.strip()
             if set(map(type, values)) in _NUMBERS and self._dense(prefixed(split, whole), rows, values):
                 continue
@@ -97,7 +93,7 @@ class Block:
 
     def _dense(self, name: str, rows: Rows, values: list[Any]) -> bool:
         try:
-            self._parts[name].append((rows, np.array(values, dtype=np.float64)))
+            self._parts.add(name, rows, np.array(values, dtype=np.float64))
         except OverflowError:
             return False
         return True
@@ -106,14 +102,19 @@ class Block:
         numbers: list[float] = []
         at: list[int] = []
         inner: list[int] = []
+        nothing: list[int] = []
         for index, value in enumerate(values):
-            if isinstance(value, dict):
+            if value is None:
+                nothing.append(index)
+            elif isinstance(value, dict):
                 inner.append(index)
             elif (told := as_number(value)) is not None:
                 at.append(index)
                 numbers.append(told)
         if at:
-            self._parts[prefixed(split, name)].append((rows[at], np.array(numbers, dtype=np.float64)))
+            self._parts.add(prefixed(split, name), rows[at], np.array(numbers, dtype=np.float64))
+        if nothing:
+            self._parts.nothing(prefixed(split, name), rows[nothing])
         if inner and depth < DEEPEST:
             self._take([values[index] for index in inner], rows[inner], split, name, depth + 1)
 
@@ -127,7 +128,7 @@ class Block:
                 found[told.strip()][1].append(value)
         for told, (at, values) in found.items():
             name = prefixed(split, f"{path}/{told}" if path else told)
-            self._parts[name].append((rows[at], np.array(values, dtype=np.float64)))
+            self._parts.add(name, rows[at], np.array(values, dtype=np.float64))
 
 
 def as_number(value: Any) -> float | None:
@@ -160,7 +161,3 @@ def keep_facts(gatherer: Gatherer, record: Record, path: str = "", depth: int = 
             gatherer.facts[whole] = value
         elif isinstance(value, int | float) and (told := as_number(value)) is not None:
             gatherer.facts[whole] = told
-
-
-def _labels(value: Any) -> bool:
-    return isinstance(value, str) and split_of(value) is not None

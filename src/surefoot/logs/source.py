@@ -91,12 +91,16 @@ class Source:
         for chunk in self.chunks():
             parts.append(chunk)
             size += len(chunk)
-            if size > WHOLE:
-                raise Unreadable(
-                    f"{self.path} is one document of more than {WHOLE >> 20} MiB, which has to be read as a whole."
-                    " Write one record a line (JSONL), or cut out the part with the losses"
-                )
+            self.bounded(size)
         return b"".join(parts)
+
+    def bounded(self, size: int) -> None:
+        """Refuses a document that has to be in memory as a whole and is too large for it."""
+        if size > WHOLE:
+            raise Unreadable(
+                f"{self.path} is one document of more than {WHOLE >> 20} MiB, which has to be read as a whole."
+                " Write one record a line (JSONL), or cut out the part with the losses"
+            )
 
     def close(self) -> None:
         for stream in reversed(self._streams[1:] if self.path == "-" else self._streams):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -62,6 +62,7 @@ class Gatherer:
         self.notes: list[str] = []
         self.facts: dict[str, float | str] = {}
         self._columns: dict[str, tuple[array[int], array[float]]] = {}
+        self._voids: dict[str, tuple[int, int]] = {}
 
     def add(self, record: Mapping[str, float]) -> None:
         """One record: a line, a row, an event. Only numbers; a name that is missing has no value in it."""
@@ -104,6 +105,21 @@ class Gatherer:
         while len(column[1]) >= MOST:
             column = self._columns[name] = self._thinned(*column)
 
+    def empty(self, name: str, rows: NDArray[np.int64]) -> None:
+        """Records in which the name stood with nothing to it (null, an empty cell); told after what was put."""
+        column = self._columns.get(name)
+        last = column[0][-1] if column else -1
+        rows = rows[rows > last]
+        if not len(rows) or (name not in self._voids and len(self._voids) >= COLUMNS):
+            return
+        first, count = self._voids.get(name, (-1, 0))
+        self._voids[name] = (first, count + len(rows)) if first > last else (int(rows[0]), len(rows))
+
+    def voids(self) -> dict[str, tuple[int, int]]:
+        """Names that end in records with nothing to them: the first of those records, and how many."""
+        last = {name: column[0][-1] for name, column in self._columns.items() if column[0]}
+        return {name: void for name, void in self._voids.items() if void[0] > last.get(name, -1)}
+
     def skip(self, reason: str, count: int = 1) -> None:
         """Something was left out; the reason in the plural, such as "lines that are no JSON"."""
         self.skipped[reason] += count
@@ -142,3 +158,34 @@ class Gatherer:
         kept = np.sort(np.stack([low, high], 1), axis=1) + np.arange(0, whole, 4)[:, None]
         index = np.concatenate([kept.ravel(), np.arange(whole, len(data))])
         return array("q", numbers[index].tobytes()), array("d", data[index].tobytes())
+
+
+class Parts:
+    """Values of a block of records that come in no order, put into a gatherer in the order of their records."""
+
+    def __init__(self, gatherer: Gatherer) -> None:
+        self._gatherer = gatherer
+        self._parts: dict[str, list[tuple[NDArray[np.int64], NDArray[np.float64]]]] = defaultdict(list)
+        self._nothing: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
+
+    def add(self, name: str, rows: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        if len(rows):
+            self._parts[name].append((rows, values))
+
+    def nothing(self, name: str, rows: NDArray[np.int64]) -> None:
+        """Records in which the name stands, but no value."""
+        if len(rows):
+            self._nothing[name].append(rows)
+
+    def flush(self) -> None:
+        for name, parts in self._parts.items():
+            if len(parts) == 1:
+                self._gatherer.put(name, *parts[0])
+                continue
+            rows = np.concatenate([part[0] for part in parts])
+            order = np.argsort(rows, kind="stable")
+            self._gatherer.put(name, rows[order], np.concatenate([part[1] for part in parts])[order])
+        for name, rows in self._nothing.items():
+            self._gatherer.empty(name, np.sort(np.concatenate(rows)))
+        self._parts.clear()
+        self._nothing.clear()

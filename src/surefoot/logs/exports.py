@@ -1,0 +1,32 @@
+"""Exports of charts: columns that carry the name of a run, several runs side by side, and a band around each curve."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+from surefoot.logs.table import Table
+
+_BAND = ("__MIN", "__MAX")
+_APART = " - "
+
+
+def parted_by_run(table: Table) -> Table | list[Table]:
+    """W&B writes `proud-sun-7 - train/loss`, and `__MIN` and `__MAX` twins: the twins go, each run is a table."""
+    names = table.columns
+    kept = [name for name in names if not (name.endswith(_BAND) and name[:-5] in names)]
+    runs: dict[str, list[str]] = defaultdict(list)
+    shared: list[str] = []
+    for name in kept:
+        run, apart, metric = name.rpartition(_APART)
+        runs[run].append(name) if apart and run.strip() and metric.strip() else shared.append(name)
+    if not runs or (len(kept) == len(names) and len(shared) > 2):
+        return table if len(kept) == len(names) else replace(table, columns={name: names[name] for name in kept})
+    found = [_one(table, run, mine, shared) for run, mine in runs.items()]
+    return found[0] if len(found) == 1 else found
+
+
+def _one(table: Table, run: str, mine: list[str], shared: list[str]) -> Table:
+    columns = {name: table.columns[name] for name in shared}
+    columns |= {name.rpartition(_APART)[2].strip(): table.columns[name] for name in mine}
+    return replace(table, columns=columns, facts={**table.facts, "run": run.strip().strip('"')})
