@@ -78,8 +78,8 @@ def _measured(steps: Floats, raw: Floats, values: Floats, peaks: Floats) -> Curv
     typical = max(float(np.median(apart)) * 1.4826, float(np.mean(apart)) if count < 40 else 0.0)
     noise = max(typical, STEADY)
     few = max(1, min(5, count // 20))
-    tail = max(3, count // 10)
-    best_at = int(np.argmin(level))
+    tail = max(3, min(count // 10, window))
+    best_at = _lowest(level, window // 2)
     return Curve(
         steps=steps,
         raw=raw,
@@ -93,6 +93,12 @@ def _measured(steps: Floats, raw: Floats, values: Floats, peaks: Floats) -> Curv
         last=float(np.median(values[-tail:])),
         spread=1.25 * noise / float(np.sqrt(min(tail, count))),
     )
+
+
+def _lowest(level: Floats, half: int) -> int:
+    """Where the level is lowest, but for the ends, where it is the median of few values."""
+    edge = half if len(level) > 4 * half else 0
+    return int(np.argmin(level[edge : len(level) - edge])) + edge
 
 
 def _logarithms(raw: Floats) -> Floats:

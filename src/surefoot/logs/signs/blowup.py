@@ -31,7 +31,7 @@ def look(view: Look) -> Sign | None:
     if _widening(loss):
         return _said(view, loss, Pattern.OSCILLATING, loss.best_at)
     least = max(view.sight.creep, view.sight.out_of_noise * loss.noise, 1.5 * CHANCE * loss.spread)
-    if loss.rise > least and len(loss) >= 20:
+    if loss.rise > least and len(loss) >= 20 and loss.best_at < 0.8 * len(loss):
         return _creeping(view, loss)
     return None
 
@@ -45,7 +45,7 @@ def _blown_up(view: Look, loss: Curve) -> Sign:
     middle = (loss.best + loss.last) / 2
     above = loss.level > middle
     crossings = int(np.sum(above[1:] != above[:-1]))
-    if crossings >= CROSSINGS and _swings(loss, middle):
+    if (crossings >= CROSSINGS and _swings(loss, middle)) or _swinging_up(loss):
         return _said(view, loss, Pattern.OSCILLATING, int(np.flatnonzero(above)[0]))
     after = loss.values[loss.best_at :]
     stretch = max(1, int(STRETCH * len(loss)))
@@ -65,6 +65,16 @@ def _swings(loss: Curve, middle: float) -> bool:
     return bool((early > middle).mean() > 0.1)
 
 
+def _swinging_up(loss: Curve) -> bool:
+    """A rise that is made of swings: they have grown with it, and are as large as it is."""
+    quarter = max(4, len(loss) // 4)
+    apart = np.abs(loss.values - loss.level)
+    calm = apart[max(0, loss.best_at - quarter // 2) : loss.best_at + quarter // 2]
+    late = apart[-quarter:]
+    wide = float(np.quantile(late, 0.8))
+    return wide > 0.4 * loss.rise and wide > WIDER * max(float(np.quantile(calm, 0.8)), 0.02)
+
+
 def _widening(loss: Curve) -> bool:
     """Whether peaks rise while lows do not: the swings, and not the level, are what grows."""
     count = len(loss)
@@ -76,7 +86,9 @@ def _widening(loss: Curve) -> bool:
     high = [float(np.quantile(part, 0.9)) for part in parts]
     calm = int(np.argmin(wide[:3]))
     grown = wide[3] > WIDER * max(wide[calm], loss.noise / 2) and wide[3] > 2 * TWICE
-    return grown and high[3] > high[calm] + TWICE and high[3] > loss.start
+    above = parts[3] > high[calm] + TWICE
+    peaks = int(np.sum(above[1:] & ~above[:-1])) + int(above[0])
+    return grown and peaks >= CROSSINGS and high[3] > loss.start
 
 
 def _alternating(loss: Curve) -> bool:
