@@ -9,9 +9,11 @@ if TYPE_CHECKING:
     from surefoot.guard import Guard, attach
     from surefoot.journal.reader import Run, read
     from surefoot.judge.policy import Policy
+    from surefoot.logs.answer import Answer
+    from surefoot.logs.diagnosing import diagnose
 
 __version__ = "0.1.0"
-__all__ = ["Guard", "Policy", "Run", "TrainingStopped", "__version__", "attach", "read"]
+__all__ = ["Answer", "Guard", "Policy", "Run", "TrainingStopped", "__version__", "attach", "diagnose", "read"]
 
 _HOMES = {
     "Guard": "surefoot.guard",
@@ -20,6 +22,8 @@ _HOMES = {
     "TrainingStopped": "surefoot.act.stop",
     "Run": "surefoot.journal.reader",
     "read": "surefoot.journal.reader",
+    "Answer": "surefoot.logs.answer",
+    "diagnose": "surefoot.logs.diagnosing",
 }
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from surefoot.logs.answer import Answer, State
 from surefoot.logs.table import Unreadable
 
 FINE, TROUBLE, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+ON = {"failed": frozenset({State.FAILED}), "warning": frozenset({State.FAILED, State.WARNING})}
+"""Verdicts at which --follow ends, by what --on says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,75 @@ def _printable(text: str, encoding: str | None) -> str:
 
 
 def _show(paths: Sequence[str], wishes: Wishes) -> int:
+    if wishes.compare:
+        return _compared(paths, wishes)
+    if wishes.follow:
+        return _followed(paths, wishes)
+    return _answered(paths, wishes)
+
+
+def _compared(paths: Sequence[str], wishes: Wishes) -> int:
+    if len(paths) != 2 or wishes.follow:
+        raise Unreadable(
+            f"--compare takes two logs that are finished: here {'are' if len(paths) > 1 else 'is'} {len(paths)}"
+        )
+    from surefoot.logs import compare_page
+    from surefoot.logs.compare import compare
+
+    first, second = (judged(path, wishes.columns) for path in paths)
+    found = compare(first, second)
+    if wishes.plot is not None:
+        compare_page.draw(found, wishes.plot)
+        tell(f"picture written to {wishes.plot}")
+    if wishes.html is not None:
+        compare_page.write(found, wishes.html)
+        tell(f"page written to {wishes.html}")
+    width, colour = terminal()
+    text = compare_page.as_text(found, width=width, colour=colour, encoding=sys.stdout.encoding)
+    say(as_json(found.as_json()) if wishes.as_json else text)
+    return TROUBLE if found.trouble else FINE
+
+
+def _followed(paths: Sequence[str], wishes: Wishes) -> int:
+    if len(paths) != 1:
+        raise Unreadable(f"--follow takes one log: here are {len(paths)}")
+    if wishes.on not in ON:
+        raise Unreadable(f"--on {wishes.on} is unknown. Use {' or '.join(ON)}")
+    from surefoot.logs.follow import follow, opened
+
+    path = paths[0]
+    if path != "-" and not os.path.exists(path):
+        tell(f"{path} is not there yet: waiting for it")
+    log = opened(path, columns=wishes.columns)
+    spoken: list[Answer] = []
+
+    def speak(answer: Answer) -> None:
+        spoken.append(answer)
+        say(json.dumps(answer.as_json(), allow_nan=False) + "\n" if wishes.as_json else _line(answer))
+
+    try:
+        last = follow(log, speak=speak, until=ON[wishes.on], timeout=wishes.timeout)
+    finally:
+        log.close()
+    if last is None:
+        raise Unreadable(f"{path}: nothing came that could be read")
+    _write([last], wishes)
+    if not wishes.as_json:
+        say("\n")
+        _pages([last])
+    elif not any(last is one for one in spoken):
+        say(json.dumps(last.as_json(), allow_nan=False) + "\n")
+    return TROUBLE if last.verdict in ON[wishes.on] else FINE
+
+
+def _line(answer: Answer) -> str:
+    """A finding in one line, with the time of day."""
+    from surefoot.logs.words import clean
+
+    return f"{time.strftime('%H:%M:%S')}  {answer.verdict.upper():<8} {clean(answer.sentence)}\n"
+
+
+def _answered(paths: Sequence[str], wishes: Wishes) -> int:
     answers: list[Answer] = []
     unreadable = 0
     for path in paths:
@@ -132,16 +204,16 @@ def _write(answers: Sequence[Answer], wishes: Wishes) -> None:
 
         for answer, path in _named(answers, wishes.plot):
             draw(answer, path)
-            complain_not(f"picture written to {path}")
+            tell(f"picture written to {path}")
     if wishes.html is not None:
         from surefoot.logs.webpage import write
 
         for answer, path in _named(answers, wishes.html):
             write(answer, path)
-            complain_not(f"page written to {path}")
+            tell(f"page written to {path}")
 
 
-def complain_not(message: str) -> None:
+def tell(message: str) -> None:
     """Good news, on standard error as well: standard output belongs to the answer."""
     print(_printable(message, sys.stderr.encoding), file=sys.stderr)
 

@@ -58,6 +58,16 @@ class Answer:
     def trouble(self) -> bool:
         return self.verdict in (State.WARNING, State.FAILED)
 
+    def __repr__(self) -> str:
+        from surefoot.logs.page import as_text
+
+        return as_text(self).rstrip()
+
+    def _repr_html_(self) -> str:
+        from surefoot.logs.webpage import fragment
+
+        return fragment(self)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "verdict": str(self.verdict),

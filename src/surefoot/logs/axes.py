@@ -89,17 +89,22 @@ def _round_values(low: float, high: float, most: int) -> list[float]:
 
 
 def thinned(steps: Floats, values: Floats, most: int) -> tuple[Floats, Floats]:
-    """At most `most` points in the log's order: of each bucket the lowest and the highest; a NaN is the highest."""
+    """At most `most` points in the log's order, those that shape the line."""
     if len(values) <= most:
         return steps, values
+    kept = telling(values, most)
+    return steps[kept], values[kept]
+
+
+def telling(values: Floats, most: int) -> NDArray[np.int64]:
+    """Of each bucket of neighbours the lowest and the highest, by their places; a NaN is the highest."""
     each = math.ceil(len(values) / max(1, most // 2))
     whole = math.ceil(len(values) / each) * each
     padded = np.concatenate([values, np.full(whole - len(values), values[-1])]).reshape(-1, each)
     low = np.where(np.isnan(padded), np.inf, padded).argmin(1)
     high = np.where(np.isnan(padded), np.inf, padded).argmax(1)
     index = np.sort(np.stack([low, high], 1), axis=1) + np.arange(0, whole, each)[:, None]
-    kept = np.unique(np.minimum(index.ravel(), len(values) - 1))
-    return steps[kept], values[kept]
+    return np.unique(np.minimum(index.ravel(), len(values) - 1)).astype(np.int64)
 
 
 def gaps(steps: Floats, values: Floats) -> list[tuple[float, float]]:

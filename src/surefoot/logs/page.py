@@ -81,8 +81,10 @@ def _plot(answer: Answer, course: Course, width: int, fine: bool) -> list[Text]:
 
 def _causes(causes: tuple[Named, ...], width: int) -> Iterator[RenderableType]:
     """The first with its evidence, the others with one line of theirs."""
+    before: set[str] = set()
     for index, one in enumerate(causes):
-        told = [clean(line) for line in one.evidence[: 3 if index == 0 else 1]]
+        told = [clean(line) for line in one.evidence if clean(line) not in before][: 3 if index == 0 else 1]
+        before |= {clean(line) for line in one.evidence}
         words = Text.assemble((named(one)[:1].upper() + named(one)[1:], "bold" if index == 0 else ""))
         if index == 0:
             yield _indented(words, 2, width)

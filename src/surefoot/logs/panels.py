@@ -14,6 +14,7 @@ from surefoot.logs.words import clean
 
 POINTS = 2000
 """Points drawn of one trace; of more, the lowest and the highest of each bucket."""
+_INKS = {"A": 0, "B": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class Panel:
     scale: Scale
     bad: tuple[tuple[float, float], ...]
     """From which step to which the first trace held no numbers."""
+    inks: tuple[int, ...] = ()
+    """Which of the colours each trace has: the same for a run in all panels."""
 
 
 def panels(course: Course) -> list[Panel]:
@@ -36,8 +39,10 @@ def panels(course: Course) -> list[Panel]:
 def panels_of(courses: Sequence[tuple[str | None, Course]]) -> list[Panel]:
     """The same for several runs in one picture, each under its label."""
     made: list[Panel] = []
+    alone = len(courses) == 1
     for title, roles in (
-        ("loss", ("loss", "eval_loss")),
+        ("loss", ("loss", "eval_loss") if alone else ("loss",)),
+        ("evaluation loss", () if alone else ("eval_loss",)),
         ("gradient norm", ("norm",)),
         ("learning rate", ("rate",)),
         ("loss scale", ("scale",)),
@@ -56,8 +61,11 @@ def _panel(title: str, traces: Sequence[tuple[str | None, Trace]]) -> Panel:
         steps, values = thinned(trace.steps, trace.values, POINTS)
         name = clean(trace.name, 40) or title
         drawn.append(Trace(name if label is None else f"{label}: {name}", steps, values))
-    bad = gaps(drawn[0].steps, drawn[0].values) if len(traces) == 1 or traces[0][0] is None else []
-    return Panel(title, tuple(drawn), scale_for([trace.values for trace in drawn]), tuple(bad))
+    labels = [label for label, _ in traces]
+    alone = labels[0] is None
+    bad = gaps(drawn[0].steps, drawn[0].values) if alone else []
+    inks = tuple(range(len(drawn)) if alone else (_INKS.get(label or "", 2) for label in labels))
+    return Panel(title, tuple(drawn), scale_for([trace.values for trace in drawn]), tuple(bad), inks)
 
 
 def limits(made: Sequence[Panel]) -> tuple[float, float]:

@@ -36,7 +36,14 @@ def _unit(answer: Answer) -> str:
 
 
 def save(
-    made: Sequence[Panel], path: Path, *, title: str, colour: str, onset: float | None = None, unit: str = "step"
+    made: Sequence[Panel],
+    path: Path,
+    *,
+    title: str,
+    colour: str,
+    onset: float | None = None,
+    word: str = "began",
+    unit: str = "step",
 ) -> None:
     """Draw panels over one another into a file."""
     if path.suffix.lower() not in SUFFIXES:
@@ -61,7 +68,7 @@ def save(
     axes[0].set_xlim(*_room(limits(made)))
     axes[-1].set_xlabel(unit, color=FAINT)
     if onset is not None:
-        _name_onset(axes[0], onset)
+        _name_onset(axes[0], onset, word)
     _write(picture, path)
 
 
@@ -86,8 +93,8 @@ def _panel(axis: Any, panel: Panel, *, onset: float | None) -> None:
         axis.set_yscale("log", nonpositive="clip")
     elif panel.scale.kind == "both":
         axis.set_yscale("symlog", linthresh=1.0)
-    for number, trace in enumerate(panel.traces):
-        _line(axis, trace, LINES[number % len(LINES)])
+    for ink, trace in zip(panel.inks, panel.traces, strict=True):
+        _line(axis, trace, LINES[ink % len(LINES)])
     for first, last in panel.bad:
         axis.axvspan(first, last, color=_TROUBLE, alpha=0.12, linewidth=0 if last > first else 1)
     if panel.bad and panel.title == "loss":
@@ -131,11 +138,11 @@ def _line(axis: Any, trace: Trace, colour: str) -> None:
     axis.plot(trace.steps, values, color=colour, linewidth=1.2, marker=marker, markersize=3, label=trace.name or "loss")
 
 
-def _name_onset(axis: Any, onset: float) -> None:
+def _name_onset(axis: Any, onset: float, word: str) -> None:
     low, high = axis.get_xlim()
     left = onset > (low + high) / 2
     axis.annotate(
-        f"began at {count(onset)}",
+        f"{word} at {count(onset)}",
         (onset, 1.0),
         xycoords=axis.get_xaxis_transform(),
         xytext=(-5 if left else 5, -2),

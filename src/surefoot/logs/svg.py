@@ -15,7 +15,15 @@ WIDE, LEFT, RIGHT = 760, 88, 14
 TALL, LOW, BETWEEN, BELOW = 230, 90, 36, 34
 
 
-def svg(made: Sequence[Panel], *, title: str, onset: float | None = None, unit: str = "step", style: str = "") -> str:
+def svg(
+    made: Sequence[Panel],
+    *,
+    title: str,
+    onset: float | None = None,
+    word: str = "began",
+    unit: str = "step",
+    style: str = "",
+) -> str:
     """The panels over one another as one `<svg>` element; empty when there is nothing to draw.
 
     `style` is put inside, for a picture that stands alone.
@@ -27,7 +35,7 @@ def svg(made: Sequence[Panel], *, title: str, onset: float | None = None, unit: 
     top = BETWEEN
     for number, panel in enumerate(made):
         tall = TALL if number == 0 else LOW
-        parts += _panel(panel, across, top, tall, onset=onset, first=number == 0)
+        parts += _panel(panel, across, top, tall, onset=onset, word=word if number == 0 else "")
         top += tall + BETWEEN
     parts += _steps(across, top - BETWEEN, unit)
     height = top - BETWEEN + BELOW + 10
@@ -47,10 +55,11 @@ class _Across:
         return LEFT + min(1.0, max(0.0, share)) * (WIDE - LEFT - RIGHT)
 
 
-def _panel(panel: Panel, across: _Across, top: int, tall: int, *, onset: float | None, first: bool) -> Iterator[str]:
+def _panel(panel: Panel, across: _Across, top: int, tall: int, *, onset: float | None, word: str) -> Iterator[str]:
+    """One panel; the first has the words about it."""
     bottom, right = top + tall, WIDE - RIGHT
     yield from _heading(panel, top)
-    for tick in panel.scale.ticks(4 if first else 2):
+    for tick in panel.scale.ticks(4 if word else 2):
         y = _down(panel.scale, tick, top, tall)
         if top - 1 <= y <= bottom + 1:
             yield f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
@@ -59,19 +68,19 @@ def _panel(panel: Panel, across: _Across, top: int, tall: int, *, onset: float |
         x = across(start)
         wide = max(across(end) - x, 1.5)
         yield f'<rect class="bad" x="{x:.1f}" y="{top}" width="{wide:.1f}" height="{tall}"/>'
-    if first and panel.bad:
+    if word and panel.bad:
         start, end = max(panel.bad, key=lambda one: one[1] - one[0])
         x = min((across(start) + across(end)) / 2, right - 20)
         yield f'<text class="told" x="{x:.1f}" y="{top + tall / 2:.0f}" text-anchor="middle">NaN</text>'
-    for number, trace in enumerate(panel.traces):
-        yield from _line(trace, panel.scale, across, top, tall, number)
+    for ink, trace in zip(panel.inks, panel.traces, strict=True):
+        yield from _line(trace, panel.scale, across, top, tall, ink)
     if onset is not None:
         x = across(onset)
         yield f'<line class="onset" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>'
-        if first:
+        if word:
             end = x > WIDE / 2
             where = f'x="{x + (-6 if end else 6):.1f}" y="{top + 13}" text-anchor="{"end" if end else "start"}"'
-            yield f'<text class="told" {where}>began at {escape(count(onset))}</text>'
+            yield f'<text class="told" {where}>{word} at {escape(count(onset))}</text>'
 
 
 def _heading(panel: Panel, top: int) -> Iterator[str]:
@@ -80,8 +89,8 @@ def _heading(panel: Panel, top: int) -> Iterator[str]:
     if [trace.name for trace in panel.traces] == [panel.title]:
         return
     spans = "".join(
-        f'<tspan class="ink{number % 4}" dx="14">{escape(trace.name)}</tspan>'
-        for number, trace in enumerate(panel.traces)
+        f'<tspan class="ink{ink % 4}" dx="14">{escape(trace.name)}</tspan>'
+        for ink, trace in zip(panel.inks, panel.traces, strict=True)
     )
     yield f'<text class="name" x="{WIDE - RIGHT}" y="{top - 10}" text-anchor="end">{spans}</text>'
 

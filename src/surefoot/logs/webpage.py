@@ -98,7 +98,7 @@ def fragment(answer: Answer) -> str:
         data = base64.b64encode(drawn.encode()).decode()
         picture = f'<img alt="the course of the run" width="{WIDE}" src="data:image/svg+xml;base64,{data}">'
     told = began(answer)
-    head = f"<p><b>{answer.verdict.upper()}: {_safe(answer.sentence)}</b>{f'<br>{_safe(told)}' if told else ''}</p>"
+    head = f"<p><b>{answer.verdict.upper()}: {safe(answer.sentence)}</b>{f'<br>{safe(told)}' if told else ''}</p>"
     return f"<div>{head}{picture}{''.join(_words(answer))}</div>"
 
 
@@ -112,7 +112,7 @@ def _body(answer: Answer) -> Iterator[str]:
 def _head(answer: Answer) -> str:
     told = began(answer)
     verdict = f'<span class="verdict {answer.verdict}">{answer.verdict.upper()}</span>'
-    return f"{verdict}<h1>{_safe(answer.sentence)}</h1>" + (f"<p>{_safe(told)}</p>" if told else "")
+    return f"{verdict}<h1>{safe(answer.sentence)}</h1>" + (f"<p>{safe(told)}</p>" if told else "")
 
 
 def _picture(answer: Answer) -> str:
@@ -138,7 +138,7 @@ def _words(answer: Answer) -> Iterator[str]:
 
 def _cause(one: Named) -> str:
     told = named(one)
-    return f"<h3>{_safe(told[:1].upper() + told[1:])}</h3><ul>{listed(one.evidence)}</ul>"
+    return f"<h3>{safe(told[:1].upper() + told[1:])}</h3><ul>{listed(one.evidence)}</ul>"
 
 
 def _origin(answer: Answer) -> Iterator[str]:
@@ -157,17 +157,16 @@ def _pairs(value: Any) -> Iterable[tuple[Any, Any]]:
 
 def table(rows: Iterable[tuple[Any, ...]], head: Iterable[str] = ()) -> str:
     """Rows with their first cell as a heading."""
-    top = "".join(f"<th>{_safe(name)}</th>" for name in head)
+    top = "".join(f"<th>{safe(name)}</th>" for name in head)
     body = "".join(
-        f"<tr><th>{_safe(first)}</th>{''.join(f'<td>{_safe(cell)}</td>' for cell in rest)}</tr>"
-        for first, *rest in rows
+        f"<tr><th>{safe(first)}</th>{''.join(f'<td>{safe(cell)}</td>' for cell in rest)}</tr>" for first, *rest in rows
     )
     return f"<table>{f'<tr>{top}</tr>' if top else ''}{body}</table>"
 
 
 def listed(lines: Iterable[str]) -> str:
-    return "".join(f"<li>{_safe(line)}</li>" for line in lines)
+    return "".join(f"<li>{safe(line)}</li>" for line in lines)
 
 
-def _safe(text: object) -> str:
+def safe(text: object) -> str:
     return escape(clean(text, 2000))
