@@ -212,7 +212,8 @@ class _Reading:
         """One value a row, its name in another column; which column was so taken care of."""
         told, value = (self._names.index(name) for name in named)
         values, present = parsed[value]
-        if parsed[told][1] is None or parsed[told][1].any():
+        numbers = parsed[told][1]
+        if numbers is None or numbers.any():
             return None  # numbers for names
         for name in sorted(set(columns[told])):
             here = np.fromiter((cell == name for cell in columns[told]), np.bool_, len(rows))

@@ -101,6 +101,8 @@ def _silent(table: Table, voids: Mapping[str, tuple[int, int]]) -> tuple[dict[st
         elif len(column) < 3 or len(column) < 0.95 * first:
             continue
         rows = np.arange(first, table.records, dtype=np.int64)
-        found[name] = Column(np.concatenate([column.rows, rows]), np.concatenate([column.values, rows * np.nan]))
+        found[name] = Column(
+            np.concatenate([column.rows, rows]), np.concatenate([column.values, np.full(len(rows), np.nan)])
+        )
         notes.append(f"{name} is empty from record {first + 1} to the end: read as NaN, which some writers leave out")
     return found, notes

@@ -1,0 +1,104 @@
+"""The front door: whatever somebody has, read by the reader that it fits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol, cast
+
+from surefoot.logs import binary, delimited, folder, jsonlog, rundir, tensorboardlog, wandblog
+from surefoot.logs.source import Source
+from surefoot.logs.table import Table, Unreadable
+
+TEXT = "text"
+
+
+class Reader(Protocol):
+    """A format: how it is told, and how it is read."""
+
+    FORMAT: str
+    fits: Callable[[bytes], bool]
+    read: Callable[[Source], Table | list[Table]]
+
+
+READERS = tuple(cast(Reader, one) for one in (tensorboardlog, wandblog, jsonlog, delimited))
+"""In the order in which they are asked; text is what is left."""
+
+
+def read(path: str | os.PathLike[str]) -> list[Table]:
+    """The runs in a file, in a folder, or in what is piped in (`-`); raises `Unreadable`."""
+    name = os.fspath(path)
+    try:
+        if name != "-" and Path(name).is_dir():
+            return folder.read(name, read_file)
+        return read_file(name)
+    except (OSError, MemoryError) as error:
+        raise Unreadable(f"{name} cannot be read: {error or type(error).__name__}") from None
+
+
+def read_file(path: str) -> list[Table]:
+    """The runs in one file."""
+    if path != "-" and (run := rundir.home(path)) is not None:
+        return [rundir.read(run)]
+    with Source.open(path) as source:
+        kind = kind_of(source.head)
+        if kind == binary.CHECKPOINT:
+            raise Unreadable(f"{path} is a checkpoint, not a log")
+        if not source.head and source.trouble:
+            raise Unreadable(f"{path} cannot be unpacked: {source.trouble}")
+        if reason := binary.no_log(source.head) if kind == TEXT else "":
+            raise Unreadable(f"{path} {reason}")
+        found = _read(source, kind)
+        tables = found if isinstance(found, list) else [found]
+        if source.trouble:
+            told = f"the file could not be read to its end ({source.trouble}): this is what stands before"
+            tables = [replace(table, notes=(*table.notes, told)) for table in tables]
+        return tables
+
+
+def kind_of(head: bytes) -> str:
+    """The format of a file by its first bytes: checkpoint, tensorboard, wandb, jsonl, csv, or text for all the rest."""
+    for reader in READERS[:2]:
+        if reader.fits(head):
+            return reader.FORMAT
+    if binary.is_checkpoint(head):
+        return binary.CHECKPOINT
+    if binary.no_log(head):
+        return TEXT
+    return next((reader.FORMAT for reader in READERS[2:] if reader.fits(head)), TEXT)
+
+
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Whether a file holds weights and no log."""
+    name = os.fspath(path)
+    if name == "-" or not Path(name).is_file():
+        return False
+    with Source.open(name) as source:
+        return kind_of(source.head) == binary.CHECKPOINT
+
+
+def _read(source: Source, kind: str) -> Table | list[Table]:
+    reader = next((one for one in READERS if kind == one.FORMAT), None)
+    if reader is None:
+        return _text(source)
+    try:
+        return reader.read(source)
+    except Unreadable:
+        if reader in READERS[:2] or source.path == "-":
+            raise
+        with Source.open(source.path) as again:
+            try:
+                found = _text(again)
+            except Unreadable:
+                found = None
+        if found is None or not any(table.columns for table in (found if isinstance(found, list) else [found])):
+            raise
+        return found
+
+
+def _text(source: Source) -> Table | list[Table]:
+    from surefoot.logs import textlog
+
+    return textlog.read(source)

@@ -1,0 +1,123 @@
+"""A run directory of our own as a table: the numbers of every attempted update, and what was said and done."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from surefoot.journal import reader
+from surefoot.journal.opening import RUN, SIGNALS
+from surefoot.journal.strictjson import loads_object
+from surefoot.logs.table import Gatherer, Table, Unreadable
+from surefoot.records import Verdict
+
+FORMAT = "run"
+_NAMES = {"norm": "grad_norm"}
+_LEFT_OUT = frozenset({"verdict", "optimizer", "micro", "micros", "rank", "loss_d1", "loss_d2"})
+_TOLD = 12
+_KINDS = ("diagnosis", "decision", "incident")
+
+
+def fits(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder is a run directory."""
+    folder = Path(path)
+    try:
+        if (folder / SIGNALS).is_dir() and any((folder / SIGNALS).glob("scalars*")):
+            return True
+        file = folder / RUN
+        return file.is_file() and "surefoot" in (loads_object(file.read_bytes()[: 1 << 20]) or {})
+    except OSError:
+        return False
+
+
+def home(file: str) -> Path | None:
+    """The run directory that a file is a part of, or None: who passes a part means the whole."""
+    path = Path(file)
+    if path.name == RUN or (path.name.startswith("events") and path.suffix == ".jsonl"):
+        return path.parent if fits(path.parent) else None
+    return path.parent.parent if path.parent.name == SIGNALS and fits(path.parent.parent) else None
+
+
+def read(path: str | os.PathLike[str]) -> Table:
+    """The rows of the run; diagnoses and decisions become notes, and facts for whoever judges."""
+    try:
+        run = reader.read(path)
+    except (OSError, ValueError) as error:
+        raise Unreadable(str(error)) from None
+    gatherer = Gatherer()
+    for note in run.notes:
+        gatherer.note(note)
+    if run.skipped:
+        gatherer.skip("events that could not be parsed", run.skipped)
+    if run.scalars.rows:
+        _rows(run.scalars, gatherer)
+    elif not run.events:
+        raise Unreadable(f"{path} is the directory of a run that recorded nothing yet")
+    _said(run.events, gatherer)
+    for name in ("model", "optimizer", "policy", "clip"):
+        value = run.info.get(name)
+        if isinstance(value, str) and len(value) < 200:
+            gatherer.facts[name] = value
+        elif isinstance(value, int | float):
+            gatherer.facts[name] = float(value)
+    return gatherer.table(FORMAT, str(path))
+
+
+def _rows(scalars: reader.Scalars, gatherer: Gatherer) -> None:
+    verdicts = np.asarray(scalars["verdict"]) if "verdict" in scalars else np.zeros(scalars.rows)
+    mine = np.asarray(scalars["optimizer"]) == 0 if "optimizer" in scalars else np.ones(scalars.rows, np.bool_)
+    verdicts = verdicts[mine]
+    broken = verdicts == Verdict.NONFINITE
+    rows = np.arange(len(verdicts), dtype=np.int64)
+    for name in scalars:
+        if name in _LEFT_OUT:
+            continue
+        values = np.asarray(scalars[name])[mine].astype(np.float64)
+        # NaN stands for "unknown" in a row, unless the update was refused for being no number.
+        known = ~np.isnan(values) | (broken & (name in ("loss", "norm")))
+        if not np.isnan(values).all() or (name == "loss" and known.any()):
+            gatherer.put(_NAMES.get(name, name), rows[known], values[known])
+    gatherer.records = len(rows)
+    skipped = verdicts == Verdict.OVERFLOW
+    if skipped.any():
+        gatherer.put("skipped", rows, np.cumsum(skipped).astype(np.float64))
+    refused = int((broken | (verdicts == Verdict.OUTLANDISH)).sum())
+    if refused:
+        gatherer.facts["refused"] = float(refused)
+        gatherer.note(f"{refused} updates were refused before they reached the weights")
+
+
+def _said(events: list[dict[str, Any]], gatherer: Gatherer) -> None:
+    told = [event for event in events if event.get("kind") in _KINDS]
+    diagnosed: list[str] = []
+    decided: list[str] = []
+    for event in told:
+        step = event.get("step")
+        if event["kind"] == "diagnosis":
+            diagnosed.append(f"{event.get('cause', 'unknown')}@{step}")
+        elif event["kind"] == "decision":
+            decided.append(f"{event.get('action', 'unknown')}@{step}")
+    for line in [_line(event) for event in told][:_TOLD]:
+        gatherer.note(line)
+    if len(told) > _TOLD:
+        gatherer.note(f"and {len(told) - _TOLD} more diagnoses and decisions, in the events of the run")
+    # The last of them: what the run ended with.
+    if diagnosed:
+        gatherer.facts["diagnosed"] = " ".join(diagnosed[-20:])
+    if decided:
+        gatherer.facts["decided"] = " ".join(decided[-20:])
+
+
+def _line(event: dict[str, Any]) -> str:
+    step, kind = event.get("step"), event["kind"]
+    if kind == "diagnosis":
+        sure = event.get("confidence")
+        share = f" ({sure:.0%} sure)".replace("%", " %") if isinstance(sure, float) else ""
+        return f"step {step}: diagnosed while it ran as {event.get('cause')}{share}. {event.get('detail', '')}".strip()
+    if kind == "decision":
+        done = "" if event.get("applied", True) else " (only told, not done)"
+        return f"step {step}: {event.get('action')}{done}, because {event.get('reason', 'of no known reason')}"
+    return f"step {step}: {kind} {event.get('name', '')} {event.get('detail', '')}".strip()
