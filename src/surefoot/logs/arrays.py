@@ -33,7 +33,7 @@ def table_of(source: Any) -> Table:
     if len(lengths) > 1:
         told = ", ".join(f"{name}: {len(values)}" for name, values in columns.items())
         raise Unreadable(f"the sequences differ in length ({told}). {_WAY_OUT}")
-    there = {name: np.array([value is not None for value in values]) for name, values in columns.items()}
+    there = {name: np.array([value is not None for value in values], dtype=bool) for name, values in columns.items()}
     gather.extend({name: _numbers(values, name) for name, values in columns.items()}, there)
     return gather.table("arrays", "")
 

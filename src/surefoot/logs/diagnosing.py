@@ -14,7 +14,6 @@ from surefoot.judge.diagnose.tree import Facts, walk
 from surefoot.logs import reading
 from surefoot.logs.answer import Answer, Named, PathLike, State
 from surefoot.logs.arrays import table_of
-from surefoot.logs.checkpoint import diagnose_checkpoint
 from surefoot.logs.course import Course, courses
 from surefoot.logs.ending import Ending, read_ending
 from surefoot.logs.signs import blowup, game, nonfinite, overfit, overflow, plateau, settings, spike, zero
@@ -59,6 +58,8 @@ def diagnose(source: PathLike | Table | Course | Any, *, columns: Mapping[str, s
     if not isinstance(source, str | os.PathLike):
         return _of_table(table_of(source), columns)
     if reading.is_checkpoint(source):
+        from surefoot.logs.checkpoint import diagnose_checkpoint  # reads tensors: nothing a log needs
+
         return diagnose_checkpoint(source)
     return _of_tables(reading.read(source), columns)
 

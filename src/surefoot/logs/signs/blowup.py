@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from surefoot.logs.answer import State
-from surefoot.logs.levels import Curve
+from surefoot.logs.course import Trace
+from surefoot.logs.levels import Curve, curve
 from surefoot.logs.signs.base import CHANCE, TWICE, Look, Sign, before, number
 from surefoot.logs.signs.sight import Sight
 from surefoot.records import Cause, Pattern
@@ -18,8 +19,12 @@ CROSSINGS = 3
 """Times that the level went across the middle between low and high, from which it swings."""
 WIDER = 3.0
 """How much wider the last swings are than those in the calmest part of the run."""
-FEWEST = 5
+FEWEST = 4
 """Losses below which a course is not told."""
+AROUND = 10
+"""Values before the end that make the usual level."""
+SURELY = 10.0
+"""How many times that level the very last value is, from which it does not matter what would have come after it."""
 
 
 def look(view: Look) -> Sign | None:
@@ -28,12 +33,43 @@ def look(view: Look) -> Sign | None:
         return None
     if _left(loss, view.sight):
         return _blown_up(view, loss)
+    ended = _ends_high(view)
+    if ended is not None:
+        return ended
     if _widening(loss):
         return _said(view, loss, Pattern.OSCILLATING, loss.best_at)
     least = max(view.sight.creep, view.sight.out_of_noise * loss.noise, 1.5 * CHANCE * loss.spread)
     if loss.rise > least and len(loss) >= 20 and loss.best_at < 0.8 * len(loss):
         return _creeping(view, loss)
     return None
+
+
+def _ends_high(view: Look) -> Sign | None:
+    """A jump in the very last values: what comes after it is not in the log."""
+    trace = view.course.loss
+    finite = np.isfinite(trace.values)
+    steps, values = trace.steps[finite], trace.values[finite]
+    for last in (3, 2, 1):
+        earlier = curve(Trace(trace.name, steps[:-last], values[:-last]))
+        if earlier is None or len(earlier) < 3 or values[:-last].min() < 0:
+            continue
+        usual = float(np.median(earlier.raw[-AROUND:]))
+        least = usual * float(np.exp(max(TWICE, view.sight.spike * earlier.noise)))
+        if usual > 0 and values[-last:].min() > least:
+            return _high(view, float(steps[-last]), float(values[-last:].max()), usual, last)
+    return None
+
+
+def _high(view: Look, step: float, top: float, usual: float, last: int) -> Sign:
+    sure = last == 3 or top > SURELY * usual
+    return Sign(
+        verdict=State.FAILED if sure else State.WARNING,
+        pattern=Pattern.JUMP,
+        sentence=f"The loss jumped up {top / usual:,.3g}-fold at {view.at(step)}, where the log ends.",
+        onset=step,
+        causes=_CAUSES[Pattern.JUMP],
+        evidence=(f"about {number(usual)} before, {number(top)} at the end of the log",),
+    )
 
 
 def _left(loss: Curve, sight: Sight) -> bool:

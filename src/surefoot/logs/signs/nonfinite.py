@@ -77,6 +77,7 @@ def _training(view: Look, trace: Trace, onset: int) -> Sign:
     pattern = shape([float(value) for value in trace.values[max(0, onset - 40) : onset + 1]])
     if len(after) > SHORT or pattern is Pattern.NONE or not _at_its_height(trace, onset):
         pattern = Pattern.NONFINITE
+    began = _began(trace, onset, pattern)
     evidence = [f"the loss was {number(last)} at {view.at(float(trace.steps[onset - 1]))}, then {kind}"]
     if len(after) > 1:
         evidence.append(f"{bad:,} of the {len(after):,} losses from there on are not finite: the run went on in vain")
@@ -84,8 +85,8 @@ def _training(view: Look, trace: Trace, onset: int) -> Sign:
     return Sign(
         verdict=State.FAILED,
         pattern=pattern,
-        sentence=f"The run died at {view.at(step)}: the loss turned {kind}.",
-        onset=step,
+        sentence=f"The run died at {view.at(step)}: the loss turned {kind}{_LED[pattern]}.",
+        onset=float(trace.steps[began]),
         causes=_causes(view, step, pattern),
         evidence=tuple(evidence),
     )
@@ -95,6 +96,27 @@ def _at_its_height(trace: Trace, onset: int) -> bool:
     """Whether the last value before the end is the highest around: a blow-up that led there, not one that was over."""
     around = trace.values[max(0, onset - 24) : onset]
     return bool(around[-1] >= 0.5 * np.nanmax(around))
+
+
+def _began(trace: Trace, onset: int, pattern: Pattern) -> int:
+    """Where the trouble began that the NaN is the end of."""
+    if pattern is Pattern.NONFINITE:
+        return onset
+    first = max(0, onset - 24)
+    around = trace.values[first:onset]
+    low = first + int(np.nanargmin(around))
+    if pattern is not Pattern.JUMP:
+        return min(low + 1, onset - 1)
+    moves = np.diff(trace.values[low:onset])
+    return low + 1 + int(np.nanargmax(moves)) if len(moves) else onset - 1
+
+
+_LED = {
+    Pattern.NONFINITE: "",
+    Pattern.JUMP: " after a jump",
+    Pattern.EXPONENTIAL: " after it had grown faster and faster",
+    Pattern.OSCILLATING: " after swings that widened",
+}
 
 
 def _evaluation(view: Look, trace: Trace, onset: int) -> Sign:

@@ -8,11 +8,15 @@ import numpy as np
 
 from surefoot.logs.answer import State
 from surefoot.logs.levels import Curve
-from surefoot.logs.signs.base import Look, Sign, number
+from surefoot.logs.signs.base import Look, Sign, number, trend
 from surefoot.records import Cause, Pattern
 
 FEWEST = 8
 """Losses below which nothing is said."""
+FALLING = 0.4
+"""Share of that fall from which a loss that falls surely, if slowly, is learning."""
+SURELY = 3.0
+"""Deviations by which falls outnumber rises, to be sure of it."""
 CLASSES = (2, 3, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256, 500, 512, 1000)
 """Numbers of classes that data often has: a loss at the logarithm of one means that the model guesses."""
 GUESSING = 0.004
@@ -27,6 +31,8 @@ def look(view: Look) -> Sign | None:
 
 
 def _flat(loss: Curve, flat: float) -> bool:
+    if loss.fall > FALLING * flat and trend(loss.values) < -SURELY:
+        return False
     tenth = max(1, len(loss) // 10)
     settled = float(np.median(loss.values[tenth : tenth + max(3, tenth)]))
     still = settled - loss.last < flat and loss.fall < 2 * flat

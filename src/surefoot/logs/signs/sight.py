@@ -11,7 +11,7 @@ class Sight:
 
     blowup: float = 0.7
     """Rise of the loss above its lowest level from which it has left its course: it has doubled."""
-    out_of_noise: float = 2.0
+    out_of_noise: float = 2.5
     """How many times the noise that rise has to be."""
     creep: float = 0.1
     """Rise of the loss above its lowest level that is worth a word."""
