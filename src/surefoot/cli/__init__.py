@@ -172,6 +172,23 @@ def zoo(
 
 
 @bench.command()
+def logs(
+    folder: Annotated[Path, typer.Argument(help="Logs with an INDEX.csv: file, label, source.", file_okay=False)],
+    crossed: Annotated[
+        bool, typer.Option("--cross-validate", help="Also judge each repository with figures chosen on the others.")
+    ] = False,
+) -> None:
+    """How often `surefoot diagnose` is right about logs that somebody has judged by eye."""
+    from surefoot.bench.logs import main as run
+
+    try:
+        typer.echo(run(folder, crossed=crossed, say=lambda line: typer.echo(line, err=True)))
+    except ValueError as wrong:
+        typer.echo(str(wrong), err=True)
+        raise typer.Exit(2) from None
+
+
+@bench.command()
 def judge() -> None:
     """How long judging one row takes on this host, for 300 tensors."""
     from surefoot.bench.speed import judge as measure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,11 +15,14 @@ from surefoot.logs import reading
 from surefoot.logs.answer import Answer, Named, PathLike, State
 from surefoot.logs.arrays import table_of
 from surefoot.logs.course import Course, courses
-from surefoot.logs.ending import Ending, read_ending
 from surefoot.logs.signs import blowup, game, nonfinite, overfit, overflow, plateau, settings, spike, zero
 from surefoot.logs.signs.base import Look, Sign, number
+from surefoot.logs.signs.sight import SIGHT, Sight
 from surefoot.logs.table import Table
 from surefoot.records import Cause
+
+if TYPE_CHECKING:
+    from surefoot.logs.ending import Ending
 
 SIGNS: tuple[Callable[[Look], Sign | None], ...] = (
     nonfinite.look,
@@ -54,19 +57,19 @@ def diagnose(source: PathLike | Table | Course | Any, *, columns: Mapping[str, s
     if isinstance(source, Course):
         return _judged(source, Table(format="course", path="", records=len(source.loss), columns={}))
     if isinstance(source, Table):
-        return _of_table(source, columns)
+        return diagnose_table(source, columns)
     if not isinstance(source, str | os.PathLike):
-        return _of_table(table_of(source), columns)
+        return diagnose_table(table_of(source), columns)
     if reading.is_checkpoint(source):
         from surefoot.logs.checkpoint import diagnose_checkpoint  # reads tensors: nothing a log needs
 
         return diagnose_checkpoint(source)
-    return _of_tables(reading.read(source), columns)
+    return diagnose_tables(reading.read(source), columns)
 
 
-def _of_tables(tables: Sequence[Table], columns: Mapping[str, str] | None) -> Answer:
+def diagnose_tables(tables: Sequence[Table], columns: Mapping[str, str] | None = None, sight: Sight = SIGHT) -> Answer:
     """The answer about the table that says most; the others are named."""
-    answers = [_of_table(table, columns) for table in tables]
+    answers = [diagnose_table(table, columns, sight) for table in tables]
     first = max(answers, key=lambda answer: len(answer.course.loss) if answer.course else 0)
     others = [f"{other.source['path']}: {other.verdict}" for other in answers if other is not first]
     if not others:
@@ -75,18 +78,19 @@ def _of_tables(tables: Sequence[Table], columns: Mapping[str, str] | None) -> An
     return replace(first, notes=(*first.notes, f"also there: {'; '.join(others[:5])}{more}"))
 
 
-def _of_table(table: Table, columns: Mapping[str, str] | None) -> Answer:
+def diagnose_table(table: Table, columns: Mapping[str, str] | None = None, sight: Sight = SIGHT) -> Answer:
+    """The answer about one table: about the last of its runs that is long enough."""
     runs = courses(table, columns)
     if not runs:
         return _without_loss(table)
     enough = [index for index, run in enumerate(runs) if len(run.loss) >= 2 * FEWEST]
     chosen = enough[-1] if enough else max(range(len(runs)), key=lambda index: len(runs[index].loss))
-    answer = _judged(runs[chosen], table)
+    answer = _judged(runs[chosen], table, sight)
     if len(runs) == 1:
         return answer
     told = [f"the log holds {len(runs)} runs; this is the answer about number {chosen + 1}"]
     for index in enough:
-        other = _judged(runs[index], table) if index != chosen else None
+        other = _judged(runs[index], table, sight) if index != chosen else None
         if other is not None and other.verdict is State.FAILED:
             told.append(f"run {index + 1} of them: {other.sentence}")
     return replace(answer, notes=(*told[:6], *answer.notes))
@@ -103,7 +107,7 @@ def _source(table: Table, course: Course | None) -> dict[str, Any]:
 
 
 def _without_loss(table: Table) -> Answer:
-    ending = read_ending(table.ending) if table.ending else None
+    ending = _ending(table)
     if ending is not None:
         return _ended(ending, Answer(verdict=State.UNKNOWN, sentence="", source=_source(table, None)), table)
     names = ", ".join(list(table.columns)[:20])
@@ -116,8 +120,8 @@ def _without_loss(table: Table) -> Answer:
     )
 
 
-def _judged(course: Course, table: Table) -> Answer:
-    view = Look(course, table.facts)
+def _judged(course: Course, table: Table, sight: Sight = SIGHT) -> Answer:
+    view = Look(course, table.facts, sight)
     signs = sorted(
         (sign for sign in (look(view) for look in SIGNS) if sign is not None),
         key=lambda sign: _GRAVITY[sign.verdict],
@@ -131,7 +135,7 @@ def _judged(course: Course, table: Table) -> Answer:
     if answer.verdict is State.FAILED:
         notes.append(_path(view, answer))
     answer = replace(answer, notes=tuple(notes), course=course)
-    ending = read_ending(table.ending) if table.ending else None
+    ending = _ending(table)
     return _ended(ending, answer, table) if ending is not None else answer
 
 
@@ -194,6 +198,15 @@ def _path(view: Look, answer: Answer) -> str:
         pattern=answer.pattern,
     )
     return f"asked: {walk(facts).as_text()}"
+
+
+def _ending(table: Table) -> Ending | None:
+    """How a text log ends, if in an exception."""
+    if not table.ending:
+        return None
+    from surefoot.logs.ending import read_ending
+
+    return read_ending(table.ending)
 
 
 def _ended(ending: Ending, answer: Answer, table: Table) -> Answer:

@@ -1,0 +1,168 @@
+"""`surefoot bench logs`: how often `surefoot diagnose` is right about logs that somebody has judged by eye.
+
+The folder holds the logs and an `INDEX.csv` with the columns file, label and source (a repository, then a path).
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from surefoot.logs import reading
+from surefoot.logs.answer import Answer, State
+from surefoot.logs.diagnosing import diagnose_tables
+from surefoot.logs.signs.sight import SIGHT, Sight
+from surefoot.logs.table import Table, Unreadable
+from surefoot.records import Pattern
+
+INDEX = "INDEX.csv"
+
+LABELS: dict[str, tuple[State, Pattern]] = {
+    "healthy": (State.HEALTHY, Pattern.NONE),
+    "nan": (State.FAILED, Pattern.NONFINITE),
+    "zero_loss_nan_grad": (State.FAILED, Pattern.COLLAPSE_TO_ZERO),
+    "jump": (State.FAILED, Pattern.JUMP),
+    "exponential": (State.FAILED, Pattern.EXPONENTIAL),
+    "oscillating_divergence": (State.FAILED, Pattern.OSCILLATING),
+    "plateau": (State.WARNING, Pattern.PLATEAU),
+    "overfit": (State.WARNING, Pattern.OVERFIT),
+    "spike_recovered": (State.WARNING, Pattern.RECOVERED_SPIKE),
+    "overflow_skips": (State.WARNING, Pattern.OVERFLOW_SKIPS),
+}
+"""What a label means; `other` stands for anything but healthy, and has no pattern."""
+
+GRID: dict[str, tuple[float, ...]] = {
+    "blowup": (0.5, 0.7, 1.0),
+    "out_of_noise": (1.5, 2.5, 4.0),
+    "creep": (0.05, 0.1, 0.2),
+    "spike": (6.0, 10.0, 15.0),
+    "overfit": (0.08, 0.15, 0.3),
+    "flat": (0.03, 0.05, 0.08),
+}
+"""Figures of sight that the cross-validation chooses from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A labelled log, read."""
+
+    file: str
+    label: str
+    repository: str
+    tables: tuple[Table, ...]
+
+    def judged(self, sight: Sight = SIGHT) -> Answer:
+        return diagnose_tables(self.tables, sight=sight)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How one log was judged."""
+
+    log: Log
+    answer: Answer
+
+    @property
+    def verdict_right(self) -> bool:
+        if self.log.label == "other":
+            return self.answer.verdict is not State.HEALTHY
+        return self.answer.verdict is LABELS[self.log.label][0]
+
+    @property
+    def pattern_right(self) -> bool | None:
+        if self.log.label == "other":
+            return None
+        return self.answer.pattern is LABELS[self.log.label][1]
+
+    @property
+    def harmful(self) -> bool:
+        """A healthy run called failed."""
+        return self.log.label == "healthy" and self.answer.verdict is State.FAILED
+
+
+def main(folder: Path, *, crossed: bool, say: Callable[[str], None]) -> str:
+    """The figures for a folder of labelled logs, in words."""
+    logs, unread = _read(folder)
+    scores = [Score(log, log.judged()) for log in logs]
+    lines = [_figures("as it is", scores, len(unread)), *(f"  cannot be read: {told}" for told in unread)]
+    lines += [_wrong(score) for score in scores if not score.verdict_right or score.pattern_right is False]
+    if crossed:
+        lines += _crossed(logs, say)
+    return "\n".join(lines)
+
+
+def _read(folder: Path) -> tuple[list[Log], list[str]]:
+    index = folder / INDEX
+    if not index.is_file():
+        raise ValueError(f"{folder} has no {INDEX}: a CSV file with the columns file, label and source")
+    logs: list[Log] = []
+    unread: list[str] = []
+    with index.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row.get("label") not in (*LABELS, "other"):
+                raise ValueError(f"{index}: {row.get('label')!r} is no label. Use {', '.join(LABELS)} or other")
+            try:
+                tables = tuple(reading.read(folder / row["file"]))
+            except Unreadable as error:
+                unread.append(str(error))
+                continue
+            logs.append(Log(row["file"], row["label"], (row.get("source") or row["file"]).split()[0], tables))
+    return logs, unread
+
+
+def _figures(name: str, scores: Sequence[Score], unread: int = 0) -> str:
+    count = len(scores) + unread
+    right = sum(score.verdict_right for score in scores)
+    told = [score.pattern_right for score in scores if score.pattern_right is not None]
+    harmed = sum(score.harmful for score in scores)
+    return (
+        f"{name}: {len(scores)} of {count} logs read; verdict right in {right} ({right / max(count, 1):.0%}),"
+        f" pattern in {sum(told)} of {len(told)} ({sum(told) / max(len(told), 1):.0%});"
+        f" healthy runs called failed: {harmed}"
+    )
+
+
+def _wrong(score: Score) -> str:
+    answer = score.answer
+    return f"  {score.log.file}: {score.log.label}, told {answer.verdict} / {answer.pattern}: {answer.sentence}"
+
+
+def _crossed(logs: Sequence[Log], say: Callable[[str], None]) -> list[str]:
+    """Every repository judged with figures that were chosen on the others."""
+    tried = list(_sights())
+    scores: list[list[Score]] = []
+    for number, sight in enumerate(tried, 1):
+        scores.append([Score(log, log.judged(sight)) for log in logs])
+        if number % 10 == 0:
+            say(f"{number} of {len(tried)} choices of figures tried")
+    held: list[Score] = []
+    chosen: Counter[int] = Counter()
+    for repository in sorted({log.repository for log in logs}):
+        best = max(range(len(tried)), key=lambda at: _worth(s for s in scores[at] if s.log.repository != repository))
+        chosen[best] += 1
+        held += [score for score in scores[best] if score.log.repository == repository]
+    (usual, times), *_ = chosen.most_common(1)
+    return [
+        _figures(f"cross-validated over {chosen.total()} repositories", held),
+        f"  {len(tried)} choices of figures; chosen most often ({times} times): {tried[usual]}",
+    ]
+
+
+def _sights() -> Iterator[Sight]:
+    """The figures as they are, each one moved by itself, and each two moved together."""
+    yield SIGHT
+    moves = [(name, value) for name, values in GRID.items() for value in values if value != getattr(SIGHT, name)]
+    for name, value in moves:
+        yield replace(SIGHT, **{name: value})
+    for (one, first), (other, second) in itertools.combinations(moves, 2):
+        if one != other:
+            yield replace(SIGHT, **{one: first, other: second})
+
+
+def _worth(scores: Iterable[Score]) -> float:
+    """Verdicts and patterns that are right; a healthy run called failed outweighs ten of them."""
+    return sum(score.verdict_right + bool(score.pattern_right) - 10 * score.harmful for score in scores)
