@@ -1,0 +1,65 @@
+"""A checkpoint looked at tensor by tensor: NaN and Inf, absurd sizes, layers that do nothing, bad moments.
+
+safetensors are read with numpy alone, files of torch.save with `weights_only=True` and nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from surefoot.logs.answer import Answer, PathLike
+from surefoot.logs.checkpoint import folder as folders
+from surefoot.logs.checkpoint import safefile, structure, torchfile
+from surefoot.logs.checkpoint.held import Contents
+from surefoot.logs.checkpoint.looking import Progress, looked_at
+from surefoot.logs.table import Unreadable
+
+__all__ = ["diagnose_checkpoint", "fits", "fits_folder"]
+
+_POINTER = b"version https://git-lfs"
+_OTHERS = {
+    b"GGUF": "a GGUF file of llama.cpp. Its weights are quantised; look at the checkpoint that it was made from",
+    b"\x89HDF": "an HDF5 file, as Keras writes them. Save the weights as safetensors to have them looked at",
+    _POINTER: "the pointer of Git LFS, not the file itself. Fetch it: git lfs pull",
+}
+
+
+def fits(head: bytes) -> bool:
+    """Whether a file is a checkpoint, or at least holds weights of some kind."""
+    return safefile.fits(head) or torchfile.fits(head) or head.startswith(tuple(_OTHERS))
+
+
+def fits_folder(path: PathLike) -> bool:
+    """Whether a folder is a checkpoint: weights lie in it."""
+    return folders.is_checkpoint(Path(path))
+
+
+def diagnose_checkpoint(path: PathLike, progress: Progress | None = None) -> Answer:
+    """What is wrong with a checkpoint file or folder; raises `Unreadable` for what cannot or must not be loaded.
+
+    `progress` is called with the bytes looked at so far and in all.
+    """
+    place = Path(path)
+    try:
+        contents = folders.read(place) if place.is_dir() else _read(place)
+        return looked_at(place, contents, progress)
+    except OSError as error:
+        raise Unreadable(f"{place} cannot be read: {error.strerror or error}") from None
+
+
+def _read(path: Path) -> Contents:
+    with path.open("rb") as stream:
+        head = stream.read(1 << 16)
+    for start, words in _OTHERS.items():
+        if head.startswith(start):
+            raise Unreadable(f"{path} is {words}")
+    if not head:
+        raise Unreadable(f"{path} is empty: the save was broken off. Take an earlier checkpoint")
+    if safefile.fits(head):
+        return safefile.read(path)
+    if not torchfile.fits(head):
+        raise Unreadable(f"{path} is neither a safetensors file nor one of torch.save")
+    loaded, notes = torchfile.load(path)
+    contents = structure.sorted_out(loaded)
+    contents.notes += notes
+    return contents
