@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+LARGEST = 1e200
+"""What is beyond is drawn and compared as this, so that differences of such numbers are still numbers."""
 DECADES = 1.5
 """Powers of ten that values have to span before the scale is logarithmic."""
 
@@ -28,7 +30,7 @@ class Scale:
         """Non-finite values have no place: they stay NaN."""
         bottom, top = (float(self._bent(np.asarray(edge))) for edge in (self.low, self.high))
         with np.errstate(invalid="ignore"):
-            where = (self._bent(np.where(np.isfinite(values), values, np.nan)) - bottom) / ((top - bottom) or 1.0)
+            where = (self._bent(bounded(values)) - bottom) / ((top - bottom) or 1.0)
         return np.clip(where, 0.0, 1.0)
 
     def ticks(self, most: int = 4) -> list[float]:
@@ -51,7 +53,7 @@ class Scale:
 
 def scale_for(parts: Iterable[Floats]) -> Scale:
     """Linear, or logarithmic where the values span decades: a blow-up must not flatten all that came before it."""
-    values = np.concatenate([np.empty(0), *(part[np.isfinite(part)] for part in parts)])
+    values = bounded(np.concatenate([np.empty(0), *(part[np.isfinite(part)] for part in parts)]))
     if not len(values):
         return Scale(0.0, 1.0)
     low, high = float(values.min()), float(values.max())
@@ -63,12 +65,15 @@ def scale_for(parts: Iterable[Floats]) -> Scale:
     typical = float(np.median(np.abs(values))) or 1.0
     if low < 0 and max(-low, high) > 1000 * typical:
         return Scale(low, high, "both")
-    if math.isinf(high - low):
-        return Scale(low / 2, high / 2)
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         room = abs(high) * 0.1 or 1.0
         return Scale(low - room, high + room)
     return Scale(low, high)
+
+
+def bounded(values: Floats) -> Floats:
+    """Numbers that can be reckoned with; what is none is NaN."""
+    return np.clip(np.where(np.isfinite(values), values, np.nan), -LARGEST, LARGEST)
 
 
 def _decades(above: Floats) -> float:
@@ -116,7 +121,7 @@ def gaps(steps: Floats, values: Floats) -> list[tuple[float, float]]:
 
 def span(parts: Sequence[Floats]) -> tuple[float, float]:
     """First and last step of all of them."""
-    steps = np.concatenate([np.empty(0), *(part[np.isfinite(part)] for part in parts)])
+    steps = bounded(np.concatenate([np.empty(0), *(part[np.isfinite(part)] for part in parts)]))
     return (float(steps.min()), float(steps.max())) if len(steps) else (0.0, 1.0)
 
 
@@ -128,7 +133,7 @@ def figure(value: float) -> str:
         return "Inf" if value > 0 else "-Inf"
     size = abs(value)
     if size != 0 and (size >= 1e6 or size < 1e-3):
-        mantissa, _, power = f"{value:.2e}".partition("e")
+        mantissa, _, power = (f"{value:.2e}" if 1e-99 < size < 1e99 else f"{value:.0e}").partition("e")
         return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
     return f"{value:,.0f}" if size >= 10_000 or value == int(value) else f"{value:,.4g}".rstrip()
 

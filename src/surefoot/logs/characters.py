@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, replace
 import numpy as np
 from rich.text import Text
 
-from surefoot.logs.axes import Floats, Scale, count, figure, scale_for, span, thinned
+from surefoot.logs.axes import Floats, Scale, bounded, count, figure, scale_for, span, thinned
 
 BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bit of each dot in a braille character, by row and column."""
@@ -66,6 +66,8 @@ def plot(
     if not curves:
         return []
     marks = FINE if fine else COARSE
+    if not any(np.isfinite(curve.values).any() for curve in curves):
+        height = 0
     cells = max(10, width - _LABEL - 2)
     first, last = span([curve.steps for curve in curves])
     scale = scale_for([curve.values for curve in curves])
@@ -90,7 +92,7 @@ def _thin(curve: Curve) -> Curve:
 
 
 def _columns(steps: Floats, first: float, last: float, cells: int) -> np.ndarray:
-    share = (np.where(np.isfinite(steps), steps, first) - first) / ((last - first) or 1.0)
+    share = (bounded(np.where(np.isfinite(steps), steps, first)) - first) / ((last - first) or 1.0)
     return np.clip(np.round(share * (cells - 1)), 0, cells - 1).astype(int)
 
 
@@ -160,10 +162,12 @@ def _sprinkle(canvas: Canvas, curve: Curve, columns: np.ndarray, scale: Scale, m
     """A further curve as single marks, with room between them so that the line stays seen."""
     places = scale.place(curve.values)
     height = len(canvas)
-    last = -2
-    for column in np.unique(columns):
+    there = np.unique(columns)
+    apart = 1 if len(there) <= 20 else max(2, len(canvas[0]) // 18) if canvas else 1
+    last = -apart
+    for column in there:
         here = places[(columns == column) & np.isfinite(places)]
-        if len(here) and column - last >= 2:
+        if len(here) and column - last >= apart:
             canvas[round((1 - float(np.median(here))) * (height - 1))][column] = (mark, curve.style)
             last = int(column)
 
@@ -180,7 +184,7 @@ def _bad_strip(curves: Sequence[Curve], where: Sequence[np.ndarray], cells: int,
 
 def _framed(canvas: Canvas, scale: Scale, height: int, marks: Marks) -> list[Text]:
     labels: dict[int, str] = {}
-    for tick in [scale.high, *reversed(scale.ticks(max(2, height // 3))), scale.low]:
+    for tick in [scale.high, scale.low, *scale.ticks(max(2, height // 3))] if height else ():
         row = round((1 - float(scale.place(np.array([tick]))[0])) * (height - 1))
         if not any(abs(row - other) < 2 for other in labels):
             labels[row] = figure(tick)

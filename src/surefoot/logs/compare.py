@@ -10,7 +10,7 @@ import numpy as np
 
 from surefoot.journal.strictjson import plain
 from surefoot.logs.answer import Answer, State
-from surefoot.logs.axes import Floats, count, figure, thinned
+from surefoot.logs.axes import LARGEST, Floats, count, figure, thinned
 from surefoot.logs.course import Course, Trace
 from surefoot.logs.words import clean, joined
 
@@ -141,9 +141,9 @@ def _smooth_pair(a: Course | None, b: Course | None, *, before: float) -> _Pair 
 def _ordered(trace: Trace) -> Trace:
     """Finite values in order of their steps, the last one where a step was logged twice."""
     fine = np.isfinite(trace.values) & np.isfinite(trace.steps)
-    steps, values = thinned(trace.steps[fine], trace.values[fine], 1 << 18)
+    steps, values = thinned(np.clip(trace.steps[fine], -LARGEST, LARGEST), trace.values[fine], 1 << 18)
     unique, index = np.unique(steps[::-1], return_index=True)
-    return Trace(trace.name, unique, values[::-1][index])
+    return Trace(trace.name, unique, np.clip(values[::-1][index], -LARGEST, LARGEST))
 
 
 def _smoothed(trace: Trace) -> tuple[Floats, float]:

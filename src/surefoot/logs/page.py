@@ -18,6 +18,9 @@ from surefoot.logs.words import COLOURS, PATTERNS, advice, began, clean, named, 
 
 CAUSES = 3
 STEPS = 5
+NOTES = 2
+_ASIDE = "asked: "
+"""How the way through the decision tree begins, which is for those who ask for everything."""
 WIDEST = 110
 """Columns beyond which lines of text are no longer comfortable; the plot may be wider."""
 
@@ -65,9 +68,11 @@ def page(answer: Answer, *, width: int, fine: bool) -> Group:
 def headline(answer: Answer) -> Text:
     """The verdict in a word, for those without colours, and the sentence."""
     colour = COLOURS[answer.verdict]
-    return Text.assemble(
-        (answer.verdict.upper(), f"bold reverse {colour}"), "  ", (clean(answer.sentence), f"bold {colour}")
-    )
+    sentence = clean(answer.sentence)
+    if sentence.lower().startswith(f"{answer.verdict}: "):  # the word stands before it already
+        sentence = sentence[len(answer.verdict) + 2 :]
+        sentence = sentence[:1].upper() + sentence[1:]
+    return Text.assemble((answer.verdict.upper(), f"bold reverse {colour}"), "  ", (sentence, f"bold {colour}"))
 
 
 def _plot(answer: Answer, course: Course, width: int, fine: bool) -> list[Text]:
@@ -88,7 +93,7 @@ def _causes(causes: tuple[Named, ...], width: int) -> Iterator[RenderableType]:
         words = Text.assemble((named(one)[:1].upper() + named(one)[1:], "bold" if index == 0 else ""))
         if index == 0:
             yield _indented(words, 2, width)
-            yield from (_indented(Text(line), 4, width) for line in told)
+            yield from (_indented(Text(line[:1].upper() + line[1:]), 4, width) for line in told)
         else:
             yield _indented(words.append(f": {told[0]}" if told else ""), 2, width)
 
@@ -111,10 +116,11 @@ def _numbered(steps: list[str], width: int) -> RenderableType:
 
 def _small(answer: Answer, fine: bool) -> Iterator[Text]:
     """The small print: notes, and where the numbers came from."""
-    for note in answer.notes[:2]:
+    notes = [note for note in answer.notes if not note.startswith(_ASIDE)]
+    for note in notes[:NOTES]:
         yield Text(f"note: {clean(note, 200)}", style="dim")
-    if len(answer.notes) > 2:
-        yield Text(f"{len(answer.notes) - 2} more notes: --json has them all", style="dim")
+    if len(notes) > NOTES:
+        yield Text(f"{len(notes) - NOTES} more notes: --json has them all", style="dim")
     if parts := origin(answer):
         yield Text((" · " if fine else " | ").join(parts), style="dim")
 

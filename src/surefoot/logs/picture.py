@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from surefoot.logs.answer import Answer, State
-from surefoot.logs.axes import count, figure
+from surefoot.logs.axes import bounded, count, figure
 from surefoot.logs.course import Trace
 from surefoot.logs.panels import Panel, limits, onset, panels
 from surefoot.logs.table import Unreadable
@@ -133,9 +131,17 @@ def _limits(axis: Any, panel: Panel) -> None:
 
 
 def _line(axis: Any, trace: Trace, colour: str) -> None:
-    values = np.where(np.isfinite(trace.values), trace.values, np.nan)
+    values = bounded(trace.values)
     marker = "o" if len(values) <= 60 else ""
-    axis.plot(trace.steps, values, color=colour, linewidth=1.2, marker=marker, markersize=3, label=trace.name or "loss")
+    axis.plot(
+        bounded(trace.steps),
+        values,
+        color=colour,
+        linewidth=1.2,
+        marker=marker,
+        markersize=3,
+        label=trace.name or "loss",
+    )
 
 
 def _name_onset(axis: Any, onset: float, word: str) -> None:

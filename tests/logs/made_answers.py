@@ -1,0 +1,81 @@
+"""Answers made by hand, for what draws and prints them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from surefoot.logs.answer import Answer, Named, State
+from surefoot.logs.course import Course, Trace
+from surefoot.records import Cause, Pattern
+
+
+def course(points: int = 500, *, fails_at: int | None = None, seed: int = 0) -> Course:
+    """A loss that falls with some noise; from `fails_at` on it is NaN."""
+    random = np.random.default_rng(seed)
+    steps = np.arange(points) * 10.0
+    values = 2 + 8 * np.exp(-np.arange(points) / (points / 5)) + random.normal(0, 0.05, points)
+    norm = np.abs(random.normal(1, 0.1, points))
+    if fails_at is not None:
+        values[fails_at:] = np.nan
+        norm[fails_at:] = np.inf
+    each = max(1, points // 10)
+    return Course(
+        loss=Trace("train/loss", steps, values),
+        eval_loss=Trace("val/loss", steps[::each], np.linspace(9, 2.4, len(steps[::each]))),
+        norm=Trace("grad_norm", steps, norm),
+        rate=Trace("lr", steps, np.full(points, 1e-3)),
+        scale=Trace("loss_scale", steps, np.full(points, 65536.0)),
+    )
+
+
+def healthy(**changes: Any) -> Answer:
+    told = {
+        "verdict": State.HEALTHY,
+        "sentence": "Healthy: the loss fell from 10 to 2.",
+        "last_step": 4990,
+        "course": course(),
+        "source": {
+            "path": "good.csv",
+            "format": "csv",
+            "points": 500,
+            "columns": {"loss": "train/loss"},
+            "skipped": {},
+        },
+    }
+    return Answer(**(told | changes))
+
+
+def failed(**changes: Any) -> Answer:
+    told = {
+        "verdict": State.FAILED,
+        "pattern": Pattern.NONFINITE,
+        "sentence": "The loss turned NaN at step 4,000 and stayed so.",
+        "onset_step": 4000,
+        "last_step": 4990,
+        "course": course(fails_at=400),
+        "causes": (
+            Named(
+                cause=Cause.LEARNING_RATE,
+                confidence=0.7,
+                evidence=("The norm rose from 1 to 900.", "The rate stood at 0.001."),
+                advice=("Go back to a checkpoint before step 4,000.", "Halve the learning rate."),
+            ),
+            Named(
+                cause=Cause.BAD_BATCH,
+                confidence=0.2,
+                evidence=("The rise took one step.",),
+                advice=("Halve the learning rate.", "Look at the batch of step 4,000."),
+            ),
+        ),
+        "source": {
+            "path": "bad.jsonl",
+            "format": "jsonl",
+            "points": 500,
+            "columns": {"loss": "train/loss", "norm": "grad_norm"},
+            "skipped": {"lines that are no JSON": 3},
+        },
+        "notes": ("the log holds two runs",),
+    }
+    return Answer(**(told | changes))
