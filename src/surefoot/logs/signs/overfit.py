@@ -36,13 +36,13 @@ def _risen(held: Curve, sight: Sight) -> bool:
 
 
 def _learning(train: Curve, held: Curve) -> bool:
-    """Whether training got better while evaluation got worse, or had when its own trouble began."""
+    """Whether training got no worse while evaluation did, or was better still when its own trouble began."""
     turn = float(held.steps[held.best_at])
     later = train.level[train.steps >= turn]
     if not len(later):
         return False
     then = float(later[0])
-    if train.last < min(then, train.start) - 0.02:
+    if train.last < min(then + train.noise, train.start - train.noise):
         return True
     best = float(later.min())
     reached = float(train.steps[train.steps >= turn][int(np.argmin(later))])
