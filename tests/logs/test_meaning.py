@@ -9,26 +9,10 @@ from surefoot.logs.meaning import Role, meaning
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "loss",
-        "train/loss",
-        "Train Loss",
-        "lm loss",
-        "lm-loss",
-        "mean_loss",
-        "train_loss_step",
-        "total_loss",
-        "trainLoss",
-    ]
-    + [
-        "proud-sun-7 - train/loss",
-        "current_loss",
-        "Loss/train",
-        "epoch_loss",
-        "Average loss",
-        "损失",
-        "losses/total_loss",
-    ],
+    (
+        "loss|train/loss|Train Loss|lm loss|lm-loss|mean_loss|train_loss_step|total_loss|trainLoss|current_loss|损失|"
+        "proud-sun-7 - train/loss|Loss/train|epoch_loss|Average loss|losses/total_loss"
+    ).split("|"),
 )
 def test_the_whole_training_loss(name: str) -> None:
     told = meaning(name)
