@@ -128,10 +128,10 @@ def _small(answer: Answer, fine: bool) -> Iterator[Text]:
 def summary(answers: Sequence[Answer], *, width: int = 80, colour: bool = False) -> str:
     """Several answers, a line each."""
     grid = Grid.grid(padding=(0, 2, 0, 0))
-    grid.add_column()
-    grid.add_column(overflow="ellipsis", no_wrap=True, ratio=1)
-    for _ in range(2):
-        grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True, min_width=7)
+    grid.add_column(overflow="fold", min_width=12)
+    grid.add_column(overflow="fold", min_width=8)
+    grid.add_column(overflow="fold", min_width=6)
     for answer in answers:
         onset = "" if answer.onset_step is None else f"from {count(answer.onset_step)}"
         told = PATTERNS.get(answer.pattern, "")

@@ -1,0 +1,229 @@
+"""`surefoot diagnose` as somebody with a dead run and a log meets it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from surefoot.cli import app
+from surefoot.logs.table import Unreadable
+
+command = importlib.import_module("surefoot.cli.diagnose")  # the name alone is also the function's
+
+FALL = np.round(2 + 8 * np.exp(-np.arange(80) / 15) + 0.02 * np.cos(np.arange(80) * 2.4), 4)
+
+
+def run(*arguments: str | Path, given: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["diagnose", *map(str, arguments)], input=given)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "good.jsonl"
+    path.write_text("".join(json.dumps({"step": k, "loss": loss}) + "\n" for k, loss in enumerate(FALL)))
+    return path
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    path = tmp_path / "bad.csv"
+    losses = [*FALL[:60].tolist(), *["nan"] * 20]
+    path.write_text("iteration,train loss\n" + "".join(f"{k},{loss}\n" for k, loss in enumerate(losses)))
+    return path
+
+
+def test_trouble_exits_with_1_and_health_with_0(good: Path, bad: Path) -> None:
+    failed, healthy = run(bad), run(good)
+    assert failed.exit_code == 1
+    assert failed.stdout.startswith("FAILED  ")
+    assert "step 60" in failed.stdout.splitlines()[0]
+    assert healthy.exit_code == 0
+    assert healthy.stdout.startswith("HEALTHY  ")
+    assert failed.stderr == healthy.stderr == ""
+
+
+def test_too_little_to_tell_exits_with_0(tmp_path: Path) -> None:
+    (tmp_path / "short.csv").write_text("step,loss\n1,2.0\n2,1.9\n")
+    result = run(tmp_path / "short.csv")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("UNKNOWN")
+
+
+def test_json_is_one_object_and_for_several_logs_a_list(good: Path, bad: Path) -> None:
+    told = json.loads(run(bad, "--json").stdout)
+    assert (told["verdict"], told["pattern"], told["onset_step"], told["last_step"]) == ("failed", "nonfinite", 60, 79)
+    assert told["causes"][0].keys() == {"cause", "confidence", "evidence", "advice"}
+    assert told["source"]["format"] == "csv"
+    both = run(good, bad, "--json")
+    assert [one["verdict"] for one in json.loads(both.stdout)] == ["healthy", "failed"]
+    assert both.exit_code == 1
+
+
+def test_several_logs_end_with_a_table(good: Path, bad: Path) -> None:
+    table = run(good, bad).stdout.partition("2 logs\n")[2].splitlines()
+    assert [line.split()[0] for line in table if line[0] != " "] == ["HEALTHY", "FAILED"]
+
+
+def test_a_pipe_is_read() -> None:
+    text = "".join(f"step {k}: loss {loss:.4f}\n" for k, loss in enumerate(FALL))
+    result = run("-", given=text)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("HEALTHY")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nowhere.log"], "nowhere.log is not there"),
+        (["GOOD", "--loss", "los"], "did you mean 'loss'"),
+        (["GOOD", "--plot", "x.txt"], "pictures end in .png"),
+        (["GOOD", "--html", "GOOD/x.html"], "cannot be written"),
+        (["GOOD", "--compare"], "--compare takes two logs"),
+        (["GOOD", "GOOD", "--follow"], "--follow takes one log"),
+        (["GOOD", "--follow", "--on", "tuesday"], "Use failed or warning"),
+        ([], "PATH"),
+    ],
+)
+def test_bad_usage_exits_with_2_and_one_message(arguments: list[str], told: str, good: Path) -> None:
+    result = run(*(word.replace("GOOD", str(good)) for word in arguments))
+    assert result.exit_code == 2
+    assert told in " ".join(result.stderr.split())
+    assert result.stdout == ""
+    assert "Traceback" not in result.output
+
+
+def test_one_log_of_several_that_cannot_be_read_hides_no_other(good: Path, tmp_path: Path) -> None:
+    result = run(tmp_path / "nowhere.log", good)
+    assert result.exit_code == 2
+    assert "nowhere.log is not there" in result.stderr
+    assert "HEALTHY" in result.stdout
+    told = json.loads(run(tmp_path / "nowhere.log", good, "--json").stdout)
+    assert [one["verdict"] for one in told] == ["unknown", "healthy"]
+
+
+def test_a_column_can_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "odd.csv"
+    path.write_text("n,wert,lossy\n" + "".join(f"{k},{loss},1\n" for k, loss in enumerate(FALL)))
+    told = json.loads(run(path, "--loss", "wert", "--step", "n", "--json").stdout)
+    assert told["verdict"] == "healthy"
+    assert told["source"]["columns"]["loss"] == "wert"
+
+
+def test_pictures_and_pages_are_written_beside_the_answer(good: Path, bad: Path, tmp_path: Path) -> None:
+    result = run(bad, "--plot", tmp_path / "out" / "run.png", "--html", tmp_path / "out" / "run.html", "--json")
+    assert json.loads(result.stdout)["verdict"] == "failed"
+    assert "picture written to" in result.stderr
+    assert (tmp_path / "out" / "run.png").read_bytes().startswith(b"\x89PNG")
+    assert "FAILED" in (tmp_path / "out" / "run.html").read_text(encoding="utf-8")
+    run(good, bad, "--html", tmp_path / "all.html")
+    assert (tmp_path / "all-1.html").exists()
+    assert (tmp_path / "all-2.html").exists()
+
+
+def test_two_logs_are_compared(good: Path, bad: Path, tmp_path: Path) -> None:
+    result = run("--compare", good, bad, "--html", tmp_path / "both.html", "--plot", tmp_path / "both.png")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[0].startswith("A and B are level at step 59")
+    assert "B failed at 60" in " ".join(result.stdout.split())
+    assert (tmp_path / "both.html").exists()
+    assert (tmp_path / "both.png").exists()
+    told = json.loads(run("--compare", good, bad, "--json").stdout)
+    assert told["a"]["verdict"] == "healthy"
+    assert told["b"]["verdict"] == "failed"
+
+
+def test_an_error_of_our_own_is_one_line_and_no_traceback(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("oh no")
+
+    monkeypatch.setattr(command, "judged", broken)
+    result = run(good)
+    assert result.exit_code == 2
+    assert "ZeroDivisionError: oh no" in result.stderr
+    assert "Please report it" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_interrupt_ends_quietly(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "judged", stopped)
+    result = run(good)
+    assert result.exit_code == 130
+    assert result.output == ""
+
+
+def test_a_name_that_is_no_text_can_be_complained_about() -> None:
+    def unreadable() -> int:
+        raise Unreadable("\udcff.log is not there")
+
+    assert command.guarded(unreadable) == 2
+
+
+# -- as processes of their own
+
+SUREFOOT = [sys.executable, "-m", "surefoot", "diagnose"]
+
+
+def test_piped_it_is_plain_and_in_an_old_terminal_ascii(bad: Path) -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "FORCE_COLOR": "1"}
+    done = subprocess.run([*SUREFOOT, bad], capture_output=True, env=env, check=False)
+    assert done.returncode == 1
+    assert done.stdout.isascii()
+    assert b"\x1b" not in done.stdout
+
+
+def test_nobody_who_reads_on_is_no_reason_to_complain(bad: Path) -> None:
+    process = subprocess.Popen([*SUREFOOT, bad], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    process.wait()
+
+
+def test_follow_exits_with_1_when_the_run_dies(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"step {k} loss {loss}\n" for k, loss in enumerate(FALL)))
+    process = subprocess.Popen([*SUREFOOT, "--follow", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with path.open("a") as log:
+        for step in range(80, 92):
+            log.write(f"step {step} loss nan\n")
+            log.flush()
+            time.sleep(0.02)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "FAILED" in out.splitlines()[0]
+    assert "What to do" in out
+    assert err == ""
+
+
+def test_follow_reads_a_pipe_and_ends_with_it() -> None:
+    text = "".join(f"step {k} loss {loss}\n" for k, loss in enumerate(FALL))
+    done = subprocess.run([*SUREFOOT, "-f", "-", "--json"], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["verdict"] == "healthy"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals as Unix has them")
+def test_follow_ends_cleanly_on_ctrl_c(good: Path, tmp_path: Path) -> None:
+    late = tmp_path / "late.log"
+    process = subprocess.Popen([*SUREFOOT, "--follow", late], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "waiting for it" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (out, err) == ("", "")
