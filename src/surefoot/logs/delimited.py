@@ -15,11 +15,10 @@ from surefoot.logs.exports import parted_by_run
 from surefoot.logs.gaps import cleared
 from surefoot.logs.labels import SETTINGS, is_split, metric_fields, prefixed, split_of
 from surefoot.logs.numbers import number
-from surefoot.logs.source import LONGEST, Source, decoded
+from surefoot.logs.source import Source, decoded
 from surefoot.logs.table import Gatherer, Parts, Table, Unreadable
 
 FORMAT = "csv"
-_BLOCK = 1 << 20
 _TAG = re.compile(r"-tag-(.+?)(?:\.csv)?", re.I)
 _CONTROL = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f]")
 _REMARK = re.compile(r"^\s*(?:#|%|//|[-=+|]{3})", re.M)
@@ -39,8 +38,8 @@ def read(source: Source) -> Table | list[Table]:
     if dialect is None:
         raise Unreadable(f"{source.path} is no table: no header over numbers was found")
     reading = _Reading(dialect, source.path)
-    for text, last in _texts(source):
-        reading.take(text, last=last)
+    for block in source.blocks():
+        reading.take(decoded(block))
     if not reading.gatherer.records:
         raise Unreadable(f"{source.path} has a header, but no row with numbers")
     format = "tsv" if dialect.delimiter == "\t" else FORMAT
@@ -53,20 +52,6 @@ def _sample(head: bytes) -> str:
     text = decoded(head)
     whole = text.rfind("\n") + 1
     return text[:whole] if whole and len(head) >= 1 << 15 else text
-
-
-def _texts(source: Source) -> Iterator[tuple[str, bool]]:
-    """Blocks of whole lines, and whether a block is the last; a line without end is cut."""
-    rest = b""
-    for chunk in source.chunks(_BLOCK):
-        rest += chunk
-        end = rest.rfind(b"\n") + 1
-        if len(rest) < _BLOCK or (not end and len(rest) < LONGEST):
-            continue
-        end = end or len(rest)
-        yield decoded(rest[:end]), False
-        rest = rest[end:]
-    yield decoded(rest), True
 
 
 class _Reading:
@@ -96,26 +81,35 @@ class _Reading:
     def _stem(self) -> str:
         return PurePath(self._path).stem
 
-    def take(self, text: str, *, last: bool) -> None:
-        """A block of whole lines."""
-        lines = text.split("\n")
-        torn = bool(lines[-1]) and last
-        if not lines[-1]:
-            lines.pop()
+    def take(self, text: str) -> None:
+        """A block of whole lines; only the last may lack its end."""
+        whole = text.endswith("\n")
+        lines = text.removesuffix("\n").split("\n")
         if "\r" in text:
             lines = [line.rstrip("\r") for line in lines]
-        cells = None if self._before >= 0 or torn else self._regular(text, lines)
-        if cells is not None and self._put(cells):
+        if self._before < 0 and whole and len(self._names) > 1 and self._quickly(text, lines):
             return
         rows: list[Cells] = []
         for index, line in enumerate(lines):
-            self._row(line, rows, torn=torn and index == len(lines) - 1)
+            self._row(line, rows, torn=not whole and index == len(lines) - 1)
         self._flush(rows)
 
+    def _quickly(self, text: str, lines: list[str]) -> bool:
+        """Tells whether a block was so regular that it could be taken in without looking at each of its rows."""
+        matrix = _matrix(text, lines, self._dialect)
+        if matrix is not None and matrix[0].shape[1] == len(self._names):
+            values, filled = matrix
+            present = None if filled else ~np.isnan(values)
+            if present is None:
+                return self._put(None, [(column, None) for column in values.T])
+            return self._put(None, [(values[:, at], present[:, at]) for at in range(values.shape[1])])
+        cells = self._regular(text, lines)
+        return cells is not None and self._put(cells, [_numbers(column, self._dialect.comma) for column in cells])
+
     def _regular(self, text: str, lines: list[str]) -> list[Cells] | None:
-        """The cells by column where every line has all of them and none is quoted, which is quick; else None."""
+        """The cells by column where every line has all of them and none is quoted; else None."""
         sign, width = self._dialect.delimiter, len(self._names)
-        if '"' in text or "'" in text or not lines or sign == "|" or width < 2 or _REMARK.search(text):
+        if '"' in text or sign == "|" or _REMARK.search(text):
             return None
         if sign == SPACES:
             parted = [line.split() for line in lines]
@@ -163,22 +157,25 @@ class _Reading:
 
     def _flush(self, rows: list[Cells]) -> None:
         if rows:
-            self._put([list(column) for column in zip(*rows, strict=True)], certain=True)
+            cells = [list(column) for column in zip(*rows, strict=True)]
+            self._put(cells, [_numbers(column, self._dialect.comma) for column in cells], certain=True)
         rows.clear()
 
-    def _put(self, columns: list[Cells], *, certain: bool = False) -> bool:
-        """Columns of cells into columns of numbers; False where a row has none and so needs a second look."""
-        parsed = [_numbers(cells, self._dialect.comma) for cells in columns]
+    def _put(self, cells: list[Cells] | None, parsed: list[Parsed], *, certain: bool = False) -> bool:
+        """Columns into the gatherer; False, and nothing done, where a row has no number: it needs a second look.
+
+        `cells` are what the numbers were read from, and None where there is nothing but numbers.
+        """
         if not certain and all(present is not None for _, present in parsed):
             somewhere = np.logical_or.reduce([present for _, present in parsed if present is not None])
             if not somewhere.all():
                 return False
-        count = len(columns[0])
+        count = len(parsed[0][0])
         rows = np.arange(self.gatherer.records, self.gatherer.records + count, dtype=np.int64)
         parts = Parts(self.gatherer)
-        groups = list(self._told_apart(columns, count))
+        groups = list(self._told_apart(cells, count))
         named = metric_fields(tuple(self._names))
-        skipped = self._long(named, columns, parsed, rows, parts) if named else None
+        skipped = self._long(named, cells, parsed, rows, parts) if named and cells else None
         for index, (values, present) in enumerate(parsed):
             if index == skipped:
                 continue
@@ -192,9 +189,9 @@ class _Reading:
         self.gatherer.records += count
         return True
 
-    def _told_apart(self, columns: list[Cells], count: int) -> Iterator[tuple[str, Bools | None]]:
+    def _told_apart(self, columns: list[Cells] | None, count: int) -> Iterator[tuple[str, Bools | None]]:
         """Rows by what a column such as `phase` says of them."""
-        for name, cells in zip(self._names, columns, strict=True):
+        for name, cells in zip(self._names, columns or [], strict=False):
             splits = {cell: split_of(cell) for cell in set(cells)} if is_split(name) else {}
             if any(splits.values()):
                 by_split: dict[str, list[str]] = defaultdict(list)
@@ -222,6 +219,35 @@ class _Reading:
         return value
 
 
+def _matrix(text: str, lines: list[str], dialect: Dialect) -> tuple[NDArray[np.float64], bool] | None:
+    """A block that is all numbers, by NumPy's reader, and whether it is filled; where it is not, NaN is an empty cell.
+
+    That can be told only where no NaN stands in the block. None where there is anything else in it.
+    """
+    sign = None if dialect.delimiter == SPACES else dialect.delimiter
+    if sign == "|":
+        return None
+    if dialect.comma:
+        text = text.replace(",", ".")
+        lines = text.removesuffix("\n").split("\n")
+    filled = sign is None or not any(blank in text for blank in (sign * 2, f"{sign}\n", f"\n{sign}", f"{sign}\r"))
+    if sign is not None and (not filled or text.startswith(sign)):
+        if "nan" in text.lower():
+            return None
+        filled, lines = False, [_without_blanks(line, sign) for line in lines]
+    try:
+        quote = '"' if '"' in text else None
+        return np.loadtxt(lines, delimiter=sign, comments=None, quotechar=quote, ndmin=2), filled
+    except ValueError:
+        return None
+
+
+def _without_blanks(line: str, sign: str) -> str:
+    line = line.replace(sign * 2, f"{sign}nan{sign}").replace(sign * 2, f"{sign}nan{sign}")
+    line = f"nan{line}" if line.startswith(sign) else line
+    return f"{line}nan" if line.endswith(sign) else line
+
+
 def _numbers(cells: Cells, comma: bool) -> Parsed:
     """The numbers of a column, and where there are any; None for everywhere."""
     plain = [cell.replace(",", ".") for cell in cells] if comma else cells
@@ -229,6 +255,7 @@ def _numbers(cells: Cells, comma: bool) -> Parsed:
         return np.fromiter(map(float, plain), np.float64, len(cells)), None
     except ValueError:
         pass
-    values = [number(cell, comma=comma) if cell else None for cell in cells]
+    known = {cell: number(cell, comma=comma) for cell in set(cells)}
+    values = [known[cell] for cell in cells]
     present = np.fromiter((value is not None for value in values), np.bool_, len(cells))
     return np.array(values, dtype=np.float64), None if present.all() else present

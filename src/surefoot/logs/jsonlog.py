@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 from surefoot.logs.gaps import cleared
@@ -15,7 +14,6 @@ from surefoot.logs.source import Source, decoded
 from surefoot.logs.table import Gatherer, Table, Unreadable
 
 FORMAT = "jsonl"
-_BLOCK = 1 << 20
 _CLOSERS = {"{": "}", "[": "]"}
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\],]', re.S)
 _BARE = re.compile(r"(?<=[:,\[\s])([+-]?)(nan|inf(?:inity)?|none|true|false)(?=\s*[,}\]])", re.I)
@@ -62,32 +60,22 @@ def _closes(text: str) -> bool:
 
 def read(source: Source) -> Table | list[Table]:
     """The records of a log, or of the document that it is."""
-    lines = source.lines()
-    start: list[bytes] = []
-    for line in lines:
-        start.append(line)
-        if line.strip(b"\0 \t\r\n"):
-            break
-    first = start[-1] if start else b""
-    second = next(lines, b"")
-    whole = [first, second] if second else [first]
-    if second.strip() and (_complete(first) or not first.lstrip(b"\0 \t").startswith((b"{", b"["))):
-        return _lines(source, chain(whole, lines))
-    return _document(source, chain(whole, lines))
+    first, apart, second = source.head.lstrip(b"\0 \t\r\n").partition(b"\n")
+    if apart and second.strip() and (not first.startswith((b"{", b"[")) or _complete(first)):
+        return _lines(source)
+    return _document(source)
 
 
 def _complete(line: bytes) -> bool:
     return isinstance(_loaded(decoded(line)), dict)
 
 
-def _lines(source: Source, lines: Iterator[bytes]) -> Table:
+def _lines(source: Source) -> Table:
     gatherer = Gatherer()
     block = Block(gatherer)
-    for batch in _batches(lines):
-        records = _at_once(batch)
-        if records is None:
-            records = [record for line in batch for record in _records_of(line, gatherer)]
-        block.add(records)
+    for raw in source.blocks():
+        records = at_once(raw)
+        block.add(one_by_one(raw, gatherer) if records is None else records)
     if not gatherer.records:
         raise Unreadable(f"{source.path} looks like JSON lines, but none of its lines holds an object. {_WAY_OUT}")
     return cleared(gatherer.table(FORMAT, source.path), gatherer.voids())
@@ -96,28 +84,19 @@ def _lines(source: Source, lines: Iterator[bytes]) -> Table:
 _WAY_OUT = "Write one object a line, such as " + '{"step": 1, "loss": 2.3}'
 
 
-def _batches(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
-    batch: list[bytes] = []
-    size = 0
-    for line in lines:
-        batch.append(line)
-        size += len(line)
-        if size >= _BLOCK:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _at_once(lines: list[bytes]) -> list[dict[str, Any]] | None:
+def at_once(raw: bytes) -> list[dict[str, Any]] | None:
     """All lines in one go, several times as fast as one by one; None where a single one is not what it should be."""
+    lines = raw.removesuffix(b"\n")
     try:
-        found = json.loads(b"[" + b",".join(lines) + b"]")
+        found = json.loads(b"[" + lines.replace(b"\n", b",") + b"]")
     except (ValueError, RecursionError):
         return None
-    if len(found) != len(lines) or set(map(type, found)) != {dict}:
-        return None
-    return found
+    return found if len(found) == lines.count(b"\n") + 1 and set(map(type, found)) == {dict} else None
+
+
+def one_by_one(raw: bytes, gatherer: Gatherer) -> list[dict[str, Any]]:
+    """The records of each line; what is none is counted."""
+    return [record for line in raw.splitlines(keepends=True) for record in _records_of(line, gatherer)]
 
 
 def _records_of(line: bytes, gatherer: Gatherer) -> Iterator[dict[str, Any]]:
@@ -178,15 +157,8 @@ def _standard(text: str) -> str:
     return "".join(parts)
 
 
-def _document(source: Source, lines: Iterator[bytes]) -> Table | list[Table]:
-    size = 0
-    parts: list[bytes] = []
-    for line in lines:
-        parts.append(line)
-        size += len(line)
-        source.bounded(size)
-    text = decoded(b"".join(parts))
-    del parts
+def _document(source: Source) -> Table | list[Table]:
+    text = decoded(source.whole())
     gatherer = Gatherer()
     value = _understood(text, gatherer)
     del text

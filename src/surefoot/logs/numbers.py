@@ -28,6 +28,8 @@ def number(text: str, *, comma: bool = False) -> float | None:
 
     `comma` says that the file writes decimals with a comma, as spreadsheets of half of Europe do.
     """
+    if ":" in text and "(" not in text:
+        return None  # a time, a path: told at once, because logs are full of them
     if comma and "," in text:
         text = text.replace(".", "").replace(",", ".")
     try:
@@ -35,21 +37,21 @@ def number(text: str, *, comma: bool = False) -> float | None:
     except ValueError:
         pass
     text = text.strip().strip("\"'").strip()
-    return None if text.lower() in _MISSING or len(text) > 200 else _unusual(text)
+    return None if len(text) > 200 or text.lower() in _MISSING else _unusual(text)
 
 
 def _unusual(text: str) -> float | None:
     """Numbers in the ways that only some programs write them: 1.2K, 95 %, tensor(0.5), -nan(ind), 1,234,567."""
+    if match := _UNITS.fullmatch(text):
+        return float(match[1]) * _SCALES.get(match[2], 1.0)
+    if _THOUSANDS.fullmatch(text):
+        return float(text.replace(",", ""))
     if _NAN.fullmatch(text):
         return float("nan")
     if match := _INFINITE.fullmatch(text):
         return float(match[1] + "inf")
     if match := _WRAPPED.fullmatch(text):
         return _plain(match[1])
-    if _THOUSANDS.fullmatch(text):
-        return float(text.replace(",", ""))
-    if match := _UNITS.fullmatch(text):
-        return float(match[1]) * _SCALES.get(match[2], 1.0)
     return _plain(text)
 
 

@@ -38,12 +38,13 @@ class Block:
 
     def _take(self, records: Sequence[Record], rows: Rows, split: str, path: str, depth: int) -> None:
         """Records of one shape are taken together: most logs have one or two."""
-        shapes: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for index, shape in enumerate(map(tuple, records)):
-            shapes[shape].append(index)
+        shapes: dict[tuple[str, ...], list[int]] = {shape: [] for shape in dict.fromkeys(map(tuple, records))}
+        if len(shapes) > 1:
+            for index, shape in enumerate(map(tuple, records)):
+                shapes[shape].append(index)
         for shape, at in shapes.items():
-            same = records if len(shapes) == 1 else [records[index] for index in at]
-            where = rows if len(shapes) == 1 else rows[at]
+            same = [records[index] for index in at] if at else records
+            where = rows[at] if at else rows
             if "train_runtime" in shape and depth == 0:
                 for record in same:
                     keep_facts(self._gatherer, record)
@@ -99,16 +100,23 @@ class Block:
         return True
 
     def _mixed(self, name: str, values: list[Any], rows: Rows, split: str, depth: int) -> None:
+        kinds = set(map(type, values))
+        if kinds == {dict}:
+            if depth < DEEPEST:
+                self._take(values, rows, split, name, depth + 1)
+            return
+        # The words that label records are few, and the same again and again.
+        known = {text: number(text) for text in set(values)} if kinds == {str} else {}
         numbers: list[float] = []
         at: list[int] = []
         inner: list[int] = []
         nothing: list[int] = []
-        for index, value in enumerate(values):
+        for index, value in enumerate(values) if not known or any(one is not None for one in known.values()) else ():
             if value is None:
                 nothing.append(index)
             elif isinstance(value, dict):
                 inner.append(index)
-            elif (told := as_number(value)) is not None:
+            elif (told := known[value] if known else as_number(value)) is not None:
                 at.append(index)
                 numbers.append(told)
         if at:

@@ -84,6 +84,22 @@ class Source:
         while chunk := self._guarded(lambda: self._rest.read(size)):
             yield chunk
 
+    def blocks(self, size: int = 1 << 20) -> Iterator[bytes]:
+        """Pieces of many whole lines each; only the last may lack its end, and a line beyond bounds is cut."""
+        parts: list[bytes] = []
+        waiting = 0
+        for chunk in self.chunks(size):
+            end = chunk.rfind(b"\n") + 1
+            if not end and waiting + len(chunk) < LONGEST:
+                parts.append(chunk)
+                waiting += len(chunk)
+                continue
+            end = end or len(chunk)
+            yield b"".join([*parts, chunk[:end]])
+            parts, waiting = [chunk[end:]], len(chunk) - end
+        if rest := b"".join(parts):
+            yield rest
+
     def whole(self) -> bytes:
         """Everything, for formats that cannot be read in parts."""
         parts: list[bytes] = []
