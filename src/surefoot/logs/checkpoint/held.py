@@ -16,6 +16,8 @@ Numbers = NDArray[np.floating[Any]]
 FLOATS = frozenset({"float64", "float32", "float16", "bfloat16", "float8_e4m3", "float8_e5m2"})
 """Kinds of number that are looked at; whole numbers are counters, masks, or quantised weights."""
 
+_MANY = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -57,10 +59,16 @@ class Contents:
     """How often batch norms have seen a batch, by name."""
     losses: dict[str, float] = field(default_factory=dict)
     step: int | None = None
+    epoch: int | None = None
     skipped: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
     """What is wrong with the files themselves: sentences."""
+
+    def leave_out(self, name: str, dtype: str, count: int) -> None:
+        """A tensor of whole numbers."""
+        quantised = count >= _MANY and "weight" in name and dtype != "bool"
+        self.skipped["quantised weights" if quantised else "tensors of whole numbers (counters, masks, positions)"] += 1
 
     def take(self, other: Contents) -> None:
         self.weights += other.weights
@@ -70,6 +78,7 @@ class Contents:
         self.counters |= other.counters
         self.losses |= other.losses
         self.step = other.step if self.step is None else self.step
+        self.epoch = other.epoch if self.epoch is None else self.epoch
         self.skipped.update(other.skipped)
         self.notes += other.notes
         self.damage += other.damage

@@ -35,7 +35,11 @@ def looked_at(path: Path, contents: Contents, progress: Progress | None) -> Answ
             source=_source(path, contents, looked),
             notes=tuple(contents.notes),
         )
+    optimizer.name_moments(contents)
     optimizer.counters(contents)
+    if contents.step is None and contents.epoch is not None:
+        contents.step = contents.epoch
+        contents.notes.append(f"no step is stored; {contents.epoch} is the epoch")
     found = [_damaged(path, contents, count)]
     found += [check(looked) for check in weights.CHECKS]
     found.append(weights.at_the_start(looked, contents.counters))
@@ -140,7 +144,7 @@ def _remarks(looked: list[Weight]) -> list[str]:
 
 
 def _source(path: Path, contents: Contents, looked: list[Weight]) -> dict[str, Any]:
-    trained = [one for one in looked if one.role not in (Role.BUFFER, Role.VARIANCE)]
+    trained = [one for one in looked if one.role not in (Role.BUFFER, Role.MEASURED)]
     largest = max(trained, key=lambda one: one.figures.norm, default=None)
     return {
         "path": str(path),

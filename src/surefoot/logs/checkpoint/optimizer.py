@@ -9,13 +9,27 @@ from surefoot.logs.answer import State
 from surefoot.logs.checkpoint.figures import Figures
 from surefoot.logs.checkpoint.finding import Finding, finding, listed
 from surefoot.logs.checkpoint.held import Contents, Moments
+from surefoot.logs.checkpoint.roles import Role, role_of
 from surefoot.records import Cause, Pattern
 
+_NOT_TRAINED = (Role.BUFFER, Role.MEASURED)
 Measured = list[tuple[Moments, dict[str, Figures]]]
-_SECOND = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "v", "sum", "exp_avg_sq_row", "exp_avg_sq_col")
+_SECOND = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_avg_sq_row", "exp_avg_sq_col")
 """Means of squares, by the names that optimizers give them; they are never negative."""
 _ASTRONOMIC = 1e30
 _FRESH = ("Start the optimizer afresh (keep the weights, leave its state out), with a short warm-up.",)
+
+
+def name_moments(contents: Contents) -> None:
+    """Optimizers number their parameters; where shapes agree all along, the numbers stand for the weights in order."""
+    trained = [held for held in contents.weights if role_of(held) not in _NOT_TRAINED]
+    moments = contents.moments
+    if len(moments) != len(trained) or any(not one.key.isdecimal() for one in moments):
+        return
+    pairs = list(zip(sorted(moments, key=lambda one: int(one.key)), trained, strict=True))
+    if all(held.shape == whole.shape for one, whole in pairs for held in one.tensors.values()):
+        for one, whole in pairs:
+            one.key = whole.name
 
 
 def broken(contents: Contents, measured: Measured) -> Finding | None:
@@ -63,11 +77,11 @@ def idle(contents: Contents, measured: Measured) -> Finding | None:
     """Parameters whose gradient was always exactly zero."""
     seen = [(moments, figures) for moments, all_figures in measured if (figures := _second(all_figures)) is not None]
     still = [moments.key for moments, figures in seen if figures.constant and figures.high == 0]
-    if not still or not any((moments.step or 1) > 0 for moments, _ in seen):
+    if not still or not any(moments.step is None or moments.step > 0 for moments, _ in seen):
         return None
     told = f"{len(still):,} of {len(seen):,} parameters have second moments of exactly 0: no gradient ever reached them"
     if len(still) <= len(seen) / 2:
-        contents.notes.append(f"{told} (number {listed(still, 5)})")
+        contents.notes.append(f"{told} ({listed(still, 5)})")
         return None
     return finding(
         State.WARNING,
@@ -128,7 +142,7 @@ def counters(contents: Contents) -> None:
             f"the optimizer's step counters disagree: {few:,} of {len(whole):,} parameters are behind"
             f" {max(whole):,.0f}, down to {min(whole):,.0f}"
         )
-    if contents.step is None and whole:
+    if contents.step is None and contents.epoch is None and whole:
         contents.step = int(max(whole))
     dtypes = {held.dtype for moments in contents.moments for name, held in moments.tensors.items() if name in _SECOND}
     if halves := dtypes & {"float16", "bfloat16"}:

@@ -17,15 +17,15 @@ class Role(StrEnum):
     BIAS = "bias"
     ADAPTER = "adapter"
     """The half of a low-rank adapter that starts at zero."""
-    VARIANCE = "variance"
-    """What a batch norm has measured."""
+    MEASURED = "measured"
+    """Mean and variance that a batch norm has seen."""
     BUFFER = "buffer"
     """Not trained: masks, positions, tables."""
     OTHER = "other"
 
 
 _BUFFER = re.compile(
-    r"mask|running_mean|inv_freq|freqs|rotary|alibi|position_ids|relative_position|relative_coords|rel_pos_index"
+    r"mask|inv_freq|freqs|rotary|alibi|position_ids|relative_position|relative_coords|rel_pos_index"
     r"|(^|[._])(sin|cos|pe|anchors?|anchor_grid|strides?|grid|indices|buffer|cache|zero_points?|scales?|absmax"
     r"|quant_map|min_val|max_val|sigmas?|betas?_?t?|alphas?_?t?|alphas_cumprod\w*|sqrt_\w+|posterior_\w+|log_one_\w+"
     r"|ema_count|cluster_size|rng\w*|mean|std|var)($|[._]\d*$)"
@@ -40,8 +40,8 @@ def role_of(held: Held) -> Role:
     name = held.name.lower()
     wide = sum(size > 1 for size in held.shape)
     role = Role.OTHER
-    if name.endswith("running_var"):
-        role = Role.VARIANCE
+    if name.endswith(("running_var", "running_mean")):
+        role = Role.MEASURED
     elif _ADAPTER.search(name):
         role = Role.ADAPTER
     elif _BUFFER.search(name) or (re.search(r"attn\.(masked_)?bias$", name) and len(held.shape) != 1):

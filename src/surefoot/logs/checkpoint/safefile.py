@@ -1,4 +1,4 @@
-"""safetensors files: a header in JSON, checked before anything is believed, and the numbers mapped from the disk."""
+"""safetensors files: a header in JSON, checked before anything is believed, and the numbers part by part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from surefoot.logs.checkpoint.held import FLOATS, Contents, Held, Numbers, floats
 from surefoot.logs.table import Unreadable
@@ -35,6 +34,7 @@ _KINDS = {
     "U8": ("uint8", "u1"),
     "BOOL": ("bool", "u1"),
 }
+_UNKNOWN = "unknown "
 _COUNTER = "num_batches_tracked"
 
 
@@ -46,7 +46,6 @@ def read(path: Path) -> Contents:
     header, start = _header(path)
     size = path.stat().st_size - start
     contents = Contents("safetensors")
-    data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r", start) if size > 0 else np.empty(0, np.uint8)
     ends: list[tuple[int, int, str]] = []
     for name, entry in header.items():
         if name == "__metadata__":
@@ -59,38 +58,48 @@ def read(path: Path) -> Contents:
                 " earlier checkpoint"
             )
         ends.append((first, last, name))
-        dtype, width = _KINDS.get(kind, (kind, ""))
+        dtype, width = _KINDS.get(kind, (_UNKNOWN + kind, ""))
         if width and last - first != prod(shape) * np.dtype(width).itemsize:
             raise Unreadable(
                 f"{path} has a damaged header: {name} of {kind} and shape {list(shape)} cannot be {last - first:,}"
                 " bytes"
             )
-        _sort(contents, name, dtype, shape, data[first:last].view(width) if width else None)
+        _sort(contents, Held(name, dtype, shape, last - first, _Parts(path, start + first, dtype, width, prod(shape))))
     _apart(path, ends)
     return contents
 
 
-def _sort(contents: Contents, name: str, dtype: str, shape: tuple[int, ...], raw: NDArray[Any] | None) -> None:
-    if raw is None:
-        contents.skipped[f"tensors of the kind {dtype}"] += 1
-    elif dtype in FLOATS:
-        contents.weights.append(Held(name, dtype, shape, raw.nbytes, _Parts(raw, dtype)))
-    elif name.endswith(_COUNTER) and raw.size == 1:
-        contents.counters[name] = int(raw[0])
+def _sort(contents: Contents, held: Held) -> None:
+    if held.dtype in FLOATS:
+        contents.weights.append(held)
+    elif held.dtype.startswith(_UNKNOWN):
+        contents.skipped[f"tensors of the kind {held.dtype.removeprefix(_UNKNOWN)[:20]}"] += 1
+    elif held.name.endswith(_COUNTER) and held.count == 1:
+        contents.counters[held.name] = int(next(held.parts(1))[0])
     else:
-        contents.skipped["tensors of whole numbers (counters, masks, quantised weights)"] += 1
+        contents.leave_out(held.name, held.dtype, held.count)
 
 
 class _Parts:
     """The numbers of one tensor, so many at a time."""
 
-    def __init__(self, raw: NDArray[Any], dtype: str) -> None:
-        self._raw = raw
+    def __init__(self, path: Path, start: int, dtype: str, width: str, count: int) -> None:
+        self._path = path
+        self._start = start
         self._dtype = dtype
+        self._width = width
+        self._count = count
 
     def __call__(self, size: int) -> Iterator[Numbers]:
-        for at in range(0, len(self._raw), size):
-            yield floats(np.asarray(self._raw[at : at + size]), self._dtype)
+        with self._path.open("rb") as stream:
+            stream.seek(self._start)
+            left = self._count
+            while left > 0:
+                raw = np.fromfile(stream, self._width, min(size, left))
+                if not len(raw):
+                    raise Unreadable(f"{self._path} got shorter while it was read")
+                left -= len(raw)
+                yield floats(raw, self._dtype)
 
 
 def _length(head: bytes) -> int:

@@ -13,6 +13,8 @@ from surefoot.logs.checkpoint.torchfile import Closed
 
 _DEEPEST = 60
 _STEPS = ("global_step", "step", "iteration", "iter_num", "iter", "steps", "num_updates", "total_iters", "train_step")
+_ASIDE = frozenset({"callbacks", "loops", "lr_schedulers", "lr_scheduler", "scheduler", "metrics", "hyper_parameters"})
+"""Where trainers keep what is not a weight."""
 _INNER = frozenset({"_modules", "_parameters", "_buffers"})
 """What a whole module keeps its tensors under."""
 _SETTINGS = ("lr", "initial_lr", "weight_decay", "momentum")
@@ -47,6 +49,8 @@ def sorted_out(loaded: Any) -> Contents:
 def _inside(value: Any) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, Mapping):
         for name, inner in value.items():
+            if name in _ASIDE:
+                continue
             yield (() if name in _INNER else (str(name),)), inner
         if inner := getattr(value, "__dict__", None):
             yield (), inner
@@ -79,6 +83,9 @@ def _plain(contents: Contents, path: Path, value: Any) -> None:
         number = _number(value.get(name))
         if contents.step is None and number is not None and math.isfinite(number) and number >= 0:
             contents.step = int(number)
+    epoch = _number(value.get("epoch"))
+    if not path and epoch is not None and math.isfinite(epoch):
+        contents.epoch = int(epoch)
     for name, inner in list(value.items())[:1000]:
         if isinstance(name, str) and "loss" in name.lower() and "." not in name:
             number = _number(inner)
@@ -144,7 +151,7 @@ def _held(contents: Contents, name: str, tensor: Any) -> Held | None:
         contents.skipped["quantised, sparse or empty-shell tensors"] += 1
         return None
     if dtype not in FLOATS:
-        contents.skipped["tensors of whole numbers (counters, masks, quantised weights)"] += 1
+        contents.leave_out(name, dtype, tensor.numel())
         return None
     tensor = tensor.detach()
     stored = tensor.untyped_storage().nbytes() // tensor.element_size()

@@ -23,6 +23,8 @@ _TIMES_START = 20.0
 _EXPLODED = 1e6
 _FEWEST_SIBLINGS = 4
 _SMALLEST = 16
+_ANYTHING = ("cache",)
+_UNMEASURED = (*_ANYTHING, "mask", "alibi", "min_val", "max_val", "sigma")
 _HALVES = ("float16", "bfloat16")
 
 
@@ -83,8 +85,11 @@ def nonfinite(weights: Weights) -> Finding | None:
 
 
 def _may_be_infinite(one: Weight) -> bool:
-    """Masks are made of minus infinity; a single number that is infinite is the mark of something not yet measured."""
-    return one.figures.masks or one.held.count == 1 or (one.role is Role.BUFFER and not one.figures.nans)
+    """Masks are made of minus infinity, a lone infinity marks what is not measured yet, a cache holds anything."""
+    if one.figures.masks or (one.held.count == 1 and not one.figures.nans):
+        return True
+    words = _UNMEASURED if not one.figures.nans else _ANYTHING
+    return one.role is Role.BUFFER and any(word in one.name.lower() for word in words)
 
 
 def _told_bad(one: Weight) -> str:
@@ -118,7 +123,7 @@ def near_the_limit(weights: Weights) -> Finding | None:
 def absurd(weights: Weights) -> Finding | None:
     """Weights far beyond any start and any sibling."""
     layers = [one for one in weights if one.role in (Role.MATRIX, Role.EMBEDDING, Role.NORM, Role.BIAS)]
-    exploded = [one for one in layers if one.figures.largest >= _EXPLODED]
+    exploded = [one for one in layers if one.figures.largest >= (_EXPLODED if one.role is not Role.BIAS else 1e10)]
     if exploded:
         worst = max(exploded, key=lambda one: one.figures.largest)
         return finding(
@@ -272,7 +277,7 @@ def at_the_start(weights: Weights, counters: dict[str, int]) -> Finding | None:
 def variances(weights: Weights) -> Finding | None:
     """What batch norms have measured: never negative, seldom zero, never astronomic."""
     for one in weights:
-        if one.role is not Role.VARIANCE or one.figures.bad:
+        if not one.name.endswith("running_var") or one.figures.bad:
             continue
         figures = one.figures
         if figures.low < 0:
