@@ -9,10 +9,24 @@ from surefoot.logs.meaning import Role, meaning
 
 @pytest.mark.parametrize(
     "name",
-    (
-        "loss|train/loss|Train Loss|lm loss|lm-loss|mean_loss|train_loss_step|total_loss|trainLoss|current_loss|损失|"
-        "proud-sun-7 - train/loss|Loss/train|epoch_loss|Average loss|losses/total_loss"
-    ).split("|"),
+    [
+        "loss",
+        "train/loss",
+        "Train Loss",
+        "lm loss",
+        "lm-loss",
+        "mean_loss",
+        "train_loss_step",
+        "total_loss",
+        "trainLoss",
+        "current_loss",
+        "损失",
+        "proud-sun-7 - train/loss",
+        "Loss/train",
+        "epoch_loss",
+        "Average loss",
+        "losses/total_loss",
+    ],
 )
 def test_the_whole_training_loss(name: str) -> None:
     told = meaning(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +15,12 @@ from surefoot.logs import reading
 from surefoot.logs.answer import Answer, Named, PathLike, State
 from surefoot.logs.arrays import table_of
 from surefoot.logs.course import Course, courses
+from surefoot.logs.ending import Ending, read_ending
 from surefoot.logs.signs import blowup, game, nonfinite, overfit, overflow, plateau, settings, spike, zero
 from surefoot.logs.signs.base import Look, Sign, number
 from surefoot.logs.signs.sight import SIGHT, Sight
 from surefoot.logs.table import Table
 from surefoot.records import Cause
-
-if TYPE_CHECKING:
-    from surefoot.logs.ending import Ending
 
 SIGNS: tuple[Callable[[Look], Sign | None], ...] = (
     nonfinite.look,
@@ -202,17 +200,13 @@ def _path(view: Look, answer: Answer) -> str:
 
 def _ending(table: Table) -> Ending | None:
     """How a text log ends, if in an exception."""
-    if not table.ending:
-        return None
-    from surefoot.logs.ending import read_ending
-
-    return read_ending(table.ending)
+    return read_ending(table.ending) if table.ending else None
 
 
 def _ended(ending: Ending, answer: Answer, table: Table) -> Answer:
     """An exception at the end of a log: what killed the run, unless its numbers had failed before."""
     named = Named(cause=ending.cause, confidence=ending.confidence, evidence=ending.evidence, advice=ending.advice)
-    if answer.verdict is State.FAILED or not ending.fault:
+    if answer.verdict is State.FAILED or not ending.fault or _finished(answer, table):
         return replace(answer, notes=(*answer.notes, f"the log ends so: {ending.sentence}"))
     others = tuple(one for one in answer.causes if one.cause is not ending.cause)
     before = (f"before that: {answer.sentence}",) if answer.sentence else ()
@@ -224,6 +218,12 @@ def _ended(ending: Ending, answer: Answer, table: Table) -> Answer:
         causes=(named, *others)[:MOST_CAUSES],
         notes=(*answer.notes, *before),
     )
+
+
+def _finished(answer: Answer, table: Table) -> bool:
+    """Whether all the steps that were planned had been done: what failed then was not the training."""
+    planned = table.facts.get("max_steps")
+    return isinstance(planned, float | int) and planned > 0 and (answer.last_step or 0) >= planned
 
 
 def _whole(step: float | None) -> int | None:
