@@ -77,7 +77,7 @@ def test_batches_within_epochs_are_one_run() -> None:
 def test_the_share_of_an_epoch_is_no_step() -> None:
     log = table(*({"epoch": 0.01 * i, "loss": 1.0} for i in range(50)))
     (course,) = courses(log)
-    assert course.unit == "row"
+    assert course.unit == "point"
     assert course.loss.steps[-1] == 50
 
 

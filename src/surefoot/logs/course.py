@@ -54,7 +54,7 @@ class Course:
     others: Mapping[str, Trace] = field(default_factory=dict)
     """By role: accuracy, eval_accuracy, reward, speed, memory, skipped; `rival:NAME` for losses of a game."""
     unit: str = "step"
-    """What the steps count: step, epoch, or row where the log counts nothing."""
+    """What the steps count: step, epoch, or point (a loss) where the log counts nothing."""
     notes: tuple[str, ...] = ()
 
     def used(self) -> dict[str, str]:
@@ -297,7 +297,7 @@ def _nested(
         return None
     steps = np.arange(1, len(rows) + 1, dtype=np.float64)
     starts = [0, *(np.flatnonzero(fresh) + 1).tolist()]
-    return _parted(rows, steps, starts, "row")
+    return _parted(rows, steps, starts, "point")
 
 
 def _split_by_epoch(table: Table, known: Mapping[str, Meaning], rows: NDArray[np.int64]) -> _Clock:
@@ -310,7 +310,7 @@ def _split_by_epoch(table: Table, known: Mapping[str, Meaning], rows: NDArray[np
             epoch = _at(table.columns[name], rows)
             starts += (np.flatnonzero((np.diff(epoch) < 0) & (epoch[1:] <= epoch[0])) + 1).tolist()
             break
-    return _parted(rows, steps, starts, "row")
+    return _parted(rows, steps, starts, "point")
 
 
 def _split(rows: NDArray[np.int64], steps: Floats, unit: str) -> _Clock:

@@ -20,7 +20,7 @@ from surefoot.logs.signs import blowup, game, nonfinite, overfit, overflow, plat
 from surefoot.logs.signs.base import Look, Sign, number
 from surefoot.logs.signs.sight import SIGHT, Sight
 from surefoot.logs.table import Table
-from surefoot.records import Cause
+from surefoot.records import Cause, Pattern
 
 SIGNS: tuple[Callable[[Look], Sign | None], ...] = (
     nonfinite.look,
@@ -125,7 +125,7 @@ def _judged(course: Course, table: Table, sight: Sight = SIGHT) -> Answer:
         key=lambda sign: _GRAVITY[sign.verdict],
     )
     notes = [*table.notes, *course.notes]
-    troubles = [sign for sign in signs if sign.verdict is not State.HEALTHY]
+    troubles = _apart([sign for sign in signs if sign.verdict is not State.HEALTHY])
     notes += [sign.sentence for sign in signs if sign.verdict is State.HEALTHY]
     answer = _told(view, troubles, table)
     if troubles:
@@ -135,6 +135,14 @@ def _judged(course: Course, table: Table, sight: Sight = SIGHT) -> Answer:
     answer = replace(answer, notes=tuple(notes), course=course)
     ending = _ending(table)
     return _ended(ending, answer, table) if ending is not None else answer
+
+
+def _apart(troubles: list[Sign]) -> list[Sign]:
+    """Where a run has failed, what else is worth telling: a spike or a flat stretch is then part of the failure."""
+    if not troubles or troubles[0].verdict is not State.FAILED:
+        return troubles
+    part = (Pattern.RECOVERED_SPIKE, Pattern.PLATEAU, Pattern.NONE)
+    return [sign for sign in troubles if sign.verdict is State.FAILED or sign.pattern not in part]
 
 
 def _told(view: Look, troubles: Sequence[Sign], table: Table) -> Answer:

@@ -70,8 +70,7 @@ class Look:
 
     def at(self, step: float) -> str:
         """A place in the run, in words."""
-        unit = "point" if self.course.unit == "row" else self.course.unit
-        return f"{unit} {step:,.0f}"
+        return f"{self.course.unit} {step:,.0f}"
 
 
 def number(value: float) -> str:
