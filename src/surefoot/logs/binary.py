@@ -9,6 +9,7 @@ _LEGACY = b"l\xfc\x9cF\xf9 j\xa8P\x19."
 """The number that torch wrote at the head of its files before they were archives."""
 _TEXT = "Save it as text (CSV or JSONL) and pass that"
 _MAGICS: tuple[tuple[bytes, str, str], ...] = (
+    (b"version https://git-lfs", "the pointer of Git LFS, not the file itself", "Fetch it: git lfs pull"),
     (b"\x89PNG", "an image", "Pass the log that it was drawn from"),
     (b"\xff\xd8\xff", "an image", "Pass the log that it was drawn from"),
     (b"GIF8", "an image", "Pass the log that it was drawn from"),

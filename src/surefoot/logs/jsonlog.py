@@ -163,13 +163,13 @@ def _document(source: Source) -> Table | list[Table]:
     value = _understood(text, gatherer)
     del text
     document = Document(gatherer)
-    format = document.take(value)
-    if not gatherer.records:
+    table = gatherer.table(document.take(value), source.path)
+    if not table.columns and not gatherer.voids():
         raise Unreadable(
             f"{source.path} is JSON, but holds no list of numbers and no records with numbers. {_WAY_OUT},"
             ' or a history such as {"loss": [2.3, 2.1]}'
         )
-    return cleared(gatherer.table(format, source.path), gatherer.voids())
+    return cleared(table, gatherer.voids())
 
 
 def _understood(text: str, gatherer: Gatherer) -> Any:

@@ -8,11 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, cast
 
-from surefoot.logs import binary, delimited, folder, jsonlog, rundir, tensorboardlog, wandblog
+from surefoot.logs import binary, delimited, folder, jsonlog, rundir, tensorboardlog, textlog, wandblog
 from surefoot.logs.source import Source
 from surefoot.logs.table import Table, Unreadable
-
-TEXT = "text"
 
 
 class Reader(Protocol):
@@ -48,11 +46,11 @@ def read_file(path: str) -> list[Table]:
             raise Unreadable(f"{path} is a checkpoint, not a log")
         if not source.head and source.trouble:
             raise Unreadable(f"{path} cannot be unpacked: {source.trouble}")
-        if reason := binary.no_log(source.head) if kind == TEXT else "":
+        if reason := binary.no_log(source.head) if kind == textlog.FORMAT else "":
             raise Unreadable(f"{path} {reason}")
         found = _read(source, kind)
         tables = found if isinstance(found, list) else [found]
-        if source.trouble:
+        if source.trouble and not any(source.trouble in note for table in tables for note in table.notes):
             told = f"the file could not be read to its end ({source.trouble}): this is what stands before"
             tables = [replace(table, notes=(*table.notes, told)) for table in tables]
         return tables
@@ -66,8 +64,8 @@ def kind_of(head: bytes) -> str:
     if binary.is_checkpoint(head):
         return binary.CHECKPOINT
     if binary.no_log(head):
-        return TEXT
-    return next((reader.FORMAT for reader in READERS[2:] if reader.fits(head)), TEXT)
+        return textlog.FORMAT
+    return next((reader.FORMAT for reader in READERS[2:] if reader.fits(head)), textlog.FORMAT)
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
@@ -82,7 +80,7 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
 def _read(source: Source, kind: str) -> Table | list[Table]:
     reader = next((one for one in READERS if kind == one.FORMAT), None)
     if reader is None:
-        return _text(source)
+        return textlog.read(source)
     try:
         return reader.read(source)
     except Unreadable:
@@ -90,15 +88,9 @@ def _read(source: Source, kind: str) -> Table | list[Table]:
             raise
         with Source.open(source.path) as again:
             try:
-                found = _text(again)
+                found = textlog.read(again)
             except Unreadable:
                 found = None
-        if found is None or not any(table.columns for table in (found if isinstance(found, list) else [found])):
+        if found is None or not found.columns:
             raise
         return found
-
-
-def _text(source: Source) -> Table | list[Table]:
-    from surefoot.logs import textlog
-
-    return textlog.read(source)
