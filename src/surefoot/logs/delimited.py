@@ -19,7 +19,7 @@ from surefoot.logs.source import Source, decoded
 from surefoot.logs.table import Gatherer, Parts, Table, Unreadable
 
 FORMAT = "csv"
-_TAG = re.compile(r"-tag-(.+?)(?:\.csv)?", re.I)
+_TAG = re.compile(r"-tag-(.+)", re.I)
 _CONTROL = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f]")
 _REMARK = re.compile(r"^\s*(?:#|%|//|[-=+|]{3})", re.M)
 Cells = list[str]
@@ -37,7 +37,7 @@ def read(source: Source) -> Table | list[Table]:
     dialect = told(_sample(source.head))
     if dialect is None:
         raise Unreadable(f"{source.path} is no table: no header over numbers was found")
-    reading = _Reading(dialect, source.path)
+    reading = Reading(dialect, source.path)
     for block in source.blocks():
         reading.take(decoded(block))
     if not reading.gatherer.records:
@@ -54,7 +54,7 @@ def _sample(head: bytes) -> str:
     return text[:whole] if whole and len(head) >= 1 << 15 else text
 
 
-class _Reading:
+class Reading:
     """One table under way."""
 
     def __init__(self, dialect: Dialect, path: str) -> None:
@@ -83,19 +83,21 @@ class _Reading:
 
     def take(self, text: str) -> None:
         """A block of whole lines; only the last may lack its end."""
+        if self._before >= 0 or not text.endswith("\n") or len(self._names) < 2 or not self._quickly(text):
+            self.take_slowly(text)
+
+    def take_slowly(self, text: str) -> None:
+        """The same, row by row."""
         whole = text.endswith("\n")
-        lines = text.removesuffix("\n").split("\n")
-        if "\r" in text:
-            lines = [line.rstrip("\r") for line in lines]
-        if self._before < 0 and whole and len(self._names) > 1 and self._quickly(text, lines):
-            return
         rows: list[Cells] = []
+        lines = _lines(text)
         for index, line in enumerate(lines):
             self._row(line, rows, torn=not whole and index == len(lines) - 1)
         self._flush(rows)
 
-    def _quickly(self, text: str, lines: list[str]) -> bool:
+    def _quickly(self, text: str) -> bool:
         """Tells whether a block was so regular that it could be taken in without looking at each of its rows."""
+        lines = _lines(text)
         matrix = _matrix(text, lines, self._dialect)
         if matrix is not None and matrix[0].shape[1] == len(self._names):
             values, filled = matrix
@@ -217,6 +219,11 @@ class _Reading:
             here = here if present is None else here & present
             parts.add(name, rows[here], values[here])
         return value
+
+
+def _lines(text: str) -> list[str]:
+    lines = text.removesuffix("\n").split("\n")
+    return [line.rstrip("\r") for line in lines] if "\r" in text else lines
 
 
 def _matrix(text: str, lines: list[str], dialect: Dialect) -> tuple[NDArray[np.float64], bool] | None:

@@ -76,11 +76,14 @@ def _candidates(lines: Sequence[str], rows: Sequence[str]) -> list[str]:
 
 def _fitting(lines: Sequence[str], rows: Sequence[str], delimiter: str) -> Dialect | None:
     parted = [cells_of(row, delimiter) for row in rows]
-    width = Counter(map(len, parted[1:])).most_common(1)[0][0]
+    first = set(parted[0])
+    # The header again, where a run was appended, speaks neither for nor against.
+    rest = [cells for cells in parted[1:] if len(first.intersection(cells)) * 2 <= len(cells)] or parted[1:]
+    width = Counter(map(len, rest)).most_common(1)[0][0]
     if (width == 1) != (delimiter == "," and all("," not in row for row in rows)):
         return None
-    body = [cells for cells in parted[1:] if len(cells) == width]
-    if len(body) < 0.7 * len(parted[1:]):
+    body = [cells for cells in rest if len(cells) == width]
+    if len(body) < 0.6 * len(rest):
         return None
     comma = delimiter != "," and _decimal_comma(body)
     shares = [_numeric([cells[index] for cells in body], comma) for index in range(width)]
