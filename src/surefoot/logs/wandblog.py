@@ -109,7 +109,8 @@ class _Reader:
     def __init__(self) -> None:
         self.gatherer = Gatherer()
         self._summary: dict[str, float] = {}
-        self._console = ""
+        self._console: list[str] = []
+        self._printed = 0
         self._exit: int | None = None
         self._step = 0.0
         self._any = False
@@ -125,7 +126,7 @@ class _Reader:
         if not gatherer.records and self._summary:
             gatherer.add(self._summary)
             gatherer.note("nothing but the summary was logged")
-        return gatherer.table(FORMAT, path, self._console)
+        return gatherer.table(FORMAT, path, "".join(self._console))
 
     def take(self, data: bytes) -> None:
         self._any = True
@@ -198,9 +199,11 @@ class _Reader:
     def _output(self, data: bytes, start: int, end: int) -> None:
         for number, kind, first, last in fields(data, start, end):
             if number == 3 and kind == BYTES:
-                self._console += text(data, first, last)
-        if len(self._console) > 2 * ENDING:
-            self._console = self._console[-ENDING:]
+                self._console.append(text(data, first, last))
+                self._printed += last - first
+        if self._printed > 8 * ENDING:
+            self._console = ["".join(self._console)[-ENDING:]]
+            self._printed = ENDING
 
     def _run(self, data: bytes, start: int, end: int) -> None:
         for number, kind, first, last in fields(data, start, end):
