@@ -161,7 +161,14 @@ def contained(method: Callable[Concatenate[LiveGuard, P], R]) -> Callable[Concat
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     """The compiler leaves this function alone, and what it calls."""
-    return cast(Callable[P, R], torch.compiler.disable(function))
+    alone = cast(Callable[P, R], torch.compiler.disable(function))
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        # To tell the compiler costs as much as what is done here, and there is seldom one at work.
+        return alone(*args, **kwargs) if torch.compiler.is_compiling() else function(*args, **kwargs)
+
+    return call
 
 
 class LiveGuard(Guard):

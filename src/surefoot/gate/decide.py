@@ -208,7 +208,9 @@ def _fused(memory: Memory, rule: Rule) -> Decider:
     figures = torch.tensor([rule.factor, rule.warmup, rule.fade], dtype=torch.float64, device=memory.baseline.device)
 
     def decide(totals: Tensor, *, said: Tensor, scaled: bool, joint: Tensor | None, commit: bool) -> None:
-        launch(
+        others = None if joint is None else joint.data_ptr()
+        launch.at(
+            (totals.data_ptr(), said.data_ptr(), others, scaled, commit),
             (1, 1, 1),
             totals,
             said,

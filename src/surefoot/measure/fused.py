@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,6 +13,8 @@ from surefoot.launch import Launch
 from surefoot.measure import kernels
 from surefoot.measure.portable import PortablePass
 
+_Reached = tuple[list[int], list[int], Sequence[int], Sequence[Tensor]]
+_FORM = attrgetter("dtype", "layout")
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ROTATION = 8
 """Pinned address tables: one is rewritten only when the copy before it by this many is long over."""
@@ -31,25 +35,32 @@ class FusedPass:
         self._sizes = torch.tensor(self.numels, dtype=torch.int64).to(device)
         self._partial = torch.zeros(7 * max(self._chunks, 1), device=device)
         pin = device.type == "cuda"
-        self._pinned = [torch.empty(2, len(counts), dtype=torch.int64, pin_memory=pin) for _ in range(_ROTATION)]
+        pinned = [torch.empty(2, len(counts), dtype=torch.int64, pin_memory=pin) for _ in range(_ROTATION)]
+        self._pinned = [(each, each.numpy()) for each in pinned]
         self._turn = 0
+        self._table = torch.zeros(2, len(counts), dtype=torch.int64, device=device)
+        """Address and kind of each tensor, as they were last sent."""
+        self._where, self._which = self._table.unbind()
+        self._sent: tuple[list[int], list[int]] | None = None
+        self._kind, self._aligned = -1, False
+        """Kind of all tensors, -1 for several; whether all can be read in large pieces."""
         self._odd: dict[int, PortablePass] = {}
-        self._last: tuple[list[int], list[int]] | None = None
-        self._sent: tuple[Tensor, Tensor, int, bool] | None = None
         self._even = all(n % 8 == 0 for n in self.numels)
+        self._alike = {kind: [kind] * len(counts) for kind in _KINDS.values()}
         self._measure = Launch(kernels.measure_chunks, device, num_warps=kernels.WARPS)
         self._reduce = Launch(kernels.reduce_chunks, device)
 
     def measure(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None = None) -> None:
         """Write one row of `LAYER_STATS` per tensor into `out`; `scale` divides every value first."""
-        addresses, kinds, odd, _copies = self._reach(tensors)  # the copies live until the launch
-        where, which, kind, aligned = self._table(addresses, kinds)
+        addresses, kinds, odd, _copies = self._straight(tensors) or self._reach(tensors)  # the copies live until then
+        self._send(addresses, kinds)
         if self._chunks:
-            self._measure(
+            self._measure.at(
+                (self._kind, self._aligned, None if scale is None else (scale.data_ptr(), scale.dtype)),
                 (self._chunks, 1, 1),
-                where,
+                self._where,
                 self._sizes,
-                which,
+                self._which,
                 self._firsts,
                 self._owners,
                 self._partial if scale is None else scale,
@@ -57,13 +68,14 @@ class FusedPass:
                 self._chunks,
                 CHUNK=kernels.CHUNK,
                 BLOCK=kernels.BLOCK,
-                KIND=kind,
+                KIND=self._kind,
                 SCALED=scale is not None,
-                ALIGNED=aligned,
+                ALIGNED=self._aligned,
             )
-        self._reduce(
+        self._reduce.at(
+            out.data_ptr(),
             (len(self.numels), 1, 1),
-            where,
+            self._where,
             self._sizes,
             self._firsts,
             self._partial,
@@ -77,7 +89,21 @@ class FusedPass:
                 self._odd[i] = PortablePass([self.numels[i]], self.device)
             self._odd[i].measure([tensors[i]], out=out[i : i + 1], scale=scale)
 
-    def _reach(self, tensors: Sequence[Tensor | None]) -> tuple[list[int], list[int], list[int], list[Tensor]]:
+    def _straight(self, tensors: Sequence[Tensor | None]) -> _Reached | None:
+        """What `_reach` says in the common case, found quickly: all are there, alike, and lie straight."""
+        given = cast(Sequence[Tensor], tensors)
+        try:
+            ((dtype, layout),) = set(map(_FORM, given))
+            if layout is not torch.strided or dtype not in _KINDS or not all(map(Tensor.is_contiguous, given)):
+                return None
+            if tuple(map(Tensor.numel, given)) != self.numels:
+                return None
+            addresses = list(map(Tensor.data_ptr, given))
+        except (AttributeError, ValueError):  # one is missing, or of another form
+            return None
+        return (addresses, self._alike[_KINDS[dtype]], (), ()) if all(addresses) else None
+
+    def _reach(self, tensors: Sequence[Tensor | None]) -> _Reached:
         """Where a kernel finds each tensor in a straight line (0: nowhere) and of which kind it is; then the numbers
         of those that need the long way, and copies made for those that do not lie straight."""
         addresses: list[int] = []
@@ -100,20 +126,19 @@ class FusedPass:
                 kinds.append(_KINDS[t.dtype])
         return addresses, kinds, odd, copies
 
-    def _table(self, addresses: list[int], kinds: list[int]) -> tuple[Tensor, Tensor, int, bool]:
-        """Addresses and kinds on the device, sent only when one has changed; and the kind of all, -1 for several."""
-        if self._sent is not None and self._last == (addresses, kinds):
-            return self._sent
-        pinned = self._pinned[self._turn % _ROTATION]
+    def _send(self, addresses: list[int], kinds: list[int]) -> None:
+        """Addresses and kinds to the device, when one has changed."""
+        if self._sent == (addresses, kinds):
+            return
+        pinned, view = self._pinned[self._turn % _ROTATION]
         self._turn += 1
-        pinned.copy_(torch.tensor([addresses, kinds]))
-        found = {kind for kind, address in zip(kinds, addresses, strict=True) if address}
-        kind = found.pop() if len(found) == 1 else -1
-        aligned = self._even and all(a % 16 == 0 for a in addresses)
-        self._last = (addresses, kinds)
-        where, which = pinned.to(self.device, non_blocking=True)
-        self._sent = (where, which, kind, aligned)
-        return self._sent
+        view[0], view[1] = addresses, kinds
+        if kinds is not self._alike.get(self._kind):
+            found = {kind for kind, address in zip(kinds, addresses, strict=True) if address}
+            self._kind = found.pop() if len(found) == 1 else -1
+        self._aligned = self._even and not (view[0] % 16).any()
+        self._sent = (addresses, kinds)
+        self._table.copy_(pinned, non_blocking=True)
 
 
 def _dense(tensor: Tensor) -> bool:

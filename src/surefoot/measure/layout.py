@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+_GRAD = operator.attrgetter("grad")
+_PLAIN = frozenset({Tensor, type(None)})
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -105,8 +108,7 @@ def counts_here(tensor: Tensor) -> bool:
 
 def gradients(params: Sequence[Tensor]) -> list[Tensor | None]:
     """The gradients as they are now, this process's parts; None where a tensor has none."""
-    found: list[Tensor | None] = []
-    for p in params:
-        g = p.grad
-        found.append(g if g is None or type(g) is Tensor else local(g.detach()))
-    return found
+    found: list[Tensor | None] = list(map(_GRAD, params))
+    if _PLAIN.issuperset(map(type, found)):  # nearly always, and found out in no time
+        return found
+    return [g if g is None or type(g) is Tensor else local(g.detach()) for g in found]

@@ -26,6 +26,8 @@ class Mailbox(Generic[T]):
         self._cuda = device.type == "cuda"
         self._slots = [torch.empty(size, dtype=torch.uint8, pin_memory=self._cuda) for _ in range(LAG + 1)]
         self._events = [torch.cuda.Event() if self._cuda else None for _ in self._slots]
+        self._stream: tuple[int, torch.cuda.Stream] | None = None
+        """The stream rows were last sent on, with the driver's name for it."""
         self._under_way: deque[tuple[int, T]] = deque()
         self._sent = 0
 
@@ -38,8 +40,15 @@ class Mailbox(Generic[T]):
         self._slots[slot].copy_(row, non_blocking=True)
         event = self._events[slot]
         if event is not None:
-            event.record(torch.cuda.current_stream(row.device))
+            event.record(self._current(row.device))
         self._under_way.append((slot, tag))
+
+    def _current(self, device: torch.device) -> torch.cuda.Stream:
+        """The stream in use: nearly always the one from before, which need not be made anew."""
+        name = torch._C._cuda_getCurrentRawStream(device.index)
+        if self._stream is None or self._stream[0] != name:
+            self._stream = name, torch.cuda.current_stream(device)
+        return self._stream[1]
 
     def ahead(self) -> Callable[[], tuple[np.ndarray, T]] | None:
         """Take out the row that the next send makes due; the function waits for its numbers, in whichever thread."""

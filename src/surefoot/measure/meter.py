@@ -71,6 +71,8 @@ class Meter:
         sharded = self.ranks.parts is not None
         self._local = torch.zeros_like(self.block.stats) if sharded else self.block.stats
         self._all = torch.ones_like(self.ranks.once)
+        self._weights = torch.zeros_like(self._local)
+        """Statistics of the weights, when they are measured."""
         self._homes = _by_device(layout)
         sizes = layout.local_numels
         self._passes = [_pass_for([sizes[i] for i in where], home) for home, where in self._homes]
@@ -174,7 +176,7 @@ class Meter:
     def measure_weights(self, change: Tensor, sampled: Tensor, buffers: Sequence[Tensor]) -> None:
         """Norm and non-finite count of the weights, into the summary of the next step."""
         with torch.no_grad():
-            stats = torch.empty_like(self._local)
+            stats = self._weights
             self._rows([local(p.detach()) for p in self.layout.params], out=stats, scale=None)
             summary, once = self.block.summary, self.ranks.once != 0
             summary[Head.WEIGHTS] = stats[:, 0].to(self._real).square().where(once, 0.0).sum()

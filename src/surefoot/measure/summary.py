@@ -92,7 +92,9 @@ def fused_summariser(units: Sequence[slice], device: torch.device) -> Summariser
     def summarise(
         stats: Tensor, *, once: Tensor, loss: Tensor | None, summary: Tensor, micros: Tensor, micro: int
     ) -> None:
-        launch(
+        where = None if loss is None else (loss.data_ptr(), loss.dtype)
+        launch.at(
+            (where, stats.data_ptr(), summary.data_ptr(), micros.data_ptr(), once.data_ptr(), micro),
             (1, 1, 1),
             stats,
             once,
