@@ -280,7 +280,8 @@ def test_a_failure_is_not_believed_before_some_losses_came_after_it() -> None:
         return failed(pattern=Pattern.JUMP, onset_step=50, course=Course(loss=Trace("loss", steps, steps)))
 
     assert spoken_of([jumped(51), healthy(), healthy()], FAILED) == []
-    assert spoken_of([jumped(51), jumped(53), jumped(55), healthy()], FAILED) == [failed().sentence]
+    assert spoken_of([jumped(51), jumped(56), jumped(61), healthy()], FAILED) == [failed().sentence]
+    assert spoken_of([jumped(51), jumped(56), healthy(), jumped(57), healthy(), healthy()], FAILED) == []
 
 
 def test_a_warning_ends_it_only_when_asked() -> None:

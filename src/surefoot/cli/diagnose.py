@@ -8,17 +8,25 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
 
 from surefoot.logs.answer import Answer, State
 from surefoot.logs.table import Unreadable
 
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
 FINE, TROUBLE, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 ON = {"failed": frozenset({State.FAILED}), "warning": frozenset({State.FAILED, State.WARNING})}
 """Verdicts at which --follow ends, by what --on says."""
+LARGE = 1 << 25
+"""Bytes from which on reading a file takes long enough to show how far it has come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +180,38 @@ def _answered(paths: Sequence[str], wishes: Wishes) -> int:
 def judged(path: str, columns: Mapping[str, str]) -> Answer:
     from surefoot.logs.diagnosing import diagnose
 
-    return diagnose(path, columns=columns or None)
+    with _progress():
+        return diagnose(path, columns=columns or None)
+
+
+@contextmanager
+def _progress() -> Iterator[None]:
+    """A bar while a large file is read, if somebody sits before a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from surefoot.logs.progress import watching
+
+    columns = (TextColumn("reading {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    tasks: dict[str, TaskID] = {}
+
+    def tell(path: str, more: int, size: int) -> None:
+        if size < LARGE:
+            return
+        if path not in tasks:
+            tasks[path] = bar.add_task(escape(Path(path).name), total=size)
+            bar.start()
+        bar.advance(tasks[path], more)
+
+    try:
+        with watching(tell):
+            yield
+    finally:
+        bar.stop()
 
 
 def as_json(value: Any) -> str:

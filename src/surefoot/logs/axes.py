@@ -109,7 +109,8 @@ def telling(values: Floats, most: int) -> NDArray[np.int64]:
     low = np.where(np.isnan(padded), np.inf, padded).argmin(1)
     high = np.where(np.isnan(padded), np.inf, padded).argmax(1)
     index = np.sort(np.stack([low, high], 1), axis=1) + np.arange(0, whole, each)[:, None]
-    return np.unique(np.minimum(index.ravel(), len(values) - 1)).astype(np.int64)
+    ends = (0, len(values) - 1)
+    return np.unique(np.minimum(np.concatenate([index.ravel(), ends]), ends[1])).astype(np.int64)
 
 
 def gaps(steps: Floats, values: Floats) -> list[tuple[float, float]]:

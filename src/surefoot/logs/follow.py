@@ -18,6 +18,7 @@ from surefoot.logs.axes import telling
 from surefoot.logs.source import Source
 from surefoot.logs.table import ENDING, MOST, Column, Table, Unreadable
 from surefoot.logs.tail import FileTail, PipeTail
+from surefoot.records import Pattern
 
 SMALL = 1 << 24
 """Bytes up to which a log is read again as a whole; of a larger one only what is new is read."""
@@ -27,8 +28,10 @@ QUIET = 2.0
 """Seconds after which a last line without an end is taken for whole."""
 OFTEN, SHARE = 1.0, 12.0
 """Judged at most once in so many seconds, and once in so many times of what judging takes."""
-MORE = 3
-"""Losses that have to come after a failure was first seen before it is believed: a spike may come back."""
+LASTING = frozenset({Pattern.NONFINITE, Pattern.COLLAPSE_TO_ZERO, Pattern.NONE})
+"""Failures that do not pass; none is that of an exception."""
+MORE, LONGER = 3, 10
+"""Losses that have to come after a failure before it is believed: one that does not pass, and one that may."""
 
 Judge = Callable[[Table], Answer]
 Reader = Callable[[Source], list[Table]]
@@ -254,26 +257,31 @@ def follow(
 
 
 class Firm:
-    """Whether a failure is to be believed yet: more losses came after it was first seen, or no more come."""
+    """Whether a failure is to be believed yet: enough losses came after it began, or no more come.
+
+    A loss that jumped may come back, and a script that kills the run on our word cannot take that back; a NaN stays.
+    """
 
     def __init__(self) -> None:
-        self._seen: tuple[str, int] | None = None
+        self._seen: int | None = None
+        """How many losses there were when the failure was first seen."""
+        self._new = True
 
     def believes(self, answer: Answer, *, quiet: bool) -> bool:
+        new, self._new = self._new, False
         if answer.verdict is not State.FAILED:
             self._seen = None
             return True
-        points = len(answer.course.loss) if answer.course is not None else 0
-        if self._seen is None or self._seen[0] != str(answer.pattern):
-            self._seen = (str(answer.pattern), points)
-        return quiet or answer.course is None or self._lasting(answer) or points >= self._seen[1] + MORE
-
-    @staticmethod
-    def _lasting(answer: Answer) -> bool:
-        """The failure has enough losses behind it already."""
-        if answer.course is None or answer.onset_step is None:
-            return False
-        return int((answer.course.loss.steps > answer.onset_step).sum()) >= MORE
+        if quiet or answer.course is None:
+            return True
+        steps = answer.course.loss.steps
+        since = len(steps) if self._seen is None else self._seen
+        self._seen = since
+        lasts = answer.pattern in LASTING
+        if answer.onset_step is not None and (lasts or new):  # what was there before us need not be waited for
+            since = min(since, int((steps <= answer.onset_step).sum()))
+        wanted = MORE if lasts else max(LONGER, len(steps) // 20)
+        return len(steps) - since >= wanted
 
 
 def opened(path: str, *, columns: Mapping[str, str]) -> Log:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self, cast
 
+from surefoot.logs.progress import watched
 from surefoot.logs.table import Unreadable
 
 HEAD = 1 << 16
@@ -68,7 +69,7 @@ class Source:
         try:
             if file.exists() and not file.is_file() and not file.is_fifo():
                 raise Unreadable(f"{name} is neither a file nor a folder")
-            return cls(file.open("rb"), name)
+            return cls(watched(file.open("rb"), name), name)
         except FileNotFoundError:
             raise Unreadable(f"{name} is not there. Pass a log, a checkpoint, a folder, or - for a pipe") from None
         except (OSError, ValueError) as error:
