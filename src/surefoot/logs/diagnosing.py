@@ -101,6 +101,7 @@ def _source(table: Table, course: Course | None) -> dict[str, Any]:
         "points": len(course.loss) if course else 0,
         "columns": course.used() if course else {},
         "skipped": dict(table.skipped),
+        "facts": dict(table.facts),
     }
 
 
