@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from math import isfinite
 
 from surefoot.logs.meaning import Role, meaning
 from surefoot.logs.numbers import number
@@ -49,7 +48,9 @@ class Columns:
         line = line.strip().strip("|│┃").strip()
         cells = line.split(",") if self._comma else _CELLS.split(line)
         if len(cells) != len(self.names):
-            cells = line.split()[: len(self.names)]
+            cells = line.split()
+            if "%" in line:  # a bar behind the numbers
+                cells = cells[: len(self.names)]
         if len(cells) != len(self.names):
             return None
         record: Record = {}
@@ -112,7 +113,7 @@ class Bars:
     """Bars of one epoch each: the last state is the epoch's row; the others count only where there are few epochs."""
 
     def __init__(self) -> None:
-        self._done: list[tuple[Record, Record]] = []
+        self._done: list[Record] = []
         self._parts: deque[Record] = deque(maxlen=PARTS)
         self._open: Record | None = None
         self._count = 0.0
@@ -136,18 +137,14 @@ class Bars:
         self._open = None
         if self._many:
             return [row]
-        self._done.append((row, row))
+        self._done.append(row)
         if len(self._done) < 3:
             return []
         self._many = True
         self._parts.clear()
-        return [one for one, _ in self._done]
+        return self._done
 
     def left(self) -> list[Record]:
         if not self._many:
             return list(self._parts)
         return [self._open] if self._open is not None else []
-
-
-def bad(record: Record) -> bool:
-    return not all(isfinite(value) for value in record.values())

@@ -16,6 +16,7 @@ TOTAL = "\x00total"
 RANK = "\x00rank"
 COUNT = "\x00count"
 _RANK = re.compile(r"(?i)(?:\brank[ :=_]*|\[(?:gpu|worker|proc|process|node|default)[ :=_-]*|^\s*\[\d+,|\bgpu[ :=_]*)$")
+_BATCH = re.compile(r"(?i)\b(?:batch|ba|minibatch)\W*$")
 _DROPPED = frozenset({"eta", "pid", "port", "seed", "line", "device", "gpu", "cuda", "v num", "id", "size", "host"})
 _TELLING = frozenset(
     {Role.LOSS, Role.NORM, Role.RATE, Role.SCALE, Role.SKIPPED, Role.PERPLEXITY, Role.ERROR, Role.ACCURACY, Role.REWARD}
@@ -79,7 +80,7 @@ class Shape:
     def plain(self) -> bool:
         """Its columns are just its numbers, so that many lines can be read at once."""
         return self.kind is Kind.ROW and self.counted and RANK not in self.names and not any(self.commas) and (
-            COUNT not in self.names or bool(self.epoch and not self.eval)
+            COUNT not in self.names or not self.eval
         )  # fmt: skip
 
     def values(self, texts: tuple[str, ...]) -> dict[str, float]:
@@ -241,11 +242,11 @@ def _kind(found: Tokens, slots: list[Slot]) -> Kind:
         return Kind.BAR
     if len(values) == 1 and not counting and _alone(found, values[0]):
         return Kind.SINGLE
-    if telling & {Role.LOSS, Role.PERPLEXITY, Role.ERROR} and counting:
+    if telling & {Role.LOSS, Role.PERPLEXITY} and counting:
         return Kind.ROW
     if telling and (counting or telling & {Role.LOSS}):
         return Kind.HELD
-    if counting and not values:
+    if counting and not values and (named or found.bar or _BATCH.search(slots[0].number.gap)):
         return Kind.PLACE
     return Kind.CHATTER
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 
+from surefoot.logs.source import decoded
 from surefoot.logs.table import ENDING
 
 _COLOURS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -11,6 +13,35 @@ _WIDE = (("\uff1a", ": "), ("\uff0c", ", "), ("\uff1d", "="), ("\uff1b", "; "), 
 """The signs of Chinese text, and ours."""
 _BACK = re.compile("\x08+")
 FIRST = ENDING // 4
+_LONGEST = 1 << 20
+_CHINESE = re.compile("[\u4e00-\u9fff]")
+
+
+def decoded_line_by_line(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Text of bytes that are cut anywhere, decoded in whole lines."""
+    left = b""
+    for chunk in chunks:
+        chunk = left + chunk
+        cut = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
+        if len(chunk) - cut > _LONGEST:
+            cut = len(chunk)
+        left = chunk[cut:]
+        yield _decoded(chunk[:cut])
+    yield _decoded(left)
+
+
+def _decoded(raw: bytes) -> str:
+    """UTF-8, or what Windows writes in China, or in the West."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        pass
+    try:
+        text = raw.decode("gb18030")
+    except UnicodeDecodeError:
+        return decoded(raw)
+    wide = len(text) - len(text.encode("ascii", "ignore"))
+    return text if wide and 2 * len(_CHINESE.findall(text)) > wide else decoded(raw)
 
 
 def plain(text: str) -> str:
