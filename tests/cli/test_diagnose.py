@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from surefoot.cli import app
@@ -169,6 +171,36 @@ def test_a_name_that_is_no_text_can_be_complained_about() -> None:
         raise Unreadable("\udcff.log is not there")
 
     assert command.guarded(unreadable) == 2
+
+
+PIECES = [
+    b"step,loss\n",
+    b"1,2.5\n",
+    b'{"step": 1, "loss": NaN}\n',
+    b"step 3 loss 1e999\n",
+    b"{'loss': 2.1, 'epoch': 0.1}\n",
+]
+
+
+@given(pieces=st.lists(st.one_of(st.binary(max_size=30), st.sampled_from(PIECES)), max_size=20))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_the_bytes_are_there_is_an_answer_or_one_message(pieces: list[bytes], tmp_path: Path) -> None:
+    (tmp_path / "any").write_bytes(b"".join(pieces))
+    result = run(tmp_path / "any", "--json")
+    assert result.exit_code in (0, 1, 2)
+    assert "Please report" not in result.stderr
+    if result.exit_code == 2:
+        assert len(result.stderr.splitlines()) == 1
+    else:
+        json.loads(result.stdout)
+
+
+def test_the_example_that_dies_is_found_dead(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "dead_run.py"
+    log = subprocess.run([sys.executable, example], capture_output=True, text=True, check=True).stdout
+    told = json.loads(run("-", "--json", given=log).stdout)
+    assert told["verdict"] == "failed"
+    assert {"learning_rate", "exploding_gradient"} & {one["cause"] for one in told["causes"][:2]}
 
 
 # -- as processes of their own

@@ -51,19 +51,22 @@ class Scale:
         return np.arcsinh(values) if self.kind == "both" else values
 
 
-def scale_for(parts: Iterable[Floats]) -> Scale:
-    """Linear, or logarithmic where the values span decades: a blow-up must not flatten all that came before it."""
+def scale_for(parts: Iterable[Floats], *, straight: bool = False) -> Scale:
+    """Linear, or logarithmic where the values span decades: a blow-up must not flatten all that came before it.
+
+    `straight` is linear however far they span.
+    """
     values = bounded(np.concatenate([np.empty(0), *(part[np.isfinite(part)] for part in parts)]))
     if not len(values):
         return Scale(0.0, 1.0)
     low, high = float(values.min()), float(values.max())
     above = values[values > 0]
-    if low >= 0 and len(above) and _decades(above) > DECADES:
+    if not straight and low >= 0 and len(above) and _decades(above) > DECADES:
         # A lone tiny value must not stretch the scale down to it.
         floor = max(float(above.min()), float(np.quantile(above, 0.01)) / 30)
         return Scale(floor, max(high, floor * 10), "log")
     typical = float(np.median(np.abs(values))) or 1.0
-    if low < 0 and max(-low, high) > 1000 * typical:
+    if not straight and low < 0 and max(-low, high) > 1000 * typical:
         return Scale(low, high, "both")
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         room = abs(high) * 0.1 or 1.0

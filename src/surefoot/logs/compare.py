@@ -19,6 +19,12 @@ GRID = 4000
 NOISE = 4.0
 """How many times their own noise two losses have to be apart before that means anything."""
 
+RESULTS = frozenset(
+    {"global_step", "epoch", "best_metric", "best_model_checkpoint", "best_global_step", "total_flos"}
+    | {"num_input_tokens_seen", "train_runtime", "train_loss"}
+)
+"""What stands among the settings of a log and is none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -234,7 +240,7 @@ def _settings(a: Answer, b: Answer) -> Iterator[tuple[str, str, str]]:
         first, second = (one.source.get(kind) for one in (a, b))
         first = first if isinstance(first, Mapping) else {}
         second = second if isinstance(second, Mapping) else {}
-        for name in sorted({*first, *second}, key=str):
+        for name in sorted({*first, *second} - RESULTS, key=str):
             left, right = (_value(side.get(name)) for side in (first, second))
             if left != right:
                 yield prefix + clean(name, 60), left, right

@@ -81,7 +81,7 @@ def _plot(answer: Answer, course: Course, width: int, fine: bool) -> list[Text]:
         label = clean(course.eval_loss.name, 40) or "evaluation"
         curves.append(Curve(label, course.eval_loss.steps, course.eval_loss.values, "cyan"))
     onset = None if answer.onset_step is None else float(answer.onset_step)
-    return plot(curves, width=width, height=8, onset=onset, unit=course.unit, fine=fine)
+    return plot(curves, width=width, height=8 if width < 120 else 11, onset=onset, unit=course.unit, fine=fine)
 
 
 def _causes(causes: tuple[Named, ...], width: int) -> Iterator[RenderableType]:

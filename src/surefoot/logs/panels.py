@@ -65,7 +65,9 @@ def _panel(title: str, traces: Sequence[tuple[str | None, Trace]]) -> Panel:
     alone = labels[0] is None
     bad = gaps(drawn[0].steps, drawn[0].values) if alone else []
     inks = tuple(range(len(drawn)) if alone else (_INKS.get(label or "", 2) for label in labels))
-    return Panel(title, tuple(drawn), scale_for([trace.values for trace in drawn]), tuple(bad), inks)
+    straight = title == "learning rate"  # a decay to nothing looks like a fall off a cliff on a log scale
+    scale = scale_for([trace.values for trace in drawn], straight=straight)
+    return Panel(title, tuple(drawn), scale, tuple(bad), inks)
 
 
 def limits(made: Sequence[Panel]) -> tuple[float, float]:

@@ -148,6 +148,7 @@ def _origin(answer: Answer) -> Iterator[str]:
     rows.append(("points", count(points) if isinstance(points, int | float) else points))
     rows += [(f"column for {role}", name) for role, name in _pairs(source.get("columns"))]
     rows += [("skipped", f"{count(times)} {why}") for why, times in _pairs(source.get("skipped"))]
+    rows += [(f"setting {name}", value) for name, value in list(_pairs(source.get("facts")))[:40]]
     yield "<h2>Where this comes from</h2>" + table((name, value) for name, value in rows if value not in (None, ""))
 
 
