@@ -66,12 +66,12 @@ class Block:
 
     def __init__(self) -> None:
         self._record: Record = {}
-        self._held: dict[tuple[str, ...], Record | None] = {}
+        self._held: dict[tuple[str, ...], tuple[int, Record] | None] = {}
         self.evaluation = False
         """A heading said that what follows was measured on other data."""
 
-    def add(self, name: str, value: float) -> list[Record]:
-        done = self.close() if name in self._record or len(self._record) >= LONGEST_BLOCK else []
+    def add(self, name: str, value: float, now: int) -> list[Record]:
+        done = self.close(now) if name in self._record or len(self._record) >= LONGEST_BLOCK else []
         self._record[name] = value
         return done
 
@@ -79,8 +79,11 @@ class Block:
         """A counter on a line of its own, to which the lines behind it belong."""
         self._record = dict(place)
 
-    def close(self) -> list[Record]:
-        """The record that the lines made, if they are of a row of a log; the first of a kind waits for the second."""
+    def close(self, now: int) -> list[Record]:
+        """The record that the lines made, if they are of a row of a log; the first of a kind waits for the second.
+
+        `now` is the number of rows so far: a first one that would come after later rows is left out.
+        """
         if not self._record:
             return []
         record, self._record = self._record, {}
@@ -95,14 +98,14 @@ class Block:
         key = tuple(record)
         if key in self._held:
             first, self._held[key] = self._held[key], None
-            return [record] if first is None else [first, record]
+            return [record] if first is None or first[0] != now else [first[1], record]
         if len(self._held) < LONGEST_BLOCK:
-            self._held[key] = record
+            self._held[key] = (now, record)
         return []
 
     def left(self) -> list[Record]:
         """What still waits, of use where the log holds nothing else: only what has a counter."""
-        return [one for one in self._held.values() if one and any(_counts(name) for name in one)]
+        return [one[1] for one in self._held.values() if one and any(_counts(name) for name in one[1])]
 
 
 def _counts(name: str) -> bool:

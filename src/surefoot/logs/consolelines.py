@@ -263,7 +263,7 @@ class Lines:
         self._look(line)
         for name, value in values.items():
             if name[:1] != HIDDEN:
-                for row in self._block.add(name, value):
+                for row in self._block.add(name, value, self.records):
                     self._put(row)
 
     def _stand(self, shape: Shape, values: Record, line: str) -> None:
@@ -295,11 +295,13 @@ class Lines:
         self._steps.lend(shape, values)
         if shape.kind is Kind.HELD:
             shape.kind = Kind.ROW
-            shape.held = values
-            return
+            if not (shape.loss and self._steps.place):
+                shape.held = (self.records, values)
+                return
         if shape.held is not None:
-            first, shape.held = shape.held, None
-            self._put(first)
+            (since, first), shape.held = shape.held, None
+            if since == self.records or not shape.counted:
+                self._put(first)
         if passing:
             self._wait(shape, values)
             return
@@ -319,7 +321,7 @@ class Lines:
             self._put(row)
 
     def _close_block(self) -> None:
-        for row in self._block.close():
+        for row in self._block.close(self.records):
             self._put(row)
 
     def _put(self, row: Record, *, last: bool = True) -> None:

@@ -66,9 +66,12 @@ class Shape:
     """The name of its epoch, if it has one."""
     steps: bool
     """It has a column of steps."""
+    loss: bool
+    """It has a loss."""
     bar: str = ""
     seen: int = 0
-    held: dict[str, float] | None = None
+    held: tuple[int, dict[str, float]] | None = None
+    """The first row of a kind that may be none, and the number of rows before it."""
     last: tuple[str, ...] = ()
     rank: float | None = None
     passed: float = 0.0
@@ -117,6 +120,7 @@ def shape_of(found: Tokens) -> tuple[Shape, tuple[str, ...]]:
         and not any(own_phase(name) == "train" for name in names),
         epoch=next((slot.name for slot in slots if slot.role is Role.EPOCH), ""),
         steps=Role.STEP in roles,
+        loss=Role.LOSS in roles,
         bar=found.bar,
     )
     return shape, tuple(slot.number.text for slot in slots)
