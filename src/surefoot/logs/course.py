@@ -19,6 +19,10 @@ COVERED = 0.6
 """Share of the loss's records that have to hold a counter for it to count them."""
 FEWER = 0.3
 """A loss with fewer values than this share of another's is a summary of it."""
+LONG = 200_000
+"""Values from which columns may have been thinned, each in its own places."""
+NEARBY = 32
+"""Records within which a counter is then still right."""
 RIVALS = frozenset({"g", "d", "gen", "disc", "generator", "discriminator", "critic", "adversarial", "adv", "actor"})
 """Words of losses that play against each other: their sum means nothing."""
 
@@ -247,7 +251,13 @@ def _counters(table: Table, known: Mapping[str, Meaning], rows: NDArray[np.int64
 
 
 def _coverage(column: Column, rows: NDArray[np.int64]) -> float:
-    return float(np.isin(rows, column.rows).mean()) if len(rows) else 0.0
+    """Share of the records that hold a counter; of columns so long that each was thinned, that have one nearby."""
+    if not len(rows):
+        return 0.0
+    if len(rows) < LONG:
+        return float(np.isin(rows, column.rows).mean())
+    index = np.clip(np.searchsorted(column.rows, rows, side="right") - 1, 0, None)
+    return float((np.abs(rows - column.rows[index]) <= NEARBY).mean())
 
 
 def _at(column: Column, rows: NDArray[np.int64]) -> Floats:
