@@ -12,13 +12,13 @@ import hashlib
 import json
 import os
 import secrets
-import socket
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from surefoot.journal.append import AppendOnly
+from surefoot.processes import place, running, start_time
 
 _SIZE = 512
 _LOOKS = 20
@@ -38,9 +38,9 @@ class WriterLock:
         self._pid = os.getpid()
         self._beats = 0
         self._record = {
-            **_place(),
+            **place(),
             "pid": self._pid,
-            "start": _start_time(self._pid),
+            "start": start_time(self._pid),
             "token": secrets.token_hex(8),
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
             "interval": interval,
@@ -123,10 +123,10 @@ class WriterLock:
 
     def _alive(self, path: Path, found: bytes) -> bool:
         owner = _owner(found)
-        if all(owner.get(key) == value for key, value in _place().items()):
-            running = _running(owner.get("pid"), owner.get("start"))
-            if running is not None:
-                return running
+        if all(owner.get(key) == value for key, value in place().items()):
+            alive = running(owner.get("pid"), owner.get("start"))
+            if alive is not None:
+                return alive
         interval = owner.get("interval")
         interval = max(self.interval, min(interval, 60.0)) if isinstance(interval, int | float) else self.interval
         end = time.monotonic() + interval * self._watch
@@ -140,7 +140,7 @@ class WriterLock:
     def _refusal(self, owner: dict[str, Any]) -> str:
         who = f"process {owner.get('pid', '?')} on {owner.get('host', 'an unknown host')}"
         stop = "stop that process"
-        if owner.get("pid") == self._pid and all(owner.get(key) == value for key, value in _place().items()):
+        if owner.get("pid") == self._pid and all(owner.get(key) == value for key, value in place().items()):
             who, stop = f"this very process ({self._pid})", "close what writes there first"
         return (
             f"{self.path.parent} is in use: {who} has been writing to it since {owner.get('since', 'an unknown time')}."
@@ -161,41 +161,3 @@ def _owner(found: bytes | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return owner if isinstance(owner, dict) else {}
-
-
-def _place() -> dict[str, str]:
-    """Where process numbers mean the same: one host, one boot of it, one process namespace (container)."""
-    place = {"host": socket.gethostname(), "boot": "", "namespace": ""}
-    try:
-        place["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        place["namespace"] = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        pass
-    return place
-
-
-def _start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if it has ended or the system does not tell."""
-    try:
-        # The name of the program, in parentheses, may itself hold spaces and parentheses.
-        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return None if words[0] in (b"Z", b"X") else int(words[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _running(pid: object, start: object) -> bool | None:
-    """Whether the process that began at `start` runs here; None where the system does not tell."""
-    if not isinstance(pid, int) or not isinstance(start, int) or _start_time(os.getpid()) is None:
-        return None
-    now = _start_time(pid)
-    if now is not None:
-        return now == start
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # it exists, but /proc hides other users' processes
-        return None
-    # It exists, yet no start time: a zombie, unless /proc is closed to us.
-    return False if Path(f"/proc/{pid}/stat").exists() else None
