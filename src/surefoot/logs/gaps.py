@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.logs.table import MOST, Column, Table
+from surefoot.logs.table import THINNED, Column, Table
 
 _LOSSES = ("loss", "nll", "cost", "objective")
 _COMPARED = 64
@@ -28,7 +28,7 @@ Bools = NDArray[np.bool_]
 
 def cleared(table: Table, voids: Mapping[str, tuple[int, int]]) -> Table:
     """The table without its filler, and with the NaN that were left empty."""
-    if table.records > MOST:
+    if THINNED in table.notes:
         return table
     changed, notes = _without_filler(table)
     if not changed:

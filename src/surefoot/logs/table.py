@@ -12,10 +12,15 @@ from numpy.typing import NDArray
 
 MOST = 1 << 21
 """Values kept of one column; a longer one is thinned, its peaks kept, so that memory stays bounded."""
+TOGETHER = 12 << 20
+"""Values kept of all columns together: a log of many columns keeps fewer of each."""
 COLUMNS = 2000
 """Columns kept of one log: a log that makes up new names all the time must not fill the memory."""
 ENDING = 1 << 16
 """Characters kept from the end of a text, where the exception stands."""
+
+
+THINNED = "the log is so long that it was thinned: of four neighbours the lowest and the highest are kept"
 
 
 class Unreadable(ValueError):
@@ -63,6 +68,7 @@ class Gatherer:
         self.facts: dict[str, float | str] = {}
         self._columns: dict[str, tuple[array[int], array[float]]] = {}
         self._voids: dict[str, tuple[int, int]] = {}
+        self._most = MOST
 
     def add(self, record: Mapping[str, float]) -> None:
         """One record: a line, a row, an event. Only numbers; a name that is missing has no value in it."""
@@ -75,9 +81,10 @@ class Gatherer:
                     self.skipped[f"values under names beyond the first {COLUMNS}"] += 1
                     continue
                 column = columns[name] = (array("q"), array("d"))
+                self._most = _most(len(columns))
             column[0].append(number)
             column[1].append(value)
-            if len(column[1]) >= MOST:
+            if len(column[1]) >= self._most:
                 columns[name] = self._thinned(*column)
         self.records = number + 1
 
@@ -100,9 +107,10 @@ class Gatherer:
                 self.skipped[f"values under names beyond the first {COLUMNS}"] += len(values)
                 return
             column = self._columns[name] = (array("q"), array("d"))
+            self._most = _most(len(self._columns))
         column[0].frombytes(rows.astype(np.int64, copy=False).tobytes())
         column[1].frombytes(values.astype(np.float64, copy=False).tobytes())
-        while len(column[1]) >= MOST:
+        while len(column[1]) >= self._most:
             column = self._columns[name] = self._thinned(*column)
 
     def empty(self, name: str, rows: NDArray[np.int64]) -> None:
@@ -147,7 +155,7 @@ class Gatherer:
 
     def _thinned(self, rows: array[int], values: array[float]) -> tuple[array[int], array[float]]:
         """Of every four neighbours the lowest and the highest; a NaN counts as the highest."""
-        self.note(f"columns of more than {MOST:,} values were thinned: of four neighbours the lowest and the highest")
+        self.note(THINNED)
         whole = len(values) // 4 * 4
         numbers = np.frombuffer(rows, dtype=np.int64)
         data = np.frombuffer(values, dtype=np.float64)
@@ -158,6 +166,10 @@ class Gatherer:
         kept = np.sort(np.stack([low, high], 1), axis=1) + np.arange(0, whole, 4)[:, None]
         index = np.concatenate([kept.ravel(), np.arange(whole, len(data))])
         return array("q", numbers[index].tobytes()), array("d", data[index].tobytes())
+
+
+def _most(columns: int) -> int:
+    return max(1 << 12, min(MOST, TOGETHER // columns))
 
 
 class Parts:
