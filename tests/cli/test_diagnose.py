@@ -89,7 +89,6 @@ def test_a_pipe_is_read() -> None:
         (["nowhere.log"], "nowhere.log is not there"),
         (["GOOD", "--loss", "los"], "did you mean 'loss'"),
         (["GOOD", "--plot", "x.txt"], "pictures end in .png"),
-        (["GOOD", "--html", "GOOD/x.html"], "cannot be written"),
         (["GOOD", "--compare"], "--compare takes two logs"),
         (["GOOD", "GOOD", "--follow"], "--follow takes one log"),
         (["GOOD", "--follow", "--on", "tuesday"], "Use failed or warning"),
@@ -102,6 +101,13 @@ def test_bad_usage_exits_with_2_and_one_message(arguments: list[str], told: str,
     assert told in " ".join(result.stderr.split())
     assert result.stdout == ""
     assert "Traceback" not in result.output
+
+
+def test_a_page_that_cannot_be_written_does_not_cost_the_answer(good: Path) -> None:
+    result = run(good, "--html", good / "x.html")
+    assert result.exit_code == 2
+    assert "cannot be written" in result.stderr
+    assert result.stdout.startswith("HEALTHY")
 
 
 def test_one_log_of_several_that_cannot_be_read_hides_no_other(good: Path, tmp_path: Path) -> None:

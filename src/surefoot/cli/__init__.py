@@ -13,7 +13,7 @@ from surefoot import __version__
 app = typer.Typer(
     name="surefoot",
     help="Keeps PyTorch training runs alive: refuses bad updates, says why, and gets the run back on its feet.",
-    epilog="New here? Try: surefoot demo",
+    epilog="New here? Try: surefoot demo. A run died? Try: surefoot diagnose train.log",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -68,7 +68,11 @@ surefoot diagnose --follow train.log || ./stop-the-job.sh
 """
 
 
-@app.command(help=_DIAGNOSE, epilog=_DIAGNOSE_EXAMPLES, short_help="Tell from any training log what went wrong.")
+@app.command(
+    help=_DIAGNOSE,
+    epilog=_DIAGNOSE_EXAMPLES,
+    short_help="Any training log, one answer: what went wrong, when, and what to do.",
+)
 def diagnose(
     paths: Annotated[list[str], typer.Argument(metavar="PATH", help="A log, checkpoint or folder; - for a pipe.")],
     as_json: Annotated[

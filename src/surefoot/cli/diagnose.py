@@ -85,6 +85,10 @@ def _printable(text: str, encoding: str | None) -> str:
 
 
 def _show(paths: Sequence[str], wishes: Wishes) -> int:
+    if wishes.plot is not None:
+        from surefoot.logs.picture import check
+
+        check(wishes.plot)
     if wishes.compare:
         return _compared(paths, wishes)
     if wishes.follow:
@@ -102,15 +106,15 @@ def _compared(paths: Sequence[str], wishes: Wishes) -> int:
 
     first, second = (judged(path, wishes.columns) for path in paths)
     found = compare(first, second)
+    width, colour = terminal()
+    text = compare_page.as_text(found, width=width, colour=colour, encoding=sys.stdout.encoding)
+    say(as_json(found.as_json()) if wishes.as_json else text)
     if wishes.plot is not None:
         compare_page.draw(found, wishes.plot)
         tell(f"picture written to {wishes.plot}")
     if wishes.html is not None:
         compare_page.write(found, wishes.html)
         tell(f"page written to {wishes.html}")
-    width, colour = terminal()
-    text = compare_page.as_text(found, width=width, colour=colour, encoding=sys.stdout.encoding)
-    say(as_json(found.as_json()) if wishes.as_json else text)
     return TROUBLE if found.trouble else FINE
 
 
@@ -137,12 +141,12 @@ def _followed(paths: Sequence[str], wishes: Wishes) -> int:
         log.close()
     if last is None:
         raise Unreadable(f"{path}: nothing came that could be read")
-    _write([last], wishes)
     if not wishes.as_json:
-        say("\n")
+        say("\n" if spoken else "")
         _pages([last])
     elif not any(last is one for one in spoken):
         say(json.dumps(last.as_json(), allow_nan=False) + "\n")
+    _write([last], wishes)
     return TROUBLE if last.verdict in ON[wishes.on] else FINE
 
 
@@ -167,11 +171,11 @@ def _answered(paths: Sequence[str], wishes: Wishes) -> int:
             answers.append(
                 Answer(verdict=State.UNKNOWN, sentence=str(wrong), source={"path": path}, notes=(str(wrong),))
             )
-    _write(answers, wishes)
     if wishes.as_json:
         say(as_json([answer.as_json() for answer in answers] if len(paths) > 1 else answers[0].as_json()))
     else:
         _pages(answers)
+    _write(answers, wishes)
     if unreadable:
         return UNUSABLE
     return TROUBLE if any(answer.trouble for answer in answers) else FINE

@@ -29,6 +29,19 @@ def draw(answer: Answer, path: Path) -> None:
     save(made, path, title=title, colour=VERDICTS[answer.verdict], onset=onset(answer), unit=_unit(answer))
 
 
+def check(path: Path) -> None:
+    """Whether a picture could be drawn at all; better told before a long log is read than after."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise Unreadable(f"--plot {path}: pictures end in {', '.join(SUFFIXES[:3])}")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise Unreadable(
+            "--plot draws with matplotlib, which is not installed: pip install 'surefoot[plots]'."
+            " Without it there are --html, with a plot of its own, and the plot in the terminal"
+        ) from None
+
+
 def _unit(answer: Answer) -> str:
     return answer.course.unit if answer.course is not None else "step"
 
@@ -44,17 +57,11 @@ def save(
     unit: str = "step",
 ) -> None:
     """Draw panels over one another into a file."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise Unreadable(f"--plot {path}: pictures end in {', '.join(SUFFIXES[:3])}")
+    check(path)
+    from matplotlib.figure import Figure
+
     if not made:
         raise Unreadable(f"--plot {path}: there is nothing to draw, for no numbers over steps were found")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise Unreadable(
-            "--plot draws with matplotlib, which is not installed: pip install 'surefoot[plots]'."
-            " Without it there are --html, with a plot of its own, and the plot in the terminal"
-        ) from None
     heights = [2.6, *([1.2] * (len(made) - 1))]
     picture = Figure(figsize=(9, 1.3 + sum(heights)), layout="constrained", facecolor="white")
     told = textwrap.fill(title, 88)
