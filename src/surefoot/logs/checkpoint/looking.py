@@ -128,7 +128,7 @@ def _well(looked: list[Weight], measured: optimizer.Measured) -> str:
 
 def _remarks(looked: list[Weight]) -> list[str]:
     """What is worth knowing and no trouble."""
-    told: list[str] = []
+    told = [_summary(looked)] if looked else []
     dtypes = Counter(one.held.dtype for one in looked if one.role is not Role.BUFFER)
     if len(dtypes) > 1:
         told.append("kinds of number: " + ", ".join(f"{count} tensors {name}" for name, count in dtypes.most_common()))
@@ -143,8 +143,22 @@ def _remarks(looked: list[Weight]) -> list[str]:
     return told
 
 
+def _trained(looked: list[Weight]) -> list[Weight]:
+    return [one for one in looked if one.role not in (Role.BUFFER, Role.MEASURED) and not one.figures.masks]
+
+
+def _summary(looked: list[Weight]) -> str:
+    trained = _trained(looked)
+    largest = max(trained or looked, key=lambda one: one.figures.norm)
+    size = sum(one.held.bytes for one in looked)
+    return (
+        f"{len(looked):,} tensors, {sum(one.held.count for one in trained):,} parameters, {size / 1e6:,.1f} MB;"
+        f" the largest norm is {largest.figures.norm:.4g} in {largest.name}"
+    )
+
+
 def _source(path: Path, contents: Contents, looked: list[Weight]) -> dict[str, Any]:
-    trained = [one for one in looked if one.role not in (Role.BUFFER, Role.MEASURED)]
+    trained = _trained(looked)
     largest = max(trained, key=lambda one: one.figures.norm, default=None)
     return {
         "path": str(path),

@@ -142,7 +142,7 @@ def counters(contents: Contents) -> None:
             f"the optimizer's step counters disagree: {few:,} of {len(whole):,} parameters are behind"
             f" {max(whole):,.0f}, down to {min(whole):,.0f}"
         )
-    if contents.step is None and contents.epoch is None and whole:
+    if contents.step is None and whole:
         contents.step = int(max(whole))
     dtypes = {held.dtype for moments in contents.moments for name, held in moments.tensors.items() if name in _SECOND}
     if halves := dtypes & {"float16", "bfloat16"}:
