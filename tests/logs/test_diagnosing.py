@@ -82,3 +82,21 @@ def test_a_million_losses_are_judged(tmp_path) -> None:
 
 def test_notebooks_have_it_at_the_top() -> None:
     assert surefoot.diagnose is diagnose
+
+
+def test_the_judge_of_live_runs_is_asked_where_every_update_was_logged() -> None:
+    chance = np.random.default_rng(0)
+    steps = np.arange(400)
+    late = np.clip(steps - 302, 0, 60)
+    numbers = {
+        "step": steps,
+        "loss": (3 * np.exp(-steps / 200) + 0.5 + chance.normal(0, 0.03, 400)) * np.exp(0.15 * late),
+        "grad_norm": (1 + 0.1 * chance.random(400)) * np.exp(0.2 * late),
+        "lr": np.where(steps < 300, 1e-3, 1e-2),
+    }
+    answer = diagnose(numbers)
+    assert (answer.verdict, answer.pattern) == ("failed", "exponential")
+    assert answer.onset_step is not None
+    assert 298 <= answer.onset_step <= 310
+    assert answer.causes[0].cause == "learning_rate"
+    assert any("10 times" in line for line in answer.causes[0].evidence)

@@ -16,6 +16,7 @@ from surefoot.logs.answer import Answer, Named, PathLike, State
 from surefoot.logs.arrays import table_of
 from surefoot.logs.course import Course, courses
 from surefoot.logs.ending import Ending, read_ending
+from surefoot.logs.secondopinion import second_opinion
 from surefoot.logs.signs import blowup, game, nonfinite, overfit, overflow, plateau, settings, spike, zero
 from surefoot.logs.signs.base import Look, Sign, number
 from surefoot.logs.signs.sight import SIGHT, Sight
@@ -133,7 +134,7 @@ def _judged(course: Course, table: Table, sight: Sight = SIGHT) -> Answer:
         notes += [f"also: {sign.sentence}" for sign in troubles[1:]]
     if answer.verdict is State.FAILED:
         notes.append(_path(view, answer))
-    answer = replace(answer, notes=tuple(notes), course=course)
+    answer = replace(answer, notes=tuple(notes), course=course, causes=_agreed(answer, course))
     ending = _ending(table)
     return _ended(ending, answer, table) if ending is not None else answer
 
@@ -191,6 +192,20 @@ def _causes(signs: Sequence[Sign]) -> tuple[Named, ...]:
     first = {cause for cause, _ in signs[0].causes}
     ordered = sorted(found.values(), key=lambda named: (named.cause not in first, -named.confidence))
     return tuple(ordered[:MOST_CAUSES])
+
+
+def _agreed(answer: Answer, course: Course) -> tuple[Named, ...]:
+    """The causes, with what the judge of live runs makes of the updates around the onset, where those were logged."""
+    heard = second_opinion(course, answer.onset_step) if answer.trouble else []
+    if not heard or answer.pattern in (Pattern.OVERFIT, Pattern.PLATEAU):
+        return answer.causes
+    first = heard[0]
+    known = next((one for one in answer.causes if one.cause is first.cause), None)
+    evidence = (*(known.evidence if known else answer.causes[0].evidence if answer.causes else ()), first.detail)
+    advice = known.advice if known else CAUSES[first.cause].remedies
+    sure = max(first.confidence, known.confidence if known else 0.0)
+    named = Named(cause=first.cause, confidence=sure, evidence=evidence, advice=advice)
+    return (named, *(one for one in answer.causes if one is not known))[:MOST_CAUSES]
 
 
 def _path(view: Look, answer: Answer) -> str:

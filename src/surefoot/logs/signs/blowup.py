@@ -91,7 +91,8 @@ def _blown_up(view: Look, loss: Curve) -> Sign:
     if total > 0 and float(gains.max()) > AT_ONCE * total:
         half = after[0] + 0.5 * float(gains.max())
         return _said(view, loss, Pattern.JUMP, loss.best_at + int(np.flatnonzero(after > half)[0]))
-    return _said(view, loss, Pattern.EXPONENTIAL, loss.best_at)
+    low = np.flatnonzero(after <= loss.best + 2 * loss.noise)
+    return _said(view, loss, Pattern.EXPONENTIAL, loss.best_at + (int(low[-1]) + 1 if len(low) else 0))
 
 
 def _swings(loss: Curve, middle: float) -> bool:
