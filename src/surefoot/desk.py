@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,22 +22,8 @@ from surefoot.rows import Tag, row_from, worst_tensors
 log = logging.getLogger("surefoot")
 
 
-@dataclass(frozen=True, slots=True)
-class Opinion:
-    """What the judge says to one attempted update."""
-
-    block: Block[np.ndarray]
-    tag: Tag
-    row: Row
-    events: list[Event]
-
-
 class Desk:
-    """Reads each block exactly once, in order; the only place that knows how many updates have landed.
-
-    Reading has two halves. `ponder` makes the row and has it judged, in whichever thread; nobody but the judge will
-    notice. `enter` makes it known: counted, written down, told.
-    """
+    """Reads each block exactly once, in order; the only place that knows how many updates have landed."""
 
     def __init__(self, journal: Journal, judge: Judge, *, policy: Policy, clock: Clock) -> None:
         self.journal = journal
@@ -57,41 +42,30 @@ class Desk:
 
     def read(self, block: Block[np.ndarray], tag: Tag, *, judged: bool = True) -> list[Decision]:
         """Take in the numbers of one attempted update; what is to be done is handed back."""
-        return self.enter(self.ponder(lambda: (block, tag), judged=judged))
-
-    def ponder(self, receive: Callable[[], tuple[Block[np.ndarray], Tag]], *, judged: bool = True) -> Opinion:
-        """Wait for the numbers of one attempted update, make its row and judge it."""
-        block, tag = receive()
+        again = tag.attempt == self._landed  # another optimizer's part of an update that has landed already
         row = row_from(
             block,
             tag,
-            step=self.step - (tag.attempt == self._landed),
+            step=self.step - again,
             history=self.history,
             left=self._clock.left(self.total - self.step),
             repeated=tag.attempt == self.attempt,
         )
-        return Opinion(block, tag, row, self.judge.update(row, block.stats) if judged else [])
-
-    def enter(self, opinion: Opinion) -> list[Decision]:
-        """Take in what was found out about one attempted update; what is to be done is handed back."""
-        tag, row, layers = opinion.tag, opinion.row, opinion.block.stats
-        said = opinion.block.verdict
-        if tag.attempt != self.attempt:
-            self.history.add(float(said[Said.LOSS]) if tag.watched else NAN, float(said[Said.NORM]))
-        if tag.clips:
-            self.history.clip_share(said[Said.CLIPPED])
         self.attempt = tag.attempt
-        self.alive = min(self.alive, float(said[Said.ALIVE]))
+        layers = block.stats
+        self.alive = min(self.alive, float(block.verdict[Said.ALIVE]))
         self.journal.row(row, layers)
-        again = tag.attempt == self._landed  # another optimizer's part of an update that has landed already
         if (row.landed or (self._observes and row.verdict < Verdict.OVERFLOW)) and not again:
             self.step += 1
             self._landed = tag.attempt
+        events = self.judge.update(row, layers) if judged else []
+        if not events:
+            return []
         if self.journal.rank == 0:  # all processes judge alike, one tells
-            for event in opinion.events:
+            for event in events:
                 self.journal.event(event)
                 self._tell(event, row, layers)
-        return [e for e in opinion.events if isinstance(e, Decision) and e.applied]
+        return [e for e in events if isinstance(e, Decision) and e.applied]
 
     def _tell(self, event: Event, row: Row, layers: np.ndarray) -> None:
         if isinstance(event, Outcome):

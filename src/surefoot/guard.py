@@ -18,7 +18,7 @@ import logging
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Never, ParamSpec, TypeVar, cast
 
 import torch
@@ -27,8 +27,7 @@ from torch.optim import Optimizer
 
 from surefoot import edge
 from surefoot.act.stop import TrainingStopped
-from surefoot.desk import Desk, Opinion
-from surefoot.errand import Errand, Runner
+from surefoot.desk import Desk
 from surefoot.footing import Footing
 from surefoot.gate.clip import ClipOption
 from surefoot.gate.ways import Way, could_be_fused, on_accelerator
@@ -36,7 +35,7 @@ from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.measure.resources import Clock, samples_in
 from surefoot.opening import config_of, judge_for, open_together
-from surefoot.records import Action, Decision
+from surefoot.records import Action
 from surefoot.rounds import Rounds
 from surefoot.state.buffers import BufferShadow
 from surefoot.state.tree import Stateful
@@ -192,9 +191,6 @@ class LiveGuard(Guard):
         self._optimizers = optimizers
         self._watched = False
         self._clock = Clock()
-        self._runner = Runner("surefoot-judge")
-        self._ahead: Errand[Opinion] | None = None
-        """What the judge says to the row that is due after the step to come."""
         self._shadow = None if policy.observe else BufferShadow(model)
         self._build = functools.partial(
             Rounds, model, optimizers, clip=clip, policy=policy, clock=self._clock, shadow=self._shadow
@@ -292,13 +288,6 @@ class LiveGuard(Guard):
             self._read()
         if not rounds.fits:
             self._rewire()
-        self._think_ahead()
-
-    def _think_ahead(self) -> None:
-        """Judge the row that is due after the step to come while backward runs, which leaves the interpreter alone."""
-        receive = self._rounds.ahead() if self._ahead is None else None
-        if receive is not None:
-            self._ahead = self._runner.send(functools.partial(self._desk.ponder, receive))
 
     @contained
     def _backward_ended(self, loss: Tensor, samples: float) -> None:
@@ -379,16 +368,8 @@ class LiveGuard(Guard):
             self._footing.round_ended()
 
     def _read(self, *, rest: bool = False) -> None:
-        for decided in self._decisions(rest=rest):
-            self._footing.row_read(decided)
-
-    def _decisions(self, *, rest: bool) -> Iterator[list[Decision]]:
-        """Over each row that has come: first the one that was judged ahead of its time."""
-        if self._ahead is not None:
-            opinion, self._ahead = self._ahead.result(), None
-            yield self._desk.enter(opinion)
         for block, tag in self._rounds.arrived(rest=rest):
-            yield self._desk.read(block, tag)
+            self._footing.row_read(self._desk.read(block, tag))
 
     # -- the user's words, and the end
 
@@ -425,8 +406,8 @@ class LiveGuard(Guard):
     def _finish(self) -> None:
         if self._rounds.dropped():
             self._rounds.drop()
-        for decided in self._decisions(rest=True):
-            for decision in decided:
+        for block, tag in self._rounds.arrived(rest=True):
+            for decision in self._desk.read(block, tag):
                 if decision.action is Action.STOP:  # the loop is over anyway
                     log.warning("surefoot would have stopped the run: %s", decision.reason)
         self._note("closed")

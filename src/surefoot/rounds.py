@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -280,18 +280,6 @@ class Rounds:
         self._mailbox.send(self.meter.raw, tag)
 
     # -- two steps later
-
-    def ahead(self) -> Callable[[], tuple[Block[np.ndarray], Tag]] | None:
-        """The block that will have arrived after the step to come, taken out; the function waits for its numbers."""
-        receive, unpack = self._mailbox.ahead(), self.meter.unpack
-        if receive is None:
-            return None
-
-        def unpacked() -> tuple[Block[np.ndarray], Tag]:
-            raw, tag = receive()
-            return unpack(raw), tag
-
-        return unpacked
 
     def arrived(self, *, rest: bool = False) -> Iterator[tuple[Block[np.ndarray], Tag]]:
         """The blocks sent two steps ago, or all that are still under way."""

@@ -47,16 +47,13 @@ class Tag:
 
 
 def row_from(block: Block[np.ndarray], tag: Tag, *, step: int, history: History, left: float, repeated: bool) -> Row:
-    """The row of one attempted update; `repeated` when another optimizer has brought one for it already.
-
-    The history is only looked at.
-    """
+    """The row of one attempted update; `repeated` when another optimizer has brought one for it already."""
     said, more = block.verdict.tolist(), block.summary[:HEAD].tolist()
     verdict = Verdict(int(said[Said.VERDICT]))
     trouble = verdict in (Verdict.NONFINITE, Verdict.OUTLANDISH, Verdict.OVERFLOW)
     loss = said[Said.LOSS] if tag.watched else NAN
     norm, limit = said[Said.NORM], said[Said.LIMIT]
-    d1, d2 = history.differences if repeated else history.differences_to(loss)
+    d1, d2 = history.differences if repeated else history.add(loss, norm)
     reading = tag.reading
     return Row(
         step=step,
@@ -76,7 +73,7 @@ def row_from(block: Block[np.ndarray], tag: Tag, *, step: int, history: History,
             limit=limit if math.isfinite(limit) else NAN,
             clip=said[Said.CLIP] if tag.clips else NAN,
             clipped=said[Said.CLIPPED] if tag.clips else NAN,
-            clip_share=history.share_with(said[Said.CLIPPED]) if tag.clips else NAN,
+            clip_share=history.clip_share(said[Said.CLIPPED]) if tag.clips else NAN,
             lr=said[Said.LR] if tag.lr is None else tag.lr,
             momentum=tag.momentum,
             loss_scale=said[Said.SCALE] if tag.scaled else NAN,

@@ -19,29 +19,19 @@ class History:
         self.differences = (math.nan, math.nan)
         """Those of the last update."""
 
-    def share_with(self, factor: float) -> float:
-        """What `clip_share` would return, with nothing taken in."""
-        oldest = self.clipped[0] if len(self.clipped) == KEPT else False
-        return (sum(self.clipped) - oldest + (factor < 1.0)) / min(len(self.clipped) + 1, KEPT)
-
     def clip_share(self, factor: float) -> float:
         """Take in the factor of one clipped update and return the share of the last 100 that were made smaller."""
-        share = self.share_with(factor)
         self.clipped.append(factor < 1.0)
-        return share
-
-    def differences_to(self, loss: float) -> tuple[float, float]:
-        """What `add` would return, with nothing taken in."""
-        d1 = loss - self.losses[-1] if self.losses else math.nan
-        d2 = d1 - (self.losses[-1] - self.losses[-2]) if len(self.losses) > 1 else math.nan
-        return d1, d2
+        return sum(self.clipped) / len(self.clipped)
 
     def add(self, loss: float, norm: float) -> tuple[float, float]:
         """Take in one update and return the loss's first and second difference."""
-        self.differences = self.differences_to(loss)
+        d1 = loss - self.losses[-1] if self.losses else math.nan
+        d2 = d1 - (self.losses[-1] - self.losses[-2]) if len(self.losses) > 1 else math.nan
         self.losses.append(loss)
         self.norms.append(norm)
-        return self.differences
+        self.differences = (d1, d2)
+        return d1, d2
 
     def state_dict(self) -> dict[str, Any]:
         return {"losses": list(self.losses), "norms": list(self.norms), "clipped": list(self.clipped)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -25,6 +25,7 @@ class Mailbox(Generic[T]):
     def __init__(self, size: int, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._slots = [torch.empty(size, dtype=torch.uint8, pin_memory=self._cuda) for _ in range(LAG + 1)]
+        self._views = [slot.numpy() for slot in self._slots]
         self._events = [torch.cuda.Event() if self._cuda else None for _ in self._slots]
         self._stream: tuple[int, torch.cuda.Stream] | None = None
         """The stream rows were last sent on, with the driver's name for it."""
@@ -50,28 +51,21 @@ class Mailbox(Generic[T]):
             self._stream = name, torch.cuda.current_stream(device)
         return self._stream[1]
 
-    def ahead(self) -> Callable[[], tuple[np.ndarray, T]] | None:
-        """Take out the row that the next send makes due; the function waits for its numbers, in whichever thread."""
-        return self._receive(*self._under_way.popleft()) if len(self._under_way) == LAG else None
-
     def due(self) -> Iterator[tuple[np.ndarray, T]]:
         """The rows sent at least `LAG` sends ago, each a copy of its own."""
         while len(self._under_way) > LAG:
-            yield self._receive(*self._under_way.popleft())()
+            yield self._receive()
 
     def rest(self) -> Iterator[tuple[np.ndarray, T]]:
         """All rows still under way; waits for the device."""
         while self._under_way:
-            yield self._receive(*self._under_way.popleft())()
+            yield self._receive()
 
-    def _receive(self, slot: int, tag: T) -> Callable[[], tuple[np.ndarray, T]]:
-        event, content = self._events[slot], self._slots[slot]
-
-        def receive() -> tuple[np.ndarray, T]:
-            # A host that runs more than two steps ahead of the device stops here until two steps are left in the queue:
-            # the device never idles for it. Asking in small pauses is not a device synchronisation.
-            while event is not None and not event.query():
-                time.sleep(_POLL)
-            return content.numpy().copy(), tag
-
-        return receive
+    def _receive(self) -> tuple[np.ndarray, T]:
+        slot, tag = self._under_way.popleft()
+        event = self._events[slot]
+        # A host that runs more than two steps ahead of the device stops here until two steps are left in the queue:
+        # the device never idles for it. Asking in small pauses is not a device synchronisation.
+        while event is not None and not event.query():
+            time.sleep(_POLL)
+        return self._views[slot].copy(), tag
