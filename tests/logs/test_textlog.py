@@ -327,6 +327,36 @@ def test_chatter_is_no_row(tmp_path: Path) -> None:
     assert table_of(tmp_path, text).records == 0
 
 
+def test_the_log_of_the_quickstart(tmp_path: Path) -> None:
+    text = "".join(
+        f"Epoch {epoch}\n-------------------------------\n"
+        + "".join(f"loss: {2 - epoch / 5 - batch / 100:>7f}  [{batch * 6400:>5d}/60000]\n" for batch in range(4))
+        + f"Test Error: \n Accuracy: 64.{epoch}%, Avg loss: 1.0{epoch} \n\n"
+        for epoch in (1, 2, 3)
+    )
+    table = table_of(tmp_path, text)
+    assert len(values(table, "loss")) == 12
+    assert values(table, "step")[:4] == [0, 6400, 12800, 19200]
+    assert values(table, "step")[-2] == 139200
+    assert values(table, "eval Avg loss") == [1.01, 1.02, 1.03]
+
+
+@pytest.mark.parametrize(
+    ("line", "counter", "name"),
+    [
+        ("[1,  {n}000] loss: {loss:.3f}", "batch", "loss"),
+        ("[{n}]\ttrain-rmse:{loss:.3f}\teval-rmse:0.6", "step", "train-rmse"),
+        (" {n}: 500.2, {loss:.3f} avg loss, 0.001000 rate, 5.1 seconds, 64 images", "step", "avg loss"),
+        ("epoch:{n} train_loss/val_loss: {loss:.3f}/0.5", "epoch", "train_loss"),
+        ("completed step: {n}, seconds: 3.2, total_weights: 4, loss: {loss:.3f}", "step", "loss"),
+    ],
+)
+def test_unusual_ways_to_say_it(tmp_path: Path, line: str, counter: str, name: str) -> None:
+    table = table_of(tmp_path, rows(4, line))
+    assert values(table, name) == pytest.approx([3.99, 3.98, 3.97, 3.96])
+    assert len(values(table, counter)) == 4
+
+
 def test_one_rank_of_many_is_kept(tmp_path: Path) -> None:
     text = "".join(f"[rank{rank}]: step {n} loss 0.{n}{rank}\n" for n in range(1, 6) for rank in (1, 0, 2, 3))
     table = table_of(tmp_path, text)

@@ -92,10 +92,8 @@ class Block:
             return []
         if self.evaluation:
             self.evaluation = False
-            return [
-                {name if meaning(name).held_out or _counts(name) else f"eval {name}": record[name] for name in record}
-            ]
-        key = tuple(record)
+            return [evaluated(record)]
+        key = tuple(sorted(record))
         if key in self._held:
             first, self._held[key] = self._held[key], None
             return [record] if first is None or first[0] != now else [first[1], record]
@@ -106,6 +104,11 @@ class Block:
     def left(self) -> list[Record]:
         """What still waits, of use where the log holds nothing else: only what has a counter."""
         return [one[1] for one in self._held.values() if one and any(_counts(name) for name in one[1])]
+
+
+def evaluated(record: Record) -> Record:
+    """The record with names that say that it was measured on other data."""
+    return {name if meaning(name).held_out or _counts(name) else f"eval {name}": record[name] for name in record}
 
 
 def _counts(name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.logs.consoleblocks import Bars, Block, Columns, Record
+from surefoot.logs.consoleblocks import Bars, Block, Columns, Record, evaluated
 from surefoot.logs.consoleclues import LOSSES, WORDS, Overflows, is_code, settings
 from surefoot.logs.consolenames import phase_in
 from surefoot.logs.consoleshapes import COUNT, HIDDEN, RANK, TOTAL, Kind, Shape, shape_of
@@ -173,9 +173,7 @@ class Lines:
             return False
         found = tokens(line)
         if found is None or not found.numbers:
-            if found is not None:
-                self._heading(line)
-            return False
+            return found is not None and self._heading(line)
         shape = self._shapes.get(found.key)
         if shape is None:
             shape, texts = shape_of(found)
@@ -213,15 +211,20 @@ class Lines:
             for name, value in settings(line):
                 self._settings.setdefault(name, value)
 
-    def _heading(self, line: str) -> None:
+    def _heading(self, line: str) -> bool:
+        """The heading of an evaluation or of a table, which tells what the lines below it are."""
         if len(line) > 1000:
-            return
+            return False
         if phase_in(line) == "eval" and line.endswith((":", "*", "=", "-", "#", "results", "metrics")):
             self._close_block()
             self._block.evaluation = True
         elif (columns := Columns.of(line)) is not None:
             self._settle()
             self._columns = columns
+        else:
+            return False
+        self.since.add(line)
+        return True
 
     def _act(self, shape: Shape, texts: tuple[str, ...], line: str) -> None:
         """A line of a known making."""
@@ -292,7 +295,12 @@ class Lines:
     def _row(self, shape: Shape, values: Record) -> None:
         passing = shape.eval and COUNT in values
         self._steps.counted(shape, values)
-        self._steps.lend(shape, values)
+        if self._block.evaluation and not shape.counted:
+            values = evaluated(values)
+            self._steps.lend(shape, values, evaluation=True)
+        else:
+            self._steps.lend(shape, values)
+        self._block.evaluation = False
         if shape.kind is Kind.HELD:
             shape.kind = Kind.ROW
             if not (shape.loss and self._steps.place):

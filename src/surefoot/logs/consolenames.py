@@ -18,17 +18,21 @@ _UNIT = re.compile(
 )
 _PARENTHESIS = re.compile(r"^(.*?)\s*[(]([^()]*)[)]$", re.S)
 _CELL = re.compile(r"^\s*[|│┃]\s*([A-Za-z][^|│┃\x1f]{0,60}?)\s*[|│┃]\s*$")
+_BEHIND = re.compile(r"^\s+([A-Za-z][A-Za-z_]*(?: [a-z_]+){0,2})\s*(?:[,;|]|$)")
 _BEGINNING = re.compile(r"^[^A-Za-z一-鿿]+")
 _PROSE = re.compile(
     r"(?i)\b(?:improved|decreased|increased|from|than|did|reached|version|best|lowest|highest|minimum|target|previous|"
     r"threshold|max|limit|until|over|under|expected|to|old|weight|coef|lambda|patience|port|pid|seed|eta|ip|uid)\b"
 )
-_JOINTS = frozenset({"at", "for", "on", "after", "in", "during", "finished", "end", "to"})
+_JOINTS = frozenset(
+    {"at", "for", "on", "after", "in", "during", "finished", "completed", "done", "end", "of", "the", "to"}
+)
 _PHASE = re.compile(
     r"(?i)(?<![a-z_])(?:(val|valid|validation|validating|validate|eval|evaluation|evaluating|evaluate|test|testing|dev|"
     r"saving dict for)|(train|training|trn))(?![a-z_])|(验证|测试|评估)|(训练)"
 )
 LONGEST_NAME = 64
+_LEVELS = frozenset({"INFO", "DEBUG", "WARNING", "WARN", "CRITICAL", "NOTICE"})
 _COUNTERS = (Role.STEP, Role.EPOCH, Role.INNER)
 
 
@@ -82,7 +86,7 @@ def _tidy(name: str, rest: str, unit: str, *, explicit: bool) -> Said:
     counter = _counter(name)
     if counter:
         return Said(counter, f"{rest} {name[: len(name) - len(counter)]} {unit}", explicit)
-    if not name or len(name) > LONGEST_NAME or _PROSE.search(name.replace("_", " ")):
+    if not name or len(name) > LONGEST_NAME or name.upper() in _LEVELS or _PROSE.search(name.replace("_", " ")):
         return Said("", f"{rest} {name}", explicit)
     words = name.split()
     if len(words) > (6 if explicit else 3):
@@ -97,11 +101,19 @@ def _counter(name: str) -> str:
         tail = " ".join(words[-size:])
         if len(words) < size or meaning(tail).role not in _COUNTERS:
             continue
+        if words[-size].lower() in _JOINTS:
+            continue
         before = words[:-size]
         if not before or before[-1].lower() in _JOINTS or phase_in(" ".join(before)) or len(tail) > 12:
             plain = " ".join(words[-size + 1 :]) if size > 1 and phase_in(words[-size]) else tail
             return plain if plain and meaning(plain).role in _COUNTERS else tail
     return ""
+
+
+def name_after(gap: str) -> str:
+    """The name behind a number, for `0.5 avg loss, 3 epochs`: only what counts, and a loss."""
+    match = _BEHIND.match(gap)
+    return match[1] if match and meaning(match[1]).role in (*_COUNTERS, Role.LOSS) else ""
 
 
 def phase_in(text: str) -> str:

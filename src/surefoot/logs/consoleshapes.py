@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from surefoot.logs.consolenames import name_before, own_phase, phase_in
+from surefoot.logs.consolenames import name_after, name_before, own_phase, phase_in
 from surefoot.logs.consoletokens import APART, Number, Tokens, figure
 from surefoot.logs.meaning import Role, meaning, words_of
 
@@ -17,7 +17,9 @@ RANK = "\x00rank"
 COUNT = "\x00count"
 _RANK = re.compile(r"(?i)(?:\brank[ :=_]*|\[(?:gpu|worker|proc|process|node|default)[ :=_-]*|^\s*\[\d+,|\bgpu[ :=_]*)$")
 _BATCH = re.compile(r"(?i)\b(?:batch|ba|minibatch)\W*$")
-_DROPPED = frozenset({"eta", "pid", "port", "seed", "line", "device", "gpu", "cuda", "v num", "id", "size", "host"})
+_DROPPED = frozenset(
+    {"eta", "pid", "port", "seed", "line", "device", "gpu", "cuda", "v num", "id", "size", "host", "node"}
+)
 _TELLING = frozenset(
     {Role.LOSS, Role.NORM, Role.RATE, Role.SCALE, Role.SKIPPED, Role.PERPLEXITY, Role.ERROR, Role.ACCURACY, Role.REWARD}
 )
@@ -116,8 +118,7 @@ def shape_of(found: Tokens) -> tuple[Shape, tuple[str, ...]]:
         factors=tuple(slot.number.factor for slot in slots),
         pattern_text="".join(pieces),
         counted=bool(roles & {Role.STEP, Role.EPOCH}) or COUNT in names,
-        eval=any(name.startswith("eval ") or own_phase(name) == "eval" for name in names)
-        and not any(own_phase(name) == "train" for name in names),
+        eval=_evaluates(slots),
         epoch=next((slot.name for slot in slots if slot.role is Role.EPOCH), ""),
         steps=Role.STEP in roles,
         loss=Role.LOSS in roles,
@@ -126,11 +127,18 @@ def shape_of(found: Tokens) -> tuple[Shape, tuple[str, ...]]:
     return shape, tuple(slot.number.text for slot in slots)
 
 
+def _evaluates(slots: list[Slot]) -> bool:
+    """Whether a row tells of other data only: of what it measured nothing is training's."""
+    measured = [slot.name for slot in slots if slot.role in _TELLING & _MEASURED]
+    return bool(measured) and all(own_phase(name) == "eval" for name in measured)
+
+
 def _slots(found: Tokens) -> list[Slot]:
     slots: list[Slot] = []
     taken: set[str] = set()
     phase = ""
     totals: set[int] = set()
+    halves: dict[int, str] = {}
     for index, number in enumerate(found.numbers):
         if index in totals:
             continue
@@ -141,7 +149,9 @@ def _slots(found: Tokens) -> list[Slot]:
         total = _total(found.numbers, index)
         if total is not None:
             totals.add(index + 1)
-        name, role = _called(found, index, said.name)
+        name, role = _called(found, index, halves.pop(index, "") or said.name)
+        if name.count("/") == 1 and _halved(found.numbers, index):
+            name, halves[index + 1] = name.split("/")  # train_loss/val_loss: 0.5/0.6
         phase = phase_in(said.rest) or (phase_in(said.name) if name in (COUNT, "epoch") else "") or phase
         if not name or " ".join(words_of(name)) in _DROPPED or number.unit == "z":
             continue
@@ -155,7 +165,11 @@ def _slots(found: Tokens) -> list[Slot]:
             slots.append(Slot(TOTAL if name == COUNT else f"{TOTAL} {name}", Role.OTHER, total))
     if any(slot.role is Role.STEP for slot in slots):
         slots = [slot for slot in slots if slot.name not in (COUNT, TOTAL)]
-    return _sticky(slots)
+    return _sticky(_first(found, slots))
+
+
+def _halved(numbers: list[Number], index: int) -> bool:
+    return index + 1 < len(numbers) and numbers[index + 1].gap.strip() == "/" and _total(numbers, index) is None
 
 
 def _speaker(found: Tokens, index: int) -> bool:
@@ -176,17 +190,22 @@ def _called(found: Tokens, index: int, name: str) -> tuple[str, Role]:
         return COUNT, Role.INNER
     if name and role is Role.OTHER and phase_in(name) and len(name.split()) == 1 and _opens(numbers, index):
         return "epoch", Role.EPOCH  # Train: 3 [ 50/100 ...
-    if not name and index < 2 and _torchtune(numbers):
-        name = "step" if index else "epoch"
+    if not name and index < 2 and (_torchtune(numbers) or _tutorial(numbers)):
+        name = ("batch" if numbers[1].gap.startswith(",") else "step") if index else "epoch"
     elif not name and _chinese(numbers, index, found):
         name = "epoch" if "轮" in _after(numbers, index, found)[:3] else "step"
+    elif not name and numbers[index].unit[:4] in ("epoc", "step", "iter") and "/" not in numbers[index].unit:
+        name = numbers[index].unit
+    elif not name:
+        name = name_after(numbers[index + 1].gap if index + 1 < len(numbers) else found.tail)
     return name, meaning(name).role
 
 
 def _total(numbers: list[Number], index: int) -> Number | None:
     """The number behind the slash, for the first of 10/300."""
     if index + 1 < len(numbers) and numbers[index + 1].gap.strip() in ("/", "of", "out of"):
-        return numbers[index + 1]
+        whole = numbers[index].text.isdigit() and numbers[index + 1].text.isdigit()
+        return numbers[index + 1] if whole else None
     return None
 
 
@@ -220,6 +239,24 @@ def _chinese(numbers: list[Number], index: int, found: Tokens) -> bool:
 def _torchtune(numbers: list[Number]) -> bool:
     """1|10|Loss: 2.5."""
     return len(numbers) > 2 and not numbers[0].gap.strip() and numbers[1].gap == "|" and numbers[2].gap[:1] == "|"
+
+
+def _tutorial(numbers: list[Number]) -> bool:
+    """[1,  2000] loss: 2.5."""
+    opens = numbers[0].gap.strip(f" {APART}") == "[" and len(numbers) > 2
+    return opens and numbers[1].gap.strip() == "," and numbers[2].gap[:1] == "]"
+
+
+def _first(found: Tokens, slots: list[Slot]) -> list[Slot]:
+    """A bare number in front of a row that counts nothing is its step: `[10] loss: 0.5`, `10: loss 0.5`."""
+    number = found.numbers[0]
+    counts = any(slot.role in (Role.STEP, Role.EPOCH, Role.INNER) for slot in slots)
+    told = any(slot.role in _TELLING for slot in slots)
+    if counts or not told or slots[0].number is number or not number.text.isdigit() or number.unit:
+        return slots
+    bare = number.gap.replace(APART, "").strip(" [(#")
+    behind = found.numbers[1].gap.lstrip()[:1] if len(found.numbers) > 1 else ""
+    return [Slot("step", Role.STEP, number), *slots] if not bare and behind in ("]", ")", ":", "|") else slots
 
 
 def _sticky(slots: list[Slot]) -> list[Slot]:

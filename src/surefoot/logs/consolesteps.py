@@ -77,11 +77,11 @@ class Steps:
         shape.count, shape.passed = float(counts[-1]), float(passed[-1])
         return cast("_Number", count + passed if isinstance(count, np.ndarray) else float(count + passed[0]))
 
-    def lend(self, shape: Shape, values: dict[str, float]) -> None:
+    def lend(self, shape: Shape, values: dict[str, float], *, evaluation: bool = False) -> None:
         """A row without counters of its own takes those before it: an evaluation all, others the epoch."""
         if shape.steps or "step" in values:
             return
-        if shape.eval and not shape.epoch:
+        if (shape.eval or evaluation) and not shape.epoch:
             values.update(self.place)
         elif not shape.counted:
             values.update(self.epochs())
@@ -91,4 +91,4 @@ class Steps:
     def seen(self, values: Mapping[str, float]) -> None:
         place = {name: value for name, value in values.items() if meaning(name).role in (Role.STEP, Role.EPOCH)}
         if place:
-            self.place = place
+            self.place = {**self.epochs(), **place}

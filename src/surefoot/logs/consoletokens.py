@@ -8,7 +8,7 @@ from dataclasses import dataclass
 FIGURE = r"[-+]?(?:[\d.][-+.\deE]*|[nN][aA][nN]|[iI][nN][fF](?:inity)?)"
 """A number as a pattern of a known line finds it again; `float` has the last word."""
 _UNIT = (
-    r"(?:%|[kKMGTB](?:i?B)?|[mnuµ]s|s|secs?|min|mins|hrs?|h|d|x|z|it|tok|tokens|steps?|samples)"
+    r"(?:%|[kKMGTB](?:i?B)?|[mnuµ]s|s|secs?|m|min|mins|hrs?|h|d|x|z|it|tok|tokens|steps?|samples|epochs?|iters?)"
     r"(?:/\w+)?(?![A-Za-z0-9_])"
 )
 _TOKEN = re.compile(
@@ -20,16 +20,17 @@ _TOKEN = re.compile(
         | (?<![\w/])(?:~|\.{{1,2}}|[A-Za-z]:)?[/\\][\w.~-]+[/\\][^\s,;)\]'"]*
         | [\w./\\-]+\.(?:py|cc|cpp|cu|cuh|h|hpp|c|go|rs|js|ipynb|pt|pth|ckpt|bin|h5|keras|safetensors|json|jsonl
             |ya?ml|txt|log|csv|tsv|npz|npy|pkl|tar|gz|zip|model|parquet|png|onnx|gguf|weights|msgpack)(?:[:\#]L?\d+)*(?![A-Za-z0-9_])
+        | (?<![\w.])[a-z_]\w*(?:\.[a-z_]\w*)+:\d+(?=[\s:\])])
         | (?:cuda|gpu|xla|mps|npu|xpu|hpu):\d+ | (?<=\[)\d+,(?=\d+\]<std))
   | (?P<bar>\|[^|\n]*[█▏▎▍▌▋▊▉░▒▓\#][^|\n]*\|(?=\s) | (?<=%)\|\s*\| | [━╸╺╶╴─█▏▎▍▌▋▊▉░▒▓]{{3,}}
         | \[[=>.\#\ -]{{4,}}\])
   | (?P<named>(?<![A-Za-z0-9])(?:epoch|step|iter|iteration|episode|round|batch|rank|Epoch|Step|Iter|EPOCH|STEP|ITER
-        |Rank|RANK|Iteration)[-_\#]?(?P<count>\d+)(?![\w.]))
+        |Rank|RANK|Iteration|GPU|gpu)[-_\#]?(?P<count>\d+)(?![\w.]))
   | (?P<num>(?<![A-Za-z0-9_@.])(?<![A-Za-z0-9_][-+])
         (?P<figure>[-+]?(?:\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?(?![\d,]) | \d+,\d+(?:[eE][-+]?\d+)?(?![\d,.])
         | (?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)? | (?i:nan|inf|infinity)(?![A-Za-z_]
             |\ (?:iter|loss|value|grad|step|in\b|or\b|and\b|detect|found|check))))
-        (?P<unit>{_UNIT})?(?![A-Za-z_]))
+        (?P<unit>{_UNIT})?(?![A-Za-z_\d])(?!\.\d))
   | (?P<blank>[ \t]+)
   | (?P<word>[A-Za-z_]+)
     """,
