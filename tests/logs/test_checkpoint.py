@@ -580,3 +580,16 @@ def test_cut_and_spliced_files_never_end_in_a_traceback(
     except Unreadable:
         return
     assert answer.sentence
+
+
+def test_a_folder_of_weights_alone_is_looked_at_and_one_with_a_log_is_read(tmp_path: Path, reader: State_) -> None:
+    from surefoot.logs.diagnosing import diagnose
+
+    sharded(tmp_path / "step", reader)
+    (tmp_path / "step" / "trainer_state.json").unlink()
+    assert diagnose(tmp_path / "step").source["format"] == "checkpoint folder"
+    losses = [{"step": step, "loss": 3.0 / step} for step in range(1, 20)]
+    (tmp_path / "step" / "trainer_state.json").write_text(json.dumps({"log_history": losses}))
+    answer = diagnose(tmp_path / "step")
+    assert answer.source["format"] == "trainer_state"
+    assert any("weights lie there too" in note for note in answer.notes)

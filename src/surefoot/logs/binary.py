@@ -29,6 +29,7 @@ _MAGICS: tuple[tuple[bytes, str, str], ...] = (
     (b"\x28\xb5\x2f\xfd", "compressed with zstd", "Unpack it with `zstd -d` and pass the result, or pipe it in"),
     (b"\x04\x22\x4d\x18", "compressed with lz4", "Unpack it and pass the result, or pipe it in"),
     (b"PK\x03\x04", "a zip archive", "Unpack it and pass the log in it"),
+    (b"version https://git-lfs", "the pointer of Git LFS, not the file itself", "Fetch it: git lfs pull"),
     (b"PK\x05\x06", "an empty zip archive", "Pass the log of the run"),
 )
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\x0b\x0c\x08\x1b\x1e\x07") | {127})

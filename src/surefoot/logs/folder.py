@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from surefoot.logs import rundir, tensorboardfolder, wandblog
+from surefoot.logs import checkpoint, rundir, tensorboardfolder, wandblog
 from surefoot.logs.meaning import Role, meaning
 from surefoot.logs.table import Table, Unreadable
 
@@ -60,7 +60,7 @@ def read(path: str, read_file: ReadFile) -> list[Table]:
         return run
     found, looked_at, left = _logs(root, read_file)
     if not found:
-        weights = next((file for file in root.glob("*") if file.suffix in (".safetensors", ".pt", ".pth")), None)
+        weights = checkpoint.weights_in(root)
         way_out = f"It has weights: pass {weights} to have them looked at" if weights else "Pass the log itself"
         raise Unreadable(f"{path} has no log in it that could be read ({looked_at} files were looked at). {way_out}")
     found.sort(key=lambda one: (one.points, _structured(one), _changed(one.path)), reverse=True)
@@ -68,6 +68,8 @@ def read(path: str, read_file: ReadFile) -> list[Table]:
     notes = [_told(root, best, others)] if others or left else [f"read {_short(root, best.path)}"]
     if left:
         notes.append(f"{left} more files were not looked into: pass one of them, or a folder with fewer")
+    if weights := checkpoint.weights_in(root):
+        notes.append(f"weights lie there too, and were not looked at: surefoot diagnose {weights}")
     ending = next((table.ending for one in others for table in one.tables if "Traceback" in table.ending), "")
     return [replace(table, notes=(*table.notes, *notes), ending=table.ending or ending) for table in best.tables]
 

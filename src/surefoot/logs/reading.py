@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, cast
 
-from surefoot.logs import binary, delimited, folder, jsonlog, rundir, tensorboardlog, textlog, wandblog
+from surefoot.logs import binary, checkpoint, delimited, folder, jsonlog, rundir, tensorboardlog, textlog, wandblog
 from surefoot.logs.source import Source
 from surefoot.logs.table import Table, Unreadable
 
@@ -69,8 +69,10 @@ def kind_of(head: bytes) -> str:
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a file holds weights and no log."""
+    """Whether a file or a folder holds weights and no log."""
     name = os.fspath(path)
+    if name != "-" and Path(name).is_dir():
+        return checkpoint.fits_folder(name) and not checkpoint.log_beside(name)
     if name == "-" or not Path(name).is_file():
         return False
     with Source.open(name) as source:

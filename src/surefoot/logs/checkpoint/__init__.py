@@ -14,7 +14,7 @@ from surefoot.logs.checkpoint.held import Contents
 from surefoot.logs.checkpoint.looking import Progress, looked_at
 from surefoot.logs.table import Unreadable
 
-__all__ = ["diagnose_checkpoint", "fits", "fits_folder"]
+__all__ = ["diagnose_checkpoint", "fits", "fits_folder", "log_beside", "weights_in"]
 
 _POINTER = b"version https://git-lfs"
 _OTHERS = {
@@ -32,6 +32,16 @@ def fits(head: bytes) -> bool:
 def fits_folder(path: PathLike) -> bool:
     """Whether a folder is a checkpoint: weights lie in it."""
     return folders.is_checkpoint(Path(path))
+
+
+def log_beside(path: PathLike) -> bool:
+    """Whether a log lies beside the weights, which tells more than they do."""
+    return folders.has_log(Path(path))
+
+
+def weights_in(path: PathLike) -> Path | None:
+    """The first file of weights that lies in a folder itself."""
+    return folders.weights(Path(path))
 
 
 def diagnose_checkpoint(path: PathLike, progress: Progress | None = None) -> Answer:

@@ -22,22 +22,36 @@ _WEIGHTS = (
     "mp_rank",
     "optimizer",
 )
+_LOGS = ("trainer_state.json", ".log", ".csv", ".tsv", ".jsonl", ".out", ".wandb", "run.json")
 _MOST = 1000
 
 
 def is_checkpoint(folder: Path) -> bool:
     """Whether weights lie in the folder itself, by names that savers give them."""
+    return weights(folder) is not None or any(name.endswith(".distcp") for name in _names(folder))
+
+
+def weights(folder: Path) -> Path | None:
+    names = _names(folder)
+    safe = (name for name in names if name.endswith(".safetensors"))
+    torch = (name for name in names if name.endswith(_TORCH) and name.startswith(_WEIGHTS))
+    name = next(safe, None) or next(torch, None)
+    return folder / name if name else None
+
+
+def has_log(folder: Path) -> bool:
+    return any(name.endswith(_LOGS) or "tfevents" in name for name in _names(folder))
+
+
+def _names(folder: Path) -> list[str]:
     try:
-        names = [entry.name for entry in os.scandir(folder)]
+        return sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
     except OSError:
-        return False
-    return any(name.endswith(".safetensors") for name in names) or any(
-        (name.endswith(_TORCH) and name.startswith(_WEIGHTS)) or name.endswith(".distcp") for name in names
-    )
+        return []
 
 
 def read(folder: Path) -> Contents:
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())[:_MOST]
+    names = _names(folder)[:_MOST]
     safe = [name for name in names if name.endswith(".safetensors")]
     torch = [name for name in names if name.endswith(_TORCH) and not name.startswith(_LEFT_OUT)]
     if not safe and not torch and any(name.endswith(".distcp") for name in names):

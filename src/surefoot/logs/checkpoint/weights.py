@@ -99,7 +99,7 @@ def _told_bad(one: Weight) -> str:
     ]
     kinds = ", ".join(part for part in parts if not part.startswith("0 "))
     rows = f", in {figures.broken_rows:,} of {figures.rows:,} rows" if 0 < figures.broken_rows < figures.rows else ""
-    return f"{one.name} ({one.held.dtype}): {kinds} of {figures.count:,} values{rows}"
+    return f"tensor {one.name} ({one.held.dtype}): {kinds} of {figures.count:,} values{rows}"
 
 
 def near_the_limit(weights: Weights) -> Finding | None:
@@ -147,7 +147,7 @@ def absurd(weights: Weights) -> Finding | None:
     worst = max(large, key=lambda one: one.figures.rms / one.start)
     return finding(
         State.WARNING,
-        f"{worst.name} is out of proportion: {_size(worst)}.",
+        f"The layer {worst.name} is out of proportion: {_size(worst)}.",
         Cause.EXPLODING_GRADIENT,
         confidence=0.5,
         evidence=[_told_size(one) for one in large[:8]],
@@ -181,7 +181,7 @@ def _size(one: Weight) -> str:
 
 
 def _told_size(one: Weight) -> str:
-    return f"{one.name}: largest {one.figures.largest:.3g}, root mean square {one.figures.rms:.3g}"
+    return f"tensor {one.name}: largest {one.figures.largest:.3g}, root mean square {one.figures.rms:.3g}"
 
 
 def dead(weights: Weights) -> Finding | None:
@@ -196,11 +196,12 @@ def dead(weights: Weights) -> Finding | None:
     odd = [one for one in still if family(one.name) in families]
     return finding(
         State.WARNING,
-        f"{listed([one.name for one in still])} {'holds' if len(still) == 1 else 'hold'} {what}"
+        f"{'The layer' if len(still) == 1 else 'The layers'} {listed([one.name for one in still])}"
+        f" {'holds' if len(still) == 1 else 'hold'} {what}"
         + (": the same part of other layers does not." if odd else "."),
         Cause.NOT_UPDATING if not odd else Cause.WEIGHTS_DAMAGED,
         confidence=0.6 if odd else 0.5,
-        evidence=[f"{one.name} {list(one.held.shape)}: all {one.figures.high:g}" for one in still[:8]],
+        evidence=[f"tensor {one.name} {list(one.held.shape)}: all {one.figures.high:g}" for one in still[:8]],
         advice=[
             "A layer that starts at zero and stays there gets no gradient: is it part of the loss, and not frozen?",
             "If it was pruned on purpose, all is well.",
@@ -226,7 +227,9 @@ def dead_units(weights: Weights) -> Finding | None:
         + (f", and so in {len(hit) - 1:,} more layers." if len(hit) > 1 else "."),
         Cause.DEAD_UNITS,
         confidence=0.6,
-        evidence=[f"{one.name}: {one.figures.empty_rows:,} of {one.figures.rows:,} rows are zero" for one in hit[:8]],
+        evidence=[
+            f"tensor {one.name}: {one.figures.empty_rows:,} of {one.figures.rows:,} rows are zero" for one in hit[:8]
+        ],
         advice=["If it was pruned on purpose, all is well.", "Otherwise lower the weight decay or the learning rate."],
     )
 
@@ -242,7 +245,7 @@ def adapter(weights: Weights) -> Finding | None:
         f"The adapter was never trained: {len(zero):,} of {len(halves):,} of its B matrices are exactly zero.",
         Cause.NOT_UPDATING,
         confidence=0.9 if len(zero) == len(halves) else 0.6,
-        evidence=[f"{one.name} {list(one.held.shape)}: all 0" for one in zero[:4]],
+        evidence=[f"tensor {one.name} {list(one.held.shape)}: all 0" for one in zero[:4]],
         advice=[
             "Check that the adapter's parameters require a gradient and that the optimizer was made after the adapter.",
             "Check that the checkpoint was saved after training, and from the trained object.",
@@ -269,7 +272,7 @@ def at_the_start(weights: Weights, counters: dict[str, int]) -> Finding | None:
         " the model looks untrained, or they were frozen.",
         Cause.PRECISION_UNDERFLOW if rounded else Cause.NOT_UPDATING,
         confidence=0.5,
-        evidence=[f"{one.name}: all 1" for one in ones[:4]],
+        evidence=[f"tensor {one.name}: all 1" for one in ones[:4]],
         advice=advice,
     )
 
@@ -282,12 +285,14 @@ def variances(weights: Weights) -> Finding | None:
         figures = one.figures
         if figures.low < 0:
             sentence, state, cause = (
-                f"{one.name} has negative values: a variance has none.",
+                f"The statistic {one.name} has negative values: a variance has none.",
                 State.FAILED,
                 Cause.WEIGHTS_DAMAGED,
             )
         elif figures.high > 1e12:
-            sentence = f"{one.name} reaches {figures.high:.3g}: activations exploded while it was measured."
+            sentence = (
+                f"The statistic {one.name} reaches {figures.high:.3g}: activations exploded while it was measured."
+            )
             state, cause = State.WARNING, Cause.EXPLODING_GRADIENT
         elif figures.zeros >= max(2, figures.count / 2):
             sentence = f"{figures.zeros:,} of {figures.count:,} channels of {one.name} have a variance of exactly 0."
