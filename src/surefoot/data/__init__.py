@@ -1,7 +1,49 @@
-"""Data to train on, in plain torch: nothing here knows about surefoot."""
+"""Data to train on, in plain torch, and loaders that go on exactly where they were: nothing here knows about a run."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from surefoot.data.text import batches, split, standard_library
 
-__all__ = ["batches", "split", "standard_library"]
+if TYPE_CHECKING:
+    from surefoot.data.chance import keyed_generator, keyed_numpy
+    from surefoot.data.loaders import Loader, make_loader
+    from surefoot.data.position import Position, WrongPosition
+    from surefoot.data.sampler import Sampler
+
+__all__ = [
+    "Loader",
+    "Position",
+    "Sampler",
+    "WrongPosition",
+    "batches",
+    "keyed_generator",
+    "keyed_numpy",
+    "make_loader",
+    "split",
+    "standard_library",
+]
+
+# Looked up when asked for: only loaders need torchdata.
+_HOMES = {
+    "Loader": "loaders",
+    "Position": "position",
+    "Sampler": "sampler",
+    "WrongPosition": "position",
+    "keyed_generator": "chance",
+    "keyed_numpy": "chance",
+    "make_loader": "loaders",
+}
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'surefoot.data' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"surefoot.data.{_HOMES[name]}"), name)
