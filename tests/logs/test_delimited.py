@@ -128,6 +128,14 @@ def test_the_tag_of_an_exported_scalar_stands_in_the_name_of_the_file(tmp_path: 
     assert values(table, "train_loss") == [2.0, 1.0]
 
 
+def test_a_metric_as_mlflow_keeps_it(tmp_path: Path) -> None:
+    table = read(
+        tmp_path, "".join(f"{1_700_000_000_000 + n} {1.0 / (n + 1)} {n * 10}\n" for n in range(9)), "train_loss"
+    )
+    assert values(table, "train_loss")[:2] == [1.0, 0.5]
+    assert values(table, "step")[:2] == [0, 10]
+
+
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "latin-1"])
 def test_encodings_of_all_kinds(tmp_path: Path, encoding: str) -> None:
     text = "step,loss,über\n" + "".join(f"{n},{n / 2},0\n" for n in range(300))
@@ -204,7 +212,7 @@ def test_console_text_is_no_table(text: str) -> None:
         (" 1e-4 ", 1e-4), ("1.2K", 1200), ("95 %", 95), ("3.5GB", 3.5), ("tensor(0.5, device='cuda:0')", 0.5),
         ("[0.25]", 0.25), ("1,234,567", 1234567), ("∞", math.inf), ("-Infinity", -math.inf), ("12ms", 12),
         ("2024-01-01", None), ("10:30:00", None), ("None", None), ("N/A", None), ("", None), ("run7", None),
-        ("12abcdef", None), ("nan", math.nan), ("-nan", math.nan), ("'0.5'", 0.5),
+        ("12abcdef", None), ("3/300", 3), ("2024/01/01", None), ("nan", math.nan), ("-nan", math.nan), ("'0.5'", 0.5),
     ],
 )  # fmt: skip
 def test_numbers_as_programs_write_them(text: str, expected: float | None) -> None:

@@ -133,6 +133,7 @@ def test_one_value_a_record_with_its_name_beside_it(tmp_path: Path) -> None:
         ({"columns": ["step", "loss"], "index": [0, 1], "data": [[1, 3], [2, 2]]}, "loss", [3, 2]),
         ([["step", "loss"], [1, 3], [2, 2]], "loss", [3, 2]),
         ([3.0, 2.0, 1.0], "value", [3, 2, 1]),
+        ({"loss": [3.0, 2.0], "lr": [0.1, "0.2"], "name": "x"}, "lr", [0.1, 0.2]),
         ({"metrics": [{"key": "loss", "value": 3, "step": 0, "timestamp": 5}]}, "loss", [3]),
         ({"loss": 0.5, "accuracy": 0.9}, "loss", [0.5]),
     ],
@@ -153,6 +154,18 @@ def test_pairs_keep_their_steps_and_keys_become_epochs(tmp_path: Path) -> None:
 def test_a_short_list_is_spread_over_the_long_one(tmp_path: Path) -> None:
     table = read(tmp_path, json.dumps({"train_loss": [1.0] * 100, "val_loss": [2.0] * 4}))
     assert table.columns["val_loss"].rows.tolist() == [24, 49, 74, 99]
+
+
+def test_lists_with_steps_of_their_own_keep_them(tmp_path: Path) -> None:
+    table = read(tmp_path, '{"eval": {"step": [3], "loss": [1.5]}, "step": [1, 2, 3], "loss": [3, 2, 1]}')
+    assert steps(table, "loss") == [1, 2, 3]
+    assert steps(table, "eval/loss") == [3]
+
+
+def test_a_first_line_with_all_the_settings_is_no_obstacle(tmp_path: Path) -> None:
+    first = json.dumps({"config": "x" * 200_000})
+    table = read(tmp_path, first + "\n" + '{"step": 1, "loss": 2.0}\n' * 3)
+    assert values(table, "loss") == [2.0] * 3
 
 
 def test_objects_printed_over_many_lines_one_after_the_other(tmp_path: Path) -> None:

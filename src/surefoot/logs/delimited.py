@@ -72,6 +72,8 @@ class Reading:
         names = [name or ("index" if index == 0 else f"col{index + 1}") for index, name in enumerate(header)]
         if [name.lower() for name in names] == ["wall time", "step", "value"] and (tag := _TAG.search(self._stem())):
             names[2] = tag[1]
+        if self._dialect.metric:
+            names = ["timestamp", self._stem() or "value", "step"][: len(names)]
         seen: dict[str, int] = defaultdict(int)
         self._names: list[str] = []
         for name in names:

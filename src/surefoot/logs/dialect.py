@@ -29,6 +29,8 @@ class Dialect:
     width: int
     comma: bool = False
     """Decimals are written with a comma."""
+    metric: bool = False
+    """One metric as MLflow keeps it: rows of time, value and step, the name of the metric being that of the file."""
     before: int = -1
     """Lines before the header, remarks not counted; -1 where there is no header, or one in a remark."""
 
@@ -92,11 +94,11 @@ def _fitting(lines: Sequence[str], rows: Sequence[str], delimiter: str) -> Diale
         return None
     if at < 0:
         named = _named_by_comment(lines, delimiter, width)
-        return Dialect(delimiter, named, width, comma)
+        return Dialect(delimiter, named, width, comma, named is None and _metric(parted, delimiter))
     header = parted[at]
     if delimiter == SPACES and len(header) != width:
         return None
-    return Dialect(delimiter, tuple(header), max(width, len(header)), comma, at)
+    return Dialect(delimiter, tuple(header), max(width, len(header)), comma, before=at)
 
 
 def _enough(shares: list[float], delimiter: str, *, headed: bool) -> bool:
@@ -132,6 +134,15 @@ def _header_at(parted: list[list[str]], width: int, shares: list[float], comma: 
             return at  # the unnamed index of pandas before columns that have numbers for names
         return -1
     return None
+
+
+def _metric(parted: list[list[str]], delimiter: str) -> bool:
+    if delimiter != SPACES or len(parted[0]) not in (2, 3):
+        return False
+    times = [row[0] for row in parted]
+    if not all(re.fullmatch(r"1\d{9}|1\d{12}", time) for time in times):
+        return False
+    return len(parted[0]) == 2 or all(row[-1].isdigit() for row in parted if len(row) == 3)
 
 
 def _names(cells: list[str]) -> bool:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.logs.labels import prefixed
+from surefoot.logs.labels import is_counter
 from surefoot.logs.records import DEEPEST, Block, as_number, keep_facts
-from surefoot.logs.table import Gatherer
+from surefoot.logs.table import Gatherer, Parts
 
 TRAINER_STATE = "trainer_state"
 _WRAPPERS = frozenset(
@@ -33,7 +32,7 @@ class Document:
     def __init__(self, gatherer: Gatherer) -> None:
         self._gatherer = gatherer
         self._block = Block(gatherer)
-        self._lists: dict[str, list[float | None]] = {}
+        self._lists: list[tuple[str, list[float | None]]] = []
 
     def take(self, value: Any) -> str:
         """Everything into the gatherer; the name of the format comes back."""
@@ -78,7 +77,7 @@ class Document:
         numbers = [as_number(one) for one in values]
         kept = [(key, one) for key, one in zip(at, numbers, strict=True) if one is not None]
         if kept and [key for key, _ in kept] == list(range(kept[0][0], kept[0][0] + len(kept))):
-            self._lists[path or "value"] = [one for _, one in kept]
+            self._lists.append((path or "value", [one for _, one in kept]))
         elif kept:
             self._block.add([{"step": key, path or "value": one} for key, one in kept])
 
@@ -96,7 +95,7 @@ class Document:
         elif kinds <= {int, float, str, type(None), bool}:
             numbers = [as_number(one) for one in values]
             if any(one is not None for one in numbers):
-                self._lists[path or "value"] = numbers
+                self._lists.append((path or "value", numbers))
 
     def _lists_in_a_list(self, values: list[list[Any]], path: str) -> None:
         if all(isinstance(one, str) for one in values[0]) and len(values[0]) > 1:
@@ -117,34 +116,45 @@ class Document:
             self._block.add(records, path)
 
     def _place_lists(self) -> None:
-        """Lists of one length belong together; a shorter one without steps of its own is spread over the longest."""
-        groups: dict[int, dict[str, list[float | None]]] = defaultdict(dict)
-        for name, values in self._lists.items():
-            groups[len(values)][name] = values
-        if not groups:
+        """Lists of one length belong together; with steps of their own they stand apart, else short ones are spread."""
+        if not self._lists:
             return
-        longest = max(groups)
+        longest = max(len(values) for _, values in self._lists)
+        homes = {_home(name) for name, _ in self._lists if _AXES.fullmatch(_leaf(name))}
+        groups: dict[tuple[str, int], dict[str, list[float | None]]] = defaultdict(dict)
+        for name, values in self._lists:
+            home = _home(name)
+            groups[home if home in homes and (home or len(values) == longest) else "", len(values)][name] = values
+        parts = Parts(self._gatherer)
         first = self._gatherer.records
         self._gatherer.records += longest
-        for length, columns in groups.items():
-            own = length < 0.8 * longest and any(_AXES.fullmatch(name) for name in columns)
-            start = self._gatherer.records if own else first
+        for (home, length), columns in groups.items():
+            apart = bool(home) or (length < 0.8 * longest and any(_AXES.fullmatch(_leaf(name)) for name in columns))
+            start = self._gatherer.records if apart else first
             rows = np.arange(length)
-            if own:
+            if apart:
                 self._gatherer.records += length
             elif length < 0.8 * longest:
                 rows = np.round((rows + 1) * (longest / length)).astype(np.int64) - 1
-            self._put(columns, rows + start)
+            for name, values in columns.items():
+                _put(parts, name, values, rows + start)
+        parts.flush()
 
-    def _put(self, columns: Mapping[str, list[float | None]], rows: NDArray[np.int64]) -> None:
-        axes = [name for name in columns if _AXES.fullmatch(name)]
-        for name, values in columns.items():
-            # One axis is everybody's, whatever object it stood in.
-            told = name.rsplit("/", 1)[-1] if axes == [name] else name
-            numbers = np.array(values, dtype=np.float64)
-            present = np.array([value is not None for value in values], dtype=np.bool_)
-            self._gatherer.put(told, rows[present], numbers[present])
-            self._gatherer.empty(told, rows[~present])
+
+def _put(parts: Parts, name: str, values: list[float | None], rows: NDArray[np.int64]) -> None:
+    # A counter is everybody's, whatever object it stood in.
+    told = _leaf(name) if is_counter(_leaf(name)) else name
+    present = np.array([value is not None for value in values], dtype=np.bool_)
+    parts.add(told, rows[present], np.array(values, dtype=np.float64)[present])
+    parts.nothing(told, rows[~present])
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _home(name: str) -> str:
+    return name.rpartition("/")[0]
 
 
 def _flat(value: dict[str, Any]) -> bool:
@@ -154,9 +164,9 @@ def _flat(value: dict[str, Any]) -> bool:
 def _joined(path: str, name: str) -> str:
     """A name below a path; the names of mere wrappers are left out."""
     name = name.strip()
-    if not path:
-        return "" if name.lower() in _WRAPPERS else name
-    return path if name.lower() in _WRAPPERS else prefixed(path, name)
+    if name.lower() in _WRAPPERS:
+        return path
+    return f"{path}/{name}" if path else name
 
 
 def _by_number(value: dict[str, Any]) -> tuple[str, list[int], list[Any]] | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from surefoot.logs.gaps import cleared
@@ -60,20 +61,23 @@ def _closes(text: str) -> bool:
 
 def read(source: Source) -> Table | list[Table]:
     """The records of a log, or of the document that it is."""
-    first, apart, second = source.head.lstrip(b"\0 \t\r\n").partition(b"\n")
+    blocks = source.blocks()
+    start = next(blocks, b"")
+    first, apart, second = start.lstrip(b"\0 \t\r\n").partition(b"\n")
+    blocks = chain([start], blocks)
     if apart and second.strip() and (not first.startswith((b"{", b"[")) or _complete(first)):
-        return _lines(source)
-    return _document(source)
+        return _lines(source, blocks)
+    return _document(source, blocks)
 
 
 def _complete(line: bytes) -> bool:
     return isinstance(_loaded(decoded(line)), dict)
 
 
-def _lines(source: Source) -> Table:
+def _lines(source: Source, blocks: Iterable[bytes]) -> Table:
     gatherer = Gatherer()
     block = Block(gatherer)
-    for raw in source.blocks():
+    for raw in blocks:
         records = at_once(raw)
         block.add(one_by_one(raw, gatherer) if records is None else records)
     if not gatherer.records:
@@ -157,8 +161,13 @@ def _standard(text: str) -> str:
     return "".join(parts)
 
 
-def _document(source: Source) -> Table | list[Table]:
-    text = decoded(source.whole())
+def _document(source: Source, blocks: Iterable[bytes]) -> Table | list[Table]:
+    parts: list[bytes] = []
+    for block in blocks:
+        parts.append(block)
+        source.bounded(sum(map(len, parts)))
+    text = decoded(b"".join(parts))
+    del parts
     gatherer = Gatherer()
     value = _understood(text, gatherer)
     del text
@@ -185,7 +194,7 @@ def _understood(text: str, gatherer: Gatherer) -> Any:
             return json.loads(_standard(text))
         except (ValueError, RecursionError):
             pass
-    rows = _scattered(text)
+    rows = _scattered(text) or _lists(text)
     if len(text) < _REPAIRED and not _whole_objects(rows, text):
         try:
             value = json.loads(_standard(closed(text)))
@@ -193,8 +202,15 @@ def _understood(text: str, gatherer: Gatherer) -> Any:
             return value
         except (ValueError, RecursionError):
             pass
-    gatherer.skip("pieces that are no JSON")
+    if not _whole_objects(rows, text) and not isinstance(rows[:1] and rows[0], list):
+        gatherer.skip("pieces that are no JSON")
     return rows
+
+
+def _lists(text: str) -> list[Any]:
+    """A list a line, such as [step, loss]."""
+    found = [value for value in map(_loaded, text.splitlines()) if isinstance(value, list)]
+    return found if len(found) > 1 else []
 
 
 def _whole_objects(rows: list[Any], text: str) -> bool:
@@ -204,7 +220,7 @@ def _whole_objects(rows: list[Any], text: str) -> bool:
         value, _ = decoder.raw_decode(text, len(text) - len(text.lstrip()))
     except (ValueError, RecursionError):
         return False
-    return isinstance(value, dict) and bool(rows)
+    return isinstance(value, dict | list) and bool(rows)
 
 
 def _scattered(text: str) -> list[dict[str, Any]]:

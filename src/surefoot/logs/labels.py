@@ -43,6 +43,11 @@ def is_split(name: str) -> bool:
     return name.strip().lower() in _SPLITS
 
 
+def is_counter(name: str) -> bool:
+    """Whether a field of this name counts, so that the records of all splits share it."""
+    return name.strip().lower() in _COUNTERS
+
+
 def metric_fields(names: tuple[str, ...]) -> tuple[str, str] | None:
     """For records that hold one value each: the field with its name and the field with the value."""
     known = {name.strip().lower(): name for name in names}
@@ -67,7 +72,7 @@ def split_of(text: str) -> str | None:
 
 def prefixed(split: str, name: str) -> str:
     """The name with its split before it; counters are shared, and a name that tells the split itself stays."""
-    if not split or name.strip().lower() in _COUNTERS:
+    if not split or is_counter(name):
         return name
     if split in _TRAIN or split in _HELD_OUT or split == "epoch":
         said = set(_APART.split(name.lower()))

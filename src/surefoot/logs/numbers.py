@@ -15,6 +15,8 @@ _UNITS = re.compile(
     r"(%|[kKMGBT]|[num\u00b5]?s|secs?|min|hr?|x|[KMGT]i?B|B|(?:it|its|tok|tokens|steps?|samples|img|imgs)/s(?:ec)?|s/(?:it|step))"
 )
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_OF_ALL = re.compile(r"(\d+)\s*/\s*\d+")
+"""3/300: a counter and where it ends."""
 _SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 
 
@@ -41,7 +43,7 @@ def number(text: str, *, comma: bool = False) -> float | None:
 
 
 def _unusual(text: str) -> float | None:
-    """Numbers in the ways that only some programs write them: 1.2K, 95 %, tensor(0.5), -nan(ind), 1,234,567."""
+    """Numbers in the ways that only some programs write them: 1.2K, 95 %, 3/300, tensor(0.5), -nan(ind), 1,234,567."""
     if match := _UNITS.fullmatch(text):
         return float(match[1]) * _SCALES.get(match[2], 1.0)
     if _THOUSANDS.fullmatch(text):
@@ -50,9 +52,8 @@ def _unusual(text: str) -> float | None:
         return float("nan")
     if match := _INFINITE.fullmatch(text):
         return float(match[1] + "inf")
-    if match := _WRAPPED.fullmatch(text):
-        return _plain(match[1])
-    return _plain(text)
+    match = _OF_ALL.fullmatch(text) or _WRAPPED.fullmatch(text)
+    return _plain(match[1] if match else text)
 
 
 def _plain(text: str) -> float | None:
