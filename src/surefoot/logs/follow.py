@@ -85,6 +85,8 @@ class Growing:
 
     def answer(self, *, quiet: bool) -> Answer | None:
         """What is to be said by now; None while there is nothing to judge by."""
+        if self._table is not None and len(self._bytes) > SMALL // 16:
+            self._fold()
         whole = bytes(self._bytes) if quiet else _whole_lines(self._bytes)
         table = self._table
         if whole.strip():

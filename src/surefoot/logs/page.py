@@ -17,7 +17,7 @@ from surefoot.logs.course import Course
 from surefoot.logs.words import COLOURS, PATTERNS, advice, began, clean, named, origin
 
 CAUSES = 3
-STEPS = 5
+STEPS = 4
 NOTES = 2
 _ASIDE = "asked: "
 """How the way through the decision tree begins, which is for those who ask for everything."""
@@ -81,7 +81,7 @@ def _plot(answer: Answer, course: Course, width: int, fine: bool) -> list[Text]:
         label = clean(course.eval_loss.name, 40) or "evaluation"
         curves.append(Curve(label, course.eval_loss.steps, course.eval_loss.values, "cyan"))
     onset = None if answer.onset_step is None else float(answer.onset_step)
-    return plot(curves, width=width, height=8 if width < 120 else 11, onset=onset, unit=course.unit, fine=fine)
+    return plot(curves, width=width, height=7 if width < 120 else 10, onset=onset, unit=course.unit, fine=fine)
 
 
 def _causes(causes: tuple[Named, ...], width: int) -> Iterator[RenderableType]:

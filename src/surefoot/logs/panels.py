@@ -26,9 +26,15 @@ class Panel:
     """Thinned, with the labels to show as names."""
     scale: Scale
     bad: tuple[tuple[float, float], ...]
-    """From which step to which the first trace held no numbers."""
+    """From which step to which there were no numbers: in the first trace, or in the second if in that alone."""
     inks: tuple[int, ...] = ()
     """Which of the colours each trace has: the same for a run in all panels."""
+    bad_word: str = "NaN"
+
+    def widest(self, edges: tuple[float, float]) -> float | None:
+        """The middle of the widest stretch without numbers, if there is room to write something there."""
+        first, last = max(self.bad, key=lambda one: one[1] - one[0], default=(0.0, 0.0))
+        return (first + last) / 2 if last - first > 0.06 * (edges[1] - edges[0]) else None
 
 
 def panels(course: Course) -> list[Panel]:
@@ -63,11 +69,19 @@ def _panel(title: str, traces: Sequence[tuple[str | None, Trace]]) -> Panel:
         drawn.append(Trace(name if label is None else f"{label}: {name}", steps, values))
     labels = [label for label, _ in traces]
     alone = labels[0] is None
-    bad = gaps(drawn[0].steps, drawn[0].values) if alone else []
+    bad, word = _bad(drawn) if alone else ([], "")
     inks = tuple(range(len(drawn)) if alone else (_INKS.get(label or "", 2) for label in labels))
     straight = title == "learning rate"  # a decay to nothing looks like a fall off a cliff on a log scale
     scale = scale_for([trace.values for trace in drawn], straight=straight)
-    return Panel(title, tuple(drawn), scale, tuple(bad), inks)
+    return Panel(title, tuple(drawn), scale, tuple(bad), inks, word)
+
+
+def _bad(drawn: Sequence[Trace]) -> tuple[list[tuple[float, float]], str]:
+    """Where there are no numbers, and the word for it."""
+    for number, trace in enumerate(drawn):
+        if found := gaps(trace.steps, trace.values):
+            return found, "NaN" if number == 0 else f"{trace.name} is NaN"
+    return [], ""
 
 
 def limits(made: Sequence[Panel]) -> tuple[float, float]:

@@ -68,7 +68,7 @@ def save(
     picture.suptitle(told, x=0.012, ha="left", fontsize=11.5, fontweight="bold", color=colour, parse_math=False)
     axes = picture.subplots(len(made), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for panel, axis in zip(made, axes, strict=True):
-        _panel(axis, panel, onset=onset)
+        _panel(axis, panel, edges=limits(made), onset=onset)
     picture.align_ylabels(axes)
     axes[0].set_xlim(*_room(limits(made)))
     axes[-1].set_xlabel(unit, color=FAINT)
@@ -92,7 +92,7 @@ def _write(picture: Any, path: Path) -> None:
             raise Unreadable(f"--plot {path} cannot be written: {error.strerror or error}") from None
 
 
-def _panel(axis: Any, panel: Panel, *, onset: float | None) -> None:
+def _panel(axis: Any, panel: Panel, *, edges: tuple[float, float], onset: float | None) -> None:
     _plain_frame(axis)
     if panel.scale.kind == "log":
         axis.set_yscale("log", nonpositive="clip")
@@ -102,9 +102,10 @@ def _panel(axis: Any, panel: Panel, *, onset: float | None) -> None:
         _line(axis, trace, LINES[ink % len(LINES)])
     for first, last in panel.bad:
         axis.axvspan(first, last, color=_TROUBLE, alpha=0.12, linewidth=0 if last > first else 1)
-    if panel.bad and panel.title == "loss":
-        first, last = max(panel.bad, key=lambda one: one[1] - one[0])
-        axis.text((first + last) / 2, 0.5, "NaN", transform=axis.get_xaxis_transform(), color=_TROUBLE, ha="center")
+    middle = panel.widest(edges) if panel.title == "loss" else None
+    if middle is not None:
+        where = axis.get_xaxis_transform()
+        axis.text(middle, 0.5, panel.bad_word, transform=where, color=_TROUBLE, ha="center", parse_math=False)
     if onset is not None:
         axis.axvline(onset, color=_TROUBLE, linewidth=1.1, linestyle=(0, (4, 3)))
     _limits(axis, panel)

@@ -68,10 +68,10 @@ def _panel(panel: Panel, across: _Across, top: int, tall: int, *, onset: float |
         x = across(start)
         wide = max(across(end) - x, 1.5)
         yield f'<rect class="bad" x="{x:.1f}" y="{top}" width="{wide:.1f}" height="{tall}"/>'
-    if word and panel.bad:
-        start, end = max(panel.bad, key=lambda one: one[1] - one[0])
-        x = min((across(start) + across(end)) / 2, right - 20)
-        yield f'<text class="told" x="{x:.1f}" y="{top + tall / 2:.0f}" text-anchor="middle">NaN</text>'
+    middle = panel.widest((across.first, across.last)) if word else None
+    if middle is not None:
+        where = f'x="{across(middle):.1f}" y="{top + tall / 2:.0f}"'
+        yield f'<text class="told" {where} text-anchor="middle">{escape(panel.bad_word)}</text>'
     for ink, trace in zip(panel.inks, panel.traces, strict=True):
         yield from _line(trace, panel.scale, across, top, tall, ink)
     if onset is not None:
