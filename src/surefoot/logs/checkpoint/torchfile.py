@@ -68,9 +68,8 @@ def load(path: Path) -> tuple[Any, list[str]]:
             f"{path} is a checkpoint of torch.save, and torch is not installed here. Install it (pip install torch; the"
             " build for the CPU is enough), or save the weights as safetensors, which are read without it"
         ) from None
-    with path.open("rb") as stream:
-        if stream.read(4) == b"PK\x03\x04" and not zipfile.is_zipfile(path):
-            raise Unreadable(_cut_off(path))
+    if _without_directory(path):
+        raise Unreadable(_cut_off(path))
     refused, notes = _refused(torch, path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -141,6 +140,17 @@ def _told(path: Path, error: Exception) -> str:
         return f"{path} is in the tar format that torch gave up in 2017, which is not read safely. {WAY_OUT}"
     first = re.split(r"[\n.] ?", re.sub(r"\x1b\[[0-9;]*m", "", words), maxsplit=1)[0][:200] or "it ends too early"
     return f"{path} cannot be read as a checkpoint: {type(error).__name__}, {first}. It is cut off, or no checkpoint"
+
+
+def _without_directory(path: Path) -> bool:
+    """Whether a file begins as an archive and does not end as one."""
+    with path.open("rb") as stream:
+        if stream.read(4) != b"PK\x03\x04":
+            return False
+    try:
+        return not zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:
+        return True
 
 
 def _cut_off(path: Path) -> str:
