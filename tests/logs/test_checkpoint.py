@@ -494,6 +494,15 @@ def test_a_cut_archive_of_torch_is_told(tmp_path: Path) -> None:
         diagnose_checkpoint(tmp_path / "model.pt")
 
 
+def test_an_archive_with_a_damaged_directory_is_told(tmp_path: Path) -> None:
+    torch.save(trained("regression")[0].state_dict(), tmp_path / "model.pt")
+    data = (tmp_path / "model.pt").read_bytes()
+    spans_disks = struct.pack("<4sIQI", b"PK\x06\x07", 0, 0, 7)
+    (tmp_path / "model.pt").write_bytes(data[:-22] + spans_disks + data[-22:])
+    with pytest.raises(Unreadable, match="cut off or damaged"):
+        diagnose_checkpoint(tmp_path / "model.pt")
+
+
 def test_a_program_of_torchscript_is_told(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(scripted())
     with pytest.raises(Unreadable, match="TorchScript"):
