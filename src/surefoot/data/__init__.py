@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.data.text import batches, split, standard_library
 
 if TYPE_CHECKING:
+    from surefoot.data.ahead import skip_ahead
     from surefoot.data.chance import keyed_generator, keyed_numpy
     from surefoot.data.loaders import Loader, make_loader
     from surefoot.data.position import Position, WrongPosition
@@ -21,6 +22,7 @@ __all__ = [
     "keyed_generator",
     "keyed_numpy",
     "make_loader",
+    "skip_ahead",
     "split",
     "standard_library",
 ]
@@ -34,6 +36,7 @@ _HOMES = {
     "keyed_generator": "chance",
     "keyed_numpy": "chance",
     "make_loader": "loaders",
+    "skip_ahead": "ahead",
 }
 
 

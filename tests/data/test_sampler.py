@@ -1,0 +1,347 @@
+"""The order of samples and the place in it: nothing lost or repeated, whatever changes in between."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from collections import Counter
+from itertools import permutations
+from math import factorial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from surefoot.data import Sampler, WrongPosition
+from surefoot.data.order import Order
+
+SIZES = st.integers(1, 60)
+GOLDEN = {
+    5: [0, 3, 1, 4, 2],
+    1000000: [561620, 553451, 985491, 728362, 626100],
+    1000000000000: [349350292955, 496357752530, 622495364870, 676904965055, 717541290013],
+}
+quick = settings(max_examples=60, deadline=None)
+
+
+def epochs(sampler: Sampler, count: int) -> list[list[int]]:
+    return [batch for _ in range(count) for batch in sampler]
+
+
+def through_json(sampler: Sampler) -> Any:
+    return json.loads(json.dumps(sampler.state_dict()))
+
+
+def ranks(length: int, batch_size: int, world_size: int, **options: Any) -> list[Sampler]:
+    return [Sampler(length, batch_size, seed=5, rank=r, world_size=world_size, **options) for r in range(world_size)]
+
+
+def steps(world: list[Sampler], most: int | None = None) -> list[list[list[int]]]:
+    """What all ranks get in each step, in lockstep, until the epoch ends or `most` steps are done."""
+    loops = [iter(sampler) for sampler in world]
+    told: list[list[list[int]]] = []
+    while most is None or len(told) < most:
+        step = [next(loop, None) for loop in loops]
+        assert (None in step) == all(one is None for one in step), "ranks disagree about the end of the epoch"
+        if None in step:
+            break
+        told.append(step)  # pyright: ignore[reportArgumentType]
+    assert len({json.dumps(sampler.state_dict()) for sampler in world}) == 1
+    return told
+
+
+def flat(told: list[list[list[int]]]) -> list[int]:
+    return [sample for step in told for share in step for sample in share]
+
+
+# -- the order
+
+
+@quick
+@given(length=st.one_of(st.integers(1, 300), st.integers(65_530, 65_550), st.sampled_from([2**18, 2**18 - 1, 300_007])))
+def test_every_sample_has_one_place(length: int) -> None:
+    order = Order(length, seed=1, epoch=2, shuffle=True)
+    places = np.arange(length)
+    samples = order.samples(places)
+    assert np.array_equal(np.sort(samples), places)
+    assert np.array_equal(order.places(samples), places)
+
+
+def test_the_order_never_changes() -> None:
+    """Written down once: with another order a saved run would go on with samples it has seen."""
+    told = {n: Order(n, seed=7, epoch=3, shuffle=True).samples(np.arange(5)).tolist() for n in (5, 10**6, 10**12)}
+    assert told == GOLDEN
+
+
+def test_small_orders_are_all_as_likely() -> None:
+    trials = 6000
+    for n in (3, 4):
+        seen = Counter(
+            tuple(Order(n, seed=i // 60, epoch=i % 60, shuffle=True).samples(np.arange(n)).tolist())
+            for i in range(trials)
+        )
+        expected = trials / factorial(n)
+        chi = sum((seen[p] - expected) ** 2 / expected for p in permutations(range(n)))
+        assert chi < 3 * factorial(n)
+
+
+def test_large_orders_are_well_mixed() -> None:
+    """Neighbours end up anywhere, in every epoch anew."""
+    n = 1_000_000
+    for epoch in range(3):
+        samples = Order(n, seed=0, epoch=epoch, shuffle=True).samples(np.arange(100_000)).astype(float)
+        assert abs(np.corrcoef(samples[:-1], samples[1:])[0, 1]) < 0.02
+        assert np.histogram(samples, bins=20, range=(0, n))[0] == pytest.approx(5000, rel=0.1)
+
+
+def test_a_billion_samples_take_no_memory_and_any_place_is_near() -> None:
+    sampler = Sampler(10**9, 4, seed=0)
+    sampler.load_state_dict({**sampler.state_dict(), "cursor": 10**9 - 6})
+    assert [len(batch) for batch in sampler] == [4, 2]
+
+
+def test_seed_and_epoch_decide_the_order_and_nothing_else() -> None:
+    first, again, other = Sampler(50, 50, seed=1), Sampler(50, 50, seed=1), Sampler(50, 50, seed=2)
+    assert epochs(first, 3) == epochs(again, 3)
+    one, two, _ = (tuple(batch) for batch in epochs(Sampler(50, 50, seed=1), 3))
+    assert one != two
+    assert epochs(other, 1) != [list(one)]
+    later = Sampler(50, 50, seed=1)
+    later.set_epoch(1)
+    assert epochs(later, 1) == [list(two)]
+
+
+def test_without_shuffling_samples_come_as_they_are() -> None:
+    assert epochs(Sampler(7, 3, seed=0, shuffle=False), 2) == [[0, 1, 2], [3, 4, 5], [6]] * 2
+
+
+def test_the_last_batch_is_smaller_or_left_out() -> None:
+    assert [len(b) for b in Sampler(11, 4, seed=0)] == [4, 4, 3]
+    assert [len(b) for b in Sampler(11, 4, seed=0, drop_last=True)] == [4, 4]
+    assert len(Sampler(11, 4, seed=0)) == 3
+    assert len(Sampler(11, 4, seed=0, drop_last=True)) == 2
+
+
+# -- stopped and resumed
+
+
+@quick
+@given(length=SIZES, batch_size=st.integers(1, 12), cut=st.integers(0, 80), drop_last=st.booleans(), data=st.data())
+def test_a_resumed_run_sees_what_an_unbroken_one_sees(
+    length: int, batch_size: int, cut: int, drop_last: bool, data: st.DataObject
+) -> None:
+    options: dict[str, Any] = {"seed": 3, "shuffle": data.draw(st.booleans()), "drop_last": drop_last}
+    if drop_last and length < batch_size:
+        return
+    whole = epochs(Sampler(length, batch_size, **options), 4)
+    sampler = Sampler(length, batch_size, **options)
+    seen: list[list[int]] = []
+    while len(seen) < min(cut, len(whole)):
+        for batch in sampler:
+            seen.append(batch)
+            if len(seen) == cut:
+                break
+    resumed = Sampler(length, batch_size, **options)
+    resumed.load_state_dict(through_json(sampler))
+    seen += epochs(resumed, 4 - resumed.epoch)
+    assert seen == whole
+
+
+def test_saved_at_the_last_batch_an_epoch_first_comes_to_its_end() -> None:
+    sampler = Sampler(4, 2, seed=0)
+    loop = iter(sampler)
+    next(loop), next(loop)
+    saved = through_json(sampler)
+    assert (saved["epoch"], saved["cursor"]) == (0, 4)
+    resumed = Sampler(4, 2, seed=0)
+    resumed.load_state_dict(saved)
+    assert list(resumed) == []
+    assert resumed.epoch == 1
+    assert len(list(resumed)) == 2
+
+
+def test_setting_the_epoch_it_is_in_leaves_a_resumed_run_where_it_was() -> None:
+    sampler = Sampler(10, 2, seed=0)
+    loop = iter(sampler)
+    next(loop)
+    sampler.set_epoch(0)
+    assert sampler.state_dict()["cursor"] == 2
+    sampler.set_epoch(4)
+    assert (sampler.epoch, sampler.state_dict()["cursor"]) == (4, 0)
+
+
+# -- several ranks
+
+
+@pytest.mark.filterwarnings("ignore:.* samples are left in the epoch")
+@quick
+@given(length=st.integers(8, 90), draws=st.data())
+def test_ranks_may_change_and_no_sample_is_lost_or_repeated(length: int, draws: st.DataObject) -> None:
+    seen: list[int] = []
+    state = None
+    for _ in range(draws.draw(st.integers(1, 4))):
+        world = ranks(length, draws.draw(st.integers(1, 5)), draws.draw(st.sampled_from([1, 2, 4])))
+        for sampler in world:
+            if state is not None:
+                sampler.load_state_dict(state)
+        seen += flat(steps(world, draws.draw(st.integers(0, 4))))
+        state = through_json(world[0])
+        if state["epoch"]:
+            break
+    if not state["epoch"]:
+        (last,) = ranks(length, 3, 1)
+        last.load_state_dict(state)
+        seen += [sample for batch in last for sample in batch]
+    order = flat(steps(ranks(length, 1, 1)))
+    assert list(dict.fromkeys(seen)) == order
+    assert len(seen) - len(order) <= 3  # fewer samples were left than there were ranks
+
+
+@quick
+@given(length=SIZES, batch_size=st.integers(1, 6), world_size=st.sampled_from([1, 2, 3, 4, 7]))
+def test_ranks_share_every_sample_and_always_have_one(length: int, batch_size: int, world_size: int) -> None:
+    if length < world_size:
+        with pytest.raises(ValueError, match="a step needs at least"):
+            ranks(length, batch_size, world_size)
+        return
+    told = steps(ranks(length, batch_size, world_size))
+    assert sorted(flat(told)) == list(range(length))
+    assert len(told) == len(ranks(length, batch_size, world_size)[0])
+    for step in told:
+        sizes = [len(share) for share in step]
+        assert min(sizes) >= 1
+        assert max(sizes) - min(sizes) <= 1
+        assert max(sizes) <= batch_size + (step is told[-1])
+
+
+def test_the_batch_of_all_ranks_is_the_same_for_any_number_of_them() -> None:
+    one, two, four = (
+        [flat([step]) for step in steps(ranks(53, batch_size, world_size))]
+        for batch_size, world_size in ((8, 1), (4, 2), (2, 4))
+    )
+    assert one == two == four
+
+
+def test_with_fewer_samples_than_ranks_left_some_come_twice_and_that_is_said() -> None:
+    (alone,) = ranks(10, 4, 1)
+    steps([alone], 2)
+    world = ranks(10, 1, 4)
+    for sampler in world:
+        sampler.load_state_dict(through_json(alone))
+    with pytest.warns(UserWarning, match="2 samples are left in the epoch for 4 ranks"):
+        told = steps(world)
+    assert [len(share) for share in told[0]] == [1, 1, 1, 1]
+    assert len(told) == 1
+    assert len(set(flat(told))) == 2
+
+
+# -- banned samples
+
+
+@quick
+@given(length=st.integers(4, 60), batch_size=st.integers(1, 6), cut=st.integers(0, 10), data=st.data())
+def test_banned_samples_never_come_again_and_the_others_keep_their_order(
+    length: int, batch_size: int, cut: int, data: st.DataObject
+) -> None:
+    banned = data.draw(st.sets(st.integers(0, length - 1), min_size=1, max_size=length - 2))
+    world_size = data.draw(st.sampled_from([1, 2]))
+    order = flat(steps(ranks(length, 1, 1)))
+    world = ranks(length, batch_size, world_size)
+    loops = [iter(sampler) for sampler in world]
+    before = [[next(loop) for loop in loops] for _ in range(min(cut, len(world[0]) - 1))]
+    for sampler in world:
+        sampler.ban(banned)
+    if data.draw(st.booleans()):
+        state = through_json(world[0])
+        world = ranks(length, batch_size, world_size)
+        for sampler in world:
+            sampler.load_state_dict(state)
+        loops = [iter(sampler) for sampler in world]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rest = [list(step) for step in zip(*loops, strict=True)]
+    seen = len(flat(before))
+    assert flat(before) == order[:seen]
+    assert list(dict.fromkeys(flat(rest))) == [i for i in order[seen:] if i not in banned]
+    assert not banned & set(flat(steps(world)))
+
+
+def test_a_ban_in_the_middle_of_a_loop_holds_from_the_next_batch_on() -> None:
+    sampler = Sampler(9, 3, seed=0, shuffle=False)
+    loop = iter(sampler)
+    assert next(loop) == [0, 1, 2]
+    sampler.ban([1, 4])
+    assert list(loop) == [[3, 5, 6], [7, 8]]
+    assert list(sampler) == [[0, 2, 3], [5, 6, 7], [8]]
+    assert sampler.state_dict()["banned"] == [1, 4]
+
+
+def test_what_cannot_be_banned_is_said() -> None:
+    sampler = Sampler(4, 2, seed=0)
+    with pytest.raises(ValueError, match="numbered from 0 to 3"):
+        sampler.ban([2, 4])
+    with pytest.raises(ValueError, match="no batch would ever come"):
+        sampler.ban(range(4))
+    assert sampler.state_dict()["banned"] == []
+
+
+# -- states that do not fit
+
+
+GOOD = Sampler(10, 2, seed=1).state_dict()
+BAD: list[tuple[Any, str]] = [
+    (None, "expected a state of kind"),
+    ({}, "a mapping with nothing in it"),
+    ({"_snapshot": 1, "_steps_since_snapshot": 0}, "belongs to another loader"),
+    ({**GOOD, "version": 2}, "reads version 1"),
+    ({**GOOD, "length": 11}, "saved with length=11, here it is 10"),
+    ({**GOOD, "seed": 2}, "Pass the seed of the saved run"),
+    ({**GOOD, "shuffle": False}, "the same shuffle="),
+    ({**GOOD, "shuffle": 1}, "shuffle is 1"),
+    ({**GOOD, "cursor": 11}, "cursor is 11, not a whole number from 0 to 10"),
+    ({**GOOD, "cursor": True}, "cursor is True"),
+    ({**GOOD, "cursor": 2.0}, "cursor is 2.0"),
+    ({**GOOD, "epoch": -1}, "epoch is -1"),
+    ({**GOOD, "epoch": 1 << 70}, "epoch is"),
+    ({k: v for k, v in GOOD.items() if k != "epoch"}, "epoch is None"),
+    ({**GOOD, "banned": [10]}, "not a list of samples below 10"),
+    ({**GOOD, "banned": "12"}, "not a list of samples"),
+    ({**GOOD, "banned": list(range(10))}, "every sample is banned"),
+]
+
+
+@pytest.mark.parametrize(("state", "words"), BAD, ids=[words for _, words in BAD])
+def test_a_state_that_is_damaged_or_of_other_data_is_refused(state: Any, words: str) -> None:
+    sampler = Sampler(10, 2, seed=1)
+    before = sampler.state_dict()
+    with pytest.raises(WrongPosition, match=words):
+        sampler.load_state_dict(state)
+    assert sampler.state_dict() == before
+
+
+@quick
+@given(st.recursive(st.none() | st.integers() | st.floats() | st.text(), lambda x: st.lists(x, max_size=3)), st.data())
+def test_any_field_may_hold_anything_and_only_words_come(value: Any, data: st.DataObject) -> None:
+    sampler = Sampler(10, 2, seed=1)
+    state = {**GOOD, data.draw(st.sampled_from(sorted(GOOD))): value}
+    with contextlib.suppress(WrongPosition):
+        sampler.load_state_dict(state)
+    assert all(0 <= sample < 10 for batch in sampler for sample in batch)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"world_size": 2, "rank": 2}, "rank 2 is none of 2 ranks"),
+        ({"seed": -1}, "seed must be"),
+        ({"dataset": 0}, "0 samples"),
+        ({"drop_last": True, "batch_size": 11}, "no batch would ever come"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Sampler(**{"dataset": 10, "batch_size": 2, "seed": 0, **options})
