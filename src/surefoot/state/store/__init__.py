@@ -4,7 +4,8 @@ from surefoot.state.store.failures import CheckpointWarning, NothingWhole, Probl
 from surefoot.state.store.files import Entry, Files, entry_of, settle
 from surefoot.state.store.kept import Health, Kept
 from surefoot.state.store.retention import Retention
-from surefoot.state.store.store import Draft, Saved, Store
+from surefoot.state.store.store import Saved, Store
+from surefoot.state.store.writing import Draft
 
 __all__ = [
     "CheckpointWarning",

@@ -65,8 +65,12 @@ _KINDS = {
 }
 
 
-def failed(step: int, error: OSError) -> SaveFailed:
-    """The words for an error of the system while the checkpoint of `step` was written."""
+def not_saved(step: int) -> str:
+    return f"the checkpoint of step {step} was not saved"
+
+
+def failed(what: str, error: OSError) -> SaveFailed:
+    """The words for an error of the system, after those for what came of it."""
     kind, words = _KINDS.get(error.errno or 0, ("other", error.strerror or str(error) or type(error).__name__))
     where = f" ({error.filename})" if error.filename else ""
-    return SaveFailed(f"the checkpoint of step {step} was not saved: {words}{where}", kind=kind)
+    return SaveFailed(f"{what}: {words}{where}", kind=kind)

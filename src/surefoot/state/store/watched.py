@@ -44,8 +44,8 @@ class Watched(Files):
         return self._files.free(folder)
 
 
-def patiently(step: int, files: Watched, patience: float, work: Callable[[], T]) -> T:
-    """Do the work, but wait for no single call longer than `patience` seconds; then SaveFailed.
+def patiently(failure: str, files: Watched, patience: float, work: Callable[[], T]) -> T:
+    """Do the work, but wait for no single call longer than `patience` seconds; then SaveFailed, told as `failure`.
 
     A thread that hangs in the system cannot be ended. When it wakes, it finds that it was given up, and tidies up.
     """
@@ -67,8 +67,7 @@ def patiently(step: int, files: Watched, patience: float, work: Callable[[], T])
             files.give_up()
             what, path = files.at
             raise SaveFailed(
-                f"the checkpoint of step {step} was not saved: the disk has not answered for {patience:.0f} s"
-                f" ({what} {path})",
+                f"{failure}: the disk has not answered for {patience:g} s ({what} {path})",
                 kind="hangs",
             )
     if errors:
