@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from surefoot.logs import jsonlog, reading
+from surefoot.logs import jsonlog, jsonregular, reading
 from surefoot.logs.records import Block
 from surefoot.logs.table import Gatherer, Table, Unreadable
 
@@ -223,6 +223,33 @@ def test_the_quick_way_and_the_careful_way_agree(rows: list[dict[str, Any]]) -> 
     for line in raw.splitlines(keepends=True):
         one_by_one.add(jsonlog.one_by_one(line, careful))
     same(quick.table("a", ""), careful.table("a", ""))
+
+
+regular = st.integers(1, 4).flatmap(
+    lambda width: st.lists(
+        st.tuples(*[st.one_of(st.floats(), st.integers(-(10**25), 10**25))] * width), min_size=1, max_size=8
+    )
+)
+
+
+@given(regular, st.sampled_from([(", ", ": "), (",", ":")]), st.sampled_from(["\n", "\r\n"]), st.data())
+@settings(max_examples=150, deadline=None)
+def test_lines_of_nothing_but_numbers_agree_too(
+    rows: list[tuple[float, ...]], separators: tuple[str, str], end: str, data: st.DataObject
+) -> None:
+    names = ["step", "loss", "val, loss", 'a"b'][: len(rows[0])]
+    lines = [json.dumps(dict(zip(names, row, strict=True)), separators=separators) + end for row in rows]
+    if data.draw(st.booleans()):  # one that is not like the others
+        odd = data.draw(st.sampled_from(['{"loss": 1, "step": 2}', '{"step": null}', '{"step": "5"}', "{}", "[1]", ""]))
+        lines.insert(data.draw(st.integers(0, len(lines))), odd + end)
+    raw = "".join(lines).encode()
+    found = jsonregular.matrix(raw)
+    assert found is not None or len(lines) > len(rows)
+    if found is not None:
+        quick, careful = Gatherer(), Gatherer()
+        quick.extend(dict(zip(found[0], found[1].T, strict=True)), {})
+        Block(careful).add(jsonlog.one_by_one(raw, careful))
+        same(quick.table("a", ""), careful.table("a", ""))
 
 
 def same(one: Table, other: Table) -> None:

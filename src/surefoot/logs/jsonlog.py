@@ -10,6 +10,7 @@ from typing import Any
 
 from surefoot.logs.gaps import cleared
 from surefoot.logs.jsondocument import Document
+from surefoot.logs.jsonregular import matrix
 from surefoot.logs.records import Block
 from surefoot.logs.source import Source, decoded
 from surefoot.logs.table import Gatherer, Table, Unreadable
@@ -78,6 +79,10 @@ def _lines(source: Source, blocks: Iterable[bytes]) -> Table:
     gatherer = Gatherer()
     block = Block(gatherer)
     for raw in blocks:
+        if (regular := matrix(raw)) is not None:
+            names, values = regular
+            gatherer.extend(dict(zip(names, values.T, strict=True)), {})
+            continue
         records = at_once(raw)
         block.add(one_by_one(raw, gatherer) if records is None else records)
     if not gatherer.records:

@@ -196,6 +196,8 @@ class Parts:
                 continue
             rows = np.concatenate([part[0] for part in parts])
             order = np.argsort(rows, kind="stable")
+            # Two names that are one when stripped: the first counts.
+            order = order[np.diff(rows[order], prepend=-1) > 0]
             self._gatherer.put(name, rows[order], np.concatenate([part[1] for part in parts])[order])
         for name, rows in self._nothing.items():
             self._gatherer.empty(name, np.sort(np.concatenate(rows)))
