@@ -86,7 +86,7 @@ class Whole:
         inner = [getattr(o, "optim", None) for o in given]  # where ZeroRedundancyOptimizer keeps its state
         self.optimizers: list[Optimizer] = given + [o for o in inner if isinstance(o, Optimizer)]
         several = isinstance(scheduler, Sequence)
-        self._schedulers: list[Stateful] = list(scheduler) if several else [] if scheduler is None else [scheduler]
+        self.schedulers: list[Stateful] = list(scheduler) if several else [] if scheduler is None else [scheduler]
         self.scaler = scaler
         """May be told later, when it is found."""
         self._groups = groups
@@ -97,8 +97,9 @@ class Whole:
                     f"extra[{name!r}] must have state_dict and load_state_dict, or get_state and set_state; "
                     f"{type(thing).__name__} has neither"
                 )
-        self._roots = [model, *(thing for thing in extra.values() if isinstance(thing, nn.Module))]
-        self._extra = {name: thing for name, thing in extra.items() if not isinstance(thing, nn.Module)}
+        self.roots = [model, *(thing for thing in extra.values() if isinstance(thing, nn.Module))]
+        self.root_names = ["model", *(f"extra.{n}" for n, thing in extra.items() if isinstance(thing, nn.Module))]
+        self.extra = {name: thing for name, thing in extra.items() if not isinstance(thing, nn.Module)}
 
     # -- there
 
@@ -117,9 +118,9 @@ class Whole:
             loose,
             groups=[self._options(o, look) for o in self.optimizers],
             states=[freeze(o.state, look.steady_slot) for o in self.optimizers],
-            schedulers=[freeze(s.state_dict(), look.slot) for s in self._schedulers],
+            schedulers=[freeze(s.state_dict(), look.slot) for s in self.schedulers],
             scaler=freeze_scaler(self.scaler, look.slot),
-            extra={name: freeze(_state_of(thing), look.slot) for name, thing in self._extra.items()},
+            extra={name: freeze(_state_of(thing), look.slot) for name, thing in self.extra.items()},
             chance=random_states({t.device for t in look.parts if t.is_cuda}),
         )
         return look
@@ -137,7 +138,7 @@ class Whole:
         return (p for o in self.optimizers for group in o.param_groups for p in group["params"])
 
     def _modules(self) -> Iterator[tuple[int, str, nn.Module]]:
-        for root, model in enumerate(self._roots):
+        for root, model in enumerate(self.roots):
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()  # a forward pass without a backward leaves weights gathered: they would go stale
@@ -162,10 +163,10 @@ class Whole:
         copy.settle()
         back = Return(copy)
         self._put_back_modules(kept, back)
-        for name, thing in self._extra.items():
+        for name, thing in self.extra.items():
             state = thaw(kept.extra[name], None, back.tensor)
             thing.load_state_dict(state) if isinstance(thing, Stateful) else thing.set_state(state)
-        for scheduler, state in zip(self._schedulers, kept.schedulers, strict=True):
+        for scheduler, state in zip(self.schedulers, kept.schedulers, strict=True):
             scheduler.load_state_dict(thaw(state, None, back.tensor))
         for optimizer, groups, state in zip(self.optimizers, kept.groups, kept.states, strict=True):
             for group, values in zip(optimizer.param_groups, groups, strict=False):  # one may have been added since
@@ -200,7 +201,7 @@ class Whole:
                 module._buffers[place.name] = back.tensor(place.slot, None)
 
     def _drop_gradients(self) -> None:
-        for p in itertools.chain(*(root.parameters() for root in self._roots), self._held()):
+        for p in itertools.chain(*(root.parameters() for root in self.roots), self._held()):
             p.grad = None
 
 
