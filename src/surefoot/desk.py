@@ -14,7 +14,7 @@ from surefoot.journal.writer import Journal
 from surefoot.judge.history import History
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.measure.meter import Block
+from surefoot.measure.meter import Arrived
 from surefoot.measure.resources import Clock
 from surefoot.records import NAN, Action, Decision, Event, Note, Outcome, Row, Verdict
 from surefoot.rows import Tag, row_from, worst_tensors
@@ -40,7 +40,7 @@ class Desk:
         self.attempt = -1
         """The last one that was read."""
 
-    def read(self, block: Block[np.ndarray], tag: Tag, *, judged: bool = True) -> list[Decision]:
+    def read(self, block: Arrived, tag: Tag, *, judged: bool = True) -> list[Decision]:
         """Take in the numbers of one attempted update; what is to be done is handed back."""
         again = tag.attempt == self._landed  # another optimizer's part of an update that has landed already
         row = row_from(
@@ -53,7 +53,7 @@ class Desk:
         )
         self.attempt = tag.attempt
         layers = block.stats
-        self.alive = min(self.alive, float(block.verdict[Said.ALIVE]))
+        self.alive = min(self.alive, block.verdict[Said.ALIVE])
         self.journal.row(row, layers)
         if (row.landed or (self._observes and row.verdict < Verdict.OVERFLOW)) and not again:
             self.step += 1

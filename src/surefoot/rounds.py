@@ -23,7 +23,7 @@ from surefoot.judge.policy import Policy
 from surefoot.measure.inputs import measure_inputs, numbers_in
 from surefoot.measure.layout import Layout, layout_of, local
 from surefoot.measure.mailbox import Mailbox
-from surefoot.measure.meter import Block, Meter
+from surefoot.measure.meter import Arrived, Meter
 from surefoot.measure.resources import Clock, Machine
 from surefoot.measure.summary import Head
 from surefoot.measure.weights import UpdateSample
@@ -281,7 +281,7 @@ class Rounds:
 
     # -- two steps later
 
-    def arrived(self, *, rest: bool = False) -> Iterator[tuple[Block[np.ndarray], Tag]]:
+    def arrived(self, *, rest: bool = False) -> Iterator[tuple[Arrived, Tag]]:
         """The blocks sent two steps ago, or all that are still under way."""
         raw: np.ndarray
         for raw, tag in self._mailbox.rest() if rest else self._mailbox.due():

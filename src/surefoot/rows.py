@@ -12,9 +12,9 @@ import numpy as np
 
 from surefoot.gate.decide import Said
 from surefoot.judge.history import History
-from surefoot.measure.meter import Block
+from surefoot.measure.meter import Arrived
 from surefoot.measure.resources import Reading
-from surefoot.measure.summary import HEAD, MICROS, Head
+from surefoot.measure.summary import MICROS, Head
 from surefoot.records import NAN, Row, Verdict
 
 
@@ -46,11 +46,15 @@ class Tag:
     reading: Reading
 
 
-def row_from(block: Block[np.ndarray], tag: Tag, *, step: int, history: History, left: float, repeated: bool) -> Row:
+_VERDICTS = tuple(Verdict)
+_TROUBLE = (Verdict.NONFINITE, Verdict.OUTLANDISH, Verdict.OVERFLOW)
+
+
+def row_from(block: Arrived, tag: Tag, *, step: int, history: History, left: float, repeated: bool) -> Row:
     """The row of one attempted update; `repeated` when another optimizer has brought one for it already."""
-    said, more = block.verdict.tolist(), block.summary[:HEAD].tolist()
-    verdict = Verdict(int(said[Said.VERDICT]))
-    trouble = verdict in (Verdict.NONFINITE, Verdict.OUTLANDISH, Verdict.OVERFLOW)
+    said, more = block.verdict, block.head
+    verdict = _VERDICTS[int(said[Said.VERDICT])]
+    trouble = verdict in _TROUBLE
     loss = said[Said.LOSS] if tag.watched else NAN
     norm, limit = said[Said.NORM], said[Said.LIMIT]
     d1, d2 = history.differences if repeated else history.add(loss, norm)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from struct import Struct
 
 import numpy as np
 import torch
@@ -32,19 +31,51 @@ VERDICT = 13
 SHARED = slice(Head.UNMOVED, HEAD)
 """Places of the summary that are read as they are, by all processes alike: the mean over them."""
 
-A = TypeVar("A", Tensor, np.ndarray)
-
 
 @dataclass(frozen=True, slots=True)
-class Block(Generic[A]):
-    """The parts of one measured block, on the device as tensors or on the host as arrays."""
+class Block:
+    """The parts of one measured block on the device."""
 
-    verdict: A
-    summary: A
-    micros: A
-    losses: A
+    verdict: Tensor
+    summary: Tensor
+    micros: Tensor
+    losses: Tensor
     """Loss of each process."""
-    stats: A
+    stats: Tensor
+
+
+class Arrived:
+    """The same on the host: the parts that every row needs, and the others when somebody asks for them."""
+
+    __slots__ = ("_numbers", "_raw", "_tail", "head", "stats", "verdict")
+
+    def __init__(self, raw: np.ndarray, numbers: Struct, tail: tuple[int, int], tensors: int) -> None:
+        self._raw, self._numbers, self._tail = raw, numbers, tail
+        found = numbers.unpack_from(raw.data)
+        self.verdict: tuple[float, ...] = found[:VERDICT]
+        self.head: tuple[float, ...] = found[VERDICT:]
+        """The first places of the summary."""
+        shape = (tensors, len(LAYER_STATS))
+        self.stats = np.ndarray(shape, np.float32, raw, len(raw) - 4 * tensors * len(LAYER_STATS))
+
+    @property
+    def summary(self) -> np.ndarray:
+        return self._real[VERDICT : self._tail[0]]
+
+    @property
+    def micros(self) -> np.ndarray:
+        return self._real[self._tail[0] : self._tail[1]].reshape(MICROS, 3)
+
+    @property
+    def losses(self) -> np.ndarray:
+        """Loss of each process."""
+        return self._real[self._tail[1] :]
+
+    @property
+    def _real(self) -> np.ndarray:
+        """All before the statistics."""
+        kind = np.float64 if self._numbers.format.endswith("d") else np.float32
+        return self._raw[: len(self._raw) - self.stats.nbytes].view(kind)
 
 
 class Meter:
@@ -62,7 +93,8 @@ class Meter:
         self._real = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
         self._widths = (VERDICT, HEAD + 2 * len(units), 3 * MICROS, self.ranks.world)
         self._tensors = len(layout.names)
-        self._ends = tuple(itertools.accumulate(self._widths))
+        self._numbers = Struct(f"={VERDICT + HEAD}{'d' if self._real is torch.float64 else 'f'}")
+        """What every row needs, at the start of the block."""
         self._head = self._real.itemsize * sum(self._widths)
         """Bytes before the statistics."""
         self.raw = torch.zeros(self._head + 4 * 8 * self._tensors, dtype=torch.uint8, device=device)
@@ -81,17 +113,15 @@ class Meter:
             fused_summariser(units, device) if has_triton(device) else portable_summariser(units)
         )
 
-    def _cut(self) -> Block[Tensor]:
+    def _cut(self) -> Block:
         verdict, summary, micros, losses = self.raw[: self._head].view(self._real).split(self._widths)
         stats = self.raw[self._head :].view(torch.float32).view(self._tensors, len(LAYER_STATS))
         return Block(verdict, summary, micros.view(MICROS, 3), losses, stats)
 
-    def unpack(self, raw: np.ndarray) -> Block[np.ndarray]:
+    def unpack(self, raw: np.ndarray) -> Arrived:
         """The parts of a block that has arrived on the host."""
-        numbers = raw[: self._head].view(np.float64 if self._real is torch.float64 else np.float32)
-        a, b, c, d = self._ends
-        stats = raw[self._head :].view(np.float32).reshape(self._tensors, len(LAYER_STATS))
-        return Block(numbers[:a], numbers[a:b], numbers[b:c].reshape(MICROS, 3), numbers[c:d], stats)
+        first = VERDICT + self._widths[1]
+        return Arrived(raw, self._numbers, (first, first + 3 * MICROS), self._tensors)
 
     def measure(self, loss: Tensor | None, *, scale: Tensor | None) -> None:
         """Measure all gradients as they are now: at the end of a backward, or before a step nobody watched."""
