@@ -24,7 +24,7 @@ GOLDEN = {
     1000000: [561620, 553451, 985491, 728362, 626100],
     1000000000000: [349350292955, 496357752530, 622495364870, 676904965055, 717541290013],
 }
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=50, deadline=None)
 
 
 def epochs(sampler: Sampler, count: int) -> list[list[int]]:
@@ -60,7 +60,7 @@ def flat(told: list[list[list[int]]]) -> list[int]:
 # -- the order
 
 
-@quick
+@settings(max_examples=20, deadline=None)
 @given(length=st.one_of(st.integers(1, 300), st.integers(65_530, 65_550), st.sampled_from([2**18, 2**18 - 1, 300_007])))
 def test_every_sample_has_one_place(length: int) -> None:
     order = Order(length, seed=1, epoch=2, shuffle=True)

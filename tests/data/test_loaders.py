@@ -1,0 +1,296 @@
+"""Loaders stopped after any batch, with and without workers, killed for real, in one process and in two."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("torchdata")
+sys.path.insert(0, str(Path(__file__).parent))
+import reading
+from reading import LENGTH, Numbers, noisy_loader
+
+from surefoot.data import Loader, Sampler, WrongPosition, keyed_generator, keyed_numpy, make_loader
+
+EPOCHS = 3
+
+
+def loader_of(length: int = 23, batch_size: int = 4, **options: Any) -> Loader:
+    return make_loader(Numbers(length), batch_size, **{"seed": 1, **options})
+
+
+def read(loader: Loader, most: int = 10**9, epochs: int = EPOCHS) -> list[list[int]]:
+    """Batches until there are `most`, or the epochs are over."""
+    seen: list[list[int]] = []
+    for _ in range(loader.epoch, epochs):
+        for batch in loader:
+            seen.append(batch.tolist())
+            assert loader.last_samples == seen[-1]
+            if len(seen) == most:
+                return seen
+    return seen
+
+
+def saved(loader: Loader) -> Any:
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+# -- stopped and resumed
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_without_workers_every_place_to_stop_is_exact(shuffle: bool, drop_last: bool) -> None:
+    options: dict[str, Any] = {"shuffle": shuffle, "drop_last": drop_last}
+    whole = read(loader_of(**options))
+    assert len(whole) == EPOCHS * (5 if drop_last else 6)
+    for cut in range(1, len(whole) + 1):
+        stopped = loader_of(**options)
+        seen = read(stopped, cut)
+        resumed = loader_of(**options)
+        resumed.load_state_dict(saved(stopped))
+        assert seen + read(resumed) == whole
+
+
+# In mid-epoch, at the last batch (a partial one) and in a later epoch; workers come and go between the two.
+@pytest.mark.parametrize(
+    ("before", "after", "cut", "options"),
+    [
+        (2, 2, 2, {}),
+        (2, 0, 6, {}),
+        (0, 2, 6, {"persistent_workers": True}),
+        (2, 1, 8, {"persistent_workers": True, "prefetch_factor": 4}),
+        (2, 1, 10, {"drop_last": True}),
+        (2, 2, 7, {"shuffle": False}),
+    ],
+)
+def test_with_workers_the_place_is_that_of_the_batch_handed_out(
+    before: int, after: int, cut: int, options: dict[str, Any]
+) -> None:
+    def made(workers: int) -> Loader:
+        return loader_of(num_workers=workers, **{k: v for k, v in options.items() if workers or k in plain})
+
+    plain = ("drop_last", "shuffle")
+    whole = read(made(0))
+    stopped = made(before)
+    seen = read(stopped, cut)
+    resumed = made(after)
+    resumed.load_state_dict(saved(stopped))
+    assert seen + read(resumed) == whole
+
+
+def test_a_loop_that_was_left_is_taken_up_by_the_next() -> None:
+    for workers in (0, 2):
+        loader = loader_of(num_workers=workers)
+        left = iter(loader)
+        seen = [next(left).tolist(), next(left).tolist()]
+        seen += read(loader, 3)
+        seen += read(loader)
+        assert seen == read(loader_of())
+        with pytest.raises(RuntimeError, match="left when another one began"):
+            next(left)
+
+
+def test_between_two_epochs_the_next_one_comes_whole() -> None:
+    loader = loader_of()
+    first = read(loader, epochs=1)
+    assert (saved(loader)["epoch"], saved(loader)["cursor"]) == (1, 0)
+    resumed = loader_of()
+    resumed.load_state_dict(saved(loader))
+    assert first + read(resumed) == read(loader_of())
+
+
+def test_a_fresh_loader_tells_its_place_without_starting_workers() -> None:
+    loader = loader_of(num_workers=2)
+    assert saved(loader)["cursor"] == 0
+    assert loader._iterator is None
+
+
+def test_loops_draw_nothing_from_torchs_random_numbers() -> None:
+    """A resumed run begins one loop more: drawn from torch's generator, its dropout would be another."""
+    before = torch.get_rng_state()
+    read(loader_of())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# -- sent elsewhere in the middle of a loop
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+def test_a_loop_under_way_follows_when_the_loader_goes_back(options: dict[str, Any]) -> None:
+    whole = read(loader_of(), epochs=1)
+    loader, seen, state = loader_of(**options), [], None
+    for batch in loader:
+        seen.append(batch.tolist())
+        if len(seen) == 2:
+            state = saved(loader)
+        if len(seen) == 4:
+            assert state is not None
+            loader.load_state_dict(state)
+    assert seen == whole[:4] + whole[2:]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+def test_a_banned_sample_never_comes_again_not_even_when_it_was_read_ahead(options: dict[str, Any]) -> None:
+    order = [sample for batch in read(loader_of(), epochs=1) for sample in batch]
+    banned = {order[1], order[5], order[9], order[22]}
+    loader, seen = loader_of(**options), []
+    for batch in loader:
+        seen += batch.tolist()
+        if len(seen) == 4:
+            told = loader.last_samples
+            loader.ban(banned)
+            assert loader.last_samples == told
+    assert seen == order[:4] + [sample for sample in order[4:] if sample not in banned]
+    resumed = loader_of()
+    resumed.load_state_dict(saved(loader))
+    assert not banned & {sample for batch in read(resumed) for sample in batch}
+
+
+def test_the_epoch_can_be_set_as_with_a_distributed_sampler() -> None:
+    whole = read(loader_of())
+    loader = loader_of(num_workers=1)
+    assert read(loader, 2) == whole[:2]
+    loader.set_epoch(0)
+    assert read(loader, 2, epochs=1) == whole[2:4]
+    loader.set_epoch(2)
+    assert read(loader) == whole[12:]
+
+
+# -- random numbers of a sample
+
+
+def test_augmented_samples_are_the_same_whoever_reads_them_and_new_in_every_epoch() -> None:
+    alone = [batch for _ in range(2) for batch in noisy_loader(0)]
+    loader = noisy_loader(2)
+    loop = iter(loader)
+    seen = [next(loop) for _ in range(5)]
+    assert loader.last_samples == [sample for sample, _ in seen[-1]]
+    resumed = noisy_loader(1)
+    resumed.load_state_dict(saved(loader))
+    seen += list(resumed)
+    assert seen == alone[: len(seen)]
+    first, second = ({s: x for batch in noisy for s, x in batch} for noisy in (seen, list(resumed)))
+    assert first.keys() == second.keys()
+    assert not set(first.values()) & set(second.values())
+
+
+def test_a_dataset_that_reads_whole_batches_is_asked_for_them() -> None:
+    class Many(Numbers):
+        def __getitem__(self, index: int) -> int:
+            raise AssertionError("asked for one")
+
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return [2 * i for i in indices]
+
+    def same(sample: int, generator: torch.Generator) -> int:
+        return sample
+
+    plain = make_loader(Many(8), 4, seed=0)
+    augmented = make_loader(Many(8), 4, seed=0, augment=same)
+    assert [b.tolist() for b in plain] == [b.tolist() for b in augmented]
+
+
+def test_keys_tell_samples_epochs_and_seeds_apart() -> None:
+    keys = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]
+    assert len({torch.rand((), generator=keyed_generator(*k)).item() for k in keys}) == 4
+    assert len({keyed_numpy(*k).random() for k in keys}) == 4
+    assert keyed_numpy(1, 2, 3).random() == keyed_numpy(1, 2, 3).random()
+
+
+# -- what does not fit
+
+
+def test_a_state_of_other_data_is_refused_and_the_loader_goes_on() -> None:
+    loader = loader_of()
+    whole = read(loader_of(), epochs=1)
+    seen = read(loader, 2)
+    for state, words in (
+        (saved(loader_of(24)), "saved with length=24, here it is 23"),
+        (saved(loader_of(seed=2)), "the seed of the saved run"),
+        ({"_snapshot": {}, "_steps_since_snapshot": 0}, "belongs to another loader"),
+    ):
+        with pytest.raises(WrongPosition, match=words):
+            loader.load_state_dict(state)
+    assert seen + read(loader, epochs=1) == whole
+
+
+def test_a_stream_is_told_where_to_go() -> None:
+    class Stream(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(3))
+
+    with pytest.raises(TypeError, match="For a stream use torchdata"):
+        make_loader(Stream(), 4, seed=0)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_the_sampler_also_works_in_a_loader_of_torchdata_itself() -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def made() -> Any:
+        return StatefulDataLoader(
+            Numbers(23), batch_sampler=Sampler(23, 4, seed=1), num_workers=2, generator=torch.Generator()
+        )
+
+    whole = [batch.tolist() for batch in loader_of()]
+    stopped = made()
+    loop = iter(stopped)
+    seen = [next(loop).tolist() for _ in range(3)]
+    resumed = made()
+    resumed.load_state_dict(stopped.state_dict())
+    assert seen + [batch.tolist() for batch in resumed] == whole
+
+
+# -- real processes
+
+
+FORK = multiprocessing.get_context("fork")  # a child that need not import torch again
+
+
+def started(target: Any, *args: Any) -> Any:
+    process = FORK.Process(target=target, args=args)
+    process.start()
+    return process
+
+
+# Steps 1 to 26 are the first epoch, 27 to 52 the second.
+@pytest.mark.parametrize("lives", [[(0, 9), (0, 27), (0, None)], [(2, 5), (0, 26), (1, 41), (2, None)]])
+def test_killed_again_and_again_a_run_reads_what_an_unbroken_one_reads(
+    lives: list[tuple[int, int | None]], tmp_path: Path
+) -> None:
+    loader = noisy_loader(0)
+    whole = [batch for _ in range(2) for batch in loader]
+    file = tmp_path / "state.json"
+    for workers, die_at in lives:
+        process = started(reading.read, file, workers, 2, die_at)
+        process.join()  # with a time limit it would also wait for the workers of the dead
+        assert process.exitcode == (0 if die_at is None else -signal.SIGKILL)
+    assert json.loads(file.read_text())["seen"] == whole
+
+
+def test_two_processes_go_on_where_one_was_and_one_where_two_were(tmp_path: Path) -> None:
+    order = [sample for batch in make_loader(Numbers(LENGTH), 1, seed=11) for sample in batch.tolist()]
+    begun = make_loader(Numbers(LENGTH), 5, seed=11)
+    first = read(begun, 7)
+    (tmp_path / "begun.json").write_text(json.dumps(begun.state_dict()))
+    for process in [started(reading.read_in_company, tmp_path, rank) for rank in (0, 1)]:
+        process.join()
+        assert process.exitcode == 0
+    one, two = (json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in (0, 1))
+    assert together(first) + together(one["rest"], two["rest"]) == order
+    assert one["state"] == two["state"]
+    alone = make_loader(Numbers(LENGTH), 6, seed=11)
+    alone.load_state_dict(one["state"])
+    assert together(one["first"], two["first"]) + together(read(alone, epochs=1)) == order
+
+
+def together(*by_rank: list[list[int]]) -> list[int]:
+    return [sample for step in zip(*by_rank, strict=True) for share in step for sample in share]
