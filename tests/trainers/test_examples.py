@@ -14,7 +14,12 @@ import surefoot
 from surefoot.records import Verdict
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NEEDS = {"plain_loop": "torch", "exact_data": "torchdata", "hf_trainer": "transformers", "lightning_module": "lightning"}
+NEEDS = {
+    "plain_loop": "torch",
+    "exact_data": "torchdata",
+    "hf_trainer": "transformers",
+    "lightning_module": "lightning",
+}
 
 
 @pytest.fixture(scope="module")
