@@ -15,9 +15,10 @@ from made_answers import failed, healthy
 from surefoot.logs import follow as following
 from surefoot.logs.answer import Answer, State
 from surefoot.logs.course import Course, Trace
-from surefoot.logs.follow import Growing, Rereading, Voice, follow, opened
+from surefoot.logs.follow import Growing, Rereading, follow, opened
 from surefoot.logs.table import Table, Unreadable
 from surefoot.logs.tail import FileTail, PipeTail
+from surefoot.logs.voice import Voice
 from surefoot.records import Pattern
 
 FAILED = frozenset({State.FAILED})
@@ -282,6 +283,37 @@ def test_a_failure_is_not_believed_before_some_losses_came_after_it() -> None:
     assert spoken_of([jumped(51), healthy(), healthy()], FAILED) == []
     assert spoken_of([jumped(51), jumped(56), jumped(61), healthy()], FAILED) == [failed().sentence]
     assert spoken_of([jumped(51), jumped(56), healthy(), jumped(57), healthy(), healthy()], FAILED) == []
+
+
+def test_a_feared_failure_is_told_when_the_log_falls_silent_for_long() -> None:
+    steps = np.arange(51, dtype=float)
+    feared = failed(pattern=Pattern.JUMP, onset_step=50, course=Course(loss=Trace("loss", steps, steps)))
+    clock = Clock(iter([nothing] * 1000))
+
+    class Silent(Scripted):
+        def grown(self) -> bool:
+            return clock.now == 0
+
+        def answer(self, *, quiet: bool) -> Answer | None:
+            return self.answers[0]
+
+    told: list[float] = []
+    last = follow(
+        Silent([feared]), speak=lambda _: told.append(clock.now), until=FAILED, clock=clock, sleep=clock.sleep
+    )
+    assert last is feared
+    assert told == [following.PATIENCE]
+
+
+def test_a_log_that_ends_in_an_exception_is_believed_once_it_is_quiet(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(text(FALL))
+    crash = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    step()\n'
+    crash += "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    last, spoken = followed(path, nothing, appended(path, crash))
+    assert last is not None
+    assert last.causes[0].cause == "out_of_memory"
+    assert spoken == ["failed none"]
 
 
 def test_a_warning_ends_it_only_when_asked() -> None:

@@ -126,9 +126,9 @@ def _followed(paths: Sequence[str], wishes: Wishes) -> int:
     from surefoot.logs.follow import follow, opened
 
     path = paths[0]
+    log = opened(path, columns=wishes.columns)
     if path != "-" and not os.path.exists(path):
         tell(f"{path} is not there yet: waiting for it")
-    log = opened(path, columns=wishes.columns)
     spoken: list[Answer] = []
 
     def speak(answer: Answer) -> None:

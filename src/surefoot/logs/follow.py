@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from surefoot.logs.axes import telling
 from surefoot.logs.source import Source
 from surefoot.logs.table import ENDING, MOST, Column, Table, Unreadable
 from surefoot.logs.tail import FileTail, PipeTail
-from surefoot.records import Pattern
+from surefoot.logs.voice import Firm, Voice
 
 SMALL = 1 << 24
 """Bytes up to which a log is read again as a whole; of a larger one only what is new is read."""
@@ -26,12 +26,10 @@ LINES = frozenset({"jsonl", "csv", "tsv", "text"})
 """Formats of which a part can be read by itself."""
 QUIET = 2.0
 """Seconds after which a last line without an end is taken for whole."""
+PATIENCE = 120.0
+"""Seconds of silence after which no more is expected: what was only feared is said."""
 OFTEN, SHARE = 1.0, 12.0
 """Judged at most once in so many seconds, and once in so many times of what judging takes."""
-LASTING = frozenset({Pattern.NONFINITE, Pattern.COLLAPSE_TO_ZERO, Pattern.NONE})
-"""Failures that do not pass; none is that of an exception."""
-MORE, LONGER = 3, 10
-"""Losses that have to come after a failure before it is believed: one that does not pass, and one that may."""
 
 Judge = Callable[[Table], Answer]
 Reader = Callable[[Source], list[Table]]
@@ -193,36 +191,6 @@ def _appended(first: Column, second: Column) -> Column:
     return Column(rows, values)
 
 
-@dataclass(frozen=True, slots=True)
-class Spoken:
-    """A trouble that was told: what it was, and how far the log went then."""
-
-    verdict: State
-    pattern: str
-    last: float
-
-
-class Voice:
-    """Knows what was told already: each trouble once, unless it began anew after that."""
-
-    def __init__(self) -> None:
-        self._told: list[Spoken] = []
-        self._state = State.UNKNOWN
-
-    def news(self, answer: Answer) -> bool:
-        """Whether there is something new to say."""
-        before, self._state = self._state, answer.verdict
-        if answer.verdict is State.HEALTHY:
-            return before in (State.WARNING, State.FAILED)
-        if not answer.trouble:
-            return False
-        last = float(answer.last_step or 0)
-        onset = float(answer.onset_step or 0)
-        known = [one for one in self._told if (one.verdict, one.pattern) == (answer.verdict, str(answer.pattern))]
-        self._told.append(Spoken(answer.verdict, str(answer.pattern), last))
-        return all(onset > one.last for one in known) if known else True
-
-
 def follow(
     log: Log,
     *,
@@ -237,53 +205,27 @@ def follow(
     voice, firm = Voice(), Firm()
     answer: Answer | None = None
     heard, due, waiting = clock(), clock(), False
-    judged_quiet = True
+    judged_quiet, over = True, False
     while True:
         now = clock()
         if log.grown():
             heard, waiting, judged_quiet = now, True, False
         quiet = log.ended or now - heard >= QUIET
-        if (waiting and now >= due) or log.ended or (quiet and not judged_quiet and now >= due):
+        judged = (waiting and now >= due) or log.ended or (quiet and not judged_quiet and now >= due)
+        if judged:
             started = clock()
             answer = log.answer(quiet=quiet) or answer
             waiting, judged_quiet = False, quiet
             due = now + max(OFTEN, SHARE * (clock() - started))
-            if answer is not None and firm.believes(answer, quiet=quiet):
-                if voice.news(answer):
-                    speak(answer)
-                if answer.verdict in until:
-                    return answer
+        before, over = over, log.ended or now - heard >= PATIENCE
+        if answer is not None and (judged or over > before) and firm.believes(answer, quiet=quiet, over=over):
+            if voice.news(answer):
+                speak(answer)
+            if answer.verdict in until:
+                return answer
         if log.ended or (timeout is not None and now - heard >= timeout):
             return answer
         sleep(poll)
-
-
-class Firm:
-    """Whether a failure is to be believed yet: enough losses came after it began, or no more come.
-
-    A loss that jumped may come back, and a script that kills the run on our word cannot take that back; a NaN stays.
-    """
-
-    def __init__(self) -> None:
-        self._seen: int | None = None
-        """How many losses there were when the failure was first seen."""
-        self._new = True
-
-    def believes(self, answer: Answer, *, quiet: bool) -> bool:
-        new, self._new = self._new, False
-        if answer.verdict is not State.FAILED:
-            self._seen = None
-            return True
-        if quiet or answer.course is None:
-            return True
-        steps = answer.course.loss.steps
-        since = len(steps) if self._seen is None else self._seen
-        self._seen = since
-        lasts = answer.pattern in LASTING
-        if answer.onset_step is not None and (lasts or new):  # what was there before us need not be waited for
-            since = min(since, int((steps <= answer.onset_step).sum()))
-        wanted = MORE if lasts else max(LONGER, len(steps) // 20)
-        return len(steps) - since >= wanted
 
 
 def opened(path: str, *, columns: Mapping[str, str]) -> Log:
