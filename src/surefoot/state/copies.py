@@ -73,7 +73,7 @@ class Copy:
         """All that is no tensor; nothing while there is no whole state in here."""
         self._batches: dict[Any, list[int]] = {}
         """Tensors that are copied together, by the way they go."""
-        self._arrivals: list[tuple[torch.device, torch.Event]] = []
+        self.arrivals: list[tuple[torch.device, torch.Event]] = []
 
     @property
     def nbytes(self) -> int:
@@ -81,21 +81,21 @@ class Copy:
 
     def settle(self) -> None:
         """Let the device wait for a copy on its way to the host: due before anything changes the weights again."""
-        for device, event in self._arrivals:
+        for device, event in self.arrivals:
             torch.cuda.current_stream(device).wait_event(event)
 
     @torch.no_grad()
     def store(self, look: Look) -> None:
         """Copy what was found."""
         self.make_room(look)
-        self._arrivals = []
+        self.arrivals = []
         for (way, *_), numbers in self._batches.items():
             tos, ofs = [self.tensors[i] for i in numbers], [look.parts[i] for i in numbers]
             if way == "clone":
                 for i, of in zip(numbers, ofs, strict=True):
                     self.tensors[i] = of.clone()
             elif way == "later":
-                self._arrivals.append(_send(tos, ofs))
+                self.arrivals.append(_send(tos, ofs))
             elif way == "now":
                 for to, of in zip(tos, ofs, strict=True):
                     to.copy_(of, non_blocking=True)

@@ -37,6 +37,8 @@ class Restored:
 
     notes: list[str] = field(default_factory=list)
     """What is not exactly as it was, in words."""
+    guard: Any = None
+    """What else was told with the run."""
 
 
 def state_file(rank: int) -> str:
@@ -81,6 +83,7 @@ class _Together:
         for k, state in enumerate(states):
             self._put_optimizer(k, state)
         self._put_rest()
+        self._restored.guard = untold(self._own.get("guard"), None, self._tensor)
         return self._restored
 
     # -- where everything goes

@@ -1,0 +1,211 @@
+"""The checkpoints of a live run: when one is due, what became of it, whether it proved good, and the way back."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surefoot.state.capture import Whole
+from surefoot.state.disk.together import put_together
+from surefoot.state.rendezvous import Team, forget
+from surefoot.state.saving import Outcome, Saving, Taken
+from surefoot.state.store import Kept, Retention, SaveFailed, Store
+
+Tell = Callable[[str, str, Mapping[str, Any]], None]
+"""Takes the name of what happened, the words, and the values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """A run that was put back on the disk's word."""
+
+    step: int
+    attempt: int
+    checkpoint: str
+    guard: Any
+    """What was saved beside the run."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Pace:
+    """How often a run is saved."""
+
+    steps: int = 1000
+    seconds: float = 3600.0
+    """The longest between two saves, by a clock that nobody sets."""
+    _step: int = -1
+    _when: float = field(default_factory=time.monotonic)
+
+    def due(self, step: int) -> bool:
+        if self._step < 0:
+            self._step = step
+        return step - self._step >= self.steps or time.monotonic() - self._when >= self.seconds
+
+    def done(self, step: int) -> None:
+        self._step, self._when = step, time.monotonic()
+
+
+class Keeping:
+    """Saves a run as it goes, one checkpoint after the other, and finds the right one to go on from."""
+
+    def __init__(
+        self,
+        root: Path,
+        whole: Whole,
+        *,
+        tell: Tell,
+        team: Team | None = None,
+        pace: Pace | None = None,
+        keep: Retention | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.team = team or Team()
+        self.pace = pace or Pace()
+        self.store = Store(root, keep=keep)
+        self.metrics: dict[str, float] = {}
+        """The latest of each, to be told with the next checkpoint."""
+        self._saving = Saving(whole, self.store, self.team)
+        self._whole = whole
+        self._tell = tell
+        self._about = {"versions": {"torch": torch.__version__, "python": platform.python_version()}, **(about or {})}
+        self._began = time.monotonic()
+        self._taken: Taken | None = None
+        """Copied, and waiting for the numbers of its last update."""
+        self._unproven: dict[str, int] = {}
+        """Checkpoints by name, with the attempt after which they were taken."""
+        self._proven = -1
+        self._doubted = False
+
+    # -- step by step
+
+    @property
+    def idle(self) -> bool:
+        """Neither a copy waits nor a save is under way."""
+        return self._taken is None and not self._saving.busy
+
+    def settle(self) -> None:
+        self._saving.settle()
+
+    def round_ended(self, step: int, attempt: int, *, quiet: bool) -> None:
+        """All optimizers have stepped; `step` counts the updates that are known to have landed."""
+        self.heard()
+        if quiet and self.idle and self.pace.due(step):
+            self._taken = self._saving.take(attempt)
+
+    def row_read(self, step: int, attempt: int, guard: Callable[[], Any]) -> None:
+        """The numbers up to an attempt are known, and with them how many updates have landed."""
+        taken = self._taken
+        if taken is None or attempt < taken.attempt:
+            return
+        self._taken = None
+        if self._doubted or attempt > taken.attempt:
+            self._saving.forget(taken)
+            self._doubted = False
+            return
+        self._saving.write(taken, step, self._said(), guard())
+        self.pace.done(step)
+
+    def save(self, step: int, attempt: int, guard: Any, *, kind: str = "regular") -> Outcome | None:
+        """Save now and wait for it; what is under way is waited for too. The last outcome, for the first process."""
+        self._drop()
+        self.heard(wait=True)
+        taken = self._saving.take(attempt, kind=kind)
+        self._saving.write(taken, step, self._said(), guard)
+        self.pace.done(step)
+        return self.heard(wait=True)
+
+    def heard(self, *, wait: bool = False) -> Outcome | None:
+        """Tell what came of the save, if it is over."""
+        outcome = self._saving.outcome(wait=wait)
+        if outcome is None:
+            return None
+        values = {"step": outcome.step, "kind": outcome.kind, "seconds": round(outcome.seconds, 3)}
+        if outcome.error:
+            self._tell("checkpoint_failed", f"not saved: {outcome.error}; tried again at the next interval", values)
+        elif outcome.kept is not None:
+            name = outcome.kept.name
+            self._unproven[name] = outcome.attempt
+            told = values | {"name": name, "bytes": outcome.kept.size, "removed": list(outcome.removed)}
+            self._tell("checkpoint", f"saved as {name}", told)
+        if outcome.left_out:
+            self._tell("left_out", f"cannot be saved: {', '.join(outcome.left_out[:5])}", {})
+        if outcome.trouble:
+            self._tell("checkpoint_trouble", outcome.trouble, {})
+        self._mark()
+        return outcome
+
+    # -- health
+
+    def prove(self, attempt: int) -> None:
+        """States of this attempt and before proved good by what followed."""
+        if attempt > self._proven:
+            self._proven = attempt
+            self._mark()
+
+    def doubt(self, attempt: int, why: str) -> None:
+        """What was taken after this attempt may hold the trouble."""
+        if self._taken is not None and self._taken.attempt > attempt:
+            self._doubted = True
+        for name, taken in list(self._unproven.items()):
+            if taken > attempt:
+                self._put_mark(name, "suspect", why)
+
+    def _mark(self) -> None:
+        for name, taken in list(self._unproven.items()):
+            if taken <= self._proven:
+                self._put_mark(name, "healthy", f"nothing was wrong up to attempt {self._proven}")
+
+    def _put_mark(self, name: str, health: Any, why: str) -> None:
+        del self._unproven[name]
+        if self.team.rank > 0:
+            return
+        try:
+            self.store.mark(name, health, why)
+        except (SaveFailed, LookupError) as error:
+            self._tell("checkpoint_trouble", f"{name} could not be marked {health}: {error}", {})
+
+    # -- the way back
+
+    def newest(self) -> Kept | None:
+        """The checkpoint to go on from, verified; None where there is none. Raises NothingWhole."""
+        return self.store.newest()
+
+    def clean(self) -> None:
+        """Remove what a killed process left behind; only for who holds the run."""
+        self.store.clean(alone=True)
+        forget(self.store.root)
+
+    def resume(self, kept: Kept) -> Resumed:
+        """Put the run back to what a checkpoint holds."""
+        restored = put_together(
+            kept.folder, self._whole, self._saving.names(), rank=self.team.rank, world_size=self.team.world
+        )
+        self.pace.done(kept.step)
+        return Resumed(
+            step=kept.step,
+            attempt=kept.attempt,
+            checkpoint=kept.name,
+            guard=restored.guard,
+            notes=(*kept.passed, *restored.notes),
+        )
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._drop()
+        self.heard(wait=True)
+
+    def _drop(self) -> None:
+        if self._taken is not None:
+            self._saving.forget(self._taken)
+            self._taken = None
+
+    def _said(self) -> dict[str, Any]:
+        trained = time.monotonic() - self._began
+        return {**self._about, "metrics": dict(self.metrics), "seconds": round(trained, 3)}
