@@ -164,6 +164,36 @@ def test_the_epoch_can_be_set_as_with_a_distributed_sampler() -> None:
     assert read(loader) == whole[12:]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_that_could_not_be_read_comes_again(workers: int, tmp_path: Path) -> None:
+    class Flaky(Numbers):
+        """A disk that fails once."""
+
+        def __getitem__(self, index: int) -> int:
+            if index == 7 and not (tmp_path / "failed").exists():
+                (tmp_path / "failed").touch()
+                raise OSError("disk went away")
+            return index
+
+    loader, seen = make_loader(Flaky(23), 4, seed=1, num_workers=workers), []
+    with pytest.raises(OSError, match="disk went away"):
+        for batch in loader:
+            seen.append(batch.tolist())
+    resumed = loader_of()
+    resumed.load_state_dict(saved(loader))
+    whole = read(loader_of(), epochs=1)
+    assert seen + read(resumed, epochs=1) == whole
+    assert seen + read(loader, epochs=1) == whole
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs an accelerator")
+def test_pinned_batches_are_the_same_ones() -> None:
+    loader = loader_of(num_workers=2, pin_memory=True)
+    first = next(iter(loader))
+    assert first.is_pinned()
+    assert [first.tolist(), *read(loader)] == read(loader_of())
+
+
 # -- random numbers of a sample
 
 

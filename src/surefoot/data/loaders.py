@@ -161,10 +161,14 @@ class Loader(StatefulDataLoader[Any]):
             raise RuntimeError("this loop over the loader was left when another one began: it has no batches any more")
         if self._live is None:
             self._live = self._start()
+        before = self._order.position
         try:
             return next(self._live)
         except StopIteration:
             self._drop()  # the sampler stands at the beginning of the next epoch
+            raise
+        except BaseException:  # a sample that cannot be read, an interrupt: this batch was not handed out
+            self._go(self.state_dict() if self.num_workers else before.state_dict())
             raise
 
     def _told(self, kind: str) -> dict[str, Any]:

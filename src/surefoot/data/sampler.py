@@ -120,7 +120,9 @@ class Sampler(TorchSampler[list[Any]]):
 
     def __len__(self) -> int:
         """Batches in a whole epoch."""
-        return sum(1 for _ in self._sizes(self._place.length - len(self._place.banned)))
+        whole, rest = divmod(self._place.length - len(self._place.banned), self.batch_size * self.world_size)
+        alone = rest >= (self.world_size if whole else 1)  # else the rest joins the batch before
+        return whole + (alone and not self.drop_last)
 
     def __iter__(self) -> Iterator[list[Any]]:
         return _Batches(self._batches())
