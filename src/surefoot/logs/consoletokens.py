@@ -18,7 +18,7 @@ _TOKEN = re.compile(
   | (?P<clock>(?<![\w.])\d+:\d\d(?::\d\d(?:[.,]\d+)?)?(?![\d.:/%]))
   | (?P<skip>0x[0-9a-fA-F]+ | https?://\S+ | (?<![\w.])\d+(?:\.\d+){{2,}}[\w.+-]*
         | (?<![\w/])(?:~|\.{{1,2}}|[A-Za-z]:)?[/\\][\w.~-]+[/\\][^\s,;)\]'"]*
-        | [\w./\\-]+\.(?:py|cc|cpp|cu|cuh|h|hpp|c|go|rs|js|ipynb|pt|pth|ckpt|bin|h5|keras|safetensors|json|jsonl
+        | (?<![\w./\\-])[\w./\\-]+\.(?:py|cc|cpp|cu|cuh|h|hpp|c|go|rs|js|ipynb|pt|pth|ckpt|bin|h5|keras|safetensors|json|jsonl
             |ya?ml|txt|log|csv|tsv|npz|npy|pkl|tar|gz|zip|model|parquet|png|onnx|gguf|weights|msgpack)(?:[:\#]L?\d+)*(?![A-Za-z0-9_])
         | (?<![\w.])[a-z_]\w*(?:\.[a-z_]\w*)+:\d+(?=[\s:\])])
         | (?:cuda|gpu|xla|mps|npu|xpu|hpu):\d+ | (?<=\[)\d+,(?=\d+\]<std))
@@ -28,7 +28,7 @@ _TOKEN = re.compile(
         |Rank|RANK|Iteration|GPU|gpu)[-_\#]?(?P<count>\d+)(?![\w.]))
   | (?P<num>(?<![A-Za-z0-9_@.])(?<![A-Za-z0-9_][-+])
         (?P<figure>[-+]?(?:\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?(?![\d,]) | \d+,\d+(?:[eE][-+]?\d+)?(?![\d,.])
-        | (?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)? | (?i:nan|inf|infinity)(?![A-Za-z_]
+        | (?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)? | (?i:nan|inf|infinity)(?![A-Za-z_]
             |\ (?:iter|loss|value|grad|step|in\b|or\b|and\b|detect|found|check))))
         (?P<unit>{_UNIT})?(?![A-Za-z_\d])(?!\.\d))
   | (?P<blank>[ \t]+)

@@ -140,11 +140,11 @@ def _judged(course: Course, table: Table, sight: Sight = SIGHT) -> Answer:
 
 
 def _apart(troubles: list[Sign]) -> list[Sign]:
-    """Where a run has failed, what else is worth telling: a spike or a flat stretch is then part of the failure."""
+    """Where a run has failed, what else is worth telling: spikes, rises and flat stretches are part of the failure."""
     if not troubles or troubles[0].verdict is not State.FAILED:
         return troubles
-    part = (Pattern.RECOVERED_SPIKE, Pattern.PLATEAU, Pattern.NONE)
-    return [sign for sign in troubles if sign.verdict is State.FAILED or sign.pattern not in part]
+    apart = (Pattern.OVERFIT, Pattern.OVERFLOW_SKIPS)
+    return [troubles[0], *(sign for sign in troubles[1:] if sign.pattern in apart)]
 
 
 def _told(view: Look, troubles: Sequence[Sign], table: Table) -> Answer:

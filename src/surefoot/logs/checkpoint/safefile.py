@@ -43,14 +43,14 @@ def fits(head: bytes) -> bool:
 
 
 def read(path: Path) -> Contents:
-    header, start = _header(path)
+    table, start = header(path)
     size = path.stat().st_size - start
     contents = Contents("safetensors")
     ends: list[tuple[int, int, str]] = []
-    for name, entry in header.items():
+    for name, entry in table.items():
         if name == "__metadata__":
             continue
-        kind, shape, first, last = _entry(path, name, entry)
+        kind, shape, first, last = entry_of(path, name, entry)
         if last > size:
             raise Unreadable(
                 f"{path} is cut off: its header promises {name} up to byte {last:,} of the data, and there are"
@@ -106,7 +106,8 @@ def _length(head: bytes) -> int:
     return struct.unpack_from("<Q", head)[0]
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int]:
+def header(path: Path) -> tuple[dict[str, Any], int]:
+    """What a file says of its tensors, by name, and where their bytes begin; raises Unreadable."""
     with path.open("rb") as stream:
         first = stream.read(8)
         length = _length(first) if len(first) == 8 else 0
@@ -116,12 +117,12 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     if len(text) < length:
         raise Unreadable(f"{path} is cut off in its header: {len(text):,} of {length:,} bytes. Get the file again")
     try:
-        header = json.loads(text, object_pairs_hook=_once)
+        table = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"{path} has a damaged header: {error}. Get the file again") from None
-    if not isinstance(header, dict):
+    if not isinstance(table, dict):
         raise Unreadable(f"{path} has a damaged header: it is no table of tensors")
-    return header, 8 + length
+    return table, 8 + length
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -132,7 +133,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+def entry_of(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    """Kind, shape, first and last byte of a tensor, checked."""
     try:
         kind, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (TypeError, KeyError, ValueError):

@@ -83,6 +83,27 @@ def load(path: Path) -> tuple[Any, list[str]]:
             raise Unreadable(_told(path, error)) from None
 
 
+def load_plain(path: Path) -> Any:
+    """The object in the file as `weights_only=True` gives it: with nothing left out, or not at all."""
+    try:
+        import torch
+    except ImportError:
+        raise Unreadable(f"{path} is to be read with torch, which is not installed here: pip install torch") from None
+    names, _ = _refused(torch, path)
+    if names:
+        raise Unreadable(
+            f"{path} holds objects that are not loaded, as a pickle may run any code: {', '.join(names[:8])}. {WAY_OUT}"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _attempt(torch, path, [])
+        except OSError as error:
+            raise Unreadable(f"{path} cannot be read: {error.strerror or error}") from None
+        except Exception as error:
+            raise Unreadable(_told(path, error)) from None
+
+
 def _refused(torch: Any, path: Path) -> tuple[list[str], list[str]]:
     """Names of what `weights_only` would not load, none of them of a kind that no checkpoint needs."""
     try:

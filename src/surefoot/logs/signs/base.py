@@ -101,3 +101,20 @@ def trend(values: Floats) -> float:
     total = float(np.triu(pairs, 1).sum())
     deviation = np.sqrt(count * (count - 1) * (2 * count + 5) / 18)
     return total / float(deviation)
+
+
+RAISED = 3.0
+"""A rate this many times what it was shortly before has been raised, and not only warmed up."""
+
+
+def rate_raised(view: Look, step: float) -> tuple[tuple[tuple[Cause, float], ...], tuple[str, ...]]:
+    """Whether the learning rate was raised where trouble began: the causes that speaks for, and the words."""
+    rates = before(view.course.rate, step, 40)
+    rates = rates[rates > 0]
+    if len(rates) < 8:
+        return (), ()
+    usual, now = float(np.median(rates[: len(rates) // 2])), float(rates[-1])
+    if now < RAISED * usual:
+        return (), ()
+    words = f"the learning rate had just been raised from {number(usual)} to {number(now)}"
+    return ((Cause.LEARNING_RATE, 0.6), (Cause.SCHEDULE, 0.4)), (words,)

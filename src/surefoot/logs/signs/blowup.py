@@ -7,7 +7,7 @@ import numpy as np
 from surefoot.logs.answer import State
 from surefoot.logs.course import Trace
 from surefoot.logs.levels import Curve, curve
-from surefoot.logs.signs.base import CHANCE, TWICE, Look, Sign, before, number
+from surefoot.logs.signs.base import CHANCE, TWICE, Look, Sign, number, rate_raised
 from surefoot.logs.signs.sight import Sight
 from surefoot.records import Cause, Pattern
 
@@ -155,7 +155,7 @@ def _said(view: Look, loss: Curve, pattern: Pattern, at: int) -> Sign:
         Pattern.EXPONENTIAL: f"The loss has been growing since {view.at(step)}.",
         Pattern.OSCILLATING: f"The loss swings between two levels, wider than it learns, since {view.at(step)}.",
     }
-    rate, words = _rate(view, step)
+    rate, words = rate_raised(view, step)
     return Sign(
         verdict=State.FAILED,
         pattern=pattern,
@@ -171,17 +171,6 @@ _CAUSES: dict[Pattern, tuple[tuple[Cause, float], ...]] = {
     Pattern.EXPONENTIAL: ((Cause.LEARNING_RATE, 0.6), (Cause.ACCUMULATION, 0.15), (Cause.MOMENTUM, 0.1)),
     Pattern.OSCILLATING: ((Cause.LEARNING_RATE, 0.4), (Cause.OPTIMIZER_STATE, 0.25), (Cause.DRIFT, 0.2)),
 }
-
-
-def _rate(view: Look, step: float) -> tuple[tuple[tuple[Cause, float], ...], tuple[str, ...]]:
-    """Whether the rate was raised where it began."""
-    rates = before(view.course.rate, step, 10)
-    if len(rates) < 4 or rates[-1] <= 2 * np.median(rates[:-2]):
-        return (), ()
-    words = (
-        f"the learning rate had just risen from {number(float(np.median(rates[:-2])))} to {number(float(rates[-1]))}"
-    )
-    return ((Cause.SCHEDULE, 0.5), (Cause.LEARNING_RATE, 0.4)), (words,)
 
 
 def _creeping(view: Look, loss: Curve) -> Sign:

@@ -7,7 +7,7 @@ import numpy as np
 from surefoot.judge.diagnose.shapes import shape
 from surefoot.logs.answer import State
 from surefoot.logs.course import Trace
-from surefoot.logs.signs.base import Look, Sign, before, number
+from surefoot.logs.signs.base import Look, Sign, before, number, rate_raised
 from surefoot.records import Cause, Pattern
 
 RECENT = 0.1
@@ -75,19 +75,20 @@ def _training(view: Look, trace: Trace, onset: int) -> Sign:
         )
     last = float(trace.values[onset - 1])
     pattern = shape([float(value) for value in trace.values[max(0, onset - 40) : onset + 1]])
-    if len(after) > SHORT or pattern is Pattern.NONE or not _at_its_height(trace, onset):
+    if pattern is Pattern.NONE or not _at_its_height(trace, onset):
         pattern = Pattern.NONFINITE
     began = _began(trace, onset, pattern)
+    raised, words = rate_raised(view, float(trace.steps[began]))
     evidence = [f"the loss was {number(last)} at {view.at(float(trace.steps[onset - 1]))}, then {kind}"]
     if len(after) > 1:
         evidence.append(f"{bad:,} of the {len(after):,} losses from there on are not finite: the run went on in vain")
-    evidence += _norms(view, step)
+    evidence += [*words, *_norms(view, step)]
     return Sign(
         verdict=State.FAILED,
-        pattern=pattern,
+        pattern=pattern if len(after) <= SHORT else Pattern.NONFINITE,
         sentence=f"The run died at {view.at(step)}: the loss turned {kind}{_LED[pattern]}.",
         onset=float(trace.steps[began]),
-        causes=_causes(view, step, pattern),
+        causes=raised or _causes(view, step, pattern),
         evidence=tuple(evidence),
     )
 
