@@ -18,8 +18,8 @@ _TOKEN = re.compile(
   | (?P<clock>(?<![\w.])\d+:\d\d(?::\d\d(?:[.,]\d+)?)?(?![\d.:/%]))
   | (?P<skip>0x[0-9a-fA-F]+ | https?://\S+ | (?<![\w.])\d+(?:\.\d+){{2,}}[\w.+-]*
         | (?<![\w/])(?:~|\.{{1,2}}|[A-Za-z]:)?[/\\][\w.~-]+[/\\][^\s,;)\]'"]*
-        | (?<![\w./\\-])[\w./\\-]+\.(?:py|cc|cpp|cu|cuh|h|hpp|c|go|rs|js|ipynb|pt|pth|ckpt|bin|h5|keras|safetensors|json|jsonl
-            |ya?ml|txt|log|csv|tsv|npz|npy|pkl|tar|gz|zip|model|parquet|png|onnx|gguf|weights|msgpack)(?:[:\#]L?\d+)*(?![A-Za-z0-9_])
+        | (?<![\w./\\-])[\w./\\-]+\.(?:py|cc|cpp|cu|cuh|h|hpp|c|go|rs|js|ipynb|pt|pth|ckpt|bin|h5|keras
+            |safetensors|json|jsonl|ya?ml|txt|log|csv|tsv|npz|npy|pkl|tar|gz|zip|model|parquet|png|onnx|gguf|weights|msgpack)(?:[:\#]L?\d+)*(?![A-Za-z0-9_])
         | (?<![\w.])[a-z_]\w*(?:\.[a-z_]\w*)+:\d+(?=[\s:\])])
         | (?:cuda|gpu|xla|mps|npu|xpu|hpu):\d+ | (?<=\[)\d+,(?=\d+\]<std))
   | (?P<bar>\|[^|\n]*[█▏▎▍▌▋▊▉░▒▓\#][^|\n]*\|(?=\s) | (?<=%)\|\s*\| | [━╸╺╶╴─█▏▎▍▌▋▊▉░▒▓]{{3,}}
