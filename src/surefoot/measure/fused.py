@@ -96,12 +96,13 @@ class FusedPass:
             ((dtype, layout),) = set(map(_FORM, given))
             if layout is not torch.strided or dtype not in _KINDS or not all(map(Tensor.is_contiguous, given)):
                 return None
-            if tuple(map(Tensor.numel, given)) != self.numels:
-                return None
             addresses = list(map(Tensor.data_ptr, given))
         except (AttributeError, ValueError):  # one is missing, or of another form
             return None
-        return (addresses, self._alike[_KINDS[dtype]], (), ()) if all(addresses) else None
+        kinds = self._alike[_KINDS[dtype]]
+        if self._sent != (addresses, kinds) and not (all(addresses) and tuple(map(Tensor.numel, given)) == self.numels):
+            return None
+        return addresses, kinds, (), ()
 
     def _reach(self, tensors: Sequence[Tensor | None]) -> _Reached:
         """Where a kernel finds each tensor in a straight line (0: nowhere) and of which kind it is; then the numbers

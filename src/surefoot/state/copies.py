@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from surefoot.state.home import Home
+from surefoot.state.pages import Pages, pinned_like
 from surefoot.state.tree import Slot
 
 Kind = tuple[Any, ...]
@@ -73,6 +74,8 @@ class Copy:
         """All that is no tensor; nothing while there is no whole state in here."""
         self._batches: dict[Any, list[int]] = {}
         """Tensors that are copied together, by the way they go."""
+        self._pages: list[Pages] = []
+        """What copies on the host lie on."""
         self.arrivals: list[tuple[torch.device, torch.Event]] = []
 
     @property
@@ -114,7 +117,8 @@ class Copy:
         self.tensors, self.kinds = [], []
         found = [spare[kind].pop(0) if spare[kind] else None for kind in look.kinds]
         spare.clear()  # what fits nowhere goes before anything new is asked for
-        self.tensors = [self._room(of) if to is None else to for to, of in zip(found, look.parts, strict=True)]
+        rooms = iter(self._rooms([of for to, of in zip(found, look.parts, strict=True) if to is None]))
+        self.tensors = [next(rooms) if to is None else to for to in found]
         self.kinds = look.kinds
         self._batches = defaultdict(list)
         for i, (to, of, kind) in enumerate(zip(self.tensors, look.parts, self.kinds, strict=True)):
@@ -122,12 +126,15 @@ class Copy:
                 self._batches[_way(to, of, steady=kind[-1])].append(i)
         return self
 
-    def _room(self, of: Tensor) -> Tensor:
-        if of.layout is not torch.strided:
-            return of  # replaced as a whole when it is copied
-        if self.home == "host" and of.is_cuda:
-            return torch.empty_like(of, device="cpu", pin_memory=True)
-        return torch.empty_like(of)
+    def _rooms(self, new: Sequence[Tensor]) -> list[Tensor]:
+        """Memory for each of these; one that is not strided is replaced as a whole when it is copied."""
+        away = [of for of in new if self.home == "host" and of.is_cuda and of.layout is torch.strided]
+        pinned, pages = pinned_like(away)
+        self._pages += pages
+        far = dict(zip(map(id, away), pinned, strict=True))
+        return [
+            far[id(of)] if id(of) in far else torch.empty_like(of) if of.layout is torch.strided else of for of in new
+        ]
 
 
 def _way(to: Tensor, of: Tensor, *, steady: bool) -> tuple[Any, ...]:
