@@ -109,6 +109,45 @@ def diagnose(
     raise typer.Exit(show(paths, wishes))
 
 
+_CHECKPOINTS = """List, verify, compare, export and convert checkpoints; reads a run and never changes it.
+
+Exit code: 0 fine, 1 a checkpoint is damaged, 2 cannot be read or bad usage.
+"""
+_CHECKPOINTS_EXAMPLES = """Examples:
+
+surefoot checkpoints runs/a --verify
+
+surefoot checkpoints runs/a --compare 1000 2000
+
+surefoot checkpoints runs/a --export newest weights.safetensors
+
+surefoot checkpoints --convert model.pt model.safetensors
+"""
+
+
+@app.command(help=_CHECKPOINTS, epilog=_CHECKPOINTS_EXAMPLES, short_help="List, verify and compare checkpoints.")
+def checkpoints(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="The run_dir that was given to surefoot.attach.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte of every checkpoint.")] = False,
+    compare: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="A B", help="How two differ, by step, name or as newest.")
+    ] = None,
+    export: Annotated[
+        tuple[str, Path] | None, typer.Option(metavar="STEP OUT", help="Write the weights of one as safetensors.")
+    ] = None,
+    convert: Annotated[
+        tuple[Path, Path] | None, typer.Option(metavar="FILE OUT", help="A file of torch.save as safetensors and JSON.")
+    ] = None,
+) -> None:
+    from surefoot.cli.checkpoints import Wishes, show
+
+    wishes = Wishes(as_json=as_json, verify=verify, compare=compare, export=export, convert=convert)
+    raise typer.Exit(show(run, wishes))
+
+
 bench = typer.Typer(help="The commands behind every figure this project states.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner, Result
+
+from surefoot.cli import app
+from surefoot.state.store import Store
+
+
+def asked(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["checkpoints", *map(str, arguments)])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with checkpoints of steps 10, 20 and 20 again."""
+    store = Store(tmp_path / "run" / "checkpoints")
+    for step, attempt in ((10, 10), (20, 20), (20, 25)):
+        with store.writing(step, attempt) as draft:
+            tensors = {"model.bias": torch.zeros(3), "model.weight": torch.full((2, 2), float(attempt))}
+            save_file(tensors, draft.folder / "weights.safetensors")
+            (draft.folder / "rest.json").write_text("{}")
+            store.commit(draft, None, {"metrics": {"loss": 1 / attempt}})
+    store.mark("step-00000010", "healthy", "100 good steps after it")
+    return tmp_path / "run"
+
+
+def test_lists_what_there_is(run: Path) -> None:
+    result = asked(run)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["name", "step", "attempt", "age", "size", "kind", "health", "whole"]
+    assert [line.split()[:3] for line in lines[1:4]] == [
+        ["step-00000020-attempt-00000025", "20", "25"],
+        ["step-00000020", "20", "20"],
+        ["step-00000010", "10", "10"],
+    ]
+    assert "not read" in lines[1]
+    assert "healthy" in lines[3]
+    rows = json.loads(asked(run / "checkpoints", "--json").stdout)
+    assert [row["step"] for row in rows] == [20, 20, 10]
+    assert rows[0]["whole"] is None
+    assert rows[2]["metrics"] == {"loss": 0.1}
+
+
+def test_verify_reads_every_byte(run: Path) -> None:
+    result = asked(run, "--verify", "--json")
+    assert result.exit_code == 0
+    assert [row["whole"] for row in json.loads(result.stdout)] == [True] * 3
+    damaged = run / "checkpoints" / "step-00000020" / "weights.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    assert asked(run).exit_code == 0  # the sizes are right, and no more was looked at
+    result = asked(run, "--verify")
+    assert result.exit_code == 1
+    assert "step-00000020: weights.safetensors: its content has changed" in result.stdout
+
+
+def test_works_without_torch(run: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; import surefoot.cli as c; c.main()"
+    for options in ([], ["--verify"], ["--compare", "10", "20"]):
+        done = subprocess.run([sys.executable, "-c", code, "checkpoints", str(run), *options], check=False)
+        assert done.returncode == 0
+
+
+def test_compare_names_the_files_and_tensors_that_differ(run: Path) -> None:
+    found = json.loads(asked(run, "--compare", "10", "step-00000020", "--json").stdout)
+    assert found["files"]["different"] == ["weights.safetensors"]
+    assert found["files"]["the same"] == ["rest.json"]
+    assert found["tensors"]["different"] == ["model.weight"]
+    assert found["tensors"]["the same"] == ["model.bias"]
+    assert "different: model.weight" in asked(run, "--compare", "10", "newest").stdout
+    same = json.loads(asked(run, "--compare", "10", "10", "--json").stdout)
+    assert same["tensors"]["the same"] == ["model.bias", "model.weight"]
+    assert not same["tensors"]["different"]
+
+
+def test_converts_a_plain_checkpoint(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    tied = model.state_dict() | {"head": model.weight}
+    saved = {"model": tied, "optimizer": optimizer.state_dict(), "step": 7, "loss": float("nan"), "names": ("a", "b")}
+    torch.save(saved, tmp_path / "model.pt")
+    result = asked("--convert", tmp_path / "model.pt", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    tensors = load_file(tmp_path / "out.safetensors")
+    assert torch.equal(tensors["model.weight"], model.weight)
+    assert torch.equal(tensors["model.head"], model.weight)
+    assert torch.equal(tensors["optimizer.state.0.exp_avg"], optimizer.state[model.weight]["exp_avg"])
+    rest = json.loads((tmp_path / "out.json").read_text())
+    assert (rest["step"], rest["loss"], rest["names"]) == (7, "nan", ["a", "b"])
+    assert rest["model"]["weight"] == {"tensor": "model.weight"}
+    assert asked("--convert", tmp_path / "model.pt", tmp_path / "out").exit_code == 2  # nothing is written over
+
+
+ran: list[int] = []
+
+
+class Planted:
+    def __reduce__(self) -> Any:
+        return (ran.append, (1,))
+
+
+class Settings:
+    rate = 1.0
+
+
+@pytest.mark.parametrize("thing", [Planted(), Settings()], ids=["code", "object"])
+def test_what_may_run_code_is_not_converted(tmp_path: Path, thing: object) -> None:
+    torch.save({"model": torch.ones(2), "args": thing}, tmp_path / "model.pt")
+    result = asked("--convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
+    assert result.exit_code == 2
+    assert "model.pt" in result.stderr
+    assert "a pickle may run any code" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not ran
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_bad_input_gets_one_clear_message(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.pt").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    for arguments, words in (
+        ([], "name a run"),
+        ([tmp_path / "nowhere"], "is not there"),
+        ([tmp_path / "text.pt"], "is a file"),
+        ([tmp_path / "empty"], "is no run directory"),
+        ([run, "--compare", "10", "99"], "no checkpoint 99; there are the steps 20, 20, 10"),
+        ([run, "--export", "99", tmp_path / "x"], "no checkpoint 99"),
+        ([run, "--verify", "--compare", "10", "20"], "at a time"),
+        (["--convert", tmp_path / "no.pt", tmp_path / "x"], "not there"),
+        (["--convert", tmp_path / "text.pt", tmp_path / "x"], "text.pt"),
+        (["--convert", tmp_path, tmp_path / "x"], "a folder"),
+    ):
+        result = asked(*arguments)
+        assert result.exit_code == 2, (arguments, result.output)
+        assert words in result.stderr, arguments
+        assert len(result.stderr.splitlines()) == 1
+        assert "Traceback" not in result.output
+
+
+def test_a_run_without_checkpoints_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    result = asked(tmp_path)
+    assert result.exit_code == 0
+    assert "no checkpoints" in result.stdout
+    assert json.loads(asked(tmp_path, "--json").stdout) == []
