@@ -15,6 +15,7 @@ from surefoot.judge.history import History
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.measure.meter import Arrived
+from surefoot.measure.origin import Origin
 from surefoot.measure.resources import Clock
 from surefoot.records import NAN, Action, Decision, Event, Note, Outcome, Row, Verdict
 from surefoot.rows import Tag, row_from, worst_tensors
@@ -39,6 +40,7 @@ class Desk:
         self._landed = -1
         self.attempt = -1
         """The last one that was read."""
+        self.last: Row | None = None
 
     def read(self, block: Arrived, tag: Tag, *, judged: bool = True) -> list[Decision]:
         """Take in the numbers of one attempted update; what is to be done is handed back."""
@@ -51,7 +53,7 @@ class Desk:
             left=self._clock.left(self.total - self.step),
             repeated=tag.attempt == self.attempt,
         )
-        self.attempt = tag.attempt
+        self.attempt, self.last = tag.attempt, row
         layers = block.stats
         self.alive = min(self.alive, block.verdict[Said.ALIVE])
         self.journal.row(row, layers)
@@ -77,6 +79,13 @@ class Desk:
             self.note("tensors", "where the gradients stood out", at=row, values={"tensors": worst})
         elif isinstance(event, Decision) and not event.applied:
             log.info("surefoot: step %d: %s; would have been done: %s", event.step, event.reason, event.rung)
+
+    def locate(self, row: Row, origin: Origin) -> None:
+        """It was found out where in the model this row's trouble began."""
+        told = {"inputs": origin.inputs, "weights": origin.weights}
+        for event in self.judge.located(row, origin.module, origin.kind, **told):
+            if self.journal.rank == 0:
+                self.journal.event(event)
 
     def went_back(self, attempt: int, step: int) -> None:
         """The run is again as it was after this attempt."""

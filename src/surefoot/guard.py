@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import math
 import os
 import weakref
 from abc import ABC, abstractmethod
@@ -35,7 +36,7 @@ from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.measure.resources import Clock, samples_in
 from surefoot.opening import config_of, judge_for, open_together
-from surefoot.records import Action
+from surefoot.records import Action, Verdict
 from surefoot.rounds import Rounds
 from surefoot.state.buffers import BufferShadow
 from surefoot.state.tree import Stateful
@@ -280,7 +281,8 @@ class LiveGuard(Guard):
     @contained
     def _backward_began(self, first: Tensor | None) -> None:
         rounds = self._rounds
-        rounds.backward_began()
+        if rounds.backward_began() and self._footing.reins.empty():
+            rounds.emptied()
         if first is not None and rounds.scaler is None and abs(float(first)) >= edge.SCALED:  # one look, at the start
             self._look_for_scaler(abs(float(first)))
         if rounds.dropped():
@@ -370,6 +372,18 @@ class LiveGuard(Guard):
     def _read(self, *, rest: bool = False) -> None:
         for block, tag in self._rounds.arrived(rest=rest):
             self._footing.row_read(self._desk.read(block, tag))
+            self._look_closer()
+
+    def _look_closer(self) -> None:
+        """In trouble: at the weights, and at where in the model it begins."""
+        rounds, row = self._rounds, self._desk.last
+        rounds.curious = self._desk.judge.curious
+        if row is not None and row.verdict is Verdict.NONFINITE and not math.isfinite(row.loss):
+            origin = rounds.tracer.ask(row.attempt)
+            if origin is None:
+                rounds.tracer.arm()
+            else:
+                self._desk.locate(row, origin)
 
     # -- the user's words, and the end
 

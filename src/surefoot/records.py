@@ -127,13 +127,14 @@ class Row:
     applied_norm: float = NAN
     """Global gradient norm that the optimizer was handed, where the loop has changed the gradients after backward."""
     left_over: float = NAN
-    """1 when the gradients of the update before were still there as the first backward of this one began, else 0."""
+    """1 when the gradients of the update before were still there as the first backward of this one began, 1/2 when
+    they were emptied because that was asked for, else 0."""
     input_mean: float = NAN
     """Of the first tensor of real numbers in the batch, as far as it lives on the device."""
     input_spread: float = NAN
     """Its standard deviation."""
     input_top: float = NAN
-    """Its largest magnitude; not finite when one of its values is not."""
+    """Its largest magnitude; infinite when one of its values is not finite."""
     eval_loss: float = NAN
     """Loss on held-out data, at the first update after the loop has told it."""
     seconds: float = NAN
@@ -224,6 +225,8 @@ class Restraint:
     """Updates with a larger loss are refused as outlandish."""
     float32: bool = False
     """The model computes in float32, whatever autocast says."""
+    empty: bool = False
+    """Gradients that are left over from the update before are emptied before backward adds to them."""
 
     def as_json(self) -> dict[str, Any]:
         """Only what is asked for."""
@@ -279,6 +282,17 @@ class Outcome(Event):
     kind: ClassVar[str] = "outcome"
     action: Action
     helped: bool
+    detail: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint(Event):
+    """Something about a state on disk: saved, not saved, resumed from, marked."""
+
+    kind: ClassVar[str] = "checkpoint"
+    name: str
+    """saved, failed, resumed, trouble, left_out or stopped."""
     detail: str = ""
     values: dict[str, Any] = field(default_factory=dict)
 

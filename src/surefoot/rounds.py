@@ -24,6 +24,7 @@ from surefoot.measure.inputs import measure_inputs, numbers_in
 from surefoot.measure.layout import Layout, layout_of, local
 from surefoot.measure.mailbox import Mailbox
 from surefoot.measure.meter import Arrived, Meter
+from surefoot.measure.origin import Tracer
 from surefoot.measure.resources import Clock, Machine
 from surefoot.measure.summary import Head
 from surefoot.measure.weights import UpdateSample
@@ -81,6 +82,9 @@ class Rounds:
         """The attempt before which the weights were sampled."""
         self._had: list[tuple[Tensor, int]] = []
         """Some parameters that had gradients when they were measured, with the version of those."""
+        self.tracer = Tracer(model)
+        self.curious = False
+        """The weights are to be looked at in the next step."""
         self._used: tuple[Tensor, int, int] | None = None
         """One parameter; where the gradient lay that it had in the last step, and the version of that."""
         self._stepped: set[int] = set()
@@ -111,10 +115,10 @@ class Rounds:
         # Gradients set to zero in place, or only clipped? Asked for only here, between two backwards without a step.
         return bool(touched) and not any(bool(local(g).any()) for g in touched)
 
-    def backward_began(self) -> None:
-        """Look whether anybody has emptied the gradients since the last step; this asks the device for nothing."""
+    def backward_began(self) -> bool:
+        """Whether nobody has emptied the gradients since the last step; this asks the device for nothing."""
         if not self._stepped or self._used is None or len(self.gates) > 1:  # several have several rounds to keep them
-            return
+            return False
         param, place, version = self._used
         self._used = None
         now = _dense(param)
@@ -124,6 +128,11 @@ class Rounds:
             self._left_over = float(now._version == version)  # nobody has written to it since
         else:
             self._left_over = float(bool(now.any()))  # somebody has put another one there, which is worth a wait
+        return self._left_over > 0
+
+    def emptied(self) -> None:
+        """What was left over has been taken away."""
+        self._left_over = 0.5
 
     def take_inputs(self, batch: Any) -> None:
         """Measure what comes into the model, of the first micro-batch of an update."""
@@ -176,7 +185,8 @@ class Rounds:
             unmoved = self._sample.unmoved()
             if unmoved is not None:
                 self.meter.block.summary[Head.UNMOVED] = unmoved
-        if coming % self._policy.weights_every == 0 and self._sampled != coming:
+        due = coming % self._policy.weights_every == 0 or (self.curious and coming > self._sampled + 4)
+        if due and self._sampled != coming:
             self._sample.take()
             self._sampled = coming
         self.gates[k].before()
@@ -218,6 +228,7 @@ class Rounds:
             self._shadow.settle(gate.spoilt)
         gate.refresh()
         self._send(k)
+        self.tracer.settle(self.attempt)
         self._stepped.add(k)
         self._used = next(((p, g.data_ptr(), g._version) for p, _ in self._had if (g := _dense(p)) is not None), None)
         change = self._sample.compare() if self._sampled == self.attempt else None
@@ -289,6 +300,7 @@ class Rounds:
 
     def release(self) -> None:
         """Put back whatever a step was not to see."""
+        self.tracer.disarm()
         for gate in self.gates:
             gate.after()
 

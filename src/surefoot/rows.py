@@ -89,7 +89,7 @@ def row_from(block: Arrived, tag: Tag, *, step: int, history: History, left: flo
             left_over=tag.left_over,
             input_mean=more[Head.INPUT_MEAN] if tag.fed else NAN,
             input_spread=more[Head.INPUT_SPREAD] if tag.fed else NAN,
-            input_top=more[Head.INPUT_TOP] if tag.fed else NAN,
+            input_top=NAN if not tag.fed else top if math.isfinite(top := more[Head.INPUT_TOP]) else math.inf,
             eval_loss=tag.eval_loss,
             seconds=tag.seconds,
             data_wait=tag.data_wait,

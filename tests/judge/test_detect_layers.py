@@ -80,7 +80,7 @@ def test_other_tensors_than_before_begin_a_new_past() -> None:
 
 
 def still(bench: Bench, *, owned: int | None = None, adaptive: bool = True) -> Still:
-    return Still(NAMES, owned, bench.normal, adaptive=adaptive)
+    return Still(NAMES, owned, bench.normal, bench.past, adaptive=adaptive)
 
 
 def test_tensors_that_no_optimizer_holds_are_told_once() -> None:

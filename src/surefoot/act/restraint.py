@@ -33,6 +33,8 @@ class Reins:
         self._float32 = Float32(model)
         self._steps = [0] * len(optimizers)
         """Steps of each optimizer since the restraint was set."""
+        self._peaks: dict[int, float | Tensor] = {}
+        """The highest rate each loop has set under a cap: as far as it comes down from there, so does the cap."""
         self._changed: list[list[_Change]] = [[] for _ in optimizers]
 
     def objection(self, restraint: Restraint) -> str | None:
@@ -41,6 +43,8 @@ class Reins:
 
     def set(self, restraint: Restraint) -> None:
         """From the next step on this is asked for, and nothing else."""
+        if not restraint.rate_cap:
+            self._peaks.clear()
         self.restraint = restraint
         self._steps = [0] * len(self._optimizers)
         self._float32.switch(restraint.float32)
@@ -74,6 +78,16 @@ class Reins:
             self._change(k, "betas", lambda held: (_least(held[0], cap), *held[1:]))
         self._steps[k] += 1
 
+    def empty(self) -> bool:
+        """Gradients are left over, and backward is about to add to them: emptied, if that is asked for."""
+        if not self.restraint.empty:
+            return False
+        left = [p.grad for o in self._optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
+        with torch.no_grad():
+            for gradient in left:
+                gradient.zero_()
+        return True
+
     def after(self, k: int) -> None:
         """The step is over: everything is again what the loop has set."""
         self._undo(k)
@@ -92,9 +106,12 @@ class Reins:
         factor, cap = asked.rate * risen, _of(asked.rate_cap, k, math.inf)
         if first is None or (factor == 1.0 and cap == math.inf):
             return None
+        if cap == math.inf:
+            return factor
+        peak = self._peaks[k] = _higher(self._peaks.get(k, 0.0), first)
         if isinstance(first, Tensor):
-            return factor if cap == math.inf else (cap / first.detach()).clamp(max=1.0) * factor
-        return factor * (cap / first if first > cap else 1.0)
+            return torch.where(first.detach() > cap, cap / peak, 1.0) * factor
+        return factor * (cap / float(peak) if first > cap else 1.0)
 
     def _change(self, k: int, key: str, how: Callable[[Any], Any]) -> None:
         for group in self._optimizers[k].param_groups:
@@ -125,6 +142,13 @@ class _Change:
 
 def _of(figures: Sequence[float], k: int, otherwise: float) -> float:
     return figures[k] if k < len(figures) else otherwise
+
+
+def _higher(peak: float | Tensor, rate: float | Tensor) -> float | Tensor:
+    if isinstance(rate, Tensor):
+        known = peak if isinstance(peak, Tensor) else rate.new_tensor(peak)
+        return torch.maximum(known, rate.detach())
+    return max(float(peak), rate)
 
 
 def _product(rate: float | Tensor, factor: float | Tensor) -> float | Tensor:

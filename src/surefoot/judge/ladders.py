@@ -25,6 +25,8 @@ class Rung:
     reset: bool = False
     """The optimizers' state is emptied."""
     float32: bool = False
+    empty: bool = False
+    """Gradients that the update before has left behind are emptied before they are added to."""
 
 
 BACK = Rung(words="on past the data, with rate and momentum no higher than there")
@@ -38,6 +40,8 @@ FRESH = Rung(
     reset=True,
 )
 WIDER = Rung(words="in float32 for a while", float32=True)
+
+EMPTY = Rung(words="with gradients emptied before each backward", empty=True, ceilings=False)
 
 WARM = Rung(words="with the rate warmed up", rewarm=30, ceilings=False, hold=False)
 WARMER = Rung(words="with a tenth of the rate, warmed up", rate=0.1, rewarm=50, ceilings=False, hold=False)
@@ -56,3 +60,5 @@ LADDERS: Mapping[Cause, tuple[Rung, ...]] = {
 
 EARLY = (WARM, WARMER)
 """When a run went wrong before it had begun to learn."""
+LEFT_OVER = (EMPTY, CLIP, LOWER)
+"""When nobody empties the gradients."""

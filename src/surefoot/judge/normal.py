@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any
 
 from surefoot.judge.policy import Sight
-from surefoot.records import Row
+from surefoot.records import Restraint, Row
 
 LAST = 16
 """Values that are held back: they are being judged, and are no part of what is normal yet."""
@@ -82,6 +82,10 @@ class Normal:
         self.rates: dict[int, Baseline] = {}
         self.momenta: dict[int, float] = {}
         """What momentum was when things were well."""
+        self.applied = Baseline(sight.window)
+        """Of the logarithms of the norms that the first optimizer was handed, where the loop changes gradients."""
+        self.asked = Restraint()
+        """What is asked of the steps."""
         self.samples = math.nan
         """Samples in a batch."""
         self.start = math.nan
@@ -123,7 +127,16 @@ class Normal:
     def rate_ratio(self, row: Row) -> float:
         """The rate over what it usually was."""
         known = self.rates.get(row.optimizer)
-        return row.lr / known.middle if known is not None and len(known) and known.middle > 0 else math.nan
+        return self.rate(row) / known.middle if known is not None and len(known) and known.middle > 0 else math.nan
+
+    def rate(self, row: Row) -> float:
+        """The rate that a step is made with, whatever the loop has set."""
+        asked, k = self.asked, row.optimizer
+        return min(row.lr * asked.rate, asked.rate_cap[k] if k < len(asked.rate_cap) else math.inf)
+
+    def handed(self, row: Row) -> float:
+        """The norm of the gradients that the optimizer was handed, after whatever the loop did to them."""
+        return row.norm if math.isnan(row.applied_norm) else row.applied_norm
 
     def spikes(self, row: Row) -> bool:
         """Whether this value stands out so far that it is no part of what is normal, unless it stays."""
@@ -157,8 +170,10 @@ class Normal:
             self.loss.add(row.attempt, row.loss)
         if row.norm > 0:
             self.norms.setdefault(row.optimizer, Baseline(self.sight.window)).add(row.attempt, math.log(row.norm))
+        if row.applied_norm > 0 or (len(self.applied) and row.optimizer == 0 and row.norm > 0):
+            self.applied.add(row.attempt, math.log(self.handed(row)))
         if row.lr > 0:
-            self.rates.setdefault(row.optimizer, Baseline(4 * self.sight.window)).add(row.attempt, row.lr)
+            self.rates.setdefault(row.optimizer, Baseline(4 * self.sight.window)).add(row.attempt, self.rate(row))
         if row.samples > 0:
             self.samples = row.samples
         if math.isfinite(row.momentum):
@@ -168,12 +183,12 @@ class Normal:
     def settings(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Rate and momentum of each optimizer when things were well; infinite where it has none."""
         count = 1 + max((*self.rates, *self.momenta), default=-1)
-        rates = tuple(self.rates[k].last if k in self.rates else math.inf for k in range(count))
+        rates = tuple(_least(self.rates[k]) if k in self.rates else math.inf for k in range(count))
         return rates, tuple(self.momenta.get(k, math.inf) for k in range(count))
 
     def rewound(self, attempt: int) -> None:
         """What came after this attempt did not happen."""
-        for known in (self.loss, *self.norms.values(), *self.rates.values()):
+        for known in (self.loss, self.applied, *self.norms.values(), *self.rates.values()):
             known.forget(attempt + 1)
         self._waiting.clear()
         self.recent.clear()
@@ -182,6 +197,7 @@ class Normal:
     def state_dict(self) -> dict[str, Any]:
         return {
             "loss": self.loss.state_dict(),
+            "applied": self.applied.state_dict(),
             "norms": {k: b.state_dict() for k, b in self.norms.items()},
             "rates": {k: b.state_dict() for k, b in self.rates.items()},
             "momenta": dict(self.momenta),
@@ -197,6 +213,7 @@ class Normal:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.loss.load_state_dict(state["loss"])
+        self.applied.load_state_dict(state["applied"])
         for kept, held, window in ((self.norms, state["norms"], 1), (self.rates, state["rates"], 4)):
             kept.clear()
             for k, content in held.items():
@@ -210,7 +227,12 @@ class Normal:
         self._waiting = deque(Row(**content) for content in state["waiting"])
 
 
+def _least(rates: Baseline) -> float:
+    """The last rate that was accepted, or the usual one if that was lower: a rate may have crept up."""
+    return min(rates.last, rates.middle) if len(rates) else math.inf
+
+
 def _packed(row: Row) -> dict[str, Any]:
     """What of a row is taken in later."""
-    names = ("step", "attempt", "time", "optimizer", "loss", "norm", "lr", "momentum", "samples")
+    names = ("step", "attempt", "time", "optimizer", "loss", "norm", "applied_norm", "lr", "momentum", "samples")
     return {name: getattr(row, name) for name in names}

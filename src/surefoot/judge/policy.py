@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,20 @@ class Sight:
     """A level this many times that of the first losses: the run has lost what it had learnt."""
     growing: float = 3.0
     """How much a loss or norm must grow, at 6 steps in a row, to be called growth."""
-    faster: float = 8.0
+    faster: float = 5.0
     """A rate that is this many times what it usually was."""
+    beside: float = 0.5
+    """How far, in spreads of the inputs, the mean of a batch lies from the usual one for the batch to be another..."""
+    wider: float = 1.5
+    """... or how many times wider or narrower its values are spread."""
+    moved: float = 0.2
+    """How far, in the same measure, the mean of the last 16 batches has moved, for the data to drift."""
+    unclipped: float = 2.0
+    """How many times the norm that a loop used to clip to it now hands over, for its clipping to be lost."""
+    worse: float = 0.05
+    """Share by which the loss on held-out data is above its best, twice, for it to have risen."""
+    slow_rise: float = 0.08
+    """Share by which the mean of 32 losses is above the lowest such mean, for the level to have risen slowly."""
     slower: float = 20.0
     """A rate that falls to one part in this many, from one step to the next, is as good as off."""
     explodes: float = 100.0
@@ -46,6 +58,10 @@ class Sight:
     fades: float = 30.0
     dead: float = 0.4
     """Rise of the share of gradient values that are zero."""
+    hushed: float = 0.08
+    """The same for a tensor that is only said to have grown more silent."""
+    rounded: float = 0.4
+    """Rise of the share of weights that a whole step leaves exactly as they were: updates are rounded away."""
     still: float = 16.0
     """An update that has become this many times smaller, at the same rate: the weights hardly move."""
     scale_falls: float = 64.0
@@ -62,8 +78,13 @@ class Sight:
     """A step that takes this many times as long as usual."""
     waits: float = 0.25
     """Share of a step spent waiting for data."""
-    leak: float = 1.5
-    """Growth of memory, without a pause, that is no warming up any more."""
+    leak: float = 1.05
+    """Growth of memory over all readings, nearly without a pause, that is no coming and going any more."""
+
+    def __post_init__(self) -> None:
+        wrong = [f.name for f in fields(self) if not getattr(self, f.name) > 0]
+        if wrong:
+            raise ValueError(f"Sight: {', '.join(wrong)} must be above 0.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +131,13 @@ class Policy:
     ring_size: int = 3
     """States kept at most; two are the least that is of use."""
 
+    save_every: int = 1000
+    """Steps between two checkpoints on disk, when `resume=` asks for any."""
+    save_seconds: float = 3600.0
+    """The longest time between two of them."""
+
     def __post_init__(self) -> None:
-        wrong = [
-            name
-            for name in ("outlandish", "warmup", "limit", "overflow_limit", "weights_every", "ring_every")
-            if not getattr(self, name) >= 1
-        ]
+        wrong = [name for name in AT_LEAST_ONE if not getattr(self, name) >= 1]
         if wrong:
             raise ValueError(f"Policy: {', '.join(wrong)} must be at least 1.")
         if not self.ring_size >= 2:
@@ -124,3 +146,22 @@ class Policy:
             raise ValueError("Policy: machine_every must be at least 0.")
         if not 0.0 < self.fade <= 1.0:
             raise ValueError("Policy: fade must be above 0 and at most 1.")
+
+
+AT_LEAST_ONE = (
+    "outlandish",
+    "warmup",
+    "limit",
+    "overflow_limit",
+    "failures",
+    "actions",
+    "probation",
+    "loosen_after",
+    "ceiling",
+    "proof",
+    "weights_every",
+    "ring_every",
+    "save_every",
+    "save_seconds",
+)
+"""Figures of a policy that make no sense below one."""

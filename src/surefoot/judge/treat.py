@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot.judge.diagnose.case import Case, least
-from surefoot.judge.ladders import EARLY, LADDERS, USUAL, Rung
+from surefoot.judge.ladders import EARLY, LADDERS, LEFT_OVER, USUAL, Rung
 from surefoot.judge.normal import Normal
 from surefoot.judge.policy import Policy
 from surefoot.records import Action, Cause, Decision, Event, Outcome, Restraint, Row, Verdict
@@ -19,12 +19,16 @@ DOUBT = {True: 3, False: 12}
 when the loss is sound, and refusing is all that is needed."""
 WIDER = 1.5
 """By how much a cap or a clip that is still needed is widened at a time."""
-OUTGROWN = 5.0
-"""How many times larger than usual, for its rate, an update must be to be the reason for what follows."""
 MANY = 0.25
 """Share of the tensors that have fallen silent, above which little of a rise is needed to believe it."""
 RAISED = 4.0
 """Deviations above normal at which a loss has risen beyond doubt."""
+HEALS = 3
+"""Rows in which a leap may heal by itself before anything is done about it."""
+TAMPERED = 1.5
+"""Factor of the norm of the weights that no training explains."""
+HIGHER, GAINS = 4.0, 16
+"""A rate so many times what it usually was, for so many rows, should have gained something by then."""
 NEW = 6
 """Finite updates in a row that were refused: the weights are damaged or, after a rewind, this is the new normal."""
 
@@ -45,6 +49,8 @@ class Treatment:
         self._calm = 0
         """Healthy updates since the last action or loosening."""
         self._patience = policy.loosen_after
+        self._loosened = False
+        """Something was loosened, and it is not yet known whether that was too early."""
         self._refusals = 0
         """Updates refused since the last action or loosening."""
         self._last: Decision | None = None
@@ -60,6 +66,8 @@ class Treatment:
         if row.optimizer or not row.landed:
             return []
         self._calm = 0 if trouble else self._calm + 1
+        if self._loosened and self._calm >= self._patience:
+            self._loosened, self._patience = False, self._policy.loosen_after
         events: list[Event] = []
         if self.on_trial:
             self._since += 1
@@ -67,10 +75,11 @@ class Treatment:
                 events.append(self._outcome(row, helped=True))
                 self.failures = self._rung = 0
                 self._since = -1
-        if self.restraint != FREE and self._calm >= self._patience and not self.on_trial:
+        patience = self._patience // 4 if self.restraint.rate < 1 else self._patience
+        if self.restraint != FREE and self._calm >= patience and not self.on_trial:
             looser, words = self._looser(row), f"{self._calm} healthy updates: what was asked of the steps is loosened"
             self._calm = self._refusals = 0
-            self._patience *= 2
+            self._loosened = True
             if looser != self.restraint:
                 self.restraint = looser
                 events.append(self._decision(row, Action.LOOSEN, words, restraint=looser))
@@ -85,15 +94,18 @@ class Treatment:
         held = self.restraint
         rate = row.lr if row.lr > 0 else 0.0
         cap = held.rate_cap
-        if cap and rate > cap[0]:
+        if cap and rate > self._normal.sight.faster * cap[0]:
+            pass  # the loop still asks for what did the harm
+        elif cap and rate > cap[0]:
             cap = tuple(WIDER * c for c in cap)
         elif cap:
             cap = ()
         momentum = held.momentum_cap if held.momentum_cap and row.momentum > held.momentum_cap[0] else ()
         clip = tuple(WIDER * c for c in held.clip) if held.clip and row.norm > held.clip[0] / 2 else ()
+        if held.rate < 1:  # one thing at a time: first what was lowered further than it ever was
+            return replace(held, rate=min(1.0, 2 * held.rate), rewarm=0)
         return replace(
             held,
-            rate=min(1.0, 2 * held.rate),
             rewarm=0,
             rate_cap=cap,
             momentum_cap=momentum,
@@ -101,6 +113,7 @@ class Treatment:
             norm_ceiling=held.norm_ceiling if self._refusals else (),
             loss_ceiling=held.loss_ceiling if self._refusals else math.inf,
             float32=False,
+            empty=held.empty and row.left_over > 0,
         )
 
     def accept(self, row: Row, refused: int) -> list[Event]:
@@ -119,8 +132,10 @@ class Treatment:
             events.append(self._outcome(row, helped=False))
             self.failures += 1
             self._rung += 1
+        if self._loosened:
+            self._loosened, self._patience = False, 2 * self._patience
         early = any(f.evidence.get("early") for f in case.found("settings"))
-        ladder = EARLY if early else LADDERS.get(cause, USUAL)
+        ladder = EARLY if early else LEFT_OVER if case.found("left_over") else LADDERS.get(cause, USUAL)
         spent = self.actions >= self._policy.actions
         if self.failures >= self._policy.failures or self._rung >= len(ladder) or spent:
             tried = f"{self.failures} attempts in a row did not help"
@@ -157,6 +172,8 @@ class Treatment:
         count = 1 + max(normal.norms, default=-1)
         tops = [normal.norms[k].top if k in normal.norms else math.inf for k in range(count)]
         middles = [normal.norms[k].middle if k in normal.norms else math.inf for k in range(count)]
+        if middles and len(normal.applied):
+            middles[0] = min(middles[0], normal.applied.middle)  # the loop itself used to clip
         loss = normal.loss
         room = max(self._policy.ceiling * (loss.top - loss.middle), 10 * loss.spread)
         return Restraint(
@@ -168,6 +185,7 @@ class Treatment:
             norm_ceiling=tuple(self._policy.ceiling * _exp(t) for t in tops) if rung.ceilings and not rung.clip else (),
             loss_ceiling=loss.top + room if rung.ceilings and normal.formed else math.inf,
             float32=rung.float32,
+            empty=rung.empty,
         )
 
     def _outcome(self, row: Row, *, helped: bool) -> Outcome:
@@ -195,6 +213,7 @@ class Treatment:
             "since": self._since,
             "calm": self._calm,
             "patience": self._patience,
+            "loosened": self._loosened,
             "refusals": self._refusals,
             "before": self._before,
             "last": None if self._last is None else self._last.action,
@@ -205,7 +224,7 @@ class Treatment:
         self.restraint = self._former = Restraint(**held)
         self.failures, self.actions, self._rung = state["failures"], state["actions"], state["rung"]
         self._since, self._calm, self._patience = state["since"], state["calm"], state["patience"]
-        self._before, self._refusals = state["before"], state["refusals"]
+        self._before, self._refusals, self._loosened = state["before"], state["refusals"], state["loosened"]
         last = state["last"]
         self._last = None if last is None else Decision(step=0, attempt=0, action=Action(last), reason="")
 
@@ -218,7 +237,9 @@ def grave(case: Case, *, adaptive: bool, clipped: bool) -> str:
 def _told(case: Case, bears: bool) -> str:
     """A detector is sure of it."""
     in_units = case.found("units") and (bears or _compensated(case))  # the loss is told in another unit, no more
-    return next((f.detail for f in case.findings if f.grave and not (f.detector == "level" and in_units)), "")
+    young = len(case.moments) <= HEALS
+    aside = {"level": in_units, "jump": young}
+    return next((f.detail for f in case.findings if f.grave and not aside.get(f.detector, False)), "")
 
 
 def _multiplied(case: Case, bears: bool) -> str:
@@ -238,7 +259,37 @@ def _set_wrong(case: Case, bears: bool) -> str:
     if any(f.evidence.get("momentum", 0) >= 1 for f in raised):
         return raised[0].detail
     suffers = case.found("level", "growth", "oscillation")
-    return f"{raised[0].detail}, and {suffers[0].detail}" if raised and suffers else ""
+    if raised and suffers:
+        return f"{raised[0].detail}, and {suffers[0].detail}"
+    return f"{raised[0].detail}, and nothing is gained by it" if raised and _gains_nothing(case) else ""
+
+
+def _gains_nothing(case: Case) -> bool:
+    """For long the rate has been far higher than it was, and the loss is no lower."""
+    lately = [m.row.loss for m in case.moments[-GAINS:] if m.rate_ratio > 1 / HIGHER]
+    return len(lately) == GAINS and case.last.rate_ratio > HIGHER and sum(lately) / GAINS >= case.normal
+
+
+def _tampered(case: Case, bears: bool) -> str:
+    """Something else than the optimizer has written to the weights, and the loss has risen."""
+    if not abs(case.weights) > math.log(TAMPERED) or not case.found("level", "jump") or not _high(case, 1.0):
+        return ""
+    times = math.exp(min(case.weights, 700.0))
+    return f"the norm of the weights is {times:.3g} times what it was, which no update explains, and the loss has risen"
+
+
+def _piled_up(case: Case, bears: bool) -> str:
+    """Gradients are left over, and have grown beyond what they were."""
+    left = case.found("left_over")
+    grown = sum(m.norm_ratio > 0 for m in case.moments[-3:]) >= 2
+    return left[0].detail if left and (grown or case.found("level", "growth", "jump", "oscillation")) else ""
+
+
+def _unclipped(case: Case, bears: bool) -> str:
+    """A run that lived by its clipping has lost it, and suffers."""
+    lost = [f for f in case.found("lost_clip") if f.evidence["times"] > 1]
+    suffers = case.found("level", "growth", "jump", "oscillation")
+    return f"{lost[0].detail}, and {suffers[0].detail}" if lost and suffers else ""
 
 
 def _silent(case: Case, bears: bool) -> str:
@@ -253,7 +304,7 @@ def _silent(case: Case, bears: bool) -> str:
 def _outgrown(case: Case, bears: bool) -> str:
     """An update was too large for its rate, and the loss has risen since."""
     level = case.found("level")
-    if not level or not case.update > OUTGROWN or not _high(case, RAISED):
+    if not level or not case.update > 1 or not _high(case, RAISED):
         return ""
     return f"an update was {case.update:.3g} times larger than usual at the same rate, and {level[0].detail}"
 
@@ -271,7 +322,7 @@ def _refused(case: Case, bears: bool) -> str:
     return f"{case.refused} updates in a row were refused: {_last(case.findings)}" if case.refused >= most else ""
 
 
-GRAVE = (_told, _multiplied, _set_wrong, _silent, _outgrown, _refused)
+GRAVE = (_piled_up, _unclipped, _told, _multiplied, _set_wrong, _tampered, _silent, _outgrown, _refused)
 """What calls for an action, each with its reason in words; `bears` when the run does not mind larger gradients."""
 
 

@@ -34,6 +34,10 @@ class Attached(Protector):
     def watch(self, loss: Tensor, batch: Batch) -> Tensor:
         return loss if self._guard is None else self._guard.watch(loss, batch.x)
 
+    def examine(self, run: Run) -> None:
+        if self._guard is not None:
+            self._guard.report(eval_loss=run.examine())
+
     def end(self) -> None:
         if self._guard is None:
             return

@@ -190,10 +190,15 @@ class Protector:
         """May change the gradients; False leaves the update out."""
         return True
 
+    def examine(self, run: Run) -> None:
+        """A moment at which loops look at held-out samples."""
+
     def end(self) -> None:
         """The run is over."""
 
 
+EVALUATES = 25
+"""Steps between two looks at held-out samples, which a protector may make use of."""
 LAST = (16, 11, 6, 1)
 """Steps before the end at which the model is examined; their mean is the final loss."""
 
@@ -219,6 +224,8 @@ def train(run: Run, protector: Protector, model: nn.Module | None = None) -> End
     try:
         for step in range(run.steps):
             one_step(run, step, protector, called)
+            if step % EVALUATES == EVALUATES - 1:
+                protector.examine(run)
             if run.steps - step in LAST:
                 examined.append(run.examine())
     except TrainingStopped:

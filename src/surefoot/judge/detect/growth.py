@@ -35,8 +35,11 @@ class Growth(Detector):
             return []
         self._losses = [*self._losses, row.loss][-STEPS - 1 :]
         self._norms = [*self._norms, row.norm][-STEPS - 1 :]
-        rises = {"loss": _rise(self._losses), "gradient norm": _rise(self._norms)}
-        what, rise = max(rises.items(), key=lambda pair: pair[1])
+        loss, norm = _rise(self._losses), _rise(self._norms)
+        if loss == norm == 0.0:
+            self._told = False
+            return []
+        what, rise = ("loss", loss) if loss >= norm else ("gradient norm", norm)
         above = self._normal.norm_z(row) > 3.0 or self._normal.z(row.loss) > 3.0
         if rise < self._normal.sight.growing or not above:
             self._told = self._told and rise > 1.0
@@ -50,6 +53,10 @@ class Growth(Detector):
 
 def _rise(values: Sequence[float]) -> float:
     """How many times the values have grown, if they did at every step; else 0."""
-    if len(values) <= STEPS or not all(0.0 < a < b < math.inf for a, b in itertools.pairwise(values)):
+    if (
+        len(values) <= STEPS
+        or not values[-1] > values[-2]
+        or not all(0.0 < a < b < math.inf for a, b in itertools.pairwise(values))
+    ):
         return 0.0
     return values[-1] / values[0]

@@ -12,27 +12,67 @@ from surefoot.judge.detect.units import Units
 from surefoot.judge.normal import LAST, Normal
 from surefoot.records import Finding, Pattern, Row
 
+STRETCH = 32
+"""Losses of which the mean is taken, to see a slow rise."""
+ERRORS = 5.0
+"""How many of its own errors such a mean must lie above the lowest one."""
+
 
 class Level(Detector):
     """Speaks when the level rises, and again when the run has lost what it had learnt: that is grave."""
 
     name: ClassVar = "level"
-    kept: ClassVar = ("_told", "_grave")
+    kept: ClassVar = ("_told", "_grave", "_losses", "_lowest", "_slowly")
 
     def __init__(self, normal: Normal, units: Units) -> None:
         self._normal = normal
         self._units = units
         self._told = False
         self._grave = False
+        self._losses: list[float] = []
+        self._lowest: list[float] = []
+        """Mean and error of the lowest stretch of losses so far."""
+        self._slowly = False
 
     def rewound(self) -> None:
         self._told = self._grave = False
+        self._losses = []
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
         normal, sight = self._normal, self._normal.sight
         recent = [loss for loss in normal.recent if math.isfinite(loss)]
         if row.optimizer or not normal.formed or len(recent) < sight.lasting:
             return []
+        return [*self._at_once(row, recent), *self._little_by_little(row)]
+
+    def _little_by_little(self, row: Row) -> list[Finding]:
+        """The mean of one stretch of losses after the other, against the lowest of them."""
+        if row.landed and math.isfinite(row.loss):
+            self._losses.append(row.loss)
+        if len(self._losses) < STRETCH:
+            return []
+        kept = sorted(self._losses)[STRETCH // 8 : -STRETCH // 8]  # without the few that stand out
+        self._losses = []
+        mean = _mean(kept)
+        error = math.sqrt(sum((x - mean) ** 2 for x in kept)) / len(kept)
+        lowest, far = self._lowest, math.inf
+        if not lowest or mean < lowest[0]:
+            self._lowest = [mean, error]
+        if lowest:
+            far = (mean - lowest[0]) / max(math.hypot(error, lowest[1]), 1e-30)
+        risen = bool(lowest) and far > ERRORS and mean - lowest[0] > self._normal.sight.slow_rise * abs(lowest[0])
+        if not risen or self._slowly or self._told:
+            self._slowly = risen
+            return []
+        self._slowly = True
+        detail = f"the loss has risen slowly, from {lowest[0]:.4g} to {mean:.4g} over {STRETCH} steps each"
+        start = self._normal.start
+        return self.found(
+            row, detail, level=mean, normal=lowest[0], deviations=far, of_start=mean / start if start else math.nan
+        )
+
+    def _at_once(self, row: Row, recent: list[float]) -> list[Finding]:
+        normal, sight = self._normal, self._normal.sight
         last = sorted(recent[-sight.lasting :])
         level = last[len(last) // 2]
         sudden = normal.z(level)

@@ -47,7 +47,7 @@ class MemoryCreep(Detector):
         )
         grown = tail[-1] / self._readings[0]
         given_back = fallen > GIVEN_BACK * risen
-        if rises < LOOKS - 2 or given_back or grown < 1 + (self._sight.leak - 1) / 10:
+        if rises < LOOKS - 2 or given_back or grown < self._sight.leak:
             return []
         self._told = True
         detail = f"memory has grown from {self._readings[0] / 1e6:.4g} to {tail[-1] / 1e6:.4g} MB without a pause"

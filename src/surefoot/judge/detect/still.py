@@ -9,20 +9,28 @@ from typing import Any, ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
-from surefoot.judge.detect.layers import NONFINITE, STAYS
+from surefoot.judge.detect.layers import NONFINITE, STAYS, LayerPast
 from surefoot.judge.normal import Normal
 from surefoot.records import Finding, Row
+
+SLOW = 3
+"""Looks in a row at which updates must be far smaller than they were: a look takes in few of the weights."""
+ROUNDED = 4
+"""Looks at the weights, of which the last two must differ from those before."""
 
 
 class Still(Detector):
     name: ClassVar = "still"
-    kept: ClassVar = ("_owned_told", "_without", "_absent_told", "_usual", "_looks", "_slow", "_slow_told")
+    kept: ClassVar = ("_owned_told", "_without", "_absent_told", "_usual", "_looks", "_slow", "_slow_told", "_moving")
 
-    def __init__(self, names: Sequence[str], owned: int | None, normal: Normal, *, adaptive: bool) -> None:
+    def __init__(
+        self, names: Sequence[str], owned: int | None, normal: Normal, past: LayerPast, *, adaptive: bool
+    ) -> None:
         self._names = names
         self._owned = len(names) if owned is None else owned
         """So many tensors, the first ones, are held by an optimizer."""
         self._normal = normal
+        self._past = past
         self._adaptive = adaptive
         """Updates do not grow with the gradients."""
         self._owned_told = False
@@ -35,9 +43,11 @@ class Still(Detector):
         self._looks = 0
         self._slow = 0
         self._slow_told = False
+        self._moving: list[float] = []
+        """What share of the weights the last steps left as they were."""
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
-        return [*self._unowned(row), *self._absent(row, layers), *self._small(row)]
+        return [*self._unowned(row), *self._absent(row, layers), *self._small(row), *self._rounded(row)]
 
     def _unowned(self, row: Row) -> list[Finding]:
         if self._owned_told or self._owned >= len(self._names):
@@ -69,26 +79,47 @@ class Still(Detector):
 
     def _small(self, row: Row) -> list[Finding]:
         """Updates that have become far smaller than the rate explains."""
-        if not row.update_ratio > 0 or not row.lr > 0:
+        rate = self._normal.rate(row)
+        if not row.update_ratio > 0 or not rate > 0:
             return []
         known = self._normal.norms.get(row.optimizer)
         if not self._adaptive and known is None:
             return []
-        size = math.log(row.update_ratio / row.lr) - (0.0 if self._adaptive or known is None else known.middle)
+        size = math.log(row.update_ratio / rate) - (0.0 if self._adaptive or known is None else known.middle)
         if self._looks < 4:
             self._looks += 1
-            self._usual = size if math.isnan(self._usual) else max(self._usual, size)
+            self._usual = size if math.isnan(self._usual) else min(self._usual, size)
             return []
         if size > self._usual - math.log(self._normal.sight.still):
             self._slow, self._slow_told = 0, False
             self._usual += (size - self._usual) / (8 if size > self._usual else 64)
             return []
         self._slow += 1
-        if self._slow < 2 or self._slow_told:
+        if self._slow < SLOW or self._slow_told or self._silent:
             return []
         self._slow_told = True
         detail = f"the weights hardly move: updates are {math.exp(self._usual - size):.3g} times smaller than before"
         return self.found(row, detail, update_ratio=row.update_ratio, smaller=math.exp(self._usual - size))
+
+    @property
+    def _silent(self) -> bool:
+        """Most tensors have no gradient any more: that is why nothing moves, and another trouble."""
+        zeros = self._past.zeros_now
+        return bool(zeros.size) and float(np.median(zeros)) > self._normal.sight.dead / 2
+
+    def _rounded(self, row: Row) -> list[Finding]:
+        """Weights that a whole step leaves exactly as they were, though there are gradients and a rate."""
+        if math.isnan(row.unmoved) or not row.landed or not row.lr > 0 or not row.norm > 0:
+            return []
+        known, self._moving = self._moving, [*self._moving, row.unmoved][-ROUNDED:]
+        if len(known) < ROUNDED:
+            return []
+        bound = min(known[:-1]) + self._normal.sight.rounded
+        if not min(known[-1], row.unmoved) > bound or self._silent:
+            return []
+        self._moving = []  # from here on this is the usual
+        detail = f"{row.unmoved:.0%} of the weights are exactly what they were a step before: updates are rounded away"
+        return self.found(row, detail, unmoved=row.unmoved)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"had": self._had.tolist()}

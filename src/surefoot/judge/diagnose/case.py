@@ -24,14 +24,14 @@ class Moment:
     rate_ratio: float
     factor: float
     """What loss and all gradients were multiplied by; 1 when they were not, all alike."""
-    apart: float
-    """How differently the tensors' gradients have grown: the spread of the logarithms of their ratios."""
     lead: float
     """How much more the first tensors' gradients have grown than the last ones', as a logarithm."""
-    bad: float
-    """Share of the tensors with gradients that are not finite."""
     attended: float
     """How much more attention's gradients have grown than all others, as a logarithm."""
+    silent: float
+    """Share of the tensors in which more gradients than before are exactly zero."""
+    strange: float
+    """How unlike those before the batch was; from 1 on it was another kind of batch."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,9 @@ class Case:
     adaptive: bool = False
     """The optimizer divides by the size of past gradients."""
     update: float = math.nan
-    """How many times larger updates have become, at the same rate."""
+    """How many times larger an update was than its rate and gradients explain."""
+    weights: float = math.nan
+    """How much the weights have changed since before, beyond what training does, as a logarithm of their norm."""
 
     def found(self, *detectors: str) -> list[Finding]:
         return [f for f in self.findings if f.detector in detectors]
@@ -83,16 +85,14 @@ class Case:
         return count
 
 
-def compared(usual: np.ndarray, norms: np.ndarray, nonfinite: np.ndarray) -> tuple[float, float, float]:
-    """How differently tensors have grown, how far the first lead the last, and the share that is not finite."""
-    bad = float((nonfinite > 0).mean()) if len(nonfinite) else 0.0
+def leads(usual: np.ndarray, norms: np.ndarray) -> float:
+    """How much more the gradients of the first tensors have grown than those of the last, as a logarithm."""
     fit = (norms > 0) & np.isfinite(norms) & np.isfinite(usual)
     if fit.sum() < 3:
-        return math.nan, math.nan, bad
+        return math.nan
     ratios = np.log(norms[fit].astype(np.float64)) - usual[fit]
     third = max(1, len(ratios) // 3)
-    lead = float(np.median(ratios[:third]) - np.median(ratios[-third:]))
-    return float(np.quantile(ratios, 0.8) - np.quantile(ratios, 0.2)), lead, bad
+    return float(np.median(ratios[:third]) - np.median(ratios[-third:]))
 
 
 def least(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:

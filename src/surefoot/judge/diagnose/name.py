@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from surefoot.judge.diagnose.case import Case
+from surefoot.judge.diagnose.case import Case, Moment
 from surefoot.judge.diagnose.roles import Role, role_of
 from surefoot.records import Cause, Pattern, Verdict
 
@@ -13,6 +13,16 @@ Named = tuple[Cause, float, str]
 """A cause, how sure it is, and why in words."""
 
 
+LASTING = 3
+"""Batches in a row, after the first strange one, that are strange too: then it is no accident."""
+CREPT = 2.0
+"""A rate so many times what it usually was is suspect when trouble begins."""
+CHANGED = 1.25
+"""Factor of the norm of the weights above which something else than training has changed them."""
+HUSHED = 0.4
+"""Share of the tensors with more zeros than before, above which units have fallen silent."""
+DIVIDED = 8.0
+"""A loss so many times what is normal, and twice the one after it, on ordinary inputs: it was divided by little."""
 MOST = 300.0
 """Micro-batches that somebody may have forgotten to divide by; beyond that it was a division by next to nothing."""
 
@@ -48,6 +58,8 @@ def _settings(case: Case) -> Iterator[Named]:
             yield Cause.LEARNING_RATE, 0.9, finding.detail
             if finding.evidence["at_once"] > 2:
                 yield Cause.SCHEDULE, 0.7, "the rate changed from one step to the next"
+    if case.first.rate_ratio > CREPT and case.found("level", "jump", "growth", "oscillation"):
+        yield Cause.LEARNING_RATE, 0.7, f"the rate is {case.first.rate_ratio:.3g} times what it usually was"
 
 
 def _start(case: Case) -> Iterator[Named]:
@@ -57,7 +69,68 @@ def _start(case: Case) -> Iterator[Named]:
 
 def _still(case: Case) -> Iterator[Named]:
     for finding in case.found("still"):
-        yield Cause.NOT_UPDATING, 0.9, finding.detail
+        if "unmoved" in finding.evidence:
+            yield Cause.PRECISION_UNDERFLOW, 0.85, finding.detail
+        else:
+            yield Cause.NOT_UPDATING, 0.9, finding.detail
+
+
+def _loop(case: Case) -> Iterator[Named]:
+    """What the loop does to the gradients, or has stopped doing."""
+    for finding in case.found("left_over"):
+        yield Cause.ACCUMULATION, 0.93, finding.detail
+    for finding in case.found("lost_clip"):
+        lost = finding.evidence["times"] > 1
+        yield Cause.EXPLODING_GRADIENT if lost else Cause.NOT_UPDATING, 0.92, finding.detail
+
+
+def _inputs(case: Case) -> Iterator[Named]:
+    """Batches of another kind: one, a few, or all from here on."""
+    for finding in case.found("inputs"):
+        if finding.evidence.get("slowly"):
+            yield Cause.DRIFT, 0.86, finding.detail
+    strange = [m.strange >= 1 for m in case.moments]
+    if not any(strange):
+        return
+    why = next((f.detail for f in case.found("inputs")), "the batch is unlike those before")
+    since = strange[strange.index(True) :]
+    if not all(since):
+        yield Cause.BAD_BATCH, 0.84, f"{why}; others after it are as ever"
+    elif len(since) > LASTING:
+        yield Cause.INPUT_SCALE, 0.84, f"{why}; so are all since"
+    else:
+        yield Cause.BAD_BATCH, 0.6, why
+        yield Cause.INPUT_SCALE, 0.55, why
+
+
+def _evaluation(case: Case) -> Iterator[Named]:
+    """Held-out data tells what the batches just seen cannot."""
+    for finding in case.found("evaluation"):
+        if finding.evidence["apart"] and case.attention and not case.found("repeats"):
+            yield Cause.ATTENTION_MASK, 0.62, f"{finding.detail}: attention may see what it is to foretell"
+        elif not finding.evidence["apart"]:
+            yield Cause.LABELS, 0.32, finding.detail
+
+
+def _weights(case: Case) -> Iterator[Named]:
+    """The weights are others than training has made them, and the loss has risen."""
+    signs = case.found("level", "jump", "nonfinite", "dead", "vanishing")
+    another = case.found("settings") or case.update > 1 or any(m.strange >= 1 for m in case.moments)
+    if not abs(case.weights) > math.log(CHANGED) or not signs or another:
+        return
+    times = math.exp(min(case.weights, 700.0))
+    by = f"the norm of the weights is {times:.3g} times what it was, which no update explains"
+    last = case.moments[-1]
+    if case.found("dead") or last.silent > HUSHED:
+        yield Cause.DEAD_UNITS, 0.765, f"{by}, and units have fallen silent"
+    if case.found("vanishing") or (case.weights < 0 and last.lead < -1):
+        yield Cause.VANISHING_GRADIENT, 0.79, f"{by}, and less gradient comes through to the first layers"
+    silent = [name for f in case.found("dead", "vanishing") for name in f.evidence["layers"]]
+    attention = bool(silent) and all(role_of(name) is Role.ATTENTION for name in silent)
+    if attention or abs(max((m.attended for m in case.moments), key=abs)) > 1:
+        yield Cause.LOGIT_GROWTH, 0.77, f"{by}, and attention's gradients have changed most"
+    if case.first.z > 4 or not case.first.norm_ratio > math.log(4):
+        yield Cause.WEIGHTS_DAMAGED, 0.76, by
 
 
 def _loss_scale(case: Case) -> Iterator[Named]:
@@ -76,10 +149,7 @@ def _nonfinite(case: Case) -> Iterator[Named]:
     before = case.moments[: case.moments.index(at)]
     if any(m.norm_ratio > 1 or m.z > 8 or m.row.verdict is Verdict.OUTLANDISH for m in before):
         return  # it grew into this: the growth tells more
-    if at.row.rank >= 0:
-        yield Cause.RANK_FAULT, 0.9, f"only process {at.row.rank} brought it"
-    if at.row.bad_weights > 0:
-        yield Cause.WEIGHTS_DAMAGED, 0.8, "the weights themselves are not finite"
+    yield from _located(case, at)
     if not math.isnan(at.row.loss_scale):
         yield Cause.PRECISION_OVERFLOW, 0.8, "float16 holds nothing above 65504"
     if math.isinf(at.row.loss):
@@ -92,11 +162,23 @@ def _nonfinite(case: Case) -> Iterator[Named]:
         if case.attention:
             yield Cause.LOGIT_GROWTH, 0.4, "attention's logits may have grown beyond all bounds"
     elif case.attention:
-        yield Cause.ATTENTION_MASK, 0.6, "a row of attention with nothing to attend to is not a number"
-        yield Cause.ZERO_VARIANCE, 0.4, "a normalisation over no variance is not a number"
+        yield Cause.ATTENTION_MASK, 0.38, "a row of attention with nothing to attend to is not a number"
+        yield Cause.ZERO_VARIANCE, 0.34, "a normalisation over no variance is not a number"
         yield Cause.BAD_BATCH, 0.3, "the batch may hold what is not a number"
     else:
-        yield Cause.BAD_BATCH, 0.6, "the batch brought it, and the next ones did not"
+        yield Cause.BAD_BATCH, 0.38, "the batch brought it, and the next ones did not"
+
+
+def _located(case: Case, at: Moment) -> Iterator[Named]:
+    """Where the value was found."""
+    if at.row.rank >= 0:
+        yield Cause.RANK_FAULT, 0.97, f"only process {at.row.rank} brought it"
+    if any(f.evidence.get("broken") for f in case.found("inputs")):
+        yield Cause.BAD_BATCH, 0.95, "the batch itself holds values that are not finite"
+    for finding in case.found("origin"):
+        yield Cause(finding.evidence["cause"]), 0.9, finding.detail
+    if at.row.bad_weights > 0:
+        yield Cause.WEIGHTS_DAMAGED, 0.8, "the weights themselves are not finite"
 
 
 def _batch(case: Case) -> Iterator[Named]:
@@ -112,11 +194,15 @@ def _leap(case: Case) -> Iterator[Named]:
         return
     first, after = case.first, case.moments[1:]
     lasts = bool(after) and sum(m.z > 4 or not m.row.landed for m in after) > len(after) / 2
+    lasts = lasts or bool(case.found("level"))
     alike = first.factor > 2.5
     if first.norm_ratio > math.log(4) and first.z < 4:
         yield Cause.TRANSIENT, 0.6, "the gradients leapt and the loss did not"
-        if first.attended > 1.0:
-            yield Cause.LOGIT_GROWTH, 0.65, "attention's gradients leapt furthest, and the loss did not"
+        if first.attended > 1.0 or (case.attention and case.weights > math.log(CHANGED)):
+            yield Cause.LOGIT_GROWTH, 0.65, "attention's gradients leapt furthest or its weights grew; the loss did not"
+    ordinary = not math.isnan(first.row.input_top) and first.strange < 1
+    if ordinary and after and first.row.loss > max(DIVIDED * case.normal, 2 * after[0].row.loss):
+        yield Cause.LOG_OF_ZERO, 0.67, "the loss leapt and fell back while the inputs were ordinary: a division"
     level = after[-1].z / first.z if after and first.z > 0 else 0.0
     many = alike and lasts and level > 0.3 and first.factor < MOST
     if many and not case.adaptive:
@@ -125,17 +211,25 @@ def _leap(case: Case) -> Iterator[Named]:
         yield Cause.LOG_OF_ZERO, 0.66, "loss and all gradients have one factor: divided by next to nothing"
     if first.z > 8 and not lasts:
         yield Cause.BAD_BATCH, 0.65, "one batch stood out, and those after it did not"
-    if first.z > 8 and lasts:
-        falls = after[-1].z < first.z / 3 and after[-1].row.landed
-        if falls:
-            yield Cause.BAD_BATCH, 0.55, "one batch stood out furthest, and left its mark on the weights"
-        if first.row.loss < 1.4 * case.start:
-            yield Cause.LABELS, 0.52, "the loss is that of a run that knows nothing: labels or data are others"
-        if first.lead > 1.0 and not falls:
-            yield Cause.INPUT_SCALE, 0.53, "the first layers' gradients leapt furthest: the input is another one"
-        yield Cause.WEIGHTS_DAMAGED, 0.5, "the loss leapt on an ordinary batch and stays: the weights are others"
+    if first.z > 8 and lasts and after:
+        yield from _lasting_leap(case)
     if first.row.verdict is Verdict.OUTLANDISH:
         yield Cause.BAD_BATCH, 0.4, "one batch may have brought it"
+
+
+def _lasting_leap(case: Case) -> Iterator[Named]:
+    """The loss leapt at once and is still high."""
+    first, soon = case.first, case.moments[1:][:LASTING][-1]
+    falls = soon.z < first.z / 3 and soon.row.landed
+    if falls:
+        yield Cause.BAD_BATCH, 0.55, "one batch stood out furthest, and left its mark on the weights"
+    if case.weights == 0 and not falls:
+        yield Cause.LABELS, 0.62, "the weights are what they were, and so are the inputs: labels are others"
+    elif first.row.loss < 1.4 * case.start:
+        yield Cause.LABELS, 0.52, "the loss is that of a run that knows nothing: labels or data are others"
+    if first.lead > 1.0 and not falls and math.isnan(first.row.input_top):  # else it was looked at
+        yield Cause.INPUT_SCALE, 0.53, "the first layers' gradients leapt furthest: the input is another one"
+    yield Cause.WEIGHTS_DAMAGED, 0.5, "the loss leapt on an ordinary batch and stays: the weights are others"
 
 
 def _update(case: Case) -> Iterator[Named]:
@@ -143,7 +237,7 @@ def _update(case: Case) -> Iterator[Named]:
     if case.update > 1 and not case.found("settings"):
         why = f"an update was {case.update:.3g} times larger than usual, at the same rate, before the first sign"
         remembers = case.adaptive or case.last.row.momentum >= 0.8
-        yield Cause.OPTIMIZER_STATE, 0.7 if remembers else 0.4, why
+        yield Cause.OPTIMIZER_STATE, 0.8 if remembers else 0.4, why
         yield Cause.EXPLODING_GRADIENT, 0.4 if remembers else 0.7, why
 
 
@@ -185,6 +279,10 @@ RULES: tuple[Callable[[Case], Iterator[Named]], ...] = (
     _settings,
     _start,
     _still,
+    _loop,
+    _inputs,
+    _evaluation,
+    _weights,
     _loss_scale,
     _nonfinite,
     _batch,

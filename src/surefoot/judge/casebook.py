@@ -1,0 +1,226 @@
+"""Keeps the case that is open: what was found since the first sign, the numbers around it, and when it is over."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from surefoot.judge.detect.inputs import Inputs
+from surefoot.judge.detect.layers import NORM, LayerPast
+from surefoot.judge.detect.units import Units
+from surefoot.judge.diagnose.case import Case, Moment, leads, least
+from surefoot.judge.normal import LAST, Normal
+from surefoot.records import Finding, Pattern, Row, Verdict
+
+MOMENTS = 64
+"""Rows of a case that are kept: so many in all, the first ones and the last ones."""
+ENDS = 60
+"""Rows without a further sign after which a case is closed."""
+OUTGROWN = 5.0
+"""How many times larger than rate and gradients explain an update is worth remembering."""
+LOOKS = 5
+"""Looks at the weights that are remembered."""
+SOON = 32
+"""Rows after the first sign within which a look at the weights tells of the trouble, and not of what came later."""
+NOTHING = 0.02
+"""A change of the weights, as a logarithm of their norm, that is not worth a word."""
+PACE = 3.0
+"""Weights that have changed no more than so many times as much as between two looks before have only been trained."""
+
+
+class Casebook:
+    """Opens a case at the first sign, adds to it, and closes it when all has been quiet for long."""
+
+    def __init__(
+        self,
+        normal: Normal,
+        past: LayerPast,
+        units: Units,
+        inputs: Inputs,
+        *,
+        heads: Sequence[int],
+        normed: bool,
+        adaptive: bool,
+    ) -> None:
+        self.case: Case | None = None
+        self.quiet_rows = 0
+        self._normal = normal
+        self._past = past
+        self._units = units
+        self._inputs = inputs
+        self._heads = heads
+        """The tensors of attention."""
+        self._normed = normed
+        self._adaptive = adaptive
+        self._update = math.nan
+        """The usual size of an update at a rate of one."""
+        self._outgrown = (-1, 1.0)
+        """The attempt after which updates were last found too large, and how many times."""
+        self._norms: deque[float] = deque(maxlen=LAST)
+        self._weights: list[tuple[int, float]] = []
+        """The last looks at the weights while all was quiet: attempt and norm."""
+        self._ratios: deque[float] = deque(maxlen=LOOKS)
+        """How far the last updates that were looked at have moved the weights."""
+
+    @property
+    def curious(self) -> bool:
+        """A look at the weights would help to tell what has happened."""
+        return self.case is not None and math.isnan(self.case.weights) and len(self.case.moments) < SOON
+
+    @property
+    def learns(self) -> bool:
+        """What is seen now may be taken for normal."""
+        return self.case is None or self.quiet_rows > ENDS // 2
+
+    def close(self) -> None:
+        self.case = None
+
+    def opened(self, row: Row, found: Sequence[Finding] = ()) -> Case:
+        """A new case that begins with this row."""
+        return Case(
+            onset=row.attempt,
+            start=self._normal.start,
+            normal=self._normal.loss.middle,
+            attention=bool(self._heads),
+            normed=self._normed,
+            samples=self._normal.samples,
+            adaptive=self._adaptive,
+            findings=list(found),
+        )
+
+    def follow(self, row: Row, layers: np.ndarray | None, found: Sequence[Finding]) -> None:
+        if found and (self.case is None or (self.case.named and self.quiet_rows > LAST)):
+            self.case, self.quiet_rows = self.opened(row), 0  # what was told long ago has nothing to do with this
+        case = self.case
+        self._look(row, case)
+        if case is None:
+            return
+        if case.onset - LAST <= self._outgrown[0] <= case.onset + LAST:
+            case.update = self._outgrown[1]
+        if not case.rates or any(f.detector == "settings" for f in found):
+            rates, momenta = self._normal.settings
+            case.rates, case.momenta = least(case.rates, rates), least(case.momenta, momenta)
+        case.findings += found
+        if row.optimizer == 0:
+            case.moments.append(self.moment(row, layers))
+            del case.moments[MOMENTS // 2 : -MOMENTS // 2]
+        calm = not found and row.landed and not self._normal.z(row.loss) > self._normal.sight.raised
+        self.quiet_rows = self.quiet_rows + 1 if calm else 0
+        if self.quiet_rows >= ENDS:
+            self.case = None
+
+    def moment(self, row: Row, layers: np.ndarray | None) -> Moment:
+        """One row against what is normal."""
+        normal = self._normal
+        return Moment(
+            row=row,
+            z=normal.z(row.loss),
+            norm_ratio=normal.norm_ratio(row),
+            rate_ratio=normal.rate_ratio(row),
+            factor=self._units.factor,
+            lead=math.nan if layers is None else leads(self._past.usual, layers[:, NORM]),
+            attended=0.0 if layers is None else self._attended(layers),
+            silent=0.0 if layers is None else float((self._past.zeros_now > normal.sight.hushed).mean()),
+            strange=self._inputs.strange,
+        )
+
+    def _attended(self, layers: np.ndarray) -> float:
+        """How much more attention's gradients have grown than all others, as a logarithm."""
+        mine = np.zeros(len(layers), dtype=bool)
+        mine[[k for k in self._heads if k < len(mine)]] = True
+        fit = (layers[:, NORM] > 0) & np.isfinite(layers[:, NORM]) & np.isfinite(self._past.usual)
+        if not (mine & fit).any() or not (~mine & fit).any():
+            return 0.0
+        ratios = np.log(np.where(fit, layers[:, NORM], 1.0).astype(np.float64)) - self._past.usual
+        return float(np.median(ratios[mine & fit]) - np.median(ratios[~mine & fit]))
+
+    # -- the weights, where they were looked at
+
+    def _look(self, row: Row, case: Case | None) -> None:
+        if row.optimizer == 0 and row.norm > 0:
+            self._norms.append(row.norm)
+        if math.isnan(row.weight_norm) and not row.bad_weights > 0:
+            return
+        self._look_at_update(row, case)
+        if math.isfinite(row.update_ratio):
+            self._ratios.append(row.update_ratio)
+        if case is None:
+            self._weights = [*self._weights, (row.attempt, row.weight_norm)][-LOOKS:]
+        elif case.onset < row.attempt <= case.onset + SOON:  # a row tells of the weights after the update before it
+            case.weights = self._changed(case.onset, row)
+
+    def _changed(self, onset: int, row: Row) -> float:
+        """How much the weights have changed since before the trouble, as a logarithm of their norm: nothing to speak
+        of is 0, and what updates may have done is not told."""
+        looks = [(attempt, known) for attempt, known in self._weights if attempt <= onset - LAST // 2 and known > 0]
+        if not looks:
+            return math.nan
+        if not math.isfinite(row.weight_norm) or not row.weight_norm > 0:
+            return math.inf
+        usual = max((abs(math.log(b / a)) for (_, a), (_, b) in itertools.pairwise(looks)), default=0.0)
+        at, before = looks[-1]
+        change = math.log(row.weight_norm / before)
+        if abs(change) <= PACE * max(usual, NOTHING):
+            return 0.0
+        return change if abs(change) > (row.attempt - at) * max(self._ratios, default=0.0) else math.nan
+
+    def _look_at_update(self, row: Row, case: Case | None) -> None:
+        """How large the update of the attempt before was, beyond what its rate and its gradients explain."""
+        rate, known = self._normal.rate(row), self._normal.norms.get(row.optimizer)
+        if not row.update_ratio > 0 or not rate > 0:
+            return
+        size = row.update_ratio / rate
+        if math.isnan(self._update) or not self._weights:
+            self._update = size
+            return
+        grown = max(self._norms, default=0.0) / math.exp(known.middle) if known is not None and len(known) else 1.0
+        # Weights that have shrunk make an update of the same size look larger, and those that have grown hide it.
+        lesser = min(1.0, row.weight_norm / self._weights[-1][1]) if self._weights[-1][1] > 0 else 1.0
+        times = size * lesser / self._update / max(grown, 1.0)
+        if times > OUTGROWN:
+            self._outgrown = (row.attempt, times)
+        elif case is None:
+            self._update += (size - self._update) / 4
+
+    # -- state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "case": None if self.case is None else _packed(self.case),
+            "quiet_rows": self.quiet_rows,
+            "update": self._update,
+            "outgrown": list(self._outgrown),
+            "norms": list(self._norms),
+            "ratios": list(self._ratios),
+            "weights": [list(pair) for pair in self._weights],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.case = None if state["case"] is None else _unpacked(state["case"])
+        self.quiet_rows, self._update = state["quiet_rows"], state["update"]
+        attempt, times = state["outgrown"]
+        self._outgrown = (attempt, times)
+        self._norms = deque(state["norms"], maxlen=LAST)
+        self._ratios = deque(state["ratios"], maxlen=LOOKS)
+        self._weights = [(attempt, norm) for attempt, norm in state["weights"]]
+
+
+def _packed(case: Case) -> dict[str, Any]:
+    """A case in plain values."""
+    told = {name: getattr(case, name) for name in case.__slots__ if name not in ("moments", "findings")}
+    return told | {"moments": [asdict(m) for m in case.moments], "findings": [asdict(f) for f in case.findings]}
+
+
+def _unpacked(told: dict[str, Any]) -> Case:
+    moments = [
+        Moment(**m | {"row": Row(**m["row"] | {"verdict": Verdict(m["row"]["verdict"])})}) for m in told["moments"]
+    ]
+    findings = [Finding(**f | {"pattern": Pattern(f["pattern"])}) for f in told["findings"]]
+    tuples: dict[str, Any] = {name: tuple(told[name]) for name in ("rates", "momenta")}
+    return Case(**told | tuples | {"moments": moments, "findings": findings})
