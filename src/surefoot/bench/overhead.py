@@ -193,7 +193,7 @@ def measure(plan: Plan, say: Callable[[str], None]) -> Result:
 
 STEPS = {"cpu": {"10m": 2}, "cuda": {"10m": 5, "124m": 20, "1.3b": 8}}
 """Timed steps in a block."""
-ROUNDS = {"cpu": {"10m": 15}, "cuda": {"10m": 200, "124m": 9, "1.3b": 9}}
+ROUNDS = {"cpu": {"10m": 15}, "cuda": {"10m": 120, "124m": 7, "1.3b": 5}}
 """Rounds of blocks; a small model on a fast device is bound by the host, whose speed moves most: many short ones."""
 
 

@@ -100,9 +100,8 @@ class FusedPass:
         except (AttributeError, ValueError):  # one is missing, or of another form
             return None
         kinds = self._alike[_KINDS[dtype]]
-        if self._sent != (addresses, kinds) and not (all(addresses) and tuple(map(Tensor.numel, given)) == self.numels):
-            return None
-        return addresses, kinds, (), ()
+        known = self._sent == (addresses, kinds) or tuple(map(Tensor.numel, given)) == self.numels
+        return (addresses, kinds, (), ()) if known and all(addresses) else None
 
     def _reach(self, tensors: Sequence[Tensor | None]) -> _Reached:
         """Where a kernel finds each tensor in a straight line (0: nowhere) and of which kind it is; then the numbers
