@@ -19,8 +19,8 @@ from surefoot.judge.policy import Policy
 from surefoot.state.capture import Generator
 from surefoot.state.tree import Stateful
 
-OPTIONS = ("run_dir", "clip", "policy", "scheduler", "scaler", "extra", "ring")
-LATER = ("loader", "step_fn", "resume")
+OPTIONS = ("run_dir", "clip", "policy", "scheduler", "scaler", "extra", "ring", "loader", "resume")
+LATER = ("step_fn",)
 """Options of the design that this version does not have yet."""
 
 
@@ -75,6 +75,14 @@ def check_free(optimizers: Iterable[Optimizer], guarded: Collection[Optimizer]) 
             raise Misuse(
                 f"attach: this {type(o).__name__} is guarded already. Close the earlier guard first: guard.close()."
             )
+
+
+def check_resume(resume: object, run_dir: object) -> bool:
+    if not isinstance(resume, bool):
+        raise Misuse(f"attach: resume= is True or False, not {resume!r}. The run that goes on is the one in run_dir=.")
+    if resume and run_dir is None:
+        raise Misuse("attach: resume=True needs run_dir=, the folder in which the run's checkpoints are kept.")
+    return resume
 
 
 def check_policy(policy: object) -> Policy:

@@ -7,7 +7,7 @@ half gathered. A state is taken at that same point, so that what the loop does f
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +64,8 @@ class Footing:
         self._told: set[bool] = set()
         """What has been said of the ring: that it is on, that it is off."""
         self._decided: list[Decision] = []
+        self.on_return: Callable[[int], None] | None = None
+        """Told of the attempt to which the run went back."""
 
     @property
     def pending(self) -> bool:
@@ -183,6 +185,8 @@ class Footing:
         self.rounds.start_over()
         self._taken = self.rounds.attempt
         self._desk.went_back(state.attempt, state.step)
+        if self.on_return is not None:
+            self.on_return(state.attempt)
         self._desk.note(
             "rewound",
             f"back to step {state.step}, as after attempt {state.attempt}",

@@ -17,10 +17,12 @@ import functools
 import logging
 import math
 import os
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, Never, ParamSpec, TypeVar, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, Never, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +43,9 @@ from surefoot.rounds import Rounds
 from surefoot.state.buffers import BufferShadow
 from surefoot.state.tree import Stateful
 
+if TYPE_CHECKING:
+    from surefoot.anchor import Anchor
+
 log = logging.getLogger("surefoot")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,6 +63,8 @@ def attach(
     scaler: Any = None,
     extra: Mapping[str, Any] | None = None,
     ring: float | str | None = None,
+    loader: Any = None,
+    resume: bool = False,
     **unknown: Never,
 ) -> Guard:
     """Watch a model's training and refuse bad updates; hand the loss through `guard.watch` and train as before.
@@ -66,7 +73,9 @@ def attach(
     group. `policy` is "protect", "observe" (touches nothing, tells what it would have done) or a `surefoot.Policy`.
     `scheduler` (one or a list), `scaler` (the GradScaler in use) and `extra` ({name: anything with a state_dict}, such
     as averaged weights) go back with the run when it has to. `ring` is the memory that states to go back to may take,
-    such as "8GB"; False keeps none. With SUREFOOT=off in the environment nothing happens at all.
+    such as "8GB"; False keeps none. With `resume` the run is saved to `run_dir` as it goes, and goes on from the newest
+    checkpoint that is whole; `loader` is where its batches come from, so that the data goes on too. With SUREFOOT=off
+    in the environment nothing happens at all.
     """
     if edge.switched_off():
         return OffGuard()
@@ -84,6 +93,8 @@ def attach(
         scaler=scaler,
         extra=edge.check_extra(extra),
         ring=edge.check_ring(ring),
+        loader=loader,
+        resume=edge.check_resume(resume, run_dir),
     )
 
 
@@ -186,6 +197,8 @@ class LiveGuard(Guard):
         scaler: Any,
         extra: Mapping[str, Any],
         ring: int | None,
+        loader: Any,
+        resume: bool,
     ) -> None:
         self.lost = False
         """Protection has ended: closed, or given up after an error of its own."""
@@ -212,6 +225,9 @@ class LiveGuard(Guard):
                 extra=extra,
                 ring=ring,
             )
+            self._anchor: Anchor | None = None
+            if resume and not policy.observe:
+                self._anchor = self._hold(model, Path(run_dir), policy, scheduler, extra, loader)
         except BaseException:
             self._release_shadow()
             raise
@@ -223,6 +239,36 @@ class LiveGuard(Guard):
             _guarded.add(o)
         self._at_exit = functools.partial(_close_if_alive, weakref.ref(self))
         atexit.register(self._at_exit)
+
+    def _hold(
+        self,
+        model: nn.Module,
+        run_dir: Path,
+        policy: Policy,
+        scheduler: Sequence[Stateful],
+        extra: Mapping[str, Any],
+        loader: Any,
+    ) -> Anchor:
+        """Go on from where the run was, and save it from here on."""
+        from surefoot.anchor import Anchor  # brings torch.distributed.checkpoint along, which takes a while
+
+        anchor = Anchor(
+            model,
+            self._optimizers,
+            run_dir=run_dir,
+            rounds=self._rounds,
+            desk=self._desk,
+            footing=self._footing,
+            policy=policy,
+            scheduler=scheduler,
+            extra=extra,
+            loader=loader,
+        )
+        anchor.resume()
+        self._footing.on_return = anchor.went_back
+        if self._shadow is not None:
+            self._shadow.take()
+        return anchor
 
     def _open(self, run_dir: str | os.PathLike[str], info: dict[str, Any], policy: Policy, judge: Judge) -> Desk:
         """Open the journal and introduce the run."""
@@ -321,6 +367,8 @@ class LiveGuard(Guard):
         self._desk.journal.layout(self._rounds.layout.names, self._rounds.layout.numels)
         self._desk.judge.names = self._rounds.layout.names
         self._footing.rewire(self._rounds)
+        if self._anchor is not None:
+            self._anchor.rewire(self._rounds)
         self._note("rewired", "the optimizers' parameter groups have changed; baselines start over")
 
     # -- step
@@ -334,6 +382,8 @@ class LiveGuard(Guard):
             self._rewire()
         self._rounds.before(k)
         self._footing.before_step(k)
+        if self._anchor is not None:
+            self._anchor.before_step()
         if not callable(closure):
             self._rounds.decide(k)
             return None
@@ -368,10 +418,14 @@ class LiveGuard(Guard):
         self._read()
         if self._rounds.over:
             self._footing.round_ended()
+            if self._anchor is not None:
+                self._anchor.round_ended()
 
     def _read(self, *, rest: bool = False) -> None:
         for block, tag in self._rounds.arrived(rest=rest):
             self._footing.row_read(self._desk.read(block, tag))
+            if self._anchor is not None:
+                self._anchor.row_read()
             self._look_closer()
 
     def _look_closer(self) -> None:
@@ -396,6 +450,8 @@ class LiveGuard(Guard):
         self._desk.total = float(values.get("total_steps", self._desk.total))
         self._rounds.eval_loss = float(values.get("eval_loss", self._rounds.eval_loss))
         told = {name: value for name, value in values.items() if name != "tokens"}
+        if self._anchor is not None:
+            self._anchor.report(told)
         if told:
             self._desk.note("report", values=told, attempt=self._rounds.attempt)
 
@@ -405,6 +461,7 @@ class LiveGuard(Guard):
 
     def close(self) -> None:
         self._finish()
+        self._let_go(whole=not self.lost and getattr(sys, "last_value", None) is None)
         self.lost = True
         for hook in self._hooks:
             hook.remove()
@@ -429,7 +486,17 @@ class LiveGuard(Guard):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None and not self.lost:
             self._note("exception", f"{type(error).__name__}: {error}")
+        if error is not None:
+            self._let_go(whole=False)  # a batch may be lost on its way: what was saved last is exact
         self.close()
+
+    def _let_go(self, *, whole: bool) -> None:
+        anchor, self._anchor = self._anchor, None
+        if anchor is not None:
+            try:
+                anchor.close(whole=whole)
+            except Exception as error:
+                log.error("surefoot: the last checkpoint was not saved: %s", error, exc_info=error)
 
     def _note(self, name: str, detail: str = "") -> None:
         self._desk.note(name, detail, attempt=self._rounds.attempt)
@@ -444,6 +511,7 @@ class LiveGuard(Guard):
             where,
             exc_info=error,
         )
+        self._let_go(whole=False)
         self._rounds.release()
         self._footing.release()
         self._release_shadow()

@@ -99,4 +99,4 @@ class Checkpoints:
 
 
 def _tell(name: str, words: str, values: Mapping[str, Any]) -> None:
-    log.log(logging.INFO if name == "checkpoint" else logging.WARNING, "surefoot: %s", words)
+    log.log(logging.INFO if name == "saved" else logging.WARNING, "surefoot: %s", words)

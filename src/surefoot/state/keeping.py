@@ -80,10 +80,15 @@ class Keeping:
         """Copied, and waiting for the numbers of its last update."""
         self._unproven: dict[str, int] = {}
         """Checkpoints by name, with the attempt after which they were taken."""
-        self._proven = -1
+        self._proven = self._saved = -1
         self._doubted = False
 
     # -- step by step
+
+    @property
+    def saved_step(self) -> int:
+        """The step of the last save that was begun; -1 before the first."""
+        return self._saved
 
     @property
     def idle(self) -> bool:
@@ -109,17 +114,20 @@ class Keeping:
             self._saving.forget(taken)
             self._doubted = False
             return
-        self._saving.write(taken, step, self._said(), guard())
-        self.pace.done(step)
+        self._begin(taken, step, guard())
 
     def save(self, step: int, attempt: int, guard: Any, *, kind: str = "regular") -> Outcome | None:
         """Save now and wait for it; what is under way is waited for too. The last outcome, for the first process."""
         self._drop()
         self.heard(wait=True)
         taken = self._saving.take(attempt, kind=kind)
+        self._begin(taken, step, guard)
+        return self.heard(wait=True)
+
+    def _begin(self, taken: Taken, step: int, guard: Any) -> None:
         self._saving.write(taken, step, self._said(), guard)
         self.pace.done(step)
-        return self.heard(wait=True)
+        self._saved = step
 
     def heard(self, *, wait: bool = False) -> Outcome | None:
         """Tell what came of the save, if it is over."""
@@ -128,16 +136,16 @@ class Keeping:
             return None
         values = {"step": outcome.step, "kind": outcome.kind, "seconds": round(outcome.seconds, 3)}
         if outcome.error:
-            self._tell("checkpoint_failed", f"not saved: {outcome.error}; tried again at the next interval", values)
+            self._tell("failed", f"not saved: {outcome.error}; tried again at the next interval", values)
         elif outcome.kept is not None:
             name = outcome.kept.name
             self._unproven[name] = outcome.attempt
             told = values | {"name": name, "bytes": outcome.kept.size, "removed": list(outcome.removed)}
-            self._tell("checkpoint", f"saved as {name}", told)
+            self._tell("saved", f"saved as {name}", told)
         if outcome.left_out:
             self._tell("left_out", f"cannot be saved: {', '.join(outcome.left_out[:5])}", {})
         if outcome.trouble:
-            self._tell("checkpoint_trouble", outcome.trouble, {})
+            self._tell("trouble", outcome.trouble, {})
         self._mark()
         return outcome
 
@@ -169,7 +177,7 @@ class Keeping:
         try:
             self.store.mark(name, health, why)
         except (SaveFailed, LookupError) as error:
-            self._tell("checkpoint_trouble", f"{name} could not be marked {health}: {error}", {})
+            self._tell("trouble", f"{name} could not be marked {health}: {error}", {})
 
     # -- the way back
 
@@ -188,6 +196,7 @@ class Keeping:
             kept.folder, self._whole, self._saving.names(), rank=self.team.rank, world_size=self.team.world
         )
         self.pace.done(kept.step)
+        self._saved = kept.step
         return Resumed(
             step=kept.step,
             attempt=kept.attempt,

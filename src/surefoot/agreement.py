@@ -1,0 +1,86 @@
+"""Processes agree on the moment at which all of them do something that only one of them may have been asked for.
+
+A signal reaches them at different moments, and clocks differ. Whoever is asked first names an attempt a little ahead,
+in the store the processes met by; the others learn of it before they are there. No collective is added to a step.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+AHEAD = 2.0
+"""Seconds ahead of now that are left for everyone to hear of it."""
+_LEAST = 3
+"""Attempts ahead, however long a step takes."""
+_POLL = 0.5
+
+
+class Agreement:
+    """What the processes will do together, and after which attempt."""
+
+    def __init__(self, rank: int, world: int, word: str) -> None:
+        self._alone = world == 1
+        self._number = 0
+        self._due: tuple[str, int] | None = None
+        self._began = time.monotonic()
+        self._first: int | None = None
+        self._store: Any = None
+        if not self._alone:
+            self._prefix = f"surefoot/{word}"
+            self._store = dist.PrefixStore(self._prefix, _store())
+            threading.Thread(target=self._listen, name="surefoot-agree", daemon=True).start()
+
+    def propose(self, what: str, attempt: int) -> None:
+        """Ask for it, as soon as all can be there; what was asked for earlier comes first."""
+        if self._due is not None:
+            return
+        if self._alone:
+            self._due = what, attempt
+            return
+        at = attempt + max(_LEAST, round(AHEAD / self._pace(attempt)))
+        told = self._store.compare_set(str(self._number), "", f"{what}@{at}")
+        self._hear(told.decode())
+
+    def due(self, attempt: int) -> str | None:
+        """What is to be done after this attempt, once."""
+        if self._first is None:
+            self._first, self._began = attempt, time.monotonic()
+        if self._due is None or attempt < self._due[1]:
+            return None
+        what, self._due = self._due[0], None
+        self._number += 1
+        return what
+
+    def _pace(self, attempt: int) -> float:
+        done = max(1, attempt - (self._first if self._first is not None else attempt))
+        return max(1e-4, (time.monotonic() - self._began) / done)
+
+    def _hear(self, told: str) -> None:
+        what, _, at = told.rpartition("@")
+        self._due = what, int(at)
+
+    def _listen(self) -> None:
+        store = dist.PrefixStore(self._prefix, _store())  # two threads do not share a connection
+        while True:
+            time.sleep(_POLL)
+            try:
+                number = self._number
+                if self._due is None and store.check([str(number)]):
+                    told = store.get(str(number)).decode()
+                    if number == self._number and self._due is None:
+                        self._hear(told)
+            except Exception:  # the processes part: there is nobody left to agree with
+                return
+
+
+def _store() -> Any:
+    """A connection of our own to the store that the processes met by."""
+    store: Any = dist.distributed_c10d._get_default_store()
+    try:
+        return store.clone()
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return store

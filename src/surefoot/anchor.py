@@ -1,0 +1,219 @@
+"""A run's hold on the disk: resumed when it is attached, saved as it goes, at trouble, and when it is told to end."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from surefoot.agreement import Agreement
+from surefoot.desk import Desk
+from surefoot.footing import Footing
+from surefoot.judge.policy import Policy
+from surefoot.records import Checkpoint
+from surefoot.rounds import Rounds
+from surefoot.state.capture import Whole
+from surefoot.state.keeping import Keeping, Pace, Resumed
+from surefoot.state.loader import position_of
+from surefoot.state.rendezvous import Team
+from surefoot.state.tree import Stateful
+
+log = logging.getLogger("surefoot")
+FOLDER = "checkpoints"
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
+"""What a cluster, or a person, sends before a process has to end."""
+_GATES, _LOADER = "surefoot.gates", "surefoot.loader"
+
+
+class Anchor:
+    """Checkpoints of one attached run."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        *,
+        run_dir: Path,
+        rounds: Rounds,
+        desk: Desk,
+        footing: Footing,
+        policy: Policy,
+        scheduler: Sequence[Stateful],
+        extra: Mapping[str, Any],
+        loader: Any,
+    ) -> None:
+        self._rounds, self._desk, self._footing = rounds, desk, footing
+        ranks = rounds.meter.ranks
+        word = ranks.from_first(secrets.token_hex(8))
+        alone = ranks.world == 1
+        kept = dict(extra) | {_GATES: footing} | self._loader(loader)
+        self._whole = Whole(model, optimizers, scheduler=scheduler, extra=kept)
+        self._keeping = Keeping(
+            run_dir / FOLDER,
+            self._whole,
+            tell=self._tell,
+            team=Team(ranks.rank, ranks.world, word),
+            pace=Pace(policy.save_every, policy.save_seconds if alone else float("inf")),
+        )
+        self._agreement = Agreement(ranks.rank, ranks.world, word)
+        self._hourly = Pace(1 << 62, policy.save_seconds) if not alone and ranks.rank == 0 else None
+        self._asked: int | None = None
+        """A signal that came."""
+        self._handlers: dict[int, Any] = {}
+        self._listen()
+        self.resumed: Resumed | None = None
+
+    # -- the beginning
+
+    def resume(self) -> Resumed | None:
+        """Go on from the newest checkpoint that is whole: the first process chooses, all load it."""
+        ranks = self._rounds.meter.ranks
+        name, wrong = None, None
+        if ranks.rank == 0:
+            self._keeping.clean()
+            try:
+                kept = self._keeping.newest()
+                name = None if kept is None else kept.name
+            except ValueError as error:
+                wrong = error
+        said = ranks.from_first((name, None if wrong is None else str(wrong)))
+        if said[1] is not None:
+            raise wrong or ValueError(said[1])
+        if said[0] is None:
+            return None
+        kept = self._keeping.store.get(said[0])
+        if kept is None:
+            raise ValueError(f"this process does not see {said[0]} in {self._keeping.store.root}: is it the same disk?")
+        self._whole.scaler = self._rounds.scaler
+        began = time.monotonic()
+        self.resumed = self._keeping.resume(kept)
+        self._take_up(self.resumed, time.monotonic() - began)
+        return self.resumed
+
+    def _take_up(self, resumed: Resumed, seconds: float) -> None:
+        """What the guard itself knew then, it knows again."""
+        self._desk.step = resumed.step
+        told = resumed.guard or {}
+        notes = list(resumed.notes)
+        try:
+            self._desk.judge.load_state_dict(told["judge"])
+            self._desk.history.load_state_dict(told["history"])
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            notes.append(f"the judge begins anew, since what it knew was of another version: {error!r}")
+        values = {"step": resumed.step, "seconds": round(seconds, 3), "notes": notes}
+        self._tell("resumed", f"resumed from {resumed.checkpoint} at step {resumed.step}", values)
+        for note in notes:
+            log.warning("surefoot: resumed, but %s", note)
+
+    # -- step by step
+
+    def rewire(self, rounds: Rounds) -> None:
+        """The optimizers hold other parameters now."""
+        self._rounds = rounds
+
+    def before_step(self) -> None:
+        self._keeping.settle()
+
+    def round_ended(self) -> None:
+        """All optimizers have stepped, and what was decided is done."""
+        attempt = self._rounds.attempt
+        self._ask(attempt)
+        what = self._agreement.due(attempt)
+        if what is not None:
+            self._obey(what)
+        self._whole.scaler = self._rounds.scaler
+        self._keeping.round_ended(self._desk.step, attempt, quiet=self._desk.judge.quiet)
+
+    def row_read(self) -> None:
+        """A row was read and judged."""
+        self._keeping.row_read(self._desk.step, self._desk.attempt, self._known)
+        self._keeping.prove(self._desk.judge.proven)
+
+    def went_back(self, attempt: int) -> None:
+        """The run is again as it was after an attempt: what was saved since may hold the trouble."""
+        self._keeping.doubt(attempt, "the run went back behind it")
+
+    def report(self, values: Mapping[str, float]) -> None:
+        self._keeping.metrics |= values
+
+    def save(self, kind: str) -> None:
+        """Save now, with every number read."""
+        self._whole.scaler = self._rounds.scaler
+        self._keeping.settle()
+        self._keeping.save(self._desk.step, self._rounds.attempt, self._known(), kind=kind)
+
+    def close(self, *, whole: bool) -> None:
+        """The run ends: what is not saved yet is, if the run is `whole`, between two steps and unharmed."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+        if whole and self._desk.step > self._keeping.saved_step:
+            self.save("regular")
+        self._keeping.close()
+
+    # -- signals
+
+    def _listen(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in SIGNALS:
+            self._handlers[number] = signal.getsignal(number)
+            signal.signal(number, self._signalled)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if self._asked is not None and number == signal.SIGINT:  # a person who asks twice does not want to wait
+            raise KeyboardInterrupt
+        self._asked = number
+
+    def _ask(self, attempt: int) -> None:
+        if self._asked is not None:
+            self._agreement.propose(f"stop:{int(self._asked)}", attempt)
+        if self._hourly is not None and self._hourly.due(0):
+            self._hourly.done(0)
+            self._agreement.propose("save", attempt)
+
+    def _obey(self, what: str) -> None:
+        for block, tag in self._rounds.arrived(rest=True):
+            self._desk.read(block, tag)
+        kind, _, number = what.partition(":")
+        self.save("emergency" if kind == "stop" else "regular")
+        if kind != "stop":
+            return
+        name = signal.Signals(int(number)).name
+        self._tell("stopped", f"{name} came: saved at step {self._desk.step}, and ended", {"signal": name})
+        self._desk.journal.flush()
+        if int(number) == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + int(number))
+
+    # -- what is told
+
+    def _known(self) -> dict[str, Any]:
+        return {"judge": self._desk.judge.state_dict(), "history": self._desk.history.state_dict()}
+
+    def _tell(self, name: str, words: str, values: Mapping[str, Any]) -> None:
+        rank = self._desk.journal.rank
+        event = Checkpoint(
+            step=self._desk.step, attempt=self._rounds.attempt, rank=rank, name=name, detail=words, values=dict(values)
+        )
+        self._desk.journal.event(event)
+        if rank == 0 or name not in ("saved", "resumed"):
+            log.log(logging.INFO if name in ("saved", "resumed") else logging.WARNING, "surefoot: %s", words)
+
+    @staticmethod
+    def _loader(loader: Any) -> dict[str, Any]:
+        if loader is None:
+            return {}
+        position = position_of(loader)
+        if position.warning:
+            log.warning("surefoot: %s", position.warning)
+        return {} if position.keeper is None else {_LOADER: position.keeper}
