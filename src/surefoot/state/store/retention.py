@@ -34,8 +34,10 @@ class Retention:
     """Never fewer whole ones than this, whatever the other rules say."""
 
     def __post_init__(self) -> None:
-        if self.last < 1 or self.least < 1 or min(self.emergency, self.spaced) < 0 or self.mode not in ("min", "max"):
-            raise ValueError(f"a retention keeps at least the last one, and its mode is min or max: got {self}")
+        if self.last < 1 or self.least < 2 or min(self.emergency, self.spaced) < 0 or self.mode not in ("min", "max"):
+            raise ValueError(
+                f"a retention keeps at least the last one and two in all, and its mode is min or max: got {self}"
+            )
 
 
 def going(all_kept: Sequence[Kept], keep: Retention, *, protect: Collection[str] = ()) -> list[Kept]:
@@ -48,6 +50,8 @@ def going(all_kept: Sequence[Kept], keep: Retention, *, protect: Collection[str]
             break
         stay.add(kept.name)
     staying = [kept for kept in sound if kept.name in stay]
+    # Only now, so that nothing goes because of a clock which would have stayed without one.
+    stay |= {kept.name for kept in _spaced(sound, keep)}
     gone = [kept for kept in sound if kept.name not in stay]
     for kept in ordered:
         # A damaged one is evidence until enough newer ones stand; what a newer surefoot wrote is not ours to remove.
@@ -58,7 +62,7 @@ def going(all_kept: Sequence[Kept], keep: Retention, *, protect: Collection[str]
 
 
 def _reasons(sound: list[Kept], keep: Retention) -> list[Sequence[Kept]]:
-    """Each rule's own choice, from checkpoints in the order of training."""
+    """The choice of each rule that asks no clock, from checkpoints in the order of training."""
     trusted = [kept for kept in sound if kept.health != "suspect"]
     regular = [kept for kept in trusted if kept.kind != "emergency"]
     healthy = [kept for kept in trusted if kept.health == "healthy"]
@@ -70,7 +74,6 @@ def _reasons(sound: list[Kept], keep: Retention) -> list[Sequence[Kept]]:
         regular[-keep.last :],
         emergency[len(emergency) - min(keep.emergency, len(emergency)) :],
         _best(trusted, keep),
-        _spaced(regular, keep),
         healthy[-1:],
         suspect[-keep.last :],
     ]
@@ -92,13 +95,15 @@ def _metric(kept: Kept, name: str) -> float | None:
     return _number(metrics.get(name)) if isinstance(metrics, dict) else None
 
 
-def _spaced(regular: list[Kept], keep: Retention) -> Sequence[Kept]:
+def _spaced(sound: list[Kept], keep: Retention) -> Sequence[Kept]:
     """The oldest, and from there on each that comes long enough after the one before, or before it by the clock."""
     if keep.apart <= 0 or not keep.spaced:
         return []
     chosen: list[Kept] = []
     last: float | None = None
-    for kept in regular:
+    for kept in sound:
+        if kept.health == "suspect" or kept.kind == "emergency":
+            continue
         now = _number(kept.about.get("seconds"))
         now = _number(kept.about.get("time")) if now is None else now
         if now is not None and (last is None or not 0 <= now - last < keep.apart):
