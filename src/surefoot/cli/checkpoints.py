@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
@@ -216,4 +217,10 @@ def _export(store: Store, kept: Kept, out: Path) -> dict[str, Any]:
     wrong = store.verify(kept).wrong
     if wrong:
         raise Unreadable(f"{kept.name} is damaged ({', '.join(map(str, wrong[:3]))}). Export another one")
-    raise Unreadable("--export is not there yet")
+    try:
+        export = importlib.import_module("surefoot.state.disk.export").export
+    except ModuleNotFoundError as missing:
+        what = "torch, which is not installed" if missing.name == "torch" else "a part that this version does not have"
+        raise Unreadable(f"--export needs {what}") from None
+    count = export(kept.folder, out)
+    return {"words": f"{count} tensors written to {out}", "tensors": count, "out": str(out)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -103,12 +104,13 @@ class Durable(Files):
 @pytest.mark.skipif(not MEMORY.is_dir(), reason="needs a disk that never gives a file's number to another one")
 @pytest.mark.parametrize("keep", [Retention(), Retention(last=1, apart=0)], ids=["save", "prune"])
 def test_when_the_power_goes_whatever_was_not_flushed_is_not_missed(quick: Path, save: Saver, keep: Retention) -> None:
+    for step in (10, 20, 30):
+        save(Store(quick / "made"), step)
     saved = False
     at = 0
     while not saved:
         root = quick / f"run-{at}"
-        for step in (10, 20, 30):
-            save(Store(root), step)
+        shutil.copytree(quick / "made", root)
         disk = Durable(root, at)
         try:
             save(Store(root, files=disk, keep=keep), 40)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -57,10 +58,11 @@ def test_trouble_at_any_call_fails_the_save_and_nothing_else(
     quick: Path, save: Saver, number: int, kind: str, stays: bool
 ) -> None:
     failures: list[SaveFailed] = []
+    for step in (10, 20, 30):
+        save(Store(quick / "made"), step)
     for at in range(100):
         root = quick / str(at)
-        for step in (10, 20, 30):
-            save(Store(root), step)
+        shutil.copytree(quick / "made", root)
         disk = Failing(at, number, stays=stays)
         before = len(failures)
         try:
