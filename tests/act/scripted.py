@@ -22,6 +22,7 @@ class Scripted:
         self.proves = proves
         self.proven = -1
         self.quiet = True
+        self.curious = False
         self.names: Sequence[str] = ()
         self.seen: list[int] = []
         self.rewinds: list[tuple[int, int]] = []

@@ -110,11 +110,20 @@ def test_a_cap_that_is_still_needed_is_widened_step_by_step() -> None:
     rising = [source.row(lr=4e-2, times=1.25**k) for k in range(1, 6)]
     asked = held(back(judge, source, judged(judge, rising)))
     assert asked.rate_cap == (1e-3,)
-    looser = loosened(judged(judge, source.rows(800, lr=4e-2)))
+    looser = loosened(judged(judge, source.rows(250, lr=4e-3)))
     caps = [r.rate_cap[0] for r in looser]
     assert len(caps) > 1
     assert caps == pytest.approx([1e-3 * 1.5 ** (k + 1) for k in range(len(caps))])
     assert all(not r.norm_ceiling for r in looser), "nothing was refused"
+
+
+def test_a_cap_is_not_widened_while_the_loop_still_asks_for_what_did_the_harm() -> None:
+    judge, source = trained()
+    rising = [source.row(lr=4e-2, times=1.25**k) for k in range(1, 6)]
+    asked = held(back(judge, source, judged(judge, rising)))
+    looser = loosened(judged(judge, source.rows(800, lr=4e-2)))
+    assert looser, "the rest of it is loosened"
+    assert {r.rate_cap for r in looser} == {asked.rate_cap}
 
 
 def test_a_momentum_that_is_still_wrong_stays_capped() -> None:

@@ -26,6 +26,8 @@ OUTGROWN = 5.0
 """How many times larger than rate and gradients explain an update is worth remembering."""
 LOOKS = 5
 """Looks at the weights that are remembered."""
+STANDING = ("settings", "left_over", "lost_clip")
+"""What these have found goes on, and may be the reason for what comes of it much later."""
 SOON = 32
 """Rows after the first sign within which a look at the weights tells of the trouble, and not of what came later."""
 NOTHING = 0.02
@@ -95,8 +97,12 @@ class Casebook:
         )
 
     def follow(self, row: Row, layers: np.ndarray | None, found: Sequence[Finding]) -> None:
-        if found and (self.case is None or (self.case.named and self.quiet_rows > LAST)):
-            self.case, self.quiet_rows = self.opened(row), 0  # what was told long ago has nothing to do with this
+        before = self.case
+        if found and (before is None or (before.named and self.quiet_rows > LAST)):
+            self.case, self.quiet_rows = self.opened(row), 0
+            if before is not None and before.found(*STANDING):  # of the rest nothing is left
+                self.case.findings = before.found(*STANDING)
+                self.case.rates, self.case.momenta = before.rates, before.momenta
         case = self.case
         self._look(row, case)
         if case is None:
