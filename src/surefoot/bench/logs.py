@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from surefoot.logs import reading
 from surefoot.logs.answer import Answer, State
 from surefoot.logs.diagnosing import diagnose_tables
-from surefoot.logs.signs.sight import SIGHT, Sight
+from surefoot.logs.judging.signs.sight import SIGHT, Sight
+from surefoot.logs.reading import door
 from surefoot.logs.table import Table, Unreadable
 from surefoot.records import Pattern
 
@@ -106,7 +106,7 @@ def _read(folder: Path) -> tuple[list[Log], list[str]]:
             if row.get("label") not in (*LABELS, "other"):
                 raise ValueError(f"{index}: {row.get('label')!r} is no label. Use {', '.join(LABELS)} or other")
             try:
-                tables = tuple(reading.read(folder / row["file"]))
+                tables = tuple(door.read(folder / row["file"]))
             except Unreadable as error:
                 unread.append(str(error))
                 continue

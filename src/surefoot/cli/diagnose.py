@@ -86,7 +86,7 @@ def _printable(text: str, encoding: str | None) -> str:
 
 def _show(paths: Sequence[str], wishes: Wishes) -> int:
     if wishes.plot is not None:
-        from surefoot.logs.picture import check
+        from surefoot.logs.showing.picture import check
 
         check(wishes.plot)
     if wishes.compare:
@@ -101,8 +101,8 @@ def _compared(paths: Sequence[str], wishes: Wishes) -> int:
         raise Unreadable(
             f"--compare takes two logs that are finished: here {'are' if len(paths) > 1 else 'is'} {len(paths)}"
         )
-    from surefoot.logs import compare_page
-    from surefoot.logs.compare import compare
+    from surefoot.logs.showing import compare_page
+    from surefoot.logs.showing.compare import compare
 
     first, second = (judged(path, wishes.columns) for path in paths)
     found = compare(first, second)
@@ -123,7 +123,7 @@ def _followed(paths: Sequence[str], wishes: Wishes) -> int:
         raise Unreadable(f"--follow takes one log: here are {len(paths)}")
     if wishes.on not in ON:
         raise Unreadable(f"--on {wishes.on} is unknown. Use {' or '.join(ON)}")
-    from surefoot.logs.follow import follow, opened
+    from surefoot.logs.following.follow import follow, opened
 
     path = paths[0]
     log = opened(path, columns=wishes.columns)
@@ -152,7 +152,7 @@ def _followed(paths: Sequence[str], wishes: Wishes) -> int:
 
 def _line(answer: Answer) -> str:
     """A finding in one line, with the time of day."""
-    from surefoot.logs.words import clean
+    from surefoot.logs.showing.words import clean
 
     return f"{time.strftime('%H:%M:%S')}  {answer.verdict.upper():<8} {clean(answer.sentence)}\n"
 
@@ -197,7 +197,7 @@ def _progress() -> Iterator[None]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from surefoot.logs.progress import watching
+    from surefoot.logs.reading.progress import watching
 
     columns = (TextColumn("reading {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
@@ -231,7 +231,7 @@ def terminal() -> tuple[int, bool]:
 
 
 def _pages(answers: Sequence[Answer]) -> None:
-    from surefoot.logs.page import as_text, summary
+    from surefoot.logs.showing.page import as_text, summary
 
     width, colour = terminal()
     for answer in answers:
@@ -243,13 +243,13 @@ def _pages(answers: Sequence[Answer]) -> None:
 def _write(answers: Sequence[Answer], wishes: Wishes) -> None:
     """The files that were asked for; several answers go to several files."""
     if wishes.plot is not None:
-        from surefoot.logs.picture import draw
+        from surefoot.logs.showing.picture import draw
 
         for answer, path in _named(answers, wishes.plot):
             draw(answer, path)
             tell(f"picture written to {path}")
     if wishes.html is not None:
-        from surefoot.logs.webpage import write
+        from surefoot.logs.showing.webpage import write
 
         for answer, path in _named(answers, wishes.html):
             write(answer, path)

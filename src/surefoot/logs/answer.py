@@ -59,12 +59,12 @@ class Answer:
         return self.verdict in (State.WARNING, State.FAILED)
 
     def __repr__(self) -> str:
-        from surefoot.logs.page import as_text
+        from surefoot.logs.showing.page import as_text
 
         return as_text(self).rstrip()
 
     def _repr_html_(self) -> str:
-        from surefoot.logs.webpage import fragment
+        from surefoot.logs.showing.webpage import fragment
 
         return fragment(self)
 

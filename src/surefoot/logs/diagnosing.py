@@ -11,15 +11,16 @@ import numpy as np
 
 from surefoot.judge.diagnose.causes import CAUSES
 from surefoot.judge.diagnose.tree import Facts, walk
-from surefoot.logs import reading
 from surefoot.logs.answer import Answer, Named, PathLike, State
-from surefoot.logs.arrays import table_of
-from surefoot.logs.course import Course, courses
-from surefoot.logs.ending import Ending, read_ending
-from surefoot.logs.secondopinion import second_opinion
-from surefoot.logs.signs import blowup, game, nonfinite, overfit, overflow, plateau, settings, spike, zero
-from surefoot.logs.signs.base import Look, Sign, number
-from surefoot.logs.signs.sight import SIGHT, Sight
+from surefoot.logs.course import Course
+from surefoot.logs.judging.courses import courses
+from surefoot.logs.judging.ending import Ending, read_ending
+from surefoot.logs.judging.secondopinion import second_opinion
+from surefoot.logs.judging.signs import blowup, game, nonfinite, overfit, overflow, plateau, settings, spike, zero
+from surefoot.logs.judging.signs.base import Look, Sign, number
+from surefoot.logs.judging.signs.sight import SIGHT, Sight
+from surefoot.logs.reading import door
+from surefoot.logs.reading.arrays import table_of
 from surefoot.logs.table import Table
 from surefoot.records import Cause, Pattern
 
@@ -59,11 +60,11 @@ def diagnose(source: PathLike | Table | Course | Any, *, columns: Mapping[str, s
         return diagnose_table(source, columns)
     if not isinstance(source, str | os.PathLike):
         return diagnose_table(table_of(source), columns)
-    if reading.is_checkpoint(source):
+    if door.is_checkpoint(source):
         from surefoot.logs.checkpoint import diagnose_checkpoint  # reads tensors: nothing a log needs
 
         return diagnose_checkpoint(source)
-    return diagnose_tables(reading.read(source), columns)
+    return diagnose_tables(door.read(source), columns)
 
 
 def diagnose_tables(tables: Sequence[Table], columns: Mapping[str, str] | None = None, sight: Sight = SIGHT) -> Answer:

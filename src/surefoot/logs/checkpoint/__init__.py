@@ -16,17 +16,10 @@ from surefoot.logs.table import Unreadable
 
 __all__ = ["diagnose_checkpoint", "fits", "fits_folder", "log_beside", "weights_in"]
 
-_POINTER = b"version https://git-lfs"
-_OTHERS = {
-    b"GGUF": "a GGUF file of llama.cpp. Its weights are quantised; look at the checkpoint that it was made from",
-    b"\x89HDF": "an HDF5 file, as Keras writes them. Save the weights as safetensors to have them looked at",
-    _POINTER: "the pointer of Git LFS, not the file itself. Fetch it: git lfs pull",
-}
-
 
 def fits(head: bytes) -> bool:
-    """Whether a file is a checkpoint, or at least holds weights of some kind."""
-    return safefile.fits(head) or torchfile.fits(head) or head.startswith(tuple(_OTHERS))
+    """Whether a file is a checkpoint: safetensors, a file of torch.save, or another pickle, which may hold weights."""
+    return safefile.fits(head) or torchfile.fits(head)
 
 
 def fits_folder(path: PathLike) -> bool:
@@ -60,9 +53,6 @@ def diagnose_checkpoint(path: PathLike, progress: Progress | None = None) -> Ans
 def _read(path: Path) -> Contents:
     with path.open("rb") as stream:
         head = stream.read(1 << 16)
-    for start, words in _OTHERS.items():
-        if head.startswith(start):
-            raise Unreadable(f"{path} is {words}")
     if not head:
         raise Unreadable(f"{path} is empty: the save was broken off. Take an earlier checkpoint")
     if safefile.fits(head):

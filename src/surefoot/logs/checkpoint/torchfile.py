@@ -50,10 +50,14 @@ class ClosedTable:
         return OrderedDict()
 
 
+_IN_ARCHIVES = (b"data.pkl", b"/constants.pkl", b"/.format_version", b"/.storage_alignment", b"/byteorder")
+"""Names of files that only torch puts into archives; one of them comes first."""
+
+
 def fits(head: bytes) -> bool:
     """A zip archive with a pickle in it, an old file of torch, or any other pickle; also an archive of tar with one."""
     if head.startswith(b"PK\x03\x04"):
-        return b"data.pkl" in head[:4096] or b"/.format_version" in head[:4096] or b"/byteorder" in head[:4096]
+        return any(name in head[:4096] for name in _IN_ARCHIVES)
     if head[257:262] == b"ustar" or head.startswith(b"storages\0"):
         return any(name in head[:4096] for name in (b"storages", b"sys_info", b"tensors"))
     return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5

@@ -1,0 +1,1 @@
+"""A log judged while it grows."""

@@ -1,0 +1,120 @@
+"""What a sign says, and the course as all of them look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from surefoot.logs.answer import State
+from surefoot.logs.course import Course, Floats, Trace
+from surefoot.logs.judging.levels import Curve, curve
+from surefoot.logs.judging.signs.sight import SIGHT, Sight
+from surefoot.records import Cause, Pattern
+
+TWICE = float(np.log(2))
+"""A level that has doubled, on the scale of `levels`."""
+CHANCE = 4.0
+"""How many times its own spread a change of level has to be, not to be chance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """Trouble that was seen."""
+
+    verdict: State
+    pattern: Pattern
+    sentence: str
+    onset: float | None
+    causes: tuple[tuple[Cause, float], ...] = ()
+    """With the confidence that the sign alone gives."""
+    evidence: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    """What to do about just this, before what the causes advise."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A course with what several signs need of it, worked out once."""
+
+    course: Course
+    facts: Mapping[str, float | str] = field(default_factory=dict)
+    sight: Sight = SIGHT
+
+    @cached_property
+    def loss(self) -> Curve | None:
+        return curve(self.course.loss)
+
+    @cached_property
+    def evaluation(self) -> Curve | None:
+        return curve(self.course.eval_loss)
+
+    @cached_property
+    def norm(self) -> Curve | None:
+        """The gradient norm, unless it was logged as 0 because nobody measured it."""
+        values = self.course.norm.values
+        return curve(self.course.norm) if len(values) and np.any(values != 0) else None
+
+    @property
+    def played(self) -> bool:
+        """A loss that need not fall: of reinforcement learning, or of two models against each other."""
+        others = self.course.others
+        return "reward" in others or any(role.startswith("rival:") for role in others)
+
+    @cached_property
+    def float16(self) -> bool:
+        told = str(self.facts.get("fp16", "")).lower()
+        return len(self.course.scale) > 0 or told in ("1", "1.0", "true") or "skipped" in self.course.others
+
+    def at(self, step: float) -> str:
+        """A place in the run, in words."""
+        return f"{self.course.unit} {step:,.0f}"
+
+
+def number(value: float) -> str:
+    """A number as a person would write it."""
+    if not np.isfinite(value):
+        return "NaN" if np.isnan(value) else ("inf" if value > 0 else "-inf")
+    size = abs(value)
+    if size and (size >= 1e5 or size < 1e-3):
+        return f"{value:.2e}"
+    return f"{value:.4g}"
+
+
+def before(trace: Trace, step: float, count: int = 20) -> Floats:
+    """The last finite values of a trace up to a step."""
+    values = trace.values[(trace.steps <= step) & np.isfinite(trace.values)]
+    return values[-count:]
+
+
+def trend(values: Floats) -> float:
+    """Mann and Kendall's test of a trend: how many deviations the rises outnumber the falls by."""
+    count = len(values)
+    if count < 4:
+        return 0.0
+    if count > 400:
+        values = values[np.linspace(0, count - 1, 400).astype(int)]
+        count = 400
+    pairs = np.sign(values[None, :] - values[:, None])
+    total = float(np.triu(pairs, 1).sum())
+    deviation = np.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    return total / float(deviation)
+
+
+RAISED = 3.0
+"""A rate this many times what it was shortly before has been raised, and not only warmed up."""
+
+
+def rate_raised(view: Look, step: float) -> tuple[tuple[tuple[Cause, float], ...], tuple[str, ...]]:
+    """Whether the learning rate was raised where trouble began: the causes that speaks for, and the words."""
+    rates = before(view.course.rate, step, 40)
+    rates = rates[rates > 0]
+    if len(rates) < 8:
+        return (), ()
+    usual, now = float(np.median(rates[: len(rates) // 2])), float(rates[-1])
+    if now < RAISED * usual:
+        return (), ()
+    words = f"the learning rate had just been raised from {number(usual)} to {number(now)}"
+    return ((Cause.LEARNING_RATE, 0.6), (Cause.SCHEDULE, 0.4)), (words,)

@@ -1,0 +1,188 @@
+"""A loss that left its course and did not come back: in one jump, faster and faster, or in widening swings."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from surefoot.logs.answer import State
+from surefoot.logs.course import Trace
+from surefoot.logs.judging.levels import Curve, curve
+from surefoot.logs.judging.signs.base import CHANCE, TWICE, Look, Sign, number, rate_raised
+from surefoot.logs.judging.signs.sight import Sight
+from surefoot.records import Cause, Pattern
+
+AT_ONCE = 0.6
+"""Share of the whole rise that came within the shortest stretch, from which it was a jump."""
+STRETCH = 0.02
+"""Share of the run that such a stretch may be long."""
+CROSSINGS = 3
+"""Times that the level went across the middle between low and high, from which it swings."""
+WIDER = 3.0
+"""How much wider the last swings are than those in the calmest part of the run."""
+FEWEST = 4
+"""Losses below which a course is not told."""
+AROUND = 10
+"""Values before the end that make the usual level."""
+SURELY = 10.0
+"""How many times that level the very last value is, from which it does not matter what would have come after it."""
+
+
+def look(view: Look) -> Sign | None:
+    loss = view.loss
+    if loss is None or len(loss) < FEWEST or view.played:
+        return None
+    if _left(loss, view.sight):
+        return _blown_up(view, loss)
+    ended = _ends_high(view)
+    if ended is not None:
+        return ended
+    if _widening(loss):
+        return _said(view, loss, Pattern.OSCILLATING, loss.best_at)
+    least = max(view.sight.creep, view.sight.out_of_noise * loss.noise, 1.5 * CHANCE * loss.spread)
+    if loss.rise > least and len(loss) >= 20 and loss.best_at < 0.8 * len(loss):
+        return _creeping(view, loss)
+    return None
+
+
+def _ends_high(view: Look) -> Sign | None:
+    """A jump in the very last values: what comes after it is not in the log."""
+    trace = view.course.loss
+    finite = np.isfinite(trace.values)
+    steps, values = trace.steps[finite], trace.values[finite]
+    for last in (3, 2, 1):
+        earlier = curve(Trace(trace.name, steps[:-last], values[:-last]))
+        if earlier is None or len(earlier) < 3 or values[:-last].min() < 0:
+            continue
+        usual = float(np.median(earlier.raw[-AROUND:]))
+        least = usual * float(np.exp(max(TWICE, view.sight.spike * earlier.noise)))
+        if usual > 0 and values[-last:].min() > least:
+            return _high(view, float(steps[-last]), float(values[-last:].max()), usual, last)
+    return None
+
+
+def _high(view: Look, step: float, top: float, usual: float, last: int) -> Sign:
+    sure = last == 3 or top > SURELY * usual
+    return Sign(
+        verdict=State.FAILED if sure else State.WARNING,
+        pattern=Pattern.JUMP,
+        sentence=f"The loss jumped up {top / usual:,.3g}-fold at {view.at(step)}, where the log ends.",
+        onset=step,
+        causes=_CAUSES[Pattern.JUMP],
+        evidence=(f"about {number(usual)} before, {number(top)} at the end of the log",),
+    )
+
+
+def _left(loss: Curve, sight: Sight) -> bool:
+    least = max(sight.blowup, sight.out_of_noise * loss.noise, CHANCE * loss.spread)
+    return loss.rise > least and loss.best_at < len(loss) - 2
+
+
+def _blown_up(view: Look, loss: Curve) -> Sign:
+    middle = (loss.best + loss.last) / 2
+    above = loss.level > middle
+    crossings = int(np.sum(above[1:] != above[:-1]))
+    if (crossings >= CROSSINGS and _swings(loss, middle)) or _swinging_up(loss):
+        return _said(view, loss, Pattern.OSCILLATING, int(np.flatnonzero(above)[0]))
+    after = loss.values[loss.best_at :]
+    stretch = max(1, int(STRETCH * len(loss)))
+    highest = np.maximum.accumulate(after)
+    gains = highest[stretch:] - highest[:-stretch] if len(highest) > stretch else np.zeros(1)
+    total = float(highest[-1] - after[0])
+    if total > 0 and float(gains.max()) > AT_ONCE * total:
+        half = after[0] + 0.5 * float(gains.max())
+        return _said(view, loss, Pattern.JUMP, loss.best_at + int(np.flatnonzero(after > half)[0]))
+    low = np.flatnonzero(after <= loss.best + 2 * loss.noise)
+    return _said(view, loss, Pattern.EXPONENTIAL, loss.best_at + (int(low[-1]) + 1 if len(low) else 0))
+
+
+def _swings(loss: Curve, middle: float) -> bool:
+    """Both sides are held for a while, again and again, so that it is no single rise with noise on it."""
+    below = np.flatnonzero(loss.level <= middle)
+    early = loss.level[: max(1, below[-1])]
+    return bool((early > middle).mean() > 0.1)
+
+
+def _swinging_up(loss: Curve) -> bool:
+    """A rise that is made of swings: they have grown with it, and are as large as it is."""
+    quarter = max(4, len(loss) // 4)
+    apart = np.abs(loss.values - loss.level)
+    calm = apart[max(0, loss.best_at - quarter // 2) : loss.best_at + quarter // 2]
+    late = apart[-quarter:]
+    wide = float(np.quantile(late, 0.8))
+    return wide > 0.4 * loss.rise and wide > WIDER * max(float(np.quantile(calm, 0.8)), 0.02)
+
+
+def _widening(loss: Curve) -> bool:
+    """Whether peaks rise while lows do not: the swings, and not the level, are what grows."""
+    count = len(loss)
+    if count < 16:
+        return _alternating(loss)
+    quarter = count // 4
+    parts = [loss.values[at * quarter : (at + 1) * quarter] for at in range(4)]
+    wide = [float(np.quantile(part, 0.9) - np.quantile(part, 0.1)) for part in parts]
+    high = [float(np.quantile(part, 0.9)) for part in parts]
+    calm = int(np.argmin(wide[:3]))
+    grown = wide[3] > WIDER * max(wide[calm], loss.noise / 2) and wide[3] > 2 * TWICE
+    above = parts[3] > high[calm] + TWICE
+    peaks = int(np.sum(above[1:] & ~above[:-1])) + int(above[0])
+    return grown and peaks >= CROSSINGS and high[3] > loss.start
+
+
+def _alternating(loss: Curve) -> bool:
+    """A few values that go up and down, each time further."""
+    moves = np.diff(loss.values)
+    if len(moves) < 4 or not np.all(moves[1:] * moves[:-1] < 0):
+        return False
+    sizes = np.abs(moves)
+    return bool(sizes[-2:].mean() > 1.5 * sizes[:2].mean() and loss.values.max() > loss.start + TWICE)
+
+
+def _said(view: Look, loss: Curve, pattern: Pattern, at: int) -> Sign:
+    at = min(max(at, 0), len(loss) - 1)
+    step = float(loss.steps[at])
+    low = number(float(loss.raw[max(0, loss.best_at - 1) : loss.best_at + 2].mean()))
+    low_at = view.at(float(loss.steps[loss.best_at]))
+    last = number(float(np.median(loss.raw[-max(3, len(loss) // 10) :])))
+    top = int(np.argmax(loss.values[at:])) + at
+    evidence = [
+        f"the loss was down to {low} at {low_at} and stands at {last} at the end",
+        f"its highest since then: {number(float(loss.raw[top]))} at {view.at(float(loss.steps[top]))}",
+    ]
+    if loss.last > loss.start:
+        evidence.append(f"it ends above where it began ({number(float(loss.raw[0]))})")
+    told = {
+        Pattern.JUMP: f"The loss jumped up at {view.at(step)} and has not come back.",
+        Pattern.EXPONENTIAL: f"The loss has been growing since {view.at(step)}.",
+        Pattern.OSCILLATING: f"The loss swings between two levels, wider than it learns, since {view.at(step)}.",
+    }
+    rate, words = rate_raised(view, step)
+    return Sign(
+        verdict=State.FAILED,
+        pattern=pattern,
+        sentence=told[pattern],
+        onset=step,
+        causes=rate or _CAUSES[pattern],
+        evidence=(*evidence, *words),
+    )
+
+
+_CAUSES: dict[Pattern, tuple[tuple[Cause, float], ...]] = {
+    Pattern.JUMP: ((Cause.BAD_BATCH, 0.4), (Cause.PRECISION_OVERFLOW, 0.2), (Cause.LEARNING_RATE, 0.2)),
+    Pattern.EXPONENTIAL: ((Cause.LEARNING_RATE, 0.6), (Cause.ACCUMULATION, 0.15), (Cause.MOMENTUM, 0.1)),
+    Pattern.OSCILLATING: ((Cause.LEARNING_RATE, 0.4), (Cause.OPTIMIZER_STATE, 0.25), (Cause.DRIFT, 0.2)),
+}
+
+
+def _creeping(view: Look, loss: Curve) -> Sign:
+    step = float(loss.steps[loss.best_at])
+    more = float(np.expm1(loss.rise))
+    return Sign(
+        verdict=State.WARNING,
+        pattern=Pattern.NONE,
+        sentence=f"The loss was lowest at {view.at(step)} and has risen by {more:.0%} since.",
+        onset=step,
+        causes=((Cause.DRIFT, 0.4), (Cause.LEARNING_RATE, 0.35), (Cause.SCHEDULE, 0.2)),
+        evidence=(
+            f"{number(float(loss.raw[loss.best_at]))} then, {number(float(np.median(loss.raw[-3:])))} at the end",
+        ),
+    )

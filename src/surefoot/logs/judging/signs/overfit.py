@@ -1,0 +1,70 @@
+"""An evaluation loss that rises while the training loss falls."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from surefoot.logs.answer import State
+from surefoot.logs.judging.levels import Curve
+from surefoot.logs.judging.signs.base import TWICE, Look, Sign, number, trend
+from surefoot.logs.judging.signs.sight import Sight
+from surefoot.records import Cause, Pattern
+
+SURE = 3.0
+"""How many times its own spread that rise has to be."""
+OUT_OF_NOISE = 1.5
+"""How many times the noise of a single evaluation it has to be."""
+TREND = 1.28
+"""Deviations by which rises outnumber falls (one in ten by chance), for a curve too short to have clear levels."""
+FEWEST = 4
+"""Evaluations below which nothing is said."""
+
+
+def look(view: Look) -> Sign | None:
+    train, held = view.loss, view.evaluation
+    if train is None or held is None or len(held) < FEWEST or len(train) < FEWEST or view.played:
+        return None
+    if not (_risen(held, view.sight) and _learning(train, held)):
+        return None
+    return _said(view, train, held)
+
+
+def _risen(held: Curve, sight: Sight) -> bool:
+    if held.rise > max(sight.overfit, OUT_OF_NOISE * held.noise, SURE * held.spread):
+        return True
+    return held.last - held.start > sight.overfit and trend(held.values) > TREND
+
+
+def _learning(train: Curve, held: Curve) -> bool:
+    """Whether training got no worse while evaluation did, or was better still when its own trouble began."""
+    turn = float(held.steps[held.best_at])
+    later = train.level[train.steps >= turn]
+    if not len(later):
+        return False
+    then = float(later[0])
+    if train.last < min(then + train.noise, train.start - train.noise):
+        return True
+    best = float(later.min())
+    reached = float(train.steps[train.steps >= turn][int(np.argmin(later))])
+    meanwhile = held.level[held.steps <= reached]
+    fell = best < then - TWICE / 2
+    return fell and len(meanwhile) > 0 and float(meanwhile[-1]) > held.best + TWICE and held.rise > train.rise
+
+
+def _said(view: Look, train: Curve, held: Curve) -> Sign:
+    best_at = int(np.argmin(held.values))
+    step = float(held.steps[best_at])
+    best, last = float(held.raw[best_at]), float(np.median(held.raw[-max(1, min(3, len(held) // 4)) :]))
+    now = number(float(np.median(train.raw[-3:])))
+    return Sign(
+        verdict=State.WARNING,
+        pattern=Pattern.OVERFIT,
+        sentence=f"Overfitting since {view.at(step)}: the evaluation loss rises while the training loss falls.",
+        onset=step,
+        causes=((Cause.OVERFITTING, 0.85),),
+        evidence=(
+            f"evaluation: {number(best)} at {view.at(step)}, {number(last)} at the end",
+            f"training: {number(float(train.raw[0]))} at the start, {now} at the end",
+        ),
+        advice=(f"Take the checkpoint from around {view.at(step)}: what came after it is worse on new data.",),
+    )

@@ -1,0 +1,60 @@
+"""A peak in the loss that came back down."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from surefoot.logs.answer import State
+from surefoot.logs.judging.levels import Curve
+from surefoot.logs.judging.signs.base import TWICE, Look, Sign, number
+from surefoot.records import Cause, Pattern
+
+AROUND = 10
+"""Values on either side that make those levels."""
+SETTLED = 3
+"""Values before which nothing is a peak: a run begins high."""
+EARLY = 0.02
+"""Share of the run that is its beginning, in which peaks are part of finding the way."""
+
+
+def look(view: Look) -> Sign | None:
+    if view.played:
+        return None
+    for curve, what in ((view.loss, "loss"), (view.evaluation, "evaluation loss")):
+        at = peak(curve, view.sight.spike)
+        if curve is not None and at is not None:
+            return _said(view, curve, at, what)
+    return None
+
+
+def peak(curve: Curve | None, above: float) -> int | None:
+    """Where the highest peak stands that is so many times above the noise."""
+    if curve is None or len(curve) < 2 * SETTLED:
+        return None
+    values = curve.peaks
+    apart = np.abs(values - np.median(values)) if len(values) < 8 else np.abs(np.diff(values))
+    noise = max(curve.noise, 1.05 * float(np.median(apart)))
+    order = np.argsort(values - curve.level)[::-1][:20]
+    first = max(SETTLED, int(EARLY * len(values)))
+    for at in (int(index) for index in order if first <= index < len(values) - 1):
+        earlier, later = values[max(0, at - AROUND) : at], values[at + 1 : at + 1 + 3 * AROUND]
+        sides = max(float(np.median(earlier)), float(np.min(later[-AROUND:])))
+        if values[at] - sides > max(TWICE, above * noise):
+            return at
+    return None
+
+
+def _said(view: Look, curve: Curve, at: int, what: str) -> Sign:
+    step = float(curve.steps[at])
+    side = float(np.median(curve.values[max(0, at - AROUND) : at]))
+    times = float(np.exp(min(curve.peaks[at] - side, 700.0)))
+    usual = number(float(np.median(curve.raw[max(0, at - AROUND) : at])))
+    last = number(float(np.median(curve.raw[-3:])))
+    return Sign(
+        verdict=State.WARNING,
+        pattern=Pattern.RECOVERED_SPIKE,
+        sentence=f"The {what} spiked {times:,.3g}-fold at {view.at(step)} and came back.",
+        onset=step,
+        causes=((Cause.BAD_BATCH, 0.4), (Cause.LEARNING_RATE, 0.25), (Cause.TRANSIENT, 0.2)),
+        evidence=(f"about {usual} before the spike, {last} at the end of the run",),
+    )

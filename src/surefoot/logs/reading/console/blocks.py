@@ -1,0 +1,156 @@
+"""Rows that stand on more than one line: a heading and numbers below it, one name and number a line, bars."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+from surefoot.logs.reading.meaning import Role, meaning
+from surefoot.logs.reading.numbers import number
+
+Record = dict[str, float]
+_CELLS = re.compile(r"\s*[|│┃]\s*|\t+|\s{2,}")
+_CELL = re.compile(r"[A-Za-z_%#一-鿿][\w/@.()%\- :#]{0,39}")
+_FIRST = re.compile(r"[\s|│┃]*\d")
+_DONE = re.compile(r"(\d+)/(\d+)\s*\[?")
+_COUNTERS = (Role.STEP, Role.EPOCH)
+LONGEST_BLOCK = 64
+PARTS = 100_000
+"""States of unfinished bars that are kept in case there is nothing else."""
+
+
+class Columns:
+    """The heading of a table in text."""
+
+    def __init__(self, names: list[str], comma: bool) -> None:
+        self.names = names
+        self._comma = comma
+
+    @classmethod
+    def of(cls, line: str) -> Columns | None:
+        """A heading, if the line reads as one: three names or more, one of them a counter or a loss."""
+        line = line.strip().strip("|│┃").strip()
+        comma = line.count(",") >= 2
+        cells = [cell.strip() for cell in (line.split(",") if comma else _CELLS.split(line))]
+        if len(cells) < 3:
+            cells = line.split()
+        if not 3 <= len(cells) <= 64 or not all(_CELL.fullmatch(cell) for cell in cells):
+            return None
+        roles = [meaning(cell).role for cell in cells]
+        if roles[0] in _COUNTERS or (Role.LOSS in roles and any(role in _COUNTERS for role in roles)):
+            return cls(cells, comma)
+        return None
+
+    def row(self, line: str) -> Record | None:
+        """The numbers of a line below the heading, if it is one."""
+        if not _FIRST.match(line):
+            return None
+        line = line.strip().strip("|│┃").strip()
+        cells = line.split(",") if self._comma else _CELLS.split(line)
+        if len(cells) != len(self.names):
+            cells = line.split()
+            if "%" in line:  # a bar behind the numbers
+                cells = cells[: len(self.names)]
+        if len(cells) != len(self.names):
+            return None
+        record: Record = {}
+        for name, cell in zip(self.names, cells, strict=True):
+            value = number(cell.strip().rstrip(":").split("/")[0])
+            if value is not None:
+                record[name] = value
+        return record if 2 * len(record) >= len(cells) and len(record) > 1 else None
+
+
+class Block:
+    """Lines of one name and one number each, gathered into one record."""
+
+    def __init__(self) -> None:
+        self._record: Record = {}
+        self._held: dict[tuple[str, ...], tuple[int, Record] | None] = {}
+        self.evaluation = False
+        """A heading said that what follows was measured on other data."""
+
+    def add(self, name: str, value: float, now: int) -> list[Record]:
+        done = self.close(now) if name in self._record or len(self._record) >= LONGEST_BLOCK else []
+        self._record[name] = value
+        return done
+
+    def begin(self, place: Record) -> None:
+        """A counter on a line of its own, to which the lines behind it belong."""
+        self._record = dict(place)
+
+    def close(self, now: int) -> list[Record]:
+        """The record that the lines made, if they are of a row of a log; the first of a kind waits for the second.
+
+        `now` is the number of rows so far: a first one that would come after later rows is left out.
+        """
+        if not self._record:
+            return []
+        record, self._record = self._record, {}
+        roles = {meaning(name).role for name in record}
+        if not roles & {Role.LOSS, Role.REWARD, Role.PERPLEXITY}:
+            return []
+        if self.evaluation:
+            self.evaluation = False
+            return [evaluated(record)]
+        key = tuple(sorted(record))
+        if key in self._held:
+            first, self._held[key] = self._held[key], None
+            return [record] if first is None or first[0] != now else [first[1], record]
+        if len(self._held) < LONGEST_BLOCK:
+            self._held[key] = (now, record)
+        return []
+
+    def left(self) -> list[Record]:
+        """What still waits, of use where the log holds nothing else: only what has a counter."""
+        return [one[1] for one in self._held.values() if one and any(_counts(name) for name in one[1])]
+
+
+def evaluated(record: Record) -> Record:
+    """The record with names that say that it was measured on other data."""
+    return {name if meaning(name).held_out or _counts(name) else f"eval {name}": record[name] for name in record}
+
+
+def _counts(name: str) -> bool:
+    return meaning(name).role in _COUNTERS
+
+
+class Bars:
+    """Bars of one epoch each: the last state is the epoch's row; the others count only where there are few epochs."""
+
+    def __init__(self) -> None:
+        self._done: list[Record] = []
+        self._parts: deque[Record] = deque(maxlen=PARTS)
+        self._open: Record | None = None
+        self._count = 0.0
+        self._many = False
+
+    def take(self, record: Record, place: Record, count: float, total: float, epoch: float) -> list[Record]:
+        """One state of a bar; what comes back are rows that are settled."""
+        ready: list[Record] = []
+        if self._open is not None and count < self._count:
+            ready = self._finish(self._open)
+        self._count = count
+        whole = {**place, **record}
+        if not self._many:
+            self._parts.append({**whole, "step": epoch * total + count})
+        self._open = whole
+        if count >= total:
+            ready += self._finish(whole)
+        return ready
+
+    def _finish(self, row: Record) -> list[Record]:
+        self._open = None
+        if self._many:
+            return [row]
+        self._done.append(row)
+        if len(self._done) < 3:
+            return []
+        self._many = True
+        self._parts.clear()
+        return self._done
+
+    def left(self) -> list[Record]:
+        if not self._many:
+            return list(self._parts)
+        return [self._open] if self._open is not None else []

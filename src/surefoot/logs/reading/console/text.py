@@ -1,0 +1,93 @@
+"""Console text made plain, and the part of it that an exception may stand in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from surefoot.logs.reading.source import decoded
+from surefoot.logs.table import ENDING
+
+_COLOURS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_WIDE = (("\uff1a", ": "), ("\uff0c", ", "), ("\uff1d", "="), ("\uff1b", "; "), ("\uff08", "("), ("\uff09", ")"))
+"""The signs of Chinese text, and ours."""
+_BACK = re.compile("\x08+")
+FIRST = ENDING // 4
+_LONGEST = 1 << 20
+_CHINESE = re.compile("[\u4e00-\u9fff]")
+
+
+def decoded_line_by_line(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Text of bytes that are cut anywhere, decoded in whole lines."""
+    left = b""
+    for chunk in chunks:
+        chunk = left + chunk
+        cut = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
+        if len(chunk) - cut > _LONGEST:
+            cut = len(chunk)
+        left = chunk[cut:]
+        yield _decoded(chunk[:cut])
+    yield _decoded(left)
+
+
+def _decoded(raw: bytes) -> str:
+    """UTF-8, or what Windows writes in China, or in the West."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        pass
+    try:
+        text = raw.decode("gb18030")
+    except UnicodeDecodeError:
+        return decoded(raw)
+    wide = len(text) - len(text.encode("ascii", "ignore"))
+    return text if wide and 2 * len(_CHINESE.findall(text)) > wide else decoded(raw)
+
+
+def plain(text: str) -> str:
+    """Without colours, NUL bytes and ways of writing over a line: every state of a bar is a line of its own."""
+    if "\x1b" in text:
+        text = _COLOURS.sub("", text)
+    if "\x00" in text:
+        text = text.replace("\x00", "")
+    if "\x08" in text:
+        text = _BACK.sub("\n", text)
+    if not text.isascii():
+        for theirs, ours in _WIDE:
+            text = text.replace(theirs, ours)
+    return text.replace("\r", "\n") if "\r" in text else text
+
+
+class Since:
+    """The text since the last row: its beginning, where the first of many ranks speaks, and its end."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._first: list[str] = []
+        self._room = FIRST
+        self._last: list[str] = []
+        self._size = 0
+        self._cut = False
+
+    def add(self, line: str) -> None:
+        size = len(line) + 1
+        if self._room > 0:
+            self._first.append(line[: self._room])
+            self._room -= size
+            return
+        self._last.append(line)
+        self._size += size
+        if self._size > 2 * ENDING:
+            self._last = [self._kept()]
+            self._size = len(self._last[0])
+            self._cut = True
+
+    def _kept(self) -> str:
+        return "\n".join(self._last)[-(ENDING - FIRST - 64) :]
+
+    def text(self) -> str:
+        first = "\n".join(self._first)
+        last = self._kept()
+        return "\n".join(part for part in (first, last) if part)

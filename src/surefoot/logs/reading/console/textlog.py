@@ -1,0 +1,100 @@
+"""Console text of any trainer: rows are told from chatter by their names and by how lines are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.logs.reading.console.blocks import Record
+from surefoot.logs.reading.console.lines import Lines
+from surefoot.logs.reading.console.rows import Sink
+from surefoot.logs.reading.console.text import decoded_line_by_line, plain
+from surefoot.logs.reading.source import Source
+from surefoot.logs.table import Gatherer, Table
+
+FORMAT = "text"
+LONGEST = 1 << 20
+"""Characters without an end of line after which one is made up."""
+_PART = 1 << 16
+_STRANGE = bytes([*range(1, 7), *range(14, 27), *range(28, 32), 127])
+
+
+class _Rows:
+    """Rows as a list."""
+
+    def __init__(self) -> None:
+        self.rows: list[Record] = []
+
+    def add(self, record: Mapping[str, float], /) -> None:
+        self.rows.append(dict(record))
+
+    def extend(self, columns: Mapping[str, NDArray[np.float64]], present: Mapping[str, NDArray[np.bool_]], /) -> None:
+        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+            self.rows.append(dict(zip(columns, values, strict=True)))
+
+    def skip(self, reason: str, count: int = 1, /) -> None:
+        pass
+
+
+class Following:
+    """Reads text as it comes: `feed` gives the rows of the lines that are complete."""
+
+    def __init__(self, sink: Sink | None = None) -> None:
+        self._rows = _Rows()
+        self._lines = Lines(sink if sink is not None else self._rows)
+        self._rest = ""
+
+    @property
+    def ending(self) -> str:
+        """The text since the last row, where the exception stands that the run may have ended in."""
+        return self._lines.since.text() + ("\n" + plain(self._rest) if self._rest else "")
+
+    @property
+    def facts(self) -> dict[str, float | str]:
+        """Settings that stood in the text."""
+        return self._lines.facts
+
+    def feed(self, text: str) -> list[Record]:
+        text = self._rest + text
+        cut = max(text.rfind("\n"), text.rfind("\r")) + 1
+        if len(text) - cut > LONGEST:
+            text, cut = text + "\n", len(text) + 1
+        self._rest = text[cut:]
+        body = plain(text[:cut])
+        at = 0
+        while at < len(body):
+            end = body.find("\n", at + _PART) + 1 or len(body)
+            self._lines.take(body[at:end])
+            at = end
+        return self._given()
+
+    def finish(self) -> list[Record]:
+        """The last line, though no end of line followed it, and what was held back until more of its kind came."""
+        rest, self._rest = self._rest, ""
+        for line in plain(rest).split("\n"):
+            self._lines.line(line)
+        self._lines.finish()
+        return self._given()
+
+    def _given(self) -> list[Record]:
+        rows, self._rows.rows = self._rows.rows, []
+        return rows
+
+
+def fits(head: bytes) -> bool:
+    """Anything that is text: nearly no control characters but those of a console."""
+    sample = head[: 1 << 14].replace(b"\0", b"")
+    strange = len(sample) - len(sample.translate(None, _STRANGE))
+    return bool(sample.strip()) and strange <= len(sample) * 0.02
+
+
+def read(source: Source) -> Table:
+    gatherer = Gatherer()
+    following = Following(gatherer)
+    for text in decoded_line_by_line(source.chunks()):
+        following.feed(text)
+    following.finish()
+    gatherer.facts.update(following.facts)
+    return gatherer.table(FORMAT, source.path, following.ending)

@@ -1,0 +1,200 @@
+"""One JSON document that holds a run: a trainer's state, a history, lists of records, exports of other tools."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.logs.reading.labels import is_counter
+from surefoot.logs.reading.records import DEEPEST, Block, as_number, keep_facts
+from surefoot.logs.table import Gatherer, Parts
+
+TRAINER_STATE = "trainer_state"
+_WRAPPERS = frozenset(
+    {"history", "log_history", "logs", "log", "metrics", "results", "epochs", "records", "data", "rows", "steps"}
+    | {"training_history", "train_history", "scalars", "training_log", "iterations", "entries", "events", "values"}
+)
+_KEYED = re.compile(r"([a-z_ -]*?)[\s_-]*(\d+)", re.I)
+_SETTINGS = frozenset(
+    {"config", "args", "hparams", "params", "settings", "hyperparameters", "env", "stateful_callbacks"}
+)
+_AXES = re.compile(r"(?:.*[^a-z])?(?:steps?|epochs?|iters?|iterations?|time|timestamps?)", re.I)
+
+
+class Document:
+    """Finds the numbers of a run in a document of any shape."""
+
+    def __init__(self, gatherer: Gatherer) -> None:
+        self._gatherer = gatherer
+        self._block = Block(gatherer)
+        self._lists: list[tuple[str, list[float | None]]] = []
+
+    def take(self, value: Any) -> str:
+        """Everything into the gatherer; the name of the format comes back."""
+        state = isinstance(value, dict) and isinstance(value.get("log_history"), list)
+        if isinstance(value, dict) and not state and _flat(value):
+            self._block.add([value])
+        else:
+            self._walk(value, "", 0)
+            self._place_lists()
+        return TRAINER_STATE if state else "json"
+
+    def _walk(self, value: Any, path: str, depth: int) -> None:
+        if depth > DEEPEST:
+            return
+        if isinstance(value, list):
+            self._list(cast("list[Any]", value), path)
+        elif isinstance(value, dict):
+            self._dictionary(cast("dict[str, Any]", value), path, depth)
+
+    def _dictionary(self, value: dict[str, Any], path: str, depth: int) -> None:
+        if {"columns", "data"} <= value.keys() and isinstance(value["columns"], list):
+            self._rows(value["columns"], value["data"], path)
+        elif keyed := _by_number(value):
+            self._keyed(keyed, path)
+        else:
+            scalars = {name: one for name, one in value.items() if not isinstance(one, list | dict)}
+            keep_facts(self._gatherer, scalars, path)
+            for name, one in value.items():
+                if isinstance(one, dict) and name.lower() in _SETTINGS:
+                    keep_facts(self._gatherer, one)
+                elif isinstance(one, list | dict):
+                    self._walk(one, _joined(path, name), depth + 1)
+
+    def _keyed(self, keyed: tuple[str, list[int], list[Any]], path: str) -> None:
+        word, at, values = keyed
+        if all(isinstance(one, dict) for one in values):
+            even = all(b - a == 1 for a, b in pairwise(at))
+            name = word or ("epoch" if even else "step")
+            records = [{name: key, **one} for key, one in zip(at, values, strict=True)]
+            self._block.add(records, path)
+            return
+        numbers = [as_number(one) for one in values]
+        kept = [(key, one) for key, one in zip(at, numbers, strict=True) if one is not None]
+        if kept and [key for key, _ in kept] == list(range(kept[0][0], kept[0][0] + len(kept))):
+            self._lists.append((path or "value", [one for _, one in kept]))
+        elif kept:
+            self._block.add([{"step": key, path or "value": one} for key, one in kept])
+
+    def _list(self, values: list[Any], path: str) -> None:
+        if not values:
+            return
+        kinds = set(map(type, values))
+        if dict in kinds:
+            records = [one for one in values if isinstance(one, dict)]
+            if len(records) < len(values):
+                self._gatherer.skip("entries that are no records", len(values) - len(records))
+            self._block.add(records, path)
+        elif kinds == {list}:
+            self._lists_in_a_list(values, path)
+        elif kinds <= {int, float, str, type(None), bool}:
+            numbers = [as_number(one) for one in values]
+            if any(one is not None for one in numbers):
+                self._lists.append((path or "value", numbers))
+
+    def _lists_in_a_list(self, values: list[list[Any]], path: str) -> None:
+        if all(isinstance(one, str) for one in values[0]) and len(values[0]) > 1:
+            self._rows(values[0], values[1:], path)
+            return
+        width = len(values[0])
+        if width == 1:
+            self._list([one[0] if one else None for one in values], path)
+        elif axes := _axes(values):
+            names = [*axes, path or "value"]
+            self._block.add([dict(zip(names, row, strict=True)) for row in values])
+        else:
+            self._rows([f"col{index + 1}" for index in range(width)], values, path)
+
+    def _rows(self, names: list[Any], rows: Any, path: str) -> None:
+        if isinstance(rows, list):
+            records = [dict(zip(map(str, names), row, strict=False)) for row in rows if isinstance(row, list)]
+            self._block.add(records, path)
+
+    def _place_lists(self) -> None:
+        """Lists of one length belong together; with steps of their own they stand apart, else short ones are spread."""
+        if not self._lists:
+            return
+        longest = max(len(values) for _, values in self._lists)
+        homes = {_home(name) for name, _ in self._lists if _AXES.fullmatch(_leaf(name))}
+        groups: dict[tuple[str, int], dict[str, list[float | None]]] = defaultdict(dict)
+        for name, values in self._lists:
+            home = _home(name)
+            groups[home if home in homes and (home or len(values) == longest) else "", len(values)][name] = values
+        parts = Parts(self._gatherer)
+        first = self._gatherer.records
+        self._gatherer.records += longest
+        for (home, length), columns in groups.items():
+            apart = bool(home) or (length < 0.8 * longest and any(_AXES.fullmatch(_leaf(name)) for name in columns))
+            start = self._gatherer.records if apart else first
+            rows = np.arange(length)
+            if apart:
+                self._gatherer.records += length
+            elif length < 0.8 * longest:
+                rows = np.round((rows + 1) * (longest / length)).astype(np.int64) - 1
+            for name, values in columns.items():
+                _put(parts, name, values, rows + start)
+        parts.flush()
+
+
+def _put(parts: Parts, name: str, values: list[float | None], rows: NDArray[np.int64]) -> None:
+    # A counter is everybody's, whatever object it stood in.
+    told = _leaf(name) if is_counter(_leaf(name)) else name
+    present = np.array([value is not None for value in values], dtype=np.bool_)
+    parts.add(told, rows[present], np.array(values, dtype=np.float64)[present])
+    parts.nothing(told, rows[~present])
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _home(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _flat(value: dict[str, Any]) -> bool:
+    return not any(isinstance(one, list | dict) for one in value.values())
+
+
+def _joined(path: str, name: str) -> str:
+    """A name below a path; the names of mere wrappers are left out."""
+    name = name.strip()
+    if name.lower() in _WRAPPERS:
+        return path
+    return f"{path}/{name}" if path else name
+
+
+def _by_number(value: dict[str, Any]) -> tuple[str, list[int], list[Any]] | None:
+    """For a dictionary with a number in every key (0, 1, epoch_2): the word before it, the numbers, the values."""
+    if len(value) < 2 and not all(key.isdigit() for key in value):
+        return None
+    matches = [_KEYED.fullmatch(key) if len(key) < 40 else None for key in value]
+    found = [match for match in matches if match is not None]
+    if not found or len(found) < len(matches) or len({match[1].lower() for match in found}) > 1:
+        return None
+    if not (all(isinstance(one, dict) for one in value.values()) or _flat(value)):
+        return None
+    word = found[0][1].strip("_- ").lower()
+    if word and not _AXES.fullmatch(word):
+        return None
+    return word, [int(match[2]) for match in found], list(value.values())
+
+
+def _axes(values: list[list[Any]]) -> list[str]:
+    """What stands before the value in pairs (step) and in the triples that TensorBoard exports (time of day, step)."""
+    width = len(values[0])
+    if width not in (2, 3) or any(len(one) != width for one in values):
+        return []
+    steps = [one[-2] for one in values]
+    if not all(isinstance(one, int | float) and one == one // 1 for one in steps):
+        return []
+    if len(steps) < 2 or any(b < a for a, b in pairwise(steps)) or steps[0] == steps[-1]:
+        return []
+    if width == 2:
+        return ["step"]
+    return ["wall_time", "step"] if isinstance(values[0][0], int | float) and values[0][0] > 1e8 else []

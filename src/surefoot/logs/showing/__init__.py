@@ -1,0 +1,1 @@
+"""An answer for people: words, a page in the terminal, pictures, a web page, two logs compared."""

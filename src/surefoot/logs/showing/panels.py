@@ -1,0 +1,94 @@
+"""Which panels a picture of a run has, whatever draws it: loss, gradient norm, rate, scale, where they were logged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from surefoot.logs.answer import Answer
+from surefoot.logs.course import Course, Trace
+from surefoot.logs.showing.axes import Scale, gaps, scale_for, span, thinned
+from surefoot.logs.showing.words import clean
+
+POINTS = 2000
+"""Points drawn of one trace; of more, the lowest and the highest of each bucket."""
+_INKS = {"A": 0, "B": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Traces that share an axis."""
+
+    title: str
+    traces: tuple[Trace, ...]
+    """Thinned, with the labels to show as names."""
+    scale: Scale
+    bad: tuple[tuple[float, float], ...]
+    """From which step to which there were no numbers: in the first trace, or in the second if in that alone."""
+    inks: tuple[int, ...] = ()
+    """Which of the colours each trace has: the same for a run in all panels."""
+    bad_word: str = "NaN"
+
+    def widest(self, edges: tuple[float, float]) -> float | None:
+        """The middle of the widest stretch without numbers, if there is room to write something there."""
+        first, last = max(self.bad, key=lambda one: one[1] - one[0], default=(0.0, 0.0))
+        return (first + last) / 2 if last - first > 0.06 * (edges[1] - edges[0]) else None
+
+
+def panels(course: Course) -> list[Panel]:
+    """The panels that there is something to draw in, the loss first."""
+    return panels_of([(None, course)])
+
+
+def panels_of(courses: Sequence[tuple[str | None, Course]]) -> list[Panel]:
+    """The same for several runs in one picture, each under its label."""
+    made: list[Panel] = []
+    alone = len(courses) == 1
+    for title, roles in (
+        ("loss", ("loss", "eval_loss") if alone else ("loss",)),
+        ("evaluation loss", () if alone else ("eval_loss",)),
+        ("gradient norm", ("norm",)),
+        ("learning rate", ("rate",)),
+        ("loss scale", ("scale",)),
+    ):
+        whole = [(label, getattr(course, role)) for label, course in courses for role in roles]
+        there = [(label, trace) for label, trace in whole if np.isfinite(trace.values).any()]
+        if there or (title == "loss" and any(len(trace) for _, trace in whole)):
+            traces = [(label, trace) for label, trace in whole if len(trace)]
+            made.append(_panel(title, traces))
+    return made
+
+
+def _panel(title: str, traces: Sequence[tuple[str | None, Trace]]) -> Panel:
+    drawn: list[Trace] = []
+    for label, trace in traces:
+        steps, values = thinned(trace.steps, trace.values, POINTS)
+        name = clean(trace.name, 40) or title
+        drawn.append(Trace(name if label is None else f"{label}: {name}", steps, values))
+    labels = [label for label, _ in traces]
+    alone = labels[0] is None
+    bad, word = _bad(drawn) if alone else ([], "")
+    inks = tuple(range(len(drawn)) if alone else (_INKS.get(label or "", 2) for label in labels))
+    straight = title == "learning rate"  # a decay to nothing looks like a fall off a cliff on a log scale
+    scale = scale_for([trace.values for trace in drawn], straight=straight)
+    return Panel(title, tuple(drawn), scale, tuple(bad), inks, word)
+
+
+def _bad(drawn: Sequence[Trace]) -> tuple[list[tuple[float, float]], str]:
+    """Where there are no numbers, and the word for it."""
+    for number, trace in enumerate(drawn):
+        if found := gaps(trace.steps, trace.values):
+            return found, "NaN" if number == 0 else f"{trace.name} is NaN"
+    return [], ""
+
+
+def limits(made: Sequence[Panel]) -> tuple[float, float]:
+    """First and last step of all panels, with a little room where there is but one."""
+    first, last = span([trace.steps for panel in made for trace in panel.traces])
+    return (first, last) if last > first else (first - 1, last + 1)
+
+
+def onset(answer: Answer) -> float | None:
+    return None if answer.onset_step is None else float(answer.onset_step)

@@ -1,0 +1,169 @@
+"""The answer as a picture in a file, drawn by matplotlib: the run's numbers, and where the trouble began."""
+
+from __future__ import annotations
+
+import textwrap
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from surefoot.logs.answer import Answer, State
+from surefoot.logs.course import Trace
+from surefoot.logs.showing.axes import bounded, count, figure
+from surefoot.logs.showing.panels import Panel, limits, onset, panels
+from surefoot.logs.showing.words import clean
+from surefoot.logs.table import Unreadable
+
+SUFFIXES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp")
+INK, FAINT, GRID = "#1f2933", "#66727f", "#e4e8ec"
+LINES = ("#2563eb", "#d97706", "#059669", "#9333ea")
+VERDICTS = {State.HEALTHY: "#15803d", State.WARNING: "#b45309", State.FAILED: "#b91c1c", State.UNKNOWN: "#0e7490"}
+_TROUBLE = "#dc2626"
+
+
+def draw(answer: Answer, path: Path) -> None:
+    """Draw one run into a file; the suffix tells the format."""
+    made = panels(answer.course) if answer.course is not None else []
+    title = f"{answer.verdict.upper()}: {clean(answer.sentence)}"
+    save(made, path, title=title, colour=VERDICTS[answer.verdict], onset=onset(answer), unit=_unit(answer))
+
+
+def check(path: Path) -> None:
+    """Whether a picture could be drawn at all; better told before a long log is read than after."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise Unreadable(f"--plot {path}: pictures end in {', '.join(SUFFIXES[:3])}")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise Unreadable(
+            "--plot draws with matplotlib, which is not installed: pip install 'surefoot[plots]'."
+            " Without it there are --html, with a plot of its own, and the plot in the terminal"
+        ) from None
+
+
+def _unit(answer: Answer) -> str:
+    return answer.course.unit if answer.course is not None else "step"
+
+
+def save(
+    made: Sequence[Panel],
+    path: Path,
+    *,
+    title: str,
+    colour: str,
+    onset: float | None = None,
+    word: str = "began",
+    unit: str = "step",
+) -> None:
+    """Draw panels over one another into a file."""
+    check(path)
+    from matplotlib.figure import Figure
+
+    if not made:
+        raise Unreadable(f"--plot {path}: there is nothing to draw, for no numbers over steps were found")
+    heights = [2.6, *([1.2] * (len(made) - 1))]
+    picture = Figure(figsize=(9, 1.3 + sum(heights)), layout="constrained", facecolor="white")
+    told = textwrap.fill(title, 88)
+    picture.suptitle(told, x=0.012, ha="left", fontsize=11.5, fontweight="bold", color=colour, parse_math=False)
+    axes = picture.subplots(len(made), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for panel, axis in zip(made, axes, strict=True):
+        _panel(axis, panel, edges=limits(made), onset=onset)
+    picture.align_ylabels(axes)
+    axes[0].set_xlim(*_room(limits(made)))
+    axes[-1].set_xlabel(unit, color=FAINT)
+    if onset is not None:
+        _name_onset(axes[0], onset, word)
+    _write(picture, path)
+
+
+def _room(edges: tuple[float, float]) -> tuple[float, float]:
+    margin = (edges[1] - edges[0]) * 0.01
+    return edges[0] - margin, edges[1] + margin
+
+
+def _write(picture: Any, path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # characters that the font lacks are drawn as boxes; that is no one's concern
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture.savefig(path, dpi=150)
+        except OSError as error:
+            raise Unreadable(f"--plot {path} cannot be written: {error.strerror or error}") from None
+
+
+def _panel(axis: Any, panel: Panel, *, edges: tuple[float, float], onset: float | None) -> None:
+    _plain_frame(axis)
+    if panel.scale.kind == "log":
+        axis.set_yscale("log", nonpositive="clip")
+    elif panel.scale.kind == "both":
+        axis.set_yscale("symlog", linthresh=1.0)
+    for ink, trace in zip(panel.inks, panel.traces, strict=True):
+        _line(axis, trace, LINES[ink % len(LINES)])
+    for first, last in panel.bad:
+        axis.axvspan(first, last, color=_TROUBLE, alpha=0.12, linewidth=0 if last > first else 1)
+    middle = panel.widest(edges) if panel.title == "loss" else None
+    if middle is not None:
+        where = axis.get_xaxis_transform()
+        axis.text(middle, 0.5, panel.bad_word, transform=where, color=_TROUBLE, ha="center", parse_math=False)
+    if onset is not None:
+        axis.axvline(onset, color=_TROUBLE, linewidth=1.1, linestyle=(0, (4, 3)))
+    _limits(axis, panel)
+    axis.set_ylabel(panel.title, color=INK)
+    if [trace.name for trace in panel.traces] != [panel.title]:
+        made = axis.legend(loc="best", frameon=True, framealpha=0.8, edgecolor="none", fontsize=8.5, labelcolor=INK)
+        for text in made.get_texts():
+            text.set_parse_math(False)
+
+
+def _plain_frame(axis: Any) -> None:
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axis.spines[side].set_color(GRID)
+    axis.tick_params(colors=FAINT, labelsize=8.5)
+    axis.grid(color=GRID, linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.xaxis.set_major_formatter(lambda value, _: count(value))
+
+
+def _limits(axis: Any, panel: Panel) -> None:
+    """Room above and below; a scale that a lone tiny value would stretch is cut at its floor."""
+    low, high = panel.scale.low, panel.scale.high
+    if panel.scale.kind == "log":
+        axis.set_ylim(low / 1.3, high * 1.5)
+    elif panel.scale.kind == "linear":
+        margin = (high - low) * 0.06
+        axis.set_ylim(low - margin, high + margin)
+        axis.yaxis.set_major_formatter(lambda value, _: figure(value))
+
+
+def _line(axis: Any, trace: Trace, colour: str) -> None:
+    values = bounded(trace.values)
+    marker = "o" if len(values) <= 60 else ""
+    axis.plot(
+        bounded(trace.steps),
+        values,
+        color=colour,
+        linewidth=1.2,
+        marker=marker,
+        markersize=3,
+        label=trace.name or "loss",
+    )
+
+
+def _name_onset(axis: Any, onset: float, word: str) -> None:
+    low, high = axis.get_xlim()
+    left = onset > (low + high) / 2
+    axis.annotate(
+        f"{word} at {count(onset)}",
+        (onset, 1.0),
+        xycoords=axis.get_xaxis_transform(),
+        xytext=(-5 if left else 5, -2),
+        textcoords="offset points",
+        ha="right" if left else "left",
+        va="top",
+        fontsize=9,
+        color=_TROUBLE,
+        bbox={"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+    )

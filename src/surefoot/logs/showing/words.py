@@ -1,0 +1,127 @@
+"""Words for people about an answer, shared by the page, the picture and the web page."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from surefoot.logs.answer import Answer, Named, State
+from surefoot.logs.showing.axes import count
+from surefoot.records import Cause, Pattern
+
+CAUSES: dict[Cause, str] = {
+    Cause.BAD_BATCH: "a bad batch of data",
+    Cause.INPUT_SCALE: "inputs of an unusual size",
+    Cause.LABELS: "wrong labels",
+    Cause.DRIFT: "data that changed under way",
+    Cause.LEARNING_RATE: "learning rate too high",
+    Cause.SCHEDULE: "learning rate schedule",
+    Cause.MOMENTUM: "momentum too high",
+    Cause.ACCUMULATION: "gradient accumulation",
+    Cause.PRECISION_OVERFLOW: "numbers too large for the precision",
+    Cause.PRECISION_UNDERFLOW: "numbers too small for the precision",
+    Cause.OPTIMIZER_STATE: "damaged optimizer state",
+    Cause.WEIGHTS_DAMAGED: "damaged weights",
+    Cause.TRANSIENT: "a passing disturbance",
+    Cause.INITIALISATION: "initialisation or warmup",
+    Cause.EXPLODING_GRADIENT: "exploding gradients",
+    Cause.VANISHING_GRADIENT: "vanishing gradients",
+    Cause.DEAD_UNITS: "dead units",
+    Cause.LOGIT_GROWTH: "growing logits",
+    Cause.ATTENTION_MASK: "attention mask",
+    Cause.LOG_OF_ZERO: "logarithm of zero",
+    Cause.ZERO_VARIANCE: "division by a variance of zero",
+    Cause.PLATEAU: "a plateau",
+    Cause.NOT_UPDATING: "weights that are not updated",
+    Cause.OVERFITTING: "overfitting",
+    Cause.OSCILLATION: "swings that do not settle",
+    Cause.OUT_OF_MEMORY: "out of memory",
+    Cause.MEMORY_LEAK: "a memory leak",
+    Cause.DATA_STARVATION: "data that comes too slowly",
+    Cause.RANK_FAULT: "one process or device at fault",
+    Cause.UNKNOWN: "not known",
+}
+
+PATTERNS: dict[Pattern, str] = {
+    Pattern.NONFINITE: "the loss turned NaN or Inf",
+    Pattern.JUMP: "a jump that did not come back",
+    Pattern.EXPONENTIAL: "growth that got faster and faster",
+    Pattern.OSCILLATING: "swings that grew wider",
+    Pattern.PLATEAU: "no learning",
+    Pattern.COLLAPSE_TO_ZERO: "a loss of exactly zero",
+    Pattern.RECOVERED_SPIKE: "a spike that came back",
+    Pattern.OVERFIT: "overfitting",
+    Pattern.OVERFLOW_SKIPS: "skipped steps",
+}
+
+COLOURS = {State.HEALTHY: "green", State.WARNING: "yellow", State.FAILED: "red", State.UNKNOWN: "cyan"}
+
+
+def clean(text: object, most: int = 600) -> str:
+    """Text from a log, safe for a terminal: control characters, which could steer it, are taken out."""
+    told = " ".join(str(text)[: most * 2].split())
+    told = "".join(one for one in told if not unicodedata.category(one).startswith("C") or one == "\u200d")
+    return told if len(told) <= most else told[: most - 3] + "..."
+
+
+def began(answer: Answer) -> str:
+    """When the trouble began and how far into the run that was; empty when nothing began."""
+    if answer.onset_step is None:
+        return ""
+    unit = answer.course.unit if answer.course is not None else "step"
+    told = f"Began at {unit} {count(answer.onset_step)}"
+    last = answer.last_step
+    if last is None or last < answer.onset_step:
+        return told + "."
+    told += f" of {count(last)}"
+    first = _first_step(answer)
+    if last > first:
+        share = min(1.0, max(0.0, (answer.onset_step - first) / (last - first)))
+        told += f", {share:.0%} into the run".replace("%", " %") if share > 0 else ", right at the start"
+    return told + "."
+
+
+def _first_step(answer: Answer) -> float:
+    if answer.course is None or not len(answer.course.loss):
+        return 0.0
+    return min(float(answer.course.loss.steps[0]), 0.0)
+
+
+def named(one: Named) -> str:
+    return f"{CAUSES.get(one.cause, str(one.cause))} ({one.confidence:.0%})".replace("%", " %")
+
+
+def advice(causes: Iterable[Named], most: int) -> list[str]:
+    """What to do, in order: all of the first cause's, then what the others add."""
+    told: list[str] = []
+    for one in causes:
+        for line in one.advice:
+            if (line := clean(line)) not in told:
+                told.append(line)
+    return told[:most]
+
+
+def origin(answer: Answer) -> list[str]:
+    """Where the numbers came from: source, format, points, columns used, what was skipped."""
+    source = answer.source
+    parts = [clean(source.get("path", ""), 200), clean(source.get("format", ""))]
+    points = source.get("points")
+    if isinstance(points, int | float):
+        parts.append(f"{count(points)} points")
+    columns = source.get("columns")
+    if isinstance(columns, dict) and columns:
+        parts.append("columns: " + ", ".join(_column(role, name) for role, name in columns.items()))
+    skipped = source.get("skipped")
+    if isinstance(skipped, dict) and skipped:
+        parts.append("skipped: " + ", ".join(f"{count(times)} {clean(why)}" for why, times in skipped.items()))
+    return [part for part in parts if part]
+
+
+def _column(role: Any, name: Any) -> str:
+    role, name = clean(role, 60), clean(name, 60)
+    return name if role == name else f"{role} = {name}"
+
+
+def joined(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

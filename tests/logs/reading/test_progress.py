@@ -1,0 +1,35 @@
+"""How far the reading of a file has come."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from surefoot.logs.reading.progress import watching
+from surefoot.logs.reading.source import Source
+
+TEXT = b"step 1 loss 2.0\n" * 20_000
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_whoever_watches_is_told_of_every_byte_of_the_file(packed: bool, tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_bytes(gzip.compress(TEXT) if packed else TEXT)
+    told: list[tuple[str, int, int]] = []
+    with watching(lambda *news: told.append(news)), Source.open(path) as source:
+        assert b"".join(source.lines()) == TEXT
+    size = path.stat().st_size
+    assert sum(more for _, more, _ in told) == size
+    assert {(where, whole) for where, _, whole in told} == {(str(path), size)}
+
+
+def test_nobody_is_told_when_nobody_watches(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_bytes(TEXT)
+    told: list[int] = []
+    with watching(lambda _, more, __: told.append(more)):
+        pass
+    with Source.open(tmp_path / "train.log") as source:
+        assert source.whole() == TEXT
+    assert told == []
