@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 import xxhash
 
 from surefoot.state.disk.pieces import Pieces
-from surefoot.state.disk.shards import Written, write_shards
-from surefoot.state.disk.together import state_file
-
-Opener = Callable[[Path], BinaryIO]
+from surefoot.state.disk.shards import Opener, Written, create, write_shards
+from surefoot.state.disk.told import state_file
 
 
 def write_pieces(folder: Path, pieces: Pieces, *, rank: int = 0, opener: Opener | None = None) -> list[Written]:
     """Write what this process has to, flushed."""
     text = json.dumps(pieces.told, allow_nan=False).encode()
     path = folder / state_file(rank)
-    with (opener or _create)(path) as file:
+    with (opener or create)(path) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     told = Written(path.name, len(text), xxhash.xxh3_128(text).hexdigest())
     return [write_shards(folder, rank, pieces.shards, opener), told]
-
-
-def _create(path: Path) -> BinaryIO:
-    return path.open("xb")

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from surefoot.state.capture import Frozen
 from surefoot.state.copies import Copy
-from surefoot.state.disk.names import Names
+from surefoot.state.disk.names import Held, Names, free
 from surefoot.state.disk.plain import Plain
-from surefoot.state.disk.shards import DTYPES, Shard
+from surefoot.state.disk.shards import Shard, can_hold
+from surefoot.state.disk.told import SCHEMA
 from surefoot.state.tree import Slot
 
-SCHEMA = 1
+LARGE = 1 << 20
+"""Bytes of a tensor that is the same everywhere, above which every process writes a part of it."""
 
 
 @dataclass(slots=True)
@@ -36,11 +36,17 @@ class Pieces:
 
 def take_apart(copy: Copy, names: Names, *, rank: int = 0, world_size: int = 1) -> Pieces:
     """The pieces of a copy that this process has to write."""
-    return _Apart(copy, names, rank, world_size).pieces()
+    apart = Apart(copy, names, rank, world_size)
+    return Pieces(told=apart.told(), shards=apart.shards, left_out=apart.left_out)
 
 
-class _Apart:
+class Apart:
+    """Walks through a copy once. Who writes a tensor is known without asking: all who spread it, each its part; all
+    who have it alike, each a part; and whoever has one of his own."""
+
     def __init__(self, copy: Copy, names: Names, rank: int, world_size: int) -> None:
+        self.shards: dict[str, Shard] = {}
+        self.left_out: list[str] = []
         self._copy = copy
         self._kept: Frozen = copy.frozen
         self._names = names
@@ -48,111 +54,151 @@ class _Apart:
         self._world_size = world_size
         self._named: dict[int, str] = {}
         """Names that slots have got."""
-        self._found = Pieces()
-        self._plain = Plain(self._put_own, lambda value: isinstance(value, Slot))
+        self._used: set[str] = set()
+        self._own: list[str] = []
+        """Names of which this process has its own tensor."""
 
-    def pieces(self) -> Pieces:
-        self._modules()
+    def told(self) -> dict[str, Any]:
         kept = self._kept
-        self._found.told = {
+        held = self._modules()
+        return {
             "schema": SCHEMA,
             "rank": self._rank,
             "world_size": self._world_size,
-            "aliases": self._names.aliases,
-            "optimizers": [self._optimizer(k) for k in range(len(kept.states))],
-            "schedulers": [
-                self._plain.told(s, f"rank{self._rank}.scheduler{i}") for i, s in enumerate(kept.schedulers)
-            ],
-            "scaler": self._plain.told(_without_found(kept.scaler), f"rank{self._rank}.scaler"),
-            "extra": {name: self._plain.told(s, f"rank{self._rank}.extra.{name}") for name, s in kept.extra.items()},
-            "chance": [
-                self._plain.told(state, f"rank{self._rank}.chance.{i}") for i, (_, state) in enumerate(kept.chance)
-            ],
+            "tensors": sorted(held),
+            "passing": sorted(held & self._names.passing),
+            "own": sorted(self._own),
+            "aliases": dict(self._names.aliases),
+            "optimizers": [self._optimizer(k, one) for k, one in enumerate(self._names.optimizers)],
+            "schedulers": [self._rest(s, f"scheduler{i}") for i, s in enumerate(kept.schedulers)],
+            "scaler": self._rest(_without_found(kept.scaler), "scaler"),
+            "extra": {name: self._rest(state, f"extra.{name}") for name, state in kept.extra.items()},
+            "chance": {name: self._rest(state, f"chance.{name}") for name, state in chances(kept.chance).items()},
         }
-        self._found.left_out = self._plain.left_out
-        return self._found
 
-    def _modules(self) -> None:
+    def _modules(self) -> set[str]:
         """Parameters and buffers under the names that the model gives them."""
+        held: set[str] = set()
         for place in self._kept.places:
             name = self._names.places.get((place.root, place.module, place.name))
-            if name is not None and place.slot not in self._named:
-                self._shared(name, place.slot)
+            where = ".".join((place.module, place.name)).lstrip(".")
+            if name is None:
+                self.left_out.append(f"{where} (came after the save began)")
+            elif place.slot in self._named:
+                pass
+            elif not can_hold(self._copy.tensors[place.slot]):
+                self.left_out.append(f"{where} ({self._copy.tensors[place.slot].dtype} in a form that files lack)")
+            else:
+                held.add(name)
+                self._put(name, place.slot, alike=name in self._names.alike)
         for p, slot in self._kept.loose:
-            if slot not in self._named:
-                self._shared(self._names.of[id(p)], slot)
+            name = self._names.of.get(id(p))
+            if name is not None and slot not in self._named and can_hold(self._copy.tensors[slot]):
+                held.add(name)
+                self._put(name, slot, alike=name in self._names.alike)
+        return held
 
-    def _optimizer(self, k: int) -> dict[str, Any]:
+    def _optimizer(self, k: int, held: Held) -> dict[str, Any]:
+        slots = {name: slot for slot, name in self._named.items()}
         states: dict[str, Any] = {}
-        plain = Plain(self._put_shared, lambda value: isinstance(value, Slot))
-        for p, state in self._kept.states[k].items():
+        for p, state in self._kept.states[held.number].items():
             name = self._names.of.get(id(p)) if isinstance(p, Tensor) else None
             if name is None:
-                plain.left_out.append(f"optimizer {k}: state of {type(p).__name__}")
+                self.left_out.append(f"optimizer {k}: state of {type(p).__name__}")
                 continue
-            states[name] = plain.told(state, f"optimizer{k}.{name}")
-        groups = [
-            plain.told(group, f"rank{self._rank}.optimizer{k}.group{g}") for g, group in enumerate(self._kept.groups[k])
-        ]
-        self._plain.left_out += plain.left_out
-        return {"groups": groups, "state": states}
+            beside = None if name not in slots else self._copy.kinds[slots[name]][3]
+            alike = name in self._names.alike
+
+            def put(path: str, slot: Slot, beside: Any = beside, alike: bool = alike) -> dict[str, Any] | None:
+                found = self._ref(path, slot, alike=alike, sole=held.sole)
+                return found if found is None else found | {"apart": self._copy.kinds[slot][3] != beside}
+
+            states[name] = self._plain(put, state, f"optimizer{k}.{name}")
+        options = self._kept.groups[k]  # those handed in come first
+        groups: list[dict[str, Any]] = [{"params": names} for names in held.groups]
+        for g, (group, values) in enumerate(zip(groups, options, strict=False)):
+            group["options"] = self._rest(values, f"optimizer{k}.group{g}")
+        return {"class": held.kind, "groups": groups, "state": states}
+
+    def _rest(self, state: Any, path: str) -> Any:
+        """What is this process's own."""
+        return self._plain(self._ref, state, path)
+
+    def _plain(self, put: Any, state: Any, path: str) -> Any:
+        plain = Plain(put, lambda value: isinstance(value, Slot))
+        told = plain.told(state, path)
+        self.left_out += plain.left_out
+        return told
 
     # -- tensors
 
-    def _put_own(self, path: str, slot: Slot) -> dict[str, Any] | None:
-        """A tensor that is this process's own."""
-        return self._put(path, slot, shared=False)
-
-    def _put_shared(self, path: str, slot: Slot) -> dict[str, Any] | None:
-        return self._put(path, slot, shared=not path.startswith("rank"))
-
-    def _put(self, path: str, slot: Slot, *, shared: bool) -> dict[str, Any] | None:
-        tensor = self._copy.tensors[slot]
+    def _ref(self, path: str, slot: Slot, *, alike: bool = False, sole: bool = False) -> dict[str, Any] | None:
+        """What stands in JSON where a tensor stood."""
         if slot not in self._named:
-            if tensor.dtype not in DTYPES or tensor.layout is not torch.strided or tensor.is_meta:
+            if not can_hold(self._copy.tensors[slot]):
                 return None
-            if shared:
-                self._shared(path, slot)
-            else:
-                self._named[slot] = path
-                self._found.shards[path] = Shard(tensor, (0,) * tensor.dim())
-        on_host = self._copy.kinds[slot][3].type == "cpu"
-        return {"$tensor": self._named[slot], "host": on_host}
+            self._put(path, slot, alike=alike, sole=sole)
+        return {"$tensor": self._named[slot], "host": self._copy.kinds[slot][3].type == "cpu"}
 
-    def _shared(self, name: str, slot: Slot) -> None:
-        """A tensor that several processes hold, wholly or in parts: each part is written by one of them."""
+    def _put(self, name: str, slot: Slot, *, alike: bool = False, sole: bool = False) -> None:
+        """Give a tensor its name, and write it or a part of it, if it is this process's turn."""
+        tensor, spread = self._copy.tensors[slot], self._copy.spreads.get(slot)
+        mine = spread is None and not alike and not sole
+        if mine:
+            self._own.append(name)
+            name = own_name(name, self._rank)
+        name = free(name, self._used)
+        self._used.add(name)
         self._named[slot] = name
-        tensor = self._copy.tensors[slot]
-        spread = self._copy.spreads.get(slot)
-        if spread is None:
-            if zlib.crc32(name.encode()) % self._world_size == self._rank:
-                self._found.shards[name] = Shard(tensor, (0,) * tensor.dim())
-            return
-        mesh, placements, shape, _ = spread
-        if not tensor.numel() or not _first_of_its_kind(mesh, placements):
-            return
-        _, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
-        self._found.shards[name] = Shard(tensor, tuple(offsets))
+        shard = Shard(tensor, (0,) * tensor.dim(), tuple(tensor.shape))
+        if spread is not None:
+            shard = _spread(tensor, spread)
+        elif alike and not sole:
+            shard = self._share(name, tensor)
+        if shard is not None:
+            self.shards[name] = shard
+
+    def _share(self, name: str, tensor: Tensor) -> Shard | None:
+        """This process's part of what all have: some rows of a large tensor, or a small one."""
+        n, rank, world, shape = (
+            tensor.shape[0] if tensor.dim() else 0,
+            self._rank,
+            self._world_size,
+            tuple(tensor.shape),
+        )
+        if n >= world and tensor.numel() * tensor.element_size() >= LARGE:
+            begin, end = n * rank // world, n * (rank + 1) // world
+            return Shard(tensor[begin:end], (begin,) + (0,) * (len(shape) - 1), shape)
+        turn = zlib.crc32(name.encode()) % world
+        return Shard(tensor, (0,) * len(shape), shape) if turn == rank else None
 
 
-def _first_of_its_kind(mesh: Any, placements: Sequence[Any]) -> bool:
-    """Whether, of the processes that hold the same part, this is the one to write it."""
+def own_name(name: str, rank: int) -> str:
+    """What a process calls a tensor of its own in the files; the first one's has the plain name."""
+    return name if rank == 0 else f"rank{rank}.{name}"
+
+
+def chances(states: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+    """Random states by what they are of; devices by their order."""
+    host = dict(zip(("python", "numpy", "torch"), (state for _, state in states[:3]), strict=True))
+    device = sorted(states[3:], key=lambda one: one[0].__self__.device.index)
+    return host | {f"device{i}": state for i, (_, state) in enumerate(device)}
+
+
+def _spread(tensor: Tensor, spread: tuple[Any, ...]) -> Shard | None:
+    """A part of a tensor that is spread over processes; of those who hold the same part, one writes it."""
+    mesh, placements, shape, _ = spread
     where = mesh.get_coordinate()
-    return where is not None and all(
+    first = where is not None and all(
         at == 0 for at, placement in zip(where, placements, strict=True) if isinstance(placement, Replicate)
     )
+    nothing = not tensor.numel() and (tuple(tensor.shape) != tuple(shape) or any(where or ()))
+    if not first or nothing:
+        return None
+    _, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return Shard(tensor, tuple(offsets), tuple(shape))
 
 
 def _without_found(scaler: Any) -> Any:
     """The scaler without what the step just done has found: a save is made between an update and the next step."""
     return {k: v for k, v in scaler.items() if k != "found"} if isinstance(scaler, Mapping) else scaler
-
-
-def tensors_in(told: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The names of all tensors that a state refers to."""
-    if isinstance(told, Mapping):
-        if "$tensor" in told:
-            yield str(told["$tensor"]), told
-        yield from itertools.chain.from_iterable(tensors_in(value) for value in told.values())
-    elif isinstance(told, list):
-        yield from itertools.chain.from_iterable(tensors_in(value) for value in told)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
+import math
+import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,11 +18,13 @@ from surefoot.state.tree import Nested, Stateful
 
 PutTensor = Callable[[str, Any], dict[str, Any] | None]
 """Takes a tensor (or its slot) with the path of its place; what stands for it, or None if it cannot be kept."""
-GetTensor = Callable[[str, Mapping[str, Any]], Any]
-"""The tensor of a name, with what was noted beside it."""
+GetTensor = Callable[[str, Mapping[str, Any], Any], Any]
+"""The tensor of a name, with what was noted beside it, and what stands in its place now."""
 
 _BARE = (bool, int, float, str, type(None))
 _DEEPEST = 64
+_LONG = 4096  # bits of a number, beyond which JSON readers give up
+_NUMBERS = re.compile(r"[<>|=]([biufcSU])\d{1,6}")
 
 
 class Plain:
@@ -38,7 +43,7 @@ class Plain:
             named = self._put(path, value)
             return self._leave(path, value) if named is None else named
         if type(value) in _BARE:
-            return value if not isinstance(value, float) or np.isfinite(value) else {"$float": str(value)}
+            return _told_bare(value)
         if isinstance(value, Nested):
             return {"$nested": self.told(value.state, path, depth + 1)}
         return self._container(value, path, depth + 1)
@@ -46,20 +51,27 @@ class Plain:
     def _container(self, value: Any, path: str, depth: int) -> Any:
         if isinstance(value, dict):
             return self._dict(value, path, depth)
-        if isinstance(value, list | tuple | deque | set | frozenset):
-            parts = [self.told(v, f"{path}.{i}", depth) for i, v in enumerate(value)]
-            if type(value) is list:
-                return parts
-            told: dict[str, Any] = {"$" + _kind(value): parts}
-            return told | ({"maxlen": value.maxlen} if isinstance(value, deque) else {})
-        return self._other(value, path)
+        kind = next((name for name, known in _KINDS.items() if isinstance(value, known)), None)
+        if kind is None:
+            return self._other(value, path)
+        parts = [self.told(v, f"{path}.{i}", depth) for i, v in enumerate(value)]
+        if kind == "$list":
+            return parts
+        if kind in ("$set", "$frozenset"):
+            parts.sort(key=lambda part: json.dumps(part, sort_keys=True))  # a set has no order to keep
+        told: dict[str, Any] = {kind: parts}
+        return told | ({"maxlen": value.maxlen} if isinstance(value, deque) else {})
 
     def _dict(self, value: dict[Any, Any], path: str, depth: int) -> Any:
         plain = all(type(k) is str and not k.startswith("$") for k in value)
         if plain and type(value) in (dict, OrderedDict, defaultdict):
             return {k: self.told(v, f"{path}.{k}", depth) for k, v in value.items()}
-        pairs = [[self.told(k, f"{path}.{i}", depth), self.told(v, f"{path}.{k}", depth)]
-                 for i, (k, v) in enumerate(value.items())]  # fmt: skip
+        pairs: list[Any] = []
+        for i, (key, v) in enumerate(value.items()):
+            before = len(self.left_out)
+            told = self.told(key, f"{path}.{i}", depth)
+            if len(self.left_out) == before:  # what has no key cannot come back
+                pairs.append([told, self.told(v, f"{path}.{key if type(key) in (str, int) else i}", depth)])
         return {"$dict": pairs}
 
     def _other(self, value: Any, path: str) -> Any:
@@ -67,8 +79,8 @@ class Plain:
             if isinstance(value, known):
                 return tell(value)
         if isinstance(value, Tensor) and value.dtype is torch.uint8 and value.device.type == "cpu":
-            return {"$random": base64.b64encode(value.numpy().tobytes()).decode()}  # of a generator
-        if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _NUMBERS:
+            return {"$random": _text(value.numpy().tobytes())}  # of a generator
+        if isinstance(value, np.ndarray | np.generic) and _NUMBERS.fullmatch(value.dtype.str):
             return _told_numbers(np.asarray(value), scalar=isinstance(value, np.generic))
         return self._leave(path, value)
 
@@ -77,60 +89,84 @@ class Plain:
         return {"$left_out": type(value).__name__}
 
 
-def _kind(value: Any) -> str:
-    return next(name for name in ("tuple", "deque", "frozenset", "set") if isinstance(value, _KINDS[name]))
-
-
-_KINDS: dict[str, Any] = {"tuple": tuple, "deque": deque, "frozenset": frozenset, "set": set}
-
-
 def untold(told: Any, live: Any, tensor: GetTensor) -> Any:
-    """What was written down; what was left out then, as it stands in `live` now."""
-    if type(told) in _BARE:
-        return told
-    if isinstance(told, list):
-        now = live if isinstance(live, list) and len(live) == len(told) else [None] * len(told)
-        return [untold(v, was, tensor) for v, was in zip(told, now, strict=True)]
-    if not isinstance(told, dict):
-        raise ValueError(f"a {type(told).__name__} has no place in a state")
-    tag = next((k for k in told if k.startswith("$")), None)
-    if tag is None:
-        now = live if isinstance(live, dict) else {}
-        return {k: untold(v, now.get(k), tensor) for k, v in told.items()}
-    return _tagged(tag, told, live, tensor)
+    """What was written down; what was left out then, as it stands in `live` now. Raises nothing but ValueError."""
+    try:
+        return _Untold(tensor).value(told, live, 0)
+    except (TypeError, KeyError, OverflowError, RuntimeError, RecursionError) as error:
+        raise ValueError(f"no state: {type(error).__name__}: {error}") from None
 
 
-def _tagged(tag: str, told: dict[str, Any], live: Any, tensor: GetTensor) -> Any:
-    value = told[tag]
-    if tag == "$tensor":
-        return tensor(str(value), told)
-    if tag == "$left_out":
-        return live
-    if tag == "$nested":
-        return _nested(untold(value, None, tensor), live)
-    if tag == "$dict":
-        now = live if isinstance(live, dict) else {}
-        keys = [untold(k, None, tensor) for k, _ in value]
-        return {k: untold(v, now.get(k), tensor) for k, (_, v) in zip(keys, value, strict=True)}
-    if tag in _SEQUENCES:
-        return _SEQUENCES[tag]([untold(v, None, tensor) for v in value], told)
-    if tag in _LEAVES:
-        return _LEAVES[tag](value, told)
-    raise ValueError(f"{tag} has no place in a state")
+class _Untold:
+    def __init__(self, tensor: GetTensor) -> None:
+        self._tensor = tensor
+
+    def value(self, told: Any, live: Any, depth: int) -> Any:
+        if depth > 2 * _DEEPEST + 8:
+            raise ValueError("nested too deep to be a state")
+        if type(told) in _BARE:
+            return told
+        if isinstance(told, list):
+            now = live if isinstance(live, list) and len(live) == len(told) else [None] * len(told)
+            return [self.value(v, was, depth + 1) for v, was in zip(told, now, strict=True)]
+        if not isinstance(told, dict):
+            raise ValueError(f"a {type(told).__name__} has no place in a state")
+        tag = next((k for k in told if k.startswith("$")), None)
+        if tag is None:
+            now = live if isinstance(live, dict) else {}
+            return {k: self.value(v, now.get(k), depth + 1) for k, v in told.items()}
+        return self._tagged(tag, told, live, depth + 1)
+
+    def _tagged(self, tag: str, told: dict[str, Any], live: Any, depth: int) -> Any:
+        value = told[tag]
+        if tag == "$tensor":
+            return self._tensor(str(value), told, live)
+        if tag == "$left_out":
+            return live
+        if tag == "$nested":
+            state = self.value(value, None, depth)
+            return Nested(live, state) if isinstance(live, Stateful) else state
+        if tag == "$dict":
+            now = live if isinstance(live, dict) else {}
+            keys = [self.value(k, None, depth) for k, _ in value]
+            return {k: self.value(v, now.get(k), depth) for k, (_, v) in zip(keys, value, strict=True)}
+        if tag in _KINDS:
+            return self._sequence(tag, told, live, depth)
+        if tag in _LEAVES:
+            return _LEAVES[tag](value, told)
+        raise ValueError(f"{tag} has no place in a state")
+
+    def _sequence(self, tag: str, told: dict[str, Any], live: Any, depth: int) -> Any:
+        if not isinstance(told[tag], list):
+            raise ValueError(f"{tag} holds no parts")
+        same = isinstance(live, tuple | deque) and len(live) == len(told[tag])
+        parts = [self.value(v, live[i] if same else None, depth) for i, v in enumerate(told[tag])]
+        if tag == "$deque":
+            return deque(parts, told.get("maxlen"))
+        make = getattr(live, "_make", None) if same else None  # of a tuple with names
+        if tag == "$tuple" and make is not None:
+            return make(parts)
+        return _KINDS[tag](parts)
 
 
-def _nested(state: Any, live: Any) -> Any:
-    if not isinstance(live, Stateful):
-        return state
-    live.load_state_dict(state)
-    return live
+def _told_bare(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}
+    if type(value) is int and value.bit_length() > _LONG:
+        return {"$int": hex(value)}
+    return value
+
+
+def _told_numbers(value: np.ndarray, *, scalar: bool) -> dict[str, Any]:
+    raw = _text(np.ascontiguousarray(value).tobytes())
+    return {"$array": raw, "dtype": value.dtype.str, "shape": list(value.shape), "scalar": scalar}
 
 
 def _numbers(value: str, told: dict[str, Any]) -> Any:
-    kind = np.dtype(told["dtype"])
-    if kind.kind not in _NUMBERS:
+    kind = told["dtype"]
+    if not isinstance(kind, str) or not _NUMBERS.fullmatch(kind):
         raise ValueError(f"an array of {kind} has no place in a state")
-    found = np.frombuffer(base64.b64decode(value), dtype=kind).reshape(told["shape"]).copy()
+    found = np.ndarray(told["shape"], dtype=np.dtype(kind), buffer=bytearray(_raw(value)))
     return found[()] if told.get("scalar") else found
 
 
@@ -141,30 +177,40 @@ def _dtype(value: str, told: dict[str, Any]) -> torch.dtype:
     return found
 
 
-def _told_numbers(value: np.ndarray, *, scalar: bool) -> dict[str, Any]:
-    raw = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
-    return {"$array": raw, "dtype": value.dtype.str, "shape": list(value.shape), "scalar": scalar}
+def _random(value: str, told: dict[str, Any]) -> Tensor:
+    return torch.frombuffer(bytearray(_raw(value)), dtype=torch.uint8)
 
 
-_NUMBERS = "biuf"
+def _text(raw: bytes | bytearray) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _raw(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
 _TELL: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
-    (bytes | bytearray, lambda v: {"$bytes": base64.b64encode(v).decode()}),
-    (complex, lambda v: {"$complex": [v.real, v.imag]}),
+    (bytearray, lambda v: {"$bytearray": _text(v)}),
+    (bytes, lambda v: {"$bytes": _text(v)}),
+    (complex, lambda v: {"$complex": [float(v.real).hex(), float(v.imag).hex()]}),
     (torch.dtype, lambda v: {"$dtype": str(v)}),
     (torch.device, lambda v: {"$device": str(v)}),
 )
-_SEQUENCES: dict[str, Callable[[list[Any], dict[str, Any]], Any]] = {
-    "$tuple": lambda parts, _: tuple(parts),
-    "$set": lambda parts, _: set(parts),
-    "$frozenset": lambda parts, _: frozenset(parts),
-    "$deque": lambda parts, told: deque(parts, told.get("maxlen")),
+_KINDS: dict[str, Any] = {
+    "$list": list,
+    "$tuple": tuple,
+    "$deque": deque,
+    "$set": set,
+    "$frozenset": frozenset,
 }
 _LEAVES: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "$float": lambda value, _: float(value),
-    "$bytes": lambda value, _: base64.b64decode(value),
-    "$complex": lambda value, _: complex(*value),
+    "$int": lambda value, _: int(value, 16),
+    "$bytes": lambda value, _: _raw(value),
+    "$bytearray": lambda value, _: bytearray(_raw(value)),
+    "$complex": lambda value, _: complex(*(float.fromhex(part) for part in value)),
     "$device": lambda value, _: torch.device(value),
     "$dtype": _dtype,
-    "$random": lambda value, _: torch.frombuffer(bytearray(base64.b64decode(value)), dtype=torch.uint8),
+    "$random": _random,
     "$array": _numbers,
 }

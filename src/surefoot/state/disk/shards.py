@@ -1,4 +1,4 @@
-"""Tensors to safetensors files, one a process, in the layout of torch.distributed.checkpoint, which reads them again.
+"""Tensors to safetensors files, one a process, in the layout of torch.distributed.checkpoint, which can read them too.
 
 They are written here and not by it, because it plans a save together, and a process that waits for another behind the
 training's back is one that can hang; because it holds a second copy of everything in memory; and because here every
@@ -18,23 +18,13 @@ import torch
 import xxhash
 from torch import Tensor
 
+from surefoot.state.disk.headers import CARRIED, FORMAT, NOTES, shard_file
+
 CHUNK = 1 << 25
 """Bytes that are on their way at a time."""
-DTYPES: dict[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
-"""What the format can hold."""
+_NAMES = {getattr(torch, name): short for short, (name, _) in FORMAT.items()}
+_CARRIED = {getattr(torch, name): (name, *how) for name, how in CARRIED.items() if hasattr(torch, name)}
+Opener = Callable[[Path], BinaryIO]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +34,8 @@ class Shard:
     tensor: Tensor
     offsets: tuple[int, ...]
     """Where it begins within the whole."""
+    shape: tuple[int, ...]
+    """Of the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +48,25 @@ class Written:
     """xxh3-128 of its content, in hexadecimal."""
 
 
-def file_name(rank: int) -> str:
-    return f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
+def can_hold(tensor: Tensor) -> bool:
+    """Whether a file can: no sparse, quantised or meta tensors."""
+    known = tensor.dtype in _NAMES or tensor.dtype in _CARRIED
+    return known and tensor.layout is torch.strided and not tensor.is_meta
 
 
-def write_shards(
-    folder: Path, rank: int, shards: Mapping[str, Shard], opener: Callable[[Path], BinaryIO] | None = None
-) -> Written:
+def write_shards(folder: Path, rank: int, shards: Mapping[str, Shard], opener: Opener | None = None) -> Written:
     """Write this process's parts to its file, and flush it."""
-    path = folder / file_name(rank)
+    path = folder / shard_file(rank)
     order = sorted(shards, key=lambda name: (-shards[name].tensor.element_size(), name))
+    stage = Stage()
     digest = xxhash.xxh3_128()
     size = 0
-    with (opener or _create)(path) as file:
+    with (opener or create)(path) as file:
         header = _header(order, shards)
         digest.update(header)
         size += file.write(header)
         for name in order:
-            for part in _bytes_of(shards[name].tensor):
+            for part in stage.bytes_of(shards[name].tensor):
                 digest.update(part)
                 file.write(part)
                 size += part.nbytes
@@ -82,37 +75,71 @@ def write_shards(
     return Written(path.name, size, digest.hexdigest())
 
 
-def _create(path: Path) -> BinaryIO:
+def create(path: Path) -> BinaryIO:
     return path.open("xb")
 
 
 def _header(order: Sequence[str], shards: Mapping[str, Shard]) -> bytes:
-    where = {name: {"saved_offsets": list(shards[name].offsets)} for name in order}
-    told: dict[str, object] = {
-        "__metadata__": {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(where)}
-    }
+    where, notes, entries = {}, {}, {}
     end = 0
     for name in order:
-        tensor = shards[name].tensor
+        shard = shards[name]
+        tensor = shard.tensor
+        shape, offsets, note = list(tensor.shape), list(shard.offsets), {}
+        if tuple(shape) != shard.shape:
+            note["shape"] = list(shard.shape)
+        if tensor.dtype in _CARRIED:
+            note["dtype"], kind, count = _CARRIED[tensor.dtype]
+            if count > 1:
+                shape, offsets = [*shape, count], [*offsets, 0]
+        else:
+            kind = _NAMES[tensor.dtype]
         begin, end = end, end + tensor.numel() * tensor.element_size()
-        told[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(told).encode()
+        entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+        where[name] = {"saved_offsets": offsets}
+        if note:
+            notes[name] = note
+    about = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(where), NOTES: json.dumps(notes)}
+    text = json.dumps({"__metadata__": about} | entries).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
-    """The content of a tensor in pieces; from a device by way of pinned memory, on a stream of its own."""
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    if not flat.is_cuda:
+class Stage:
+    """Gives out the content of tensors in pieces; from a device by way of pinned memory, on a stream of its own."""
+
+    def __init__(self) -> None:
+        self._pinned: Tensor | None = None
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def bytes_of(self, tensor: Tensor) -> Iterator[memoryview]:
+        if not tensor.numel():
+            return
+        if tensor.is_cuda:
+            yield from self._from_device(tensor.detach())
+            return
+        flat = as_bytes(tensor.detach())
         for begin in range(0, flat.numel(), CHUNK):
             yield flat[begin : begin + CHUNK].numpy().data
-        return
-    stream = torch.cuda.Stream(flat.device)
-    stage = torch.empty(min(CHUNK, max(flat.numel(), 1)), dtype=torch.uint8, pin_memory=True)
-    for begin in range(0, flat.numel(), CHUNK):
-        part = flat[begin : begin + CHUNK]
+
+    def _from_device(self, tensor: Tensor) -> Iterator[memoryview]:
+        device = tensor.device
+        if self._pinned is None:
+            self._pinned = torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True)
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        stream = self._streams[device]
+        stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            stage[: part.numel()].copy_(part, non_blocking=True)
-        stream.synchronize()
-        yield stage[: part.numel()].numpy().data
+            flat = as_bytes(tensor)
+        for begin in range(0, flat.numel(), CHUNK):
+            part = flat[begin : begin + CHUNK]
+            with torch.cuda.stream(stream):
+                self._pinned[: part.numel()].copy_(part, non_blocking=True)
+            stream.synchronize()
+            yield self._pinned[: part.numel()].numpy().data
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The content as bytes in a row; of what does not lie so, a copy."""
+    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)

@@ -1,34 +1,30 @@
-"""The way back from files: every name is checked against the run that is there before a single byte is written."""
+"""The way back from files: everything is compared with the run that is there before a single byte is written."""
 
 from __future__ import annotations
 
-import json
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from surefoot.state.capture import Whole
 from surefoot.state.chance import random_states
+from surefoot.state.disk.fitting import Aims, Saved, check_alike, fit_model
+from surefoot.state.disk.headers import read_entries
+from surefoot.state.disk.misfit import DoesNotFit
 from surefoot.state.disk.names import Names
-from surefoot.state.disk.pieces import SCHEMA, tensors_in
+from surefoot.state.disk.pieces import chances
 from surefoot.state.disk.plain import untold
-from surefoot.state.tree import Stateful
+from surefoot.state.disk.reader import dtype_of, read_into
+from surefoot.state.disk.regroup import Regrouped, count_optimizers, fit_optimizer, held_by
+from surefoot.state.disk.told import has_any, read_states, tensors_in
+from surefoot.state.tree import Nested, Stateful
 
-MOST = 1 << 28
-"""Bytes of one JSON file of a state, above which it is not read."""
-
-
-class DoesNotFit(ValueError):
-    """A checkpoint and the run that is there do not belong together; nothing was written."""
+__all__ = ["DoesNotFit", "Restored", "put_together"]
 
 
 @dataclass(slots=True)
@@ -41,195 +37,238 @@ class Restored:
     """What else was told with the run."""
 
 
-def state_file(rank: int) -> str:
-    return f"state-{rank + 1:05d}.json"
-
-
 def put_together(folder: Path, whole: Whole, names: Names, *, rank: int = 0, world_size: int = 1) -> Restored:
-    """Make the run what it was when the files in `folder` were written."""
-    return _Together(folder, whole, names, rank, world_size).done()
+    """Make the run what it was when the files in `folder` were written; raises DoesNotFit before anything changes."""
+    told = read_states(folder)
+    saved = Saved(str(folder), told, read_entries(folder, len(told)), rank, world_size)
+    try:
+        together = _Together(saved, whole, names)
+    except DoesNotFit:
+        raise
+    except ValueError as error:
+        raise DoesNotFit(f"{folder} holds something that is no state: {error}. Take an older checkpoint") from None
+    return together.done()
 
 
 class _Together:
-    def __init__(self, folder: Path, whole: Whole, names: Names, rank: int, world_size: int) -> None:
-        self._folder = folder
-        self._whole = whole
-        self._names = names
-        first = _read(folder / state_file(0))
-        then = int(first["world_size"])
-        self._told = [first, *(_read(folder / state_file(r)) for r in range(1, then))]
-        self._own = self._told[rank if then == world_size else 0]
+    """All that is to be done, found out when it is made, and done by `done`."""
+
+    def __init__(self, saved: Saved, whole: Whole, names: Names) -> None:
+        self._saved, self._whole, self._names = saved, whole, names
         self._restored = Restored()
-        if then != world_size:
-            self._restored.notes.append(
-                f"saved by {then} processes and loaded by {world_size}: weights and optimizer are the same, random"
-                " numbers are those of the first process"
-            )
-        self._reader = HuggingFaceStorageReader(str(folder))
-        self._entries: Mapping[str, Any] = self._reader.read_metadata().state_dict_metadata
-        self._targets: dict[str, Tensor] = {}
+        self._fresh: dict[str, Tensor] = {}
+        """Tensors for what no module holds, by their names in the files."""
+        self._then: list[Callable[[], object]] = []
+        """What is left to do when all tensors are filled."""
+        count_optimizers(saved, names)
+        self._aims: Aims = fit_model(saved, names)
+        parts = [fit_optimizer(saved, k, held, whole.optimizers[k]) for k, held in enumerate(names.optimizers)]
+        self._say_world(parts)
+        for name, source in self._aims.buffers.items():
+            self._make_buffer(name, source)
+        self._aim_at_rest()
+        for k, part in enumerate(parts):
+            self._aim_at_optimizer(k, part)
+        self._aim_at_chance(saved.own["chance"])
+        self._restored.notes += self._aims.notes + [note for part in parts for note in part.notes]
 
     @torch.no_grad()
     def done(self) -> Restored:
-        self._aim_at_modules()
-        states = [self._states_of(k) for k in range(len(self._whole.optimizers))]
-        self._aim_at_states(states)
-        for name, how in tensors_in({k: v for k, v in self._own.items() if k != "optimizers"}):
-            self._new(name, how)
-        for k in range(len(self._whole.optimizers)):
-            for name, how in tensors_in(self._own["optimizers"][k]["groups"]):
-                self._new(name, how)
-        self._load()
-        for k, state in enumerate(states):
-            self._put_optimizer(k, state)
-        self._put_rest()
-        self._restored.guard = untold(self._own.get("guard"), None, self._tensor)
+        targets: dict[str, Tensor] = dict(self._fresh)
+        late: list[tuple[Tensor, Tensor]] = []
+        for source, lives in self._aims.into.items():
+            first = lives[0]
+            if source in targets or _overlaps(first):
+                found = targets.setdefault(source, torch.empty(first.shape, dtype=first.dtype))
+                late += [(live, found) for live in lives]
+            else:
+                targets[source] = first
+                late += [(live, first) for live in lives[1:]]
+        read_into(targets, self._saved.entries)
+        for live, found in late:
+            _copy(live, found)
+        for act in self._then:
+            act()
+        for p in self._names.tensors.values():
+            p.grad = None
         return self._restored
 
-    # -- where everything goes
-
-    def _aim_at_modules(self) -> None:
-        aliases: Mapping[str, str] = self._told[0].get("aliases", {})
-        missing, apart = [], []
-        for name, tensor in self._names.tensors.items():
-            saved = name if name in self._entries else aliases.get(name, name)
-            entry = self._entries.get(saved)
-            if entry is None and name not in self._names.passing:
-                missing.append(name)
-            elif entry is not None and tuple(entry.size) != tuple(tensor.shape):
-                if name not in self._names.passing:
-                    apart.append(f"{name} has shape {tuple(tensor.shape)}, saved {tuple(entry.size)}")
-            elif entry is not None:
-                self._targets[saved] = tensor.detach()
-        roots = {name.partition(".")[0] for name in self._names.tensors}
-        left = [n for n in self._entries if n.partition(".")[0] in roots and n not in self._targets]
-        left = [n for n in left if n not in self._names.passing and not self._known(n)]
-        told = [f"not in the checkpoint: {_few(missing)}"] if missing else []
-        told += [f"only in the checkpoint: {_few(left)}"] if left else []
-        told += [f"of another shape: {_few(apart)}"] if apart else []
-        if missing or apart:
-            raise DoesNotFit(
-                f"{self._folder} is of another model. {'; '.join(told)}. Build the model it was saved from"
-            )
-        self._restored.notes += told
-
-    def _known(self, name: str) -> bool:
-        return name in self._names.aliases
-
-    def _states_of(self, k: int) -> dict[str, Any]:
-        """What is saved for the parameters that an optimizer holds, by whichever process had it."""
-        if any(k >= len(told["optimizers"]) for told in self._told):
-            raise DoesNotFit(f"{self._folder} was saved with {len(self._told[0]['optimizers'])} optimizers")
-        merged: dict[str, Any] = {}
-        for told in self._told:
-            merged |= told["optimizers"][k]["state"]
-        merged |= self._own["optimizers"][k]["state"]
-        held = self._held(k)
-        return {name: merged[name] for name in held if name in merged}
-
-    def _held(self, k: int) -> dict[str, Tensor]:
-        optimizer = self._whole.optimizers[k]
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        return {self._names.of[id(p)]: p for p in params if id(p) in self._names.of}
-
-    def _aim_at_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        for k, state in enumerate(states):
-            held = self._held(k)
-            for param, told in state.items():
-                for name, how in tensors_in(told):
-                    self._new(name, how, held[param])
-
-    def _new(self, name: str, how: Mapping[str, Any], like: Tensor | None = None) -> None:
-        """A tensor for what is saved under a name: spread as its parameter is, if it has the same shape."""
-        entry = self._entries.get(name)
-        if not isinstance(entry, TensorStorageMetadata):
-            raise DoesNotFit(f"{self._folder} lacks the tensor {name}")
-        if name in self._targets:
+    def _say_world(self, parts: list[Regrouped]) -> None:
+        if self._saved.same_world:
             return
-        shape, dtype = entry.size, entry.properties.dtype
-        beside = like if like is not None else next(iter(self._names.tensors.values()))
-        device = torch.device("cpu") if how.get("host") else beside.device
-        alike = like is not None and tuple(shape) == tuple(like.shape)
-        if like is not None and alike and (isinstance(like, DTensor) or device == like.device):
-            self._targets[name] = torch.empty_like(like, dtype=dtype, requires_grad=False)
+        then, now = len(self._saved.told), self._saved.world_size
+        weights = [name for name in self._names.tensors if name not in self._names.buffers]
+        states = [name for part in parts for state in part.states.values() for name in tensors_in(state)]
+        check_alike(self._saved, [*weights, *states])
+        self._restored.notes.append(
+            f"saved by {then} processes and loaded by {now}: weights and optimizer are the same, buffers are those of"
+            " the first process, random numbers go on where there was such a process"
+        )
+
+    # -- tensors that no module holds
+
+    def _new(self, name: str, device: torch.device, like: Tensor | None = None, live: Any = None) -> Tensor:
+        """A tensor for what is saved under a name: the one in its place, or one spread as its parameter is."""
+        if name in self._fresh:
+            return self._fresh[name]
+        entry = self._saved.entries.get(name)
+        if entry is None:
+            raise DoesNotFit(f"{self._saved.where} lacks the tensor {name}. Take an older checkpoint")
+        dtype = dtype_of(entry)
+        spread = like if isinstance(like, DTensor) and tuple(like.shape) == entry.shape else None
+        if isinstance(live, Tensor) and _serves(live, entry.shape, dtype, device, spread):
+            self._fresh[name] = live.detach()
+        elif like is not None and tuple(like.shape) == entry.shape and (spread is not None or device == like.device):
+            self._fresh[name] = torch.empty_like(like, dtype=dtype, requires_grad=False)
         else:
-            self._targets[name] = torch.empty(shape, dtype=dtype, device=device)
+            self._fresh[name] = torch.empty(entry.shape, dtype=dtype, device=device)
+        return self._fresh[name]
 
-    def _load(self) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it says that no processes are asked, which is as it should be
-            try:
-                dcp.load(self._targets, storage_reader=self._reader, no_dist=True)
-            except dcp.CheckpointException as error:  # no Exception by its class
-                raise DoesNotFit(f"{self._folder} cannot be read: {error}") from None
+    def _own(self, name: str, how: Mapping[str, Any], live: Any) -> Tensor:
+        """A tensor of this process's own: on the host if it was there, else beside the model."""
+        if name in self._aims.into:  # shared with a module
+            return self._aims.into[name][0]
+        return self._new(name, torch.device("cpu") if how.get("host") else self._device(), live=live)
 
-    # -- and what is no weight
+    def _device(self) -> torch.device:
+        return next((t.device for t in self._names.tensors.values()), torch.device("cpu"))
 
-    def _tensor(self, name: str, how: Mapping[str, Any]) -> Tensor:
-        return self._targets[name]
+    def _make_buffer(self, name: str, source: str) -> None:
+        module, attr = self._names.homes[name]
+        now = module._buffers.get(attr)
+        made = self._new(source, self._device() if now is None else now.device)
+        self._then.append(lambda: module._buffers.__setitem__(attr, made))
 
-    def _put_optimizer(self, k: int, states: Mapping[str, Any]) -> None:
-        optimizer = self._whole.optimizers[k]
-        groups = self._own["optimizers"][k]["groups"]
-        if groups and len(groups) != len(optimizer.param_groups):
-            raise DoesNotFit(f"optimizer {k} has {len(optimizer.param_groups)} parameter groups, saved {len(groups)}")
-        for group, told in zip(optimizer.param_groups, groups, strict=False):
-            values = untold(told, group, self._tensor)
-            group.update({name: value for name, value in values.items() if name != "params"})
-        held = self._held(k)
-        optimizer.state.clear()
-        for name, told in states.items():
-            optimizer.state[held[name]] = untold(told, None, self._tensor)
+    # -- optimizers
 
-    def _put_rest(self) -> None:
-        own, whole = self._own, self._whole
-        if len(own["schedulers"]) != len(whole.schedulers):
-            self._restored.notes.append(
-                f"{len(own['schedulers'])} schedulers were saved and {len(whole.schedulers)} are there"
-            )
-        for scheduler, told in zip(whole.schedulers, own["schedulers"], strict=False):
-            scheduler.load_state_dict(untold(told, scheduler.state_dict(), self._tensor))
-        self._put_scaler(untold(own["scaler"], None, self._tensor))
-        for name, thing in whole.extra.items():
-            if name not in own["extra"]:
-                self._restored.notes.append(f"extra[{name!r}] was not saved, and stays as it is")
+    def _aim_at_optimizer(self, k: int, part: Regrouped) -> None:
+        outer = self._whole.optimizers[k]
+        inner = self._whole.optimizers[self._names.optimizers[k].number]
+        for g, told in enumerate(part.groups):
+            if told is None:
                 continue
-            state = untold(own["extra"][name], None, self._tensor)
-            thing.load_state_dict(state) if isinstance(thing, Stateful) else thing.set_state(state)
-        devices = {t.device for t in self._names.tensors.values() if t.is_cuda}
-        live = random_states(devices)
-        for (put, now), told in zip(live, own["chance"], strict=False):
-            put(untold(told, now, self._tensor))
-        if len(live) != len(own["chance"]):
+            groups = [o.param_groups[g] for o in {id(o): o for o in (outer, inner)}.values() if g < len(o.param_groups)]
+            options = untold(told, groups[0], self._own)
+            for group in groups:
+                self._then.append(lambda group=group, options=options: group.update(_without_params(options)))
+        states: dict[Tensor, Any] = {}
+        group_of = {id(p): group for group in inner.param_groups for p in group["params"]}
+        for name, p in held_by(inner, self._names).items():
+            if name in part.states:
+                get = self._state_tensor(p, group_of[id(p)])
+                states[p] = untold(part.states[name], inner.state.get(p), get)
+        self._then.append(lambda: (inner.state.clear(), inner.state.update(states)))
+
+    def _state_tensor(self, p: Tensor, group: Mapping[str, Any]) -> Callable[[str, Mapping[str, Any], Any], Tensor]:
+        """Where torch itself would put it: beside its parameter, but for counters, unless a kernel reads those."""
+
+        def get(name: str, how: Mapping[str, Any], live: Any) -> Tensor:
+            device = p.device
+            counter = name.endswith(".step") and not (group.get("capturable") or group.get("fused"))
+            if how.get("apart") or (counter and how.get("host")):
+                device = torch.device("cpu") if how.get("host") else self._device()
+            return self._new(name, device, p, live)
+
+        return get
+
+    # -- and the rest
+
+    def _aim_at_rest(self) -> None:
+        own, whole, notes = self._saved.own, self._whole, self._restored.notes
+        if len(own["schedulers"]) != len(whole.schedulers):
+            raise DoesNotFit(
+                f"{self._saved.where} was saved with {len(own['schedulers'])} schedulers, and {len(whole.schedulers)}"
+                " are there. Hand in the same ones, in the same order"
+            )
+        for thing, told in zip(whole.schedulers, own["schedulers"], strict=True):
+            self._aim_at(thing, told)
+        for name, thing in whole.extra.items():
+            if name in own["extra"]:
+                self._aim_at(thing, own["extra"][name])
+            else:
+                notes.append(f"extra[{name!r}] was not saved, and stays as it is")
+        notes += [
+            f"extra[{name!r}] was saved, and is not there now" for name in own["extra"] if name not in whole.extra
+        ]
+        self._aim_at_scaler(untold(own.get("scaler"), None, self._own))
+        self._restored.guard = untold(own.get("guard"), None, self._own)
+
+    def _aim_at(self, thing: Any, told: Any) -> None:
+        """Give a thing its state; what JSON could not hold, it keeps."""
+        stateful = isinstance(thing, Stateful)
+        live = None
+        if has_any(told, ("$left_out", "$nested")):
+            live = thing.state_dict() if stateful else thing.get_state()
+        state = untold(told, live, self._own)
+        self._then.append(lambda: (thing.load_state_dict if stateful else thing.set_state)(_settled(state)))
+
+    def _aim_at_chance(self, told: Mapping[str, Any]) -> None:
+        if self._saved.rank >= len(self._saved.told):
+            return  # there was no such process
+        live = random_states({t.device for t in self._names.tensors.values() if t.is_cuda})
+        now, put = chances(live), chances([(put, put) for put, _ in live])
+        for name in now.keys() & told.keys():
+            state = untold(told[name], now[name], self._own)
+            self._then.append(lambda put=put[name], state=state: put(state))
+        if now.keys() != told.keys():
             self._restored.notes.append("random numbers were saved of other devices than there are")
 
-    def _put_scaler(self, kept: Any) -> None:
-        scaler = self._whole.scaler
-        if not kept or scaler is None:
+    def _aim_at_scaler(self, kept: Any) -> None:
+        scaler: Any = self._whole.scaler
+        at_work = scaler is not None and scaler.is_enabled()
+        if bool(kept) != at_work:
+            was, now = ("with", "without") if kept else ("without", "with")
+            self._restored.notes.append(f"saved {was} a loss scaler at work, and loaded {now} one")
+        if not kept or not at_work:
             return
-        for name in ("_growth_factor", "_backoff_factor", "_growth_interval"):
-            setattr(scaler, name, kept[name])
-        if kept["_scale"] is None:
-            return
-        if scaler._scale is None:
-            scaler._init_scale, scaler._init_growth_tracker = float(kept["_scale"]), int(kept["_growth_tracker"])
-        else:
-            scaler._scale.copy_(kept["_scale"])
-            scaler._growth_tracker.copy_(kept["_growth_tracker"])
+        self._then.append(lambda: _put_scaler(scaler, kept))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > MOST:
-            raise DoesNotFit(f"{path} is too large to be a state")
-        told = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise error if isinstance(error, DoesNotFit) else DoesNotFit(f"{path} cannot be read: {error}") from None
-    if not isinstance(told, dict) or told.get("schema") != SCHEMA or not isinstance(told.get("world_size"), int):
-        raise DoesNotFit(f"{path} holds no state that this version knows")
-    return told
+def _put_scaler(scaler: Any, kept: Mapping[str, Any]) -> None:
+    for name in ("_growth_factor", "_backoff_factor", "_growth_interval"):
+        setattr(scaler, name, kept[name])
+    if kept["_scale"] is None:
+        return
+    if scaler._scale is None:
+        scaler._lazy_init_scale_growth_tracker(torch.device(scaler._device))
+    for name in ("_scale", "_growth_tracker"):
+        getattr(scaler, name).copy_(kept[name])
 
 
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
+def _settled(state: Any) -> Any:
+    """Objects within a state get theirs, now that tensors are filled."""
+    if isinstance(state, Nested):
+        state.owner.load_state_dict(_settled(state.state))
+        return state.owner
+    if type(state) is dict:
+        return {k: _settled(v) for k, v in state.items()}
+    return type(state)(_settled(v) for v in state) if type(state) in (list, tuple) else state
+
+
+def _without_params(options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "params"}
+
+
+def _serves(live: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, spread: Any) -> bool:
+    """Whether a tensor that is there can take what is saved."""
+    if (tuple(live.shape), live.dtype, live.device) != (shape, dtype, device) or _overlaps(live) or live.is_meta:
+        return False
+    if not isinstance(live, DTensor):
+        return spread is None and live.layout is torch.strided
+    return spread is not None and live.placements == spread.placements and live.device_mesh == spread.device_mesh
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether one value in memory stands for many."""
+    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return any(stride == 0 and size > 1 for size, stride in zip(part.shape, part.stride(), strict=True))
+
+
+def _copy(live: Tensor, found: Tensor) -> None:
+    if isinstance(live, DTensor) or not _overlaps(live):
+        live.copy_(found)
+        return
+    for d, (size, stride) in enumerate(zip(live.shape, live.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            live, found = live.narrow(d, 0, 1), found.narrow(d, 0, 1)
+    live.copy_(found)

@@ -1,0 +1,60 @@
+"""One number for all that a process holds of a run: the same before a save and after the way back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import xxhash
+
+from surefoot.state.copies import Copy, Look
+from surefoot.state.disk.names import Names
+from surefoot.state.disk.pieces import Apart
+from surefoot.state.disk.shards import Stage, can_hold
+from surefoot.state.tree import Slot
+
+
+def hash_of(state: Copy | Look, names: Names) -> str:
+    """xxh3-128 over names, types, shapes and bytes of all tensors, and everything else a checkpoint holds.
+
+    Take it of a copy before it is written, and of `whole.look()` after `put_together`. Of what is spread over processes
+    it covers this one's part. Neither who wraps the model nor which tensors share their memory makes a difference.
+    """
+    copy = state if isinstance(state, Copy) else _as_copy(state)
+    hashed = _Hashed(copy, names, 0, 1)
+    told = hashed.told() | {"tensors": hashed.modules, "passing": [], "own": [], "aliases": {}}
+    return xxhash.xxh3_128(json.dumps(told, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _as_copy(look: Look) -> Copy:
+    """What is there, without copying it."""
+    copy = Copy()
+    copy.tensors, copy.kinds, copy.spreads, copy.frozen = look.parts, look.kinds, look.spreads, look.frozen
+    return copy
+
+
+class _Hashed(Apart):
+    """Walks as a save does, with a digest for every tensor."""
+
+    def __init__(self, copy: Copy, names: Names, rank: int, world_size: int) -> None:
+        super().__init__(copy, names, rank, world_size)
+        self.modules: dict[str, str] = {}
+        self._digests: dict[int, str] = {}
+        self._stage = Stage()
+
+    def _put(self, name: str, slot: Slot, *, alike: bool = False, sole: bool = False) -> None:
+        self._named[slot] = name
+        self.modules[name] = self._digest(slot)
+
+    def _ref(self, path: str, slot: Slot, *, alike: bool = False, sole: bool = False) -> dict[str, Any] | None:
+        return {"$tensor": self._digest(slot)} if can_hold(self._copy.tensors[slot]) else None
+
+    def _digest(self, slot: Slot) -> str:
+        if slot not in self._digests:
+            tensor, spread = self._copy.tensors[slot], self._copy.spreads.get(slot)
+            whole = tuple(tensor.shape if spread is None else spread[2])
+            digest = xxhash.xxh3_128(f"{tensor.dtype} {tuple(tensor.shape)} of {whole}".encode())
+            for part in self._stage.bytes_of(tensor):
+                digest.update(part)
+            self._digests[slot] = digest.hexdigest()
+        return self._digests[slot]
