@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import secrets
 import signal
@@ -22,9 +23,11 @@ from surefoot.judge.policy import Policy
 from surefoot.records import Checkpoint
 from surefoot.rounds import Rounds
 from surefoot.state.capture import Whole
+from surefoot.state.chance import random_states
 from surefoot.state.keeping import Keeping, Pace, Resumed
 from surefoot.state.loader import position_of
 from surefoot.state.rendezvous import Team
+from surefoot.state.saving import Earlier
 from surefoot.state.tree import Stateful
 
 log = logging.getLogger("surefoot")
@@ -55,8 +58,9 @@ class Anchor:
         ranks = rounds.meter.ranks
         word = ranks.from_first(secrets.token_hex(8))
         alone = ranks.world == 1
-        kept = dict(extra) | {_GATES: footing} | self._loader(loader)
-        self._whole = Whole(model, optimizers, scheduler=scheduler, extra=kept)
+        self._data = _position(loader)
+        data = {} if self._data is None else {_LOADER: self._data}
+        self._whole = Whole(model, optimizers, scheduler=scheduler, extra={**extra, _GATES: footing, **data})
         self._keeping = Keeping(
             run_dir / FOLDER,
             self._whole,
@@ -66,6 +70,9 @@ class Anchor:
         )
         self._agreement = Agreement(ranks.rank, ranks.world, word)
         self._hourly = Pace(1 << 62, policy.save_seconds) if not alone and ranks.rank == 0 else None
+        self._due: str | None = None
+        """What is to be done before the next forward pass: take, save, or stop:SIGNAL."""
+        self._earlier: Earlier | None = None
         self._asked: int | None = None
         """A signal that came."""
         self._handlers: dict[int, Any] = {}
@@ -127,11 +134,31 @@ class Anchor:
         """All optimizers have stepped, and what was decided is done."""
         attempt = self._rounds.attempt
         self._ask(attempt)
-        what = self._agreement.due(attempt)
-        if what is not None:
-            self._obey(what)
+        self._due = self._agreement.due(attempt)
+        if self._due is None and self._keeping.due(self._desk.step) and self._desk.judge.quiet:
+            self._due = "take"
+        if self._due is not None:
+            self._earlier = self._before_the_next_batch()
+
+    def forward_began(self) -> None:
+        """The loop has done what it does after a step, such as a scheduler's, and goes on: now it can be saved.
+
+        It has fetched its next batch by then, which a resumed run will fetch again.
+        """
+        if self._due is None:
+            return
+        what, self._due = self._due, None
         self._whole.scaler = self._rounds.scaler
-        self._keeping.round_ended(self._desk.step, attempt, quiet=self._desk.judge.quiet)
+        if what == "take":
+            self._keeping.take(self._rounds.attempt, self._earlier)
+        else:
+            self._obey(what)
+
+    def _before_the_next_batch(self) -> Earlier:
+        """A loop that draws its batches itself draws them again; a loader draws nothing that is not its own."""
+        if self._data is None:
+            return Earlier({}, random_states(set()))
+        return Earlier({_LOADER: copy.deepcopy(self._data.state_dict())})
 
     def row_read(self) -> None:
         """A row was read and judged."""
@@ -145,11 +172,11 @@ class Anchor:
     def report(self, values: Mapping[str, float]) -> None:
         self._keeping.metrics |= values
 
-    def save(self, kind: str) -> None:
+    def save(self, kind: str, earlier: Earlier | None = None) -> None:
         """Save now, with every number read."""
         self._whole.scaler = self._rounds.scaler
         self._keeping.settle()
-        self._keeping.save(self._desk.step, self._rounds.attempt, self._known(), kind=kind)
+        self._keeping.save(self._desk.step, self._rounds.attempt, self._known(), kind=kind, earlier=earlier)
 
     def close(self, *, whole: bool) -> None:
         """The run ends: what is not saved yet is, if the run is `whole`, between two steps and unharmed."""
@@ -185,7 +212,7 @@ class Anchor:
         for block, tag in self._rounds.arrived(rest=True):
             self._desk.read(block, tag)
         kind, _, number = what.partition(":")
-        self.save("emergency" if kind == "stop" else "regular")
+        self.save("emergency" if kind == "stop" else "regular", self._earlier)
         if kind != "stop":
             return
         name = signal.Signals(int(number)).name
@@ -209,11 +236,12 @@ class Anchor:
         if rank == 0 or name not in ("saved", "resumed"):
             log.log(logging.INFO if name in ("saved", "resumed") else logging.WARNING, "surefoot: %s", words)
 
-    @staticmethod
-    def _loader(loader: Any) -> dict[str, Any]:
-        if loader is None:
-            return {}
-        position = position_of(loader)
-        if position.warning:
-            log.warning("surefoot: %s", position.warning)
-        return {} if position.keeper is None else {_LOADER: position.keeper}
+
+def _position(loader: Any) -> Stateful | None:
+    """What can be saved of where the data stands."""
+    if loader is None:
+        return None
+    position = position_of(loader)
+    if position.warning:
+        log.warning("surefoot: %s", position.warning)
+    return position.keeper

@@ -14,7 +14,7 @@ import torch
 from surefoot.state.capture import Whole
 from surefoot.state.disk.together import put_together
 from surefoot.state.rendezvous import Team, forget
-from surefoot.state.saving import Outcome, Saving, Taken
+from surefoot.state.saving import Earlier, Outcome, Saving, Taken
 from surefoot.state.store import Kept, Retention, SaveFailed, Store
 
 Tell = Callable[[str, str, Mapping[str, Any]], None]
@@ -98,11 +98,14 @@ class Keeping:
     def settle(self) -> None:
         self._saving.settle()
 
-    def round_ended(self, step: int, attempt: int, *, quiet: bool) -> None:
-        """All optimizers have stepped; `step` counts the updates that are known to have landed."""
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is wanted now; `step` counts the updates that are known to have landed."""
         self.heard()
-        if quiet and self.idle and self.pace.due(step):
-            self._taken = self._saving.take(attempt)
+        return self.idle and self.pace.due(step)
+
+    def take(self, attempt: int, earlier: Earlier | None = None) -> None:
+        """Copy the run as it is between two updates; it is written when the numbers of the last one are known."""
+        self._taken = self._saving.take(attempt, earlier=earlier)
 
     def row_read(self, step: int, attempt: int, guard: Callable[[], Any]) -> None:
         """The numbers up to an attempt are known, and with them how many updates have landed."""
@@ -116,11 +119,13 @@ class Keeping:
             return
         self._begin(taken, step, guard())
 
-    def save(self, step: int, attempt: int, guard: Any, *, kind: str = "regular") -> Outcome | None:
+    def save(
+        self, step: int, attempt: int, guard: Any, *, kind: str = "regular", earlier: Earlier | None = None
+    ) -> Outcome | None:
         """Save now and wait for it; what is under way is waited for too. The last outcome, for the first process."""
         self._drop()
         self.heard(wait=True)
-        taken = self._saving.take(attempt, kind=kind)
+        taken = self._saving.take(attempt, kind=kind, earlier=earlier)
         self._begin(taken, step, guard)
         return self.heard(wait=True)
 

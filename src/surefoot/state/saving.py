@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from surefoot.state.disk.plain import Plain
 from surefoot.state.home import Home, free_bytes
 from surefoot.state.rendezvous import Meeting, Team
 from surefoot.state.store import Entry, Kept, SaveFailed, Store
+from surefoot.state.tree import freeze
 
 ROOM = 0.5
 """Share of the free memory of a device that a copy may take there."""
@@ -54,6 +55,21 @@ class Outcome:
     """Why older checkpoints could not go."""
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What moves on when a loop fetches its next batch, as it was before that."""
+
+    extra: Mapping[str, Any]
+    """States by the name of what they are of."""
+    chance: list[tuple[Any, Any]] | None = None
+    """Random numbers; None where nothing drew any since."""
+
+    def put_into(self, look: Look) -> None:
+        states = {name: freeze(state, look.slot) for name, state in self.extra.items()}
+        chance = look.frozen.chance if self.chance is None else self.chance
+        look.frozen = replace(look.frozen, extra={**look.frozen.extra, **states}, chance=chance)
+
+
 @dataclass(slots=True)
 class Saving:
     """At most one save at a time."""
@@ -72,9 +88,14 @@ class Saving:
 
     # -- in the training's thread
 
-    def take(self, attempt: int, *, kind: str = "regular") -> Taken:
-        """Copy the run as it is now: the only thing that training waits for."""
+    def take(self, attempt: int, *, kind: str = "regular", earlier: Earlier | None = None) -> Taken:
+        """Copy the run as it is now: the only thing that training waits for.
+
+        Of some things `earlier` knows how they were before the loop went on to its next batch.
+        """
         look = self.whole.look()
+        if earlier is not None:
+            earlier.put_into(look)
         into, self._spare = self._spare, None
         copy = self.whole.keep(look, into, home=_home(look, into))
         self._arriving = copy
