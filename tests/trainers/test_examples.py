@@ -1,4 +1,4 @@
-"""The examples run as they stand, and each survives its damaged batch."""
+"""The examples run as they stand, and each that trains survives its damaged batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import surefoot
-from surefoot.records import Verdict
+from surefoot.records import Cause, Verdict
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDS = {
@@ -44,7 +44,16 @@ def started(tmp_path_factory):
 
 
 def test_every_example_is_run():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(NEEDS)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, "dead_run"}
+
+
+def test_the_dead_run_is_told_as_the_readme_has_it(tmp_path):
+    log = subprocess.run([sys.executable, str(EXAMPLES / "dead_run.py")], capture_output=True, check=True).stdout
+    (tmp_path / "train.log").write_bytes(log)
+    answer = surefoot.diagnose(tmp_path / "train.log")
+    readme = " ".join((EXAMPLES.parent / "README.md").read_text(encoding="utf-8").split())
+    assert f"FAILED {answer.sentence}" in readme
+    assert answer.causes[0].cause is Cause.LEARNING_RATE
 
 
 @pytest.mark.parametrize("name", NEEDS)

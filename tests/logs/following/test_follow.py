@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -14,8 +15,9 @@ from made_answers import failed, healthy
 
 from surefoot.logs.answer import Answer, State
 from surefoot.logs.course import Course, Trace
-from surefoot.logs.following import follow as following
-from surefoot.logs.following.follow import Growing, Rereading, follow, opened
+from surefoot.logs.following import growing as following
+from surefoot.logs.following.follow import PATIENCE, follow, opened
+from surefoot.logs.following.growing import Growing, Rereading
 from surefoot.logs.following.tail import FileTail, PipeTail
 from surefoot.logs.following.voice import Voice
 from surefoot.logs.table import Table, Unreadable
@@ -216,6 +218,38 @@ def test_a_large_log_is_read_in_parts_to_the_same_end(tmp_path: Path, monkeypatc
         assert (answer.verdict, answer.last_step, answer.source["points"]) == (State.FAILED, 71, 72)
 
 
+def test_a_row_of_a_large_log_may_come_in_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "SMALL", 100)
+    path = tmp_path / "train.log"
+    path.write_text("")
+    log = opened(str(path), columns={})
+    for epoch, loss in enumerate(FALL):
+        appended(path, f"Epoch {epoch}\n")()
+        log.grown()
+        appended(path, f"Training loss: {loss}, accuracy: 0.5\n")()
+        log.grown()
+        half = log.answer(quiet=True)
+    appended(path, "Epoch 60\nTraining loss: nan, accuracy: 0.5")()
+    log.grown()
+    answer = log.answer(quiet=True)
+    log.close()
+    assert half is not None
+    assert answer is not None
+    assert half.as_json()["source"]["points"] == 60
+    assert (half.verdict, half.last_step) == (State.HEALTHY, 59)
+    assert (answer.verdict, answer.last_step) == (State.FAILED, 60)
+
+
+@pytest.mark.parametrize("data", [gzip.compress(jsonl(FALL).encode()), b"\x28\xb5\x2f\xfd" + bytes(99)])
+def test_a_compressed_log_is_not_followed_in_vain(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "train.log.gz"
+    path.write_bytes(data)
+    log = opened(str(path), columns={})
+    with pytest.raises(Unreadable, match="compressed"):
+        log.grown()
+    log.close()
+
+
 def test_a_large_document_in_a_pipe_is_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "SMALL", 10)
 
@@ -302,7 +336,7 @@ def test_a_feared_failure_is_told_when_the_log_falls_silent_for_long() -> None:
         Silent([feared]), speak=lambda _: told.append(clock.now), until=FAILED, clock=clock, sleep=clock.sleep
     )
     assert last is feared
-    assert told == [following.PATIENCE]
+    assert told == [PATIENCE]
 
 
 def test_a_log_that_ends_in_an_exception_is_believed_once_it_is_quiet(tmp_path: Path) -> None:

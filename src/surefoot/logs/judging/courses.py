@@ -73,7 +73,9 @@ def _traces(table: Table, known: Mapping[str, Meaning], wanted: Mapping[str, str
     if "loss" not in found and "eval_loss" in found:
         found = {"loss": found["eval_loss"]}
     if "loss" not in found:
-        of("loss", _stand_in(table, known))
+        loss, eval_loss = _stand_ins(table, known)
+        of("loss", loss)
+        of("eval_loss", eval_loss)
     of("norm", _longest(table, known, Role.NORM))
     of("rate", _longest(table, known, Role.RATE))
     of("scale", _longest(table, known, Role.SCALE))
@@ -122,17 +124,20 @@ def _sum(terms: Mapping[str, Column]) -> _Found:
     return _Found(" + ".join(together), Column(first.rows, total))
 
 
-def _stand_in(table: Table, known: Mapping[str, Meaning]) -> _Found | None:
-    """Where no loss was logged: perplexity, as its logarithm, or an error."""
+def _stand_ins(table: Table, known: Mapping[str, Meaning]) -> tuple[_Found | None, _Found | None]:
+    """Where no loss was logged: perplexity, as its logarithm, or an error; of training, and of other data beside it."""
     for role in (Role.PERPLEXITY, Role.ERROR):
-        for held_out in (False, True):
-            found = _longest(table, known, role, held_out=held_out)
-            if found is not None and role is Role.PERPLEXITY:
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    return _Found(f"log of {found.name}", Column(found.column.rows, np.log(found.column.values)))
-            if found is not None:
-                return found
-    return None
+        found = [_longest(table, known, role, held_out=held_out) for held_out in (False, True)]
+        if role is Role.PERPLEXITY:
+            found = [_logarithm(one) if one is not None else None for one in found]
+        if any(found):
+            return (found[0], found[1]) if found[0] else (found[1], None)
+    return None, None
+
+
+def _logarithm(found: _Found) -> _Found:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _Found(f"log of {found.name}", Column(found.column.rows, np.log(found.column.values)))
 
 
 def _longest(table: Table, known: Mapping[str, Meaning], role: Role, *, held_out: bool = False) -> _Found | None:

@@ -29,15 +29,20 @@ _MAGICS: tuple[tuple[bytes, str, str], ...] = (
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\x0b\x0c\x08\x1b\x1e\x07") | {127})
 
 
-def no_log(head: bytes) -> str:
-    """What a file is instead of a log, and the way out; empty where it may be one."""
+def known(head: bytes) -> str:
+    """What a file of a known kind that is no log is, and the way out; else nothing."""
     for magic, what, way_out in _MAGICS:
         if head.startswith(magic):
             if b"xl/workbook" in head or b"xl/worksheets" in head:
                 return f"is an Excel workbook. {_TEXT}"
             return f"is {what}. {way_out}"
-    if head[257:262] == b"ustar":
-        return "is a tar archive. Unpack it and pass the log in it"
+    return "is a tar archive. Unpack it and pass the log in it" if head[257:262] == b"ustar" else ""
+
+
+def no_log(head: bytes) -> str:
+    """What a file is instead of a log, and the way out; empty where it may be one."""
+    if told := known(head):
+        return told
     text = head.replace(b"\0", b"")
     if not text.strip():
         return "holds nothing but NUL bytes: a crash took what was in it" if head.strip() else "is empty"

@@ -69,14 +69,18 @@ _WHOLE = frozenset(
     | {"metrics", "metric", "charts", "scalars", "losses", "smoothed", "smooth", "ema", "median", "s", "ce", "nll"}
     | {"cross", "entropy", "xent", "crossentropy", "interval", "combined", "token", "tokens", "logged", "reduced"}
     | {"phase", "history", "logs", "data", "b", "rank", "0", "1", "causal", "language", "modeling", "modelling", "raw"}
+    | {"binary", "multi"}
 )
-_LOSSES = frozenset({"loss", "losses", "nll", "cost", "objective", "elbo", "xent", "criterion", "lossb"})
+_LOSSES = frozenset({"loss", "losses", "nll", "cost", "objective", "elbo", "xent", "criterion", "lossb", "logloss"})
 _NOT_A_LOSS = frozenset(
     {"scale", "scaler", "scaling", "weight", "weights", "coef", "coeff", "lambda", "lr", "time", "std", "var", "min"}
     | {"max", "best", "delta", "diff", "change", "ratio", "threshold", "skip", "skipped", "count", "patience", "grad"}
     | {"improvement", "variance", "norm", "gradient", "function", "fn", "rate", "sec", "second", "reserved"}
 )
+_GRADIENTS = frozenset({"grad", "gradient", "grads", "gradients"})
 _ERRORS = frozenset({"mse", "mae", "rmse", "error", "err", "wer", "cer", "mape", "residual"})
+_BOOSTED = frozenset({"l1", "l2"})
+"""Errors as LightGBM calls them, when nothing else is in the name: elsewhere these are penalties."""
 _ACCURACIES = frozenset({"acc", "accuracy", "top1", "top5", "f1", "map", "auc", "miou", "iou", "dice", "bleu", "map50"})
 _REWARDS = frozenset({"reward", "rewards", "return", "returns", "rew", "score", "winrate"})
 _PERPLEXITIES = frozenset({"perplexity", "ppl"})
@@ -132,7 +136,8 @@ def _role(words: tuple[str, ...], said: frozenset[str]) -> tuple[Role, str]:
     ):
         if said & known:
             return role, ""
-    return Role.OTHER, ""
+    boosted = said & _BOOSTED and said <= _BOOSTED | _TRAIN | _HELD_OUT | {"s", "0", "1"}
+    return (Role.ERROR if boosted else Role.OTHER), ""
 
 
 def _machine(words: tuple[str, ...], said: frozenset[str]) -> Role | None:
@@ -140,7 +145,8 @@ def _machine(words: tuple[str, ...], said: frozenset[str]) -> Role | None:
     whole = "".join(words)
     if said & {"min", "max"} and whole.endswith(("min", "max")):
         return Role.OTHER
-    if "gnorm" in said or ("norm" in said and said & {"grad", "gradient", "grads", "gradients"}) or "gradnorm" in whole:
+    plain = said <= {"norm"} | _FILLER | _TRAIN  # of what, is not said: nearly always of the gradients
+    if "gnorm" in said or ("norm" in said and (plain or said & _GRADIENTS)) or "gradnorm" in whole:
         return Role.OTHER if len(said - _FILLER) > 4 else Role.NORM
     if said & {"skipped", "overflow", "overflows"}:
         return Role.SKIPPED

@@ -144,6 +144,11 @@ class Source:
         return data
 
 
+def packed(head: bytes | bytearray) -> bool:
+    """Whether bytes are the start of a compressed file that is unpacked on the way."""
+    return head.startswith(tuple(_PACKED))
+
+
 def decoded(raw: bytes) -> str:
     """Text of the bytes of a log: UTF-8, else Latin-1 as Windows has it; NUL bytes, which a crash leaves, are gone."""
     if b"\0" in raw:

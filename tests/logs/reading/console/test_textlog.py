@@ -41,6 +41,7 @@ ONE_LINE = {
         "iteration",
         "lm loss",
     ),
+    "LightGBM": ("[{n}]\ttraining's l2: {loss:.6f}\tvalid_0's l2: 4.1", "step", "training's l2"),
     "Hugging Face": ("{{'loss': {loss:.4f}, 'grad_norm': nan, 'learning_rate': 5e-05, 'epoch': {n}.5}}", "epoch", "loss"),
     "Hugging Face with strings": ("{{'loss': '{loss:.4f}', 'learning_rate': '5e-05', 'epoch': '{n}.5'}}", "epoch", "loss"),
     "fairseq": ("| epoch 001:     {n} / 100 loss={loss:.3f}, ppl=41.2, wps=100, gnorm=1.2, loss_scale=128", "step", "loss"),
@@ -268,6 +269,18 @@ def test_tables_of_skorch_and_fastai(tmp_path: Path) -> None:
     table = table_of(tmp_path, text)
     assert values(table, "train_loss") == [0.1, 0.2, 0.3, 0.4, 0.5]
     assert values(table, "epoch") == [1, 2, 3, 4, 5]
+
+
+def test_tables_of_spacy(tmp_path: Path) -> None:
+    heading = (
+        "E    #       LOSS TOK2VEC  LOSS NER  ENTS_F  SCORE \n---  ------  ------------  --------  ------  ------\n"
+    )
+    table = table_of(
+        tmp_path,
+        heading + "".join(f"  0  {n * 200:6d}          0.50     {50 - n}.21   70.00    0.70\n" for n in range(9)),
+    )
+    assert values(table, "step") == [n * 200.0 for n in range(9)]
+    assert values(table, "LOSS NER")[:2] == [50.21, 49.21]
 
 
 def test_tables_with_bars(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ class Columns:
             cells = line.split()
         if not 3 <= len(cells) <= 64 or not all(_CELL.fullmatch(cell) for cell in cells):
             return None
+        if cells[:2] == ["E", "#"]:
+            cells[:2] = ["epoch", "step"]  # as spaCy heads its tables
         roles = [meaning(cell).role for cell in cells]
         if roles[0] in _COUNTERS or (Role.LOSS in roles and any(role in _COUNTERS for role in roles)):
             return cls(cells, comma)

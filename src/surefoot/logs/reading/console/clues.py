@@ -8,7 +8,8 @@ from collections.abc import Iterator
 LOSSES = ("loss", "nll", "ppl", "perplex", "损失", "elbo")
 WORDS = (
     *LOSSES, "step", "iter", "epoch", "reward", "acc", "lr", "norm", "update", "round", "batch", "error", "learning",
-    "cost", "objective", "return", "score", "mse", "mae", "eval", "valid", "test", "scale", "%|", "轮", "步", "误差",
+    "cost", "objective", "return", "score", "mse", "mae", "l1", "l2", "eval", "valid", "test", "scale", "%|",
+    "轮", "步", "误差",
 )  # fmt: skip
 """A line without any of them holds no row."""
 _CODE = re.compile(

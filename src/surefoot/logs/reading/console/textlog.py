@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,8 @@ class Following:
 
     def __init__(self, sink: Sink | None = None) -> None:
         self._rows = _Rows()
-        self._lines = Lines(sink if sink is not None else self._rows)
+        self._sink: Sink = sink if sink is not None else self._rows
+        self._lines = Lines(self._sink)
         self._rest = ""
 
     @property
@@ -77,6 +79,11 @@ class Following:
             self._lines.line(line)
         self._lines.finish()
         return self._given()
+
+    def ahead(self) -> Following:
+        """Another that goes on from here by itself and hands its rows back, to see what would come."""
+        rows = _Rows()
+        return deepcopy(self, {id(self._sink): rows, id(self._rows): rows})
 
     def _given(self) -> list[Record]:
         rows, self._rows.rows = self._rows.rows, []

@@ -1,0 +1,222 @@
+"""Logs that grow: of lines, of which only what is new is read, and of files that are written as a whole each time."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from surefoot.logs.answer import Answer
+from surefoot.logs.following.tail import FileTail, PipeTail
+from surefoot.logs.reading import binary
+from surefoot.logs.reading.console import textlog
+from surefoot.logs.reading.console.text import decoded_line_by_line
+from surefoot.logs.reading.source import Source, packed
+from surefoot.logs.showing.axes import telling
+from surefoot.logs.table import ENDING, MOST, Column, Gatherer, Table, Unreadable
+
+SMALL = 1 << 24
+"""Bytes up to which a log is read again as a whole; of a larger one only what is new is read."""
+LINES = frozenset({"jsonl", "csv", "tsv", "text"})
+"""Formats of which a part can be read by itself."""
+
+Judge = Callable[[Table], Answer]
+Reader = Callable[[Source], list[Table]]
+
+
+class Streamed:
+    """Console text whose reader is kept from one piece to the next, as a row may stand on lines of both."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._gatherer = Gatherer()
+        self._following = textlog.Following(self._gatherer)
+
+    def feed(self, data: bytes) -> None:
+        for text in self._texts(data):
+            self._following.feed(text)
+
+    def table(self, rest: bytes) -> Table:
+        """All rows so far, and those that would come if the log ended with `rest`."""
+        ahead = self._following.ahead()
+        rows = [row for text in self._texts(rest) for row in ahead.feed(text)] + ahead.finish()
+        more = Gatherer()
+        for row in rows:
+            more.add(row)
+        table = self._gatherer.table(textlog.FORMAT, self._path)
+        # The gatherer's arrays cannot grow while somebody holds them.
+        columns = {name: Column(one.rows.copy(), one.values.copy()) for name, one in table.columns.items()}
+        joined = _joined(replace(table, columns=columns), more.table(textlog.FORMAT, self._path))
+        return replace(joined, ending=ahead.ending[-ENDING:], facts=ahead.facts)
+
+    def _texts(self, data: bytes) -> Iterator[str]:
+        with Source(io.BytesIO(data), self._path) as source:
+            yield from decoded_line_by_line(source.chunks())
+
+
+class Growing:
+    """A log of lines: kept whole while it is small, later as the numbers that were read from it."""
+
+    def __init__(self, tail: FileTail | PipeTail, path: str, read: Reader, judge: Judge) -> None:
+        self._tail, self._path, self._read, self._judge = tail, path, read, judge
+        self.again = 0
+        """How often the file was replaced by another."""
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._bytes = bytearray()
+        self._head = b""
+        self._table: Table | None = None
+        self._text: Streamed | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._tail.ended
+
+    def grown(self) -> bool:
+        """Take in what is new, all that is there."""
+        any_new = False
+        while True:
+            data, fresh = self._tail.read()
+            if fresh:
+                self._start_anew()
+                self.again += 1
+            self._bytes += data
+            any_new |= bool(data) or fresh
+            if data and self._table is None and self._text is None:
+                self._refuse()
+            if len(self._bytes) > SMALL or self._text is not None:
+                self._fold()
+            if not data:
+                return any_new
+
+    def answer(self, *, quiet: bool) -> Answer | None:
+        """What is to be said by now; None while there is nothing to judge by."""
+        if self._text is not None:
+            return self._judge(self._text.table(bytes(self._bytes) if quiet else b""))
+        if self._table is not None and len(self._bytes) > SMALL // 16:
+            self._fold()
+        whole = bytes(self._bytes) if quiet else _whole_lines(self._bytes)
+        table = self._table
+        if whole.strip():
+            read = self._tables(whole)
+            table = _joined(table, read) if read is not None else table
+        return None if table is None else self._judge(table)
+
+    def close(self) -> None:
+        self._tail.close()
+
+    def _fold(self) -> None:
+        """Keep the numbers of the whole lines so far, and drop their text."""
+        whole = _whole_lines(self._bytes)
+        if not whole:
+            del self._bytes[:-SMALL]  # one line without an end: nothing that anybody could read
+            return
+        if self._text is not None:
+            self._text.feed(whole)
+            del self._bytes[: len(whole)]
+            return
+        table = self._tables(whole)
+        if table is not None and table.format not in LINES:
+            raise Unreadable(
+                f"{self._path} is {table.format} of more than {SMALL >> 20} MiB, which cannot be followed."
+                " Judge it from time to time with: surefoot diagnose"
+            )
+        if table is not None and self._table is None and table.format == textlog.FORMAT:
+            self._text = Streamed(self._path)
+            self._text.feed(whole)
+        elif table is not None:
+            self._table = _joined(self._table, table)
+            if not self._head and table.format in ("csv", "tsv"):
+                self._head = whole[: whole.index(b"\n") + 1] if b"\n" in whole else b""
+        del self._bytes[: len(whole)]
+
+    def _refuse(self) -> None:
+        """Says at once what will never be a log of lines."""
+        if packed(self._bytes):
+            raise Unreadable(
+                f"{self._path} is compressed and cannot be followed: what is in it is there only once it is closed."
+                " Follow the log before it is packed, or judge this with: surefoot diagnose"
+            )
+        if told := binary.known(bytes(self._bytes[:512])):
+            raise Unreadable(f"{self._path} {told}")
+
+    def _tables(self, data: bytes) -> Table | None:
+        """The table of these lines; the names of the columns of a CSV stand in its first."""
+        try:
+            with Source(io.BytesIO(self._head + data), self._path) as source:
+                tables = self._read(source)
+        except Unreadable:
+            return None  # nothing to read yet, or a part without numbers
+        return max(tables, key=lambda table: table.records, default=None)
+
+
+class Rereading:
+    """A folder, or a file that is written as a whole each time: read again when it changed."""
+
+    ended = False
+
+    def __init__(self, path: str, judge: Callable[[str], Answer]) -> None:
+        self._path, self._judge = path, judge
+        self._seen: object = None
+
+    def grown(self) -> bool:
+        now = _state(Path(self._path))
+        changed, self._seen = now != self._seen, now
+        return changed
+
+    def answer(self, *, quiet: bool) -> Answer | None:
+        try:
+            return self._judge(self._path)
+        except Unreadable:
+            return None  # caught in the middle of being written
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _state(path: Path) -> object:
+    """Sizes and times of all files; another means that something was written."""
+    try:
+        files = sorted(path.rglob("*"))[:10_000] if path.is_dir() else [path]
+        return tuple((str(file), now.st_size, now.st_mtime_ns) for file in files if (now := file.stat()))
+    except OSError:
+        return None
+
+
+def _whole_lines(data: bytearray) -> bytes:
+    """Up to the last end of a line; bars end theirs with a carriage return."""
+    return bytes(data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1])
+
+
+def _joined(first: Table | None, second: Table) -> Table:
+    """Two parts of one log as one table."""
+    if first is None:
+        return second
+    columns = dict(first.columns)
+    for name, column in second.columns.items():
+        later = Column(column.rows + first.records, column.values)
+        columns[name] = _appended(columns[name], later) if name in columns else later
+    skipped = {
+        why: first.skipped.get(why, 0) + second.skipped.get(why, 0) for why in {**first.skipped, **second.skipped}
+    }
+    return replace(
+        second,
+        records=first.records + second.records,
+        columns=columns,
+        skipped=skipped,
+        notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
+        ending=(first.ending + second.ending)[-ENDING:],
+        facts={**first.facts, **second.facts},
+    )
+
+
+def _appended(first: Column, second: Column) -> Column:
+    rows, values = np.concatenate([first.rows, second.rows]), np.concatenate([first.values, second.values])
+    if len(values) > MOST:
+        kept = telling(values, MOST // 2)
+        rows, values = rows[kept], values[kept]
+    return Column(rows, values)
