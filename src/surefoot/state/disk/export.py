@@ -13,7 +13,7 @@ import numpy as np
 
 from surefoot.state.disk.headers import CARRIED, FORMAT, Entry, Part, read_entries
 from surefoot.state.disk.misfit import DoesNotFit
-from surefoot.state.disk.told import read_states
+from surefoot.state.disk.told import read_states, root_of
 
 CHUNK = 1 << 24
 _SHORT = {name: short for short, (name, _) in FORMAT.items()}
@@ -30,7 +30,7 @@ def export(folder: Path, out: Path, *, source: str = "model") -> dict[str, tuple
     entries = read_entries(folder, len(told))
     chosen = _chosen(told, entries, source)
     if not chosen:
-        there = sorted({name.rpartition(".")[0].split(".")[0] for name in entries})
+        there = sorted({root_of(name) for one in told for name in one["tensors"]})
         raise DoesNotFit(f"{folder} holds no weights of {source!r}; there are {', '.join(there)}")
     if out.exists():
         raise FileExistsError(f"{out} is there already. Give another name, or remove it")

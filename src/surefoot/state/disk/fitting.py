@@ -14,6 +14,7 @@ from surefoot.state.disk.misfit import DoesNotFit, few
 from surefoot.state.disk.names import Names
 from surefoot.state.disk.pieces import own_name
 from surefoot.state.disk.reader import dtype_of, read_part
+from surefoot.state.disk.told import root_of
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ def fit_model(saved: Saved, names: Names) -> Aims:
     """Find the place of every tensor that modules hold; raises DoesNotFit."""
     aims = Aims()
     aliases: dict[str, str] = {k: str(v) for told in saved.told for k, v in told["aliases"].items()}
-    roots = {_root(name) for name in saved.all_of("tensors")}
+    roots = {root_of(name) for name in saved.all_of("tensors")}
     missing: list[str] = []
     apart: list[str] = []
     used: set[str] = set()
@@ -76,7 +77,7 @@ def fit_model(saved: Saved, names: Names) -> Aims:
         known = name if name in saved.entries else aliases.get(name, name)
         source = saved.source(known)
         if source is None:
-            if _root(name) in roots and name not in names.passing:
+            if root_of(name) in roots and name not in names.passing:
                 missing.append(name)
             continue
         used.add(known)
@@ -92,8 +93,8 @@ def fit_model(saved: Saved, names: Names) -> Aims:
             aims.notes.append(f"{differs}: this buffer is no part of its module's state, and stays as it is")
     _make_missing_buffers(saved, names, aims, used)
     unknown = saved.all_of("tensors") - used - set(names.aliases) - saved.all_of("passing")
-    live_roots = {_root(name) for name in (*names.tensors, *names.homes)}
-    left = sorted(name for name in unknown if _root(name) in live_roots)
+    live_roots = {root_of(name) for name in (*names.tensors, *names.homes)}
+    left = sorted(name for name in unknown if root_of(name) in live_roots)
     _complain(saved, missing, left, apart, names)
     aims.notes += _changed_ties(saved, names, aliases)
     aims.notes += [f"{root} was saved, and is not there now" for root in sorted(roots - live_roots)]
@@ -107,12 +108,6 @@ def _make_missing_buffers(saved: Saved, names: Names, aims: Aims, used: set[str]
         if source is not None:
             aims.buffers[name] = source
             used.add(name)
-
-
-def _root(name: str) -> str:
-    """The model that a name belongs to."""
-    words = name.split(".")
-    return ".".join(words[:2]) if words[0] == "extra" else "loose" if words[0].startswith("loose") else words[0]
 
 
 def _differs(name: str, live: Tensor, entry: Entry) -> str:

@@ -144,7 +144,9 @@ def _read(path: Path) -> dict[str, tuple[str, tuple[int, ...], Part]]:
         begin, end = _numbers(one["data_offsets"])
         if end - begin != math.prod(shape) * item_size(dtype) or end > size - 8 - length:
             raise ValueError(f"{name} does not lie within the file")
-        offsets = _numbers(where[name]["saved_offsets"]) if name in where else (0,) * len(shape)
+        offsets = _numbers(where[name]["saved_offsets"] if name in where else [0] * len(shape))
+        if len(offsets) == len(one["shape"]):
+            offsets = offsets[: len(shape)]  # what carries another type may have a dimension more
         whole = _numbers(notes.get(name, {}).get("shape", shape))
         if len(offsets) != len(shape) or len(whole) != len(shape):
             raise ValueError(f"{name} has {len(shape)} dimensions, and other things are told of it")

@@ -103,3 +103,9 @@ def has_any(told: Any, tags: Sequence[str]) -> bool:
         elif isinstance(one, list):
             heap.extend(one)
     return False
+
+
+def root_of(name: str) -> str:
+    """The model that a tensor belongs to, by its name."""
+    words = name.split(".")
+    return ".".join(words[:2]) if words[0] == "extra" else "loose" if words[0].startswith("loose") else words[0]
