@@ -216,14 +216,27 @@ def zoo(
 
 @bench.command()
 def logs(
-    folder: Annotated[Path, typer.Argument(help="Logs with an INDEX.csv: file, label, source.", file_okay=False)],
+    folder: Annotated[
+        Path | None, typer.Argument(help="Logs with an INDEX.csv: file, label, source.", file_okay=False)
+    ] = None,
     crossed: Annotated[
         bool, typer.Option("--cross-validate", help="Also judge each repository with figures chosen on the others.")
     ] = False,
+    speed: Annotated[
+        bool, typer.Option("--speed", help="How long large logs take, and how much memory; makes them, 1.5 GB.")
+    ] = False,
 ) -> None:
-    """How often `surefoot diagnose` is right about logs that somebody has judged by eye."""
+    """How often `surefoot diagnose` is right about logs that somebody has judged by eye, and how fast it is."""
     from surefoot.bench.logs import main as run
+    from surefoot.bench.logspeed import main as timed
 
+    if speed:
+        typer.echo(timed(say=lambda line: typer.echo(line, err=True)))
+    elif folder is None:
+        typer.echo("bench logs: name a folder of labelled logs, or --speed.", err=True)
+        raise typer.Exit(2)
+    if folder is None:
+        return
     try:
         typer.echo(run(folder, crossed=crossed, say=lambda line: typer.echo(line, err=True)))
     except ValueError as wrong:

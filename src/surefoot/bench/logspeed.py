@@ -1,0 +1,86 @@
+"""`surefoot bench logs --speed`: how long `surefoot diagnose` takes for large logs, and how much memory.
+
+The logs are made in a temporary folder, and the command runs as people run it: in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+ROWS = 1_000_000
+LONG = 11_000_000
+"""Rows of the log in text that has more than a gigabyte."""
+_PIECE = 50_000
+Line = Callable[[int, float, float], str]
+
+
+def _json(step: int, loss: float, norm: float) -> str:
+    return f'{{"step": {step}, "loss": {loss:.5f}, "grad_norm": {norm:.4f}, "learning_rate": 1.000e-04}}\n'
+
+
+def _csv(step: int, loss: float, norm: float) -> str:
+    return f"{step},{loss:.6f},{norm:.5f},1.000e-04\n"
+
+
+def _text(step: int, loss: float, norm: float) -> str:
+    return (
+        f"[2025-01-01 10:00:00] iter {step}: loss {loss:.5f}, norm {norm:.4f}, lr 1.000e-04, time 12.3ms, mfu 31.2%\n"
+    )
+
+
+LOGS: dict[str, tuple[str, Line, int]] = {
+    "JSONL": ("", _json, ROWS),
+    "CSV": ("step,loss,grad_norm,lr\n", _csv, ROWS),
+    "console text": ("", _text, ROWS),
+    "console text, long": ("", _text, LONG),
+}
+
+
+def main(*, say: Callable[[str], None]) -> str:
+    """A table of figures for this machine."""
+    busy = f", load {os.getloadavg()[0]:.1f} before" if hasattr(os, "getloadavg") else ""
+    lines = [f"{os.cpu_count()} cores{busy}", f"{'log':<20}{'rows':>12}{'MB':>8}{'seconds':>9}{'peak MB':>9}"]
+    with tempfile.TemporaryDirectory(prefix="surefoot-") as folder:
+        for name, (header, line, rows) in LOGS.items():
+            say(f"{name}: writing {rows:,} rows")
+            path = Path(folder) / "log"
+            with path.open("w", encoding="utf-8") as file:
+                file.write(header)
+                file.writelines(_written(line, rows))
+            seconds, peak = _timed(path)
+            memory = f"{peak / 1e6:,.0f}" if peak else "?"
+            lines.append(f"{name:<20}{rows:>12,}{path.stat().st_size / 1e6:>8,.0f}{seconds:>9.1f}{memory:>9}")
+    return "\n".join(lines)
+
+
+def _written(line: Line, rows: int) -> Iterator[str]:
+    """A loss that falls with noise on it, some rows at a time."""
+    random = np.random.default_rng(0)
+    for start in range(0, rows, _PIECE):
+        steps = np.arange(start, min(rows, start + _PIECE))
+        losses = 0.5 + 3 * np.exp(-5 * steps / rows) + random.normal(0, 0.05, len(steps))
+        norms = 1 + 0.3 * random.random(len(steps))
+        yield "".join(map(line, steps.tolist(), losses.tolist(), norms.tolist()))
+
+
+def _timed(path: Path) -> tuple[float, int]:
+    """Seconds until the answer is there, start of Python and all, and the most bytes of memory it had."""
+    started = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-m", "surefoot", "diagnose", str(path)], stdout=subprocess.DEVNULL)
+    if not hasattr(os, "wait4"):
+        code, peak = process.wait(), 0
+    else:
+        _, status, used = os.wait4(process.pid, 0)
+        code = process.returncode = os.waitstatus_to_exitcode(status)
+        peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    if code:
+        raise RuntimeError(f"surefoot diagnose ended with {code} on a healthy log: {path}")
+    return time.perf_counter() - started, peak
