@@ -209,7 +209,7 @@ def _progress() -> Iterator[None]:
         if path not in tasks:
             tasks[path] = bar.add_task(escape(Path(path).name), total=size)
             bar.start()
-        bar.advance(tasks[path], more)
+        bar.update(tasks[path], advance=more, total=size)
 
     try:
         with watching(tell):

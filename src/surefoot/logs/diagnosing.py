@@ -21,6 +21,7 @@ from surefoot.logs.judging.signs.base import Look, Sign, number
 from surefoot.logs.judging.signs.sight import SIGHT, Sight
 from surefoot.logs.reading import door
 from surefoot.logs.reading.arrays import table_of
+from surefoot.logs.reading.progress import counted
 from surefoot.logs.table import Table
 from surefoot.records import Cause, Pattern
 
@@ -63,7 +64,7 @@ def diagnose(source: PathLike | Table | Course | Any, *, columns: Mapping[str, s
     if door.is_checkpoint(source):
         from surefoot.logs.checkpoint import diagnose_checkpoint  # reads tensors: nothing a log needs
 
-        return diagnose_checkpoint(source)
+        return diagnose_checkpoint(source, counted(os.fspath(source)))
     return diagnose_tables(door.read(source), columns)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
+from surefoot.logs.diagnosing import diagnose
 from surefoot.logs.reading.progress import watching
 from surefoot.logs.reading.source import Source
 
@@ -23,6 +26,15 @@ def test_whoever_watches_is_told_of_every_byte_of_the_file(packed: bool, tmp_pat
     size = path.stat().st_size
     assert sum(more for _, more, _ in told) == size
     assert {(where, whole) for where, _, whole in told} == {(str(path), size)}
+
+
+def test_the_look_at_a_checkpoint_is_told_too(tmp_path: Path) -> None:
+    weights = {f"{k}.weight": np.random.default_rng(k).normal(size=(8, 8)).astype(np.float32) for k in range(5)}
+    (tmp_path / "model.safetensors").write_bytes(save(weights))
+    told: list[tuple[int, int]] = []
+    with watching(lambda _, more, size: told.append((more, size))):
+        diagnose(tmp_path / "model.safetensors")
+    assert told[-5:] == [(256, 1280)] * 5
 
 
 def test_nobody_is_told_when_nobody_watches(tmp_path: Path) -> None:

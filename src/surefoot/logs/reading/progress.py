@@ -31,6 +31,21 @@ def watched(stream: BinaryIO, path: str) -> BinaryIO:
     return stream if watcher is None else cast(BinaryIO, io.BufferedReader(_Watched(stream, path, watcher), 1 << 18))
 
 
+def counted(path: str) -> Callable[[int, int], None] | None:
+    """What work that counts its bytes itself calls with those done so far and those in all; None if nobody watches."""
+    watcher = _watcher.get()
+    if watcher is None:
+        return None
+    before = 0
+
+    def tell(done: int, size: int) -> None:
+        nonlocal before
+        watcher(path, done - before, size)
+        before = done
+
+    return tell
+
+
 class _Watched(io.RawIOBase):
     def __init__(self, stream: BinaryIO, path: str, watcher: Watcher) -> None:
         self._stream, self._path, self._watcher = stream, path, watcher
