@@ -34,6 +34,8 @@ log = logging.getLogger("surefoot")
 FOLDER = "checkpoints"
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 """What a cluster, or a person, sends before a process has to end."""
+_SOON = 10.0
+"""Seconds that a run which failed waits for a save that is under way: other processes may be gone."""
 _GATES, _LOADER = "surefoot.gates", "surefoot.loader"
 
 
@@ -73,10 +75,10 @@ class Anchor:
         self._due: str | None = None
         """What is to be done before the next forward pass: take, save, or stop:SIGNAL."""
         self._earlier: Earlier | None = None
+        self._prepared = False
         self._asked: int | None = None
         """A signal that came."""
         self._handlers: dict[int, Any] = {}
-        self._listen()
         self.resumed: Resumed | None = None
 
     # -- the beginning
@@ -133,9 +135,12 @@ class Anchor:
     def round_ended(self) -> None:
         """All optimizers have stepped, and what was decided is done."""
         attempt = self._rounds.attempt
+        if not self._prepared:
+            self._prepared = True
+            self._keeping.prepare()
         self._ask(attempt)
         self._due = self._agreement.due(attempt)
-        if self._due is None and self._keeping.due(self._desk.step) and self._desk.judge.quiet:
+        if self._due is None and self._desk.judge.quiet and self._keeping.due(self._desk.step):
             self._due = "take"
         if self._due is not None:
             self._earlier = self._before_the_next_batch()
@@ -180,21 +185,34 @@ class Anchor:
 
     def close(self, *, whole: bool) -> None:
         """The run ends: what is not saved yet is, if the run is `whole`, between two steps and unharmed."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers.clear()
-        if whole and self._desk.step > self._keeping.saved_step:
+        self._unlisten()
+        self._agreement.close()
+        if not whole:
+            self._keeping.close(wait=_SOON)
+            return
+        self._keeping.heard(wait=True)
+        if self._desk.step > self._keeping.saved_step:
             self.save("regular")
         self._keeping.close()
 
     # -- signals
 
-    def _listen(self) -> None:
+    def listen(self) -> None:
+        """From here on signals end the run at a good moment; those that are ignored stay so."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:
-            self._handlers[number] = signal.getsignal(number)
-            signal.signal(number, self._signalled)
+            before = signal.getsignal(number)
+            if before is not None and before is not signal.SIG_IGN:
+                self._handlers[number] = before
+                signal.signal(number, self._signalled)
+
+    def _unlisten(self) -> None:
+        ours = threading.current_thread() is threading.main_thread()
+        for number, handler in self._handlers.items():
+            if ours and signal.getsignal(number) == self._signalled:  # else somebody has put one on top of ours
+                signal.signal(number, handler)
+        self._handlers.clear()
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         if self._asked is not None and number == signal.SIGINT:  # a person who asks twice does not want to wait
@@ -213,14 +231,23 @@ class Anchor:
             self._desk.read(block, tag)
         kind, _, number = what.partition(":")
         self.save("emergency" if kind == "stop" else "regular", self._earlier)
-        if kind != "stop":
-            return
-        name = signal.Signals(int(number)).name
-        self._tell("stopped", f"{name} came: saved at step {self._desk.step}, and ended", {"signal": name})
+        if kind == "stop":
+            self._stop(int(number))
+
+    def _stop(self, number: int) -> None:
+        """End as the signal would have it; where the program listens to it too, that is for the program to do."""
+        name = signal.Signals(number).name
+        saved = self._keeping.saved_step == self._desk.step
+        done = "saved" if saved else "NOT saved"
+        self._tell("stopped", f"{name} came: {done} at step {self._desk.step}, and ended", {"signal": name})
         self._desk.journal.flush()
-        if int(number) == signal.SIGINT:
+        handler, self._asked = self._handlers.get(number), None
+        if callable(handler) and handler is not signal.default_int_handler:
+            handler(number, None)
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(128 + int(number))
+        else:
+            raise SystemExit(128 + number)
 
     # -- what is told
 

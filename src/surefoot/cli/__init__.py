@@ -272,6 +272,25 @@ def rewind(
 
 
 @bench.command()
+def checkpoint(
+    size: Annotated[str, typer.Option(help="10m, 124m or 1.3b.")] = "124m",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default what is there.")] = None,
+    folder: Annotated[Path | None, typer.Option(file_okay=False, help="A folder on the disk to write to.")] = None,
+) -> None:
+    """What a save costs the training beside it, against torch.save and DCP; and a restore."""
+    _needs_torch("bench checkpoint")
+    from surefoot.bench.checkpoint import main as run
+
+    if size not in ("10m", "124m", "1.3b") or device not in (None, "cpu", "cuda"):
+        typer.echo("bench checkpoint: use --size 10m, 124m or 1.3b and --device cpu or cuda.", err=True)
+        raise typer.Exit(2)
+    if device == "cuda" and not _has_cuda():
+        typer.echo("bench checkpoint: there is no CUDA device here. Use --device cpu.", err=True)
+        raise typer.Exit(2)
+    typer.echo(run(size, device, folder, lambda line: typer.echo(line, err=True)))
+
+
+@bench.command()
 def healthy(
     steps: Annotated[int, typer.Option(min=1, help="Healthy steps in all.")] = 300_000,
     split: Annotated[str, typer.Option(help="report, or tuning: the part that rules may be tuned on.")] = "report",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -11,12 +12,17 @@ from typing import Any
 
 import torch
 
+from surefoot.errand import Errand
 from surefoot.state.capture import Whole
 from surefoot.state.disk.together import put_together
-from surefoot.state.rendezvous import Team, forget
+from surefoot.state.rendezvous import Team, forget, part
 from surefoot.state.saving import Earlier, Outcome, Saving, Taken
 from surefoot.state.store import Kept, Retention, SaveFailed, Store
 
+PATIENCE = 300.0
+"""Seconds for which a disk may not answer before that is told, and nobody waits for it any more."""
+_POLL = 0.002
+_BUSY = "the save before was still under way"
 Tell = Callable[[str, str, Mapping[str, Any]], None]
 """Takes the name of what happened, the words, and the values."""
 
@@ -68,7 +74,7 @@ class Keeping:
     ) -> None:
         self.team = team or Team()
         self.pace = pace or Pace()
-        self.store = Store(root, keep=keep)
+        self.store = Store(root, keep=keep, patience=PATIENCE)
         self.metrics: dict[str, float] = {}
         """The latest of each, to be told with the next checkpoint."""
         self._saving = Saving(whole, self.store, self.team)
@@ -82,6 +88,11 @@ class Keeping:
         """Checkpoints by name, with the attempt after which they were taken."""
         self._proven = self._saved = -1
         self._doubted = False
+        self._marking: Errand[None] | None = None
+        """The last mark that was sent off."""
+        self._troubles: list[str] = []
+        self._silent = False
+        """It was told that the disk does not answer."""
 
     # -- step by step
 
@@ -98,13 +109,29 @@ class Keeping:
     def settle(self) -> None:
         self._saving.settle()
 
+    def prepare(self) -> None:
+        """The optimizers hold all they ever will: memory for the copies can be made."""
+        self._saving.prepare()
+
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is wanted now; `step` counts the updates that are known to have landed."""
+        """Whether a checkpoint is wanted now; `step` counts the updates that are known to have landed.
+
+        Several processes must all come to the same answer, whatever keeps one of them busy.
+        """
         self.heard()
-        return self.idle and self.pace.due(step)
+        if not self.pace.due(step):
+            return False
+        if self.team.world == 1:
+            return self.idle
+        self.pace.done(step)
+        return True
 
     def take(self, attempt: int, earlier: Earlier | None = None) -> None:
         """Copy the run as it is between two updates; it is written when the numbers of the last one are known."""
+        if not self.idle:
+            self._saving.absent(attempt, _BUSY)
+            self._tell("failed", f"not saved: {_BUSY}; tried again at the next interval", {})
+            return
         self._taken = self._saving.take(attempt, earlier=earlier)
 
     def row_read(self, step: int, attempt: int, guard: Callable[[], Any]) -> None:
@@ -125,6 +152,9 @@ class Keeping:
         """Save now and wait for it; what is under way is waited for too. The last outcome, for the first process."""
         self._drop()
         self.heard(wait=True)
+        if not self.idle:
+            self._saving.absent(attempt, _BUSY)
+            return None
         taken = self._saving.take(attempt, kind=kind, earlier=earlier)
         self._begin(taken, step, guard)
         return self.heard(wait=True)
@@ -134,13 +164,18 @@ class Keeping:
         self.pace.done(step)
         self._saved = step
 
-    def heard(self, *, wait: bool = False) -> Outcome | None:
+    def heard(self, *, wait: bool = False, until: float = math.inf) -> Outcome | None:
         """Tell what came of the save, if it is over."""
-        outcome = self._saving.outcome(wait=wait)
+        while self._troubles:
+            self._tell("trouble", self._troubles.pop(), {})
+        outcome = self._saving.outcome(wait=wait, patience=PATIENCE, until=until)
         if outcome is None:
+            self._tell_of_silence()
             return None
+        self._silent = False
         values = {"step": outcome.step, "kind": outcome.kind, "seconds": round(outcome.seconds, 3)}
         if outcome.error:
+            self._saved = -1
             self._tell("failed", f"not saved: {outcome.error}; tried again at the next interval", values)
         elif outcome.kept is not None:
             name = outcome.kept.name
@@ -153,6 +188,12 @@ class Keeping:
             self._tell("trouble", outcome.trouble, {})
         self._mark()
         return outcome
+
+    def _tell_of_silence(self) -> None:
+        silent = self._saving.pulse.silent
+        if silent > PATIENCE and not self._silent:
+            self._silent = True
+            self._tell("failed", f"not saved: the disk has not answered for {silent:.0f} s", {})
 
     # -- health
 
@@ -176,13 +217,20 @@ class Keeping:
                 self._put_mark(name, "healthy", f"nothing was wrong up to attempt {self._proven}")
 
     def _put_mark(self, name: str, health: Any, why: str) -> None:
+        """Marks are put behind the training's back too: the disk may take its time."""
         del self._unproven[name]
         if self.team.rank > 0:
             return
-        try:
-            self.store.mark(name, health, why)
-        except (SaveFailed, LookupError) as error:
-            self._tell("trouble", f"{name} could not be marked {health}: {error}", {})
+
+        def mark() -> None:
+            try:
+                self.store.mark(name, health, why)
+            except LookupError:
+                pass  # it has gone since
+            except SaveFailed as failure:
+                self._troubles.append(f"{name} could not be marked {health}: {failure}")
+
+        self._marking = self._saving.behind(mark)
 
     # -- the way back
 
@@ -210,10 +258,15 @@ class Keeping:
             notes=(*kept.passed, *restored.notes),
         )
 
-    def close(self) -> None:
-        """Wait for what is under way."""
+    def close(self, *, wait: float = math.inf) -> None:
+        """Wait for what is under way, and no longer than this."""
         self._drop()
-        self.heard(wait=True)
+        until = time.monotonic() + min(wait, PATIENCE)
+        self.heard(wait=True, until=math.inf if wait == math.inf else until)
+        while self._marking is not None and not self._marking.over and time.monotonic() < until:
+            time.sleep(_POLL)
+        self.heard()
+        part(self.store.root, self.team)
 
     def _drop(self) -> None:
         if self._taken is not None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +21,14 @@ from surefoot.state.disk.names import Names, names_of
 from surefoot.state.disk.pieces import Pieces, take_apart
 from surefoot.state.disk.plain import Plain
 from surefoot.state.home import Home, free_bytes
+from surefoot.state.opened import Pulse, opener
 from surefoot.state.rendezvous import Meeting, Team
-from surefoot.state.store import Entry, Kept, SaveFailed, Store
+from surefoot.state.store import Entry, Kept, Saved, SaveFailed, Store
 from surefoot.state.tree import freeze
 
 ROOM = 0.5
 """Share of the free memory of a device that a copy may take there."""
+_POLL = 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +82,30 @@ class Saving:
     whole: Whole
     store: Store
     team: Team = field(default_factory=Team)
+    pulse: Pulse = field(default_factory=Pulse)
+    """Of the disk, while tensors are written to it; what else is done, the store watches itself."""
     _runner: Runner = field(default_factory=lambda: Runner("surefoot-save"))
+    home: Home | None = None
+    """Where copies are made; chosen by the room there is when it is not said."""
     _errand: Errand[Outcome] | None = None
+    _making: Errand[Copy] | None = None
     _spare: Copy | None = None
     _arriving: Copy | None = None
 
     @property
     def busy(self) -> bool:
-        return self._errand is not None
+        """Whether a save is under way, or the memory for one still being made."""
+        if self._making is not None and self._making.over:
+            self._spare, self._making = self._making.result(), None
+        return self._errand is not None or self._making is not None
 
     # -- in the training's thread
+
+    def prepare(self) -> None:
+        """Have memory of the host made ready for a first save, where that is where copies go: it takes seconds."""
+        look = self.whole.look()
+        if self._spare is None and self._making is None and self._where(look) == "host" and _on_a_device(look):
+            self._making = self._runner.send(lambda: Copy("host").make_room(look))
 
     def take(self, attempt: int, *, kind: str = "regular", earlier: Earlier | None = None) -> Taken:
         """Copy the run as it is now: the only thing that training waits for.
@@ -97,7 +116,7 @@ class Saving:
         if earlier is not None:
             earlier.put_into(look)
         into, self._spare = self._spare, None
-        copy = self.whole.keep(look, into, home=_home(look, into))
+        copy = self.whole.keep(look, into, home=self._where(look, into))
         self._arriving = copy
         ready = tuple(torch.cuda.current_stream(d).record_event() for d in look.nbytes if d.type == "cuda")
         return Taken(attempt=attempt, kind=kind, copy=copy, ready=(*ready, *(e for _, e in copy.arrivals)))
@@ -114,16 +133,42 @@ class Saving:
             raise RuntimeError("a save is still under way")
         self._errand = self._runner.send(lambda: self._save(taken, step, about, guard))
 
+    def behind(self, work: Callable[[], None]) -> Errand[None]:
+        """Have something small done on the disk, after the save that is under way."""
+        return self._runner.send(work)
+
     def forget(self, taken: Taken) -> None:
         """The copy will not be written after all; its memory serves the next one."""
         self._spare = taken.copy
 
-    def outcome(self, *, wait: bool = False) -> Outcome | None:
-        """What came of the save, once, as soon as it is over."""
-        if self._errand is None or not (wait or self._errand.over):
+    def absent(self, attempt: int, why: str) -> None:
+        """Tell the others, behind the training's back, that this process cannot save after this attempt."""
+        meeting = Meeting(self.store.root, self.team, attempt)
+        threading.Thread(target=meeting.failed, args=(why,), name="surefoot-absent", daemon=True).start()
+
+    def outcome(self, *, wait: bool = False, patience: float = math.inf, until: float = math.inf) -> Outcome | None:
+        """What came of the save, once, as soon as it is over.
+
+        With `wait` it is waited for, until this moment, and unless the disk is silent for longer than `patience`.
+        """
+        errand = self._errand
+        while wait and errand is not None and not errand.over:
+            if self.pulse.silent > patience or time.monotonic() > until:
+                return None
+            time.sleep(_POLL)
+        if errand is None or not errand.over:
             return None
-        errand, self._errand = self._errand, None
+        self._errand = None
         return errand.result()
+
+    def _where(self, look: Look, into: Copy | None = None) -> Home:
+        """Beside the model where there is room, or a copy already; else in the memory of the host."""
+        if self.home is not None:
+            return self.home
+        if into is not None and into.kinds == look.kinds:
+            return into.home
+        room = all(size <= ROOM * free_bytes(device) for device, size in look.nbytes.items() if device.type == "cuda")
+        return "device" if room else "host"
 
     # -- in the other thread
 
@@ -157,38 +202,47 @@ class Saving:
         return names_of(zip(self.whole.root_names, self.whole.roots, strict=True), self.whole.optimizers)
 
     def _together(self, taken: Taken, step: int, pieces: Pieces, about: Mapping[str, Any]) -> dict[str, Any]:
-        meeting = Meeting(self.store.root, self.team, step, taken.attempt)
+        meeting = Meeting(self.store.root, self.team, taken.attempt)
         if self.team.rank > 0:
             try:
-                meeting.done(self._written(meeting, pieces))
+                entries = self._written(meeting.follow(), pieces)
             except (SaveFailed, OSError) as error:
                 meeting.failed(str(error))
                 raise
+            meeting.done(entries)
             return {}
-        needs = sum(s.tensor.numel() * s.tensor.element_size() for s in pieces.shards.values())
+        error = "the first process has failed"
         try:
-            with self.store.writing(step, taken.attempt, needs=needs) as draft:
-                if self.team.world > 1:
-                    meeting.lead(draft.folder)
-                entries = {w.name: Entry(w.size, w.digest) for w in write_pieces(draft.folder, pieces, rank=0)}
-                saved = self.store.commit(draft, entries | meeting.gather(), about)
+            saved = self._lead(meeting, step, taken.attempt, pieces, about)
+            error = ""
+        except SaveFailed as failure:
+            error = failure.reason
+            raise
         finally:
             if self.team.world > 1:
-                meeting.over()
+                meeting.over(error)
         return {"kept": saved.kept, "removed": saved.removed, "trouble": saved.trouble}
 
-    def _written(self, meeting: Meeting, pieces: Pieces) -> dict[str, Entry]:
-        folder = meeting.follow()
-        written = write_pieces(folder, pieces, rank=self.team.rank)
+    def _lead(self, meeting: Meeting, step: int, attempt: int, pieces: Pieces, about: Mapping[str, Any]) -> Saved:
+        needs = sum(s.tensor.numel() * s.tensor.element_size() for s in pieces.shards.values())
+        try:
+            draft = self.store.draft(step, attempt, needs=needs)
+        except SaveFailed as failure:
+            meeting.failed(failure.reason)
+            raise
+        with self.store.filling(draft):
+            if self.team.world > 1:
+                meeting.lead(draft.folder)
+            entries = self._written(draft.folder, pieces)
+            return self.store.commit(draft, entries | meeting.gather(), about)
+
+    def _written(self, folder: Path, pieces: Pieces) -> dict[str, Entry]:
+        written = write_pieces(folder, pieces, rank=self.team.rank, opener=opener(self.store.files, self.pulse))
         return {w.name: Entry(w.size, w.digest) for w in written}
 
 
-def _home(look: Look, into: Copy | None) -> Home:
-    """Beside the model where there is room, or a copy already; else in the memory of the host."""
-    if into is not None and into.kinds == look.kinds:
-        return into.home
-    room = all(size <= ROOM * free_bytes(device) for device, size in look.nbytes.items() if device.type == "cuda")
-    return "device" if room else "host"
+def _on_a_device(look: Look) -> bool:
+    return any(device.type == "cuda" for device in look.nbytes)
 
 
 def _must_be_finite(pieces: Pieces, names: Names) -> None:
