@@ -46,9 +46,10 @@ def saved(tmp_path: Path) -> tuple[Net, AveragedModel, Path]:
 
 def test_the_file_loads_into_the_model(saved: tuple[Net, AveragedModel, Path], tmp_path: Path) -> None:
     model, _, folder = saved
-    told = export(folder, tmp_path / "out.safetensors")
+    count = export(folder, tmp_path / "out.safetensors")
     found = load_file(tmp_path / "out.safetensors")
-    assert set(told) == set(found) == set(model.state_dict())
+    assert set(found) == set(model.state_dict())
+    assert count == len(found)
     found["wave"] = torch.view_as_complex(found["wave"])  # not every reader of the format knows such numbers
     other = Net()
     other.load_state_dict(found)

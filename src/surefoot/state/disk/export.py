@@ -19,8 +19,8 @@ CHUNK = 1 << 24
 _SHORT = {name: short for short, (name, _) in FORMAT.items()}
 
 
-def export(folder: Path, out: Path, *, source: str = "model") -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Write weights for inference under the model's own names, and hand back what was written.
+def export(folder: Path, out: Path, *, source: str = "model") -> int:
+    """Write weights for inference under the model's own names, and hand back how many tensors that were.
 
     `source` is `model`, or `extra.NAME` for another module that was saved with the run, such as averaged weights.
     Parameters and persistent buffers are taken, each in the type it was saved in. Tied weights stand under every name
@@ -41,7 +41,7 @@ def export(folder: Path, out: Path, *, source: str = "model") -> dict[str, tuple
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
-    return {name: (entry.dtype, entry.shape) for name, entry in chosen.items()}
+    return len(chosen)
 
 
 def _chosen(told: list[dict], entries: dict[str, Entry], source: str) -> dict[str, Entry]:
