@@ -17,8 +17,10 @@ from surefoot.errand import Errand, Runner
 from surefoot.state.capture import Whole
 from surefoot.state.copies import Copy, Look
 from surefoot.state.disk.files import write_pieces
+from surefoot.state.disk.hashing import hash_of
+from surefoot.state.disk.misfit import few
 from surefoot.state.disk.names import Names, names_of
-from surefoot.state.disk.pieces import Pieces, take_apart
+from surefoot.state.disk.pieces import Pieces, not_finite, take_apart
 from surefoot.state.disk.plain import Plain
 from surefoot.state.home import Home, free_bytes
 from surefoot.state.opened import Pulse, opener
@@ -193,9 +195,10 @@ class Saving:
         pieces = take_apart(taken.copy, names, rank=self.team.rank, world_size=self.team.world)
         plain = Plain(lambda path, value: None, lambda value: isinstance(value, Tensor))
         pieces.told["guard"] = plain.told(guard, "guard")
+        pieces.told["hash"] = hash_of(taken.copy, names)
         pieces.left_out += plain.left_out
         if taken.kind != "emergency":
-            _must_be_finite(pieces, names)
+            _must_be_finite(pieces)
         return pieces
 
     def names(self) -> Names:
@@ -245,9 +248,8 @@ def _on_a_device(look: Look) -> bool:
     return any(device.type == "cuda" for device in look.nbytes)
 
 
-def _must_be_finite(pieces: Pieces, names: Names) -> None:
+def _must_be_finite(pieces: Pieces) -> None:
     """Weights that are not finite never take the place of good ones."""
-    for name, shard in pieces.shards.items():
-        weight = name in names.tensors and name not in names.buffers and shard.tensor.is_floating_point()
-        if weight and not bool(torch.isfinite(shard.tensor).all()):
-            raise SaveFailed(f"{name} holds values that are not finite, which must not replace good ones")
+    amiss = not_finite(pieces)
+    if amiss:
+        raise SaveFailed(f"values that are not finite, which must not replace good ones, in {few(amiss)}")

@@ -22,6 +22,8 @@ from rewinding import Run, same, whole
 from saved import hashed, load, save, there_and_back
 
 from surefoot.state.capture import Whole
+from surefoot.state.disk.names import names_in
+from surefoot.state.disk.pieces import not_finite, take_apart
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
@@ -458,6 +460,17 @@ def test_one_changed_bit_changes_the_hash() -> None:
     with torch.no_grad():
         next(iter(run.optimizer.state.values()))["exp_avg"].view(torch.int32)[0, 0] ^= 1
     assert hashed(state) != before
+
+
+@pytest.mark.parametrize("name", ["scalar", "small", "wave", "turned"])
+def test_weights_that_are_not_finite_are_named(name: str) -> None:
+    model = Tensors(1.0)
+    model.tiny = nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn), requires_grad=False)
+    whole = Whole(model, torch.optim.SGD(model.parameters()))
+    assert not_finite(take_apart(whole.take(), names_in(whole))) == []
+    with torch.no_grad():
+        getattr(model, name).fill_(float("inf"))
+    assert not_finite(take_apart(whole.take(), names_in(whole))) == [f"model.{name}"]
 
 
 @needs_cuda

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -32,12 +34,32 @@ class Pieces:
     """Everything that is no tensor, of this process."""
     left_out: list[str] = field(default_factory=list)
     """What neither a tensor nor JSON can hold."""
+    weights: set[str] = field(default_factory=set)
+    """Which of the shards are of parameters."""
 
 
 def take_apart(copy: Copy, names: Names, *, rank: int = 0, world_size: int = 1) -> Pieces:
     """The pieces of a copy that this process has to write."""
     apart = Apart(copy, names, rank, world_size)
-    return Pieces(told=apart.told(), shards=apart.shards, left_out=apart.left_out)
+    told = apart.told()
+    return Pieces(apart.shards, told, apart.left_out, apart.weights & apart.shards.keys())
+
+
+def not_finite(pieces: Pieces) -> list[str]:
+    """The names of parameters that hold a NaN or an infinity, with one wait for each device."""
+    names: dict[torch.device, list[str]] = defaultdict(list)
+    for name in sorted(pieces.weights):
+        names[pieces.shards[name].tensor.device].append(name)
+    found: list[str] = []
+    for mine in names.values():
+        fine = torch.stack([_finite(pieces.shards[name].tensor) for name in mine]).tolist()
+        found += [name for name, right in zip(mine, fine, strict=True) if not right]
+    return found
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    small = tensor.dtype.itemsize == 1 and tensor.is_floating_point()  # not all of these can be asked themselves
+    return torch.isfinite(tensor.to(torch.bfloat16) if small else tensor).all()
 
 
 class Apart:
@@ -47,6 +69,8 @@ class Apart:
     def __init__(self, copy: Copy, names: Names, rank: int, world_size: int) -> None:
         self.shards: dict[str, Shard] = {}
         self.left_out: list[str] = []
+        self.weights: set[str] = set()
+        """Names in the files of what are parameters."""
         self._copy = copy
         self._kept: Frozen = copy.frozen
         self._names = names
@@ -91,11 +115,13 @@ class Apart:
             else:
                 held.add(name)
                 self._put(name, place.slot, alike=name in self._names.alike)
+                self.weights |= set() if place.buffer else {self._named[place.slot]}
         for p, slot in self._kept.loose:
             name = self._names.of.get(id(p))
             if name is not None and slot not in self._named and can_hold(self._copy.tensors[slot]):
                 held.add(name)
                 self._put(name, slot, alike=name in self._names.alike)
+                self.weights.add(self._named[slot])
         return held
 
     def _optimizer(self, k: int, held: Held) -> dict[str, Any]:
