@@ -29,10 +29,15 @@ class Agreement:
         self._began = time.monotonic()
         self._first: int | None = None
         self._store: Any = None
+        self._over = threading.Event()
         if not self._alone:
             self._prefix = f"surefoot/{word}"
             self._store = dist.PrefixStore(self._prefix, _store())
             threading.Thread(target=self._listen, name="surefoot-agree", daemon=True).start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._over.set()
 
     def propose(self, what: str, attempt: int) -> None:
         """Ask for it, as soon as all can be there; what was asked for earlier comes first."""
@@ -42,7 +47,11 @@ class Agreement:
             self._due = what, attempt
             return
         at = attempt + max(_LEAST, round(AHEAD / self._pace(attempt)))
-        told = self._store.compare_set(str(self._number), "", f"{what}@{at}")
+        try:
+            told = self._store.compare_set(str(self._number), "", f"{what}@{at}")
+        except RuntimeError:  # the store has gone, and whoever held it with it: this process is on its own
+            self._due = what, attempt
+            return
         self._hear(told.decode())
 
     def due(self, attempt: int) -> str | None:
@@ -65,8 +74,7 @@ class Agreement:
 
     def _listen(self) -> None:
         store = dist.PrefixStore(self._prefix, _store())  # two threads do not share a connection
-        while True:
-            time.sleep(_POLL)
+        while not self._over.wait(_POLL):
             try:
                 number = self._number
                 if self._due is None and store.check([str(number)]):

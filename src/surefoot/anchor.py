@@ -118,7 +118,10 @@ class Anchor:
             self._desk.history.load_state_dict(told["history"])
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             notes.append(f"the judge begins anew, since what it knew was of another version: {error!r}")
-        values = {"step": resumed.step, "seconds": round(seconds, 3), "notes": notes}
+        if resumed.equal is False:
+            notes.append("the state that was loaded does not hash to the one that was saved")
+        proof = {None: "saved by another number of processes", True: "equal to the bit", False: "not equal"}
+        values = {"step": resumed.step, "seconds": round(seconds, 3), "proof": proof[resumed.equal], "notes": notes}
         self._tell("resumed", f"resumed from {resumed.checkpoint} at step {resumed.step}", values)
         for note in notes:
             log.warning("surefoot: resumed, but %s", note)

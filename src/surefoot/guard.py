@@ -265,6 +265,7 @@ class LiveGuard(Guard):
             loader=loader,
         )
         anchor.resume()
+        anchor.listen()
         self._footing.on_return = anchor.went_back
         if self._shadow is not None:
             self._shadow.take()

@@ -14,6 +14,7 @@ import torch
 
 from surefoot.errand import Errand
 from surefoot.state.capture import Whole
+from surefoot.state.disk.hashing import hash_of
 from surefoot.state.disk.together import put_together
 from surefoot.state.rendezvous import Team, forget, part
 from surefoot.state.saving import Earlier, Outcome, Saving, Taken
@@ -36,6 +37,8 @@ class Resumed:
     checkpoint: str
     guard: Any
     """What was saved beside the run."""
+    equal: bool | None
+    """Whether the state hashes to what was saved, to the bit; None where another number of processes saved it."""
     notes: tuple[str, ...] = ()
 
 
@@ -244,10 +247,10 @@ class Keeping:
         forget(self.store.root)
 
     def resume(self, kept: Kept) -> Resumed:
-        """Put the run back to what a checkpoint holds."""
-        restored = put_together(
-            kept.folder, self._whole, self._saving.names(), rank=self.team.rank, world_size=self.team.world
-        )
+        """Put the run back to what a checkpoint holds, and prove it: what is there now hashes to what was there."""
+        names = self._saving.names()
+        restored = put_together(kept.folder, self._whole, names, rank=self.team.rank, world_size=self.team.world)
+        equal = hash_of(self._whole.look(), names) == restored.hash if restored.hash else None
         self.pace.done(kept.step)
         self._saved = kept.step
         return Resumed(
@@ -255,6 +258,7 @@ class Keeping:
             attempt=kept.attempt,
             checkpoint=kept.name,
             guard=restored.guard,
+            equal=equal,
             notes=(*kept.passed, *restored.notes),
         )
 

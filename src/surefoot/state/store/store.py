@@ -54,6 +54,11 @@ class Store:
         self._patience = patience
         self._pruning = Pruning(keep or Retention())
 
+    @property
+    def files(self) -> Files:
+        """The door to the disk."""
+        return self._files
+
     # -- writing
 
     def draft(self, step: int, attempt: int, *, needs: int = 0) -> Draft:
@@ -70,10 +75,16 @@ class Store:
     def writing(self, step: int, attempt: int, *, needs: int = 0) -> Iterator[Draft]:
         """A draft that is dropped at the end unless it was committed; errors of the system become SaveFailed."""
         draft = self.draft(step, attempt, needs=needs)
-        try:
+        with self.filling(draft):
             yield draft
+
+    @contextmanager
+    def filling(self, draft: Draft) -> Iterator[None]:
+        """The same for a draft that is there already."""
+        try:
+            yield
         except OSError as error:
-            raise failed(not_saved(step), error) from error
+            raise failed(not_saved(draft.step), error) from error
         finally:
             if not draft.handed_in:
                 self.drop(draft)
