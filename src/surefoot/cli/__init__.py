@@ -138,13 +138,16 @@ def checkpoints(
     export: Annotated[
         tuple[str, Path] | None, typer.Option(metavar="STEP OUT", help="Write the weights of one as safetensors.")
     ] = None,
+    weights: Annotated[
+        str, typer.Option(metavar="NAME", help="Whose weights to export, such as extra.ema for averaged ones.")
+    ] = "model",
     convert: Annotated[
         tuple[Path, Path] | None, typer.Option(metavar="FILE OUT", help="A file of torch.save as safetensors and JSON.")
     ] = None,
 ) -> None:
     from surefoot.cli.checkpoints import Wishes, show
 
-    wishes = Wishes(as_json=as_json, verify=verify, compare=compare, export=export, convert=convert)
+    wishes = Wishes(as_json=as_json, verify=verify, compare=compare, export=export, weights=weights, convert=convert)
     raise typer.Exit(show(run, wishes))
 
 

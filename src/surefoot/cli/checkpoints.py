@@ -27,6 +27,8 @@ class Wishes:
     verify: bool = False
     compare: tuple[str, str] | None = None
     export: tuple[str, Path] | None = None
+    weights: str = "model"
+    """Whose weights to export."""
     convert: tuple[Path, Path] | None = None
 
 
@@ -62,7 +64,7 @@ def _show(run: Path | None, wishes: Wishes) -> int:
         return FINE
     if wishes.export:
         which, out = wishes.export
-        _say(_export(store, _chosen(store, which), out), wishes.as_json)
+        _say(_export(store, _chosen(store, which), out, wishes.weights), wishes.as_json)
         return FINE
     return _list(store, wishes)
 
@@ -210,7 +212,7 @@ def _size(count: float) -> str:
 # -- weights for inference
 
 
-def _export(store: Store, kept: Kept, out: Path) -> dict[str, Any]:
+def _export(store: Store, kept: Kept, out: Path, weights: str) -> dict[str, Any]:
     """The weights alone, from a checkpoint that was verified first."""
     if out.exists():
         raise Unreadable(f"{out} is there already; name a new file")
@@ -222,5 +224,8 @@ def _export(store: Store, kept: Kept, out: Path) -> dict[str, Any]:
     except ModuleNotFoundError as missing:
         what = "torch, which is not installed" if missing.name == "torch" else "a part that this version does not have"
         raise Unreadable(f"--export needs {what}") from None
-    count = export(kept.folder, out)
+    try:
+        count = export(kept.folder, out, source=weights)
+    except ValueError as misfit:
+        raise Unreadable(str(misfit)) from None
     return {"words": f"{count} tensors written to {out}", "tensors": count, "out": str(out)}

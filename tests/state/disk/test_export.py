@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +13,17 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
+from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
 from saved import save
 
+from surefoot.cli import app
 from surefoot.state.capture import Whole
 from surefoot.state.disk.export import export
 from surefoot.state.disk.headers import tensors
 from surefoot.state.disk.misfit import DoesNotFit
+from surefoot.state.store import Store
 
 
 class Net(nn.Module):
@@ -94,3 +98,20 @@ def test_no_torch_is_needed(saved: tuple[Net, AveragedModel, Path], tmp_path: Pa
     )
     subprocess.run([sys.executable, "-c", code, str(saved[2]), str(tmp_path / "out.safetensors")], check=True)
     assert (tmp_path / "out.safetensors").stat().st_size > 0
+
+
+@pytest.mark.parametrize(("more", "name"), [((), "norm.weight"), (("--weights", "extra.ema"), "module.norm.weight")])
+def test_the_command_exports_a_checkpoint_of_a_run(
+    more: tuple[str, ...], name: str, saved: tuple[Net, AveragedModel, Path], tmp_path: Path
+) -> None:
+    store = Store(tmp_path / "run" / "checkpoints")
+    with store.writing(5, 5) as draft:
+        shutil.copytree(saved[2], draft.folder, dirs_exist_ok=True)
+        store.commit(draft, None, {})
+    out = tmp_path / "out.safetensors"
+    command = ["checkpoints", str(tmp_path / "run"), "--export", "newest", str(out), *more]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert name in load_file(out)
+    out.unlink()
+    assert CliRunner().invoke(app, [*command, "--weights", "extra.none"]).exit_code == 2
+    assert not out.exists()
