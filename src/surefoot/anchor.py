@@ -19,8 +19,9 @@ from torch.optim import Optimizer
 from surefoot.agreement import Agreement
 from surefoot.desk import Desk
 from surefoot.footing import Footing
+from surefoot.journal.reader import read
 from surefoot.judge.policy import Policy
-from surefoot.records import Checkpoint
+from surefoot.records import Checkpoint, Restraint
 from surefoot.rounds import Rounds
 from surefoot.state.capture import Whole
 from surefoot.state.chance import random_states
@@ -72,6 +73,9 @@ class Anchor:
         )
         self._agreement = Agreement(ranks.rank, ranks.world, word)
         self._hourly = Pace(1 << 62, policy.save_seconds) if not alone and ranks.rank == 0 else None
+        self._policy, self._run_dir = policy, run_dir
+        self._careful: Restraint | None = None
+        self._free_at = 0
         self._due: str | None = None
         """What is to be done before the next forward pass: take, save, or stop:SIGNAL."""
         self._earlier: Earlier | None = None
@@ -106,6 +110,8 @@ class Anchor:
         began = time.monotonic()
         self.resumed = self._keeping.resume(kept)
         self._take_up(self.resumed, time.monotonic() - began)
+        if self._policy.careful and ranks.from_first(_crashed(self._run_dir)):
+            self._go_carefully()
         return self.resumed
 
     def _take_up(self, resumed: Resumed, seconds: float) -> None:
@@ -125,6 +131,22 @@ class Anchor:
         self._tell("resumed", f"resumed from {resumed.checkpoint} at step {resumed.step}", values)
         for note in notes:
             log.warning("surefoot: resumed, but %s", note)
+
+    def _go_carefully(self) -> None:
+        """The run before this one crashed, and nobody knows why: smaller steps until it is clear that it goes well."""
+        count = len(self._rounds.gates)
+        self._careful = Restraint(rate=0.5, clip=(0.5,) * count)
+        self._free_at = self._desk.step + self._policy.loosen_after
+        self._footing.reins.set(self._careful)
+        self._tell("careful", "resumed after a crash with half the rate, and gradients clipped at 0.5", {})
+
+    def _loosen(self) -> None:
+        if self._careful is None or self._desk.step < self._free_at:
+            return
+        if self._footing.reins.restraint == self._careful:  # else the judge has asked for something of its own
+            self._footing.reins.set(Restraint())
+            self._tell("loosened", f"{self._policy.loosen_after} updates went well: the rate is the loop's again", {})
+        self._careful = None
 
     # -- step by step
 
@@ -172,6 +194,7 @@ class Anchor:
         """A row was read and judged."""
         self._keeping.row_read(self._desk.step, self._desk.attempt, self._known)
         self._keeping.prove(self._desk.judge.proven)
+        self._loosen()
 
     def went_back(self, attempt: int) -> None:
         """The run is again as it was after an attempt: what was saved since may hold the trouble."""
@@ -265,6 +288,15 @@ class Anchor:
         self._desk.journal.event(event)
         if rank == 0 or name not in ("saved", "resumed"):
             log.log(logging.INFO if name in ("saved", "resumed") else logging.WARNING, "surefoot: %s", words)
+
+
+def _crashed(run_dir: Path) -> bool:
+    """Whether the run before this one ended without a word: neither closed nor told to stop."""
+    said = [event.get("name") for event in read(run_dir).events if event["kind"] in ("note", "checkpoint")]
+    starts = [at for at, name in enumerate(said) if name == "attached"]
+    if len(starts) < 2:
+        return False
+    return not {"closed", "stopped"} & set(said[starts[-2] : starts[-1]])
 
 
 def _position(loader: Any) -> Stateful | None:

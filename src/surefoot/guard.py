@@ -225,13 +225,13 @@ class LiveGuard(Guard):
                 extra=extra,
                 ring=ring,
             )
+            self._rounds.attempt = self._desk.journal.last_attempt + 1
             self._anchor: Anchor | None = None
             if resume and not policy.observe:
                 self._anchor = self._hold(model, Path(run_dir), policy, scheduler, extra, loader)
         except BaseException:
             self._release_shadow()
             raise
-        self._rounds.attempt = self._desk.journal.last_attempt + 1
         self._hooks: list[Any] = [model.register_forward_pre_hook(_Timing(self), prepend=True)]
         for k, o in enumerate(optimizers):
             self._hooks.append(o.register_step_pre_hook(uncompiled(functools.partial(self._before_step, k))))

@@ -135,6 +135,8 @@ class Policy:
     """Steps between two checkpoints on disk, when `resume=` asks for any."""
     save_seconds: float = 3600.0
     """The longest time between two of them."""
+    careful: bool = False
+    """After a crash resume with half the rate and gradients clipped at 0.5, until `loosen_after` updates went well."""
 
     def __post_init__(self) -> None:
         wrong = [name for name in AT_LEAST_ONE if not getattr(self, name) >= 1]
