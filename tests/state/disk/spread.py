@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from surefoot.state.capture import Whole
 from surefoot.state.disk import pieces
+from surefoot.state.disk.check import check
 from surefoot.state.disk.misfit import DoesNotFit
 
 TWO = ("ddp", "fsdp2", "zero")
@@ -149,6 +150,8 @@ def goes_on(kind: str, folder: Path) -> tuple[dict[str, bool], dict[str, Tensor]
         run.train(i)
     whole = run.whole
     left = save(whole, folder / kind, **here()).left_out
+    dist.barrier()
+    check(folder / kind)
     before, then = hashed(whole, live=False), run.gathered()
     if dist.get_rank() == 0:
         named = {name.removeprefix("module.") for name, _ in run.model.named_parameters()}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
@@ -88,6 +89,15 @@ def test_what_lies_in_a_checkpoint_is_known_from_its_headers(saved: tuple[Net, A
     assert found["model.table.weight"] == ("bfloat16", (5, 3))
     assert found["model.wave"] == ("complex64", (2,))
     assert found["extra.ema.n_averaged"] == ("int64", ())
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_reads_the_files_itself(saved: tuple[Net, AveragedModel, Path]) -> None:
+    model, _, folder = saved
+    found = {"model.norm.weight": torch.zeros(3), "model.table.weight": torch.zeros(5, 3, dtype=torch.bfloat16)}
+    dcp.load(found, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
+    assert found["model.norm.weight"].equal(model.norm.weight)
+    assert found["model.table.weight"].equal(model.table.weight)
 
 
 def test_no_torch_is_needed(saved: tuple[Net, AveragedModel, Path], tmp_path: Path) -> None:

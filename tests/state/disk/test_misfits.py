@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from saved import hashed, load, save
 
 from surefoot.state.capture import Whole
+from surefoot.state.disk.check import check
 from surefoot.state.disk.headers import shard_file, tensors
 from surefoot.state.disk.misfit import DoesNotFit
 from surefoot.state.disk.told import state_file
@@ -164,6 +165,17 @@ def test_a_state_without_its_tensor_is_refused(damaged: Path) -> None:
     told["optimizers"][0]["state"]["model.1.bias"]["exp_avg"]["$tensor"] = "gone"
     (damaged / state_file(0)).write_text(json.dumps(told))
     refused(run(net(2, 3, 2)), damaged, "lacks the tensor gone")
+
+
+def test_what_no_process_wrote_is_found_before_a_checkpoint_gets_its_name(damaged: Path) -> None:
+    check(damaged)
+    told = json.loads((damaged / state_file(0)).read_text())
+    edit(damaged, tensors=[*told["tensors"], "model.ghost"])
+    with pytest.raises(DoesNotFit, match=r"lacks model\.ghost, which no process wrote"):
+        check(damaged)
+    edit(damaged, tensors=told["tensors"], extra={"a": [{"$tensor": "ghost"}]})
+    with pytest.raises(DoesNotFit, match="lacks ghost"):
+        check(damaged)
 
 
 @pytest.mark.parametrize("size", [0, 3, 8, 100])

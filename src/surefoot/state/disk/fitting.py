@@ -12,9 +12,8 @@ from torch import Tensor
 from surefoot.state.disk.headers import Entry
 from surefoot.state.disk.misfit import DoesNotFit, few
 from surefoot.state.disk.names import Names
-from surefoot.state.disk.pieces import own_name
 from surefoot.state.disk.reader import dtype_of, read_part
-from surefoot.state.disk.told import root_of
+from surefoot.state.disk.told import own_name, root_of
 
 
 @dataclass(slots=True)

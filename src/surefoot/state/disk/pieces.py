@@ -18,7 +18,7 @@ from surefoot.state.copies import Copy
 from surefoot.state.disk.names import Held, Names, free
 from surefoot.state.disk.plain import Plain
 from surefoot.state.disk.shards import Shard, can_hold
-from surefoot.state.disk.told import SCHEMA
+from surefoot.state.disk.told import SCHEMA, own_name
 from surefoot.state.tree import Slot
 
 LARGE = 1 << 20
@@ -197,11 +197,6 @@ class Apart:
             return Shard(tensor[begin:end], (begin,) + (0,) * (len(shape) - 1), shape)
         turn = zlib.crc32(name.encode()) % world
         return Shard(tensor, (0,) * len(shape), shape) if turn == rank else None
-
-
-def own_name(name: str, rank: int) -> str:
-    """What a process calls a tensor of its own in the files; the first one's has the plain name."""
-    return name if rank == 0 else f"rank{rank}.{name}"
 
 
 def chances(states: Sequence[tuple[Any, Any]]) -> dict[str, Any]:

@@ -109,3 +109,8 @@ def root_of(name: str) -> str:
     """The model that a tensor belongs to, by its name."""
     words = name.split(".")
     return ".".join(words[:2]) if words[0] == "extra" else "loose" if words[0].startswith("loose") else words[0]
+
+
+def own_name(name: str, rank: int) -> str:
+    """What a process calls a tensor of its own in the files; the first one's has the plain name."""
+    return name if rank == 0 else f"rank{rank}.{name}"
