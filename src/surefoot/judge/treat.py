@@ -23,6 +23,8 @@ MANY = 0.25
 """Share of the tensors that have fallen silent, above which little of a rise is needed to believe it."""
 RAISED = 4.0
 """Deviations above normal at which a loss has risen beyond doubt."""
+AT_ONCE = 5
+"""Rows after the first sign within which all is multiplied, if it was a mistake and not a harder task."""
 HEALS = 3
 """Rows in which a leap may heal by itself before anything is done about it."""
 TAMPERED = 1.5
@@ -243,9 +245,10 @@ def _told(case: Case, bears: bool) -> str:
 
 
 def _multiplied(case: Case, bears: bool) -> str:
-    """Updates have grown with the gradients."""
-    units = case.found("units")
-    return units[0].detail if units and not bears and not _compensated(case) else ""
+    """Updates have grown with the gradients: at once, and not because the data is another."""
+    units = [f for f in case.found("units") if f.attempt <= case.onset + AT_ONCE]
+    harder = any(m.strange >= 1 for m in case.moments)
+    return units[0].detail if units and not bears and not harder and not _compensated(case) else ""
 
 
 def _compensated(case: Case) -> bool:

@@ -21,7 +21,7 @@ class Inputs(Detector):
     """Compares mean, spread and largest value of what comes in with what used to."""
 
     name: ClassVar = "inputs"
-    kept: ClassVar = ("_recent", "_told", "_moved", "_quiet")
+    kept: ClassVar = ("_recent", "_told", "_moved", "_quiet", "_strange")
 
     def __init__(self, sight: Sight) -> None:
         self._sight = sight
@@ -32,8 +32,8 @@ class Inputs(Detector):
         self._recent: list[float] = []
         self._told = False
         self._moved = False
-        self._quiet = 0
-        """Rows since an input was last strange."""
+        self._quiet = self._strange = 0
+        """Rows since an input was last strange, and strange ones in a row."""
         self.strange = 0.0
         """How unlike those before this batch is, in units of what is told; 1 and more is strange."""
 
@@ -47,9 +47,19 @@ class Inputs(Detector):
         spread = math.log(max(row.input_spread, 1e-30))
         found = self._compare(row, spread, before) if len(self._means) >= self._sight.least else []
         self._quiet = 0 if self.strange >= 1 else self._quiet + 1
+        self._strange = self._strange + 1 if self.strange >= 1 else 0
+        if self._strange >= self._sight.window:
+            self._start_over()
         if row.landed:
             self._take(row, spread)
         return found
+
+    def _start_over(self) -> None:
+        """What has been so for long is the usual from here on."""
+        for known in (self._means, self._spreads):
+            known.forget(-1)
+        self._waiting.clear()
+        self._recent, self._strange, self._told = [], 0, False
 
     def _take(self, row: Row, spread: float) -> None:
         self._recent = [*self._recent, row.input_mean][-LAST:]
