@@ -9,12 +9,9 @@ import lzma
 import os
 import sys
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from surefoot.logs.reading import door
 from surefoot.logs.reading.source import Source, decoded
@@ -147,26 +144,3 @@ def test_blocks_are_the_bytes_in_whole_lines(tmp_path: Path) -> None:
 def test_text_in_no_known_encoding_is_still_text() -> None:
     assert decoded(b"caf\xe9 \0\0 5") == "café  5"
     assert decoded("é中".encode()) == "é中"
-
-
-@given(st.binary(max_size=600))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_random_bytes_are_read_or_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "log").write_bytes(content)
-    with suppress(Unreadable):
-        door.read(tmp_path / "log")
-
-
-PIECES = [LINES[:900], TABLE[:900], TEXT[:900], "\r", "\0" * 50, '{"a": [', "é", "\x1b[31m", ";;;;", "nan,", "\ufeff"]
-
-
-@given(st.lists(st.sampled_from(PIECES), max_size=6), st.sampled_from(["utf-8", "utf-16", "latin-1"]), st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_pieces_of_many_logs_are_read_or_refused(
-    tmp_path: Path, pieces: list[str], encoding: str, data: st.DataObject
-) -> None:
-    raw = "".join(pieces).encode(encoding, "replace")
-    first = data.draw(st.integers(0, len(raw)))
-    (tmp_path / "log").write_bytes(raw[first:])
-    with suppress(Unreadable):
-        door.read(tmp_path / "log")

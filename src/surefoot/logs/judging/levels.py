@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,12 +124,19 @@ def running_median(values: Floats, window: int) -> Floats:
     if half < 1:
         return values.copy()
     width = 2 * half + 1
-    found = np.empty(len(values))
-    if len(values) >= width:
-        found[half : len(values) - half] = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
-        ends = [*range(half), *range(len(values) - half, len(values))]
-    else:
-        ends = list(range(len(values)))
-    for at in ends:
-        found[at] = np.median(values[max(0, at - half) : at + half + 1])
+    if len(values) < width:
+        ends = range(len(values))
+        return np.array([np.median(values[max(0, at - half) : at + half + 1]) for at in ends])
+    middle = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
+    return np.concatenate([_growing(values, half), middle, _growing(values[::-1], half)[::-1]])
+
+
+def _growing(values: Floats, half: int) -> list[float]:
+    """The medians of the first `half` + 1 values, of one more, and so on, `half` of them."""
+    ordered = sorted(values[:half].tolist())
+    found: list[float] = []
+    for value in values[half : 2 * half].tolist():
+        insort(ordered, value)
+        count = len(ordered)
+        found.append((ordered[(count - 1) // 2] + ordered[count // 2]) / 2)
     return found

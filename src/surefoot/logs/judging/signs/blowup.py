@@ -6,7 +6,7 @@ import numpy as np
 
 from surefoot.logs.answer import State
 from surefoot.logs.course import Trace
-from surefoot.logs.judging.levels import Curve, curve
+from surefoot.logs.judging.levels import DENSE, Curve, curve
 from surefoot.logs.judging.signs.base import CHANCE, TWICE, Look, Sign, number, rate_raised
 from surefoot.logs.judging.signs.sight import Sight
 from surefoot.records import Cause, Pattern
@@ -21,6 +21,8 @@ WIDER = 3.0
 """How much wider the last swings are than those in the calmest part of the run."""
 FEWEST = 4
 """Losses below which a course is not told."""
+SHORT = 60
+"""Losses below which their noise is also told from one to the next."""
 AROUND = 10
 """Values before the end that make the usual level."""
 SURELY = 10.0
@@ -50,6 +52,9 @@ def _ends_high(view: Look) -> Sign | None:
     finite = np.isfinite(trace.values)
     steps, values = trace.steps[finite], trace.values[finite]
     for last in (3, 2, 1):
+        before = values[:-last][-AROUND:]
+        if len(before) and len(values) <= DENSE and values[-last:].min() <= 2 * np.median(before):
+            continue  # told without the whole curve, as nearly always
         earlier = curve(Trace(trace.name, steps[:-last], values[:-last]))
         if earlier is None or len(earlier) < 3 or values[:-last].min() < 0:
             continue
@@ -74,6 +79,10 @@ def _high(view: Look, step: float, top: float, usual: float, last: int) -> Sign:
 
 def _left(loss: Curve, sight: Sight) -> bool:
     least = max(sight.blowup, sight.out_of_noise * loss.noise, CHANCE * loss.spread)
+    if len(loss) < SHORT:
+        # A level through few values follows them and leaves little noise; from one to the next there is all of it.
+        apart = float(np.median(np.abs(np.diff(loss.values))))
+        least = max(least, sight.out_of_noise * apart)
     return loss.rise > least and loss.best_at < len(loss) - 2
 
 
