@@ -46,8 +46,12 @@ LOGS: dict[str, tuple[str, Line, int]] = {
 
 def main(*, say: Callable[[str], None]) -> str:
     """A table of figures for this machine."""
-    busy = f", load {os.getloadavg()[0]:.1f} before" if hasattr(os, "getloadavg") else ""
-    lines = [f"{os.cpu_count()} cores{busy}", f"{'log':<20}{'rows':>12}{'MB':>8}{'seconds':>9}{'peak MB':>9}"]
+    if not hasattr(os, "wait4"):
+        return "This system does not tell how much memory a process had: use Linux or macOS."
+    lines = [
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before",
+        f"{'log':<20}{'rows':>12}{'MB':>8}{'seconds':>9}{'of CPU':>8}{'peak MB':>9}",
+    ]
     with tempfile.TemporaryDirectory(prefix="surefoot-") as folder:
         for name, (header, line, rows) in LOGS.items():
             say(f"{name}: writing {rows:,} rows")
@@ -55,9 +59,9 @@ def main(*, say: Callable[[str], None]) -> str:
             with path.open("w", encoding="utf-8") as file:
                 file.write(header)
                 file.writelines(_written(line, rows))
-            seconds, peak = _timed(path)
-            memory = f"{peak / 1e6:,.0f}" if peak else "?"
-            lines.append(f"{name:<20}{rows:>12,}{path.stat().st_size / 1e6:>8,.0f}{seconds:>9.1f}{memory:>9}")
+            seconds, used, peak = _timed(path)
+            size = path.stat().st_size / 1e6
+            lines.append(f"{name:<20}{rows:>12,}{size:>8,.0f}{seconds:>9.1f}{used:>8.1f}{peak / 1e6:>9,.0f}")
     return "\n".join(lines)
 
 
@@ -71,16 +75,13 @@ def _written(line: Line, rows: int) -> Iterator[str]:
         yield "".join(map(line, steps.tolist(), losses.tolist(), norms.tolist()))
 
 
-def _timed(path: Path) -> tuple[float, int]:
-    """Seconds until the answer is there, start of Python and all, and the most bytes of memory it had."""
+def _timed(path: Path) -> tuple[float, float, int]:
+    """Seconds until the answer is there, start of Python and all; those of CPU; the most bytes of memory it had."""
     started = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "surefoot", "diagnose", str(path)], stdout=subprocess.DEVNULL)
-    if not hasattr(os, "wait4"):
-        code, peak = process.wait(), 0
-    else:
-        _, status, used = os.wait4(process.pid, 0)
-        code = process.returncode = os.waitstatus_to_exitcode(status)
-        peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    if code:
-        raise RuntimeError(f"surefoot diagnose ended with {code} on a healthy log: {path}")
-    return time.perf_counter() - started, peak
+    _, status, used = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"surefoot diagnose ended with {process.returncode} on a healthy log: {path}")
+    return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
