@@ -142,6 +142,37 @@ def test_a_schedule_is_not_confused(schedule: str, attach: Attach, read: Read) -
     assert read().scalars["lr"].tolist() == pytest.approx(wanted)
 
 
+@pytest.mark.parametrize("name", ["SGD", "SGD tensor"])
+def test_a_capped_rate_comes_down_as_far_as_the_loops_own(name: str, attach: Attach) -> None:
+    model, optimizer, other, plain = pair(name)
+    guard = attach(model, optimizer)
+    set_by_loop = [g["lr"] for g in optimizer.param_groups]
+    restrain(guard, rate_cap=(float(set_by_loop[0]) / 4,))
+    for i, part in enumerate((1.0, 1.0, 0.6, 0.5, 0.2)):
+        for group, rate in zip(optimizer.param_groups, set_by_loop, strict=True):
+            group["lr"] = part * rate
+        train(model, optimizer, guard.watch, i)
+        by_hand(other, plain, i, part / 4 if part > 0.25 else part)  # a rate below the cap is left as it is
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_gradients_that_are_left_over_are_emptied_where_that_is_asked_for(
+    asked: bool, attach: Attach, read: Read
+) -> None:
+    model, optimizer, other, plain = pair("SGD")
+    guard = attach(model, optimizer)
+    restrain(guard, empty=asked)
+    for i in range(5):
+        guard.watch(loss_of(model, batch(i))).backward()
+        optimizer.step()  # and nobody empties the gradients
+        train(other, plain, bare, i)
+    guard.close()
+    assert same(snapshot(model, optimizer), snapshot(other, plain)) is asked
+    assert read().scalars["left_over"][1:].tolist() == [0.5 if asked else 1.0] * 4
+
+
 def test_each_optimizer_by_its_own(attach: Attach) -> None:
     def build() -> tuple[Net, list[Optimizer]]:
         model = net()

@@ -225,7 +225,7 @@ class Spy:
     def __init__(self, plan: dict[int, Action]) -> None:
         self.plan, self.told = plan, []
         self.names: list[str] = []
-        self.quiet, self.proven = True, -1
+        self.quiet, self.curious, self.proven = True, False, -1
 
     def update(self, row: Row, layers: np.ndarray) -> list[Event]:
         self.told.append(("row", repr(row), layers.tobytes()))

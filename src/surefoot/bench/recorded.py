@@ -29,7 +29,8 @@ _CHUNK = 4096
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Something a judge is told before a row: the run went back, or what was decided could not be done."""
+    """Something a judge is told before a row: the run went back, what was decided could not be done, or it was found
+    out where in the model a value that is not finite came up."""
 
     attempt: int = -1
     """After which the run is again, at this step."""
@@ -37,6 +38,8 @@ class Told:
     failed: Decision | None = None
     """What could not be done; None when the run went back."""
     why: str = ""
+    origin: Mapping[str, Any] | None = None
+    """Evidence of where it came up, in the update of this attempt and step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,9 @@ class Recorded:
             name = e.get("name")
             if e["kind"] == "decision" and e.get("applied"):
                 decided[e["action"]] = decision_from(e)
+            elif e["kind"] == "finding" and e["detector"] == "origin":
+                at = Told(attempt=e["attempt"], step=e["step"], origin=e["evidence"])
+                told.setdefault(self._sent(e["attempt"]), []).append(at)
             elif name == "rewired":
                 read_all = self._sent(e["attempt"] - 1)
             elif name == "rewound":

@@ -14,7 +14,7 @@ from surefoot.bench.regate import Regate
 from surefoot.journal.strictjson import dumps
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.records import Action, Decision
+from surefoot.records import Action, Decision, Row
 
 UNJUDGED = ("weights_every", "machine_every", "ring_every", "ring_size")
 """Figures of a policy that change what is measured and kept, and no decision over it."""
@@ -133,6 +133,10 @@ class _Again:
         return self._made
 
     def _tell(self, told: Told) -> None:
+        if told.origin is not None:
+            where = {name: told.origin[name] for name in ("module", "kind", "inputs", "weights")}
+            self._judge.located(Row(step=told.step, attempt=told.attempt, time=0.0), **where)
+            return
         if told.failed is None:
             self._judge.rewound(told.attempt, told.step)
             if self._gate is not None:

@@ -160,7 +160,7 @@ class Judge:
             detector="origin",
             pattern=Pattern.NONFINITE,
             detail=why,
-            evidence={"module": module, "kind": kind, "cause": cause},
+            evidence={"module": module, "kind": kind, "inputs": inputs, "weights": weights, "cause": cause},
         )
         if self._book.case is not None:
             self._book.case.findings.append(finding)

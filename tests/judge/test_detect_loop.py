@@ -1,0 +1,209 @@
+"""What comes in, what the loop does to the gradients, what held-out data says, and who writes to the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pytest
+from made_rows import NAMES, Bench, Source, actions, judged, of, trained
+
+from surefoot.judge.detect.evaluation import Evaluation
+from surefoot.judge.detect.inputs import Inputs
+from surefoot.judge.detect.leftover import LeftOver
+from surefoot.judge.detect.lostclip import LostClip
+from surefoot.judge.detect.still import Still
+from surefoot.judge.diagnose.origin import cause_of
+from surefoot.judge.judge import Judge
+from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Row
+
+
+def fed(source: Source, count: int, *, mean: float = 0.0, spread: float = 1.0, drift: float = 0.0) -> list[Row]:
+    """Rows whose batches have about this mean and spread; the mean moves by `drift` a row."""
+    rows: list[Row] = []
+    for k in range(count):
+        here = mean + drift * k + 0.02 * math.sin(7.0 * k)
+        rows.append(source.row(input_mean=here, input_spread=spread * (1 + 0.01 * math.cos(3.0 * k)), input_top=4.0))
+    return rows
+
+
+def named(events: Iterable[Event]) -> list[Cause]:
+    return [d.cause for d in of(Diagnosis, events)]
+
+
+# -- inputs
+
+
+def test_ordinary_batches_are_nothing_to_speak_of() -> None:
+    bench = Bench()
+    assert bench.said(Inputs(bench.sight), fed(Source(0), 400)) == []
+
+
+def test_one_strange_batch_is_a_bad_batch_and_many_are_another_input() -> None:
+    for count, cause in ((1, Cause.BAD_BATCH), (30, Cause.INPUT_SCALE)):
+        judge, source = trained(rows=0)
+        judged(judge, fed(source, 150))
+        events = judged(judge, [*fed(source, count, spread=9.0), *fed(source, 30)])
+        assert named(events)[0] is cause
+
+
+def test_inputs_that_move_little_by_little_drift() -> None:
+    judge, source = trained(rows=0)
+    judged(judge, fed(source, 150))
+    events = judged(judge, fed(source, 60, drift=0.01))
+    assert named(events)[0] is Cause.DRIFT
+
+
+def test_inputs_that_have_long_been_others_are_the_usual() -> None:
+    bench, source = Bench(), Source(0)
+    detector = Inputs(bench.sight)
+    bench.said(detector, fed(source, 150))
+    (found,) = bench.said(detector, fed(source, 300, spread=5.0))
+    assert "unlike" in found.detail
+    assert len(bench.said(detector, fed(source, 5))) == 1, "and what was usual once is strange now"
+
+
+def test_a_batch_that_is_not_finite_is_the_culprit() -> None:
+    judge, source = trained(rows=0)
+    judged(judge, fed(source, 150))
+    bad = source.nan(input_mean=math.nan, input_spread=math.nan, input_top=math.inf)
+    assert named(judged(judge, [bad, *fed(source, 20)]))[0] is Cause.BAD_BATCH
+
+
+# -- what the loop does to the gradients
+
+
+def test_gradients_that_nobody_empties_are_emptied_once_they_pile_up() -> None:
+    judge, source = trained()
+    calm = judged(judge, source.rows(10, left_over=0.0))
+    assert actions(calm) == []
+    events = judged(judge, [source.row(left_over=1.0, swells=3.0 + k) for k in range(6)])
+    decision = next(d for d in of(Decision, events) if d.action is Action.REWIND)
+    assert decision.cause is Cause.ACCUMULATION
+    assert decision.restraint is not None
+    assert decision.restraint.empty
+
+
+def test_what_was_left_over_and_emptied_is_no_news() -> None:
+    bench = Bench()
+    assert bench.said(LeftOver(), Source(0).rows(50, left_over=0.5)) == []
+    assert len(bench.said(LeftOver(), Source(0).rows(50, left_over=1.0))) == 1
+
+
+def test_clipping_that_is_lost_is_put_in_force_again_when_the_run_suffers() -> None:
+    judge, source = trained(rows=0)
+    judged(judge, source.rows(150, applied_norm=0.1))
+    quiet = judged(judge, source.rows(10, applied_norm=0.12))
+    assert actions(quiet) == [], "a threshold may be moved a little"
+    events = judged(judge, [source.row(applied_norm=2.0, times=1.3**k) for k in range(1, 12)])
+    decision = next(d for d in of(Decision, events) if d.action is Action.REWIND)
+    assert decision.cause is Cause.EXPLODING_GRADIENT
+    assert decision.restraint is not None
+    assert decision.restraint.clip == pytest.approx((0.1,), rel=0.1)
+
+
+def test_a_loop_that_leaves_next_to_nothing_of_its_gradients() -> None:
+    bench, source = Bench(), Source(0)
+    detector = LostClip(bench.normal)
+    assert bench.said(detector, source.rows(150, applied_norm=0.5)) == []
+    (found,) = bench.said(detector, source.rows(20, applied_norm=1e-4))
+    assert found.evidence["times"] < 1
+
+
+# -- held-out data
+
+
+def evaluated(source: Source, losses: Iterable[float]) -> list[Row]:
+    return [row for loss in losses for row in (*source.rows(24), source.row(eval_loss=loss))]
+
+
+def test_held_out_loss_that_rises_while_training_goes_on_falling() -> None:
+    bench, source = Bench(), Source(0)
+    detector = Evaluation(bench.normal)
+    assert bench.said(detector, evaluated(source, (3.0, 2.8, 2.6, 2.7, 2.6, 2.65))) == [], "noise is no rise"
+    (found,) = bench.said(detector, evaluated(source, (2.8, 2.9, 3.0, 3.1, 3.2)))
+    assert found.evidence["apart"]
+
+
+# -- weights
+
+
+def test_updates_that_are_rounded_away() -> None:
+    bench, source = Bench(), Source(0)
+    detector = Still(NAMES, None, bench.normal, bench.past, adaptive=True)
+    assert bench.said(detector, source.rows(20, unmoved=0.1)) == []
+    (found,) = bench.said(detector, source.rows(20, unmoved=0.9))
+    assert found.evidence["unmoved"] == 0.9
+
+
+def looked(source: Source, count: int, norm: float, **more: float) -> list[Row]:
+    """Rows of which every tenth tells of the weights."""
+    told = {"weight_norm": norm, "update_ratio": 2e-3, "bad_weights": 0.0}
+    return [source.row(**more, **(told if source.attempt % 10 == 0 else {})) for _ in range(count)]
+
+
+def test_weights_that_no_update_has_changed_are_brought_back_when_the_loss_has_risen() -> None:
+    judge, source = trained(rows=0)
+    judged(judge, looked(source, 150, 10.0))
+    events = judged(judge, looked(source, 30, 20.0, times=1.6))
+    assert named(events)[0] is Cause.WEIGHTS_DAMAGED
+    assert actions(events) == [Action.REWIND]
+
+
+def test_weights_that_were_changed_on_purpose_are_left_alone_while_the_loss_is_sound() -> None:
+    judge, source = trained(rows=0)
+    judged(judge, looked(source, 150, 10.0))
+    assert actions(judged(judge, looked(source, 100, 20.0))) == []
+
+
+def test_the_same_loss_with_the_same_weights_is_no_damage() -> None:
+    judge, source = trained(rows=0)
+    judged(judge, looked(source, 150, 10.0))
+    events = judged(judge, looked(source, 60, 10.0, times=1.6))
+    assert Cause.WEIGHTS_DAMAGED is not named(events)[0]
+    assert actions(events) == []
+
+
+def test_a_judge_asks_for_a_look_at_the_weights_when_trouble_begins() -> None:
+    judge, source = trained()
+    assert not judge.curious
+    judged(judge, [source.row(swells=30.0)])
+    assert judge.curious
+
+
+# -- where it began
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "cause"),
+    [
+        ("blocks.3.attention", "Attention", Cause.ATTENTION_MASK),
+        ("blocks.3.norm1", "LayerNorm", Cause.ZERO_VARIANCE),
+        ("softmax", "Softmax", Cause.ATTENTION_MASK),
+        ("blocks.3.attention.qkv", "Linear", Cause.PRECISION_OVERFLOW),
+        ("", "", Cause.LOG_OF_ZERO),
+        ("mystery", "Mystery", Cause.UNKNOWN),
+    ],
+)
+def test_the_place_speaks_for_a_cause(module: str, kind: str, cause: Cause) -> None:
+    assert cause_of(module, kind, inputs=False, weights=False)[0] is cause
+
+
+def test_the_place_that_was_found_out_is_what_is_named() -> None:
+    judge, source = trained(names=NAMES)
+    events = judged(judge, [source.nan(), *source.rows(8)])
+    assert named(events) == [], "one value that is not a number says little"
+    again = source.nan()
+    judged(judge, [again])
+    judge.located(again, "layers.0.norm", "LayerNorm", inputs=False, weights=False)
+    assert named(judged(judge, source.rows(3)))[0] is Cause.ZERO_VARIANCE
+
+
+def test_an_open_case_is_kept_with_the_state() -> None:
+    judge, source = trained()
+    judged(judge, [source.row(times=3.0) for _ in range(3)])
+    other = Judge(judge.policy)
+    other.load_state_dict(judge.state_dict())
+    after = [source.row(times=3.0) for _ in range(12)]
+    assert [repr(e) for e in judged(other, after)] == [repr(e) for e in judged(judge, after)]
+    assert not other.quiet
