@@ -28,8 +28,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## watch a training run survive three planted faults (about two minutes)
 	@$(BIN)/python -m surefoot.demo
 
-test: lint ## lint, then the whole test suite
-	@$(BIN)/python -m pytest
+test: lint ## lint, then the whole test suite, a file a core
+	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(STAMP) ## style, types, and which room may import which
 	@$(BIN)/ruff check --quiet .
