@@ -319,6 +319,24 @@ def healthy(
 
 
 @bench.command()
+def chaos(
+    only: Annotated[
+        str, typer.Option(help="One fault: kill, crash, damage, disk, signal, clock, code, resume or reshard.")
+    ] = "",
+    quick: Annotated[bool, typer.Option(help="As often as the tests do: a few minutes.")] = False,
+    times: Annotated[int | None, typer.Option(min=0, help="How often each is tried; 0 is every case there is.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random moments.")] = 0,
+    page: Annotated[Path | None, typer.Option(file_okay=False, help="Also write chaos.md to this folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
+) -> None:
+    """Real runs, really killed, on disks that fail and with files that are harmed; 1 when one was lost."""
+    _needs_torch("bench chaos")
+    from surefoot.cli.chaos import show
+
+    raise typer.Exit(show(only=only, quick=quick, times=times, seed=seed, page=page, as_json=as_json))
+
+
+@bench.command()
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run_dir that was given to surefoot.attach.")],
     policy: Annotated[

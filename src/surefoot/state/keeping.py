@@ -132,7 +132,7 @@ class Keeping:
     def take(self, attempt: int, earlier: Earlier | None = None) -> None:
         """Copy the run as it is between two updates; it is written when the numbers of the last one are known."""
         if not self.idle:
-            self._saving.absent(attempt, _BUSY)
+            self._saving.absent(_BUSY)
             self._tell("failed", f"not saved: {_BUSY}; tried again at the next interval", {})
             return
         self._taken = self._saving.take(attempt, earlier=earlier)
@@ -156,7 +156,7 @@ class Keeping:
         self._drop()
         self.heard(wait=True)
         if not self.idle:
-            self._saving.absent(attempt, _BUSY)
+            self._saving.absent(_BUSY)
             return None
         taken = self._saving.take(attempt, kind=kind, earlier=earlier)
         self._begin(taken, step, guard)
@@ -164,7 +164,8 @@ class Keeping:
 
     def _begin(self, taken: Taken, step: int, guard: Any) -> None:
         self._saving.write(taken, step, self._said(), guard)
-        self.pace.done(step)
+        if self.team.world == 1:
+            self.pace.done(step)
         self._saved = step
 
     def heard(self, *, wait: bool = False, until: float = math.inf) -> Outcome | None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from surefoot.state.store import Entry, SaveFailed
 
@@ -25,7 +25,9 @@ PATIENCE = 600.0
 """Seconds to wait for one that has turned up, and may have the slower disk."""
 _PARTING = 2.0
 _POLL = 0.02
+_RESULTS = 100
 _PREFIX = ".together-"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,14 @@ class Team:
 
 
 class Meeting:
-    """One save of a team."""
+    """One save of a team, by its number, which all count alike."""
 
-    def __init__(self, root: Path, team: Team, attempt: int) -> None:
+    def __init__(self, root: Path, team: Team, number: int) -> None:
         self._root = root
         self._team = team
-        self._name = f"{_PREFIX}{team.word}-{attempt}"
+        self._number = number
+        self._name = f"{_PREFIX}{team.word}-{number}"
+        self._results = root / f"{_PREFIX}{team.word}.over"
 
     def lead(self, folder: Path) -> None:
         """Said by the first process: write in here."""
@@ -68,7 +72,7 @@ class Meeting:
     def done(self, entries: Mapping[str, Entry]) -> None:
         """Said by the others, who then wait for what comes of it: this is what I wrote."""
         self._say(str(self._team.rank), {"files": {name: [e.size, e.xxh3_128] for name, e in entries.items()}})
-        error = str(self._hear("over", "the first process to end", PATIENCE)["error"])
+        error = self._waited(self._came_of_it, "the first process to end", PATIENCE)
         with suppress(OSError):
             self._path(str(self._team.rank)).unlink()  # nobody waits here any more
         if error:
@@ -95,27 +99,51 @@ class Meeting:
         return found
 
     def over(self, error: str = "") -> None:
-        """Said by the first."""
+        """Said by the first, and kept for a while: the others may look for it late."""
+        latest = sorted(self._all_results().items(), key=lambda one: int(one[0]))[-_RESULTS:]
         with suppress(OSError):
-            self._say("over", {"error": error})
+            _write(self._results, {**dict(latest), str(self._number): error})
+
+    def _came_of_it(self) -> str | None:
+        return self._all_results().get(str(self._number))
+
+    def _all_results(self) -> dict[str, str]:
+        with suppress(OSError, ValueError):
+            return dict(json.loads(self._results.read_text()))
+        return {}
 
     def _path(self, what: str) -> Path:
         return self._root / f"{self._name}.{what}"
 
     def _say(self, what: str, told: Mapping[str, Any]) -> None:
-        path = self._path(what)
-        draft = path.with_name(path.name + ".new")
-        draft.write_text(json.dumps(told))
-        os.replace(draft, path)
+        _write(self._path(what), told)
 
     def _hear(self, what: str, whom: str, patience: float) -> dict[str, Any]:
         path = self._path(what)
-        until = time.monotonic() + patience
-        while time.monotonic() < until:
+
+        def look() -> dict[str, Any] | None:
             with suppress(OSError, ValueError):
                 return dict(json.loads(path.read_text()))
+            over = self._came_of_it() if self._team.rank else None
+            return None if over is None else {"failed": over or "it was done without this one"}
+
+        return self._waited(look, whom, patience)
+
+    def _waited(self, look: Callable[[], T | None], whom: str, patience: float) -> T:
+        until = time.monotonic() + patience
+        while (found := look()) is None:
+            if time.monotonic() > until:
+                raise SaveFailed(
+                    f"waited {patience:.0f} s for {whom}. Does it still run, and do all write to the same disk?"
+                )
             time.sleep(_POLL)
-        raise SaveFailed(f"waited {patience:.0f} s for {whom}. Does it still run, and do all write to the same disk?")
+        return found
+
+
+def _write(path: Path, told: Mapping[str, Any]) -> None:
+    draft = path.with_name(path.name + ".new")
+    draft.write_text(json.dumps(told))
+    os.replace(draft, path)
 
 
 def part(root: Path, team: Team) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from surefoot.errand import Errand, Runner
 from surefoot.state.capture import Whole
 from surefoot.state.copies import Copy, Look
+from surefoot.state.disk.check import check
 from surefoot.state.disk.files import write_pieces
 from surefoot.state.disk.hashing import hash_of
 from surefoot.state.disk.misfit import few
@@ -40,6 +41,8 @@ class Taken:
     attempt: int
     kind: str
     copy: Copy
+    meeting: int = 0
+    """Which of the saves of this run it is, counted alike by all processes."""
     ready: tuple[Any, ...] = ()
     """Events on the devices after which the copy is there."""
 
@@ -89,6 +92,7 @@ class Saving:
     _runner: Runner = field(default_factory=lambda: Runner("surefoot-save"))
     home: Home | None = None
     """Where copies are made; chosen by the room there is when it is not said."""
+    _meetings: int = 0
     _errand: Errand[Outcome] | None = None
     _making: Errand[Copy] | None = None
     _spare: Copy | None = None
@@ -121,7 +125,9 @@ class Saving:
         copy = self.whole.keep(look, into, home=self._where(look, into))
         self._arriving = copy
         ready = tuple(torch.cuda.current_stream(d).record_event() for d in look.nbytes if d.type == "cuda")
-        return Taken(attempt=attempt, kind=kind, copy=copy, ready=(*ready, *(e for _, e in copy.arrivals)))
+        self._meetings += 1
+        ready = (*ready, *(e for _, e in copy.arrivals))
+        return Taken(attempt=attempt, kind=kind, copy=copy, meeting=self._meetings, ready=ready)
 
     def settle(self) -> None:
         """To be called before an optimizer's step: a copy may still be on its way to the host."""
@@ -143,9 +149,12 @@ class Saving:
         """The copy will not be written after all; its memory serves the next one."""
         self._spare = taken.copy
 
-    def absent(self, attempt: int, why: str) -> None:
-        """Tell the others, behind the training's back, that this process cannot save after this attempt."""
-        meeting = Meeting(self.store.root, self.team, attempt)
+    def absent(self, why: str) -> None:
+        """Tell the others, behind the training's back, that this process takes no part in this save."""
+        if self.team.world == 1:
+            return
+        self._meetings += 1
+        meeting = Meeting(self.store.root, self.team, self._meetings)
         threading.Thread(target=meeting.failed, args=(why,), name="surefoot-absent", daemon=True).start()
 
     def outcome(self, *, wait: bool = False, patience: float = math.inf, until: float = math.inf) -> Outcome | None:
@@ -205,7 +214,7 @@ class Saving:
         return names_of(zip(self.whole.root_names, self.whole.roots, strict=True), self.whole.optimizers)
 
     def _together(self, taken: Taken, step: int, pieces: Pieces, about: Mapping[str, Any]) -> dict[str, Any]:
-        meeting = Meeting(self.store.root, self.team, taken.attempt)
+        meeting = Meeting(self.store.root, self.team, taken.meeting)
         if self.team.rank > 0:
             try:
                 entries = self._written(meeting.follow(), pieces)
@@ -236,8 +245,9 @@ class Saving:
         with self.store.filling(draft):
             if self.team.world > 1:
                 meeting.lead(draft.folder)
-            entries = self._written(draft.folder, pieces)
-            return self.store.commit(draft, entries | meeting.gather(), about)
+            entries = self._written(draft.folder, pieces) | meeting.gather()
+            check(draft.folder)
+            return self.store.commit(draft, entries, about)
 
     def _written(self, folder: Path, pieces: Pieces) -> dict[str, Entry]:
         written = write_pieces(folder, pieces, rank=self.team.rank, opener=opener(self.store.files, self.pulse))
