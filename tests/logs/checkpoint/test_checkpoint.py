@@ -573,7 +573,7 @@ def _torch_bytes(new: bool) -> bytes:
     cuts=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=3),
     noise=st.binary(max_size=40),
 )
-@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_cut_and_spliced_files_never_end_in_a_traceback(
     tmp_path: Path, sample: bytes, cuts: list[tuple[float, float]], noise: bytes
 ) -> None:

@@ -228,7 +228,7 @@ cells = st.one_of(
 
 
 @given(st.lists(st.lists(cells, min_size=2, max_size=4), min_size=1, max_size=30), st.sampled_from([",", "\t", ";"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_the_quick_way_and_the_careful_way_agree(rows: list[list[str]], sign: str) -> None:
     header = sign.join(["step", "loss", "lr"])
     dialect = delimited.told("\n".join([header, sign.join(["1", "2.0", "3.0"]), sign.join(["2", "2.0", "3.0"]), ""]))
@@ -258,7 +258,7 @@ FIXTURES = [
 
 
 @given(st.sampled_from(FIXTURES), st.sampled_from(FIXTURES), st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_cuts_and_splices_never_break_the_reader(tmp_path: Path, one: bytes, other: bytes, data: st.DataObject) -> None:
     cut, start = data.draw(st.integers(0, len(one))), data.draw(st.integers(0, len(other)))
     middle = data.draw(st.binary(max_size=20))

@@ -233,7 +233,7 @@ regular = st.integers(1, 4).flatmap(
 
 
 @given(regular, st.sampled_from([(", ", ": "), (",", ":")]), st.sampled_from(["\n", "\r\n"]), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_lines_of_nothing_but_numbers_agree_too(
     rows: list[tuple[float, ...]], separators: tuple[str, str], end: str, data: st.DataObject
 ) -> None:
@@ -269,7 +269,7 @@ FIXTURES = [
 
 
 @given(st.sampled_from(FIXTURES), st.sampled_from(FIXTURES), st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_cuts_and_splices_never_break_the_reader(tmp_path: Path, one: bytes, other: bytes, data: st.DataObject) -> None:
     cut, start = data.draw(st.integers(0, len(one))), data.draw(st.integers(0, len(other)))
     middle = data.draw(st.binary(max_size=20))

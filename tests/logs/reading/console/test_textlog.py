@@ -446,7 +446,7 @@ SPLICES = [line.format(n=7, loss=1.5) for line, _, _ in ONE_LINE.values()] + [
 ]  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.sampled_from(SPLICES), max_size=12),
     st.integers(0, 400),
@@ -470,7 +470,7 @@ def test_any_bytes_are_read_or_refused_in_words(tmp_path_factory: pytest.TempPat
         table_of(tmp_path_factory.mktemp("log"), data)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.text(alphabet="loss step:=0123456789.,|/[](){}%-+e\n\r\t nan'\"", max_size=600))
 def test_text_that_is_nearly_a_log_is_read(text: str) -> None:
     following = Following()

@@ -220,7 +220,7 @@ _SAMPLE = (
     cuts=st.lists(st.tuples(st.integers(0, len(_SAMPLE)), st.integers(0, len(_SAMPLE))), max_size=4),
     noise=st.binary(max_size=60),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_cut_and_spliced_files_never_end_in_a_traceback(cuts: list[tuple[int, int]], noise: bytes) -> None:
     data = _SAMPLE
     for first, last in cuts:
@@ -234,6 +234,6 @@ def test_cut_and_spliced_files_never_end_in_a_traceback(cuts: list[tuple[int, in
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_any_bytes_in_a_sound_frame_are_survived(data: bytes) -> None:
     assert len(losses(read(plain(2) + record(data) + event(5, simple("train/loss", 1.0))))) >= 3

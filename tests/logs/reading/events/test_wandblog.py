@@ -156,7 +156,7 @@ _SAMPLE = file(*steps(30), history({"_step": 1, "words": "x" * 40_000}), printed
     cuts=st.lists(st.tuples(st.integers(7, len(_SAMPLE)), st.integers(7, len(_SAMPLE))), max_size=4),
     noise=st.binary(max_size=60),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_cut_and_spliced_files_never_end_in_a_traceback(cuts: list[tuple[int, int]], noise: bytes) -> None:
     data = _SAMPLE
     for first, last in cuts:
@@ -168,7 +168,7 @@ def test_cut_and_spliced_files_never_end_in_a_traceback(cuts: list[tuple[int, in
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5), st.integers(1, 30))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_any_bytes_in_a_sound_frame_are_survived(records: list[bytes], kind: int) -> None:
     table = read(file(*records, *(field(kind, data) for data in records), *steps(2)))
     assert len(losses(table)) >= 2
