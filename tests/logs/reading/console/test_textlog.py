@@ -181,11 +181,12 @@ def test_an_epoch_on_a_line_before_is_carried_on(tmp_path: Path) -> None:
     assert values(table, "eval Acc") == [0.9] * 3
 
 
-def test_only_the_last_state_of_a_keras_bar_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("full_twice", [False, True])
+def test_only_the_last_state_of_a_keras_bar_counts(full_twice: bool, tmp_path: Path) -> None:
     text = ""
     for epoch in range(1, 6):
         text += f"Epoch {epoch}/5\n"
-        for batch in range(10, 100, 10):
+        for batch in range(10, 101 if full_twice else 100, 10):
             text += f"\r {batch}/100 [==>...........] - ETA: 3s - loss: 9.9{batch} - acc: 0.1"
         text += f"\r100/100 [==============] - 3s 30ms/step - loss: 0.{epoch} - acc: 0.9 - val_loss: 0.4{epoch}\n"
     table = table_of(tmp_path, text)

@@ -125,20 +125,22 @@ class Bars:
         self._parts: deque[Record] = deque(maxlen=PARTS)
         self._open: Record | None = None
         self._count = 0.0
+        self._place: Record = {}
+        self._full = False
         self._many = False
 
     def take(self, record: Record, place: Record, count: float, total: float, epoch: float) -> list[Record]:
         """One state of a bar; what comes back are rows that are settled."""
         ready: list[Record] = []
-        if self._open is not None and count < self._count:
+        if self._open is not None and (count < self._count or place != self._place):
             ready = self._finish(self._open)
-        self._count = count
-        whole = {**place, **record}
+        # A full bar is printed once more, with what the evaluation has found: of the two the last one counts.
+        self._count, self._place, self._full = count, place, count >= total
+        self._open = {**place, **record}
         if not self._many:
-            self._parts.append({**whole, "step": epoch * total + count})
-        self._open = whole
-        if count >= total:
-            ready += self._finish(whole)
+            if self._parts and self._parts[-1].get("step") == epoch * total + count:
+                self._parts.pop()
+            self._parts.append({**self._open, "step": epoch * total + count})
         return ready
 
     def _finish(self, row: Record) -> list[Record]:
@@ -153,6 +155,8 @@ class Bars:
         return self._done
 
     def left(self) -> list[Record]:
-        if not self._many:
-            return list(self._parts)
-        return [self._open] if self._open is not None else []
+        rows = [] if self._open is None else [self._open]
+        if self._many:
+            return rows
+        done = [*self._done, *(rows if self._full else [])]
+        return done if len(done) >= 3 else list(self._parts)

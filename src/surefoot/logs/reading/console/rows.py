@@ -122,8 +122,10 @@ class Rows:
         self.settle()
         self.block.begin({})
         self.since.clear()
+        place = dict(self.steps.place)
         for row in self._bars.take(values, self.steps.epochs(), count, total, self.steps.before()):
             self.put(row)
+            self.steps.place.update(place)  # the row was of the epoch before
 
     def _row(self, shape: Shape, values: Record) -> None:
         passing = shape.eval and COUNT in values
