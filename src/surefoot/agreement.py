@@ -12,11 +12,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-AHEAD = 2.0
+AHEAD = 1.5
 """Seconds ahead of now that are left for everyone to hear of it."""
 _LEAST = 3
 """Attempts ahead, however long a step takes."""
-_POLL = 0.5
+_POLL = 0.25
 
 
 class Agreement:

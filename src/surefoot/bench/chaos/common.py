@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from surefoot.bench.chaos.nursery import Nursery, Victim
+from surefoot.bench.chaos.nursery import Nursery
 from surefoot.bench.chaos.victim import Plan
 from surefoot.state.store import Store
 from surefoot.state.store.manifest import NAME
@@ -153,7 +153,3 @@ def events(plan: Plan) -> list[dict[str, Any]]:
     import surefoot.journal.reader as reader
 
     return [e for e in reader.read(Path(plan.run)).events if e["kind"] == "checkpoint"]
-
-
-def all_wait(team: list[Victim], seconds: float = 60.0) -> list[int]:
-    return [one.wait(seconds) for one in team]

@@ -76,7 +76,7 @@ def disks(bench: Bench, count: int) -> Tally:
     longest = 0.0
     for k in range(count):
         kind = kinds[k % len(kinds)]
-        plan = Plan(run=bench.new("disk"), steps=80, every=6, pause=0.004, disk=kind, at=25 + bench.dice.randrange(60))
+        plan = Plan(run=bench.new("disk"), steps=80, every=6, pause=0.004, disk=kind, at=80 + bench.dice.randrange(80))
         codes = bench.live(plan)
         wrong = words(plan) if any(codes) else bench.compare(plan)
         whole = store_of(plan).newest()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from surefoot.bench.chaos.common import Bench, Tally, all_wait, last_step, seen, store_of, under_way, words
-from surefoot.bench.chaos.nursery import Victim
+from surefoot.bench.chaos.common import Bench, Tally, last_step, seen, store_of, under_way, words
 from surefoot.bench.chaos.victim import Plan
 
 READ_LATE = 5
@@ -87,9 +89,8 @@ def _lost(plan: Plan) -> tuple[int, str]:
     return lost, "" if lost <= allowed else f"{lost} steps lost, and an interval was {allowed}"
 
 
-def _until(true: object, seconds: float = 60.0) -> None:
+def _until(true: Callable[[], bool], seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
-    assert callable(true)
     while not true() and time.monotonic() < until:
         time.sleep(0.005)
 
@@ -121,47 +122,36 @@ def signals(bench: Bench, count: int) -> Tally:
 
 
 def _signalled(bench: Bench, plan: Plan, world: int, number: signal.Signals, *, torchrun: bool) -> str:
-    begun = Path(f"{plan.run}.begun-0")
+    """What is wrong with a run that was told to end, and killed when its grace time was over."""
+    enough = bench.dice.randrange(20, 90)
     if torchrun:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
         command += ["-m", "surefoot.bench.chaos", plan.as_json()]
-        with open(f"{plan.run}.log-0", "ab") as log, subprocess.Popen(command, stdout=log, stderr=log) as agent:
-            _until(lambda: begun.exists() and last_step(plan) > 30)
+        with open(f"{plan.run}.log-0", "ab") as log:
+            agent = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            _until(lambda: last_step(plan) > enough or agent.poll() is not None)
             agent.send_signal(number)
-            late = _late(agent)
+            with suppress(subprocess.TimeoutExpired):
+                agent.wait(GRACE)
+            with suppress(ProcessLookupError):
+                os.killpg(agent.pid, signal.SIGKILL)
+            agent.wait()
     else:
         team = bench.nursery.team(plan, world)
-        _until(lambda: last_step(plan) > bench.dice.randrange(20, 90) or team[0].code is not None)
+        _until(lambda: last_step(plan) > enough or team[0].code is not None)
         for one in team if bench.dice.random() < 0.7 else [bench.dice.choice(team)]:
             one.send(number)
-        late = _late_team(team)
-    if late:
-        return late + words(plan)
+        _until(lambda: all(one.code is not None for one in team), GRACE)
+        for one in team:
+            one.kill()
+        if not all(one.code for one in team):
+            return f"it ended as if nothing had been: {words(plan)}"
     last = last_step(plan) + 1
     kept = store_of(plan).newest()
     if kept is None or kept.step != last or kept.about["kind"] != "emergency":
         return f"{'nothing' if kept is None else kept.name} was saved, and it was at step {last}: {words(plan)}"
     codes = bench.live(replace(plan, pause=0.0), world)
     return words(plan) if any(codes) else bench.compare(plan, world)
-
-
-def _late(agent: subprocess.Popen[bytes]) -> str:
-    try:
-        agent.wait(GRACE + 2.0)  # torchrun itself takes a while to end
-    except subprocess.TimeoutExpired:
-        agent.kill()
-        return "it did not end within its grace time"
-    return ""
-
-
-def _late_team(team: list[Victim]) -> str:
-    try:
-        codes = all_wait(team, GRACE)
-    except TimeoutError as late:
-        for one in team:
-            one.kill()
-        return str(late)
-    return "" if all(codes) else "it ended as if nothing had been"
 
 
 # -- going on

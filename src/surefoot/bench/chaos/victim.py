@@ -132,7 +132,7 @@ class Run:
             return (self.model(x) - x).float().pow(2).mean()
 
     def _write(self, done: int, micro: int, loss: Tensor) -> None:
-        os.write(self.losses, f"{done}.{micro} {float(loss).hex()} {time.time_ns()}\n".encode())
+        os.write(self.losses, f"{done}.{micro} {float(loss.detach()).hex()} {time.time_ns()}\n".encode())
 
     def end(self) -> dict[str, Any]:
         """Everything as it is at the end, as a hash of each part."""
