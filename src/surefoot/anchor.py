@@ -6,11 +6,10 @@ import copy
 import logging
 import secrets
 import signal
-import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -19,10 +18,12 @@ from torch.optim import Optimizer
 from surefoot.agreement import Agreement
 from surefoot.desk import Desk
 from surefoot.footing import Footing
+from surefoot.hearing import Hearing
 from surefoot.journal.reader import read
 from surefoot.judge.policy import Policy
 from surefoot.records import Checkpoint, Restraint
 from surefoot.rounds import Rounds
+from surefoot.state.buffers import BufferShadow
 from surefoot.state.capture import Whole
 from surefoot.state.chance import random_states
 from surefoot.state.keeping import Keeping, Pace, Resumed
@@ -33,8 +34,6 @@ from surefoot.state.tree import Stateful
 
 log = logging.getLogger("surefoot")
 FOLDER = "checkpoints"
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
-"""What a cluster, or a person, sends before a process has to end."""
 _SOON = 10.0
 """Seconds that a run which failed waits for a save that is under way: other processes may be gone."""
 _GATES, _LOADER = "surefoot.gates", "surefoot.loader"
@@ -56,7 +55,9 @@ class Anchor:
         scheduler: Sequence[Stateful],
         extra: Mapping[str, Any],
         loader: Any,
+        shadow: BufferShadow | None = None,
     ) -> None:
+        self._shadow = shadow
         self._rounds, self._desk, self._footing = rounds, desk, footing
         ranks = rounds.meter.ranks
         word = ranks.from_first(secrets.token_hex(8))
@@ -79,10 +80,12 @@ class Anchor:
         self._due: str | None = None
         """What is to be done before the next forward pass: take, save, or stop:SIGNAL."""
         self._earlier: Earlier | None = None
+        self._unseen = False
+        """Forward passes go unseen, and have drawn random numbers and changed buffers when a loss is there."""
         self._prepared = False
         self._asked: int | None = None
         """A signal that came."""
-        self._handlers: dict[int, Any] = {}
+        self._hearing: Hearing | None = None
         self.resumed: Resumed | None = None
 
     # -- the beginning
@@ -184,11 +187,26 @@ class Anchor:
         else:
             self._obey(what)
 
+    def watched(self) -> None:
+        """A loss is there: the moment, where the forward pass before it was not seen, as in a compiled model."""
+        if self._due is None:
+            return
+        if not self._unseen and self._due == "take":
+            self._unseen, self._due = True, None  # what it drew and changed was not kept: the next time it will be
+            self._keeping.missed()
+            return
+        self._unseen = True
+        if self._earlier is not None and self._shadow is not None:
+            self._earlier = replace(self._earlier, buffers=self._shadow.pairs)
+        self.forward_began()
+
     def _before_the_next_batch(self) -> Earlier:
         """A loop that draws its batches itself draws them again; a loader draws nothing that is not its own."""
-        if self._data is None:
-            return Earlier({}, random_states(set()))
-        return Earlier({_LOADER: copy.deepcopy(self._data.state_dict())})
+        data = {} if self._data is None else {_LOADER: copy.deepcopy(self._data.state_dict())}
+        if self._data is not None and not self._unseen:
+            return Earlier(data)
+        devices = {p.device for p in self._rounds.layout.params if p.is_cuda} if self._unseen else set()
+        return Earlier(data, random_states(devices))
 
     def row_read(self) -> None:
         """A row was read and judged."""
@@ -211,7 +229,8 @@ class Anchor:
 
     def close(self, *, whole: bool) -> None:
         """The run ends: what is not saved yet is, if the run is `whole`, between two steps and unharmed."""
-        self._unlisten()
+        if self._hearing is not None:
+            self._hearing.close()
         self._agreement.close()
         if not whole:
             self._keeping.close(wait=_SOON)
@@ -224,23 +243,10 @@ class Anchor:
     # -- signals
 
     def listen(self) -> None:
-        """From here on signals end the run at a good moment; those that are ignored stay so."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in SIGNALS:
-            before = signal.getsignal(number)
-            if before is not None and before is not signal.SIG_IGN:
-                self._handlers[number] = before
-                signal.signal(number, self._signalled)
+        """From here on signals end the run at a good moment."""
+        self._hearing = Hearing(self._signalled)
 
-    def _unlisten(self) -> None:
-        ours = threading.current_thread() is threading.main_thread()
-        for number, handler in self._handlers.items():
-            if ours and signal.getsignal(number) == self._signalled:  # else somebody has put one on top of ours
-                signal.signal(number, handler)
-        self._handlers.clear()
-
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
+    def _signalled(self, number: int) -> None:
         if self._asked is not None and number == signal.SIGINT:  # a person who asks twice does not want to wait
             raise KeyboardInterrupt
         self._asked = number
@@ -267,7 +273,7 @@ class Anchor:
         done = "saved" if saved else "NOT saved"
         self._tell("stopped", f"{name} came: {done} at step {self._desk.step}, and ended", {"signal": name})
         self._desk.journal.flush()
-        handler, self._asked = self._handlers.get(number), None
+        handler, self._asked = None if self._hearing is None else self._hearing.before(number), None
         if callable(handler) and handler is not signal.default_int_handler:
             handler(number, None)
         elif number == signal.SIGINT:

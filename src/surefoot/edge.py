@@ -77,11 +77,16 @@ def check_free(optimizers: Iterable[Optimizer], guarded: Collection[Optimizer]) 
             )
 
 
-def check_resume(resume: object, run_dir: object) -> bool:
+def check_resume(resume: object, run_dir: object, policy: object = "protect") -> bool:
     if not isinstance(resume, bool):
         raise Misuse(f"attach: resume= is True or False, not {resume!r}. The run that goes on is the one in run_dir=.")
     if resume and run_dir is None:
         raise Misuse("attach: resume=True needs run_dir=, the folder in which the run's checkpoints are kept.")
+    if resume and check_policy(policy).observe:
+        raise Misuse(
+            "attach: policy='observe' touches nothing, so it can neither go on from a checkpoint nor save one. Use "
+            "policy='protect', or leave resume= out."
+        )
     return resume
 
 

@@ -94,7 +94,7 @@ def attach(
         extra=edge.check_extra(extra),
         ring=edge.check_ring(ring),
         loader=loader,
-        resume=edge.check_resume(resume, run_dir),
+        resume=edge.check_resume(resume, run_dir, policy),
     )
 
 
@@ -227,7 +227,7 @@ class LiveGuard(Guard):
             )
             self._rounds.attempt = self._desk.journal.last_attempt + 1
             self._anchor: Anchor | None = None
-            if resume and not policy.observe:
+            if resume:
                 self._anchor = self._hold(model, Path(run_dir), policy, scheduler, extra, loader)
         except BaseException:
             self._release_shadow()
@@ -263,6 +263,7 @@ class LiveGuard(Guard):
             scheduler=scheduler,
             extra=extra,
             loader=loader,
+            shadow=self._shadow,
         )
         anchor.resume()
         anchor.listen()
@@ -313,6 +314,8 @@ class LiveGuard(Guard):
     @uncompiled
     @contained
     def _follow(self, loss: Tensor, batch: Any) -> None:
+        if self._anchor is not None:
+            self._anchor.watched()
         first, self._watched = not self._watched, True
         value, samples = loss.detach(), samples_in(batch)
         self._rounds.take_inputs(batch)

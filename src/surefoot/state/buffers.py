@@ -56,6 +56,12 @@ class BufferShadow:
     def tensors(self) -> list[Tensor]:
         return [b for b in self._now() if b is not None]
 
+    @property
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Each buffer, with what it was after the last accepted update."""
+        both = zip(self._now(), self._shadows, strict=True)
+        return [(b, kept) for b, kept in both if b is not None and _alike(_plain(b), kept)]
+
     @torch.no_grad()
     def settle(self, refused: bool | Tensor, *, keep: bool = True) -> None:
         """Put the buffers back if `refused`, which may still be on the device; else take them over if `keep`."""

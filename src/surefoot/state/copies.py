@@ -49,6 +49,11 @@ class Look:
         self.kinds.append((part.shape, strides, part.dtype, part.device, steady))
         return slot
 
+    def instead(self, tensor: Tensor, other: Tensor) -> None:
+        """Copy another in this tensor's place, if it was found: one that is alike, and as it was earlier."""
+        if tensor in self:
+            self.parts[self._slots[id(tensor)][0]] = other
+
     def steady_slot(self, tensor: Tensor) -> Slot:
         return self.slot(tensor, steady=True)
 

@@ -51,14 +51,19 @@ class Pace:
     """The longest between two saves, by a clock that nobody sets."""
     _step: int = -1
     _when: float = field(default_factory=time.monotonic)
+    _hurry: bool = False
 
     def due(self, step: int) -> bool:
         if self._step < 0:
             self._step = step
-        return step - self._step >= self.steps or time.monotonic() - self._when >= self.seconds
+        return self._hurry or step - self._step >= self.steps or time.monotonic() - self._when >= self.seconds
+
+    def hurry(self) -> None:
+        """What was done did not count."""
+        self._hurry = True
 
     def done(self, step: int) -> None:
-        self._step, self._when = step, time.monotonic()
+        self._step, self._when, self._hurry = step, time.monotonic(), False
 
 
 class Keeping:
@@ -128,6 +133,10 @@ class Keeping:
             return self.idle
         self.pace.done(step)
         return True
+
+    def missed(self) -> None:
+        """The moment was not the right one: the next will do."""
+        self.pace.hurry()
 
     def take(self, attempt: int, earlier: Earlier | None = None) -> None:
         """Copy the run as it is between two updates; it is written when the numbers of the last one are known."""

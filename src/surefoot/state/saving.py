@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,12 @@ class Earlier:
     """States by the name of what they are of."""
     chance: list[tuple[Any, Any]] | None = None
     """Random numbers; None where nothing drew any since."""
+    buffers: Sequence[tuple[Tensor, Tensor]] = ()
+    """Buffers that a forward pass has changed since, and what they were."""
 
     def put_into(self, look: Look) -> None:
+        for live, before in self.buffers:
+            look.instead(live, before)
         states = {name: freeze(state, look.slot) for name, state in self.extra.items()}
         chance = look.frozen.chance if self.chance is None else self.chance
         look.frozen = replace(look.frozen, extra={**look.frozen.extra, **states}, chance=chance)
