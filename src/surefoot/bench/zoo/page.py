@@ -70,8 +70,8 @@ in the scenario, and the bench says so when it is not as stated.
 
 - **seen**: harmful runs in which the rule raised an alarm at the onset or later; *steps after onset* is the median of
   the first such alarm. Rules that look are shown recordings of bare runs; surefoot, which acts, is judged by what it
-  said in the run it stood by. It is handed what a loop has at hand: the inputs of each batch, and every 25 steps the loss
-  on held-out samples. *Cause right*: the first cause it named from the onset on is the planted one.
+  said in the run it stood by. It is handed what a loop has at hand: the inputs of each batch, and every 25 steps the
+  loss on held-out samples. *Cause right*: the first cause it named from the onset on is the planted one.
 - **cured**: harmful runs that can be cured and end at most 5 % worse than their twin. Rules that act run live; *loss to
   twin's* is the median, *dead* the share whose model is broken at the end, *given up* the runs the rule itself ended.
   Scenarios of two processes are run bare and under surefoot alone.
