@@ -76,7 +76,7 @@ def disks(bench: Bench, count: int) -> Tally:
     longest = 0.0
     for k in range(count):
         kind = kinds[k % len(kinds)]
-        plan = Plan(run=bench.new("disk"), steps=80, every=6, pause=0.004, disk=kind, at=80 + bench.dice.randrange(80))
+        plan = Plan(run=bench.new("disk"), steps=60, every=6, pause=0.003, disk=kind, at=80 + bench.dice.randrange(80))
         codes = bench.live(plan)
         wrong = words(plan) if any(codes) else bench.compare(plan)
         whole = store_of(plan).newest()
@@ -86,10 +86,10 @@ def disks(bench: Bench, count: int) -> Tally:
             wrong = f"nobody was told: {words(plan)}"
         longest = max(longest, _stall(plan))
         if not wrong:  # on a disk that works again it goes on
-            after = replace(plan, disk="", steps=100, pause=0.0)
+            after = replace(plan, disk="", steps=70, pause=0.0)
             wrong = words(plan) if any(bench.live(after)) else bench.compare(after)
         tally.take(wrong, f"{kind} from change {plan.at}, {plan.run}")
-    tally.notes.append(f"the longest step of all took {longest:.2f} s, with a pause of 0.004 s in each")
+    tally.notes.append(f"the longest step of all took {longest:.2f} s, with a pause of 0.003 s in each")
     return tally
 
 

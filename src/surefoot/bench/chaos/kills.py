@@ -111,9 +111,9 @@ def signals(bench: Bench, count: int) -> Tally:
         runs = world == 2 and k % 4 == 1 and number == signal.SIGTERM
         plan = Plan(
             run=bench.new("signal"),
-            steps=200 if world == 1 else 400,
+            steps=150 if world == 1 else 220,
             every=1000,
-            pause=0.01 if world == 1 else 0.02,
+            pause=0.01 if world == 1 else 0.025,
             spread="ddp" if world == 2 else "none",
         )
         wrong = _signalled(bench, plan, world, number, torchrun=runs)

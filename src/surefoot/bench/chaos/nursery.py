@@ -6,6 +6,8 @@ what to do line by line on its input, and answers each line with one.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import json
 import os
@@ -14,11 +16,12 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from surefoot.bench.chaos.victim import Plan, main
 
@@ -124,6 +127,7 @@ def _free_port() -> int:
 def serve() -> None:
     for module in _SOON_NEEDED:
         importlib.import_module(module)
+    gc.freeze()  # what was loaded is shared by all, as long as nobody touches it
     live: set[int] = set()
     for line in sys.stdin:
         told = json.loads(line)
@@ -132,8 +136,7 @@ def serve() -> None:
             continue
         pid = os.fork()
         if pid == 0:
-            _live(told)  # goes on past the end of the loop, as a program that ends by itself
-            return
+            _live(told)
         live.add(pid)
         print(pid, flush=True)
     for pid in live:  # nobody is left to wait for these
@@ -150,12 +153,24 @@ def _ended(live: set[int]) -> dict[int, int]:
     return found
 
 
-def _live(told: Mapping[str, Any]) -> None:
+def _live(told: Mapping[str, Any]) -> NoReturn:
+    """Train and end as a program does by itself, only without taking apart all that was loaded, which takes a while."""
     os.setsid()
     log = os.open(told["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for old, new in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(old, new)
     os.environ.update(told["env"])
-    plan = told["plan"]
-    main(Plan(**plan))
+    code: Any = 1
+    try:
+        main(Plan(**told["plan"]))
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    except BaseException as error:
+        sys.last_value = error
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
