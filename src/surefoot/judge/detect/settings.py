@@ -31,7 +31,7 @@ class Settings(Detector):
         self._slow = False
 
     def rewound(self) -> None:
-        self._fast = False
+        self._fast = self._fast and bool(self._normal.asked.rate_cap)  # held now, and told already
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
         if row.optimizer:
@@ -42,6 +42,9 @@ class Settings(Detector):
 
     def _faster(self, row: Row) -> list[Finding]:
         ratio, sight = self._normal.rate_ratio(row), self._normal.sight
+        held = self._normal.asked.rate_cap
+        if held and row.lr > sight.faster * held[0]:
+            ratio = row.lr / held[0]  # no step is made with it, but the loop has set it
         if not self._normal.formed or not ratio > sight.faster:
             self._fast = self._fast and ratio > sight.faster / 2
             return []
@@ -49,6 +52,7 @@ class Settings(Detector):
             return []
         self._fast = True
         detail = f"the rate is {row.lr:.3g}, {ratio:.3g} times what it usually was"
+        detail += f"; it is held at {held[0]:.3g}" if held else ""
         at_once = row.lr / self._rate if self._rate > 0 else math.nan
         return self.found(row, detail, lr=row.lr, times=ratio, at_once=at_once)
 
