@@ -86,7 +86,7 @@ class Inputs(Detector):
         self._told = True
         detail = (
             f"the batch is unlike those before: mean {row.input_mean:.3g} and spread {row.input_spread:.3g}, "
-            f"where {self._means.middle:.3g} and {size:.3g} are usual"
+            f"where {self._means.middle:.3g} and {size if size > 1e-12 else 0.0:.3g} are usual"
         )
         slowly = before > self.strange / 2
         return self.found(row, detail, mean=row.input_mean, spread=row.input_spread, usual=size, slowly=slowly)
