@@ -166,6 +166,7 @@ class Anchor:
         if not self._prepared:
             self._prepared = True
             self._keeping.prepare()
+        self._keeping.heard()
         self._ask(attempt)
         self._due = self._agreement.due(attempt)
         if self._due is None and self._desk.judge.quiet and self._keeping.due(self._desk.step):

@@ -136,7 +136,10 @@ class _Planted:
 
 def planted(bench: Bench, count: int) -> Tally:
     """Code in the place of each file that is read, also with a manifest that says it belongs there."""
-    tally = Tally("code planted in every file that is read", "nothing runs, and the error names the file")
+    tally = Tally(
+        "code planted in every file that is read",
+        "nothing runs, and for files of a checkpoint the error names the file",
+    )
     plan = Plan(run=bench.new("planted"), steps=12, every=1000)
     bench.live(plan)
     names = sorted(path.relative_to(plan.run) for path in Path(plan.run).rglob("*") if path.is_file())

@@ -17,7 +17,7 @@ def crashes(bench: Bench, count: int) -> Tally:
     """A run killed before each single change of the disk, from its resume to its last prune; 0 tries all of them."""
     tally = Tally(
         "crash at every single write, flush and rename of a resume, a save and a prune, of a whole run",
-        "never unloadable, never mixed; goes on and ends bit-equal",
+        "never unloadable, never mixed; every eighth is let go on to its end, bit-equal",
     )
     seed = Plan(run=bench.new("crash"), steps=30, every=4, way="waiting")
     bench.live(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -29,10 +30,12 @@ def write(tallies: Sequence[Tally], folder: Path, command: str) -> Path:
     machine = (
         f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}"
     )
-    notes = "\n".join(f"- {note}" for t in tallies for note in t.notes)
+    notes = [note for t in tallies for note in t.notes]
+    lost = ["lost: " + re.sub(r", /\S+?(?=:)", "", one) for t in tallies for one in t.lost]
+    listed = "\n".join(f"- {line}" for line in (*notes, *lost))
     page = folder / "chaos.md"
     folder.mkdir(parents=True, exist_ok=True)
-    page.write_text(f"{_HEAD.format(command=command, machine=machine)}\n{table(tallies)}\n{_MEANING}\n{notes}\n")
+    page.write_text(f"{_HEAD.format(command=command, machine=machine)}\n{table(tallies)}\n{_MEANING}\n{listed}\n")
     return page
 
 
@@ -48,5 +51,7 @@ schedule, loss scale, random numbers and the place in the data.
 _MEANING = """
 An *interval* is `save_every` updates, those that passed while a save was under way (the training does not wait for it),
 and 5 until their numbers are known. A run that is *lost* could not go on, went on otherwise than the one to which
-nothing happened, or lost more than an interval.
+nothing happened, or lost more than an interval. Faults of the disk are stand-ins below the store, and a disk that hangs
+is given up after 1 s in place of 300. Damage is shown to the store, and once to a whole run. What still runs after the
+grace time of a signal is killed.
 """
