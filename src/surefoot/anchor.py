@@ -169,7 +169,10 @@ class Anchor:
         self._keeping.heard()
         self._ask(attempt)
         self._due = self._agreement.due(attempt)
-        if self._due is None and self._desk.judge.quiet and self._keeping.due(self._desk.step):
+        # While something is amiss no state is worth much; but one that may be doubted is better than none for long.
+        step = self._desk.step
+        worth = self._desk.judge.quiet or self._keeping.pace.overdue(step)
+        if self._due is None and worth and self._keeping.due(step):
             self._due = "take"
         if self._due is not None:
             self._earlier = self._before_the_next_batch()

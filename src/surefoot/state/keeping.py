@@ -58,6 +58,10 @@ class Pace:
             self._step = step
         return self._hurry or step - self._step >= self.steps or time.monotonic() - self._when >= self.seconds
 
+    def overdue(self, step: int) -> bool:
+        """A second interval has passed; by the count of steps alone, which all processes share."""
+        return self._step >= 0 and step - self._step >= 2 * self.steps
+
     def hurry(self) -> None:
         """What was done did not count."""
         self._hurry = True
