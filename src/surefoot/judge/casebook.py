@@ -149,8 +149,11 @@ class Casebook:
     # -- the weights, where they were looked at
 
     def _look(self, row: Row, case: Case | None) -> None:
+        self._look_at_weights(row, case)
         if row.optimizer == 0 and row.norm > 0:
-            self._norms.append(row.norm)
+            self._norms.append(row.norm)  # only now: a row tells of the weights after the update before it
+
+    def _look_at_weights(self, row: Row, case: Case | None) -> None:
         if math.isnan(row.weight_norm) and not row.bad_weights > 0:
             return
         self._look_at_update(row, case)
