@@ -1,0 +1,1 @@
+"""The engine: from a recipe to a finished run, on `attach`."""

@@ -1,0 +1,1 @@
+"""One file for everything a run is made of: read, checked, overridden, swept."""
