@@ -8,8 +8,6 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -122,34 +120,6 @@ def test_a_run_that_is_stopped_says_so(
         result = demo.train(steps=50, seed=0, faults={"poison": 30}, run_dir=tmp_path / "run")
     assert len(result.losses) < 35
     assert "stopped  surefoot stopped the run" in capsys.readouterr().out
-
-
-def test_refusals_in_a_row_are_summed_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[dict[str, Any]] = []
-    for attempt in range(30, 38):
-        where = {"attempt": attempt, "step": 30}
-        events.append(
-            {**where, "kind": "finding", "detector": "nonfinite", "detail": f"the loss is nan, {attempt} bad"}
-        )
-        events.append({**where, "kind": "decision", "action": "refuse", "reason": f"the loss is nan, {attempt} bad"})
-
-    class Scalars(dict[str, np.ndarray]):
-        rows = 50
-
-    scalars = Scalars(attempt=np.arange(50), loss=np.full(50, 2.5))
-    story = demo.Story(tmp_path)
-    for part in range(1, 17):  # as it grows
-        read = SimpleNamespace(events=events[:part], scalars=Scalars({n: c[:33] for n, c in scalars.items()}))
-        monkeypatch.setattr(surefoot, "read", lambda _, read=read: read)
-        story.go_on()
-    monkeypatch.setattr(surefoot, "read", lambda _: SimpleNamespace(events=events, scalars=scalars))
-    story.go_on()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[2] for line in lines] == ["saw", "did", "so"]
-    assert "8 updates were refused in a row: those after land again, the loss is 2.5" in lines[-1]
-    assert story.acts == {30: "update refused"}
 
 
 def test_a_run_without_an_evaluation_has_no_result() -> None:

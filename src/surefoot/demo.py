@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ import surefoot
 from surefoot.data import batches, split, standard_library
 from surefoot.edge import switched_off
 from surefoot.models import Decoder, DecoderConfig
+from surefoot.train.story import Story
 
 CONFIG = DecoderConfig(vocab=256, width=96, layers=2, heads=4, context=64)
 BATCH = 24
@@ -50,10 +51,6 @@ FAULTS = {
     ),
 }
 """What is planted: after which share of the steps, its name, and what it is."""
-MACHINE = frozenset({"pace", "bottleneck", "memory"})
-"""What surefoot finds about the machine is no part of this story: a laptop has other things to do too."""
-TOLD_EVERY = 5
-"""Steps between two looks at the journal."""
 EXAMS = 25
 """Evaluations on text the model never saw, over a whole run; the result is the mean of the last five."""
 console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -114,7 +111,10 @@ def train(*, steps: int, seed: int, faults: dict[str, int], run_dir: Path | None
     guard = surefoot.attach(model, optimizer, run_dir=run_dir, policy=POLICY) if run_dir else None
 
     exam = list(itertools.islice(texts(unseen, seed=seed), 10))
-    story = Story(run_dir) if run_dir else None
+    # What surefoot finds about the machine is no part of this story: a laptop has other things to do too.
+    story = Story(say, counted="attempt", machine=False)
+    if guard:
+        guard.on_event(story.event)
     result = Result()
     for step, batch in zip(range(steps), texts(corpus, seed=seed, poison=faults.get("poison")), strict=False):
         for name in (name for name, at in faults.items() if at == step):
@@ -132,8 +132,8 @@ def train(*, steps: int, seed: int, faults: dict[str, int], run_dir: Path | None
         optimizer.zero_grad()
 
         result.losses.append(loss.item())
-        if story and (step + 1) % TOLD_EVERY == 0:
-            story.go_on()
+        if guard and (row := guard.latest):
+            story.row(step=row.step, attempt=row.attempt, loss=row.loss)
         if (step + 1) % (steps // EXAMS) == 0:
             with torch.no_grad():
                 result.exams.append(sum(batch_loss(model, each).item() for each in exam) / len(exam))
@@ -145,9 +145,7 @@ def train(*, steps: int, seed: int, faults: dict[str, int], run_dir: Path | None
             break
     if guard:
         guard.close()
-    if story:
-        story.go_on()
-        result.acts = story.acts
+    result.acts = story.acts
     return result
 
 
@@ -168,92 +166,6 @@ def told_once() -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
-
-
-class Story:
-    """Tells what surefoot sees, thinks and does while the run goes on, from the journal it keeps: one line a beat."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.acts: dict[int, str] = {}
-        """What was done, at which step."""
-        self._run_dir = run_dir
-        self._read = 0
-        self._words: set[str] = set()
-        """What was said since trouble began; nothing is said twice."""
-        self._named = -1
-        self._refused: list[int] = []
-        """The updates refused in a row, up to now."""
-        self._decided: dict[str, Any] = {}
-
-    def go_on(self) -> None:
-        """Tell what is new."""
-        run = surefoot.read(self._run_dir)
-        new, self._read = run.events[self._read :], len(run.events)
-        for event in new:
-            tell = getattr(self, f"_{event['kind']}", None)
-            if tell:
-                tell(event)
-        self._look_after_refusals(run)
-
-    def _once(self, event: dict[str, Any], label: str, words: str, style: str | None = None) -> None:
-        if words not in self._words:
-            self._words.add(words)
-            say(event["attempt"], label, words, style)
-
-    def _finding(self, event: dict[str, Any]) -> None:
-        in_a_row = self._refused and event["attempt"] == self._refused[-1] + 1
-        if event["detector"] not in MACHINE and not (in_a_row and event["detector"] in ("nonfinite", "outlandish")):
-            self._once(event, "saw", event["detail"], "yellow")
-
-    def _diagnosis(self, event: dict[str, Any]) -> None:
-        """The surest cause; those after it stand in the journal."""
-        if event["attempt"] != self._named and not MACHINE & set(event["evidence"].get("findings", ())):
-            words = event["detail"].replace(". ", ": ", 1)
-            self._once(event, "why", f"{words} ({event['confidence']:.0%} sure)", "cyan")
-        self._named = event["attempt"]
-
-    def _decision(self, event: dict[str, Any]) -> None:
-        action, at = event["action"], event["attempt"]
-        if action == "refuse":
-            in_a_row = self._refused and at == self._refused[-1] + 1
-            self._refused = [*self._refused, at] if in_a_row else [at]
-            if not in_a_row:
-                self.acts[at] = "update refused"
-                say(at, "did", f"refused the update: weights and optimizer are as before{self._why(event)}", "bold")
-        elif action == "rewind":
-            self._decided = event
-        elif action != "stop":  # the loop tells that one
-            say(at, "did", event["reason"], "bold")
-
-    def _why(self, decision: dict[str, Any]) -> str:
-        """The reason for a decision, without what was said a line or two above."""
-        new = [part for part in decision["reason"].split(", and ") if part not in self._words]
-        return f", because {' and '.join(new)}" if new else ""
-
-    def _note(self, event: dict[str, Any]) -> None:
-        if event["name"] == "rewound":
-            back = event["values"]["attempt"]  # counted as the loop counts
-            self.acts[event["attempt"]] = f"back to step {back}"
-            words = f"went back to step {back}, {self._decided['rung']}{self._why(self._decided)}"
-            say(event["attempt"], "did", words, "bold")
-        elif event["name"] in ("failed", "degraded"):
-            say(event["attempt"], "failed", event["detail"], "red")
-
-    def _outcome(self, event: dict[str, Any]) -> None:
-        say(event["attempt"], "so", event["detail"], "green" if event["helped"] else "red")
-        self._words.clear()
-
-    def _look_after_refusals(self, run: surefoot.Run) -> None:
-        """Sum refusals in a row up, once it is seen what came after."""
-        if not self._refused or not run.scalars.rows:
-            return
-        attempts, losses = run.scalars["attempt"], run.scalars["loss"]
-        if attempts[-1] < self._refused[-1] + TOLD_EVERY:
-            return
-        many = f"{len(self._refused)} updates were refused in a row" if len(self._refused) > 1 else "it helped"
-        say(attempts[-1], "so", f"{many}: those after land again, the loss is {losses[-1]:.4g}", "green")
-        self._refused = []
-        self._words.clear()
 
 
 def compare(results: dict[str, Result]) -> None:

@@ -38,7 +38,7 @@ from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.measure.resources import Clock, samples_in
 from surefoot.opening import config_of, judge_for, open_together
-from surefoot.records import Action, Verdict
+from surefoot.records import Action, Event, Row, Verdict
 from surefoot.rounds import Rounds
 from surefoot.state.buffers import BufferShadow
 from surefoot.state.tree import Stateful
@@ -111,6 +111,15 @@ class Guard(ABC):
     def history(self) -> tuple[list[float], list[float]]:
         """The last 100 losses and gradient norms."""
 
+    @property
+    @abstractmethod
+    def latest(self) -> Row | None:
+        """The numbers that were read last, two updates behind the loop; None before the first."""
+
+    @abstractmethod
+    def on_event(self, listener: Callable[[Event], None]) -> None:
+        """Hand every event to `listener` from here on, as it is written down; one that raises hears no more."""
+
     @abstractmethod
     def watch(self, loss: Tensor, batch: Any = None) -> Tensor:
         """Hand the loss through, unchanged, so that its backward is seen; `batch` tells the number of samples."""
@@ -141,6 +150,13 @@ class OffGuard(Guard):
     @property
     def history(self) -> tuple[list[float], list[float]]:
         return [], []
+
+    @property
+    def latest(self) -> Row | None:
+        return None
+
+    def on_event(self, listener: Callable[[Event], None]) -> None:
+        pass
 
     def watch(self, loss: Tensor, batch: Any = None) -> Tensor:
         return loss
@@ -291,6 +307,13 @@ class LiveGuard(Guard):
     @property
     def history(self) -> tuple[list[float], list[float]]:
         return list(self._desk.history.losses), list(self._desk.history.norms)
+
+    @property
+    def latest(self) -> Row | None:
+        return self._desk.last
+
+    def on_event(self, listener: Callable[[Event], None]) -> None:
+        self._desk.journal.listeners.append(listener)
 
     @contained
     def forward_began(self) -> None:

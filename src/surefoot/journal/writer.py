@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from surefoot.journal.segments import sweep
 from surefoot.journal.worker import Worker, in_words
 from surefoot.records import Event, Row
 
+log = logging.getLogger("surefoot")
 _CLOSE_SECONDS = 30.0
 
 
@@ -60,6 +62,8 @@ class Journal:
         limits = limits or Limits()
         self.run_dir = Path(run_dir).absolute()  # the loop may change its working directory
         self.rank = rank
+        self.listeners: list[Callable[[Event], None]] = []
+        """Who hears of every event as it is recorded, also when the disk has failed."""
         self._pid = os.getpid()
         self._closed = False
         self._lock = WriterLock(self.run_dir, interval=limits.heartbeat) if rank == 0 else None
@@ -105,8 +109,17 @@ class Journal:
 
     def event(self, event: Event) -> None:
         """Record an event as it stands now; a `time` of 0 becomes the present."""
+        for listener in tuple(self.listeners):
+            self._hand(event, listener)
         if not self._silent():
             self._inbox.event(event)
+
+    def _hand(self, event: Event, listener: Callable[[Event], None]) -> None:
+        try:
+            listener(event)
+        except Exception as error:
+            self.listeners.remove(listener)
+            log.error("surefoot: %r listens no longer, training goes on: %r", listener, error, exc_info=error)
 
     def flush(self, timeout: float = 5.0) -> bool:
         """Wait until all that was recorded so far is in its files; False if it took too long or the journal stopped."""

@@ -1,0 +1,80 @@
+"""What a loop can hear from its guard while it runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from loops import net, train
+
+import surefoot
+from surefoot.guard import OffGuard
+from surefoot.records import Decision, Event, Row
+
+Attach = Callable[..., surefoot.Guard]
+
+
+def test_the_latest_row_is_the_last_one_in_the_journal(attach: Attach, read: Callable[[], surefoot.Run]) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer)
+    assert guard.latest is None
+    seen: list[Row] = []
+    for i in range(6):
+        train(model, optimizer, guard.watch, i)
+        if guard.latest and guard.latest not in seen:
+            seen.append(guard.latest)
+    guard.close()
+    losses = read().scalars["loss"].tolist()
+    assert [row.loss for row in seen] == losses[: len(seen)]
+    assert [row.step for row in seen] == list(range(len(seen)))
+    assert len(seen) >= 4
+    assert guard.latest is not None
+    assert guard.latest.loss == losses[-1]
+
+
+def test_every_event_is_heard_as_it_is_written_down(attach: Attach, read: Callable[[], surefoot.Run]) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer)
+    heard: list[Event] = []
+    guard.on_event(heard.append)
+    for i in range(6):
+        train(model, optimizer, guard.watch, i, "nan" if i == 2 else None)
+    assert any(isinstance(event, Decision) and event.action == "refuse" for event in heard)
+    guard.close()
+    written = [(e["kind"], e["attempt"]) for e in read().events if e.get("name") != "attached"]
+    assert sorted((e.kind, e.attempt) for e in heard) == sorted(written)
+
+
+def test_a_listener_that_raises_hears_no_more_and_training_goes_on(
+    attach: Attach, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer)
+    calls: list[Any] = []
+
+    def clumsy(event: Event) -> None:
+        calls.append(event)
+        raise KeyError("none of yours")
+
+    guard.on_event(clumsy)
+    others: list[Event] = []
+    guard.on_event(others.append)
+    with caplog.at_level(logging.ERROR, "surefoot"):
+        for i in range(8):
+            train(model, optimizer, guard.watch, i, "nan" if i in (2, 4) else None)
+    assert len(calls) == 1
+    assert len(others) > 2
+    assert guard.step >= 4
+    assert "listens no longer, training goes on" in caplog.text
+
+
+def test_a_guard_that_is_off_has_nothing_to_tell() -> None:
+    guard = OffGuard()
+    guard.on_event(print)
+    assert guard.latest is None
