@@ -34,13 +34,20 @@ class Story:
         self._refused: list[int] = []
         """The updates refused in a row, up to now."""
         self._decided: Mapping[str, Any] = {}
+        self._tellers = {
+            "finding": self._finding,
+            "diagnosis": self._diagnosis,
+            "decision": self._decision,
+            "note": self._note,
+            "outcome": self._outcome,
+        }
 
     def event(self, event: Event | Mapping[str, Any]) -> None:
         """Tell one event, if there is anything in it for a reader."""
         told = event.as_json() if isinstance(event, Event) else event
-        tell = self._TELLERS.get(told["kind"])
+        tell = self._tellers.get(told["kind"])
         if tell is not None:
-            tell(self, told)
+            tell(told)
 
     def row(self, *, step: int, attempt: int, loss: float) -> None:
         """Look at a later update: refusals in a row are summed up, once it is seen what came after."""
@@ -107,11 +114,3 @@ class Story:
     def _outcome(self, event: Mapping[str, Any]) -> None:
         self._say(event[self._counted], "so", event["detail"], "green" if event["helped"] else "red")
         self._words.clear()
-
-    _TELLERS: Mapping[str, Callable[[Story, Mapping[str, Any]], None]] = {
-        "finding": _finding,
-        "diagnosis": _diagnosis,
-        "decision": _decision,
-        "note": _note,
-        "outcome": _outcome,
-    }
