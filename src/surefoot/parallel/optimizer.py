@@ -1,0 +1,46 @@
+"""The optimizer as all processes step it together: as it is, or with its state sharded over them (ZeRO-1)."""
+
+from __future__ import annotations
+
+import inspect
+from typing import cast
+
+import torch
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import Optimizer
+
+from surefoot.parallel.world import ParallelError, World
+
+SHARDABLE: tuple[type[Optimizer], ...] = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+    torch.optim.RMSprop,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+)
+"""Those that are proven: the same weights as unsharded, and updates refused on all processes."""
+
+
+def optimizer_for(optimizer: Optimizer, how: str, world: World) -> Optimizer:
+    """The optimizer to train with; for zero1 a new one over the same groups, whose state each process holds a share of.
+
+    Make the optimizer over the parameters of the spread model, hand it in before its first step, and use what is
+    returned for everything from there on: the schedule, the guard, the loop.
+    """
+    if how != "zero1" or world.size == 1:
+        return optimizer
+    kind = type(optimizer)
+    if kind not in SHARDABLE:
+        raise ParallelError(
+            f"parallel.how=zero1 cannot shard {kind.__name__}: it is proven for "
+            f"{', '.join(sorted(each.__name__ for each in SHARDABLE))}. Take one of these, or how=zero2 or zero3."
+        )
+    if optimizer.state:
+        raise ParallelError(f"{kind.__name__} has stepped before it was to be sharded: hand it in when it is new")
+    accepted = inspect.signature(kind).parameters
+    defaults = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+    groups = [dict(group) for group in optimizer.param_groups]
+    return cast(Optimizer, ZeroRedundancyOptimizer(groups, optimizer_class=kind, **defaults))

@@ -1,0 +1,72 @@
+"""A model spread over the processes: whole copies, or shards of its optimizer, gradients and weights.
+
+With the compiler: whole copies (data, zero1) are compiled after they were spread, so that torch splits the graph where
+the exchange of gradients begins; shards (zero2, zero3) are compiled block by block before, with `block.compile()`, so
+that weights are gathered between the compiled parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from surefoot.parallel.blocks import blocks_of
+from surefoot.parallel.world import ParallelError, World
+
+WAYS = ("data", "zero1", "zero2", "zero3")
+SHARDED = ("zero2", "zero3")
+
+
+def spread(
+    model: nn.Module,
+    how: str,
+    world: World,
+    *,
+    compute: torch.dtype = torch.float32,
+    keep_float32: Collection[nn.Module] = (),
+    find_unused: bool = False,
+) -> nn.Module:
+    """The model as all processes train it together; with one process the model itself, on its device.
+
+    `how` is data (whole copies), zero1 (the same; see `optimizer_for`), zero2 (gradients and optimizer sharded) or
+    zero3 (weights too). Shards are gathered in `compute`, except in the modules to `keep_float32`, and gradients are
+    summed in float32. `find_unused` is for models that leave some weights out of some forward passes.
+    """
+    if how not in WAYS:
+        raise ParallelError(f"parallel.how is one of {', '.join(WAYS)}; got {how!r}")
+    model = model.to(world.device)
+    if world.size == 1:
+        return model
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ParallelError(f"no weight of {type(model).__name__} is to be trained: all have requires_grad=False")
+    if how in SHARDED:
+        return _sharded(model, how, world, compute, keep_float32)
+    return DistributedDataParallel(
+        model,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=find_unused,
+    )
+
+
+def _sharded(
+    model: nn.Module, how: str, world: World, compute: torch.dtype, keep_float32: Collection[nn.Module]
+) -> nn.Module:
+    """Blocks first, then what is left of the model; where it has no blocks, the model at once."""
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    half = MixedPrecisionPolicy(param_dtype=None if compute == torch.float32 else compute, reduce_dtype=torch.float32)
+    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": None if how == "zero3" else False}
+    if half.param_dtype is not None:
+        for module in keep_float32:
+            if any(True for _ in module.parameters()):
+                fully_shard(module, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32), **options)
+    for block in blocks_of(model):
+        fully_shard(block, mp_policy=half, **options)
+    fully_shard(model, mp_policy=half, **options)
+    return model
