@@ -21,7 +21,7 @@ from surefoot.footing import Footing
 from surefoot.hearing import Hearing
 from surefoot.journal.reader import read
 from surefoot.judge.policy import Policy
-from surefoot.records import Checkpoint, Restraint
+from surefoot.records import TOLD, Checkpoint, Restraint
 from surefoot.rounds import Rounds
 from surefoot.state.buffers import BufferShadow
 from surefoot.state.capture import Whole
@@ -83,6 +83,10 @@ class Anchor:
         self._unseen = False
         """Forward passes go unseen, and have drawn random numbers and changed buffers when a loss is there."""
         self._prepared = False
+        self._free = alone
+        """No process is at a save, as all of them know."""
+        self._since = -1
+        """The attempt after which a save was last begun."""
         self._asked: int | None = None
         """A signal that came."""
         self._hearing: Hearing | None = None
@@ -159,6 +163,7 @@ class Anchor:
 
     def before_step(self) -> None:
         self._keeping.settle()
+        self._rounds.tell_busy(not self._keeping.idle)
 
     def round_ended(self) -> None:
         """All optimizers have stepped, and what was decided is done."""
@@ -166,13 +171,14 @@ class Anchor:
         if not self._prepared:
             self._prepared = True
             self._keeping.prepare()
+            self._begun()
         self._keeping.heard()
         self._ask(attempt)
         self._due = self._agreement.due(attempt)
         # While something is amiss no state is worth much; but one that may be doubted is better than none for long.
         step = self._desk.step
         worth = self._desk.judge.quiet or self._keeping.pace.overdue(step)
-        if self._due is None and worth and self._keeping.due(step):
+        if self._due is None and worth and self._keeping.due(step, free=self._free):
             self._due = "take"
         if self._due is not None:
             self._earlier = self._before_the_next_batch()
@@ -185,11 +191,16 @@ class Anchor:
         if self._due is None:
             return
         what, self._due = self._due, None
+        self._begun()
         self._whole.scaler = self._rounds.scaler
         if what == "take":
             self._keeping.take(self._rounds.attempt, self._earlier)
         else:
             self._obey(what)
+
+    def _begun(self) -> None:
+        """A save begins, in all processes; that it has ended in all of them is told with the rows of later attempts."""
+        self._free, self._since = self._rounds.meter.ranks.world == 1, self._rounds.attempt
 
     def watched(self) -> None:
         """A loss is there: the moment, where the forward pass before it was not seen, as in a compiled model."""
@@ -214,6 +225,8 @@ class Anchor:
 
     def row_read(self) -> None:
         """A row was read and judged."""
+        if self._desk.attempt > self._since:
+            self._free = not self._desk.busy
         self._keeping.row_read(self._desk.step, self._desk.attempt, self._known)
         self._keeping.prove(self._desk.judge.proven)
         self._loosen()
@@ -297,7 +310,8 @@ class Anchor:
         )
         self._desk.journal.event(event)
         if rank == 0 or name not in ("saved", "resumed"):
-            log.log(logging.INFO if name in ("saved", "resumed") else logging.WARNING, "surefoot: %s", words)
+            level = logging.INFO if name in ("saved", "resumed") else logging.WARNING
+            log.log(level, "surefoot: %s", words, extra={TOLD: True})
 
 
 def _crashed(run_dir: Path) -> bool:

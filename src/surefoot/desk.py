@@ -17,7 +17,8 @@ from surefoot.judge.policy import Policy
 from surefoot.measure.meter import Arrived
 from surefoot.measure.origin import Origin
 from surefoot.measure.resources import Clock
-from surefoot.records import NAN, Action, Decision, Event, Note, Outcome, Row, Verdict
+from surefoot.measure.summary import Head
+from surefoot.records import NAN, TOLD, Action, Decision, Event, Note, Outcome, Row, Verdict
 from surefoot.rows import Tag, row_from, worst_tensors
 
 log = logging.getLogger("surefoot")
@@ -35,6 +36,8 @@ class Desk:
         self.judge = judge
         self.alive = math.inf
         """The fewest processes that were seen to measure."""
+        self.busy = False
+        """Whether a process was at a save at the attempt that was read last, or that is not known."""
         self._observes = policy.observe
         self._clock = clock
         self._landed = -1
@@ -56,6 +59,7 @@ class Desk:
         self.attempt, self.last = tag.attempt, row
         layers = block.stats
         self.alive = min(self.alive, block.verdict[Said.ALIVE])
+        self.busy = block.head[Head.BUSY] != 0
         self.journal.row(row, layers)
         if (row.landed or (self._observes and row.verdict < Verdict.OVERFLOW)) and not again:
             self.step += 1
@@ -74,7 +78,8 @@ class Desk:
             log.info("surefoot: step %d: %s: %s", event.step, event.action, event.detail)
         elif isinstance(event, Decision) and event.action is Action.REFUSE:
             done = "refused" if event.applied else "would have been refused"
-            log.warning("surefoot: update %d (attempt %d) %s: %s", row.step, row.attempt, done, event.reason)
+            told = row.step, row.attempt, done, event.reason
+            log.warning("surefoot: update %d (attempt %d) %s: %s", *told, extra={TOLD: True})
             worst = worst_tensors(self.judge.names, layers, row)
             self.note("tensors", "where the gradients stood out", at=row, values={"tensors": worst})
         elif isinstance(event, Decision) and not event.applied:

@@ -142,12 +142,15 @@ class Rounds:
             if values is not None:
                 measure_inputs(values, self.meter.block.summary[Head.INPUT_MEAN : Head.INPUT_TOP + 1])
 
-    def backward_ended(self, loss: Tensor) -> None:
-        """Measure all gradients as they are now."""
+    def backward_ended(self, loss: Tensor, weight: Tensor) -> None:
+        """Measure all gradients as they are now; `weight` is what backward began with, by which the loss counts."""
         if self._stepped:
             self._begin()
         scale = self.scale()
-        self.meter.measure(loss if scale is None else loss / scale, scale=scale)
+        if scale is None:
+            self.meter.measure(loss, weight=weight, scale=None)
+        else:
+            self.meter.measure(loss * weight / scale, scale=scale)
         self._measured = True
         self._remember()
         if scale is None:
@@ -190,6 +193,11 @@ class Rounds:
             self._sample.take()
             self._sampled = coming
         self.gates[k].before()
+
+    def tell_busy(self, busy: bool) -> None:
+        """Let all processes know, with the numbers of this attempt, whether this one is at a save."""
+        if self.meter.ranks.world > 1:
+            self.meter.block.summary[Head.BUSY] = float(busy)
 
     def decide(self, k: int) -> None:
         """Decide over this optimizer's update, together with those that step on the same backward."""
@@ -256,6 +264,7 @@ class Rounds:
         self.gates[0].decide(self.meter.block.summary, said=said, scaled=scaled, joint=None, commit=False)
         said[Said.VERDICT] = said[Said.VERDICT].where(said[Said.VERDICT] > 0, float(Verdict.DROPPED))
         said[Said.ALIVE] = self.meter.ranks.world  # nobody was asked
+        self.tell_busy(True)
         self._send(0)
         self._begin()
 

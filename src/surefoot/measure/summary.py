@@ -38,6 +38,8 @@ class Head(IntEnum):
     """Of the batch; see `Row`."""
     APPLIED = 11
     """Sum of squares of the gradients as the optimizer was handed them, if the loop has changed them."""
+    BUSY = 12
+    """1 from each process that is still at a save: the next one begins when none is."""
 
 
 HEAD = len(Head)
@@ -50,10 +52,21 @@ class Pass(Protocol):
 
 
 class Summariser(Protocol):
-    """Writes squares and counts of each unit into `summary`, adds the loss, and keeps a line for the micro-batch."""
+    """Writes squares and counts of each unit into `summary`, adds the loss, and keeps a line for the micro-batch.
+
+    A loss may come with its weight in the gradients, by which it is multiplied.
+    """
 
     def __call__(
-        self, stats: Tensor, *, once: Tensor, loss: Tensor | None, summary: Tensor, micros: Tensor, micro: int
+        self,
+        stats: Tensor,
+        *,
+        once: Tensor,
+        loss: Tensor | None,
+        weight: Tensor | None = None,
+        summary: Tensor,
+        micros: Tensor,
+        micro: int,
     ) -> None: ...
 
 
@@ -61,7 +74,14 @@ def portable_summariser(units: Sequence[slice]) -> Summariser:
     """The summariser in plain torch operations."""
 
     def summarise(
-        stats: Tensor, *, once: Tensor, loss: Tensor | None, summary: Tensor, micros: Tensor, micro: int
+        stats: Tensor,
+        *,
+        once: Tensor,
+        loss: Tensor | None,
+        weight: Tensor | None = None,
+        summary: Tensor,
+        micros: Tensor,
+        micro: int,
     ) -> None:
         squares = stats[:, 0].to(summary.dtype).square().where(once != 0, 0.0)
         bad = stats[:, 5].clamp(min=0)
@@ -72,6 +92,7 @@ def portable_summariser(units: Sequence[slice]) -> Summariser:
         place[1] = summary[HEAD::2].sum()
         place[2] = summary[HEAD + 1 :: 2].sum()
         if loss is not None:
+            loss = loss if weight is None else loss * weight
             loss = loss.reshape(()).to(summary.dtype)
             place[0] = loss
             summary[Head.LOSS] = loss + (summary[Head.LOSS] if micro else 0.0)
@@ -90,22 +111,32 @@ def fused_summariser(units: Sequence[slice], device: torch.device) -> Summariser
     nothing = torch.zeros((), device=device)
 
     def summarise(
-        stats: Tensor, *, once: Tensor, loss: Tensor | None, summary: Tensor, micros: Tensor, micro: int
+        stats: Tensor,
+        *,
+        once: Tensor,
+        loss: Tensor | None,
+        weight: Tensor | None = None,
+        summary: Tensor,
+        micros: Tensor,
+        micro: int,
     ) -> None:
         where = None if loss is None else (loss.data_ptr(), loss.dtype)
+        by = None if weight is None else weight.data_ptr()
         launch.at(
-            (where, stats.data_ptr(), summary.data_ptr(), micros.data_ptr(), once.data_ptr(), micro),
+            (where, by, stats.data_ptr(), summary.data_ptr(), micros.data_ptr(), once.data_ptr(), micro),
             (1, 1, 1),
             stats,
             once,
             spans,
             len(units),
             nothing if loss is None else loss,
+            nothing if weight is None else weight,
             summary,
             micros,
             micro,
             HEAD=HEAD,
             WATCHED=loss is not None,
+            WEIGHTED=weight is not None,
             BLOCK=256,
         )
 

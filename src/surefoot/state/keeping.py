@@ -125,18 +125,20 @@ class Keeping:
         """The optimizers hold all they ever will: memory for the copies can be made."""
         self._saving.prepare()
 
-    def due(self, step: int) -> bool:
+    def due(self, step: int, *, free: bool = True) -> bool:
         """Whether a checkpoint is wanted now; `step` counts the updates that are known to have landed.
 
-        Several processes must all come to the same answer, whatever keeps one of them busy.
+        One that falls due while a save is under way is wanted as soon as that has ended. Several processes must all
+        come to the same answer: `free` is what all of them know, that none is at a save.
         """
         self.heard()
         if not self.pace.due(step):
             return False
         if self.team.world == 1:
             return self.idle
-        self.pace.done(step)
-        return True
+        if free:
+            self.pace.done(step)
+        return free
 
     def missed(self) -> None:
         """The moment was not the right one: the next will do."""

@@ -55,7 +55,7 @@ class Plan:
     year: int = 0
     """By how many years its clock is wrong."""
     disk: str = ""
-    """What is wrong with its disk: full, read-only, i/o, hangs; or crash, before change number `at`."""
+    """What is wrong with its disk: slow, full, read-only, i/o, hangs; or crash, before change number `at`."""
     at: int = 0
     """The number of the change from which on the disk is so."""
 
@@ -267,6 +267,9 @@ class _Spoilt(files_room.Files):
             return act()
         if self._how == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._how == "slow":
+            time.sleep(0.05)
+            return act()
         if self._how == "hangs":
             time.sleep(1e6)
         numbers = {"full": errno.ENOSPC, "read-only": errno.EROFS, "i/o": errno.EIO}

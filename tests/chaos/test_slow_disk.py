@@ -1,0 +1,31 @@
+"""A disk on which a save takes longer than an interval, and several processes: none of them leaves a save out."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from surefoot.bench.chaos.common import Bench, events
+from surefoot.bench.chaos.nursery import Nursery
+from surefoot.bench.chaos.victim import Plan
+
+SOON = 15
+"""Steps within which the end of a save is known to all processes, and the next has begun."""
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_save_that_fell_due_during_another_begins_as_soon_as_that_has_ended(tmp_path: Path, world: int) -> None:
+    with Nursery() as nursery:
+        bench = Bench(tmp_path, nursery)
+        spread = "ddp" if world > 1 else "none"
+        plan = Plan(run=bench.new("slow"), steps=150, every=30, pause=0.01, spread=spread, disk="slow")
+        assert not any(bench.live(plan, world))
+        assert bench.compare(plan, world) == ""
+    told = [(e["values"]["step"], e["step"]) for e in events(plan) if e["name"] == "saved"]
+    assert not [e for e in events(plan) if e["name"] == "failed"]
+    assert len(told) >= 3
+    for (began, ended), (following, _) in pairwise(told):
+        assert following - began >= 30 or following == 150  # the last is taken when the run ends
+        assert following <= max(began + 30, ended) + SOON
