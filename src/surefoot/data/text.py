@@ -20,21 +20,21 @@ _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "
 
 def standard_library(limit: int | None = None) -> Tensor:
     """The bytes of the standard library's source files as uint8, the first `limit` of them when it is given."""
-    home = Path(sysconfig.get_paths()["stdlib"])
     corpus = bytearray()
-    for path in _sources(home):
+    for path in library_files():
         corpus += path.read_bytes() + b"\n"
         if limit is not None and len(corpus) >= limit:
             break
-    if not corpus:
-        raise ValueError(f"expected Python's library source in {home}, found no .py file: this Python ships without it")
     return torch.frombuffer(corpus[:limit], dtype=torch.uint8)
 
 
-def _sources(home: Path) -> list[Path]:
-    """Source files in an order that mixes the packages and is the same for everyone."""
+def library_files() -> list[Path]:
+    """The standard library's source files in an order that mixes the packages and is the same for everyone."""
+    home = Path(sysconfig.get_paths()["stdlib"])
     found = {path.relative_to(home): path for path in home.rglob("*.py")}
     kept = [short for short in found if not _LEFT_OUT.intersection(short.parts)]
+    if not kept:
+        raise ValueError(f"expected Python's library source in {home}, found no .py file: this Python ships without it")
     kept.sort(key=lambda short: (zlib.crc32(short.as_posix().encode()), short))
     return [found[short] for short in kept]
 

@@ -1,0 +1,72 @@
+"""From paths in a recipe to texts as tokens: found, named by their content, tokenized once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefoot.data.cache import Work, default_folder, in_files, in_memory
+from surefoot.data.finding import find
+from surefoot.data.fingerprint import fingerprint
+from surefoot.data.problem import DataError
+from surefoot.data.spec import DataSpec
+from surefoot.data.store import Store, Writer
+from surefoot.data.text import library_files
+from surefoot.data.texts import Told, write_texts
+from surefoot.data.token_files import open_tokens
+from surefoot.data.tokenizers import Bytes, Tokenizer, make_tokenizer
+
+_SMALL, _SMALL_BYTES = 1 << 18, 64 << 20
+"""Bytes of text that each process tokenizes for itself, in memory; byte by byte that is quick for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One set of files as tokens."""
+
+    store: Store
+    hash: str
+    told: Told
+
+
+def tokenizer_of(spec: DataSpec) -> Tokenizer | None:
+    """None for files of tokens when nobody says how they were made."""
+    if spec.kind == "tokens" and spec.tokenizer == "bytes" and spec.dtype != "uint8":
+        return None
+    return make_tokenizer(spec.tokenizer)
+
+
+def open_source(
+    spec: DataSpec, patterns: Sequence[str], setting: str, tokenizer: Tokenizer | None, cache: Path | None
+) -> Source:
+    """`patterns` as tokens; what is wrong with them is said before anything long begins."""
+    if spec.kind == "library":
+        if patterns:
+            raise DataError(
+                f"data.kind library is Python's own source and takes no {setting}: leave it out, or say text"
+            )
+        files = library_files()
+    else:
+        files = find(spec.kind, patterns, setting=setting)
+    name = fingerprint(files)
+    if tokenizer is None or spec.kind == "tokens":
+        return Source(open_tokens(files, spec.dtype), name, Told())
+    store, told = _tokenized(spec, files, name, tokenizer, cache)
+    if not len(store.digests):
+        found = f"; the first of {len(told.unreadable)} unreadable: {told.unreadable[0]}" if told.unreadable else ""
+        raise DataError(f"{setting}: there is no {spec.kind} in {', '.join(patterns)[:200]}{found}")
+    return Source(store, name, told)
+
+
+def _tokenized(
+    spec: DataSpec, files: list[Path], name: str, tokenizer: Tokenizer, cache: Path | None
+) -> tuple[Store, Told]:
+    size, limit = sum(path.stat().st_size for path in files), spec.limit
+
+    def texts(writer: Writer) -> Told:
+        return write_texts(files, tokenizer, limit, writer)
+
+    work = Work(f"{spec.kind} {name} {tokenizer.identity} {limit}", tokenizer.vocab, masked=False, write=texts)
+    small = min(size, limit or size) <= (_SMALL_BYTES if isinstance(tokenizer, Bytes) else _SMALL)
+    return in_memory(work) if small else in_files(work, cache or default_folder())

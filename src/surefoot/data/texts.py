@@ -1,0 +1,122 @@
+"""Files of text, each one a document, turned into tokens piece by piece however large they are."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from surefoot.data.problem import Unreadable
+from surefoot.data.store import Writer
+from surefoot.data.tokenizers import Tokenizer
+
+_PIECE = 1 << 20
+"""Bytes read at once. Longer texts are cut at the end of a line, where most tokenizers begin anew anyway."""
+_GROUP = 8 << 20
+"""Characters handed to the tokenizer at once: it works on the pieces with all cores."""
+_STRAY = 0.001
+"""Up to this share of bytes that are no UTF-8 a file is a text with flaws, above it is no text."""
+
+
+@dataclass(slots=True)
+class Told:
+    """What came up on the way."""
+
+    unreadable: list[Unreadable] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def write_texts(files: Sequence[Path], tokenizer: Tokenizer, limit: int | None, writer: Writer) -> Told:
+    """All the texts, each followed by the token for its end; `limit` bytes at most, the last text cut there."""
+    told = Told()
+    end = np.array([] if tokenizer.end is None else [tokenizer.end], np.int64)
+    for group in _grouped(_pieces(files, limit, told)):
+        encoded = iter(tokenizer.encode_many([piece for piece in group if isinstance(piece, str)]))
+        for piece in group:
+            if isinstance(piece, str):
+                writer.add(next(encoded))
+            elif piece.kept:
+                writer.add(end)
+                writer.close_text()
+            else:
+                writer.drop_text()
+    return told
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """After the last piece of a text: whether it is kept."""
+
+    kept: bool
+
+
+class _NotText(ValueError):
+    pass
+
+
+def _pieces(files: Sequence[Path], limit: int | None, told: Told) -> Iterator[str | _End]:
+    flawed, empty = [], 0
+    for path in files:
+        if limit is not None and limit <= 0:
+            break
+        reading = _Reading(path, limit)
+        try:
+            yield from reading
+        except (OSError, _NotText) as error:
+            told.unreadable.append(Unreadable(str(path), getattr(error, "strerror", None) or str(error)))
+            yield _End(kept=False)
+            continue
+        yield _End(kept=reading.size > 0)
+        empty += reading.size == 0
+        flawed += [path] if reading.stray else []
+        limit = None if limit is None else limit - reading.size
+    if empty:
+        told.notes.append(f"{empty} of {len(files)} files are empty")
+    if flawed:
+        told.notes.append(
+            f"{len(flawed)} of {len(files)} texts have bytes that are no UTF-8, the first is {flawed[0]}: "
+            "each such byte became the sign U+FFFD"
+        )
+
+
+class _Reading:
+    """One file, piece by piece, with what was seen in it."""
+
+    def __init__(self, path: Path, limit: int | None) -> None:
+        self._path, self._limit = path, limit
+        self.size = self.stray = 0
+
+    def __iter__(self) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
+        with self._path.open("rb") as file:
+            while data := self._cut(file.read(_PIECE) + file.readline(_PIECE)):
+                if b"\0" in data:
+                    place = self.size + data.index(b"\0")
+                    raise _NotText(f"no text: byte {place} is zero, as in binary files and in UTF-16")
+                self.size += len(data)
+                text = decoder.decode(data)
+                self.stray += text.count("\ufffd") - data.count(b"\xef\xbf\xbd")
+                yield text
+        rest = decoder.decode(b"", final=True)
+        if self._limit is None or self.size < self._limit:  # else it is our own cut
+            self.stray += len(rest)
+            yield rest
+        if self.stray > _STRAY * self.size:
+            raise _NotText(f"no UTF-8: {self.stray} of {self.size} bytes make no sense; iconv -t utf-8 may convert it")
+
+    def _cut(self, data: bytes) -> bytes:
+        return data if self._limit is None else data[: max(0, self._limit - self.size)]
+
+
+def _grouped(pieces: Iterable[str | _End]) -> Iterator[list[str | _End]]:
+    group, size = [], 0
+    for piece in pieces:
+        group.append(piece)
+        size += len(piece) if isinstance(piece, str) else 1
+        if size >= _GROUP:
+            yield group
+            group, size = [], 0
+    yield group
