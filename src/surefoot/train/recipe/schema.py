@@ -53,6 +53,7 @@ class Data(Section):
     collate: str | None = Field(default=None, description="module:name of what makes a batch of samples; kind own.")
     tokenizer: str = Field(default="bytes", description="bytes, or a folder or tokenizer.json of Hugging Face.")
     dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] = Field(default="uint16", description="kind tokens.")
+    vocab: int | None = Field(default=None, ge=1, description="kind tokens: how many different ones there are.")
     context: int = Field(default=256, ge=2, description="Tokens a sample has for the model to read.")
     packing: bool = Field(
         default=True, description="Several texts in one sample, up to its length; else one each, padded."
