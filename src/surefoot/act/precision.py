@@ -56,7 +56,7 @@ class _Enter:
         off = torch.autocast(self._device, enabled=False)
         off.__enter__()
         self._entered.append(off)
-        return tree_map(_widened, args), tree_map(_widened, kwargs)
+        return tree_map(widened, args), tree_map(widened, kwargs)
 
     def __reduce__(self) -> tuple[type[_Enter], tuple[()]]:
         return _Enter, ()
@@ -76,7 +76,8 @@ class _Leave:
         return _Leave, ()
 
 
-def _widened(value: Any) -> Any:
+def widened(value: Any) -> Any:
+    """A tensor of half precision in float32; anything else as it is."""
     return value.float() if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16) else value
 
 

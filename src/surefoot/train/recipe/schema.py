@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
@@ -76,25 +76,64 @@ class Batch(Section):
     accumulate: int = Field(default=1, ge=1, description="Micro-batches whose gradients make one update.")
 
 
+_ADAM = {"weight_decay": 0.0, "betas": (0.9, 0.95), "eps": 1e-8}
+OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
+    "sgd": {"weight_decay": 0.0, "momentum": 0.9},
+    "lars": {"weight_decay": 0.0, "momentum": 0.9},
+    "adam": _ADAM,
+    "nadam": _ADAM,
+    "radam": _ADAM,
+    "adamax": _ADAM,
+    "adamw": _ADAM | {"weight_decay": 0.1},
+    "lamb": _ADAM | {"weight_decay": 0.1, "eps": 1e-6},
+    "muon": _ADAM | {"weight_decay": 0.1, "momentum": 0.95},
+}
+"""What is taken where a recipe says nothing; other optimizers bring defaults of their own."""
+
+
 class Optimizer(Section):
     """The optimizer, of torch or pytorch_optimizer."""
 
     name: str = Field(
-        default="adamw", description="sgd, adam, adamw, lamb, lars, any class of torch.optim, or module:Class."
+        default="adamw",
+        description="sgd, adam, adamw, muon, lamb, lars, any other class of torch.optim, or module:Class.",
     )
     lr: float = Field(default=5e-4, gt=0, description="The peak rate.")
-    weight_decay: float = Field(
-        default=0.1, ge=0, description="For matrices only: norms, biases and gains are left alone."
+    weight_decay: float | None = Field(
+        default=None,
+        ge=0,
+        description="For matrices only: norms, biases and gains are left alone. By default 0.1 where it is decoupled "
+        "(adamw, lamb, muon), else 0.",
     )
-    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="For Adam and its kind.")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="For SGD and LARS.")
-    eps: float = Field(default=1e-8, gt=0)
+    betas: tuple[float, float] | None = Field(
+        default=None, description="For Adam and its kind; by default 0.9 and 0.95."
+    )
+    momentum: float | None = Field(
+        default=None, ge=0, lt=1, description="For SGD and LARS, by default 0.9; for Muon 0.95."
+    )
+    eps: float | None = Field(default=None, gt=0, description="For Adam and its kind, by default 1e-8; LAMB 1e-6.")
     fused: bool | None = Field(default=None, description="One kernel for all; by default wherever torch can.")
     scale_with_batch: Literal["no", "linear", "sqrt"] = Field(
         default="no", description="Raise the rate with the effective batch, from `base_batch` on."
     )
     base_batch: int | None = Field(default=None, ge=1, description="The effective batch that `lr` was meant for.")
     options: dict[str, Any] = Field(default={}, description="Further arguments of the optimizer's class.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_defaults(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        own = OPTIMIZER_DEFAULTS.get(str(given.get("name", "adamw")).lower(), {})
+        return own | {key: value for key, value in given.items() if value is not None or key not in own}
+
+    @model_validator(mode="after")
+    def _knows_its_batch(self) -> Optimizer:
+        if self.scale_with_batch != "no" and self.base_batch is None:
+            raise ValueError(
+                f"scale_with_batch: {self.scale_with_batch} needs base_batch, the effective batch that lr was meant for"
+            )
+        return self
 
 
 class Schedule(Section):
@@ -103,7 +142,12 @@ class Schedule(Section):
     name: Literal["constant", "linear", "cosine", "restarts", "polynomial", "step"] = "cosine"
     warmup: float = Field(default=0.05, ge=0, description="Below 1 a share of the run, else updates.")
     start: float = Field(default=0.0, ge=0, description="The rate that the warmup begins with.")
-    floor: float = Field(default=0.1, ge=0, le=1, description="What is left at the end, as a share of the peak.")
+    floor: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="What is left at the end, as a share of the peak; not for constant and step.",
+    )
     cycles: int = Field(default=4, ge=1, description="restarts: how often the cosine begins anew.")
     power: float = Field(default=1.0, gt=0, description="polynomial: 1 is a line, 0.5 falls late.")
     every: float = Field(default=0.3, gt=0, description="step: below 1 a share of the run, else updates.")

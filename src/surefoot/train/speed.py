@@ -1,0 +1,110 @@
+"""What makes a run faster, or provably the same each time."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from surefoot.train.recipe.schema import Speed
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+_ON_CPU = ("auto", "flash", "math")
+
+
+def seed_everything(seed: int, rank: int = 0) -> None:
+    """Seed Python, NumPy and torch; only torch's seed, which is dropout's, depends on the rank.
+
+    Called with rank 0 before the model is made, all ranks begin with the same weights; called with the rank after
+    that, they drop out different units.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    own = np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)[0] if rank else seed
+    torch.manual_seed(int(own) % 2**63)
+
+
+def settle(spec: Speed, device: torch.device) -> None:
+    """Set torch up for the same bits each time, or for the fastest kernels, before anything runs on the device."""
+    if spec.threads is not None:
+        torch.set_num_threads(spec.threads)
+    if spec.deterministic and device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is used for the first time
+    torch.use_deterministic_algorithms(spec.deterministic)
+    torch.backends.cudnn.deterministic = spec.deterministic
+    torch.backends.cudnn.benchmark = not spec.deterministic
+
+
+@contextlib.contextmanager
+def attention(spec: Speed, device: torch.device) -> Iterator[None]:
+    """The kernels attention may use; it belongs around the whole loop, as backward may compute a block again."""
+    if device.type == "cpu" and spec.attention not in _ON_CPU:
+        raise ValueError(
+            f"speed.attention: {spec.attention} needs a GPU, and this run is on the CPU. "
+            f"Use one of {', '.join(_ON_CPU)}"
+        )
+    if spec.attention == "auto":
+        yield
+        return
+    with sdpa_kernel(_BACKENDS[spec.attention]):
+        yield
+
+
+def compiled(function: F, on: bool) -> F:
+    """The function, fused by torch's compiler if that is asked for; the compiler works at the first call."""
+    if not on:
+        return function
+    if not any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++", "gcc", "clang", "cl")):
+        raise ValueError(
+            "speed.compile: torch's compiler needs a C++ compiler, and none was found. Install one, such as g++, or "
+            "set speed.compile=false"
+        )
+    return torch.compile(function)  # pyright: ignore[reportReturnType]
+
+
+def checkpoint_activations(model: nn.Module, every: int) -> int:
+    """Let every n-th block forget what it computed and compute it again in backward; how many do is returned."""
+    if not every:
+        return 0
+    chosen = [block for row in block_rows(model) for block in row[::every]]
+    if not chosen:
+        raise ValueError(
+            "speed.checkpoint_activations: the model has no row of blocks of one kind (nn.ModuleList or nn.Sequential) "
+            "to compute again. Put its blocks into one, or set it to 0"
+        )
+    for block in chosen:
+        # In place of the method, so that names in the state stay as they are; torch copies it along with the module.
+        block.forward = functools.partial(_again, block.forward)
+    return len(chosen)
+
+
+def block_rows(model: nn.Module) -> list[list[nn.Module]]:
+    """The outermost rows of two or more blocks of one kind, which have weights and parts of their own."""
+    children = list(model.children())
+    alike = len(children) > 1 and len({type(child) for child in children}) == 1
+    if isinstance(model, nn.ModuleList | nn.Sequential) and alike and all(any(c.children()) for c in children):
+        return [children]
+    return [row for child in children for row in block_rows(child)]
+
+
+def _again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
