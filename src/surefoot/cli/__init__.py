@@ -151,6 +151,36 @@ def checkpoints(
     raise typer.Exit(show(run, wishes))
 
 
+_RECIPES = """List the recipes that come with surefoot, copy one to edit, or explain every key; needs no torch.
+
+Exit code: 0 fine, 2 bad usage; a file that is there already is never written over.
+"""
+_RECIPES_EXAMPLES = """Examples:
+
+surefoot recipes
+
+surefoot recipes lm-tiny --to mine.yaml
+
+surefoot recipes --keys
+
+surefoot recipes optimizer --keys
+"""
+
+
+@app.command(help=_RECIPES, epilog=_RECIPES_EXAMPLES, short_help="Recipes to run or copy, and every key they may have.")
+def recipes(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The recipe to print; with --keys a section, as optimizer.")
+    ] = None,
+    to: Annotated[Path | None, typer.Option(help="Copy it, with its comments, to this new file or folder.")] = None,
+    keys: Annotated[bool, typer.Option("--keys", help="Every key with its kind, default and meaning.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON; of a recipe, with all defaults.")] = False,
+) -> None:
+    from surefoot.cli.recipes import Wishes, show
+
+    raise typer.Exit(show(name, Wishes(as_json=as_json, to=to, keys=keys)))
+
+
 bench = typer.Typer(help="The commands behind every figure this project states.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 

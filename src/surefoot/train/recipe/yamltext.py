@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode
@@ -28,8 +28,6 @@ _RESOLVERS = (
 class Loader(yaml.SafeLoader):
     """Makes plain data only; a tag that asks for anything else is refused."""
 
-    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}
-
 
 def _make_int(loader: Loader, node: ScalarNode) -> int:
     text = str(loader.construct_scalar(node)).replace("_", "")
@@ -52,6 +50,7 @@ def _make_mapping(loader: Loader, node: MappingNode) -> Any:
     yield from loader.construct_yaml_map(node)
 
 
+Loader.yaml_implicit_resolvers = {}  # none of those it inherits
 for _kind, _pattern, _first in _RESOLVERS:
     Loader.add_implicit_resolver(_TAG + _kind, re.compile(f"(?:{_pattern})$"), ["" if c == "\0" else c for c in _first])
 Loader.add_constructor(f"{_TAG}int", _make_int)
