@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,16 @@ from surefoot.bench.overhead import machine
 from surefoot.models.decoder import SIZES, Decoder, count_parameters
 from surefoot.state.capture import Whole
 from surefoot.state.disk.together import put_together
-from surefoot.state.home import in_words
+from surefoot.state.home import Home, in_words
 from surefoot.state.saving import Saving
 from surefoot.state.store import Store
 
-SECONDS = {"10m": 4.0, "124m": 8.0, "1.3b": 20.0}
-"""Training beside each save: long enough for most of it to be written meanwhile."""
+SPAN = 6
+"""Updates from the one before which a save begins, timed as one piece: whatever it makes training wait for is in it."""
+TIMES = 4
+"""Saves of each kind, one after the other; torch.save and DCP get by with two."""
+BESIDE = 60.0
+"""Seconds at most that training is watched while a save is written."""
 SHAPE = {"10m": (8, 128), "124m": (8, 1024), "1.3b": (4, 1024)}
 
 
@@ -39,11 +44,13 @@ class Work:
     device: str
     batch: torch.Tensor
 
-    def step(self) -> None:
+    def step(self, settle: Callable[[], object] | None = None) -> None:
         with torch.autocast(self.device, torch.bfloat16):
             logits = self.model(self.batch[:, :-1])
             loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), self.batch[:, 1:].flatten())
         loss.backward()
+        if settle is not None:
+            settle()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -51,49 +58,63 @@ class Work:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def timed(self, steps: int, before: dict[int, Callable[[], object]]) -> float:
-        """Seconds for so many steps, with something done before some of them."""
+    def span(self, way: Way | None = None) -> tuple[float, float]:
+        """Seconds for some updates, the save that begins before them included; and of its call alone."""
         self.wait()
-        start = time.perf_counter()
-        for k in range(steps):
-            if k in before:
-                before[k]()
-            self.step()
+        start, call = time.perf_counter(), 0.0
+        if way is not None:
+            way.begin()
+            call = time.perf_counter() - start
+        for k in range(SPAN):
+            self.step(way.settle if way is not None and k == 0 else None)
         self.wait()
-        return time.perf_counter() - start
+        return time.perf_counter() - start, call
+
+
+@dataclass(slots=True)
+class Way:
+    """How to save: begin; what the next update waits for; whether it is over; wait for its end."""
+
+    begin: Callable[[], object]
+    settle: Callable[[], object]
+    over: Callable[[], bool]
+    end: Callable[[], object]
 
 
 def main(size: str, device: str | None, folder: Path | None, say: Callable[[str], None]) -> str:
     """The table, in words."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     work = _work(size, device)
-    for _ in range(5):
-        work.step()
-    once = statistics.median(work.timed(1, {}) for _ in range(5))
-    steps = max(10, round(SECONDS[size] / once))
-    plain = [work.timed(steps, {}) for _ in range(2)]
+    for _ in range(3):
+        work.span()
     whole = Whole(work.model, work.optimizer)
     nbytes = sum(whole.look().nbytes.values())
     told = (
         f"{count_parameters(work.model) / 1e6:.0f} M parameters with AdamW, {in_words(nbytes)}; {machine(device)};"
-        f" {steps} steps of {1e3 * min(plain) / steps:.1f} ms beside each save"
+        f" updates of {1e3 * _plain(work) / SPAN:.1f} ms"
     )
     lines = [
         told,
-        "| save | stall in all, ms | the call, ms | written after, s |",
-        "|---|---|---|---|",
+        "| save | first stall, ms | worst stall after it, ms | the call, ms | training beside it, x | written, s |",
+        "|---|---|---|---|---|---|",
     ]
     root = Path(tempfile.mkdtemp(dir=folder))
     try:
-        for name, ways in _ways(work, whole, root).items():
+        for name, make in _ways(work, whole, root).items():
             say(name)
-            lines += [
-                _line(name if k == 0 else f"{name}, again", work, steps, plain, way) for k, way in enumerate(ways)
-            ]
+            lines.append(_line(name, work, make))
+            if name != LAST:
+                for path in root.iterdir():  # several copies of a large model would fill the disk
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
         lines.append(_restore(work, whole, root))
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return "\n".join(lines)
+
+
+def _plain(work: Work) -> float:
+    """Seconds for the same updates without a save."""
+    return statistics.median(work.span()[0] for _ in range(5))
 
 
 def _work(size: str, device: str) -> Work:
@@ -106,35 +127,45 @@ def _work(size: str, device: str) -> Work:
     return Work(model, optimizer, device, batch)
 
 
-Way = tuple[Callable[[], object], Callable[[], object], Callable[[], object]]
-"""Begin a save; let the next step wait for what it must; wait for the end."""
+LAST = "surefoot, beside the model"
+"""What is measured last: its checkpoints are restored from."""
 
 
-def _ways(work: Work, whole: Whole, root: Path) -> dict[str, Sequence[Way]]:
-    found: dict[str, Sequence[Way]] = {}
-    for home in ("device", "host") if work.device == "cuda" else ("device",):
-        saving = Saving(whole, Store(root / home), home=home)
-        saving.prepare()
-        while saving.busy:
-            time.sleep(0.05)
-        told = "beside the model" if home == "device" else "no room beside the model"
-        found[f"surefoot, {told}"] = [_surefoot(saving, k) for k in (1, 2)]
-    found["torch.save"] = [(lambda: torch.save(_state(work), root / "plain.pt"), _nothing, _nothing)]
+def _ways(work: Work, whole: Whole, root: Path) -> dict[str, Callable[[], list[Way]]]:
+    found: dict[str, Callable[[], list[Way]]] = {}
+    if work.device == "cuda":
+        found["surefoot, no room beside the model"] = lambda: _surefoot(whole, root / "host", "host")
+    found["torch.save"] = lambda: [_torch(work, root)] * 2
     if dist.is_available():
-        found["DCP async_save"] = [_dcp(work, root / f"dcp{k}") for k in (1, 2)]
+        found["DCP async_save"] = lambda: [_dcp(work, root / f"dcp{k}") for k in range(2)]
+    found[LAST] = lambda: _surefoot(whole, root / "device", "device")
     return found
 
 
-def _surefoot(saving: Saving, number: int) -> Way:
+def _surefoot(whole: Whole, folder: Path, home: Home) -> list[Way]:
+    saving = Saving(whole, Store(folder), home=home)
+    saving.prepare()
+    while saving.busy:
+        time.sleep(0.05)
+
     def begin() -> None:
+        number = next(numbers)
         saving.write(saving.take(number), number, {})
+
+    def over() -> bool:
+        return saving._errand is None or saving._errand.over
 
     def end() -> None:
         outcome = saving.outcome(wait=True)
         if outcome is None or outcome.error:
             raise RuntimeError(f"not saved: {outcome.error if outcome else 'nothing was under way'}")
 
-    return begin, saving.settle, end
+    numbers = itertools.count(1)
+    return [Way(begin, saving.settle, over, end)] * TIMES
+
+
+def _torch(work: Work, root: Path) -> Way:
+    return Way(lambda: torch.save(_state(work), root / "plain.pt"), _nothing, lambda: True, _nothing)
 
 
 def _dcp(work: Work, folder: Path) -> Way:
@@ -142,16 +173,15 @@ def _dcp(work: Work, folder: Path) -> Way:
 
     def begin() -> None:
         if not dist.is_initialized():
-            store = dist.HashStore()
-            dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+            dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             held.append(dcp.async_save(_state(work), checkpoint_id=str(folder)))
 
-    def end() -> None:
-        held.pop().result()
+    def over() -> bool:
+        return held[0].done()
 
-    return begin, _nothing, end
+    return Way(begin, _nothing, over, lambda: held.pop().result())
 
 
 def _state(work: Work) -> dict[str, Any]:
@@ -162,23 +192,23 @@ def _nothing() -> None:
     pass
 
 
-def _line(name: str, work: Work, steps: int, plain: Sequence[float], way: Way) -> str:
-    begin, settle, end = way
-    call = 0.0
-
-    def timed() -> None:
-        nonlocal call
-        start = time.perf_counter()
-        begin()
-        settle()
-        call = time.perf_counter() - start
-
-    spent = work.timed(steps, {2: timed})
-    start = time.perf_counter()
-    end()
-    after = time.perf_counter() - start
-    stall = 1e3 * (spent - statistics.median(plain))
-    return f"| {name} | {stall:.1f} | {1e3 * call:.1f} | {after:.1f} |"
+def _line(name: str, work: Work, make: Callable[[], list[Way]]) -> str:
+    stalls, calls, beside, after = [], [], [], []
+    for way in make():
+        plain = _plain(work)
+        spent, call = work.span(way)
+        began = time.perf_counter()
+        while not way.over() and time.perf_counter() - began < BESIDE:
+            beside.append(work.span()[0] / plain)
+        way.end()
+        after.append(time.perf_counter() - began)
+        stalls.append(1e3 * (spent - plain))
+        calls.append(1e3 * call)
+    training = f"{statistics.median(beside):.3f}" if beside else "-"
+    return (
+        f"| {name} | {stalls[0]:.1f} | {max(stalls[1:]):.1f} | {statistics.median(calls):.1f} | {training} |"
+        f" {statistics.median(after):.1f} |"
+    )
 
 
 def _restore(work: Work, whole: Whole, root: Path) -> str:
