@@ -6,8 +6,7 @@ import copy
 import logging
 import secrets
 import signal
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,17 @@ from torch.optim import Optimizer
 from surefoot.agreement import Agreement
 from surefoot.desk import Desk
 from surefoot.footing import Footing
-from surefoot.hearing import Hearing
-from surefoot.journal.reader import read
+from surefoot.herald import Herald
 from surefoot.judge.policy import Policy
-from surefoot.records import TOLD, Checkpoint, Restraint
+from surefoot.parting import Parting
+from surefoot.resuming import Resuming
 from surefoot.rounds import Rounds
 from surefoot.state.buffers import BufferShadow
 from surefoot.state.capture import Whole
 from surefoot.state.chance import random_states
 from surefoot.state.keeping import Keeping, Pace, Resumed
 from surefoot.state.loader import position_of
+from surefoot.state.probe import Probe
 from surefoot.state.rendezvous import Team
 from surefoot.state.saving import Earlier
 from surefoot.state.tree import Stateful
@@ -56,27 +56,32 @@ class Anchor:
         extra: Mapping[str, Any],
         loader: Any,
         shadow: BufferShadow | None = None,
+        step_fn: Callable[[nn.Module, Any], Any] | None = None,
     ) -> None:
         self._shadow = shadow
-        self._rounds, self._desk, self._footing = rounds, desk, footing
+        self._rounds, self._desk = rounds, desk
         ranks = rounds.meter.ranks
         word = ranks.from_first(secrets.token_hex(8))
         alone = ranks.world == 1
         self._data = _position(loader)
         data = {} if self._data is None else {_LOADER: self._data}
         self._whole = Whole(model, optimizers, scheduler=scheduler, extra={**extra, _GATES: footing, **data})
+        self._herald = Herald(desk, rounds)
+        self._probe = Probe(model, step_fn, every=policy.probe_every)
         self._keeping = Keeping(
             run_dir / FOLDER,
             self._whole,
-            tell=self._tell,
+            tell=self._herald.tell,
             team=Team(ranks.rank, ranks.world, word),
             pace=Pace(policy.save_every, policy.save_seconds if alone else float("inf")),
+            probe=self._probe,
+        )
+        self._resuming = Resuming(
+            self._keeping, herald=self._herald, desk=desk, footing=footing, policy=policy, run_dir=run_dir
         )
         self._agreement = Agreement(ranks.rank, ranks.world, word)
+        self._parting = Parting(self._agreement)
         self._hourly = Pace(1 << 62, policy.save_seconds) if not alone and ranks.rank == 0 else None
-        self._policy, self._run_dir = policy, run_dir
-        self._careful: Restraint | None = None
-        self._free_at = 0
         self._due: str | None = None
         """What is to be done before the next forward pass: take, save, or stop:SIGNAL."""
         self._earlier: Earlier | None = None
@@ -87,79 +92,23 @@ class Anchor:
         """No process is at a save, as all of them know."""
         self._since = -1
         """The attempt after which a save was last begun."""
-        self._asked: int | None = None
-        """A signal that came."""
-        self._hearing: Hearing | None = None
         self.resumed: Resumed | None = None
 
-    # -- the beginning
-
     def resume(self) -> Resumed | None:
-        """Go on from the newest checkpoint that is whole: the first process chooses, all load it."""
-        ranks = self._rounds.meter.ranks
-        name, wrong = None, None
-        if ranks.rank == 0:
-            self._keeping.clean()
-            try:
-                kept = self._keeping.newest()
-                name = None if kept is None else kept.name
-            except ValueError as error:
-                wrong = error
-        said = ranks.from_first((name, None if wrong is None else str(wrong)))
-        if said[1] is not None:
-            raise wrong or ValueError(said[1])
-        if said[0] is None:
-            return None
-        kept = self._keeping.store.get(said[0])
-        if kept is None:
-            raise ValueError(f"this process does not see {said[0]} in {self._keeping.store.root}: is it the same disk?")
+        """Go on from the newest checkpoint that is whole, if there is one."""
         self._whole.scaler = self._rounds.scaler
-        began = time.monotonic()
-        self.resumed = self._keeping.resume(kept)
-        self._take_up(self.resumed, time.monotonic() - began)
-        if self._policy.careful and ranks.from_first(_crashed(self._run_dir)):
-            self._go_carefully()
+        self.resumed = self._resuming.resume()
         return self.resumed
 
-    def _take_up(self, resumed: Resumed, seconds: float) -> None:
-        """What the guard itself knew then, it knows again."""
-        self._desk.step = resumed.step
-        told = resumed.guard or {}
-        notes = list(resumed.notes)
-        try:
-            self._desk.judge.load_state_dict(told["judge"])
-            self._desk.history.load_state_dict(told["history"])
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            notes.append(f"the judge begins anew, since what it knew was of another version: {error!r}")
-        if resumed.equal is False:
-            notes.append("the state that was loaded does not hash to the one that was saved")
-        proof = {None: "saved by another number of processes", True: "equal to the bit", False: "not equal"}
-        values = {"step": resumed.step, "seconds": round(seconds, 3), "proof": proof[resumed.equal], "notes": notes}
-        self._tell("resumed", f"resumed from {resumed.checkpoint} at step {resumed.step}", values)
-        for note in notes:
-            log.warning("surefoot: resumed, but %s", note)
-
-    def _go_carefully(self) -> None:
-        """The run before this one crashed, and nobody knows why: smaller steps until it is clear that it goes well."""
-        count = len(self._rounds.gates)
-        self._careful = Restraint(rate=0.5, clip=(0.5,) * count)
-        self._free_at = self._desk.step + self._policy.loosen_after
-        self._footing.reins.set(self._careful)
-        self._tell("careful", "resumed after a crash with half the rate, and gradients clipped at 0.5", {})
-
-    def _loosen(self) -> None:
-        if self._careful is None or self._desk.step < self._free_at:
-            return
-        if self._footing.reins.restraint == self._careful:  # else the judge has asked for something of its own
-            self._footing.reins.set(Restraint())
-            self._tell("loosened", f"{self._policy.loosen_after} updates went well: the rate is the loop's again", {})
-        self._careful = None
+    def listen(self) -> None:
+        """From here on signals end the run at a good moment."""
+        self._parting.listen()
 
     # -- step by step
 
     def rewire(self, rounds: Rounds) -> None:
         """The optimizers hold other parameters now."""
-        self._rounds = rounds
+        self._rounds = self._herald.rounds = rounds
 
     def before_step(self) -> None:
         self._keeping.settle()
@@ -183,6 +132,12 @@ class Anchor:
         if self._due is not None:
             self._earlier = self._before_the_next_batch()
 
+    def _ask(self, attempt: int) -> None:
+        self._parting.ask(attempt)
+        if self._hourly is not None and self._hourly.due(0):
+            self._hourly.done(0)
+            self._agreement.propose("save", attempt)
+
     def forward_began(self) -> None:
         """The loop has done what it does after a step, such as a scheduler's, and goes on: now it can be saved.
 
@@ -197,15 +152,19 @@ class Anchor:
             self._keeping.take(self._rounds.attempt, self._earlier)
         else:
             self._obey(what)
+        self._tell_of_probe()
 
     def _begun(self) -> None:
         """A save begins, in all processes; that it has ended in all of them is told with the rows of later attempts."""
         self._free, self._since = self._rounds.meter.ranks.world == 1, self._rounds.attempt
 
-    def watched(self) -> None:
+    def watched(self, batch: Any = None) -> None:
         """A loss is there: the moment, where the forward pass before it was not seen, as in a compiled model."""
-        if self._due is None:
-            return
+        if self._due is not None:
+            self._unseen_before()
+        self._probe.watched(batch)
+
+    def _unseen_before(self) -> None:
         if not self._unseen and self._due == "take":
             self._unseen, self._due = True, None  # what it drew and changed was not kept: the next time it will be
             self._keeping.missed()
@@ -229,7 +188,7 @@ class Anchor:
             self._free = not self._desk.busy
         self._keeping.row_read(self._desk.step, self._desk.attempt, self._known)
         self._keeping.prove(self._desk.judge.proven)
-        self._loosen()
+        self._resuming.loosen()
 
     def went_back(self, attempt: int) -> None:
         """The run is again as it was after an attempt: what was saved since may hold the trouble."""
@@ -238,42 +197,13 @@ class Anchor:
     def report(self, values: Mapping[str, float]) -> None:
         self._keeping.metrics |= values
 
+    # -- now
+
     def save(self, kind: str, earlier: Earlier | None = None) -> None:
         """Save now, with every number read."""
         self._whole.scaler = self._rounds.scaler
         self._keeping.settle()
         self._keeping.save(self._desk.step, self._rounds.attempt, self._known(), kind=kind, earlier=earlier)
-
-    def close(self, *, whole: bool) -> None:
-        """The run ends: what is not saved yet is, if the run is `whole`, between two steps and unharmed."""
-        if self._hearing is not None:
-            self._hearing.close()
-        self._agreement.close()
-        if not whole:
-            self._keeping.close(wait=_SOON)
-            return
-        self._keeping.heard(wait=True)
-        if self._desk.step > self._keeping.saved_step:
-            self.save("regular")
-        self._keeping.close()
-
-    # -- signals
-
-    def listen(self) -> None:
-        """From here on signals end the run at a good moment."""
-        self._hearing = Hearing(self._signalled)
-
-    def _signalled(self, number: int) -> None:
-        if self._asked is not None and number == signal.SIGINT:  # a person who asks twice does not want to wait
-            raise KeyboardInterrupt
-        self._asked = number
-
-    def _ask(self, attempt: int) -> None:
-        if self._asked is not None:
-            self._agreement.propose(f"stop:{int(self._asked)}", attempt)
-        if self._hourly is not None and self._hourly.due(0):
-            self._hourly.done(0)
-            self._agreement.propose("save", attempt)
 
     def _obey(self, what: str) -> None:
         for block, tag in self._rounds.arrived(rest=True):
@@ -284,43 +214,33 @@ class Anchor:
             self._stop(int(number))
 
     def _stop(self, number: int) -> None:
-        """End as the signal would have it; where the program listens to it too, that is for the program to do."""
         name = signal.Signals(number).name
-        saved = self._keeping.saved_step == self._desk.step
-        done = "saved" if saved else "NOT saved"
-        self._tell("stopped", f"{name} came: {done} at step {self._desk.step}, and ended", {"signal": name})
+        done = "saved" if self._keeping.saved_step == self._desk.step else "NOT saved"
+        self._herald.tell("stopped", f"{name} came: {done} at step {self._desk.step}, and ended", {"signal": name})
         self._desk.journal.flush()
-        handler, self._asked = None if self._hearing is None else self._hearing.before(number), None
-        if callable(handler) and handler is not signal.default_int_handler:
-            handler(number, None)
-        elif number == signal.SIGINT:
-            raise KeyboardInterrupt
-        else:
-            raise SystemExit(128 + number)
+        self._parting.end(number)
+
+    def close(self, *, whole: bool) -> None:
+        """The run ends: what is not saved yet is, if the run is `whole`, between two steps and unharmed."""
+        self._parting.close()
+        self._agreement.close()
+        if not whole:
+            self._keeping.close(wait=_SOON)
+            return
+        self._keeping.heard(wait=True)
+        if self._desk.step > self._keeping.saved_step:
+            self.save("regular")
+        self._keeping.close()
 
     # -- what is told
 
     def _known(self) -> dict[str, Any]:
         return {"judge": self._desk.judge.state_dict(), "history": self._desk.history.state_dict()}
 
-    def _tell(self, name: str, words: str, values: Mapping[str, Any]) -> None:
-        rank = self._desk.journal.rank
-        event = Checkpoint(
-            step=self._desk.step, attempt=self._rounds.attempt, rank=rank, name=name, detail=words, values=dict(values)
-        )
-        self._desk.journal.event(event)
-        if rank == 0 or name not in ("saved", "resumed"):
-            level = logging.INFO if name in ("saved", "resumed") else logging.WARNING
-            log.log(level, "surefoot: %s", words, extra={TOLD: True})
-
-
-def _crashed(run_dir: Path) -> bool:
-    """Whether the run before this one ended without a word: neither closed nor told to stop."""
-    said = [event.get("name") for event in read(run_dir).events if event["kind"] in ("note", "checkpoint")]
-    starts = [at for at, name in enumerate(said) if name == "attached"]
-    if len(starts) < 2:
-        return False
-    return not {"closed", "stopped"} & set(said[starts[-2] : starts[-1]])
+    def _tell_of_probe(self) -> None:
+        why = self._probe.failed()
+        if why:
+            self._herald.tell("unproven", f"a resume will be proven by the state alone: {why}")
 
 
 def _position(loader: Any) -> Stateful | None:

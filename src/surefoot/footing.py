@@ -19,7 +19,7 @@ from surefoot.act.restraint import Reins
 from surefoot.act.run import CannotAct
 from surefoot.desk import Desk
 from surefoot.judge.policy import Policy
-from surefoot.records import Action, Decision
+from surefoot.records import TOLD, Action, Decision
 from surefoot.rounds import Rounds
 from surefoot.state.buffers import BufferShadow
 from surefoot.state.capture import Whole
@@ -166,7 +166,8 @@ class Footing:
 
     def _say(self, level: int, decision: Decision, done: str) -> None:
         if self._desk.journal.rank == 0 and decision.action is not Action.REFUSE:
-            log.log(level, "surefoot: step %d: %s; %s", decision.step, decision.reason, done or decision.action)
+            told = decision.step, decision.reason, done or decision.action
+            log.log(level, "surefoot: step %d: %s; %s", *told, extra={TOLD: True})
 
     # -- what actions reach
 

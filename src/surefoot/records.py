@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 SCHEMA = 1
 """Version of everything written to a run directory; stands in `run.json` and in every signals header."""
 
+TOLD = "surefoot_event"
+"""Marks a line of the log that tells an event: who shows events leaves the line out."""
+
 
 class Verdict(IntEnum):
     """What became of one attempted update; the numbers are written to disk and never reused."""
