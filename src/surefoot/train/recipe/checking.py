@@ -101,7 +101,10 @@ def _one(kind: str, message: str, place: Place, plain: Mapping[str, Any]) -> Mis
     if key is None:
         return Mistake(place[:1], f"expected keys and values below it, got {shown(_at(plain, place[:1]))}")
     if place[-1] == "factory":  # of a mapping that has none, or none that can be
-        given = _at(plain, (*key.place, "factory"))
+        given = _at(plain, key.place)
+        if isinstance(given, str):
+            return Mistake(key.place, f"expected {FACTORY}, got {shown(given)}")
+        given = given.get("factory")
         return Mistake(
             (*key.place, "factory"), f"expected {FACTORY}, got {'nothing' if given is None else shown(given)}"
         )

@@ -57,13 +57,7 @@ def _context(recipe: Recipe) -> Iterator[Mistake]:
 
 
 def _optimizer(recipe: Recipe) -> Iterator[Mistake]:
-    optimizer = recipe.optimizer
-    if optimizer.scale_with_batch != "no" and optimizer.base_batch is None:
-        what = (
-            f"missing; to scale the rate ({optimizer.scale_with_batch}), name the effective batch that lr was meant for"
-        )
-        yield Mistake(("optimizer", "base_batch"), what)
-    betas = optimizer.betas or ()
+    betas = recipe.optimizer.betas or ()
     if not all(0 <= beta < 1 for beta in betas):
         yield Mistake(("optimizer", "betas"), f"expected two numbers from 0 to below 1, got {list(betas)}")
 

@@ -12,9 +12,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from surefoot.train.recipe.mistakes import Place
-from surefoot.train.recipe.schema import Made, Recipe
+from surefoot.train.recipe.schema import NAMED, Made, Recipe
 
 _PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+_HOLDING: dict[Any, str] = {
+    list: "a list of text (one alone needs no brackets)",
+    tuple: "a list of two numbers",
+    dict: "keys and values",
+}
 FACTORY = "module:name, such as surefoot.models:decoder"
 _MADE = f"{FACTORY}, alone or as `factory` beside its arguments"
 
@@ -105,12 +110,10 @@ def _words(kind: Any, metadata: list[Any]) -> str:
     if get_origin(kind) is Literal:
         choices = [str(each) for each in get_args(kind)]
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
-    if get_origin(kind) is list:
-        return "a list of text"
-    if get_origin(kind) is tuple:
-        return "a list of two numbers"
-    if get_origin(kind) is dict:
-        return "keys and values"
+    if words := _HOLDING.get(get_origin(kind)):
+        return words
+    if kind is str and any(getattr(each, "pattern", None) == NAMED for each in metadata):
+        return "module:name"
     return _PLAIN[kind] + (_limits(metadata) if kind in (int, float) else "")
 
 

@@ -46,7 +46,8 @@ class Origin:
                 return f"command line, {shortened(told)}" + (f": {key}" if length < len(place) else "")
             if line := self.lines.get(place[:length]):
                 return f"line {line}: {key}"
-        return key
+        below = [told for each, told in self.told.items() if each[: len(place)] == place]
+        return f"command line, {shortened(below[0])}: {key}" if below else key
 
 
 def refuse(origin: Origin, mistakes: Sequence[Mistake]) -> None:

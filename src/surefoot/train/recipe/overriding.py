@@ -25,7 +25,8 @@ def override(plain: Mapping[str, Any], told: Sequence[str], origin: Origin) -> t
         other = _LENGTHS.get(place[0])
         if other and (other,) not in named and changed[place[0]] is not None:
             changed.pop(other, None)  # who asks for epochs means: instead of the file's steps
-    return changed, Origin(origin.source, origin.lines, {place: each for place, _, each in said})
+    lines = {place: line for place, line in origin.lines.items() if not any(place[: len(by)] == by for by in named)}
+    return changed, Origin(origin.source, lines, {place: each for place, _, each in said})
 
 
 def _split(told: str) -> tuple[Place, str, str]:

@@ -72,10 +72,14 @@ def _not_yaml(path: Path, wrong: yaml.YAMLError) -> NoReturn:
 
 def _json(text: str, path: Path) -> tuple[Any, dict[Any, int]]:
     try:
-        return json.loads(text, object_pairs_hook=_once, parse_constant=_no_number), {}
+        value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
     except json.JSONDecodeError as wrong:
         where = f"{path}, line {wrong.lineno}, column {wrong.colno}"
         raise RecipeError(f"{where}: not JSON: {wrong.msg}. Look for a missing comma, quote or bracket.") from None
+    try:
+        return value, parse(text)[1]  # most JSON is YAML too, which knows the lines
+    except yaml.YAMLError:
+        return value, {}
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

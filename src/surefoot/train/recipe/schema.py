@@ -10,7 +10,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 class Section(BaseModel):
     """Unknown keys are refused, and nothing is changed after it was checked."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+
+
+NAMED = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+"""What a module:name looks like."""
 
 
 class Made(BaseModel):
@@ -18,7 +22,7 @@ class Made(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    factory: str = Field(description="module:name of what makes it; the other keys are its arguments.")
+    factory: str = Field(pattern=NAMED, description="module:name of what makes it; the other keys are its arguments.")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -33,6 +37,14 @@ Making = Annotated[Made, BeforeValidator(_made)]
 """`package.module:factory`, or a mapping with `factory` and its arguments."""
 
 
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Names = Annotated[list[str], BeforeValidator(_listed)]
+"""A list of text; one alone needs no brackets."""
+
+
 class Data(Section):
     """Where the samples come from."""
 
@@ -41,8 +53,8 @@ class Data(Section):
         description="library: Python's own source; text: files and folders of text; tokens: a file of token numbers, "
         "mapped; chat: JSONL of conversations; own: `dataset` makes it.",
     )
-    path: list[str] = Field(default=[], description="Files, folders or patterns; for text, tokens and chat.")
-    held_out_path: list[str] = Field(default=[], description="The same for held-out data; else a share is held out.")
+    path: Names = Field(default=[], description="Files, folders or patterns; for text, tokens and chat.")
+    held_out_path: Names = Field(default=[], description="The same for held-out data; else a share is held out.")
     held_out: float = Field(
         default=0.05, ge=0, lt=1, description="Share held out to evaluate on, when no path is given."
     )
@@ -50,7 +62,9 @@ class Data(Section):
         default=None, description="kind own: makes a dataset with a length and samples by number."
     )
     held_out_dataset: Making | None = Field(default=None, description="kind own: the held-out one.")
-    collate: str | None = Field(default=None, description="module:name of what makes a batch of samples; kind own.")
+    collate: str | None = Field(
+        default=None, pattern=NAMED, description="module:name of what makes a batch of samples; kind own."
+    )
     tokenizer: str = Field(default="bytes", description="bytes, or a folder or tokenizer.json of Hugging Face.")
     dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] = Field(default="uint16", description="kind tokens.")
     vocab: int | None = Field(default=None, ge=1, description="kind tokens: how many different ones there are.")
@@ -158,7 +172,7 @@ class Precision(Section):
     """The numbers the model computes with; weights and moments stay in float32."""
 
     compute: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
-    keep_float32: list[str] = Field(
+    keep_float32: Names = Field(
         default=[], description="Names or classes of modules, patterns allowed, that compute in float32 in any case."
     )
     first_scale: float = Field(default=65536.0, gt=0, description="float16: the loss scale to begin with.")
@@ -241,7 +255,7 @@ class Recipe(Section):
 
     name: str = Field(default="run", min_length=1, description="What the run is called.")
     run_dir: str | None = Field(default=None, description="Where everything is kept; runs/NAME by default.")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     steps: int | None = Field(default=None, ge=1, description="Updates in all.")
     epochs: float | None = Field(default=None, gt=0, description="Or rounds through the data.")

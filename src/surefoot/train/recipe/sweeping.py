@@ -87,16 +87,22 @@ def _one(plain: Mapping[str, Any], chosen: Mapping[Place, Any], words: Mapping[P
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "+".join(map(_text, value))
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _apart(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Names that came out the same, also where upper and lower case are one, get a number."""
-    seen: Counter[str] = Counter()
-    for each in made:
-        seen[key := str(each.get("name", "run")).lower()] += 1
-        if seen[key] > 1:
-            each["name"] = f"{each.get('name', 'run')}-{seen[key]}"
-            if isinstance(each.get("run_dir"), str):
-                each["run_dir"] += f"-{seen[key]}"
+    """Names and folders that came out the same, also where upper and lower case are one, get a number."""
+    for key in ("name", "run_dir"):
+        seen: set[str] = set()
+        for each in made:
+            if isinstance(text := each.get(key), str):
+                each[key] = next(one for one in _numbered(text) if one.lower() not in seen)
+                seen.add(each[key].lower())
     return made
+
+
+def _numbered(text: str) -> Iterator[str]:
+    yield text
+    yield from (f"{text}-{number}" for number in itertools.count(2))
