@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fnmatch
 import functools
 import warnings
@@ -22,6 +23,10 @@ _TYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+_ALL_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_NORMS = {"cuda": (nn.RMSNorm,)}
+"""Norms that autocast may leave in half precision: on CUDA it takes care of the others by itself."""
 
 
 class Precision:
@@ -49,7 +54,8 @@ class Precision:
             buffer.data = widened(buffer.data)
         kept = self.kept(model)
         if self.autocasts:
-            for module in kept:
+            norms = [module for module in model.modules() if isinstance(module, _NORMS.get(self._device, _ALL_NORMS))]
+            for module in {id(module): module for module in (*kept, *norms)}.values():
                 # In place of the method: the compiler sees through it, and names in the state stay as they are.
                 module.forward = functools.partial(_in_float32, self._device, module.forward)
         return model
@@ -66,7 +72,7 @@ class Precision:
             if not fits:
                 raise ValueError(
                     f"precision.keep_float32: no module of the model has the name or class {pattern!r}. It has, for "
-                    f"example, {', '.join(_examples(model))}"
+                    f"example, {', '.join(_like(pattern, model))}"
                 )
             found |= fits
         inner = {id(part) for module in found.values() for part in module.modules() if part is not module}
@@ -103,6 +109,7 @@ def _in_float32(device: str, forward: Callable[..., Any], *args: Any, **kwargs: 
         return forward(*tree_map(widened, args), **tree_map(widened, kwargs))
 
 
-def _examples(model: nn.Module) -> list[str]:
-    names = [name for name, _ in model.named_modules() if name][:2]
-    return [*names, *sorted({type(module).__name__ for module in model.modules()})[:4]]
+def _like(pattern: str, model: nn.Module) -> list[str]:
+    """Classes and names of modules, those most like the pattern first."""
+    names = {type(module).__name__ for module in model.modules()} | {name for name, _ in model.named_modules() if name}
+    return difflib.get_close_matches(pattern, sorted(names), n=4, cutoff=0.0)
