@@ -348,8 +348,7 @@ class LiveGuard(Guard):
             self._backward_began(gradient if first else None)
             # Others queue work for the end of backward too, such as the exchange of gradients: queued once more from
             # there, ours comes after theirs.
-            weighted = value * gradient  # divided by the number of micro-batches or not: as it enters the gradients
-            queue(lambda: queue(lambda: self._backward_ended(weighted, samples)))
+            queue(lambda: queue(lambda: self._backward_ended(value, gradient, samples)))
 
         loss.register_hook(backward_began)
 
@@ -367,10 +366,10 @@ class LiveGuard(Guard):
             self._rewire()
 
     @contained
-    def _backward_ended(self, loss: Tensor, samples: float) -> None:
+    def _backward_ended(self, loss: Tensor, weight: Tensor, samples: float) -> None:
         if self._rounds.searching:
             return
-        self._rounds.backward_ended(loss)
+        self._rounds.backward_ended(loss, weight.detach())
         so_far = self._rounds.samples
         self._rounds.samples = samples if so_far != so_far else so_far + samples
 

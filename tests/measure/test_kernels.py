@@ -153,8 +153,10 @@ def test_both_summaries_are_the_same(dtype: torch.dtype, kernels: torch.device) 
         if micro == 2:
             stats[1, 0] = math.nan
         loss = torch.randn((), generator=generator).to(dtype).to(kernels)
+        weight = None if micro == 1 else torch.rand((), generator=generator).to(dtype).to(kernels)
         for summarise, summary, lines in zip(both, summaries, micros, strict=True):
-            summarise(stats.to(kernels), once=once, loss=loss, summary=summary, micros=lines, micro=micro)
+            rows = stats.to(kernels)
+            summarise(rows, once=once, loss=loss, weight=weight, summary=summary, micros=lines, micro=micro)
         torch.testing.assert_close(summaries[0], summaries[1], rtol=1e-12, atol=0.0, equal_nan=True)
         torch.testing.assert_close(micros[0], micros[1], rtol=1e-12, atol=0.0, equal_nan=True)
     for summarise, summary, lines in zip(both, summaries, micros, strict=True):

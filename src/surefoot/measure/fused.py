@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from surefoot.measure import kernels
 from surefoot.measure.portable import PortablePass
 
 _Reached = tuple[list[int], list[int], Sequence[int], Sequence[Tensor]]
-_FORM = attrgetter("dtype", "layout")
+_DTYPE = attrgetter("dtype")
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ROTATION = 8
 """Pinned address tables: one is rewritten only when the copy before it by this many is long over."""
@@ -37,6 +38,8 @@ class FusedPass:
         pin = device.type == "cuda"
         pinned = [torch.empty(2, len(counts), dtype=torch.int64, pin_memory=pin) for _ in range(_ROTATION)]
         self._pinned = [(each, each.numpy()) for each in pinned]
+        self._written: list[list[int] | None] = [None] * _ROTATION
+        """The kinds that each of them holds."""
         self._turn = 0
         self._table = torch.zeros(2, len(counts), dtype=torch.int64, device=device)
         """Address and kind of each tensor, as they were last sent."""
@@ -93,15 +96,16 @@ class FusedPass:
         """What `_reach` says in the common case, found quickly: all are there, alike, and lie straight."""
         given = cast(Sequence[Tensor], tensors)
         try:
-            ((dtype, layout),) = set(map(_FORM, given))
-            if layout is not torch.strided or dtype not in _KINDS or not all(map(Tensor.is_contiguous, given)):
-                return None
             addresses = list(map(Tensor.data_ptr, given))
-        except (AttributeError, ValueError):  # one is missing, or of another form
+            kinds = self._alike[_KINDS[given[0].dtype]]
+            if not all(map(Tensor.is_contiguous, given)):
+                return None
+            if self._sent == (addresses, kinds):  # all at the same places as before: they are of the same kind
+                return addresses, kinds, (), ()
+            alike = len(set(map(_DTYPE, given))) == 1 and tuple(map(Tensor.numel, given)) == self.numels
+        except (TypeError, LookupError, RuntimeError):  # one is missing, of a kind of its own, or sparse
             return None
-        kinds = self._alike[_KINDS[dtype]]
-        known = self._sent == (addresses, kinds) or tuple(map(Tensor.numel, given)) == self.numels
-        return (addresses, kinds, (), ()) if known and all(addresses) else None
+        return (addresses, kinds, (), ()) if alike and all(addresses) else None
 
     def _reach(self, tensors: Sequence[Tensor | None]) -> _Reached:
         """Where a kernel finds each tensor in a straight line (0: nowhere) and of which kind it is; then the numbers
@@ -130,13 +134,15 @@ class FusedPass:
         """Addresses and kinds to the device, when one has changed."""
         if self._sent == (addresses, kinds):
             return
-        pinned, view = self._pinned[self._turn % _ROTATION]
-        self._turn += 1
-        view[0], view[1] = addresses, kinds
+        turn = self._turn = (self._turn + 1) % _ROTATION
+        pinned, view = self._pinned[turn]
+        view[0] = addresses
+        if self._written[turn] is not kinds:
+            view[1] = self._written[turn] = kinds
         if kinds is not self._alike.get(self._kind):
             found = {kind for kind, address in zip(kinds, addresses, strict=True) if address}
             self._kind = found.pop() if len(found) == 1 else -1
-        self._aligned = self._even and not (view[0] % 16).any()
+        self._aligned = self._even and not int(np.bitwise_or.reduce(view[0])) % 16
         self._sent = (addresses, kinds)
         self._table.copy_(pinned, non_blocking=True)
 

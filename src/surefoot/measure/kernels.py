@@ -157,15 +157,19 @@ def summarise(
     spans,
     units,
     loss,
+    weight,
     summary,
     micros,
     micro,
     HEAD: tl.constexpr,
     WATCHED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program: squares and non-finite counts of each unit; the loss is added to those of earlier micro-batches."""
     value = tl.load(loss).to(tl.float64)
+    if WEIGHTED:
+        value *= tl.load(weight).to(tl.float64)
     squares_all = tl.sum(tl.zeros((BLOCK,), tl.float64))
     bad_all = tl.sum(tl.zeros((BLOCK,), tl.float64))
     for u in range(units):

@@ -123,26 +123,33 @@ class Meter:
         first = VERDICT + self._widths[1]
         return Arrived(raw, self._numbers, (first, first + 3 * MICROS), self._tensors)
 
-    def measure(self, loss: Tensor | None, *, scale: Tensor | None) -> None:
-        """Measure all gradients as they are now: at the end of a backward, or before a step nobody watched."""
-        with torch.no_grad():
-            found = gradients(self.layout.params)
-            self.present = tuple([g is not None for g in found])
-            self._rows(found, out=self._local, scale=scale)
-            if loss is None and self.micro == 0:
-                self.block.summary[: Head.ALIVE] = 0.0  # nobody watched: there is no loss to write over the last one
-            if loss is not None and loss.device != self.device:
-                loss = loss.to(self.device, non_blocking=True)
-            self._summarise(
-                self._local,
-                once=self.ranks.once,
-                loss=loss,
-                summary=self.block.summary,
-                micros=self.block.micros,
-                micro=self.micro,
-            )
-        if loss is not None:
-            self.micro += 1
+    def measure(self, loss: Tensor | None, *, weight: Tensor | None = None, scale: Tensor | None) -> None:
+        """Measure all gradients as they are now: at the end of a backward, or before a step nobody watched.
+
+        The loss counts with its `weight` in the gradients, which backward began with.
+        """
+        if torch.is_grad_enabled():  # to ask is quicker than to say so again
+            with torch.no_grad():
+                return self.measure(loss, weight=weight, scale=scale)
+        found = gradients(self.layout.params)
+        self.present = tuple([g is not None for g in found])
+        self._rows(found, out=self._local, scale=scale)
+        if loss is None and self.micro == 0:
+            self.block.summary[: Head.ALIVE] = 0.0  # nobody watched: there is no loss to write over the last one
+        if loss is not None and loss.device != self.device:
+            loss, weight = (loss if weight is None else loss * weight).to(self.device, non_blocking=True), None
+        block = self.block
+        self._summarise(
+            self._local,
+            once=self.ranks.once,
+            loss=loss,
+            weight=weight,
+            summary=block.summary,
+            micros=block.micros,
+            micro=self.micro,
+        )
+        self.micro += loss is not None
+        return None
 
     def look_again(self) -> None:
         """Count tensors that have gone bad since they were measured, as non-finite values of their unit."""

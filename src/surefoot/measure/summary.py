@@ -92,8 +92,8 @@ def portable_summariser(units: Sequence[slice]) -> Summariser:
         place[1] = summary[HEAD::2].sum()
         place[2] = summary[HEAD + 1 :: 2].sum()
         if loss is not None:
-            loss = loss if weight is None else loss * weight
             loss = loss.reshape(()).to(summary.dtype)
+            loss = loss if weight is None else loss * weight.reshape(()).to(summary.dtype)
             place[0] = loss
             summary[Head.LOSS] = loss + (summary[Head.LOSS] if micro else 0.0)
             summary[Head.MICROS] = micro + 1
