@@ -19,18 +19,18 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile("surefoot", deadline=None)
 hypothesis.settings.load_profile("surefoot")
 
-TwoProcesses = Callable[[Path], list[Any]]
+TwoProcesses = Callable[..., list[Any]]
 
 
 @pytest.fixture(scope="session")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> TwoProcesses:
     """Runs a script in two processes under torchrun; it is told a folder and leaves told-0.json and told-1.json."""
 
-    def run(script: Path) -> list[Any]:
+    def run(script: Path, *options: str) -> list[Any]:
         out = tmp_path_factory.mktemp(script.stem)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
         done = subprocess.run(
-            [*command, str(out)],
+            [*command, str(script), str(out)],
             check=False,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             capture_output=True,

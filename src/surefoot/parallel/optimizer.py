@@ -6,7 +6,6 @@ import inspect
 from typing import cast
 
 import torch
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from surefoot.parallel.world import ParallelError, World
@@ -38,8 +37,10 @@ def optimizer_for(optimizer: Optimizer, how: str, world: World) -> Optimizer:
             f"parallel.how=zero1 cannot shard {kind.__name__}: it is proven for "
             f"{', '.join(sorted(each.__name__ for each in SHARDABLE))}. Take one of these, or how=zero2 or zero3."
         )
-    if optimizer.state:
+    if any(state.get("step", 1) for state in optimizer.state.values()):
         raise ParallelError(f"{kind.__name__} has stepped before it was to be sharded: hand it in when it is new")
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # brings much along that warns when it is loaded
+
     accepted = inspect.signature(kind).parameters
     defaults = {name: value for name, value in optimizer.defaults.items() if name in accepted}
     groups = [dict(group) for group in optimizer.param_groups]

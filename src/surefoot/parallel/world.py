@@ -13,6 +13,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from surefoot.parallel.meeting import meet
+
 log = logging.getLogger("surefoot")
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
@@ -63,12 +65,14 @@ def join(world: World, timeout: float) -> None:
             f"{world.size} processes were started, but this build of torch has no {missing}. Install one that has it, "
             "or start one process."
         )
+    patience = timedelta(seconds=timeout)
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            store=meet(world.rank, world.size, patience),
             rank=world.rank,
             world_size=world.size,
-            timeout=timedelta(seconds=timeout),
+            timeout=patience,
             device_id=world.device if cuda else None,
         )
     except (RuntimeError, ValueError, OSError) as error:  # torch's own errors of the store are RuntimeErrors

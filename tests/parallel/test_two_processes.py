@@ -1,0 +1,73 @@
+"""Two processes over gloo: every way to spread a model trains as one plain process does, guarded and restarted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+WAYS = ("data", "zero1", "zero2", "zero3")
+OPTIMIZERS = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "NAdam", "RAdam", "Adamax")
+CLOSE = 5e-6
+"""How far losses near 3.5, and weights, may be from those of one float32 process: the order of sums differs."""
+
+
+@pytest.fixture(scope="module")
+def told(two_processes: Callable[..., list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What each of the two processes saw."""
+    return two_processes(HERE / "two_spread.py")
+
+
+@pytest.fixture(scope="module")
+def restarted(two_processes: Callable[..., list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The same where torchrun starts the processes again when one of them dies."""
+    return two_processes(HERE / "two_restarted.py", "--max-restarts", "1")
+
+
+@pytest.mark.parametrize("kind", [*WAYS, "data compiled", "zero3 compiled", *(f"zero1 {name}" for name in OPTIMIZERS)])
+def test_two_processes_train_as_one_does(kind: str, told: list[dict[str, Any]]) -> None:
+    for seen in told:
+        assert seen[kind]["losses"] < CLOSE
+        assert seen[kind]["weights"] < CLOSE
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_the_last_group_of_micro_batches_counts_although_it_is_not_full(how: str, told: list[dict[str, Any]]) -> None:
+    assert told[0][how]["steps"] == 3, "ten micro-batches in groups of four"
+
+
+@pytest.mark.parametrize("how", ["zero2", "zero3"])
+def test_shards_gathered_in_bfloat16_stay_near(how: str, told: list[dict[str, Any]]) -> None:
+    assert 0 < told[0][f"{how} bfloat16"]["losses"] < 0.01
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_gradients_are_exchanged_with_the_last_micro_batch_only(how: str, told: list[dict[str, Any]]) -> None:
+    assert all(seen["quiet"][how] for seen in told)
+
+
+@pytest.mark.parametrize(
+    "kind", ["data AdamW", "zero2 AdamW", "zero3 AdamW", *(f"zero1 {name}" for name in OPTIMIZERS)]
+)
+def test_trouble_in_a_micro_batch_of_one_process_is_refused_by_both(kind: str, told: list[dict[str, Any]]) -> None:
+    for seen in told:
+        assert seen["refused"][kind] == {"held": True, "verdicts": [0, 0, 0, 1, 0], "rank": [-1, -1, -1, 1, -1]}
+
+
+def test_processes_tell_each_other_numbers_and_words(told: list[dict[str, Any]]) -> None:
+    for seen in told:
+        assert seen["total"] == [5, 0.5]
+        assert seen["first"] == {"rank": 0}
+        assert seen["odd"] == [], "both run the same software"
+
+
+def test_when_one_process_is_killed_torchrun_starts_both_again_and_the_run_goes_on(
+    restarted: list[dict[str, Any]],
+) -> None:
+    for seen in restarted:
+        assert seen["restarts"] == 1
+        assert 0 < seen["begun"] < 40, "it went on from a checkpoint"
+        assert seen["same"] == {"end": True, "lr": True}, "equal to the bit with a run that was never killed"

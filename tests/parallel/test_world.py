@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from surefoot.parallel import ParallelError, World, end, from_first, same_everywhere, start, total
+from surefoot.parallel.world import NUMBERS, join
+
+ALONE = World(0, 1, 0, torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*NUMBERS, "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_one_process_needs_no_launcher() -> None:
+    world = start("cpu")
+    assert world == ALONE
+    assert world.first
+    assert (total(world, 3), total(world, 0.5), from_first(world, "word"), same_everywhere(world)) == (
+        3,
+        0.5,
+        "word",
+        [],
+    )
+    end(world)
+    assert not torch.distributed.is_initialized()
+
+
+def test_one_process_under_torchrun_is_alone_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in zip(NUMBERS, ("0", "1", "0"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert start("cpu") == ALONE
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"RANK": "1"}, "but not WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "29500"}, "but not MASTER_ADDR"),
+        ({"WORLD_SIZE": "1"}, "but not RANK, LOCAL_RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "one", "LOCAL_RANK": "0"}, "whole numbers: RANK=0, WORLD_SIZE=one"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "do not fit together"),
+    ],
+)
+def test_an_environment_that_is_half_set_is_told_with_the_way_out(
+    environment: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"} if len(environment) == 3 else {}
+    for name, value in (whole | environment).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ParallelError, match=words) as caught:
+        start("cpu")
+    assert "torchrun" in str(caught.value)
+
+
+def test_a_device_that_is_not_there_is_told() -> None:
+    with pytest.raises(ParallelError, match="auto, cpu or cuda; got 'gpu'"):
+        start("gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ParallelError, match=r"sees no GPU here.*device=cpu"):
+            start("cuda")
+
+
+def test_more_processes_than_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in zip(NUMBERS, ("3", "4", "3"), strict=True):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    with pytest.raises(ParallelError, match=r"LOCAL_RANK=3.*only 2 can be seen.*--nproc-per-node 2"):
+        start("cuda")
+
+
+def test_others_that_never_come_are_told_and_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    with pytest.raises(ParallelError, match=f"rank 0 of 2 did not meet the others at localhost:{port}"):
+        join(World(0, 2, 0, torch.device("cpu")), timeout=1.0)
+
+
+FAILING = """
+import torch, torch.distributed as dist
+from surefoot.parallel import end, start, total
+world = start("cpu", timeout=30)
+try:
+    if world.first:
+        raise ValueError("planted")
+    total(world, 1)
+except (ValueError, RuntimeError) as error:
+    end(world, failed=True)
+    print("left", world.rank, dist.is_initialized())
+"""
+
+
+def test_after_a_failure_nobody_waits_for_the_one_that_left() -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", FAILING],
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    assert [each.communicate(timeout=120)[0].strip() for each in both] == ["left 0 False", "left 1 False"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: NCCL")
+def test_a_group_on_gpus_also_joins_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29731")
+    world = World(0, 1, 0, torch.device("cuda", 0))
+    join(world, timeout=60)
+    try:
+        for device in ("cpu", "cuda"):
+            ones = torch.ones(2, device=device)
+            torch.distributed.all_reduce(ones)
+            assert ones.tolist() == [1, 1]
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,75 @@
+"""Run by torchrun with two processes, of which the second kills itself once, while there is something to go back to.
+
+Before that the same run is trained straight to its end; when both are done, what they came to is told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import surefoot
+from surefoot import parallel
+from surefoot.data import make_loader
+
+STEPS, FATAL = 40, 7
+HOW = "zero1"
+"""Data parallel, and the optimizer sharded."""
+
+
+def train(world: parallel.World, run_dir: Path, fatal: bool) -> dict[str, Any]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 6))
+    model = parallel.spread(net, HOW, world)
+    torch.manual_seed(1 + world.rank)
+    optimizer = parallel.optimizer_for(torch.optim.AdamW(model.parameters(), lr=3e-3), HOW, world)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    data: Any = torch.randn(37, 6, generator=torch.Generator().manual_seed(3))
+    loader = make_loader(data, 3, seed=5)
+    own: dict[str, Any] = {"scheduler": scheduler, "loader": loader, "policy": surefoot.Policy(save_every=2)}
+    begun = 0
+    with surefoot.attach(model, optimizer, run_dir=run_dir, resume=True, **own) as guard:
+        begun = done = guard.step
+        while done < STEPS:
+            for x in loader:
+                loss = (model(x) - x).square().mean()
+                guard.watch(loss, x).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+                done += 1
+                if fatal and world.rank == 1 and done >= FATAL and any(run_dir.glob("checkpoints/step-*")):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if done >= STEPS:
+                    break
+    held = getattr(optimizer, "optim", optimizer).state.values()
+    tensors = [*model.state_dict().values(), *(v for s in held for v in s.values())]
+    plain = [t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]
+    return {"begun": begun, "end": [t.double().flatten().tolist() for t in plain], "lr": scheduler.get_last_lr()}
+
+
+def main() -> None:
+    out, restarts = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    torch.set_num_threads(1)
+    world = parallel.start("cpu", timeout=60)
+    straight = train(world, out / "straight", fatal=False)
+    killed = train(world, out / "killed", fatal=restarts == 0)
+    told = {
+        "restarts": restarts,
+        "begun": killed["begun"],
+        "same": {k: killed[k] == straight[k] for k in ("end", "lr")},
+    }
+    (out / f"told-{world.rank}.json").write_text(json.dumps(told))
+    parallel.end(world)
+
+
+if __name__ == "__main__":
+    main()
