@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,9 @@ from surefoot.state.disk.headers import Entry, Part
 from surefoot.state.disk.misfit import DoesNotFit
 from surefoot.state.disk.shards import CHUNK
 
+READERS = 4
+"""Threads that read: one alone copies what the system holds in memory more slowly than a disk can give."""
+
 
 def dtype_of(entry: Entry) -> torch.dtype:
     return getattr(torch, entry.dtype)
@@ -41,12 +47,17 @@ def read_into(targets: Mapping[str, Tensor], entries: Mapping[str, Entry]) -> No
         entry = entries[item.storage_index.fqn]
         part = next(p for p in entry.parts if p.offsets == tuple(item.storage_index.offset or ()))
         by_file[part.file].append((part, item))
-    source = _Source()
-    for path, items in by_file.items():
-        items.sort(key=lambda one: one[0].begin)
-        with _reading(path) as file:
-            for part, item in items:
-                source.fill(planner.resolve_tensor(item).detach(), file, part, item)
+    sources = _Sources()
+    with ThreadPoolExecutor(READERS, "surefoot-read") as pool:
+        for path, items in by_file.items():
+            items.sort(key=lambda one: one[0].begin)
+            with _reading(path) as file:
+                filled = [
+                    pool.submit(sources.fill, planner.resolve_tensor(item).detach(), file, part, item)
+                    for part, item in items
+                ]
+                for one in filled:
+                    one.result()
 
 
 def read_part(entry: Entry, part: Part) -> Tensor:
@@ -69,6 +80,17 @@ def _reading(path: Path) -> Iterator[io.FileIO]:
 def _metadata(entry: Entry) -> TensorStorageMetadata:
     chunks = [ChunkStorageMetadata(torch.Size(p.offsets), torch.Size(p.shape)) for p in entry.parts]
     return TensorStorageMetadata(TensorProperties(dtype_of(entry)), torch.Size(entry.shape), chunks)
+
+
+class _Sources(threading.local):
+    """A source for each thread that reads."""
+
+    def __init__(self) -> None:
+        self._source = _Source()
+
+    @torch.no_grad()
+    def fill(self, to: Tensor, file: io.FileIO, part: Part, item: ReadItem) -> None:
+        self._source.fill(to, file, part, item)
 
 
 class _Source:
@@ -99,16 +121,15 @@ class _Source:
 
     def straight(self, to: Tensor, file: io.FileIO, begin: int) -> None:
         """Fill a row of bytes."""
-        file.seek(begin)
         if not to.is_cuda:
             for at in range(0, to.numel(), CHUNK):
-                _exactly(file, to[at : at + CHUNK])
+                _exactly(file, begin + at, to[at : at + CHUNK])
             return
         if self._pinned is None:
             self._pinned = torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True)
         for at in range(0, to.numel(), CHUNK):
             part = to[at : at + CHUNK]
-            _exactly(file, self._pinned[: part.numel()])
+            _exactly(file, begin + at, self._pinned[: part.numel()])
             part.copy_(self._pinned[: part.numel()])
 
 
@@ -116,13 +137,14 @@ def _raw(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _exactly(file: io.FileIO, to: Tensor) -> None:
+def _exactly(file: io.FileIO, begin: int, to: Tensor) -> None:
+    """Fill it from there on; several threads may read one file so."""
     view = to.numpy().data
     while view:
-        count = file.readinto(view)
+        count = os.preadv(file.fileno(), [view], begin)
         if not count:
             raise DoesNotFit(f"{file.name} ends too early")
-        view = view[count:]
+        view, begin = view[count:], begin + count
 
 
 def _in_a_row(shape: Sequence[int], begin: Sequence[int], lengths: Sequence[int]) -> bool:

@@ -19,6 +19,7 @@ import xxhash
 from torch import Tensor
 
 from surefoot.state.disk.headers import CARRIED, FORMAT, NOTES, shard_file
+from surefoot.state.pages import Pages
 
 CHUNK = 1 << 25
 """Bytes that are on their way at a time."""
@@ -105,12 +106,24 @@ def _header(order: Sequence[str], shards: Mapping[str, Shard]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
+_staged: list[Pages] = []
+"""Pinned memory that no stage is using; it is asked for once and kept."""
+
+
+def prepare_stage() -> None:
+    """Have the pinned memory made that content of a device goes through."""
+    _staged.append(Pages(CHUNK))
+
+
 class Stage:
-    """Gives out the content of tensors in pieces; from a device by way of pinned memory, on a stream of its own."""
+    """Gives out the content of tensors in pieces; from a device by way of pinned memory, on the current stream."""
 
     def __init__(self) -> None:
-        self._pinned: Tensor | None = None
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._pages: Pages | None = None
+
+    def __del__(self) -> None:
+        if self._pages is not None:
+            _staged.append(self._pages)
 
     def bytes_of(self, tensor: Tensor) -> Iterator[memoryview]:
         if not tensor.numel():
@@ -123,21 +136,15 @@ class Stage:
             yield flat[begin : begin + CHUNK].numpy().data
 
     def _from_device(self, tensor: Tensor) -> Iterator[memoryview]:
-        device = tensor.device
-        if self._pinned is None:
-            self._pinned = torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True)
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
-        stream = self._streams[device]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            flat = as_bytes(tensor)
+        if self._pages is None:
+            self._pages = _staged.pop() if _staged else Pages(CHUNK)
+        pinned, stream = self._pages.memory, torch.cuda.current_stream(tensor.device)
+        flat = as_bytes(tensor)
         for begin in range(0, flat.numel(), CHUNK):
             part = flat[begin : begin + CHUNK]
-            with torch.cuda.stream(stream):
-                self._pinned[: part.numel()].copy_(part, non_blocking=True)
+            pinned[: part.numel()].copy_(part, non_blocking=True)
             stream.synchronize()
-            yield self._pinned[: part.numel()].numpy().data
+            yield pinned[: part.numel()].numpy().data
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
