@@ -41,14 +41,13 @@ class Opened:
     """To be told in an epoch, over all ranks."""
     notes: list[str]
     """For the user to know."""
-    found: list[Unreadable]
-    """What could not be read when the data was opened."""
     store: Store | None
+    """Files of tokens, about which nobody knows what is in them."""
 
     @property
     def bad(self) -> list[Unreadable]:
         """What could not be read so far: at the opening everywhere, since then on this rank."""
-        return [*self.found, *self.train.record.found.values()]
+        return self.train.record.bad
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ def open_data(
         )
     except ValueError as error:
         raise DataError(str(error)) from None
-    collated, record = Collated(parts.collate), Record(spec.bad_samples)
+    collated, record = Collated(parts.collate), Record(spec.bad_samples, parts.told.unreadable)
     train = SoundLoader(
         Sound(parts.train),
         sampler,
@@ -122,7 +121,6 @@ def open_data(
         samples=len(parts.train),
         tokens=parts.train.tokens if language else None,
         notes=parts.told.notes,
-        found=parts.told.unreadable,
         store=parts.store,
     )
 
@@ -143,10 +141,12 @@ def check_vocab(opened: Opened, vocab: int) -> None:
     if (found := outside(opened.store.tokens, vocab)) is not None:
         place, token = found
         raise DataError(
-            f"the data has token {token}, at place {place}, and the model's vocabulary {vocab}: give the model more, or "
-            "check data.dtype and data.path"
+            f"the data has token {token}, at place {place}, and the model's vocabulary {vocab}: give the model more, "
+            "or check data.dtype and data.path"
         )
     opened.train.refuse_from(vocab)
+    if opened.held_out is not None:
+        opened.held_out.refuse_from(vocab)
 
 
 def _language(spec: DataSpec, segments: bool, cache: Path | None) -> _Parts:
@@ -178,7 +178,7 @@ def _language(spec: DataSpec, segments: bool, cache: Path | None) -> _Parts:
         hash=main.hash,
         vocab=tokenizer.vocab if tokenizer else spec.vocab,
         tokenizer=tokenizer,
-        store=main.store,
+        store=main.store if spec.kind == "tokens" else None,
     )
 
 

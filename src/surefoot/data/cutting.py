@@ -89,8 +89,8 @@ class Cutting:
             self.notes.append(f"{(~keep).sum()} of {len(lengths)} texts were left out: {why}")
         if not keep.any():
             raise DataError(
-                f"no text can be used: of {len(lengths)} each is shorter than two tokens, or what is to be learned lies "
-                f"beyond data.context {self.context}; raise it, or add text"
+                f"no text can be used: of {len(lengths)} each is shorter than two tokens, or what is to be learned "
+                f"lies beyond data.context {self.context}; raise it, or add text"
             )
         return np.flatnonzero(keep)
 

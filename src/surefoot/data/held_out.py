@@ -55,12 +55,15 @@ class HeldOut:
         self._batch_size = batch_size
         mixed = Order(len(dataset), seed=_SEED, epoch=1, shuffle=True).samples(np.arange(len(dataset)))
         each = len(mixed) // world
-        self.samples: list[int] = (
-            mixed[rank * each : (rank + 1) * each] if each else mixed[[rank % len(mixed)]]
-        ).tolist()
+        mine = mixed[rank * each : (rank + 1) * each] if each else mixed[[rank % len(mixed)]]
+        self.samples: list[int] = mine.tolist()
+
+    def refuse_from(self, vocab: int) -> None:
+        """Tokens from here on make a sample unreadable."""
+        self._dataset.refuse_from(vocab)
 
     def __len__(self) -> int:
-        return -(-len(self.samples) // self._batch_size)
+        return (len(self.samples) + self._batch_size - 1) // self._batch_size
 
     def __iter__(self) -> Iterator[Any]:
         for first in range(0, len(self.samples), self._batch_size):

@@ -24,8 +24,8 @@ class _Nothing:
 @dataclass(frozen=True, slots=True)
 class _Read:
     sample: Any
-    failed: tuple[tuple[int, str, str], ...] = ()
-    """Number, name and reason of what could not be read on the way to it."""
+    failed: tuple[Unreadable, ...] = ()
+    """What could not be read on the way to it."""
 
 
 class Sound(Dataset[_Read]):
@@ -49,9 +49,12 @@ class Sound(Dataset[_Read]):
                 raise
             except Exception as error:  # whatever a dataset of the user's own may raise
                 reason = str(error).strip().split("\n")[0] or "no reason given"
-                failed.append((wanted, self._name(wanted), f"{type(error).__name__}: {reason}"))
+                failed.append(Unreadable(self._name(wanted), f"{type(error).__name__}: {reason}"))
             wanted = key(index, attempt, _INSTEAD) % len(self)
         return _Read(_Nothing(), tuple(failed))
+
+    def refuse_from(self, vocab: int) -> None:
+        self.dataset.vocab = vocab
 
     def _name(self, index: int) -> str:
         """As the user counts: in the whole of which this may be a part."""
@@ -75,7 +78,7 @@ class _Batch:
     """On its way from a worker, with what went wrong there."""
 
     content: Any
-    failed: list[tuple[int, str, str]]
+    failed: list[Unreadable]
 
     def pin_memory(self, device: Any = None) -> _Batch:
         from torch.utils.data._utils.pin_memory import pin_memory
@@ -97,19 +100,23 @@ class Collated:
 
 
 class Record:
-    """What could not be read so far in this process, and how much of that is borne."""
+    """What could not be read so far, at the opening and since then in this process, and how much of that is borne."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.found: dict[int | str, Unreadable] = {}
+    def __init__(self, most: int, opening: list[Unreadable]) -> None:
+        self._most, self._opening = most, opening
+        self._found: dict[str, Unreadable] = {}
+
+    @property
+    def bad(self) -> list[Unreadable]:
+        return [*self._opening, *self._found.values()]
 
     def unwrap(self, batch: _Batch) -> Any:
-        for index, name, reason in batch.failed:
-            self.found.setdefault(index, Unreadable(name, reason))
+        for one in batch.failed:
+            self._found.setdefault(one.name, one)
         if batch.failed:
-            check_few(list(self.found.values()), self._most)
+            check_few(self.bad, self._most)
         if isinstance(batch.content, _Nothing):
-            first = "".join(f"\n  {name}: {reason}" for _, name, reason in batch.failed[:5])
+            first = "".join(f"\n  {one}" for one in batch.failed[:5])
             raise DataError(
                 f"no sample could be read, not in {_TRIES} tries in different places:{first}\n"
                 "Check the disk and the data, then start the run again: it goes on where it was."
@@ -122,11 +129,11 @@ class SoundLoader(Loader):
 
     def __init__(self, dataset: Sound, sampler: Sampler, record: Record, **options: Any) -> None:
         super().__init__(dataset, sampler, **options)
-        self.record = record
+        self.record, self._sound = record, dataset
 
     def refuse_from(self, vocab: int) -> None:
         """Tokens from here on make a sample unreadable; to be called before the first loop."""
-        self.dataset.dataset.vocab = vocab  # pyright: ignore[reportAttributeAccessIssue]
+        self._sound.refuse_from(vocab)
 
     def _next(self, loop: int) -> Any:
         return self.record.unwrap(super()._next(loop))

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot.data.cache import Work, default_folder, in_files, in_memory
+from surefoot.data.chat import encoder, write_chats
 from surefoot.data.finding import find
 from surefoot.data.fingerprint import fingerprint
 from surefoot.data.problem import DataError
+from surefoot.data.progress import progress
 from surefoot.data.spec import DataSpec
 from surefoot.data.store import Store, Writer
 from surefoot.data.text import library_files
@@ -62,11 +64,17 @@ def open_source(
 def _tokenized(
     spec: DataSpec, files: list[Path], name: str, tokenizer: Tokenizer, cache: Path | None
 ) -> tuple[Store, Told]:
-    size, limit = sum(path.stat().st_size for path in files), spec.limit
+    size, limit, chat = sum(path.stat().st_size for path in files), spec.limit, spec.kind == "chat"
+    amount = size if chat else min(size, limit or size)
+    template, encode = encoder(tokenizer) if chat else ("", None)
 
-    def texts(writer: Writer) -> Told:
-        return write_texts(files, tokenizer, limit, writer)
+    def write(writer: Writer) -> Told:
+        with progress(amount, "tokenizing") as advance:
+            if encode is not None:
+                return write_chats(files, encode, limit, writer, advance)
+            return write_texts(files, tokenizer, limit, writer, advance)
 
-    work = Work(f"{spec.kind} {name} {tokenizer.identity} {limit}", tokenizer.vocab, masked=False, write=texts)
-    small = min(size, limit or size) <= (_SMALL_BYTES if isinstance(tokenizer, Bytes) else _SMALL)
+    made_of = [spec.kind, name, tokenizer.identity, str(limit), template]
+    work = Work("\0".join(made_of), tokenizer.vocab, masked=chat, write=write)
+    small = amount <= (_SMALL_BYTES if isinstance(tokenizer, Bytes) else _SMALL)
     return in_memory(work) if small else in_files(work, cache or default_folder())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -44,7 +45,7 @@ class InFile:
     def __init__(self, path: Path, dtype: np.dtype[Any], *, start: int = 0, length: int) -> None:
         self.path = path
         self._dtype, self._start, self._length = dtype, start, length
-        self._file: BinaryIO | None = None
+        self._file: int | None = None
 
     def __len__(self) -> int:
         return self._length
@@ -58,11 +59,10 @@ class InFile:
         if not hasattr(os, "pread"):  # Windows
             return np.fromfile(self.path, self._dtype, count, offset=place)
         if self._file is None:
-            self._file = self.path.open("rb", buffering=0)
-        read = os.pread(self._file.fileno(), size, place)
-        while (
-            read and len(read) < size and (more := os.pread(self._file.fileno(), size - len(read), place + len(read)))
-        ):
+            self._file = os.open(self.path, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._file)
+        read = b""
+        while len(read) < size and (more := os.pread(self._file, size - len(read), place + len(read))):
             read += more
         if len(read) < size:
             raise OSError(f"{self.path} ends at byte {place + len(read)}: it was cut short since the run began")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import zlib
 from collections.abc import Iterator
@@ -31,12 +32,14 @@ def standard_library(limit: int | None = None) -> Tensor:
 def library_files() -> list[Path]:
     """The standard library's source files in an order that mixes the packages and is the same for everyone."""
     home = Path(sysconfig.get_paths()["stdlib"])
-    found = {path.relative_to(home): path for path in home.rglob("*.py")}
-    kept = [short for short in found if not _LEFT_OUT.intersection(short.parts)]
+    kept: list[Path] = []
+    for folder, inner, files in os.walk(home):
+        inner[:] = [name for name in inner if name not in _LEFT_OUT]
+        kept += [Path(folder, name).relative_to(home) for name in files if name.endswith(".py")]
     if not kept:
         raise ValueError(f"expected Python's library source in {home}, found no .py file: this Python ships without it")
     kept.sort(key=lambda short: (zlib.crc32(short.as_posix().encode()), short))
-    return [found[short] for short in kept]
+    return [home / short for short in kept]
 
 
 def split(corpus: Tensor, *, held_out: float = 0.1) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from surefoot.data.problem import Unreadable
+from surefoot.data.progress import Advance
 from surefoot.data.store import Writer
 from surefoot.data.tokenizers import Tokenizer
 
@@ -29,7 +30,9 @@ class Told:
     notes: list[str] = field(default_factory=list)
 
 
-def write_texts(files: Sequence[Path], tokenizer: Tokenizer, limit: int | None, writer: Writer) -> Told:
+def write_texts(
+    files: Sequence[Path], tokenizer: Tokenizer, limit: int | None, writer: Writer, advance: Advance
+) -> Told:
     """All the texts, each followed by the token for its end; `limit` bytes at most, the last text cut there."""
     told = Told()
     end = np.array([] if tokenizer.end is None else [tokenizer.end], np.int64)
@@ -43,6 +46,7 @@ def write_texts(files: Sequence[Path], tokenizer: Tokenizer, limit: int | None, 
                 writer.close_text()
             else:
                 writer.drop_text()
+        advance(sum(len(piece) for piece in group if isinstance(piece, str)))
     return told
 
 

@@ -65,7 +65,7 @@ class HuggingFace:
         self.folder = file.parent
         numbers: dict[str, int] = self.inner.get_vocab(with_added_tokens=True)
         self.vocab = max(numbers.values(), default=0) + 1
-        self.end = numbers.get(_named_end(self.folder) or next((name for name in _ENDS if name in numbers), ""))
+        self.end = next((numbers[name] for name in (_named_end(self.folder), *_ENDS) if name in numbers), None)
         self.identity = xxhash.xxh3_128_hexdigest(file.read_bytes() + str(self.end).encode())
 
     def encode(self, text: str) -> list[int]:

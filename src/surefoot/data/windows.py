@@ -74,7 +74,7 @@ class Stream(LanguageData):
         self.tokens = max(0, int(self._starts[-1]) - 1)
 
     def __len__(self) -> int:
-        return -(-self.tokens // self._context)
+        return (self.tokens + self._context - 1) // self._context
 
     def __getitem__(self, index: int) -> Sample:
         first = index * self._context

@@ -1,0 +1,81 @@
+"""Files of text as they are found on disks: with flaws, in other encodings, or no text at all."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torchdata")
+sys.path.insert(0, str(Path(__file__).parent))
+from corpora import opened, told, write_texts
+
+from surefoot.data import texts
+from surefoot.data.problem import DataError
+
+
+def test_a_file_that_is_no_text_is_passed_over_and_named(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    healthy = opened(path=tmp_path)
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0\0")
+    (tmp_path / "wide.txt").write_bytes("some words".encode("utf-16-le"))
+    (tmp_path / "french.txt").write_bytes("déjà vu à Orléans".encode("latin-1"))
+    data = opened(path=tmp_path)
+    assert (data.tokens, data.samples) == (healthy.tokens, healthy.samples)
+    assert healthy.bad == []
+    assert [Path(one.name).name for one in data.bad] == ["french.txt", "picture.png", "wide.txt"]
+    assert "4 of 17 bytes make no sense" in data.bad[0].reason
+    assert "byte 4 is zero" in data.bad[1].reason
+
+
+def test_a_few_stray_bytes_cost_a_long_text_nothing_but_are_told(tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_bytes(b"a line of text\n" * 500 + b"\xff and more\n")
+    data = opened(path=tmp_path)
+    assert data.bad == []
+    assert any("texts have bytes that are no UTF-8, the first is" in note for note in data.notes)
+
+
+def test_too_many_unreadable_files_stop_the_run_with_the_first_of_them(tmp_path: Path) -> None:
+    write_texts(tmp_path, 3)
+    for i in range(7):
+        (tmp_path / f"blob-{i}").write_bytes(b"\0" * 9)
+    with pytest.raises(DataError) as caught:
+        opened(path=tmp_path, bad_samples=6)
+    said = str(caught.value)
+    assert "7 samples could not be read, and data.bad_samples allows 6" in said
+    assert "blob-0: no text: byte 0 is zero" in said
+    assert "and 2 more" in said
+    assert "blob-6" not in said
+
+
+def test_what_may_not_be_read_is_said_before_anything_begins(tmp_path: Path) -> None:
+    write_texts(tmp_path, 3)
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
+    assert opened(path=tmp_path).bad == []  # a link to nothing is no file
+    with pytest.raises(DataError, match=r"there is no file or folder .*gone\.txt"):
+        opened(path=tmp_path / "gone.txt")
+
+
+def test_patterns_folders_and_files_may_overlap_and_hidden_files_stay_hidden(tmp_path: Path) -> None:
+    write_texts(tmp_path / "deep" / "er", 4)
+    (tmp_path / "deep" / ".secret").write_text("do not read this")
+    once = opened(path=tmp_path / "deep", held_out=0)
+    assert opened(path=[tmp_path / "**/*.txt", tmp_path / "deep"], held_out=0).tokens == once.tokens
+
+
+def test_a_limit_ends_the_last_text_within_it(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text(name * 10)
+    data = opened(path=tmp_path, limit=15, held_out=0, shuffle=False, batch_size=9)
+    assert bytes(told(next(iter(data.train)))) == b"a" * 9 + b"\0" + b"b" * 5 + b"\0"
+
+
+def test_long_texts_are_read_in_pieces_with_nothing_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(f"Zeile {i} für alle → ok\n" for i in range(300)) + "ohne Ende: " + "ß" * 200
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8-sig")
+    monkeypatch.setattr(texts, "_PIECE", 37)
+    monkeypatch.setattr(texts, "_GROUP", 500)
+    data = opened(path=tmp_path, held_out=0, shuffle=False, batch_size=10_000)
+    assert data.bad == []
+    assert bytes(told(next(iter(data.train)))) == text.encode()[1:] + b"\0"
