@@ -39,9 +39,9 @@ def test_the_last_group_of_micro_batches_counts_although_it_is_not_full(how: str
     assert told[0][how]["steps"] == 3, "ten micro-batches in groups of four"
 
 
-@pytest.mark.parametrize("how", ["zero2", "zero3"])
-def test_shards_gathered_in_bfloat16_stay_near(how: str, told: list[dict[str, Any]]) -> None:
-    assert 0 < told[0][f"{how} bfloat16"]["losses"] < 0.01
+@pytest.mark.parametrize("kind", ["zero2 bfloat16", "zero3 bfloat16", "zero3 bfloat16 kept"])
+def test_shards_gathered_in_bfloat16_stay_near(kind: str, told: list[dict[str, Any]]) -> None:
+    assert 0 < told[0][kind]["losses"] < 0.01
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -62,6 +62,10 @@ def test_processes_tell_each_other_numbers_and_words(told: list[dict[str, Any]])
         assert seen["total"] == [5, 0.5]
         assert seen["first"] == {"rank": 0}
         assert seen["odd"] == [], "both run the same software"
+
+
+def test_after_a_failure_nobody_waits_for_the_one_that_left(told: list[dict[str, Any]]) -> None:
+    assert all(seen["left"] for seen in told)
 
 
 def test_when_one_process_is_killed_torchrun_starts_both_again_and_the_run_goes_on(

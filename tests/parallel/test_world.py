@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -88,37 +85,6 @@ def test_others_that_never_come_are_told_and_not_waited_for_for_ever(monkeypatch
     monkeypatch.setenv("MASTER_PORT", str(port))
     with pytest.raises(ParallelError, match=f"rank 0 of 2 did not meet the others at localhost:{port}"):
         join(World(0, 2, 0, torch.device("cpu")), timeout=1.0)
-
-
-FAILING = """
-import torch, torch.distributed as dist
-from surefoot.parallel import end, start, total
-world = start("cpu", timeout=30)
-try:
-    if world.first:
-        raise ValueError("planted")
-    total(world, 1)
-except (ValueError, RuntimeError) as error:
-    end(world, failed=True)
-    print("left", world.rank, dist.is_initialized())
-"""
-
-
-def test_after_a_failure_nobody_waits_for_the_one_that_left() -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", FAILING],
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    assert [each.communicate(timeout=120)[0].strip() for each in both] == ["left 0 False", "left 1 False"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: NCCL")

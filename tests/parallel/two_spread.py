@@ -75,13 +75,15 @@ def trained(
     *,
     compute: torch.dtype = torch.float32,
     compiled: bool = False,
+    keep: bool = False,
 ) -> tuple[list[float], list[Tensor]]:
     """The same on two processes, in micro-batches."""
     bare, make = build(kind)
     if compiled and how in ("zero2", "zero3"):
         for block in parallel.blocks_of(bare):
             block.compile(backend="eager")
-    model: Any = parallel.spread(bare, how, world, compute=compute)
+    kept = [bare.get_submodule("blocks.0.mlp"), bare.get_submodule("norm")] if keep else []
+    model: Any = parallel.spread(bare, how, world, compute=compute, keep_float32=kept)
     if compiled and how in ("data", "zero1"):
         model = torch.compile(model, backend="eager")
     optimizer = parallel.optimizer_for(make(model), how, world)
@@ -124,6 +126,8 @@ def compared(world: parallel.World) -> dict[str, Any]:
     for how in ("zero2", "zero3"):
         there, _ = trained(world, how, compute=torch.bfloat16)
         told[f"{how} bfloat16"] = {"losses": apart(losses, there), "steps": len(there)}
+    there, _ = trained(world, "zero3", compute=torch.bfloat16, keep=True)
+    told["zero3 bfloat16 kept"] = {"losses": apart(losses, there), "steps": len(there)}
     for kind in SHARDABLE:
         losses, weights = plain(kind)
         there, moved = trained(world, "zero1", kind)
@@ -169,6 +173,17 @@ def refused(world: parallel.World, how: str, kind: type[torch.optim.Optimizer], 
     return {"held": held, "verdicts": run.scalars["verdict"].tolist(), "rank": run.scalars["rank"].tolist()}
 
 
+def left(world: parallel.World) -> bool:
+    """The first process fails while the other waits for it: both leave, and neither hangs."""
+    try:
+        if world.first:
+            raise RuntimeError("planted")
+        parallel.total(world, 1)
+    except RuntimeError:
+        parallel.end(world, failed=True)
+    return not dist.is_initialized()
+
+
 def main() -> None:
     out = Path(sys.argv[1])
     torch.set_num_threads(1)
@@ -183,8 +198,8 @@ def main() -> None:
     told["total"] = [parallel.total(world, 2 + world.rank), parallel.total(world, 0.25)]
     told["first"] = parallel.from_first(world, {"rank": world.rank})
     told["odd"] = parallel.same_everywhere(world)
+    told["left"] = left(world)
     (out / f"told-{world.rank}.json").write_text(json.dumps(told))
-    parallel.end(world)
 
 
 if __name__ == "__main__":

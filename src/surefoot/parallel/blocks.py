@@ -23,9 +23,20 @@ def bare(model: Any) -> nn.Module:
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The modules in the model's outermost `ModuleList`s whose weights nothing else uses; none if there is no such."""
-    found = list(_listed(bare(model)))
-    uses = Counter(id(p) for module in bare(model).modules() for p in module.parameters(recurse=False))
-    return [block for block in found if _alone(block, uses)]
+    model = bare(model)
+    return [block for block in _listed(model) if stands_alone(block, model)]
+
+
+def stands_alone(block: nn.Module, model: nn.Module) -> bool:
+    """Whether the block has weights, and nothing else in the model uses them."""
+    inside, uses = _uses(block), _uses(model)
+    return bool(inside) and all(uses[key] == count for key, count in inside.items())
+
+
+def last_with_weights(model: nn.Module) -> nn.Module | None:
+    """The module that a model ends with, going by the order in which its parts were made."""
+    found = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
+    return found[-1] if found else None
 
 
 def _listed(module: nn.Module) -> Iterator[nn.Module]:
@@ -36,6 +47,5 @@ def _listed(module: nn.Module) -> Iterator[nn.Module]:
             yield from _listed(child)
 
 
-def _alone(block: nn.Module, uses: Counter[int]) -> bool:
-    inside = Counter(id(p) for module in block.modules() for p in module.parameters(recurse=False))
-    return bool(inside) and all(uses[key] == count for key, count in inside.items())
+def _uses(model: nn.Module) -> Counter[int]:
+    return Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))

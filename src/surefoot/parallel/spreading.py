@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from surefoot.parallel.blocks import blocks_of
+from surefoot.parallel.blocks import blocks_of, last_with_weights, stands_alone
 from surefoot.parallel.world import ParallelError, World
 
 WAYS = ("data", "zero1", "zero2", "zero3")
@@ -60,13 +60,25 @@ def _sharded(
 ) -> nn.Module:
     """Blocks first, then what is left of the model; where it has no blocks, the model at once."""
     mesh = init_device_mesh(world.device.type, (world.size,))
-    half = MixedPrecisionPolicy(param_dtype=None if compute == torch.float32 else compute, reduce_dtype=torch.float32)
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": None if how == "zero3" else False}
-    if half.param_dtype is not None:
-        for module in keep_float32:
-            if any(True for _ in module.parameters()):
-                fully_shard(module, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32), **options)
+    half = compute if compute != torch.float32 else None
+    for module in keep_float32 if half is not None else ():
+        fully_shard(module, mp_policy=_kept(module, model, compute), **options)
+    usual = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
     for block in blocks_of(model):
-        fully_shard(block, mp_policy=half, **options)
-    fully_shard(model, mp_policy=half, **options)
+        fully_shard(block, mp_policy=usual, **options)
+    fully_shard(model, mp_policy=usual, **options)
     return model
+
+
+def _kept(module: nn.Module, model: nn.Module, compute: torch.dtype) -> MixedPrecisionPolicy:
+    """Computes in float32 and hands on what the rest computes in; what the model ends with hands out float32."""
+    if not stands_alone(module, model):
+        name = next(name for name, each in model.named_modules() if each is module)
+        raise ParallelError(
+            f"precision.keep_float32: {name} has no weights of its own, or shares them with another part of the model, "
+            "so it cannot be sharded apart. Leave it out, untie the weights, or take parallel.how=data."
+        )
+    ends = any(part is last_with_weights(model) for part in module.modules())
+    handed = None if ends else compute
+    return MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, output_dtype=handed)
