@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +17,7 @@ from surefoot.measure.summary import MICROS, Head
 from surefoot.records import NAN, Row, Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tag:
+class Tag(NamedTuple):
     """What the host knew of an update when its numbers were sent."""
 
     attempt: int

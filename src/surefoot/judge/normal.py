@@ -21,8 +21,8 @@ class Baseline:
         self._window = window
         self._values: deque[tuple[int, float]] = deque()
         self._sorted: list[float] = []
-        self.middle = self.top = self.spread = math.nan
-        """The spread is a standard deviation, were the values normally distributed; never quite zero."""
+        self._spread = math.nan
+        """As it was last asked for; 0 when that was before the last change."""
 
     def __len__(self) -> int:
         return len(self._values)
@@ -34,24 +34,34 @@ class Baseline:
         bisect.insort(self._sorted, value)
         if len(self._values) > self._window:
             self._drop(self._values.popleft()[1])
-        self._measure()
+        self._spread = 0.0
 
     def forget(self, attempt: int) -> None:
         """Values from this attempt on were none of the run's after all."""
         while self._values and self._values[-1][0] >= attempt:
             self._drop(self._values.pop()[1])
-        self._measure()
+        self._spread = 0.0
 
     def _drop(self, value: float) -> None:
         self._sorted.pop(bisect.bisect_left(self._sorted, value))
 
-    def _measure(self) -> None:
+    @property
+    def middle(self) -> float:
+        return self._sorted[round(0.5 * (len(self._sorted) - 1))] if self._sorted else math.nan
+
+    @property
+    def top(self) -> float:
+        return self._sorted[-1] if self._sorted else math.nan
+
+    @property
+    def spread(self) -> float:
+        """A standard deviation, were the values normally distributed; never quite zero."""
         if not self._sorted:
-            self.middle = self.top = self.spread = math.nan
-            return
-        self.middle, self.top = self.quantile(0.5), self._sorted[-1]
-        width = (self.quantile(0.75) - self.quantile(0.25)) / 1.349
-        self.spread = max(width, 1e-3 * abs(self.middle), 1e-30)
+            return math.nan
+        if not self._spread:
+            width = (self.quantile(0.75) - self.quantile(0.25)) / 1.349
+            self._spread = max(width, 1e-3 * abs(self.middle), 1e-30)
+        return self._spread
 
     def quantile(self, share: float) -> float:
         return self._sorted[round(share * (len(self._sorted) - 1))] if self._sorted else math.nan
@@ -68,7 +78,7 @@ class Baseline:
         self._sorted.clear()
         for attempt, value in state["values"]:
             self.add(attempt, value)
-        self._measure()
+        self._spread = 0.0
 
 
 class Normal:

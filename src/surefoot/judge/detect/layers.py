@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -27,25 +28,30 @@ class LayerPast:
 
     def __init__(self) -> None:
         self.rows = 0
-        self.usual = np.zeros(0)
-        self.zeros = np.zeros(0)
-        self.now = np.zeros(0)
-        """Logarithm of the norm over the usual one, smoothed over the last few rows."""
-        self.zeros_now = np.zeros(0)
+        self._start(0)
         self.present = np.zeros(0, dtype=bool)
         self._all = np.zeros(0, dtype=bool)
         """True for every tensor, once each of them has a past."""
 
+    def _start(self, tensors: int) -> None:
+        """Norms and shares of zeros lie one below the other, so that one call does for both."""
+        self._usual, self._now = np.zeros((2, tensors)), np.zeros((2, tensors))
+        self._seen, self._scratch = np.zeros((2, tensors)), np.zeros((2, tensors))
+        self.usual, self.zeros = self._usual
+        self.now, self.zeros_now = self._now
+        """Logarithm of the norm over the usual one, smoothed over the last few rows; the same for zeros."""
+
     def take(self, row: Row, layers: np.ndarray, *, learn: bool) -> None:
         """Take in a row; what is normal is learnt from healthy rows alone."""
-        norm, share = layers[:, NORM].astype(np.float64), layers[:, ZEROS].astype(np.float64)
-        if len(norm) == len(self._all) and self.rows and _sound(norm, layers[:, NONFINITE]):
-            self._take_all(np.log(norm) - self.usual, share - self.zeros, learn=learn)
+        norm = layers[:, NORM]
+        if len(norm) == len(self._all) and self.rows and _sound(norm):
+            self._take_all(norm, layers[:, ZEROS], learn=learn)
             return
+        norm, share = norm.astype(np.float64), layers[:, ZEROS].astype(np.float64)
         if len(norm) != len(self.usual):  # the first row, or other tensors than before
             self.rows = 0
-            self.usual, self.zeros = np.full(len(norm), np.nan), np.zeros(len(norm))
-            self.now, self.zeros_now = np.zeros(len(norm)), np.zeros(len(norm))
+            self._start(len(norm))
+            self.usual.fill(np.nan)
         self.present = layers[:, NONFINITE] >= 0
         fit = self.present & (norm > 0) & np.isfinite(norm)
         log = np.log(np.where(fit, norm, 1.0))
@@ -54,7 +60,7 @@ class LayerPast:
         ahead = np.where(fit, log - self.usual, 0.0)
         self.now += (ahead - self.now) / 3
         if self.rows == 0:
-            self.zeros = share.copy()
+            self.zeros[:] = share
         self.zeros_now += (np.where(self.present, share - self.zeros, 0.0) - self.zeros_now) / 3
         if learn:
             self.rows += 1
@@ -63,16 +69,20 @@ class LayerPast:
             self.zeros += np.where(self.present, weight * (share - self.zeros), 0.0)
         self._all = np.ones(0 if np.isnan(self.usual).any() else len(norm), dtype=bool)
 
-    def _take_all(self, ahead: np.ndarray, more: np.ndarray, *, learn: bool) -> None:
-        """The same where every tensor has a gradient and a past: nearly always, and in half the time."""
+    def _take_all(self, norm: np.ndarray, share: np.ndarray, *, learn: bool) -> None:
+        """The same where every tensor has a gradient and a past: nearly always, and in a fraction of the time."""
         self.present = self._all
-        self.now += (ahead - self.now) / 3
-        self.zeros_now += (more - self.zeros_now) / 3
+        ahead, change = self._seen, self._scratch
+        np.log(norm, out=ahead[0], dtype=np.float64)
+        ahead[1] = share
+        ahead -= self._usual
+        np.subtract(ahead, self._now, out=change)
+        change /= 3
+        self._now += change
         if learn:
             self.rows += 1
-            weight = max(MEMORY, 1 / self.rows)
-            self.usual += weight * ahead
-            self.zeros += weight * more
+            ahead *= max(MEMORY, 1 / self.rows)
+            self._usual += ahead
 
     @property
     def counts(self) -> np.ndarray:
@@ -90,14 +100,15 @@ class LayerPast:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rows = state["rows"]
+        self._start(len(state["usual"]))
         for name in ("usual", "zeros", "now", "zeros_now"):
-            setattr(self, name, np.array(state[name], dtype=np.float64))
+            getattr(self, name)[:] = state[name]
         self._all = np.zeros(0, dtype=bool)
 
 
-def _sound(norms: np.ndarray, nonfinite: np.ndarray) -> bool:
-    """Every tensor has a gradient with a norm that has a logarithm."""
-    return bool(norms.min(initial=1.0) > 0 and norms.max(initial=1.0) < np.inf and nonfinite.min(initial=0.0) >= 0)
+def _sound(norms: np.ndarray) -> bool:
+    """Every tensor has a gradient with a norm that has a logarithm: that of one without a gradient is 0."""
+    return bool(len(norms) and np.minimum.reduce(norms) > 0 and np.maximum.reduce(norms) < np.inf)
 
 
 class _OfLayers(Detector):
@@ -119,8 +130,8 @@ class _OfLayers(Detector):
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
         if layers is None or row.optimizer or not row.landed:
             return []
-        which = self._beyond(layers)
-        if not which.any():
+        which = self._beyond(layers) if self._any_beyond(layers) else None
+        if which is None or not which.any():
             self._since, self._told = 0, False
             return []
         self._since += 1
@@ -129,6 +140,10 @@ class _OfLayers(Detector):
         self._told = True
         worst = [str(self._names[i]) if i < len(self._names) else str(i) for i in np.flatnonzero(which).tolist()[:5]]
         return self._say(row, layers, which, worst)
+
+    def _any_beyond(self, layers: np.ndarray) -> bool:
+        """Whether any layer may be beyond it: nearly never, and told by one look at the outermost."""
+        raise NotImplementedError
 
     def _beyond(self, layers: np.ndarray) -> np.ndarray:
         raise NotImplementedError
@@ -142,9 +157,12 @@ class Exploding(_OfLayers):
 
     name: ClassVar = "exploding"
 
+    def _any_beyond(self, layers: np.ndarray) -> bool:
+        return bool(np.fmax.reduce(layers[:, NORM], initial=0.0) > self._sight.explodes)
+
     def _beyond(self, layers: np.ndarray) -> np.ndarray:
         large = layers[:, NORM] > self._sight.explodes
-        return large & (self._past.now > np.log(10.0)) & self._past.formed if large.any() else large
+        return large & (self._past.now > np.log(10.0)) & self._past.formed
 
     def _say(self, row: Row, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
         top = float(layers[which, NORM].max())
@@ -158,10 +176,10 @@ class Vanishing(_OfLayers):
 
     name: ClassVar = "vanishing"
 
+    def _any_beyond(self, layers: np.ndarray) -> bool:
+        return bool(np.fmin.reduce(self._past.now, initial=0.0) < -min(1.0, math.log(self._sight.fades)))
+
     def _beyond(self, layers: np.ndarray) -> np.ndarray:
-        low = self._past.now < -min(1.0, np.log(self._sight.fades))
-        if not low.any():
-            return low  # nearly always, and the rest takes a while
         norm = layers[:, NORM]
         tiny = (norm > 0) & (norm < self._sight.vanishes) & (self._past.now < -1.0)
         faded = (self._past.now < -np.log(self._sight.fades)) & (norm > 0)
@@ -180,9 +198,11 @@ class Dead(_OfLayers):
     name: ClassVar = "dead"
     stays: ClassVar = 2 * STAYS
 
+    def _any_beyond(self, layers: np.ndarray) -> bool:
+        return bool(np.fmax.reduce(self._past.zeros_now, initial=0.0) > self._sight.dead)
+
     def _beyond(self, layers: np.ndarray) -> np.ndarray:
-        many = self._past.zeros_now > self._sight.dead
-        return many & self._past.formed & self._past.present if many.any() else many
+        return (self._past.zeros_now > self._sight.dead) & self._past.formed & self._past.present
 
     def _say(self, row: Row, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
         most = float(layers[which, ZEROS].max())
