@@ -1,0 +1,131 @@
+"""Conversations: what of them is learned, how they share a sample, and lines that are none."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchdata")
+sys.path.insert(0, str(Path(__file__).parent))
+from corpora import opened, told, write_chats, write_tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write(path: Path, *lines: Any) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def one(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def test_only_the_assistants_words_and_their_end_count(tmp_path: Path) -> None:
+    talk = {"messages": [one("system", "be kind"), one("user", "2+2?"), one("assistant", "4"), one("user", "sure?")]}
+    path = write(tmp_path / "a.jsonl", talk, {"prompt": "hello", "response": "good day"})
+    data = opened("chat", path=path, held_out=0, packing=False, shuffle=False, context=100, batch_size=1)
+    first, second = data.train
+    assert bytes(told(first)) == b"4\0"
+    assert bytes(first["inputs"][0].tolist()).startswith(b"<|system|>\nbe kind\n<|user|>\n2+2?\n<|assistant|>\n4\0<|us")
+    assert bytes(told(second)) == b"good day\0"
+    assert second["count"] == 9
+
+
+def test_packed_conversations_share_samples_and_none_is_cut(tmp_path: Path) -> None:
+    data = opened("chat", path=write_chats(tmp_path / "a.jsonl", 50), held_out=0, context=150, batch_size=100)
+    (batch,) = data.train
+    answers = bytes(told(batch)).split(b"\0")[:-1]
+    assert sorted(answers) == sorted((f"it is {i}" * (1 + i % 3)).encode() for i in range(50))
+    assert batch["inputs"].shape == (data.samples, 150)
+    assert data.samples < 25
+    texts = bytes(batch["inputs"].flatten().tolist())
+    assert all(texts.count(b"<|user|>\nsay %d\n<|assistant|>\nit is %d" % (i, i)) == 1 for i in range(50))
+
+
+def test_with_segments_conversations_of_a_sample_are_told_apart(tmp_path: Path) -> None:
+    data = opened("chat", path=write_chats(tmp_path / "a.jsonl", 6), held_out=0, context=200, segments=True)
+    (batch,) = data.train
+    row, parts = batch["inputs"][0], batch["segments"][0]
+    assert parts.max() >= 1
+    for part in range(int(parts.max()) + 1):
+        assert bytes(row[parts == part].tolist()).startswith(b"<|user|>\nsay ")
+    assert (row[parts == -1] == 0).all()
+
+
+def test_lines_that_are_no_conversation_are_named_with_the_reason(tmp_path: Path) -> None:
+    good = {"messages": [one("user", "a"), one("assistant", "b")]}
+    path = write(
+        tmp_path / "a.jsonl",
+        good,
+        '{"messages": [',
+        "",
+        "[1]",
+        {"text": "hello"},
+        {"messages": []},
+        {"messages": [{"role": "user"}]},
+        {"messages": [one("user", "alone")]},
+        good,
+    )
+    data = opened("chat", path=path, held_out=0, context=50, packing=False)
+    assert data.samples == 2
+    named = {one.name.rsplit(" ", 1)[1]: one.reason for one in data.bad}
+    assert list(named) == ["2", "4", "5", "6", "7", "8"]
+    assert named["2"].startswith("no JSON: Expecting value")
+    assert named["5"] == "expected messages, or prompt and response; it has text"
+    assert named["7"] == "message 1 needs a role and content, both text"
+    assert named["8"] == "the assistant says nothing in it"
+
+
+def test_a_conversation_whose_answer_lies_beyond_the_context_is_left_out_and_that_is_told(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.jsonl",
+        {"prompt": "x" * 100, "response": "too late"},
+        {"prompt": "short", "response": "y" * 100},
+        {"prompt": "short", "response": "fine"},
+    )
+    data = opened("chat", path=path, held_out=0, context=50, packing=False)
+    assert data.samples == 2
+    assert data.notes[0].startswith("1 of 3 texts are longer than data.context 50 and were cut to it")
+    assert data.notes[1].startswith("1 of 3 texts were left out: what counts lies beyond data.context")
+
+
+def test_the_limit_is_in_conversations_and_some_are_held_out(tmp_path: Path) -> None:
+    data = opened("chat", path=write_chats(tmp_path / "a.jsonl"), limit=10, held_out=0.3, packing=False, context=80)
+    assert data.held_out is not None
+    assert data.samples + len(data.held_out.samples) == 10
+    assert 1 <= len(data.held_out.samples) <= 4
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_tokenizers_own_template_is_used(tmp_path: Path, beside: bool) -> None:
+    pytest.importorskip("transformers")
+    config = {"eos_token": "<|im_end|>"} | ({} if beside else {"chat_template": TEMPLATE})
+    folder = write_tokenizer(tmp_path / "tokenizer", **config)
+    if beside:
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+    talk = {
+        "messages": [
+            one("user", "what is it"),
+            one("assistant", "so it is"),
+            one("user", "and?"),
+            one("assistant", "so"),
+        ]
+    }
+    data = opened(
+        "chat", path=write(tmp_path / "a.jsonl", talk), tokenizer=str(folder), held_out=0, context=60, packing=False
+    )
+    batch = next(iter(data.train))
+    assert data.tokenizer is not None
+    inner = data.tokenizer.inner  # pyright: ignore[reportAttributeAccessIssue]
+    assert inner.decode(told(batch), skip_special_tokens=False) == "so it is<|im_end|>\nso<|im_end|>\n"
+    assert inner.decode(batch["inputs"][0].tolist(), skip_special_tokens=False).startswith(
+        "<|im_start|>user\nwhat is it<|im_end|>\n<|im_start|>assistant\nso it is<|im_end|>\n"
+    )
