@@ -15,7 +15,7 @@ from surefoot.models.decoder import Decoder, DecoderConfig, next_token_loss
 from surefoot.train.precision import Precision
 from surefoot.train.recipe.schema import Precision as PrecisionSpec
 from surefoot.train.recipe.schema import Speed
-from surefoot.train.speed import attention, checkpoint_activations, compiled, seed_everything, settle
+from surefoot.train.speed import attention, checkpoint_activations, compile_blocks, compiled, seed_everything, settle
 
 CPU = torch.device("cpu")
 
@@ -143,18 +143,25 @@ def test_a_copy_of_the_model_computes_its_own_blocks_again() -> None:
     assert not torch.equal(model(_tokens()[:, 1:]), other(_tokens()[:, 1:]))
 
 
+def _blocks() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)))
+
+
 def test_blocks_computed_again_are_compiled_whole_and_compute_in_half_precision() -> None:
     precision = Precision(PrecisionSpec(compute="bfloat16"), CPU)
-    plain, again = precision.prepare(_model(layers=2)), precision.prepare(_model(layers=2))
-    checkpoint_activations(again, 1)
+    plain, again = precision.prepare(_blocks()), precision.prepare(_blocks())
+    assert checkpoint_activations(again, 1) == 2
     whole = torch.compile(again, backend="aot_eager", fullgraph=True)
     with precision.forward():
-        expected, found = _gradients(plain), _gradients(again, whole)
-    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.01)
+        plain(torch.ones(2, 4)).sum().backward()
+        whole(torch.ones(2, 4)).sum().backward()
+    for mine, theirs in zip(again.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=0.05, atol=0.01)
 
 
 def test_a_model_without_blocks_cannot_compute_them_again() -> None:
-    with pytest.raises(ValueError, match=r"speed\.checkpoint_activations: .* nn\.ModuleList.* set it to 0"):
+    with pytest.raises(ValueError, match=r"speed\.checkpoint_activations: .*nn\.ModuleList.* set it to 0"):
         checkpoint_activations(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), 1)
 
 
@@ -179,6 +186,14 @@ def test_compiling_is_left_out_unless_asked_for() -> None:
         return x * 2
 
     assert compiled(double, False) is double
+
+
+def test_blocks_are_fused_one_by_one_and_keep_their_names() -> None:
+    model, fused = _model(), _model()
+    assert compile_blocks(fused, False) == 0
+    assert compile_blocks(fused, True, backend="eager") == 4
+    assert list(fused.state_dict()) == list(model.state_dict())
+    torch.testing.assert_close(_gradients(fused), _gradients(model))
 
 
 def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,10 @@ from surefoot.gate.ways import FUSED, unwrap, way_of
 from surefoot.train.naming import optimizer_class
 from surefoot.train.recipe.schema import OPTIMIZER_DEFAULTS
 from surefoot.train.recipe.schema import Optimizer as Spec
+from surefoot.train.weights import hidden_matrices, sharded, trained, undecayed
+
+WHOLE_ONLY = ("Lamb", "Adafactor", "Rprop")
+"""Classes whose arithmetic torch cannot do on shards of weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +47,17 @@ def make_optimizers(model: nn.Module, spec: Spec, *, lr: float | None = None) ->
 
 def plan_optimizers(model: nn.Module, spec: Spec, *, lr: float | None = None) -> list[Plan]:
     """What `make_optimizers` makes, before it is made; `lr` stands in for the recipe's rate."""
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]  # tied weights come once
-    _check_float32(trained)
+    params = trained(model)
     kind = optimizer_class(spec.name)
-    params = [p for _, p in trained]
     rate = spec.lr if lr is None else lr
     if kind is torch.optim.Muon:
         return _muon(model, params, spec, rate)
-    return [_plan(kind, params, spec, rate, _undecayed(model))]
+    return [_plan(kind, params, spec, rate, undecayed(model))]
 
 
 def _muon(model: nn.Module, params: list[nn.Parameter], spec: Spec, lr: float) -> list[Plan]:
     """Muon for what lies between embedding and output, AdamW for the rest, both at one rate."""
-    plain, hidden = _undecayed(model), _hidden_matrices(model)
+    plain, hidden = undecayed(model), hidden_matrices(model)
     # The rate of one fits the other when Muon's updates are made as large as AdamW's.
     options = {"adjust_lr_fn": "match_rms_adamw"} | spec.options
     muon = spec.model_copy(update={"betas": None, "eps": None, "fused": None, "options": options})
@@ -77,7 +79,7 @@ def scaled_rate(spec: Spec, effective_batch: int) -> float:
 
 def _plan(kind: Callable[..., Any], params: list[nn.Parameter], spec: Spec, lr: float, plain: set[int]) -> Plan:
     known = _known(kind)
-    arguments = {"lr": lr} | _said(spec, kind, known)
+    arguments = {"lr": lr} | _for_shards(kind, params) | _said(spec, kind, known)
     if _fusable(kind, params, spec):
         arguments["fused"] = True
     decay = arguments.pop("weight_decay", known.get("weight_decay"))
@@ -88,6 +90,18 @@ def _plan(kind: Callable[..., Any], params: list[nn.Parameter], spec: Spec, lr: 
         {"params": [p for p in params if id(p) in plain], "weight_decay": 0.0},
     ]
     return Plan(kind, [half for half in halves if half["params"]], arguments)
+
+
+def _for_shards(kind: Callable[..., Any], params: list[nn.Parameter]) -> dict[str, Any]:
+    """What it takes to step on shards of weights, where that is possible."""
+    if not sharded(params):
+        return {}
+    if _called(kind) in WHOLE_ONLY:
+        raise ValueError(
+            f"optimizer.name: {_called(kind)} cannot step on shards of weights. Use parallel.how=data, or another "
+            "optimizer, such as adamw"
+        )
+    return {"foreach": False} if _called(kind) == "LARS" else {}  # one by one, torch knows how
 
 
 def _said(spec: Spec, kind: Callable[..., Any], known: Collection[str]) -> dict[str, Any]:
@@ -126,47 +140,17 @@ def _known(kind: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def _fusable(kind: Callable[..., Any], params: Iterable[torch.Tensor], spec: Spec) -> bool:
+def _fusable(kind: Callable[..., Any], params: list[nn.Parameter], spec: Spec) -> bool:
     """Whether one kernel can make all updates, which also lets the guard refuse one without waiting."""
     if spec.fused is False or kind not in FUSED:
         return False
     if any(spec.options.get(other) for other in ("foreach", "differentiable")):
         return False
+    if kind in (torch.optim.SGD, torch.optim.Adagrad) and sharded(params):
+        return False
     # Adagrad's fused kernel is for the CPU only.
     devices = ("cpu",) if kind is torch.optim.Adagrad else ("cpu", "cuda", "xpu", "mps")
     return all(p.is_floating_point() and p.device.type in devices for p in params)
-
-
-def _undecayed(model: nn.Module) -> set[int]:
-    """Vectors and scalars, biases, and all that belongs to a norm, whatever its shape."""
-    found = {id(p) for name, p in model.named_parameters() if p.ndim < 2 or name.rpartition(".")[2].endswith("bias")}
-    for module in model.modules():
-        if "norm" in type(module).__name__.lower():
-            found |= {id(p) for p in module.parameters(recurse=False)}
-    return found
-
-
-def _hidden_matrices(model: nn.Module) -> set[int]:
-    """What Muon is for: matrices between an embedding and the output, which has a row for each token too."""
-    rows = {m.weight.shape[0] for m in model.modules() if isinstance(m, nn.Embedding)}
-    embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    plain = _undecayed(model)
-    return {
-        id(p)
-        for p in model.parameters()
-        if p.ndim == 2 and id(p) not in plain and id(p) not in embedded and p.shape[0] not in rows
-    }
-
-
-def _check_float32(trained: list[tuple[str, nn.Parameter]]) -> None:
-    if not trained:
-        raise ValueError("model: it has no weights to train, or all are frozen. Pass a model with weights to train")
-    for name, p in trained:
-        if p.dtype in (torch.float16, torch.bfloat16):
-            raise ValueError(
-                f"model: the weights {name} are {str(p.dtype).removeprefix('torch.')}, and an optimizer's moments "
-                "would be too. Keep weights in float32, and compute in another type by precision.compute"
-            )
 
 
 def _called(kind: Callable[..., Any]) -> str:

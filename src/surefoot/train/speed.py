@@ -67,16 +67,31 @@ def attention(spec: Speed, device: torch.device) -> Iterator[None]:
         yield
 
 
-def compiled(function: F, on: bool) -> F:
+def compiled(function: F, on: bool, *, backend: str = "inductor") -> F:
     """The function, fused by torch's compiler if that is asked for; the compiler works at the first call."""
     if not on:
         return function
+    _check_compiler()
+    return torch.compile(function, backend=backend)  # pyright: ignore[reportReturnType]
+
+
+def compile_blocks(model: nn.Module, on: bool, *, backend: str = "inductor") -> int:
+    """Fuse each block by itself, in place, as it must be in a model that is sharded after; how many is returned."""
+    if not on:
+        return 0
+    _check_compiler()
+    blocks = [block for row in block_rows(model) for block in row] or [model]
+    for block in blocks:
+        block.compile(backend=backend)
+    return len(blocks)
+
+
+def _check_compiler() -> None:
     if not any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++", "gcc", "clang", "cl")):
         raise ValueError(
             "speed.compile: torch's compiler needs a C++ compiler, and none was found. Install one, such as g++, or "
             "set speed.compile=false"
         )
-    return torch.compile(function)  # pyright: ignore[reportReturnType]
 
 
 def checkpoint_activations(model: nn.Module, every: int) -> int:
@@ -86,8 +101,8 @@ def checkpoint_activations(model: nn.Module, every: int) -> int:
     chosen = [block for row in block_rows(model) for block in row[::every]]
     if not chosen:
         raise ValueError(
-            "speed.checkpoint_activations: the model has no row of blocks of one kind (nn.ModuleList or nn.Sequential) "
-            "to compute again. Put its blocks into one, or set it to 0"
+            "speed.checkpoint_activations: the model has no row of blocks to compute again (an nn.ModuleList, or an "
+            "nn.Sequential of one kind). Put its blocks into one, or set it to 0"
         )
     for block in chosen:
         # In place of the method, so that names in the state stay as they are; torch copies it along with the module.
@@ -96,12 +111,12 @@ def checkpoint_activations(model: nn.Module, every: int) -> int:
 
 
 def block_rows(model: nn.Module) -> list[list[nn.Module]]:
-    """The outermost rows of two or more blocks of one kind, which have weights and parts of their own."""
+    """The outermost rows of blocks: a list of modules that have parts, or a sequence of such of one kind."""
     children = list(model.children())
-    alike = len(children) > 1 and len({type(child) for child in children}) == 1
-    if isinstance(model, nn.ModuleList | nn.Sequential) and alike and all(any(c.children()) for c in children):
+    row = isinstance(model, nn.ModuleList) or (isinstance(model, nn.Sequential) and len(set(map(type, children))) == 1)
+    if row and len(children) > 1 and all(any(True for _ in child.children()) for child in children):
         return [children]
-    return [row for child in children for row in block_rows(child)]
+    return [found for child in children for found in block_rows(child)]
 
 
 def _again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,71 @@
+"""Two processes train shards of a model, each with half of the samples; told is how far it is from a whole model."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from surefoot.models.decoder import Decoder, DecoderConfig, next_token_loss
+from surefoot.train.optimizers import make_optimizers
+from surefoot.train.recipe.schema import Optimizer
+
+RATES = {"adamw": 0.01, "sgd": 0.1, "adagrad": 0.01, "lars": 3.0, "muon": 0.01}
+
+
+def main(out: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    told: dict[str, Any] = {name: _apart(name, rate, rank) for name, rate in RATES.items()}
+    for name in ("lamb", "rprop"):
+        try:
+            make_optimizers(_sharded(_model()), Optimizer(name=name))
+        except ValueError as problem:
+            told[name] = str(problem)
+    (out / f"told-{rank}.json").write_text(json.dumps(told))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _model() -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(DecoderConfig(vocab=32, width=16, layers=1, heads=2, context=16))
+
+
+def _sharded(model: Decoder) -> Decoder:
+    mesh = init_device_mesh("cpu", (2,))
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh)
+    return model
+
+
+def _apart(name: str, rate: float, rank: int) -> float:
+    """The largest difference after some updates, as a share of the largest update."""
+    start = _model()
+    whole, shards = copy.deepcopy(start), _sharded(copy.deepcopy(start))
+    optimizers = [make_optimizers(model, Optimizer(name=name, lr=rate)) for model in (whole, shards)]
+    tokens = torch.arange(64).reshape(4, 16) * 5 % 31
+    for _ in range(3):
+        next_token_loss(whole, tokens).backward()
+        next_token_loss(shards, tokens[2 * rank : 2 * rank + 2]).backward()
+        for optimizer in (each for pair in optimizers for each in pair):
+            optimizer.step()
+            optimizer.zero_grad()
+    gathered = [p.full_tensor() for p in shards.parameters()]  # pyright: ignore[reportAttributeAccessIssue]
+    return _largest(list(whole.parameters()), gathered) / _largest(list(whole.parameters()), list(start.parameters()))
+
+
+def _largest(some: list[nn.Parameter], others: list[Any]) -> float:
+    return max((a - b).detach().abs().max().item() for a, b in zip(some, others, strict=True))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
