@@ -19,9 +19,7 @@ from surefoot.judge.policy import Policy
 from surefoot.state.capture import Generator
 from surefoot.state.tree import Stateful
 
-OPTIONS = ("run_dir", "clip", "policy", "scheduler", "scaler", "extra", "ring", "loader", "resume")
-LATER = ("step_fn",)
-"""Options of the design that this version does not have yet."""
+OPTIONS = ("run_dir", "clip", "policy", "scheduler", "scaler", "extra", "ring", "loader", "resume", "step_fn")
 
 
 class Misuse(ValueError):
@@ -35,8 +33,6 @@ def switched_off() -> bool:
 
 def check_options(unknown: Iterable[str]) -> None:
     for name in unknown:
-        if name in LATER:
-            raise Misuse(f"attach: {name}= is not there yet in this version of surefoot. Leave it out.")
         near = difflib.get_close_matches(name, OPTIONS, n=1)
         hint = f" Did you mean {near[0]}=?" if near else ""
         raise Misuse(f"attach: there is no option {name}=.{hint} The options are {', '.join(OPTIONS)}.")
@@ -88,6 +84,15 @@ def check_resume(resume: object, run_dir: object, policy: object = "protect") ->
             "policy='protect', or leave resume= out."
         )
     return resume
+
+
+def check_step_fn(step_fn: object) -> Any:
+    if step_fn is not None and not callable(step_fn):
+        raise Misuse(
+            f"attach: step_fn={step_fn!r} cannot be called. It is a function of the model and a batch that returns "
+            "the loss: step_fn=lambda model, batch: loss_fn(model, batch)."
+        )
+    return step_fn
 
 
 def check_policy(policy: object) -> Policy:

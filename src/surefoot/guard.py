@@ -65,6 +65,7 @@ def attach(
     ring: float | str | None = None,
     loader: Any = None,
     resume: bool = False,
+    step_fn: Callable[[nn.Module, Any], Tensor] | None = None,
     **unknown: Never,
 ) -> Guard:
     """Watch a model's training and refuse bad updates; hand the loss through `guard.watch` and train as before.
@@ -74,8 +75,9 @@ def attach(
     `scheduler` (one or a list), `scaler` (the GradScaler in use) and `extra` ({name: anything with a state_dict}, such
     as averaged weights) go back with the run when it has to. `ring` is the memory that states to go back to may take,
     such as "8GB"; False keeps none. With `resume` the run is saved to `run_dir` as it goes, and goes on from the newest
-    checkpoint that is whole; `loader` is where its batches come from, so that the data goes on too. With SUREFOOT=off
-    in the environment nothing happens at all.
+    checkpoint that is whole; `loader` is where its batches come from, so that the data goes on too. `step_fn` (model,
+    batch -> loss) lets surefoot run a batch again: a checkpoint then holds the last batch and its loss, and a resume is
+    proven by having that loss again. With SUREFOOT=off in the environment nothing happens at all.
     """
     if edge.switched_off():
         return OffGuard()
@@ -95,6 +97,7 @@ def attach(
         ring=edge.check_ring(ring),
         loader=loader,
         resume=edge.check_resume(resume, run_dir, policy),
+        step_fn=edge.check_step_fn(step_fn),
     )
 
 
@@ -215,6 +218,7 @@ class LiveGuard(Guard):
         ring: int | None,
         loader: Any,
         resume: bool,
+        step_fn: Callable[[nn.Module, Any], Tensor] | None = None,
     ) -> None:
         self.lost = False
         """Protection has ended: closed, or given up after an error of its own."""
@@ -244,7 +248,7 @@ class LiveGuard(Guard):
             self._rounds.attempt = self._desk.journal.last_attempt + 1
             self._anchor: Anchor | None = None
             if resume:
-                self._anchor = self._hold(model, Path(run_dir), policy, scheduler, extra, loader)
+                self._anchor = self._hold(model, Path(run_dir), policy, scheduler, extra, loader, step_fn)
         except BaseException:
             self._release_shadow()
             raise
@@ -264,6 +268,7 @@ class LiveGuard(Guard):
         scheduler: Sequence[Stateful],
         extra: Mapping[str, Any],
         loader: Any,
+        step_fn: Callable[[nn.Module, Any], Tensor] | None,
     ) -> Anchor:
         """Go on from where the run was, and save it from here on."""
         from surefoot.anchor import Anchor  # brings torch.distributed.checkpoint along, which takes a while
@@ -280,6 +285,7 @@ class LiveGuard(Guard):
             extra=extra,
             loader=loader,
             shadow=self._shadow,
+            step_fn=step_fn,
         )
         anchor.resume()
         anchor.listen()
@@ -338,7 +344,7 @@ class LiveGuard(Guard):
     @contained
     def _follow(self, loss: Tensor, batch: Any) -> None:
         if self._anchor is not None:
-            self._anchor.watched()
+            self._anchor.watched(batch)
         first, self._watched = not self._watched, True
         value, samples = loss.detach(), samples_in(batch)
         self._rounds.take_inputs(batch)

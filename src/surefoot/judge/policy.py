@@ -135,6 +135,9 @@ class Policy:
     """Steps between two checkpoints on disk, when `resume=` asks for any."""
     save_seconds: float = 3600.0
     """The longest time between two of them."""
+    probe_every: int = 1
+    """Where `step_fn=` is given: every so many checkpoints the last batch is saved with its loss, which costs the
+    training one forward pass; 0 saves none."""
     careful: bool = False
     """After a crash resume with half the rate and gradients clipped at 0.5, until `loosen_after` updates went well."""
 
@@ -144,6 +147,8 @@ class Policy:
             raise ValueError(f"Policy: {', '.join(wrong)} must be at least 1.")
         if not self.ring_size >= 2:
             raise ValueError("Policy: ring_size must be at least 2; attach(..., ring=False) keeps no states at all.")
+        if not self.probe_every >= 0:
+            raise ValueError("Policy: probe_every must be at least 0.")
         if not self.machine_every >= 0.0:
             raise ValueError("Policy: machine_every must be at least 0.")
         if not 0.0 < self.fade <= 1.0:

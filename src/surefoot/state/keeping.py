@@ -16,6 +16,7 @@ from surefoot.errand import Errand
 from surefoot.state.capture import Whole
 from surefoot.state.disk.hashing import hash_of
 from surefoot.state.disk.together import put_together
+from surefoot.state.probe import Probe, Proof
 from surefoot.state.rendezvous import Team, forget, part
 from surefoot.state.saving import Earlier, Outcome, Saving, Taken
 from surefoot.state.store import Kept, Retention, SaveFailed, Store
@@ -39,6 +40,8 @@ class Resumed:
     """What was saved beside the run."""
     equal: bool | None
     """Whether the state hashes to what was saved, to the bit; None where another number of processes saved it."""
+    proof: Proof | None = None
+    """Whether a saved batch has the loss it had."""
     notes: tuple[str, ...] = ()
 
 
@@ -83,13 +86,14 @@ class Keeping:
         pace: Pace | None = None,
         keep: Retention | None = None,
         about: Mapping[str, Any] | None = None,
+        probe: Probe | None = None,
     ) -> None:
         self.team = team or Team()
         self.pace = pace or Pace()
         self.store = Store(root, keep=keep, patience=PATIENCE)
         self.metrics: dict[str, float] = {}
         """The latest of each, to be told with the next checkpoint."""
-        self._saving = Saving(whole, self.store, self.team)
+        self._saving = Saving(whole, self.store, self.team, probe=probe)
         self._whole = whole
         self._tell = tell
         self._about = {"versions": {"torch": torch.__version__, "python": platform.python_version()}, **(about or {})}
@@ -200,6 +204,8 @@ class Keeping:
             name = outcome.kept.name
             self._unproven[name] = outcome.attempt
             told = values | {"name": name, "bytes": outcome.kept.size, "removed": list(outcome.removed)}
+            if outcome.probe is not None:
+                told["probe_seconds"] = round(outcome.probe, 4)
             self._tell("saved", f"saved as {name}", told)
         if outcome.left_out:
             self._tell("left_out", f"cannot be saved: {', '.join(outcome.left_out[:5])}", {})
@@ -267,6 +273,8 @@ class Keeping:
         names = self._saving.names()
         restored = put_together(kept.folder, self._whole, names, rank=self.team.rank, world_size=self.team.world)
         equal = hash_of(self._whole.look(), names) == restored.hash if restored.hash else None
+        probe = self._saving.probe
+        proof = None if probe is None else probe.prove(restored.probe, same_world=equal is not None)
         self.pace.done(kept.step)
         self._saved = kept.step
         return Resumed(
@@ -275,6 +283,7 @@ class Keeping:
             checkpoint=kept.name,
             guard=restored.guard,
             equal=equal,
+            proof=proof,
             notes=(*kept.passed, *restored.notes),
         )
 

@@ -21,12 +21,13 @@ from surefoot.state.disk.files import write_pieces
 from surefoot.state.disk.hashing import hash_of
 from surefoot.state.disk.misfit import few
 from surefoot.state.disk.names import Names, names_of
-from surefoot.state.disk.pieces import Pieces, not_finite, take_apart
+from surefoot.state.disk.pieces import Pieces, add_probe, not_finite, take_apart
 from surefoot.state.disk.plain import Plain
 from surefoot.state.home import Home, free_bytes
 from surefoot.state.opened import Pulse, opener
 from surefoot.state.rendezvous import Meeting, Team
 from surefoot.state.store import Entry, Kept, Saved, SaveFailed, Store
+from surefoot.state.probe import Probe, Probed
 from surefoot.state.tree import freeze
 
 ROOM = 0.5
@@ -47,6 +48,8 @@ class Taken:
     """Events on the devices after which the copy is there."""
 
 
+    probed: Probed | None = None
+    """A batch with the loss it has in this state."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What came of a save."""
@@ -65,6 +68,8 @@ class Outcome:
     """Why older checkpoints could not go."""
 
 
+    probe: float | None = None
+    """Seconds that the training waited for the loss of a batch to be saved with it; None if there is none."""
 @dataclass(frozen=True, slots=True)
 class Earlier:
     """What moves on when a loop fetches its next batch, as it was before that."""
@@ -95,6 +100,7 @@ class Saving:
     """Of the disk, while tensors are written to it; what else is done, the store watches itself."""
     _runner: Runner = field(default_factory=lambda: Runner("surefoot-save"))
     home: Home | None = None
+    probe: Probe | None = None
     """Where copies are made; chosen by the room there is when it is not said."""
     _meetings: int = 0
     _errand: Errand[Outcome] | None = None
@@ -131,10 +137,13 @@ class Saving:
         ready = tuple(torch.cuda.current_stream(d).record_event() for d in look.nbytes if d.type == "cuda")
         self._meetings += 1
         ready = (*ready, *(e for _, e in copy.arrivals))
-        return Taken(attempt=attempt, kind=kind, copy=copy, meeting=self._meetings, ready=ready)
+        return Taken(attempt=attempt, kind=kind, copy=copy, meeting=self._meetings, ready=ready, probed=probed)
 
     def settle(self) -> None:
         """To be called before an optimizer's step: a copy may still be on its way to the host."""
+        probed = None
+        if self.probe is not None:
+            probed = self.probe.take(None if earlier is None else {id(live): was for live, was in earlier.buffers})
         if self._arriving is not None:
             self._arriving.settle()
             self._arriving = None
@@ -189,7 +198,8 @@ class Saving:
 
     def _save(self, taken: Taken, step: int, about: Mapping[str, Any], guard: Any) -> Outcome:
         began = time.monotonic()
-        told = {"step": step, "attempt": taken.attempt, "kind": taken.kind}
+        probe = None if taken.probed is None else taken.probed.seconds
+        told: dict[str, Any] = {"step": step, "attempt": taken.attempt, "kind": taken.kind, "probe": probe}
         try:
             for event in taken.ready:
                 event.synchronize()
@@ -220,6 +230,8 @@ class Saving:
     def _together(self, taken: Taken, step: int, pieces: Pieces, about: Mapping[str, Any]) -> dict[str, Any]:
         meeting = Meeting(self.store.root, self.team, taken.meeting)
         if self.team.rank > 0:
+        if taken.probed is not None:
+            add_probe(pieces, taken.probed.told(), self.team.rank)
             try:
                 entries = self._written(meeting.follow(), pieces)
             except (SaveFailed, OSError) as error:

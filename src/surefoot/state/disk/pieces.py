@@ -45,6 +45,23 @@ def take_apart(copy: Copy, names: Names, *, rank: int = 0, world_size: int = 1) 
     return Pieces(apart.shards, told, apart.left_out, apart.weights & apart.shards.keys())
 
 
+def add_probe(pieces: Pieces, probe: Mapping[str, Any], rank: int) -> None:
+    """A batch with the loss it has in this state, which is this process's own."""
+
+    def put(path: str, tensor: Tensor) -> dict[str, Any] | None:
+        if not can_hold(tensor):
+            return None
+        name = free(own_name(path, rank), pieces.shards)
+        pieces.shards[name] = Shard(tensor, (0,) * tensor.dim(), tuple(tensor.shape))
+        return {"$tensor": name, "host": tensor.device.type == "cpu"}
+
+    plain = Plain(put, lambda value: isinstance(value, Tensor))
+    told = plain.told(dict(probe), "probe")
+    if not plain.left_out:
+        pieces.told["probe"] = told
+    pieces.left_out += plain.left_out
+
+
 def not_finite(pieces: Pieces) -> list[str]:
     """The names of parameters that hold a NaN or an infinity, with one wait for each device."""
     names: dict[torch.device, list[str]] = defaultdict(list)

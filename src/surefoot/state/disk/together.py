@@ -35,6 +35,8 @@ class Restored:
     """What is not exactly as it was, in words."""
     guard: Any = None
     """What else was told with the run."""
+    probe: Any = None
+    """A batch with the loss that it must have again."""
     hash: str = ""
     """What the state must hash to; empty where it was saved by another number of processes."""
 
@@ -194,6 +196,7 @@ class _Together:
         ]
         self._aim_at_scaler(untold(own.get("scaler"), None, self._own))
         self._restored.guard = untold(own.get("guard"), None, self._own)
+        self._restored.probe = untold(own.get("probe"), None, self._own)
         self._restored.hash = str(own.get("hash", "")) if self._saved.same_world else ""
 
     def _aim_at(self, thing: Any, told: Any) -> None:

@@ -1,0 +1,46 @@
+"""A run that is told to end: which signal came, what all processes agree on, and how it ends then."""
+
+from __future__ import annotations
+
+import signal
+
+from surefoot.agreement import Agreement
+from surefoot.hearing import Hearing
+
+
+class Parting:
+    """Hears signals, and ends the run as they would have it once it is saved."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+        self._hearing: Hearing | None = None
+        self._asked: int | None = None
+        """A signal that came."""
+
+    def listen(self) -> None:
+        """From here on signals end the run at a good moment."""
+        self._hearing = Hearing(self._signalled)
+
+    def close(self) -> None:
+        if self._hearing is not None:
+            self._hearing.close()
+
+    def _signalled(self, number: int) -> None:
+        if self._asked is not None and number == signal.SIGINT:  # a person who asks twice does not want to wait
+            raise KeyboardInterrupt
+        self._asked = number
+
+    def ask(self, attempt: int) -> None:
+        """Let all processes know of a signal that came."""
+        if self._asked is not None:
+            self._agreement.propose(f"stop:{int(self._asked)}", attempt)
+
+    def end(self, number: int) -> None:
+        """End as the signal would have it; where the program listens to it too, that is for the program to do."""
+        handler, self._asked = None if self._hearing is None else self._hearing.before(number), None
+        if callable(handler) and handler is not signal.default_int_handler:
+            handler(number, None)
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise SystemExit(128 + number)
