@@ -41,6 +41,8 @@ class Desk:
         self._observes = policy.observe
         self._clock = clock
         self._landed = -1
+        self._stops = 0
+        """Times the run was stopped since an update landed."""
         self.attempt = -1
         """The last one that was read."""
         self.last: Row | None = None
@@ -64,14 +66,23 @@ class Desk:
         if (row.landed or (self._observes and row.verdict < Verdict.OVERFLOW)) and not again:
             self.step += 1
             self._landed = tag.attempt
+            self._stops = 0
         events = self.judge.update(row, layers) if judged else []
         if not events:
             return []
         if self.journal.rank == 0:  # all processes judge alike, one tells
-            for event in events:
+            for event in self._worth_telling(events):
                 self.journal.event(event)
                 self._tell(event, row, layers)
         return [e for e in events if isinstance(e, Decision) and e.applied]
+
+    def _worth_telling(self, events: list[Event]) -> list[Event]:
+        """A loop that goes on after it was stopped is stopped again each time, which is not told each time."""
+        if not any(isinstance(e, Decision) and e.action is Action.STOP for e in events):
+            return events
+        self._stops += 1
+        often = self._stops & (self._stops - 1)
+        return [e for e in events if not (often and isinstance(e, Decision) and e.action is Action.STOP)]
 
     def _tell(self, event: Event, row: Row, layers: np.ndarray) -> None:
         if isinstance(event, Outcome):

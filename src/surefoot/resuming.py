@@ -70,6 +70,9 @@ class Resuming:
             self._desk.history.load_state_dict(told["history"])
             if "rewound" in told:  # it was saved in trouble, as the run was before that
                 self._desk.judge.rewound(*told["rewound"])
+            asked, reins = self._desk.judge.restraint, self._footing.reins
+            if asked != Restraint() and reins.objection(asked) is None:
+                reins.set(asked)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             notes.append(f"the judge begins anew, since what it knew was of another version: {error!r}")
         values = {"step": resumed.step, "seconds": round(seconds, 3), "notes": notes}

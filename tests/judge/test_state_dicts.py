@@ -198,3 +198,23 @@ def test_a_judge_that_is_loaded_waits_for_no_rewind() -> None:
     judge.load_state_dict(saved)
     assert judge.quiet
     assert actions(judged(judge, [source.nan() for _ in range(3)])) == [Action.REWIND]
+
+
+def test_a_judge_saved_in_the_middle_of_a_case_decides_as_if_it_had_not_been() -> None:
+    judge, source = trained()
+    judged(judge, [source.nan(), *source.rows(2, times=3.0, swells=20.0), source.nan()])
+    assert not judge.quiet
+    saved = judge.state_dict()
+    assert kinds_in(saved) <= {bool, int, float, str, type(None)}, "a checkpoint leaves out all else"
+    after = Judge(Policy())
+    after.load_state_dict(json.loads(json.dumps(saved)))
+    going_on = [*[source.nan() for _ in range(3)], *source.rows(30, times=2.0)]
+    told, again = judged(judge, going_on), judged(after, going_on)
+    assert Action.REWIND in actions(told)
+    assert repr(again) == repr(told)
+
+
+def kinds_in(value: Any) -> set[type]:
+    if isinstance(value, dict):
+        return set().union(*map(kinds_in, value.values()))
+    return set().union(*map(kinds_in, value)) if isinstance(value, list | tuple) else {type(value)}

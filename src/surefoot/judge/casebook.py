@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -223,7 +224,16 @@ class Casebook:
 def _packed(case: Case) -> dict[str, Any]:
     """A case in plain values."""
     told = {name: getattr(case, name) for name in case.__slots__ if name not in ("moments", "findings")}
-    return told | {"moments": [asdict(m) for m in case.moments], "findings": [asdict(f) for f in case.findings]}
+    return _plain(told | {"moments": [asdict(m) for m in case.moments], "findings": [asdict(f) for f in case.findings]})
+
+
+def _plain(value: Any) -> Any:
+    """The same with values in place of names for them: what a checkpoint cannot hold, it leaves out."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _unpacked(told: dict[str, Any]) -> Case:

@@ -43,7 +43,7 @@ from surefoot.judge.diagnose.tree import Facts, walk
 from surefoot.judge.normal import Normal
 from surefoot.judge.policy import Policy
 from surefoot.judge.treat import Treatment, grave
-from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, Pattern, Row, Verdict
+from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, Pattern, Restraint, Row, Verdict
 
 TALK = 50
 """Refusals in a row that are each told; after that only the 64th, 128th and so on."""
@@ -130,6 +130,11 @@ class Judge:
     def quiet(self) -> bool:
         """Nothing is amiss, so that a state may be taken now."""
         return self._book.case is None and self._refused == 0
+
+    @property
+    def restraint(self) -> Restraint:
+        """What is asked of the steps."""
+        return self._treatment.restraint
 
     @property
     def curious(self) -> bool:

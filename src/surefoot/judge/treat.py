@@ -218,7 +218,7 @@ class Treatment:
             "loosened": self._loosened,
             "refusals": self._refusals,
             "before": self._before,
-            "last": None if self._last is None else self._last.action,
+            "last": None if self._last is None else self._last.action.value,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
