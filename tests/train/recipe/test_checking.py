@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.train.recipe import RecipeError, check_arguments, load, remarks
+from surefoot.train.recipe import RecipeError, check_arguments, load, policy_of, remarks
 
 
 def refused(*overrides: str, source: str = "lm-tiny") -> str:
@@ -27,6 +27,7 @@ def refused(*overrides: str, source: str = "lm-tiny") -> str:
         ("checkpoint.every=1", "checkpoints"),
         ("precision.dtype=bfloat16", "precision.compute"),
         ("protection.figures.ring_evry=5", "ring_every"),
+        ("protection.figures.sight.jmp=5", "jump"),
     ],
 )
 def test_a_key_that_does_not_exist_is_answered_with_the_one_that_was_meant(wrong: str, right: str) -> None:
@@ -53,6 +54,9 @@ def test_a_key_like_no_other_is_answered_with_where_to_look() -> None:
         ("protection.clip=0", "expected a number above 0, adaptive, or null"),
         ("optimizer.betas=[0.9,0.95,1]", "expected a list of two numbers"),
         ("optimizer.betas=[0.9,1.5]", "expected two numbers from 0 to below 1"),
+        ("protection.figures.limit=0", "limit must be at least 1"),
+        ("protection.figures.limit=few", "expected a valid integer"),
+        ("protection.figures.save_every=5", "set checkpoints.every instead"),
         ("optimizer=fast", "expected keys and values below it"),
         ("model=decoder", "expected module:name"),
         ("model.factory=null", "expected module:name, such as surefoot.models:decoder, got nothing"),
@@ -121,6 +125,12 @@ def test_what_runs_but_may_not_be_wanted_is_remarked() -> None:
     assert "float16 on the CPU" in remark
     (remark,) = remarks(load("lm-tiny", ["data.held_out=0"])[0])
     assert "nothing is evaluated" in remark
+
+
+def test_figures_of_the_policy_and_intervals_of_the_checkpoints_make_one_policy() -> None:
+    figures = ["protection.figures.limit=5", "protection.figures.sight.jump=8", "protection.policy=observe"]
+    policy = policy_of(load("lm-tiny", figures)[0])
+    assert (policy.limit, policy.sight.jump, policy.observe, policy.save_every) == (5, 8.0, True, 200)
 
 
 def make(width: int, *, heads: int = 4, dropout: float = 0.0) -> None:

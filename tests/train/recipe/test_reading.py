@@ -140,6 +140,7 @@ def test_a_source_may_be_a_shipped_name_or_a_path_and_a_near_one_is_suggested(wr
     assert f"Did you mean {tmp_path / 'mine.yaml'}?" in refused(str(tmp_path / "mien.yaml"))
     assert "there is no folder" in refused(str(tmp_path / "no" / "mine.yaml")).lower()
     assert "is a folder" in refused(str(tmp_path))
+    assert "no file and no shipped recipe" in refused("x" * 5000)
     assert "recipe comes first" in refused("optimizer.lr=3")
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 
-from surefoot.judge.policy import Policy
+from surefoot.train.recipe.figures import wrong_figures
 from surefoot.train.recipe.mistakes import Mistake
-from surefoot.train.recipe.nearest import nearest
 from surefoot.train.recipe.schema import Data, Recipe
 
 
@@ -63,15 +61,10 @@ def _optimizer(recipe: Recipe) -> Iterator[Mistake]:
 
 
 def _protection(recipe: Recipe) -> Iterator[Mistake]:
-    clip, figures = recipe.protection.clip, recipe.protection.figures
+    clip = recipe.protection.clip
     if isinstance(clip, float) and clip <= 0:
         yield Mistake(("protection", "clip"), f"expected a number above 0, adaptive, or null for none, got {clip:g}")
-    known = [each.name for each in fields(Policy)]
-    for name in figures:
-        if name not in known:
-            near = nearest(name, known)
-            hint = f"Did you mean {near}?" if near else f"There are {', '.join(known)}."
-            yield Mistake(("protection", "figures", name), f"surefoot.Policy has no such figure. {hint}")
+    yield from wrong_figures(recipe)
 
 
 def _remarks(recipe: Recipe) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from surefoot.train.recipe.checking import check
-from surefoot.train.recipe.mistakes import Origin, RecipeError
+from surefoot.train.recipe.mistakes import Origin, RecipeError, shortened
 from surefoot.train.recipe.nearest import nearest
 from surefoot.train.recipe.overriding import override
 from surefoot.train.recipe.reading import read
@@ -38,13 +38,15 @@ def load(source: str, overrides: Sequence[str] = ()) -> list[Recipe]:
 
 def find(source: str) -> Path:
     """The file of a recipe, by its path or by the name of a shipped one."""
-    if "=" in source and not Path(source).exists():
+    exists = os.path.exists(source)  # False, not an error, for what cannot be a path at all
+    if "=" in source and not exists:
         raise RecipeError(f"{source} sets a key; the recipe comes first, as in: lm-tiny {source}")
     if (known := shipped()).get(source):
         return known[source]
     path = Path(source)
-    if path.exists():
+    if exists:
         return path
+    source = shortened(source)
     if path.suffix or os.sep in source:
         raise RecipeError(f"{source}: there is no such file.{_file_near(path)}")
     near = nearest(source, known)

@@ -41,13 +41,16 @@ class Origin:
     def of(self, place: Place) -> str:
         """Where a key was set: its line, what stood on the command line, or nothing; then the key itself."""
         key = ".".join(place)
+        if told := self.told.get(place):
+            return f"command line, {shortened(told)}"
+        if place not in self.lines and (below := [told for by, told in self.told.items() if by[: len(place)] == place]):
+            return f"command line, {shortened(below[0])}: {key}"
         for length in range(len(place), 0, -1):
             if told := self.told.get(place[:length]):
-                return f"command line, {shortened(told)}" + (f": {key}" if length < len(place) else "")
+                return f"command line, {shortened(told)}: {key}"
             if line := self.lines.get(place[:length]):
                 return f"line {line}: {key}"
-        below = [told for each, told in self.told.items() if each[: len(place)] == place]
-        return f"command line, {shortened(below[0])}: {key}" if below else key
+        return key
 
 
 def refuse(origin: Origin, mistakes: Sequence[Mistake]) -> None:

@@ -38,7 +38,7 @@ def folder_name(text: str) -> str:
     safe = re.sub(r"[^\w.=+-]+", "-", text, flags=re.ASCII).strip("-. ") or "run"
     if len(safe) <= _LONGEST:
         return safe
-    return f"{safe[: _LONGEST - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{safe[: _LONGEST - 9]}-{hashlib.sha256(text.encode('utf-8', 'backslashreplace')).hexdigest()[:8]}"
 
 
 def _lists(value: Any, place: Place) -> Iterator[tuple[Place, list[Any]]]:
