@@ -15,7 +15,7 @@ from surefoot.models.decoder import Decoder, DecoderConfig, next_token_loss
 from surefoot.train.precision import Precision
 from surefoot.train.recipe.schema import Precision as PrecisionSpec
 from surefoot.train.recipe.schema import Speed
-from surefoot.train.speed import attention, checkpoint_activations, compile_blocks, compiled, seed_everything, settle
+from surefoot.train.speed import attention, checkpoint_activations, compiled, seed_everything, settle
 
 CPU = torch.device("cpu")
 
@@ -169,16 +169,20 @@ def test_a_model_without_blocks_cannot_compute_them_again() -> None:
 def test_attention_gives_the_same_answer_with_any_kernel(name: Any) -> None:
     model = _model()
     expected = model(_tokens()[:, 1:])
-    with attention(Speed(attention=name), CPU):
+    with attention(Speed(attention=name)):
         torch.testing.assert_close(model(_tokens()[:, 1:]), expected)
 
 
-def test_attention_that_needs_a_gpu_is_refused_on_the_cpu() -> None:
-    with (
-        pytest.raises(ValueError, match=r"speed\.attention: cudnn needs a GPU.* Use one of auto, flash, math"),
-        attention(Speed(attention="cudnn"), CPU),
-    ):
-        pass
+@pytest.mark.parametrize(
+    ("name", "device", "message"),
+    [
+        ("cudnn", "cpu", r"speed\.attention: cudnn needs a GPU.* Use one of auto, flash, math"),
+        ("flash", "cuda", r"speed\.attention: flash computes in bfloat16 and float16 only.* Use auto"),
+    ],
+)
+def test_attention_that_cannot_run_is_refused_before_anything_runs(name: Any, device: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settle(Speed(attention=name), torch.device(device), "float32")
 
 
 def test_compiling_is_left_out_unless_asked_for() -> None:
@@ -186,14 +190,6 @@ def test_compiling_is_left_out_unless_asked_for() -> None:
         return x * 2
 
     assert compiled(double, False) is double
-
-
-def test_blocks_are_fused_one_by_one_and_keep_their_names() -> None:
-    model, fused = _model(), _model()
-    assert compile_blocks(fused, False) == 0
-    assert compile_blocks(fused, True, backend="eager") == 4
-    assert list(fused.state_dict()) == list(model.state_dict())
-    torch.testing.assert_close(_gradients(fused), _gradients(model))
 
 
 def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +27,7 @@ _BACKENDS = {
     "math": SDPBackend.MATH,
 }
 _ON_CPU = ("auto", "flash", "math")
+_HALF_ONLY = ("flash", "cudnn")
 
 
 def seed_everything(seed: int, rank: int = 0) -> None:
@@ -41,8 +42,9 @@ def seed_everything(seed: int, rank: int = 0) -> None:
     torch.manual_seed(int(own) % 2**63)
 
 
-def settle(spec: Speed, device: torch.device) -> None:
+def settle(spec: Speed, device: torch.device, compute: str | None = None) -> None:
     """Set torch up for the same bits each time, or for the fastest kernels, before anything runs on the device."""
+    _check_attention(spec, device, compute)
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     if spec.deterministic and device.type == "cuda":
@@ -52,38 +54,30 @@ def settle(spec: Speed, device: torch.device) -> None:
     torch.backends.cudnn.benchmark = not spec.deterministic
 
 
-@contextlib.contextmanager
-def attention(spec: Speed, device: torch.device) -> Iterator[None]:
+def attention(spec: Speed) -> AbstractContextManager[Any]:
     """The kernels attention may use; it belongs around the whole loop, as backward may compute a block again."""
+    return nullcontext() if spec.attention == "auto" else sdpa_kernel(_BACKENDS[spec.attention])
+
+
+def _check_attention(spec: Speed, device: torch.device, compute: str | None) -> None:
     if device.type == "cpu" and spec.attention not in _ON_CPU:
         raise ValueError(
             f"speed.attention: {spec.attention} needs a GPU, and this run is on the CPU. "
             f"Use one of {', '.join(_ON_CPU)}"
         )
-    if spec.attention == "auto":
-        yield
-        return
-    with sdpa_kernel(_BACKENDS[spec.attention]):
-        yield
+    if device.type == "cuda" and spec.attention in _HALF_ONLY and compute in ("float32", "tf32"):
+        raise ValueError(
+            f"speed.attention: {spec.attention} computes in bfloat16 and float16 only, and this run in {compute}. "
+            "Use auto, efficient or math, or set precision.compute=bfloat16"
+        )
 
 
-def compiled(function: F, on: bool, *, backend: str = "inductor") -> F:
+def compiled(function: F, on: bool) -> F:
     """The function, fused by torch's compiler if that is asked for; the compiler works at the first call."""
     if not on:
         return function
     _check_compiler()
-    return torch.compile(function, backend=backend)  # pyright: ignore[reportReturnType]
-
-
-def compile_blocks(model: nn.Module, on: bool, *, backend: str = "inductor") -> int:
-    """Fuse each block by itself, in place, as it must be in a model that is sharded after; how many is returned."""
-    if not on:
-        return 0
-    _check_compiler()
-    blocks = [block for row in block_rows(model) for block in row] or [model]
-    for block in blocks:
-        block.compile(backend=backend)
-    return len(blocks)
+    return torch.compile(function)  # pyright: ignore[reportReturnType]
 
 
 def _check_compiler() -> None:
