@@ -89,6 +89,8 @@ class Console:
         if not self._first:
             return
         told = event.as_json()
+        if told.get("name") == "rewound":
+            self._figuring.went_back(event.attempt)
         if event.kind != "checkpoint":
             self._story.event(told)
         elif told["name"] == "saved":

@@ -38,12 +38,18 @@ class Figuring:
     def __init__(self, window: int) -> None:
         self._rows: deque[Row] = deque(maxlen=window)
         self._memory = self._peak = NAN
+        self._upto = -1
+
+    def went_back(self, attempt: int) -> None:
+        """After this attempt the run went back: rows of updates up to it are of no interest any more."""
+        self._upto = max(self._upto, attempt)
 
     def take(self, row: Row) -> bool:
-        """False for a row that was taken before."""
-        if self._rows and self._rows[-1].attempt >= row.attempt:
+        """False for a row that was taken before, or is of a time that is gone."""
+        if row.attempt <= self._upto:
             return False
         self._rows.append(row)
+        self._upto = row.attempt
         if not math.isnan(row.memory):  # it is not read at every step
             self._memory, self._peak = row.memory, row.memory_peak
         return True
