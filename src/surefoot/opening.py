@@ -6,7 +6,9 @@ import functools
 import gc
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict
 from typing import Any
 
@@ -25,6 +27,7 @@ from surefoot.rounds import Rounds
 log = logging.getLogger("surefoot")
 _PROPORTIONAL = (torch.optim.SGD, torch.optim.ASGD, torch.optim.LBFGS)
 """Optimizers whose updates grow with the gradients."""
+_MORE: ContextVar[Mapping[str, Any]] = ContextVar("more of a run, told by whoever attaches to it", default={})
 
 
 def judge_for(model: nn.Module, policy: Policy, rounds: Rounds) -> Judge:
@@ -63,7 +66,21 @@ def config_of(model: nn.Module, clip: ClipOption, policy: Policy, rounds: Rounds
         "optimizers": optimizers,
         "processes": rounds.meter.ranks.world,
     }
-    return {"config": config, "data": None} | describe(rounds.device)
+    told = {"config": config, "data": None} | describe(rounds.device)
+    for name, more in _MORE.get().items():
+        known = told.get(name)
+        told[name] = {**known, **more} if isinstance(known, Mapping) and isinstance(more, Mapping) else more
+    return told
+
+
+@contextmanager
+def introduced(more: Mapping[str, Any]) -> Iterator[None]:
+    """Whatever is attached in here has this in its `run.json` too; what both tell of one thing is told together."""
+    before = _MORE.set(more)
+    try:
+        yield
+    finally:
+        _MORE.reset(before)
 
 
 def open_together(ranks: Ranks, run_dir: str | os.PathLike[str], info: dict[str, Any]) -> Journal:
