@@ -124,6 +124,12 @@ def test_a_path_of_its_own_is_held_out_whole(tmp_path: Path) -> None:
     assert sorted(told(next(iter(data.held_out)))) == sorted(numbers(held)[1:])
 
 
+def test_held_out_texts_that_are_also_trained_on_are_told(tmp_path: Path) -> None:
+    train, held = write_texts(tmp_path / "a"), write_texts(tmp_path / "b", 4)
+    (held / "text-000.txt").write_text("a text that stands nowhere else")
+    assert opened(path=train, held_out_path=held).notes == ["3 of 4 held-out texts are also trained on"]
+
+
 def test_held_out_batches_are_disjoint_by_rank_and_as_many_on_each(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "a.bin", 3000)
     shares = [opened("tokens", path=path, held_out=0.2, rank=rank, world=3).held_out for rank in range(3)]

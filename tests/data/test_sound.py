@@ -55,6 +55,22 @@ def test_an_unreadable_sample_is_replaced_counted_and_named(workers: int) -> Non
     assert healthy.bad == []
 
 
+class Moody(Flawed):
+    """Refuses each sample once."""
+
+    def __getitem__(self, index: int) -> int:
+        if index not in self._bad:
+            self._bad.add(index)
+            raise TimeoutError("the network is slow today")
+        return index
+
+
+def test_a_weak_moment_of_disk_or_network_costs_no_sample() -> None:
+    data = opened("own", dataset=Moody(40, set()), held_out=0)
+    assert sorted(chain(*seen(data, 10))) == list(range(40))
+    assert data.bad == []
+
+
 def test_what_comes_in_its_place_is_the_same_after_a_resume_with_workers_and_other_ranks() -> None:
     dataset = Flawed(48, {3, 11, 30})
     whole = seen(opened("own", dataset=dataset, held_out=0), 24)

@@ -9,19 +9,26 @@ from surefoot.data.text import batches, split, standard_library
 if TYPE_CHECKING:
     from surefoot.data.ahead import skip_ahead
     from surefoot.data.chance import keyed_generator, keyed_numpy
+    from surefoot.data.corpus import Opened, check_vocab, open_data
     from surefoot.data.loaders import Loader, make_loader
     from surefoot.data.position import Position, WrongPosition
+    from surefoot.data.problem import DataError, Unreadable
     from surefoot.data.sampler import Sampler
 
 __all__ = [
+    "DataError",
     "Loader",
+    "Opened",
     "Position",
     "Sampler",
+    "Unreadable",
     "WrongPosition",
     "batches",
+    "check_vocab",
     "keyed_generator",
     "keyed_numpy",
     "make_loader",
+    "open_data",
     "skip_ahead",
     "split",
     "standard_library",
@@ -29,13 +36,18 @@ __all__ = [
 
 # Looked up when asked for: only loaders need torchdata.
 _HOMES = {
+    "DataError": "problem",
     "Loader": "loaders",
+    "Opened": "corpus",
     "Position": "position",
     "Sampler": "sampler",
+    "Unreadable": "problem",
     "WrongPosition": "position",
+    "check_vocab": "corpus",
     "keyed_generator": "chance",
     "keyed_numpy": "chance",
     "make_loader": "loaders",
+    "open_data": "corpus",
     "skip_ahead": "ahead",
 }
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.data.problem import DataError, Unreadable
+from surefoot.data.problem import DataError, Unreadable, check_few
 from surefoot.data.progress import Advance
 from surefoot.data.store import Writer
 from surefoot.data.texts import Told
@@ -40,10 +40,11 @@ def write_chats(
     files: Sequence[Path],
     encode: Callable[[list[Message]], Encoded],
     limit: int | None,
+    most: int,
     writer: Writer,
     advance: Advance,
 ) -> Told:
-    """All conversations, `limit` at most; lines that are none are named."""
+    """All conversations, `limit` at most; lines that are none are named, up to `most`."""
     told = Told()
     for path in files:
         try:
@@ -57,6 +58,7 @@ def write_chats(
                         raise ValueError("the assistant says nothing in it")
                 except ValueError as error:
                     told.unreadable.append(Unreadable(f"{path} line {number}", str(error)))
+                    check_few(told.unreadable, most)
                     continue
                 writer.add(np.array(tokens), np.array(counted))
                 writer.close_text()

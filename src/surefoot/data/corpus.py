@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from surefoot.data.cutting import Cutting
 from surefoot.data.held_out import HeldOut, choose_samples
 from surefoot.data.problem import DataError, Unreadable, check_few
@@ -157,12 +159,14 @@ def _language(spec: DataSpec, segments: bool, cache: Path | None) -> _Parts:
         )
     tokenizer = tokenizer_of(spec)
     main = open_source(spec, spec.path, "data.path", tokenizer, cache)
-    told = Told(list(main.told.unreadable), list(main.told.notes))
+    told, name = Told(list(main.told.unreadable), list(main.told.notes)), main.hash
     cutting = Cutting(spec.kind, spec.context, spec.packing, spec.limit, segments, told.notes)
     if spec.held_out_path:
         other = open_source(spec, spec.held_out_path, "data.held_out_path", tokenizer, cache)
         told.unreadable += other.told.unreadable
-        train, held = cutting.all_of(main.store), cutting.all_of(other.store)
+        train, held, name = cutting.all_of(main.store), cutting.all_of(other.store), f"{name}, held out {other.hash}"
+        if common := np.isin(other.store.digests, main.store.digests).sum() if tokenizer else 0:
+            told.notes.append(f"{common} of {len(other.store.digests)} held-out texts are also trained on")
     else:
         train, held = cutting.parted(main.store, spec.held_out)
     if not cutting.whole_texts and train.tokens < spec.context:
@@ -175,7 +179,7 @@ def _language(spec: DataSpec, segments: bool, cache: Path | None) -> _Parts:
         held_out=held,
         collate=partial(batch_of, width=spec.context if spec.packing else None, segments=segments),
         told=told,
-        hash=main.hash,
+        hash=name,
         vocab=tokenizer.vocab if tokenizer else spec.vocab,
         tokenizer=tokenizer,
         store=main.store if spec.kind == "tokens" else None,
@@ -192,8 +196,6 @@ def _own(spec: DataSpec, dataset: Any, held_out: Any, collate: Callable[[list[An
         )
     told, name = Told(), getattr(dataset, "_fingerprint", None)
     if held_out is None and len(dataset) > 1 and spec.held_out > 0:
-        import numpy as np
-
         chosen = choose_samples(len(dataset), spec.held_out)
         told.notes.append(f"{len(chosen)} of {len(dataset)} samples are held out")
         rest = np.setdiff1d(np.arange(len(dataset)), chosen)

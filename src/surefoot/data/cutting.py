@@ -36,19 +36,20 @@ class Cutting:
         return self.kind == "chat" and self.packing
 
     def all_of(self, store: Store) -> LanguageData:
+        if self.kind == "tokens":
+            return self._tail(store, 0)[0]
         return self._texts(store, self._usable(store)) if self.whole_texts else self._stream(store, _spans(store))
 
     def parted(self, store: Store, share: float) -> tuple[LanguageData, LanguageData | None]:
         """What to train on and what to evaluate on: no text, and no copy of one, is on both sides."""
         if self.kind == "tokens":
-            end = min(len(store.tokens), self.limit or len(store.tokens))
-            return self._tail(store, end, share)
+            return self._tail(store, share)
         usable = self._usable(store) if self.whole_texts else np.arange(len(store.digests))
         chosen = choose_texts(store.digests[usable], store.lengths[usable], share)
         if share > 0 and not chosen.any():
             if not self.whole_texts:
                 self.notes.append(f"there is only one text: its last {share:.1%} is held out")
-                return self._tail(store, int(store.offsets[-1]), share)
+                return self._tail(store, share)
             self.notes.append("there is only one text: nothing is held out")
         train, held = usable[~chosen], usable[chosen]
         if len(held):
@@ -59,7 +60,8 @@ class Cutting:
         spans = _spans(store)
         return self._stream(store, spans[train]), self._stream(store, spans[held]) if len(held) else None
 
-    def _tail(self, store: Store, end: int, share: float) -> tuple[LanguageData, LanguageData | None]:
+    def _tail(self, store: Store, share: float) -> tuple[LanguageData, LanguageData | None]:
+        end = len(store.tokens) if self.kind != "tokens" or self.limit is None else min(len(store.tokens), self.limit)
         cut = end - round(end * share)
         held = self._stream(store, np.array([[cut, end]])) if end - cut > 1 else None
         return self._stream(store, np.array([[0, cut]])), held

@@ -44,7 +44,7 @@ class Sound(Dataset[_Read]):
         failed, wanted = [], index
         for attempt in range(_TRIES):
             try:
-                return _Read(self.dataset[wanted], tuple(failed))
+                return _Read(self._read(wanted), tuple(failed))
             except MemoryError:
                 raise
             except Exception as error:  # whatever a dataset of the user's own may raise
@@ -52,6 +52,12 @@ class Sound(Dataset[_Read]):
                 failed.append(Unreadable(self._name(wanted), f"{type(error).__name__}: {reason}"))
             wanted = key(index, attempt, _INSTEAD) % len(self)
         return _Read(_Nothing(), tuple(failed))
+
+    def _read(self, index: int) -> Any:
+        try:
+            return self.dataset[index]
+        except OSError:  # disks and networks have weak moments, which are no reason for another sample
+            return self.dataset[index]
 
     def refuse_from(self, vocab: int) -> None:
         self.dataset.vocab = vocab

@@ -71,8 +71,8 @@ def _tokenized(
     def write(writer: Writer) -> Told:
         with progress(amount, "tokenizing") as advance:
             if encode is not None:
-                return write_chats(files, encode, limit, writer, advance)
-            return write_texts(files, tokenizer, limit, writer, advance)
+                return write_chats(files, encode, limit, spec.bad_samples, writer, advance)
+            return write_texts(files, tokenizer, limit, spec.bad_samples, writer, advance)
 
     made_of = [spec.kind, name, tokenizer.identity, str(limit), template]
     work = Work("\0".join(made_of), tokenizer.vocab, masked=chat, write=write)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from surefoot.data.problem import Unreadable
+from surefoot.data.problem import Unreadable, check_few
 from surefoot.data.progress import Advance
 from surefoot.data.store import Writer
 from surefoot.data.tokenizers import Tokenizer
@@ -31,10 +31,15 @@ class Told:
 
 
 def write_texts(
-    files: Sequence[Path], tokenizer: Tokenizer, limit: int | None, writer: Writer, advance: Advance
+    files: Sequence[Path], tokenizer: Tokenizer, limit: int | None, most: int, writer: Writer, advance: Advance
 ) -> Told:
-    """All the texts, each followed by the token for its end; `limit` bytes at most, the last text cut there."""
+    """All the texts, each followed by the token for its end; `limit` bytes at most, the last text cut there.
+
+    Once more than `most` files turned out to be no text, the rest is not looked at.
+    """
     told = Told()
+    if tokenizer.end is None:
+        told.notes.append("the tokenizer names no end of text: texts follow each other with nothing between them")
     end = np.array([] if tokenizer.end is None else [tokenizer.end], np.int64)
     for group in _grouped(_pieces(files, limit, told)):
         encoded = iter(tokenizer.encode_many([piece for piece in group if isinstance(piece, str)]))
@@ -46,6 +51,7 @@ def write_texts(
                 writer.close_text()
             else:
                 writer.drop_text()
+        check_few(told.unreadable, most)
         advance(sum(len(piece) for piece in group if isinstance(piece, str)))
     return told
 
