@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ from surefoot.rounds import Rounds
 log = logging.getLogger("surefoot")
 _PROPORTIONAL = (torch.optim.SGD, torch.optim.ASGD, torch.optim.LBFGS)
 """Optimizers whose updates grow with the gradients."""
-_MORE: ContextVar[Mapping[str, Any]] = ContextVar("more of a run, told by whoever attaches to it", default={})
+_MORE: ContextVar[Mapping[str, Any]] = ContextVar("more", default=MappingProxyType({}))
+"""What whoever attaches tells of the run besides."""
 
 
 def judge_for(model: nn.Module, policy: Policy, rounds: Rounds) -> Judge:
