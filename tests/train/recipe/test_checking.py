@@ -64,6 +64,7 @@ def test_a_key_like_no_other_is_answered_with_where_to_look() -> None:
         ("name", "expected key=value"),
         ("optimizer.lr.x=1", "has no keys"),
         ("optimizer.lr=[1", "cannot be read"),
+        ("optimizer.lr=[1, 2]]", "cannot be read"),
     ],
 )
 def test_a_wrong_value_is_told_with_its_key_and_what_was_expected(wrong: str, expected: str) -> None:

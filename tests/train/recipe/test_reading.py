@@ -93,9 +93,10 @@ def test_a_section_whose_keys_are_all_commented_out_has_its_defaults(write: Writ
         ("model: !!python/object/apply:os.system ['touch /tmp/owned']\n", ("line 1", "plain data")),
         ("model: !!python/name:os.system\n", ("line 1", "plain data")),
         ("when: !!timestamp 2026-01-01\n", ("line 1", "plain data")),
+        (f"steps: {'1' * 5000}\n", ("line 1, column 8", "5000 digits")),
         ("1: 2\n", ("key 1 must be text",)),
         ("model: &a\n  factory: a:b\n  x: *a\n", ("nested too deep",)),
-        ("a: " + "[" * 5000 + "]" * 5000 + "\n", ("nested too deep",)),
+        ("a: " + "[" * 1500 + "]" * 1500 + "\n", ("nested too deep",)),
         (b"steps: 1\nname: \xff\xfe\n", ("line 2", "UTF-8")),
         (b"steps: 1\x00\n", ("not YAML",)),
         (b"x" * (2 << 20), ("larger than a recipe",)),
@@ -121,7 +122,7 @@ def test_what_cannot_be_read_is_told_with_its_place(write: Write, text: str | by
 def test_json_that_cannot_be_read_is_told_too(write: Write, text: str, told: tuple[str, ...]) -> None:
     message = refused(write(text, "mine.json"))
     for each in ("mine.json", *told):
-        assert each in message
+        assert message.count(each) == 1
 
 
 def test_anchors_save_typing_and_cannot_blow_up(write: Write) -> None:

@@ -42,10 +42,8 @@ def _split(told: str) -> tuple[Place, str, str]:
 
 
 def _value(text: str, told: str) -> Any:
-    if text[0] not in "[{\"'":
-        return scalar(text)
     try:
-        return parse(text)[0]
+        return parse(text)[0] if text[0] in "[{\"'" else scalar(text)
     except (yaml.YAMLError, RecursionError):
         hint = "Close every bracket and quote, and put the whole in quotes for the shell: 'optimizer.lr=[1e-3, 3e-4]'."
         raise RecipeError(f"{shortened(told)}: the value cannot be read. {hint}") from None

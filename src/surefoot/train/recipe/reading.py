@@ -28,6 +28,8 @@ def read(path: Path) -> tuple[dict[str, Any], Origin]:
         _not_yaml(path, wrong)
     except RecursionError:
         raise RecipeError(f"{path} is nested too deep for a recipe. {_COPY}") from None
+    except RecipeError:
+        raise
     except ValueError as wrong:
         raise RecipeError(f"{path}: {wrong}. Correct it there.") from None
     if value is None:

@@ -11,6 +11,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 from surefoot.train.recipe.mistakes import Place
 
 _TAG = "tag:yaml.org,2002:"
+_DIGITS = 100
 _RESOLVERS = (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("null", r"~|null|Null|NULL|", "~nN\0"),
@@ -31,6 +32,8 @@ class Loader(yaml.SafeLoader):
 
 def _make_int(loader: Loader, node: ScalarNode) -> int:
     text = str(loader.construct_scalar(node)).replace("_", "")
+    if len(text) > _DIGITS:
+        raise yaml.MarkedYAMLError(problem=f"a number of {len(text)} digits", problem_mark=node.start_mark)
     return int(text, 16 if "x" in text else 10)
 
 
