@@ -20,6 +20,7 @@ from surefoot.footing import Footing
 from surefoot.herald import Herald
 from surefoot.judge.policy import Policy
 from surefoot.parting import Parting
+from surefoot.rescue import Rescue, known_of
 from surefoot.resuming import Resuming
 from surefoot.rounds import Rounds
 from surefoot.state.buffers import BufferShadow
@@ -62,7 +63,7 @@ class Anchor:
         self._rounds, self._desk = rounds, desk
         ranks = rounds.meter.ranks
         word = ranks.from_first(secrets.token_hex(8))
-        alone = ranks.world == 1
+        alone = self._alone = ranks.world == 1
         self._data = _position(loader)
         data = {} if self._data is None else {_LOADER: self._data}
         self._whole = Whole(model, optimizers, scheduler=scheduler, extra={**extra, _GATES: footing, **data})
@@ -79,6 +80,8 @@ class Anchor:
         self._resuming = Resuming(
             self._keeping, herald=self._herald, desk=desk, footing=footing, policy=policy, run_dir=run_dir
         )
+        told = {"desk": desk, "footing": footing, "herald": self._herald}
+        self._rescue = Rescue(self._keeping, self._whole, gates=_GATES, **told)
         self._agreement = Agreement(ranks.rank, ranks.world, word)
         self._parting = Parting(self._agreement)
         self._hourly = Pace(1 << 62, policy.save_seconds) if not alone and ranks.rank == 0 else None
@@ -126,6 +129,8 @@ class Anchor:
         self._due = self._agreement.due(attempt)
         # While something is amiss no state is worth much; but one that may be doubted is better than none for long.
         step = self._desk.step
+        if self._rescue.round_ended(self._place, free=self._keeping.idle if self._alone else self._free):
+            self._begun()
         worth = self._desk.judge.quiet or self._keeping.pace.overdue(step)
         if self._due is None and worth and self._keeping.due(step, free=self._free):
             self._due = "take"
@@ -176,23 +181,33 @@ class Anchor:
 
     def _before_the_next_batch(self) -> Earlier:
         """A loop that draws its batches itself draws them again; a loader draws nothing that is not its own."""
-        data = {} if self._data is None else {_LOADER: copy.deepcopy(self._data.state_dict())}
+        data = self._place()
         if self._data is not None and not self._unseen:
             return Earlier(data)
         devices = {p.device for p in self._rounds.layout.params if p.is_cuda} if self._unseen else set()
         return Earlier(data, random_states(devices))
 
+    def _place(self) -> dict[str, Any]:
+        """Where the data stands."""
+        return {} if self._data is None else {_LOADER: copy.deepcopy(self._data.state_dict())}
+
     def row_read(self) -> None:
         """A row was read and judged."""
         if self._desk.attempt > self._since:
             self._free = not self._desk.busy
-        self._keeping.row_read(self._desk.step, self._desk.attempt, self._known)
+        self._keeping.row_read(self._desk.step, self._desk.attempt, lambda: known_of(self._desk))
         self._keeping.prove(self._desk.judge.proven)
+        self._rescue.row_read()
         self._resuming.loosen()
 
     def went_back(self, attempt: int) -> None:
         """The run is again as it was after an attempt: what was saved since may hold the trouble."""
         self._keeping.doubt(attempt, "the run went back behind it")
+
+    def stopped(self) -> None:
+        """The judge ends the run."""
+        self._begun()
+        self._rescue.stopped(self.save)
 
     def report(self, values: Mapping[str, float]) -> None:
         self._keeping.metrics |= values
@@ -203,7 +218,7 @@ class Anchor:
         """Save now, with every number read."""
         self._whole.scaler = self._rounds.scaler
         self._keeping.settle()
-        self._keeping.save(self._desk.step, self._rounds.attempt, self._known(), kind=kind, earlier=earlier)
+        self._keeping.save(self._desk.step, self._rounds.attempt, known_of(self._desk), kind=kind, earlier=earlier)
 
     def _obey(self, what: str) -> None:
         for block, tag in self._rounds.arrived(rest=True):
@@ -233,9 +248,6 @@ class Anchor:
         self._keeping.close()
 
     # -- what is told
-
-    def _known(self) -> dict[str, Any]:
-        return {"judge": self._desk.judge.state_dict(), "history": self._desk.history.state_dict()}
 
     def _tell_of_probe(self) -> None:
         why = self._probe.failed()

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from surefoot.act.carry import carry_out
 from surefoot.act.restraint import Reins
 from surefoot.act.run import CannotAct
+from surefoot.act.stop import TrainingStopped
 from surefoot.desk import Desk
 from surefoot.judge.policy import Policy
 from surefoot.records import TOLD, Action, Decision
@@ -27,7 +28,7 @@ from surefoot.state.ring import Ring, State
 from surefoot.state.tree import Stateful
 
 log = logging.getLogger("surefoot")
-_GATES = "what the gates of surefoot remember"
+GATES = "what the gates of surefoot remember"
 
 
 class Footing:
@@ -52,7 +53,7 @@ class Footing:
         self._policy = policy
         self._shadow = shadow
         self._whole = Whole(
-            model, optimizers, scheduler=scheduler, extra={**extra, _GATES: self}, groups=bool(scheduler)
+            model, optimizers, scheduler=scheduler, extra={**extra, GATES: self}, groups=bool(scheduler)
         )
         keeps = ring != 0 and not policy.observe
         self.ring = Ring(self._whole, size=policy.ring_size, budget_bytes=ring) if keeps else None
@@ -66,6 +67,8 @@ class Footing:
         self._decided: list[Decision] = []
         self.on_return: Callable[[int], None] | None = None
         """Told of the attempt to which the run went back."""
+        self.on_stop: Callable[[], None] | None = None
+        """Told before the run is stopped."""
 
     @property
     def pending(self) -> bool:
@@ -157,6 +160,10 @@ class Footing:
         for decision in decided:
             try:
                 done = carry_out(decision, self)
+            except TrainingStopped:
+                if self.on_stop is not None:
+                    self.on_stop()
+                raise
             except CannotAct as why:
                 self._desk.judge.failed(decision, str(why))
                 self._desk.note("failed", f"{decision.action}: {why}", attempt=self.rounds.attempt)

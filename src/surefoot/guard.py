@@ -289,7 +289,7 @@ class LiveGuard(Guard):
         )
         anchor.resume()
         anchor.listen()
-        self._footing.on_return = anchor.went_back
+        self._footing.on_return, self._footing.on_stop = anchor.went_back, anchor.stopped
         if self._shadow is not None:
             self._shadow.take()
         return anchor

@@ -14,6 +14,7 @@ import torch
 
 from surefoot.errand import Errand
 from surefoot.state.capture import Whole
+from surefoot.state.copies import Copy
 from surefoot.state.disk.hashing import hash_of
 from surefoot.state.disk.together import put_together
 from surefoot.state.probe import Probe, Proof
@@ -100,8 +101,9 @@ class Keeping:
         self._began = time.monotonic()
         self._taken: Taken | None = None
         """Copied, and waiting for the numbers of its last update."""
-        self._unproven: dict[str, int] = {}
-        """Checkpoints by name, with the attempt after which they were taken."""
+        self._unproven: dict[str, tuple[int, int]] = {}
+        """Checkpoints by name, with the attempt after which they were taken, and their step."""
+        self._sound = -1
         self._proven = self._saved = -1
         self._doubted = False
         self._marking: Errand[None] | None = None
@@ -116,6 +118,11 @@ class Keeping:
     def saved_step(self) -> int:
         """The step of the last save that was begun; -1 before the first."""
         return self._saved
+
+    @property
+    def sound_step(self) -> int:
+        """The step of the newest checkpoint that proved healthy, as the first process knows it; -1 for none."""
+        return self._sound
 
     @property
     def idle(self) -> bool:
@@ -181,6 +188,10 @@ class Keeping:
         self._begin(taken, step, guard)
         return self.heard(wait=True)
 
+    def lend(self, copy: Copy, step: int, attempt: int, guard: Any) -> None:
+        """Have a state written that is kept in memory, as an emergency checkpoint; nobody waits for it."""
+        self._saving.write(self._saving.lend(copy, attempt), step, self._said(), guard)
+
     def _begin(self, taken: Taken, step: int, guard: Any) -> None:
         self._saving.write(taken, step, self._said(), guard)
         if self.team.world == 1:
@@ -202,7 +213,7 @@ class Keeping:
             self._tell("failed", f"not saved: {outcome.error}; tried again at the next interval", values)
         elif outcome.kept is not None:
             name = outcome.kept.name
-            self._unproven[name] = outcome.attempt
+            self._unproven[name] = outcome.attempt, outcome.step
             told = values | {"name": name, "bytes": outcome.kept.size, "removed": list(outcome.removed)}
             if outcome.probe is not None:
                 told["probe_seconds"] = round(outcome.probe, 4)
@@ -232,13 +243,14 @@ class Keeping:
         """What was taken after this attempt may hold the trouble."""
         if self._taken is not None and self._taken.attempt > attempt:
             self._doubted = True
-        for name, taken in list(self._unproven.items()):
+        for name, (taken, _) in list(self._unproven.items()):
             if taken > attempt:
                 self._put_mark(name, "suspect", why)
 
     def _mark(self) -> None:
-        for name, taken in list(self._unproven.items()):
+        for name, (taken, step) in list(self._unproven.items()):
             if taken <= self._proven:
+                self._sound = max(self._sound, step)
                 self._put_mark(name, "healthy", f"nothing was wrong up to attempt {self._proven}")
 
     def _put_mark(self, name: str, health: Any, why: str) -> None:
@@ -276,7 +288,7 @@ class Keeping:
         probe = self._saving.probe
         proof = None if probe is None else probe.prove(restored.probe, same_world=equal is not None)
         self.pace.done(kept.step)
-        self._saved = kept.step
+        self._saved = self._sound = kept.step
         return Resumed(
             step=kept.step,
             attempt=kept.attempt,

@@ -22,6 +22,8 @@ class State:
     copy: Copy
     good: bool = False
     """The steps after it were healthy."""
+    held: bool = False
+    """Somebody reads it still: its memory is not for the next one."""
 
 
 class Ring:
@@ -139,7 +141,7 @@ class Ring:
         while len(self._states) + for_next > self._size:
             good = [s for s in self._states if s.good]
             unproven = [s for s in self._states if not s.good]
-            victims = good[:-1] or unproven[:0:-1]
+            victims = [s for s in good[:-1] if not s.held] or unproven[:0:-1]
             if not victims:
                 return False
             self._forget(victims[0])

@@ -50,6 +50,10 @@ class Taken:
 
     probed: Probed | None = None
     """A batch with the loss it has in this state."""
+    lent: bool = False
+    """Its memory is somebody else's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What came of a save."""
@@ -147,6 +151,11 @@ class Saving:
         if self._arriving is not None:
             self._arriving.settle()
             self._arriving = None
+    def lend(self, copy: Copy, attempt: int) -> Taken:
+        """A copy that somebody else has made, and keeps as it is until it is written."""
+        self._meetings += 1
+        return Taken(attempt=attempt, kind="emergency", copy=copy, meeting=self._meetings, lent=True)
+
 
     def write(self, taken: Taken, step: int, about: Mapping[str, Any], guard: Any = None) -> None:
         """Have a copy written, as the state after so many updates; `guard` is what else is to be told in JSON."""
@@ -210,7 +219,7 @@ class Saving:
         except Exception as error:  # whatever it is, training must hear of it and go on
             return Outcome(**told, error=f"{type(error).__name__}: {error}", seconds=time.monotonic() - began)
         finally:
-            self._spare = taken.copy
+            self._spare = self._spare if taken.lent else taken.copy
         return Outcome(**told, **saved, left_out=tuple(pieces.left_out), seconds=time.monotonic() - began)
 
     def _pieces(self, taken: Taken, guard: Any) -> Pieces:
@@ -220,7 +229,9 @@ class Saving:
         pieces.told["guard"] = plain.told(guard, "guard")
         pieces.told["hash"] = hash_of(taken.copy, names)
         pieces.left_out += plain.left_out
-        if taken.kind != "emergency":
+        if taken.probed is not None:
+            add_probe(pieces, taken.probed.told(), self.team.rank)
+        if taken.kind != "emergency" or taken.lent:
             _must_be_finite(pieces)
         return pieces
 

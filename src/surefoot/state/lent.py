@@ -1,0 +1,43 @@
+"""A state that is kept in memory, as it goes to the disk: with what does not go back in it as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from surefoot.state.capture import Frozen, Whole
+from surefoot.state.copies import Copy, local
+from surefoot.state.tree import Slot, freeze
+
+
+def lent(copy: Copy, whole: Whole, now: Mapping[str, Any], renamed: Mapping[str, str]) -> Copy:
+    """What a checkpoint of `whole` holds, on the memory of `copy`, which must stay as it is until that is written.
+
+    A run that goes back goes on with its next batch, not with one it has seen. So the place in the data, and options
+    that no scheduler of ours sets, are those of now: to resume from here is to go back. `now` has states by name, and
+    `renamed` says what a checkpoint calls those in the copy.
+    """
+    made = Copy(copy.home)
+    made.tensors, made.kinds, made.spreads = list(copy.tensors), list(copy.kinds), dict(copy.spreads)
+    kept: Frozen = copy.frozen
+
+    def slot(tensor: Tensor) -> Slot:
+        part = local(tensor).clone()
+        made.tensors.append(part)
+        made.kinds.append((part.shape, part.stride(), part.dtype, part.device, False))
+        return Slot(len(made.tensors) - 1)
+
+    groups = kept.groups
+    if not any(groups):
+        groups = [[freeze(_options(group), slot) for group in o.param_groups] for o in whole.optimizers]
+    states = {renamed.get(name, name): state for name, state in kept.extra.items()}
+    states |= {name: freeze(state, slot) for name, state in now.items()}
+    made.frozen = replace(kept, groups=groups, extra={name: states[name] for name in whole.extra if name in states})
+    return made
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}

@@ -1,0 +1,109 @@
+"""A run in trouble: what was good of it is on the disk before anyone knows how the trouble ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot
+from surefoot.act.stop import TrainingStopped
+from surefoot.data import make_loader
+from surefoot.journal.reader import read
+from surefoot.state.store import Kept, Store
+
+
+class Loop:
+    """Never saved by the clock or the count; the data are fine up to a batch, and poison from there on."""
+
+    def __init__(self, run: Path, poison: int = 1 << 60, **policy: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 6))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.loader = make_loader(torch.randn(64, 6), 4, seed=3)
+        rules = surefoot.Policy(**{"save_every": 10_000, "ring_every": 5, "proof": 5, **policy})
+        self.guard = surefoot.attach(
+            self.model, self.optimizer, run_dir=run, resume=True, policy=rules, loader=self.loader
+        )
+        self.run, self.poison, self.batches = run, poison, 0
+
+    def train(self, count: int) -> None:
+        while True:
+            for x in self.loader:
+                self.batches += 1
+                y = x * float("nan") if self.batches > self.poison else x
+                self.guard.watch((self.model(y) - x).pow(2).mean(), y).backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                if self.batches >= count:
+                    return
+
+    def kept(self) -> list[Kept]:
+        return Store(self.run / "checkpoints").all()
+
+
+def test_when_trouble_begins_the_last_good_state_is_saved(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, poison=40, limit=500, failures=50, actions=50)
+    loop.train(46)
+    loop.guard._anchor._keeping.close()  # type: ignore[attr-defined]
+    (kept,) = loop.kept()
+    assert kept.kind == "emergency"
+    assert kept.health == "healthy"
+    assert 20 <= kept.step <= 40
+    known = json.loads((kept.folder / "state-00001.json").read_text())["guard"]["history"]
+    assert len(known["losses"]) == len(known["norms"]) > kept.step
+    loop.guard.__exit__(RuntimeError, RuntimeError("the plug is pulled"), None)
+    again = Loop(tmp_path)
+    assert again.guard.step == kept.step
+    again.train(30)
+    assert again.guard._desk.judge.quiet  # type: ignore[attr-defined]
+    assert again.guard.step > kept.step + 20
+    again.guard.close()
+
+
+def test_a_run_that_is_stopped_is_saved_and_told_once(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, poison=40, limit=8)
+    stops = 0
+    with loop.guard:
+        for _ in range(40):
+            try:
+                loop.train(200)
+            except TrainingStopped:
+                stops += 1
+                loop.optimizer.zero_grad()
+    assert stops > 20
+    newest = max(loop.kept(), key=lambda kept: kept.order)
+    assert newest.kind == "emergency"
+    events = read(tmp_path).events
+    assert len([e for e in events if e["kind"] == "decision" and e["action"] == "stop"]) < 8
+    assert len([e for e in events if e.get("name") == "saved"]) <= 3
+    again = Loop(tmp_path)
+    assert again.guard.step == newest.step
+    assert all(p.isfinite().all() for p in again.model.parameters())
+    again.guard.close()
+
+
+def test_a_healthy_run_is_saved_at_its_end_alone(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    loop.train(60)
+    loop.guard.close()
+    assert [kept.kind for kept in loop.kept()] == ["regular"]
+
+
+@pytest.mark.parametrize("ring", [False])
+def test_without_states_in_memory_trouble_passes_as_before(tmp_path: Path, ring: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard = surefoot.attach(model, optimizer, run_dir=tmp_path, resume=True, ring=ring)
+    with pytest.raises(TrainingStopped), guard:
+        for i in range(80):
+            x = torch.randn(3, 4) * (float("nan") if i > 30 else 1.0)
+            guard.watch(model(x).pow(2).mean(), x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [kept.kind for kept in Store(tmp_path / "checkpoints").all()] == ["emergency"]
