@@ -49,6 +49,43 @@ def demo(
     show(steps=steps, out=out, seed=seed)
 
 
+_TRAIN = """Train a model from a recipe, safe from the first step.
+
+RECIPE is a YAML or JSON file, or the name of one that is shipped: surefoot recipes lists them. Any key of it can be \
+set behind it, as key.sub=value; a list tries each value in a run of its own. The same command again goes on where \
+the run was.
+
+On several GPUs or machines: torchrun --nproc-per-node 8 -m surefoot train RECIPE
+
+Exit code: 0 done, 1 the run failed, 2 bad usage, 75 restart me (ended by a signal, and saved; a lost process), \
+76 do not restart me (surefoot stopped the run, and would again).
+"""
+_TRAIN_EXAMPLES = """Examples:
+
+surefoot train lm-tiny
+
+surefoot train mine.yaml optimizer.lr=3e-4 batch.size=64
+
+surefoot train lm-tiny 'optimizer.lr=[1e-3, 3e-3]' steps=200
+
+surefoot recipes --keys
+"""
+
+
+@app.command(help=_TRAIN, epilog=_TRAIN_EXAMPLES, short_help="From a recipe to a trained model, safe from the start.")
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A file, or the name of a shipped recipe.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="At the end print what came of it as JSON.")] = False,
+) -> None:
+    _needs_torch("train")
+    from surefoot.cli.train import show
+
+    raise typer.Exit(show(recipe, overrides or (), as_json=as_json))
+
+
 _DIAGNOSE = """Tell from any training log what went wrong, when it began and what to do; needs no torch.
 
 PATH is a log of any trainer (Hugging Face, Lightning, Keras, nanoGPT, Megatron, ...), as JSON, JSONL, CSV, \

@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
-from surefoot.models.decoder import SIZES, Decoder, DecoderConfig, count_parameters, next_token_loss
+from surefoot.models.decoder import (
+    SIZES,
+    Decoder,
+    DecoderConfig,
+    count_parameters,
+    decoder,
+    next_token,
+    next_token_loss,
+)
+from surefoot.models.writing import write
 
-__all__ = ["SIZES", "Decoder", "DecoderConfig", "count_parameters", "next_token_loss"]
+__all__ = [
+    "SIZES",
+    "Decoder",
+    "DecoderConfig",
+    "count_parameters",
+    "decoder",
+    "next_token",
+    "next_token_loss",
+    "write",
+]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -98,7 +98,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens [batch, length] in, logits [batch, length, vocab] out."""
+    """Tokens [batch, length] in, logits [batch, length, vocab] out; with targets the sum of their losses instead."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Decoder(nn.Module):
         if config.tied:
             self.head.weight = self.embed.weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         length = tokens.shape[1]
         if length > self.config.context:
             raise ValueError(f"got {length} tokens, the model reads at most {self.config.context} at a time")
@@ -122,7 +122,22 @@ class Decoder(nn.Module):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x, cos, sin)
-        return self.head(self.norm(x))
+        logits = self.head(self.norm(x))
+        return logits if targets is None else summed_loss(logits, targets)
+
+
+def decoder(
+    vocab: int,
+    width: int,
+    layers: int,
+    heads: int,
+    context: int,
+    hidden: int = 4,
+    dropout: float = 0.0,
+    tied: bool = True,
+) -> Decoder:
+    """The decoder of a recipe."""
+    return Decoder(DecoderConfig(vocab, width, layers, heads, context, hidden, dropout, tied))
 
 
 def _initialise(module: nn.Module) -> None:
@@ -133,6 +148,16 @@ def _initialise(module: nn.Module) -> None:
 def count_parameters(model: nn.Module) -> int:
     """The number of trained values; shared weights count once."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy of all targets that are not -100, summed in float32."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum")
+
+
+def next_token(model: Callable[..., Tensor], batch: Mapping[str, Any]) -> tuple[Tensor, int]:
+    """The loss of a recipe's batch as (sum, count): computed inside the model, where the compiler sees all of it."""
+    return model(batch["inputs"], batch["targets"]), batch["count"]
 
 
 def next_token_loss(model: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:

@@ -1,0 +1,55 @@
+"""`surefoot train`: a recipe, or one for each value of a sweep, to the end."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from surefoot.train import exits
+from surefoot.train.recipe import RecipeError, load
+
+if TYPE_CHECKING:
+    from surefoot.train.session import Ended
+
+
+def show(source: str, overrides: Sequence[str], *, as_json: bool = False) -> int:
+    """Train; the number to end with is that of the run that ended worst."""
+    try:
+        recipes = load(source, overrides)
+    except RecipeError as error:
+        typer.echo(f"surefoot train: {error}", err=True)
+        return exits.USAGE
+    from surefoot.train.session import Given, run
+
+    worst = exits.DONE
+    told = []
+    for number, recipe in enumerate(recipes, 1):
+        if len(recipes) > 1:
+            typer.echo(f"\n{number} of {len(recipes)}")
+        ended = run(recipe, Given(source, tuple(overrides)))
+        if ended.why and (ended.first or ended.code not in (exits.DONE, exits.RESTART)):
+            typer.echo(f"surefoot train: {ended.why}", err=True)
+        told.append(ended)
+        worst = max(worst, ended.code)
+        if ended.code in (exits.RESTART, exits.USAGE):
+            break
+    if told and told[0].first:
+        if as_json:
+            typer.echo(json.dumps([each.as_json() for each in told]))
+        elif len(recipes) > 1:
+            _compare(told)
+    return worst
+
+
+def _compare(told: Sequence[Ended]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("run", "updates", "loss", "held out", "took", "ended", box=None, pad_edge=False)
+    for each in sorted(told, key=lambda one: one.held_out or one.loss or math.inf):
+        table.add_row(*each.as_row())
+    Console().print(table)

@@ -1,0 +1,153 @@
+"""From a recipe to the parts of a run: model, data, optimizers, schedules; nothing has been trained yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from surefoot import parallel
+from surefoot.data.corpus import Opened, check_vocab, open_data
+from surefoot.parallel import World
+from surefoot.train import speed
+from surefoot.train.factories import find, make
+from surefoot.train.optimizers import make_optimizers, scaled_rate
+from surefoot.train.precision import Precision
+from surefoot.train.recipe.mistakes import RecipeError
+from surefoot.train.recipe.schema import Recipe
+from surefoot.train.room import check_room
+from surefoot.train.schedules import make_schedule
+
+Loss = Callable[[Any, Any], Tensor | tuple[Tensor, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """All that the loop is made of."""
+
+    recipe: Recipe
+    world: World
+    model: nn.Module
+    """As it is trained: spread over the processes."""
+    forward: Callable[..., Any]
+    """The same to be called: compiled, where the recipe says so."""
+    loss: Loss
+    data: Opened
+    optimizers: list[Optimizer]
+    schedules: list[LambdaLR]
+    precision: Precision
+    total: int
+    """Updates of the whole run."""
+    parameters: int
+    notes: list[str]
+    """What the user should know."""
+
+    @property
+    def step(self) -> int:
+        """Updates made so far; it goes back with the run."""
+        return self.schedules[0].last_epoch
+
+    @property
+    def effective_batch(self) -> int:
+        return self.recipe.batch.size * self.recipe.batch.accumulate * self.world.size
+
+
+def build(recipe: Recipe, world: World) -> Parts:
+    """Make everything; raises an error with the way out before anything long has begun."""
+    speed.settle(recipe.speed, world.device, recipe.precision.compute)
+    speed.seed_everything(recipe.seed)
+    data = _data(recipe, world)
+    loss = find("loss.factory", recipe.loss.factory)
+    if recipe.loss.arguments:
+        loss = make("loss", recipe.loss)
+    model = _model(recipe, data, world)
+    parameters = sum(p.numel() for p in model.parameters())
+    precision = Precision(recipe.precision, world.device, sharded=_sharded(recipe, world))
+    precision.prepare(model)
+    speed.checkpoint_activations(model, recipe.speed.checkpoint_activations)
+    model, told = parallel.synchronised(model, world, samples=recipe.batch.size, accumulate=recipe.batch.accumulate)
+    if recipe.speed.compile and _sharded(recipe, world):
+        for block in parallel.blocks_of(model):
+            block.forward = speed.compiled(block.forward, True)
+    kept = precision.kept(model) if _sharded(recipe, world) else ()
+    spread = parallel.spread(model, recipe.parallel.how, world, compute=precision.compute, keep_float32=kept)
+    forward = speed.compiled(spread, recipe.speed.compile and not _sharded(recipe, world))
+    rate = scaled_rate(recipe.optimizer, recipe.batch.size * recipe.batch.accumulate * world.size)
+    optimizers = [
+        parallel.optimizer_for(each, recipe.parallel.how, world)
+        for each in make_optimizers(spread, recipe.optimizer, lr=rate)
+    ]
+    total = total_steps(recipe, data)
+    schedules = [make_schedule(each, recipe.schedule, total) for each in optimizers]
+    speed.seed_everything(recipe.seed, world.rank)
+    return Parts(
+        recipe=recipe,
+        world=world,
+        model=spread,
+        forward=forward,
+        loss=loss,
+        data=data,
+        optimizers=optimizers,
+        schedules=schedules,
+        precision=precision,
+        total=total,
+        parameters=parameters,
+        notes=[*told, *data.notes],
+    )
+
+
+def total_steps(recipe: Recipe, data: Opened) -> int:
+    """Updates of the whole run."""
+    if recipe.steps is not None:
+        return recipe.steps
+    each = math.ceil(len(data.train) / recipe.batch.accumulate)
+    return max(1, round((recipe.epochs or 1) * each))
+
+
+def run_dir_of(recipe: Recipe) -> Path:
+    return Path(recipe.run_dir or f"runs/{recipe.name}")
+
+
+def _data(recipe: Recipe, world: World) -> Opened:
+    spec = recipe.data
+    own: dict[str, Any] = {}
+    if spec.kind == "own":
+        if spec.dataset is None:
+            raise RecipeError("data.dataset: kind own needs it: module:name of what makes the dataset")
+        own["dataset"] = make("data.dataset", spec.dataset)
+        if spec.held_out_dataset is not None:
+            own["held_out"] = make("data.held_out_dataset", spec.held_out_dataset)
+        if spec.collate is not None:
+            own["collate"] = find("data.collate", spec.collate)
+    return open_data(
+        spec,
+        seed=recipe.seed,
+        rank=world.rank,
+        world=world.size,
+        batch_size=recipe.batch.size,
+        pin=world.device.type == "cuda",
+        **own,
+    )
+
+
+def _model(recipe: Recipe, data: Opened, world: World) -> nn.Module:
+    with torch.device("meta"):  # how large it would be, before it takes any memory
+        size = make("model", recipe.model)
+    if not isinstance(size, nn.Module):
+        raise RecipeError(f"model.factory: {recipe.model.factory} made a {type(size).__name__}, and no torch.nn.Module")
+    check_room(size, recipe, world)
+    vocab = recipe.model.arguments.get("vocab")
+    if isinstance(vocab, int) and data.vocab is not None:
+        check_vocab(data, vocab)
+    return make("model", recipe.model)
+
+
+def _sharded(recipe: Recipe, world: World) -> bool:
+    return world.size > 1 and recipe.parallel.how in ("zero2", "zero3")

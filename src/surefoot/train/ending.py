@@ -1,0 +1,66 @@
+"""What a finished run has to show: text that the model wrote, and a picture of its loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from surefoot import parallel
+from surefoot.journal.reader import read
+from surefoot.models import write
+from surefoot.parallel import World
+from surefoot.train.build import Parts
+
+
+def written(parts: Parts) -> dict[str, str]:
+    """Text that the model writes when it is asked to; all processes take part where the model is spread over them."""
+    sample, tokenizer = parts.recipe.sample, parts.data.tokenizer
+    if not sample.tokens or tokenizer is None:
+        return {}
+    prompt = tokenizer.encode(sample.prompt) or [0]
+    model = parts.model if parts.recipe.parallel.how in ("zero2", "zero3") else parallel.bare(parts.model)
+    model.eval()
+    with parts.precision.forward():
+        tokens = write(
+            model,
+            prompt,
+            tokens=sample.tokens,
+            context=parts.recipe.data.context,
+            device=parts.world.device,
+            temperature=sample.temperature,
+            seed=parts.recipe.seed,
+        )
+    model.train()
+    return {"it writes": "\n" + tokenizer.decode(tokens)}
+
+
+def picture(run_dir: Path, world: World) -> dict[str, str]:
+    """The loss over the run, drawn where matplotlib is there; nothing that goes wrong here harms a finished run."""
+    if not world.first or not (run_dir / "signals").exists():
+        return {}
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return {}
+    run = read(run_dir)
+    steps, losses = run.scalars["attempt"], run.scalars["loss"]
+    known = np.isfinite(losses)
+    if known.sum() < 2:
+        return {}
+    figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.plot(steps[known], losses[known], color="#9fb8bd", lw=0.8)
+    width = max(1, int(known.sum()) // 50)
+    smooth = np.convolve(losses[known], np.ones(width) / width, mode="valid")
+    axes.plot(steps[known][width - 1 :], smooth, color="#14606b", lw=1.8)
+    for event in run.events:
+        if event["kind"] == "note" and event.get("name") == "rewound":
+            axes.axvline(event["attempt"], color="#d1495b", lw=0.8, ls=":")
+    axes.set(xlabel="update", ylabel="training loss")
+    if losses[known].min() > 0 and losses[known].max() > 20 * losses[known].min():
+        axes.set_yscale("log")
+    axes.spines[["top", "right"]].set_visible(False)
+    path = run_dir / "loss.png"
+    figure.savefig(path)
+    return {"picture": str(path)}

@@ -1,0 +1,187 @@
+"""One run from its recipe to its end: processes meet, parts are made, the guard is attached, the loop runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import surefoot
+from surefoot import parallel
+from surefoot.guard import Guard, OffGuard, attach
+from surefoot.train import exits, sinks
+from surefoot.train.build import Parts, build, run_dir_of
+from surefoot.train.console import Console
+from surefoot.train.ending import picture, written
+from surefoot.train.figures import span
+from surefoot.train.loop import train
+from surefoot.train.recipe import Recipe, as_plain, remarks
+from surefoot.train.schedules import sparkline
+from surefoot.train.telling import Telling
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What was typed."""
+
+    source: str
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Ended:
+    """What came of a run."""
+
+    name: str
+    run_dir: Path
+    code: int = exits.FAILED
+    why: str = ""
+    """In words, when it did not end well."""
+    step: int = 0
+    loss: float | None = None
+    held_out: float | None = None
+    seconds: float = 0.0
+    first: bool = True
+    """Whether this process speaks for all."""
+    shown: dict[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "run_dir": str(self.run_dir),
+            "code": self.code,
+            "ended": exits.explain(self.code),
+            "why": self.why,
+            "step": self.step,
+            "loss": self.loss,
+            "held_out": self.held_out,
+            "seconds": self.seconds,
+        }
+
+    def as_row(self) -> tuple[str, ...]:
+        """For a table of several runs."""
+        losses = ("-" if loss is None else f"{loss:.4f}" for loss in (self.loss, self.held_out))
+        return self.name, f"{self.step:,}", *losses, span(self.seconds), self.why or exits.explain(self.code)
+
+
+def run(recipe: Recipe, given: Given) -> Ended:
+    """Train a recipe to its end; whatever happens comes back as a number and words."""
+    ended = Ended(recipe.name, run_dir_of(recipe))
+    began, world, building = time.monotonic(), None, True
+    try:
+        with exits.restartable():
+            sinks.check(recipe.log)
+            world = parallel.start(recipe.device, recipe.parallel.timeout)
+            ended.first = world.first
+            odd = parallel.same_everywhere(world)
+            parts = build(recipe, world)
+            parts.notes.extend([*odd, *remarks(recipe)])
+            with _attached(parts, given) as guard:
+                building = False
+                _train(parts, guard, given, ended)
+        ended.code = exits.DONE
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        ended.code = exits.code_for(error, building=building)
+        ended.why = exits.words_for(error)
+        if ended.code == exits.FAILED and not exits.out_of_memory(error):
+            raise  # an error of the model's or the data's code: its traceback says more than we could
+    finally:
+        ended.seconds = time.monotonic() - began
+        if world is not None:
+            parallel.end(world, failed=ended.code not in (exits.DONE, exits.RESTART))
+    return ended
+
+
+def _attached(parts: Parts, given: Given) -> Guard:
+    recipe = parts.recipe
+    wanted, checkpoints = recipe.protection, recipe.checkpoints
+    if wanted.policy == "off":
+        return OffGuard()
+    policy = surefoot.Policy(
+        observe=wanted.policy == "observe",
+        save_every=checkpoints.every,
+        save_seconds=checkpoints.seconds,
+        careful=checkpoints.careful,
+        **wanted.figures,
+    )
+    return attach(
+        parts.model,
+        parts.optimizers,
+        run_dir=run_dir_of(recipe),
+        clip=wanted.clip,
+        policy=policy,
+        scheduler=parts.schedules,
+        scaler=parts.precision.scaler,
+        ring=wanted.ring,
+        loader=parts.data.train,
+        resume=not policy.observe,
+    )
+
+
+def _train(parts: Parts, guard: Guard, given: Given, ended: Ended) -> None:
+    recipe, world = parts.recipe, parts.world
+    start = parts.step
+    places = sinks.open_sinks(
+        recipe.log,
+        ended.run_dir,
+        first=world.first,
+        name=recipe.name,
+        config=as_plain(recipe),
+        resumed_at=start or None,
+    )
+    with Console(recipe, world.first, parts.total, rank=world.rank) as console:
+        telling = Telling(console, places, parts.total)
+        telling.listen(guard)
+        console.begin(_facts(parts, ended.run_dir, start))
+        for note in parts.notes:
+            console.say(f"  note: {note}")
+        try:
+            if start >= parts.total:
+                console.say(
+                    f"This run is finished: all {parts.total} updates are made. To train on, raise steps; to begin "
+                    f"anew, choose another run_dir."
+                )
+            else:
+                train(parts, guard, telling)
+            guard.close()
+            ended.code = exits.DONE
+        finally:
+            places.close(ended.code)
+            _sum_up(parts, guard, telling, ended)
+        if start < parts.total:
+            ended.shown = written(parts) | picture(ended.run_dir, world)
+        console.end(_summary(ended))
+
+
+def _facts(parts: Parts, run_dir: Path, start: int) -> dict[str, str]:
+    recipe, data, world = parts.recipe, parts.data, parts.world
+    rate = float(parts.schedules[0].base_lrs[0])
+    tokens = "" if data.tokens is None else f", {data.tokens:,} tokens"
+    many = "" if world.size == 1 else f" on {world.size} processes ({recipe.parallel.how})"
+    return {
+        "model": f"{recipe.model.factory}, {parts.parameters / 1e6:.3g} M parameters",
+        "data": f"{recipe.data.kind}, {data.samples:,} samples{tokens}",
+        "batch": f"{parts.effective_batch} samples an update ({recipe.batch.size} x {recipe.batch.accumulate}){many}",
+        "numbers": f"{recipe.precision.compute} on {world.device}" + (", compiled" if recipe.speed.compile else ""),
+        "rate": f"{rate:g} {recipe.schedule.name} {sparkline(recipe.schedule, rate, parts.total, 24)}",
+        "updates": f"{parts.total:,}" + (f", going on from {start:,}" if start else ""),
+        "kept in": str(run_dir),
+    }
+
+
+def _sum_up(parts: Parts, guard: Guard, telling: Telling, ended: Ended) -> None:
+    ended.step = parts.step
+    losses = guard.history[0]
+    ended.loss = sum(losses[-20:]) / len(losses[-20:]) if losses else None
+    ended.held_out = telling.evaluations[-1][1] if telling.evaluations else None
+
+
+def _summary(ended: Ended) -> Mapping[str, Any]:
+    told: dict[str, Any] = {"done": f"{ended.step:,} updates"}
+    if ended.loss is not None:
+        told["loss"] = f"{ended.loss:.4f}, the mean of the last updates"
+    if ended.held_out is not None:
+        told["held out"] = f"{ended.held_out:.4f}"
+    return told | ended.shown
