@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from surefoot.errand import Errand, Runner
+from surefoot.state.aside import aside
 from surefoot.state.capture import Whole
 from surefoot.state.copies import Copy, Look
 from surefoot.state.disk.check import check
@@ -23,11 +24,12 @@ from surefoot.state.disk.misfit import few
 from surefoot.state.disk.names import Names, names_of
 from surefoot.state.disk.pieces import Pieces, add_probe, not_finite, take_apart
 from surefoot.state.disk.plain import Plain
+from surefoot.state.disk.shards import prepare_stage
 from surefoot.state.home import Home, free_bytes
 from surefoot.state.opened import Pulse, opener
+from surefoot.state.probe import Probe, Probed
 from surefoot.state.rendezvous import Meeting, Team
 from surefoot.state.store import Entry, Kept, Saved, SaveFailed, Store
-from surefoot.state.probe import Probe, Probed
 from surefoot.state.tree import freeze
 
 ROOM = 0.5
@@ -46,8 +48,6 @@ class Taken:
     """Which of the saves of this run it is, counted alike by all processes."""
     ready: tuple[Any, ...] = ()
     """Events on the devices after which the copy is there."""
-
-
     probed: Probed | None = None
     """A batch with the loss it has in this state."""
     lent: bool = False
@@ -70,10 +70,10 @@ class Outcome:
     removed: tuple[str, ...] = ()
     trouble: str = ""
     """Why older checkpoints could not go."""
-
-
     probe: float | None = None
     """Seconds that the training waited for the loss of a batch to be saved with it; None if there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Earlier:
     """What moves on when a loop fetches its next batch, as it was before that."""
@@ -102,9 +102,9 @@ class Saving:
     team: Team = field(default_factory=Team)
     pulse: Pulse = field(default_factory=Pulse)
     """Of the disk, while tensors are written to it; what else is done, the store watches itself."""
+    probe: Probe | None = None
     _runner: Runner = field(default_factory=lambda: Runner("surefoot-save"))
     home: Home | None = None
-    probe: Probe | None = None
     """Where copies are made; chosen by the room there is when it is not said."""
     _meetings: int = 0
     _errand: Errand[Outcome] | None = None
@@ -122,10 +122,15 @@ class Saving:
     # -- in the training's thread
 
     def prepare(self) -> None:
-        """Have memory of the host made ready for a first save, where that is where copies go: it takes seconds."""
+        """Have the memory for a first save made ready: on the host that takes seconds, and on the device it waits."""
         look = self.whole.look()
-        if self._spare is None and self._making is None and self._where(look) == "host" and _on_a_device(look):
+        if self._spare is not None or self._making is not None or not _on_a_device(look):
+            return
+        if self._where(look) == "host":
             self._making = self._runner.send(lambda: Copy("host").make_room(look))
+        else:
+            self._spare = Copy("device").make_room(look)
+            self._runner.send(prepare_stage)
 
     def take(self, attempt: int, *, kind: str = "regular", earlier: Earlier | None = None) -> Taken:
         """Copy the run as it is now: the only thing that training waits for.
@@ -138,24 +143,24 @@ class Saving:
         into, self._spare = self._spare, None
         copy = self.whole.keep(look, into, home=self._where(look, into))
         self._arriving = copy
+        probed = None
+        if self.probe is not None:
+            probed = self.probe.take(None if earlier is None else {id(live): was for live, was in earlier.buffers})
         ready = tuple(torch.cuda.current_stream(d).record_event() for d in look.nbytes if d.type == "cuda")
         self._meetings += 1
         ready = (*ready, *(e for _, e in copy.arrivals))
         return Taken(attempt=attempt, kind=kind, copy=copy, meeting=self._meetings, ready=ready, probed=probed)
 
-    def settle(self) -> None:
-        """To be called before an optimizer's step: a copy may still be on its way to the host."""
-        probed = None
-        if self.probe is not None:
-            probed = self.probe.take(None if earlier is None else {id(live): was for live, was in earlier.buffers})
-        if self._arriving is not None:
-            self._arriving.settle()
-            self._arriving = None
     def lend(self, copy: Copy, attempt: int) -> Taken:
         """A copy that somebody else has made, and keeps as it is until it is written."""
         self._meetings += 1
         return Taken(attempt=attempt, kind="emergency", copy=copy, meeting=self._meetings, lent=True)
 
+    def settle(self) -> None:
+        """To be called before an optimizer's step: a copy may still be on its way to the host."""
+        if self._arriving is not None:
+            self._arriving.settle()
+            self._arriving = None
 
     def write(self, taken: Taken, step: int, about: Mapping[str, Any], guard: Any = None) -> None:
         """Have a copy written, as the state after so many updates; `guard` is what else is to be told in JSON."""
@@ -212,8 +217,11 @@ class Saving:
         try:
             for event in taken.ready:
                 event.synchronize()
-            pieces = self._pieces(taken, guard)
-            saved = self._together(taken, step, pieces, {**about, "kind": taken.kind, "world_size": self.team.world})
+            with aside(t.device for t in taken.copy.tensors):
+                pieces = self._pieces(taken, guard)
+                saved = self._together(
+                    taken, step, pieces, {**about, "kind": taken.kind, "world_size": self.team.world}
+                )
         except SaveFailed as failure:
             return Outcome(**told, error=failure.reason, seconds=time.monotonic() - began)
         except Exception as error:  # whatever it is, training must hear of it and go on
@@ -241,8 +249,6 @@ class Saving:
     def _together(self, taken: Taken, step: int, pieces: Pieces, about: Mapping[str, Any]) -> dict[str, Any]:
         meeting = Meeting(self.store.root, self.team, taken.meeting)
         if self.team.rank > 0:
-        if taken.probed is not None:
-            add_probe(pieces, taken.probed.told(), self.team.rank)
             try:
                 entries = self._written(meeting.follow(), pieces)
             except (SaveFailed, OSError) as error:
