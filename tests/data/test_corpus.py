@@ -120,6 +120,7 @@ def test_a_path_of_its_own_is_held_out_whole(tmp_path: Path) -> None:
     train, held = write_tokens(tmp_path / "a.bin", 100), write_tokens(tmp_path / "b.bin", 33)
     data = opened("tokens", path=train, held_out_path=held, batch_size=100)
     assert data.tokens == 99
+    assert data.notes == []
     assert data.held_out is not None
     assert sorted(told(next(iter(data.held_out)))) == sorted(numbers(held)[1:])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -79,3 +80,14 @@ def test_long_texts_are_read_in_pieces_with_nothing_lost(tmp_path: Path, monkeyp
     data = opened(path=tmp_path, held_out=0, shuffle=False, batch_size=10_000)
     assert data.bad == []
     assert bytes(told(next(iter(data.train)))) == text.encode()[1:] + b"\0"
+
+
+def test_in_a_file_of_json_lines_each_line_is_a_text(tmp_path: Path) -> None:
+    lines = [{"text": "one"}, {"text": "two\nlines"}, {"texts": 1}, {"text": ""}, {"text": "\ud800"}, {"text": "six"}]
+    content = "".join(json.dumps(line) + "\n" for line in lines) + "{broken\n\n"
+    (tmp_path / "a.jsonl").write_text(content)
+    data = opened(path=tmp_path / "a.jsonl", held_out=0, shuffle=False, batch_size=9)
+    assert bytes(told(next(iter(data.train)))) == b"ne\0two\nlines\0six\0"
+    assert [one.name.rsplit(" ", 1)[1] for one in data.bad] == ["3", "5", "7"]
+    assert "set data.kind to chat" in data.bad[0].reason
+    assert opened(path=tmp_path / "a.jsonl", held_out=0, limit=8, context=4).tokens == len(b"one\0two\nlines\0") - 1

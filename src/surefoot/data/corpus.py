@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from surefoot.data.cutting import Cutting
-from surefoot.data.held_out import HeldOut, choose_samples
+from surefoot.data.held_out import HeldOut
+from surefoot.data.parts import language_parts, own_parts
 from surefoot.data.problem import DataError, Unreadable, check_few
 from surefoot.data.sampler import Sampler
 from surefoot.data.sound import Collated, Record, Sound, SoundLoader
-from surefoot.data.sources import open_source, tokenizer_of
 from surefoot.data.spec import DataSpec
 from surefoot.data.store import Store
-from surefoot.data.texts import Told
 from surefoot.data.token_files import outside
 from surefoot.data.tokenizers import Tokenizer
-from surefoot.data.windows import LanguageData, batch_of
+from surefoot.data.windows import LanguageData
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +47,6 @@ class Opened:
         return self.train.record.bad
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """The same for every rank."""
-
-    train: Any
-    held_out: Any
-    collate: Callable[[list[Any]], Any]
-    told: Told
-    hash: str | None = None
-    vocab: int | None = None
-    tokenizer: Tokenizer | None = None
-    store: Store | None = None
-
-
 def open_data(
     spec: DataSpec,
     *,
@@ -90,7 +71,7 @@ def open_data(
     With kind own `dataset` (a length, samples by number), `held_out` and `collate` are the user's own. `cache` is where
     texts are kept as tokens.
     """
-    parts = _own(spec, dataset, held_out, collate) if spec.kind == "own" else _language(spec, segments, cache)
+    parts = own_parts(spec, dataset, held_out, collate) if spec.kind == "own" else language_parts(spec, segments, cache)
     check_few(parts.told.unreadable, spec.bad_samples)
     language = isinstance(parts.train, LanguageData)
     shaped = language and (spec.packing and len(parts.train) >= batch_size * world)
@@ -149,55 +130,3 @@ def check_vocab(opened: Opened, vocab: int) -> None:
     opened.train.refuse_from(vocab)
     if opened.held_out is not None:
         opened.held_out.refuse_from(vocab)
-
-
-def _language(spec: DataSpec, segments: bool, cache: Path | None) -> _Parts:
-    if spec.kind == "tokens" and (segments or not spec.packing):
-        raise DataError(
-            "data.kind tokens knows no borders between texts: data.packing must be true, and a model that asks for "
-            "segments cannot be trained on it. Use data.kind text."
-        )
-    tokenizer = tokenizer_of(spec)
-    main = open_source(spec, spec.path, "data.path", tokenizer, cache)
-    told, name = Told(list(main.told.unreadable), list(main.told.notes)), main.hash
-    cutting = Cutting(spec.kind, spec.context, spec.packing, spec.limit, segments, told.notes)
-    if spec.held_out_path:
-        other = open_source(spec, spec.held_out_path, "data.held_out_path", tokenizer, cache)
-        told.unreadable += other.told.unreadable
-        train, held, name = cutting.all_of(main.store), cutting.all_of(other.store), f"{name}, held out {other.hash}"
-        if common := np.isin(other.store.digests, main.store.digests).sum() if tokenizer else 0:
-            told.notes.append(f"{common} of {len(other.store.digests)} held-out texts are also trained on")
-    else:
-        train, held = cutting.parted(main.store, spec.held_out)
-    if not cutting.whole_texts and train.tokens < spec.context:
-        raise DataError(
-            f"there are {train.tokens + 1} tokens to train on, and one sample takes {spec.context + 1} (data.context "
-            f"{spec.context} and the one after): add text, shorten data.context, or set data.packing to false"
-        )
-    return _Parts(
-        train=train,
-        held_out=held,
-        collate=partial(batch_of, width=spec.context if spec.packing else None, segments=segments),
-        told=told,
-        hash=name,
-        vocab=tokenizer.vocab if tokenizer else spec.vocab,
-        tokenizer=tokenizer,
-        store=main.store if spec.kind == "tokens" else None,
-    )
-
-
-def _own(spec: DataSpec, dataset: Any, held_out: Any, collate: Callable[[list[Any]], Any] | None) -> _Parts:
-    from torch.utils.data import Subset, default_collate
-
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise DataError(
-            f"data.dataset made a {type(dataset).__name__}: expected a dataset with a length and samples by number, so "
-            "that a run can go on exactly where it was"
-        )
-    told, name = Told(), getattr(dataset, "_fingerprint", None)
-    if held_out is None and len(dataset) > 1 and spec.held_out > 0:
-        chosen = choose_samples(len(dataset), spec.held_out)
-        told.notes.append(f"{len(chosen)} of {len(dataset)} samples are held out")
-        rest = np.setdiff1d(np.arange(len(dataset)), chosen)
-        dataset, held_out = Subset(dataset, rest.tolist()), Subset(dataset, chosen.tolist())
-    return _Parts(dataset, held_out, collate or default_collate, told, hash=name if isinstance(name, str) else None)

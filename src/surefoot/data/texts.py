@@ -1,8 +1,9 @@
-"""Files of text, each one a document, turned into tokens piece by piece however large they are."""
+"""Files of text, each a document, or each line of a .jsonl, turned into tokens piece by piece however large they are."""
 
 from __future__ import annotations
 
 import codecs
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,28 +69,73 @@ class _NotText(ValueError):
 
 
 def _pieces(files: Sequence[Path], limit: int | None, told: Told) -> Iterator[str | _End]:
-    flawed, empty = [], 0
+    seen = _Seen()
     for path in files:
-        if limit is not None and limit <= 0:
+        left = None if limit is None else limit - seen.size
+        if left is not None and left <= 0:
             break
-        reading = _Reading(path, limit)
-        try:
-            yield from reading
-        except (OSError, _NotText) as error:
-            told.unreadable.append(Unreadable(str(path), getattr(error, "strerror", None) or str(error)))
-            yield _End(kept=False)
-            continue
-        yield _End(kept=reading.size > 0)
-        empty += reading.size == 0
-        flawed += [path] if reading.stray else []
-        limit = None if limit is None else limit - reading.size
-    if empty:
-        told.notes.append(f"{empty} of {len(files)} files are empty")
-    if flawed:
+        yield from (_lines if path.suffix == ".jsonl" else _whole)(path, left, seen, told)
+    if seen.empty:
+        told.notes.append(f"{seen.empty} of {len(files)} files are empty")
+    if seen.flawed:
         told.notes.append(
-            f"{len(flawed)} of {len(files)} texts have bytes that are no UTF-8, the first is {flawed[0]}: "
+            f"{len(seen.flawed)} of {len(files)} texts have bytes that are no UTF-8, the first is {seen.flawed[0]}: "
             "each such byte became the sign U+FFFD"
         )
+
+
+@dataclass(slots=True)
+class _Seen:
+    size: int = 0
+    empty: int = 0
+    flawed: list[Path] = field(default_factory=list)
+
+
+def _whole(path: Path, limit: int | None, seen: _Seen, told: Told) -> Iterator[str | _End]:
+    """A file that is one text."""
+    reading = _Reading(path, limit)
+    try:
+        yield from reading
+    except (OSError, _NotText) as error:
+        told.unreadable.append(Unreadable(str(path), getattr(error, "strerror", None) or str(error)))
+        yield _End(kept=False)
+        return
+    yield _End(kept=reading.size > 0)
+    seen.size += reading.size
+    seen.empty += reading.size == 0
+    seen.flawed += [path] if reading.stray else []
+
+
+def _lines(path: Path, limit: int | None, seen: _Seen, told: Told) -> Iterator[str | _End]:
+    """A file with a text in each line, as `{"text": ...}`; the last within the limit is not cut."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if limit is not None and limit <= 0:
+                    return
+                if not line.strip():
+                    continue
+                try:
+                    text = _text_of(line)
+                except ValueError as error:
+                    told.unreadable.append(Unreadable(f"{path} line {number}", str(error)))
+                    continue
+                size = len(text.encode())
+                seen.size += size
+                limit = None if limit is None else limit - size
+                yield text
+                yield _End(kept=size > 0)
+    except OSError as error:
+        told.unreadable.append(Unreadable(str(path), error.strerror or str(error)))
+
+
+def _text_of(line: bytes) -> str:
+    found = json.loads(line.decode("utf-8-sig"))
+    text = found.get("text") if isinstance(found, dict) else None
+    if not isinstance(text, str):
+        raise ValueError("expected an object with text; for conversations set data.kind to chat")
+    text.encode()  # half of a surrogate pair can be written in JSON, but is no text
+    return text
 
 
 class _Reading:
