@@ -40,8 +40,8 @@ python=${PYTHON:-python}
 launcher=$!
 
 # Whatever ends the job, torchrun is told once, and passes it on to its processes: they save, and end with 75.
-asked=1
-trap 'asked=1; kill -TERM "$launcher" 2>/dev/null || true' TERM INT HUP USR1
+asked=1 told=0
+trap 'asked=1; ((told++)) || kill -TERM "$launcher" 2>/dev/null' TERM INT HUP USR1
 while ((asked)); do # a signal interrupts the wait
     asked=0
     wait "$launcher"

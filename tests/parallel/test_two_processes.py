@@ -57,6 +57,14 @@ def test_trouble_in_a_micro_batch_of_one_process_is_refused_by_both(kind: str, t
         assert seen["refused"][kind] == {"held": True, "verdicts": [0, 0, 0, 1, 0], "rank": [-1, -1, -1, 1, -1]}
 
 
+@pytest.mark.parametrize("how", ["data", "zero3"])
+def test_an_overflow_on_one_process_lowers_the_loss_scale_of_both(how: str, told: list[dict[str, Any]]) -> None:
+    for seen in told:
+        assert seen["scaled"][how]["held"]
+        assert seen["scaled"][how]["scale"] == 512
+        assert seen["scaled"][how]["losses"] == pytest.approx(seen["scaled"]["data"]["losses"], rel=2e-3)
+
+
 def test_processes_tell_each_other_numbers_and_words(told: list[dict[str, Any]]) -> None:
     for seen in told:
         assert seen["total"] == [5, 0.5]

@@ -173,6 +173,31 @@ def refused(world: parallel.World, how: str, kind: type[torch.optim.Optimizer], 
     return {"held": held, "verdicts": run.scalars["verdict"].tolist(), "rank": run.scalars["rank"].tolist()}
 
 
+def scaled(world: parallel.World, how: str, where: Path) -> dict[str, Any]:
+    """float16 with loss scaling; in the last update one value, on the first process alone, overflows."""
+    bare, make = build()
+    model = parallel.spread(bare, how, world, compute=torch.float16)
+    optimizer = parallel.optimizer_for(make(model), how, world)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    losses: list[float] = []
+    with surefoot.attach(model, optimizer, run_dir=where, scaler=scaler, ring=False) as guard:
+        for step in range(2):
+            inputs, targets = micro_batch(step, world.rank)
+            with torch.autocast("cpu", torch.float16, enabled=how == "data"):
+                loss = summed(model, inputs, targets) / 16
+            scaler.scale(guard.watch(loss, inputs)).backward()
+            if step == 1 and (world.first or how == "data"):
+                gradient = next(p.grad for p in model.parameters() if p.grad is not None)
+                (gradient.to_local() if isinstance(gradient, DTensor) else gradient).view(-1)[0] = float("inf")
+            before = [whole(p).clone() for p in model.parameters()]
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    held = all(torch.equal(a, whole(b)) for a, b in zip(before, model.parameters(), strict=True))
+    return {"losses": losses, "held": held, "scale": scaler.get_scale()}
+
+
 def left(world: parallel.World) -> bool:
     """The first process fails while the other waits for it: both leave, and neither hangs."""
     try:
@@ -194,6 +219,7 @@ def main() -> None:
         for how in WAYS
         for kind in (SHARDABLE if how == "zero1" else (torch.optim.AdamW,))
     }
+    told["scaled"] = {how: scaled(world, how, out / f"{how}-scaled") for how in ("data", "zero3")}
     told["quiet"] = {how: quiet(world, how) for how in WAYS}
     told["total"] = [parallel.total(world, 2 + world.rank), parallel.total(world, 0.25)]
     told["first"] = parallel.from_first(world, {"rank": world.rank})
