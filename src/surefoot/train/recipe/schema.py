@@ -50,10 +50,12 @@ class Data(Section):
 
     kind: Literal["library", "text", "tokens", "chat", "own"] = Field(
         default="library",
-        description="library: Python's own source; text: files and folders of text; tokens: a file of token numbers, "
-        "mapped; chat: JSONL of conversations; own: `dataset` makes it.",
+        description="library: Python's own source; text: files and folders of text; tokens: files of token numbers, "
+        "however large; chat: JSONL of conversations; own: `dataset` makes it.",
     )
-    path: Names = Field(default=[], description="Files, folders or patterns; for text, tokens and chat.")
+    path: Names = Field(
+        default=[], description="Files, folders or patterns; for text (of a .jsonl each line's `text`), tokens, chat."
+    )
     held_out_path: Names = Field(default=[], description="The same for held-out data; else a share is held out.")
     held_out: float = Field(
         default=0.05, ge=0, lt=1, description="Share held out to evaluate on, when no path is given."
