@@ -1,4 +1,4 @@
-"""Files of text, each a document, or each line of a .jsonl, turned into tokens piece by piece however large they are."""
+"""Files of text, each a document, or each line of a .jsonl, turned into tokens piece by piece, however large."""
 
 from __future__ import annotations
 
