@@ -157,7 +157,7 @@ class Row:
 
     @property
     def landed(self) -> bool:
-        return self.verdict is Verdict.LANDED
+        return not self.verdict  # LANDED is 0; this is asked many times a step
 
 
 LAYER_STATS = ("norm", "mean", "std", "absmax", "zeros", "nonfinite", "tiny", "sub")

@@ -45,6 +45,7 @@ from surefoot.judge.policy import Policy
 from surefoot.judge.treat import Treatment, grave
 from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, Pattern, Restraint, Row, Verdict
 
+REFUSED = (Verdict.NONFINITE, Verdict.OUTLANDISH)
 TALK = 50
 """Refusals in a row that are each told; after that only the 64th, 128th and so on."""
 ASIDE = frozenset({"bottleneck", "pace", "memory", "clipping", "plateau", "rhythm", "repeats", "start", "evaluation"})
@@ -181,10 +182,11 @@ class Judge:
         self.normal.asked = self._treatment.restraint
         found = [f for d in self._outright for f in d.update(row)]
         found += [f for d in self.detectors for f in d.update(row, layers)]
-        refused = row.verdict in (Verdict.NONFINITE, Verdict.OUTLANDISH)
+        refused = row.verdict in REFUSED
         silent = refused and self._refused > TALK and self._refused & (self._refused - 1)
         events: list[Event] = [] if silent else [*found]
-        events += self._aside(row, [f for f in found if f.detector in ASIDE])
+        if found:
+            events += self._aside(row, [f for f in found if f.detector in ASIDE])
         self._book.follow(row, layers, [f for f in found if f.detector not in ASIDE])
         if refused and not silent:
             reason = "; ".join(f.detail for f in found if f.detector in ("nonfinite", "outlandish"))
@@ -196,11 +198,12 @@ class Judge:
         return events
 
     def _count(self, row: Row) -> None:
-        if row.verdict is Verdict.LANDED:
+        if row.landed:
             self._refused = self._overflows = 0
         if row.attempt != self._attempt:  # an update counts once, however many optimizers took part in it
-            self._refused += row.verdict in (Verdict.NONFINITE, Verdict.OUTLANDISH)
-            self._overflows += row.verdict is Verdict.OVERFLOW
+            if not row.landed:
+                self._refused += row.verdict in REFUSED
+                self._overflows += row.verdict is Verdict.OVERFLOW
             self._attempt = row.attempt
 
     def _prove(self, row: Row) -> None:

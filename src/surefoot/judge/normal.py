@@ -105,6 +105,9 @@ class Normal:
         self.landed = 0
         self._first: list[float] = []
         self._waiting: deque[Row] = deque()
+        self._looked_at: Row | None = None
+        """The row that was last asked about, and whether it stands out."""
+        self._stands_out = False
         self._spikes = 0
         self._spiked: list[int] = []
 
@@ -150,9 +153,12 @@ class Normal:
 
     def spikes(self, row: Row) -> bool:
         """Whether this value stands out so far that it is no part of what is normal, unless it stays."""
-        if self.norm_ratio(row) > math.log(self.sight.jump):
-            return True
-        return self.z(row.loss) > self.sight.far and row.loss > self.sight.above * self.loss.top
+        if self._looked_at is not row:  # three ask of each row
+            self._looked_at = row
+            self._stands_out = self.norm_ratio(row) > math.log(self.sight.jump) or (
+                self.z(row.loss) > self.sight.far and row.loss > self.sight.above * self.loss.top
+            )
+        return self._stands_out
 
     def take(self, row: Row) -> None:
         """Hold a row that landed back for a while, and take in the one whose time has come."""
@@ -176,6 +182,7 @@ class Normal:
             self._accept(self._waiting.popleft())
 
     def _accept(self, row: Row) -> None:
+        self._looked_at = None
         if row.optimizer == 0:
             self.loss.add(row.attempt, row.loss)
         if row.norm > 0:
@@ -200,6 +207,7 @@ class Normal:
         """What came after this attempt did not happen."""
         for known in (self.loss, self.applied, *self.norms.values(), *self.rates.values()):
             known.forget(attempt + 1)
+        self._looked_at = None
         self._waiting.clear()
         self.recent.clear()
         self._spikes = 0

@@ -30,6 +30,8 @@ class LayerPast:
         self.rows = 0
         self._start(0)
         self.present = np.zeros(0, dtype=bool)
+        self.whole = False
+        """Every tensor had a gradient in the last row."""
         self._all = np.zeros(0, dtype=bool)
         """True for every tensor, once each of them has a past."""
 
@@ -52,7 +54,7 @@ class LayerPast:
             self.rows = 0
             self._start(len(norm))
             self.usual.fill(np.nan)
-        self.present = layers[:, NONFINITE] >= 0
+        self.present, self.whole = layers[:, NONFINITE] >= 0, False
         fit = self.present & (norm > 0) & np.isfinite(norm)
         log = np.log(np.where(fit, norm, 1.0))
         fresh = fit & np.isnan(self.usual)
@@ -71,7 +73,7 @@ class LayerPast:
 
     def _take_all(self, norm: np.ndarray, share: np.ndarray, *, learn: bool) -> None:
         """The same where every tensor has a gradient and a past: nearly always, and in a fraction of the time."""
-        self.present = self._all
+        self.present, self.whole = self._all, True
         ahead, change = self._seen, self._scratch
         np.log(norm, out=ahead[0], dtype=np.float64)
         ahead[1] = share
@@ -103,7 +105,7 @@ class LayerPast:
         self._start(len(state["usual"]))
         for name in ("usual", "zeros", "now", "zeros_now"):
             getattr(self, name)[:] = state[name]
-        self._all = np.zeros(0, dtype=bool)
+        self._all, self.whole = np.zeros(0, dtype=bool), False
 
 
 def _sound(norms: np.ndarray) -> bool:

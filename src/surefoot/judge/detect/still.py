@@ -21,7 +21,17 @@ ROUNDED = 4
 
 class Still(Detector):
     name: ClassVar = "still"
-    kept: ClassVar = ("_owned_told", "_without", "_absent_told", "_usual", "_looks", "_slow", "_slow_told", "_moving")
+    kept: ClassVar = (
+        "_owned_told",
+        "_without",
+        "_absent_told",
+        "_usual",
+        "_looks",
+        "_slow",
+        "_slow_told",
+        "_moving",
+        "_had_all",
+    )
 
     def __init__(
         self, names: Sequence[str], owned: int | None, normal: Normal, past: LayerPast, *, adaptive: bool
@@ -36,6 +46,8 @@ class Still(Detector):
         self._owned_told = False
         self._had = np.zeros(0, dtype=bool)
         """Which tensors had gradients."""
+        self._had_all = False
+        """All of them had: then nothing can be new."""
         self._without = 0
         self._absent_told = False
         self._usual = math.nan
@@ -61,6 +73,9 @@ class Still(Detector):
         """Tensors that had gradients and have none any more."""
         if layers is None or row.optimizer or not row.landed:
             return []
+        if self._past.whole and self._had_all:
+            self._without, self._absent_told = 0, False
+            return []
         present = layers[: self._owned, NONFINITE] >= 0
         if len(present) != len(self._had):
             self._had = present
@@ -68,6 +83,7 @@ class Still(Detector):
         if not gone.any():
             self._without, self._absent_told = 0, False
             self._had = self._had | present
+            self._had_all = len(self._had) == self._owned and bool(self._had.all())
             return []
         self._without += 1
         if self._without < STAYS or self._absent_told:
@@ -79,8 +95,7 @@ class Still(Detector):
 
     def _small(self, row: Row) -> list[Finding]:
         """Updates that have become far smaller than the rate explains."""
-        rate = self._normal.rate(row)
-        if not row.update_ratio > 0 or not rate > 0:
+        if not row.update_ratio > 0 or not (rate := self._normal.rate(row)) > 0:
             return []
         known = self._normal.norms.get(row.optimizer)
         if not self._adaptive and known is None:
