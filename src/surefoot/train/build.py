@@ -144,7 +144,7 @@ def _model(recipe: Recipe, data: Opened, world: World) -> nn.Module:
         raise RecipeError(f"model.factory: {recipe.model.factory} made a {type(size).__name__}, and no torch.nn.Module")
     check_room(size, recipe, world)
     vocab = recipe.model.arguments.get("vocab")
-    if isinstance(vocab, int) and data.vocab is not None:
+    if isinstance(vocab, int):
         check_vocab(data, vocab)
     return make("model", recipe.model)
 
