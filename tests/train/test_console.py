@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import surefoot
-from surefoot.records import NAN, TOLD, Action, Checkpoint, Decision, Row, Verdict
+from surefoot.records import NAN, TOLD, Action, Checkpoint, Decision, Note, Row, Verdict
 from surefoot.train.console import Console
 from surefoot.train.figures import Figures, Figuring, fitting, in_words, span
 from surefoot.train.recipe.schema import Log, Recipe
@@ -61,6 +61,15 @@ def test_an_update_that_did_not_land_gets_no_line_of_its_own() -> None:
     console.follow(row(0, loss=2.0))
     console.follow(Row(step=9, attempt=9, time=0.0, loss=NAN, verdict=Verdict.NONFINITE))
     assert file.getvalue().count("\n") == 1
+
+
+def test_rows_of_a_time_that_is_gone_are_not_shown_after_a_rewind() -> None:
+    console, file = lines()
+    console.follow(row(0, loss=2.0))
+    console.event(Note(step=3, attempt=39, name="rewound", values={"step": 3, "attempt": 3}))
+    assert console.follow(row(39, loss=9.0)) is None  # read when the run went back, from before
+    assert console.follow(Row(step=9, attempt=40, time=0.0, loss=1.9)) is not None
+    assert "9.0" not in file.getvalue()
 
 
 def test_other_ranks_say_only_what_went_wrong_with_them() -> None:
