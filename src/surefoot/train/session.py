@@ -69,7 +69,7 @@ class Ended:
 def run(recipe: Recipe, given: Given) -> Ended:
     """Train a recipe to its end; whatever happens comes back as a number and words."""
     ended = Ended(recipe.name, run_dir_of(recipe))
-    began, world, building = time.monotonic(), None, True
+    began, world, building, lost = time.monotonic(), None, True, False
     try:
         with exits.restartable():
             sinks.check(recipe.log)
@@ -83,14 +83,14 @@ def run(recipe: Recipe, given: Given) -> Ended:
                 _train(parts, guard, given, ended)
         ended.code = exits.DONE
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        ended.code = exits.code_for(error, building=building)
+        ended.code, lost = exits.code_for(error, building=building), exits.lost_another(error)
         ended.why = exits.words_for(error)
         if ended.code == exits.FAILED and not exits.out_of_memory(error):
             raise  # an error of the model's or the data's code: its traceback says more than we could
     finally:
         ended.seconds = time.monotonic() - began
         if world is not None:
-            parallel.end(world, failed=ended.code not in (exits.DONE, exits.RESTART))
+            parallel.end(world, failed=lost or ended.code not in (exits.DONE, exits.RESTART))
     return ended
 
 
