@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
+
+from surefoot.train.factories import find
 
 _ELSEWHERE = {"lamb": "Lamb", "lars": "LARS"}
 """Names that pytorch_optimizer knows, and torch does not."""
@@ -23,7 +24,7 @@ _UNFIT = {
 def optimizer_class(name: str) -> Callable[..., Any]:
     """The class of this name: of torch.optim in any case of letters, lamb or lars, or `module:Class`."""
     if ":" in name:
-        return _own(name)
+        return find("optimizer.name", name)
     wanted = name.lower().replace("_", "").replace("-", "")
     known = _known()
     if wanted in _UNFIT:
@@ -53,18 +54,3 @@ def _elsewhere(name: str, found: str) -> Callable[..., Any]:
             f"optimizer.name: {name} comes from pytorch_optimizer, which is not installed: "
             "pip install 'surefoot[train]'"
         ) from None
-
-
-def _own(name: str) -> Callable[..., Any]:
-    try:
-        found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as problem:
-        raise ValueError(
-            f"optimizer.name: {name} cannot be imported ({problem}). It is module:Class, and the module must lie in "
-            "this folder or be installed"
-        ) from problem
-    if not callable(found):
-        raise ValueError(
-            f"optimizer.name: {name} is a {type(found).__name__}, not a class. Name a class as module:Class"
-        )
-    return found
