@@ -481,9 +481,10 @@ class LiveGuard(Guard):
         if "tokens" in values:
             so_far = self._rounds.tokens
             self._rounds.tokens = values["tokens"] if so_far != so_far else so_far + values["tokens"]
+        known = {"tokens"} | ({"total_steps"} if values.get("total_steps") == self._desk.total else set())
         self._desk.total = float(values.get("total_steps", self._desk.total))
         self._rounds.eval_loss = float(values.get("eval_loss", self._rounds.eval_loss))
-        told = {name: value for name, value in values.items() if name != "tokens"}
+        told = {name: value for name, value in values.items() if name not in known}
         if self._anchor is not None:
             self._anchor.report(told)
         if told:

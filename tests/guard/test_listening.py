@@ -50,6 +50,20 @@ def test_every_event_is_heard_as_it_is_written_down(attach: Attach, read: Callab
     assert sorted((e.kind, e.attempt) for e in heard) == sorted(written)
 
 
+def test_the_length_of_a_run_is_written_down_once_however_often_it_is_told(
+    attach: Attach, read: Callable[[], surefoot.Run]
+) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer)
+    for i in range(6):
+        guard.report(total_steps=10 if i < 4 else 20, tokens=5)
+        train(model, optimizer, guard.watch, i)
+    guard.close()
+    told = [event["values"] for event in read().events if event.get("name") == "report"]
+    assert told == [{"total_steps": 10}, {"total_steps": 20}]
+
+
 def test_a_listener_that_raises_hears_no_more_and_training_goes_on(
     attach: Attach, caplog: pytest.LogCaptureFixture
 ) -> None:
