@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import surefoot
 from surefoot import parallel
 from surefoot.guard import Guard, OffGuard, attach
 from surefoot.train import exits, sinks
@@ -17,7 +16,7 @@ from surefoot.train.console import Console
 from surefoot.train.ending import picture, written
 from surefoot.train.figures import span
 from surefoot.train.loop import train
-from surefoot.train.recipe import Recipe, as_plain, remarks
+from surefoot.train.recipe import Recipe, as_plain, policy_of, remarks
 from surefoot.train.schedules import sparkline
 from surefoot.train.telling import Telling
 
@@ -96,16 +95,10 @@ def run(recipe: Recipe, given: Given) -> Ended:
 
 def _attached(parts: Parts, given: Given) -> Guard:
     recipe = parts.recipe
-    wanted, checkpoints = recipe.protection, recipe.checkpoints
+    wanted = recipe.protection
     if wanted.policy == "off":
         return OffGuard()
-    policy = surefoot.Policy(
-        observe=wanted.policy == "observe",
-        save_every=checkpoints.every,
-        save_seconds=checkpoints.seconds,
-        careful=checkpoints.careful,
-        **wanted.figures,
-    )
+    policy = policy_of(recipe)
     return attach(
         parts.model,
         parts.optimizers,
