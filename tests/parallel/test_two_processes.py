@@ -81,5 +81,5 @@ def test_when_one_process_is_killed_torchrun_starts_both_again_and_the_run_goes_
 ) -> None:
     for seen in restarted:
         assert seen["restarts"] == 1
-        assert 0 < seen["begun"] < 40, "it went on from a checkpoint"
+        assert 0 < seen["begun"] < 24, "it went on from a checkpoint"
         assert seen["same"] == {"end": True, "lr": True}, "equal to the bit with a run that was never killed"

@@ -20,7 +20,7 @@ import surefoot
 from surefoot import parallel
 from surefoot.data import make_loader
 
-STEPS, FATAL = 40, 7
+STEPS, FATAL = 24, 7
 HOW = "zero1"
 """Data parallel, and the optimizer sharded."""
 

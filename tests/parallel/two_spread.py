@@ -4,52 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.nn import functional as F
+from guarded import refused, scaled
+from small import build, micro_batch, summed, whole
+from torch import Tensor
 
-import surefoot
 from surefoot import parallel
-from surefoot.models.decoder import Decoder, DecoderConfig
 from surefoot.parallel.optimizer import SHARDABLE
 from surefoot.parallel.spreading import WAYS
 
-SIZE = DecoderConfig(vocab=32, width=16, layers=2, heads=2, context=8)
-BATCHES, ACCUMULATE, SAMPLES = 10, 4, 2
+BATCHES, ACCUMULATE = 10, 4
 """Two full groups of micro-batches and one of two."""
-
-
-def micro_batch(number: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Tokens and targets, of which some do not count; how many differs from batch to batch and from rank to rank."""
-    chance = torch.Generator().manual_seed(100 * number + rank)
-    tokens = torch.randint(0, SIZE.vocab, (SAMPLES, 9), generator=chance)
-    targets = tokens[:, 1:].clone()
-    targets[0, : int(torch.randint(0, 8, (), generator=chance))] = -100
-    return tokens[:, :-1], targets
-
-
-def summed(model: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(model(inputs).float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
-
-
-def build(kind: type[torch.optim.Optimizer] = torch.optim.AdamW) -> tuple[nn.Module, Callable[[nn.Module], Any]]:
-    torch.manual_seed(0)
-    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
-
-    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        matrices = [p for p in model.parameters() if p.dim() > 1]
-        others = [p for p in model.parameters() if p.dim() < 2]
-        return kind(
-            [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], 0.01, **options
-        )
-
-    return Decoder(SIZE), optimizer
 
 
 def plain(kind: type[torch.optim.Optimizer] = torch.optim.AdamW) -> tuple[list[float], list[Tensor]]:
@@ -103,10 +73,6 @@ def trained(
     return losses, [whole(p) for p in model.parameters()]
 
 
-def whole(value: Tensor) -> Tensor:
-    return (value.full_tensor() if isinstance(value, DTensor) else value).detach()
-
-
 def apart(one: Sequence[Any], other: Sequence[Any]) -> float:
     """The largest difference, whatever it is of."""
     pairs = zip(one, other, strict=True)
@@ -147,57 +113,6 @@ def quiet(world: parallel.World, how: str) -> bool:
     return parallel.total(world, mine) != 2 * mine
 
 
-def refused(world: parallel.World, how: str, kind: type[torch.optim.Optimizer], where: Path) -> dict[str, Any]:
-    """One micro-batch of rank 1 is not a number: what attach makes of it."""
-    bare, make = build(kind)
-    model = parallel.spread(bare, how, world)
-    optimizer = parallel.optimizer_for(make(model), how, world)
-    policy = surefoot.Policy(warmup=2)
-    held = False
-    with surefoot.attach(model, optimizer, run_dir=where, policy=policy, ring=False) as guard:
-        for step in range(5):
-            before = [whole(p).clone() for p in model.parameters()]
-            for number in range(2):
-                inputs, targets = micro_batch(2 * step + number, world.rank)
-                with parallel.exchanging(model, last=number == 1):
-                    loss = summed(model, inputs, targets) / 16
-                    if (step, number, world.rank) == (3, 0, 1):
-                        loss = loss * float("nan")
-                    guard.watch(loss, inputs).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if step == 3:
-                held = all(torch.equal(a, whole(b)) for a, b in zip(before, model.parameters(), strict=True))
-    dist.barrier()
-    run = surefoot.read(where)
-    return {"held": held, "verdicts": run.scalars["verdict"].tolist(), "rank": run.scalars["rank"].tolist()}
-
-
-def scaled(world: parallel.World, how: str, where: Path) -> dict[str, Any]:
-    """float16 with loss scaling; in the last update one value, on the first process alone, overflows."""
-    bare, make = build()
-    model = parallel.spread(bare, how, world, compute=torch.float16)
-    optimizer = parallel.optimizer_for(make(model), how, world)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    losses: list[float] = []
-    with surefoot.attach(model, optimizer, run_dir=where, scaler=scaler, ring=False) as guard:
-        for step in range(2):
-            inputs, targets = micro_batch(step, world.rank)
-            with torch.autocast("cpu", torch.float16, enabled=how == "data"):
-                loss = summed(model, inputs, targets) / 16
-            scaler.scale(guard.watch(loss, inputs)).backward()
-            if step == 1 and (world.first or how == "data"):
-                gradient = next(p.grad for p in model.parameters() if p.grad is not None)
-                (gradient.to_local() if isinstance(gradient, DTensor) else gradient).view(-1)[0] = float("inf")
-            before = [whole(p).clone() for p in model.parameters()]
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-    held = all(torch.equal(a, whole(b)) for a, b in zip(before, model.parameters(), strict=True))
-    return {"losses": losses, "held": held, "scale": scaler.get_scale()}
-
-
 def left(world: parallel.World) -> bool:
     """The first process fails while the other waits for it: both leave, and neither hangs."""
     try:
@@ -212,7 +127,8 @@ def left(world: parallel.World) -> bool:
 def main() -> None:
     out = Path(sys.argv[1])
     torch.set_num_threads(1)
-    world = parallel.start("cpu", timeout=60)
+    parallel.end(parallel.start("cpu", timeout=60))
+    world = parallel.start("cpu", timeout=60)  # as a sweep does, once for every run
     told: dict[str, Any] = compared(world)
     told["refused"] = {
         f"{how} {kind.__name__}": refused(world, how, kind, out / f"{how}-{kind.__name__}")
