@@ -323,6 +323,22 @@ def judge() -> None:
 
 
 @bench.command()
+def host(
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default what is there.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that are timed.")] = 400,
+) -> None:
+    """Microseconds of the host that being watched adds to a step, part by part, for 75 and 300 tensors."""
+    _needs_torch("bench host")
+    from surefoot.bench.host import main as run
+
+    try:
+        typer.echo(run(device, steps=steps))
+    except ValueError as wrong:
+        typer.echo(str(wrong), err=True)
+        raise typer.Exit(2) from None
+
+
+@bench.command()
 def rewind(
     size: Annotated[str, typer.Option(help="10m, 124m or 1.3b.")] = "124m",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default what is there.")] = None,
