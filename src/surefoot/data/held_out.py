@@ -53,19 +53,24 @@ class HeldOut:
     def __init__(self, dataset: Sound, collate: Collated, record: Record, *, batch_size: int, rank: int, world: int):
         self._dataset, self._collate, self._record = dataset, collate, record
         self._batch_size = batch_size
-        mixed = Order(len(dataset), seed=_SEED, epoch=1, shuffle=True).samples(np.arange(len(dataset)))
-        each = len(mixed) // world
-        mine = mixed[rank * each : (rank + 1) * each] if each else mixed[[rank % len(mixed)]]
-        self.samples: list[int] = mine.tolist()
+        self._order = Order(len(dataset), seed=_SEED, epoch=1, shuffle=True)
+        each = len(dataset) // world
+        first = rank * each if each else rank % len(dataset)
+        self._places = range(first, first + max(1, each))
+
+    @property
+    def samples(self) -> list[int]:
+        """The numbers of those that this rank has."""
+        return self._order.samples(np.array(self._places)).tolist()
 
     def refuse_from(self, vocab: int) -> None:
         """Tokens from here on make a sample unreadable."""
         self._dataset.refuse_from(vocab)
 
     def __len__(self) -> int:
-        return (len(self.samples) + self._batch_size - 1) // self._batch_size
+        return (len(self._places) + self._batch_size - 1) // self._batch_size
 
     def __iter__(self) -> Iterator[Any]:
-        for first in range(0, len(self.samples), self._batch_size):
-            wanted = self.samples[first : first + self._batch_size]
+        for first in range(0, len(self._places), self._batch_size):
+            wanted = self._order.samples(np.array(self._places[first : first + self._batch_size])).tolist()
             yield self._record.unwrap(self._collate(self._dataset.__getitems__(wanted)))
