@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,10 @@ def train(world: parallel.World, run_dir: Path, fatal: bool) -> dict[str, Any]:
                 optimizer.zero_grad()
                 scheduler.step()
                 done += 1
-                if fatal and world.rank == 1 and done >= FATAL and any(run_dir.glob("checkpoints/step-*")):
-                    os.kill(os.getpid(), signal.SIGKILL)
+                if fatal and world.rank == 1 and done >= FATAL:
+                    if any(run_dir.glob("checkpoints/step-*")):
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    time.sleep(0.25)  # a save takes longer than these steps
                 if done >= STEPS:
                     break
     held = getattr(optimizer, "optim", optimizer).state.values()
