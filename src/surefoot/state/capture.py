@@ -56,6 +56,8 @@ class Frozen:
     scaler: Any
     extra: dict[str, Any]
     chance: list[tuple[Any, Any]]
+    made: dict[tuple[int, str], Any]
+    """States of modules' own making, by the number of the root and the path in it."""
 
 
 class CannotGoBack(RuntimeError):
@@ -111,7 +113,8 @@ class Whole:
     def look(self) -> Look:
         """Find everything there is now."""
         look = Look()
-        places = list(self._places(look))
+        modules = list(self._modules())
+        places = list(_places(modules, look))
         loose = [(p, look.steady_slot(p)) for p in self._held() if p not in look and not is_lazy(p)]
         look.frozen = Frozen(
             places,
@@ -122,6 +125,11 @@ class Whole:
             scaler=freeze_scaler(self.scaler, look.slot),
             extra={name: freeze(_state_of(thing), look.slot) for name, thing in self.extra.items()},
             chance=random_states({t.device for t in look.parts if t.is_cuda}),
+            made={
+                (root, path): freeze(module.get_extra_state(), look.slot)
+                for root, path, module in modules
+                if has_own_state(module)
+            },
         )
         return look
 
@@ -145,15 +153,6 @@ class Whole:
             for name, module in model.named_modules():
                 yield root, name, module
 
-    def _places(self, look: Look) -> Iterator[Place]:
-        for root, path, module in self._modules():
-            for name, p in module._parameters.items():
-                if p is not None and not is_lazy(p):
-                    yield Place(root, path, name, look.slot(p, steady=root == 0), buffer=False)
-            for name, b in module._buffers.items():
-                if b is not None and not is_lazy(b):
-                    yield Place(root, path, name, look.slot(b), buffer=True)
-
     # -- and back
 
     @torch.no_grad()
@@ -172,9 +171,13 @@ class Whole:
             for group, values in zip(optimizer.param_groups, groups, strict=False):  # one may have been added since
                 group.update({k: thaw(v, group.get(k), back.tensor) for k, v in values.items()})
             optimizer.state = thaw(state, optimizer.state, back.tensor)
+        made = {key: thaw(state, None, back.tensor) for key, state in kept.made.items()}
         settle_scaler = thaw_scaler(self.scaler, kept.scaler, back.tensor)
         back.write()
         settle_scaler()
+        for root, path, module in self._modules():
+            if (root, path) in made:
+                module.set_extra_state(made[root, path])
         self._drop_gradients()
         set_random_states(kept.chance)
 
@@ -203,6 +206,24 @@ class Whole:
     def _drop_gradients(self) -> None:
         for p in itertools.chain(*(root.parameters() for root in self.roots), self._held()):
             p.grad = None
+
+
+def _places(modules: Sequence[tuple[int, str, nn.Module]], look: Look) -> Iterator[Place]:
+    for root, path, module in modules:
+        for name, p in module._parameters.items():
+            if p is not None and not is_lazy(p):
+                yield Place(root, path, name, look.slot(p, steady=root == 0), buffer=False)
+        for name, b in module._buffers.items():
+            if b is not None and not is_lazy(b):
+                yield Place(root, path, name, look.slot(b), buffer=True)
+
+
+def has_own_state(module: nn.Module) -> bool:
+    """Whether a module has a state beside its parameters and buffers, as torch lets it."""
+    kind = type(module)
+    return (
+        kind.get_extra_state is not nn.Module.get_extra_state and kind.set_extra_state is not nn.Module.set_extra_state
+    )
 
 
 def _values(group: dict[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,24 @@ class Meeting:
         self._name = f"{_PREFIX}{team.word}-{number}"
         self._results = root / f"{_PREFIX}{team.word}.over"
 
+    def compare(self, mine: Mapping[str, str]) -> frozenset[str]:
+        """Said and heard by all: of the things that are hashed here by name, those that are the same everywhere."""
+        if self._team.rank > 0:
+            self._root.mkdir(parents=True, exist_ok=True)
+            self._say(f"{self._team.rank}.here", {"hashes": dict(mine)})
+            told = self._hear("alike", "the first process to begin", BEGINNING)
+            if "failed" in told:
+                raise SaveFailed(f"the first process could not begin: {told['failed']}")
+            return frozenset(map(str, told["alike"]))
+        others = [
+            self._hear(f"{rank}.here", f"process {rank} to begin", BEGINNING).get("hashes", {})
+            for rank in range(1, self._team.world)
+        ]
+        alike = [name for name, digest in mine.items() if all(other.get(name) == digest for other in others)]
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._say("alike", {"alike": alike})
+        return frozenset(alike)
+
     def lead(self, folder: Path) -> None:
         """Said by the first process: write in here."""
         for file in self._root.glob(f"{_PREFIX}{self._team.word}-*"):

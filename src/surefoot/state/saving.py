@@ -19,9 +19,9 @@ from surefoot.state.capture import Whole
 from surefoot.state.copies import Copy, Look
 from surefoot.state.disk.check import check
 from surefoot.state.disk.files import write_pieces
-from surefoot.state.disk.hashing import hash_of
+from surefoot.state.disk.hashing import hashes_of
 from surefoot.state.disk.misfit import few
-from surefoot.state.disk.names import Names, names_of
+from surefoot.state.disk.names import Names, names_of, with_alike
 from surefoot.state.disk.pieces import Pieces, add_probe, not_finite, take_apart
 from surefoot.state.disk.plain import Plain
 from surefoot.state.disk.shards import prepare_stage
@@ -44,6 +44,8 @@ class Taken:
     attempt: int
     kind: str
     copy: Copy
+    names: Names
+    """Found while no process used the model: spread weights are other tensors while they are gathered."""
     meeting: int = 0
     """Which of the saves of this run it is, counted alike by all processes."""
     ready: tuple[Any, ...] = ()
@@ -110,6 +112,7 @@ class Saving:
     _errand: Errand[Outcome] | None = None
     _making: Errand[Copy] | None = None
     _spare: Copy | None = None
+    _names: Names | None = None
     _arriving: Copy | None = None
 
     @property
@@ -149,12 +152,25 @@ class Saving:
         ready = tuple(torch.cuda.current_stream(d).record_event() for d in look.nbytes if d.type == "cuda")
         self._meetings += 1
         ready = (*ready, *(e for _, e in copy.arrivals))
-        return Taken(attempt=attempt, kind=kind, copy=copy, meeting=self._meetings, ready=ready, probed=probed)
+        told: dict[str, Any] = {"attempt": attempt, "kind": kind, "names": self._named(look), "probed": probed}
+        return Taken(copy=copy, meeting=self._meetings, ready=ready, **told)
 
     def lend(self, copy: Copy, attempt: int) -> Taken:
         """A copy that somebody else has made, and keeps as it is until it is written."""
         self._meetings += 1
-        return Taken(attempt=attempt, kind="emergency", copy=copy, meeting=self._meetings, lent=True)
+        devices = {t.device for t in copy.tensors if t.is_cuda}
+        ready = tuple(torch.cuda.current_stream(d).record_event() for d in devices)
+        told: dict[str, Any] = {"attempt": attempt, "kind": "emergency", "names": self._named(self.whole.look())}
+        return Taken(copy=copy, meeting=self._meetings, ready=ready, lent=True, **told)
+
+    def _named(self, look: Look) -> Names:
+        """The names of what was found; made anew only when something is there that has none."""
+        places = ((place.root, place.module, place.name) for place in look.frozen.places)
+        held = (id(p) for o in self.whole.optimizers for group in o.param_groups for p in group["params"])
+        known = self._names
+        if known is None or any(p not in known.places for p in places) or any(i not in known.of for i in held):
+            known = self._names = self.names()
+        return known
 
     def settle(self) -> None:
         """To be called before an optimizer's step: a copy may still be on its way to the host."""
@@ -218,24 +234,23 @@ class Saving:
             for event in taken.ready:
                 event.synchronize()
             with aside(t.device for t in taken.copy.tensors):
-                pieces = self._pieces(taken, guard)
-                saved = self._together(
-                    taken, step, pieces, {**about, "kind": taken.kind, "world_size": self.team.world}
-                )
+                told |= self._together(taken, step, guard, {**about, "kind": taken.kind, "world_size": self.team.world})
         except SaveFailed as failure:
             return Outcome(**told, error=failure.reason, seconds=time.monotonic() - began)
         except Exception as error:  # whatever it is, training must hear of it and go on
             return Outcome(**told, error=f"{type(error).__name__}: {error}", seconds=time.monotonic() - began)
         finally:
             self._spare = self._spare if taken.lent else taken.copy
-        return Outcome(**told, **saved, left_out=tuple(pieces.left_out), seconds=time.monotonic() - began)
+        return Outcome(**told, seconds=time.monotonic() - began)
 
-    def _pieces(self, taken: Taken, guard: Any) -> Pieces:
-        names = self.names()
+    def _pieces(self, taken: Taken, guard: Any, meeting: Meeting) -> Pieces:
+        found = hashes_of(taken.copy, taken.names)
+        alike = meeting.compare(found.extra) if found.extra and self.team.world > 1 else frozenset()
+        names = with_alike(taken.names, alike)
         pieces = take_apart(taken.copy, names, rank=self.team.rank, world_size=self.team.world)
         plain = Plain(lambda path, value: None, lambda value: isinstance(value, Tensor))
         pieces.told["guard"] = plain.told(guard, "guard")
-        pieces.told["hash"] = hash_of(taken.copy, names)
+        pieces.told["hash"] = found.whole
         pieces.left_out += plain.left_out
         if taken.probed is not None:
             add_probe(pieces, taken.probed.told(), self.team.rank)
@@ -244,20 +259,23 @@ class Saving:
         return pieces
 
     def names(self) -> Names:
+        """Names for the run as it is now."""
         return names_of(zip(self.whole.root_names, self.whole.roots, strict=True), self.whole.optimizers)
 
-    def _together(self, taken: Taken, step: int, pieces: Pieces, about: Mapping[str, Any]) -> dict[str, Any]:
+    def _together(self, taken: Taken, step: int, guard: Any, about: Mapping[str, Any]) -> dict[str, Any]:
         meeting = Meeting(self.store.root, self.team, taken.meeting)
         if self.team.rank > 0:
             try:
+                pieces = self._pieces(taken, guard, meeting)
                 entries = self._written(meeting.follow(), pieces)
-            except (SaveFailed, OSError) as error:
+            except Exception as error:
                 meeting.failed(str(error))
                 raise
             meeting.done(entries)
-            return {}
+            return {"left_out": tuple(pieces.left_out)}
         error = "the first process has failed"
         try:
+            pieces = self._pieces(taken, guard, meeting)
             saved = self._lead(meeting, step, taken.attempt, pieces, about)
             error = ""
         except SaveFailed as failure:
@@ -266,7 +284,8 @@ class Saving:
         finally:
             if self.team.world > 1:
                 meeting.over(error)
-        return {"kept": saved.kept, "removed": saved.removed, "trouble": saved.trouble}
+        left_out = tuple(pieces.left_out)
+        return {"kept": saved.kept, "removed": saved.removed, "trouble": saved.trouble, "left_out": left_out}
 
     def _lead(self, meeting: Meeting, step: int, attempt: int, pieces: Pieces, about: Mapping[str, Any]) -> Saved:
         needs = sum(s.tensor.numel() * s.tensor.element_size() for s in pieces.shards.values())

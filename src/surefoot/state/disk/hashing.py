@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import xxhash
@@ -11,6 +12,7 @@ from surefoot.state.copies import Copy, Look
 from surefoot.state.disk.names import Names
 from surefoot.state.disk.pieces import Apart
 from surefoot.state.disk.shards import Stage, can_hold
+from surefoot.state.disk.told import root_of, tensors_in
 from surefoot.state.tree import Slot
 
 
@@ -20,9 +22,32 @@ def hash_of(state: Copy | Look, names: Names) -> str:
     Take it of a copy before it is written, and of `whole.look()` after `put_together`. Of what is spread over processes
     it covers this one's part. Neither who wraps the model nor which tensors share their memory makes a difference.
     """
+    return hashes_of(state, names).whole
+
+
+@dataclass(frozen=True, slots=True)
+class Hashes:
+    """Of a state, and of the parts of it that lie beside the model."""
+
+    whole: str
+    extra: dict[str, str]
+    """Parameters of a model, or all of anything else; those without tensors are not worth it."""
+
+
+def hashes_of(state: Copy | Look, names: Names) -> Hashes:
+    """The same, and hashes of what is beside the model."""
     copy = state if isinstance(state, Copy) else _as_copy(state)
     hashed = _Hashed(copy, names, 0, 1)
     told = hashed.told() | {"tensors": hashed.modules, "passing": [], "own": [], "aliases": {}}
+    models: dict[str, dict[str, str]] = {}
+    for name, digest in hashed.modules.items():
+        if name.startswith("extra.") and name not in names.buffers:
+            models.setdefault(root_of(name), {})[name] = digest
+    others = {f"extra.{name}": state for name, state in told["extra"].items() if any(True for _ in tensors_in(state))}
+    return Hashes(_digest(told), {name: _digest(part) for name, part in {**models, **others}.items()})
+
+
+def _digest(told: Any) -> str:
     return xxhash.xxh3_128(json.dumps(told, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -12,7 +12,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from surefoot.state.capture import Whole
+from surefoot.state.capture import Whole, has_own_state
+from surefoot.state.disk.told import root_of
 
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What compiling, sharding and recomputation put between a model and its parts."""
@@ -43,6 +44,12 @@ class Names:
     """Buffers that a module does not count as its state."""
     alike: set[str] = field(default_factory=set)
     """Parameters that are the same in all processes."""
+    shared: frozenset[str] = frozenset()
+    """What beside the model is the same in all processes, such as extra.ema."""
+    modules: dict[tuple[int, str], str] = field(default_factory=dict)
+    """Names of modules with a state of their own making, by the number of the root and the path in it."""
+    makers: dict[str, nn.Module] = field(default_factory=dict)
+    """The same by their names."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of tensors that have one already."""
     places: dict[tuple[int, str, str], str] = field(default_factory=dict)
@@ -89,6 +96,7 @@ def names_of(
     for number, (root, model) in enumerate(roots):
         synced = _synced(model)
         for path, clean, module in _walk(model, "", "", ()):
+            _add_maker(names, (number, path), _joined(root, clean), module)
             for name, p in list(module._parameters.items()):
                 if p is None:
                     continue
@@ -108,6 +116,18 @@ def names_of(
                     names.add(f"loose{k}.{g}.{i}", p)
     names.optimizers = list(_held(optimizers, names))
     return names
+
+
+def with_alike(names: Names, shared: frozenset[str]) -> Names:
+    """The same names, where it is known now what beside the model is the same in all processes, and written once."""
+    params = {n for n in names.tensors.keys() - names.buffers if n.startswith("extra.") and root_of(n) in shared}
+    return replace(names, alike=names.alike | params, shared=shared)
+
+
+def _add_maker(names: Names, place: tuple[int, str], whole: str, module: nn.Module) -> None:
+    if has_own_state(module):
+        names.modules[place] = whole
+        names.makers.setdefault(whole, module)
 
 
 def _add_buffer(

@@ -113,9 +113,9 @@ class Apart:
             "optimizers": [self._optimizer(k, one) for k, one in enumerate(self._names.optimizers)],
             "schedulers": [self._rest(s, f"scheduler{i}") for i, s in enumerate(kept.schedulers)],
             "scaler": self._rest(_without_found(kept.scaler), "scaler"),
-            "extra": {name: self._rest(state, f"extra.{name}") for name, state in kept.extra.items()},
+            "extra": {name: self._beside(state, f"extra.{name}") for name, state in kept.extra.items()},
             "chance": {name: self._rest(state, f"chance.{name}") for name, state in chances(kept.chance).items()},
-        }
+        } | self._made()
 
     def _modules(self) -> set[str]:
         """Parameters and buffers under the names that the model gives them."""
@@ -162,6 +162,18 @@ class Apart:
         for g, (group, values) in enumerate(zip(groups, options, strict=False)):
             group["options"] = self._rest(values, f"optimizer{k}.group{g}")
         return {"class": held.kind, "groups": groups, "state": states}
+
+    def _made(self) -> dict[str, Any]:
+        """States of modules' own making, if there are any."""
+        names = self._names.modules
+        made = {names[key]: state for key, state in self._kept.made.items() if key in names}
+        told = {name: self._rest(state, f"{name}._extra_state") for name, state in made.items()}
+        return {"modules": told} if told else {}
+
+    def _beside(self, state: Any, path: str) -> Any:
+        """What lies beside the model: this process's own, unless all have the same."""
+        alike = path in self._names.shared
+        return self._plain(lambda where, slot: self._ref(where, slot, alike=alike), state, path)
 
     def _rest(self, state: Any, path: str) -> Any:
         """What is this process's own."""

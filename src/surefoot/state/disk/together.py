@@ -194,6 +194,7 @@ class _Together:
         notes += [
             f"extra[{name!r}] was saved, and is not there now" for name in own["extra"] if name not in whole.extra
         ]
+        self._aim_at_modules(own.get("modules", {}))
         self._aim_at_scaler(untold(own.get("scaler"), None, self._own))
         self._restored.guard = untold(own.get("guard"), None, self._own)
         self._restored.probe = untold(own.get("probe"), None, self._own)
@@ -207,6 +208,18 @@ class _Together:
             live = thing.state_dict() if stateful else thing.get_state()
         state = untold(told, live, self._own)
         self._then.append(lambda: (thing.load_state_dict if stateful else thing.set_state)(_settled(state)))
+
+    def _aim_at_modules(self, told: Mapping[str, Any]) -> None:
+        """Modules with a state of their own making take that themselves."""
+        makers, notes = self._names.makers, self._restored.notes
+        for name, module in makers.items():
+            if name in told:
+                live = module.get_extra_state() if has_any(told[name], ("$left_out", "$nested")) else None
+                state = untold(told[name], live, self._own)
+                self._then.append(lambda module=module, state=state: module.set_extra_state(_settled(state)))
+            else:
+                notes.append(f"the extra state of {name} was not saved, and stays as it is")
+        notes += [f"the extra state of {name} was saved, and no module takes it now" for name in told.keys() - makers]
 
     def _aim_at_chance(self, told: Mapping[str, Any]) -> None:
         if self._saved.rank >= len(self._saved.told):

@@ -1,0 +1,36 @@
+"""Two processes that are saved, proven and in trouble together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "two_saving.py"
+
+
+@pytest.fixture(scope="module")
+def told(two_processes: Callable[[Path], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return two_processes(SCRIPT)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_both_prove_that_they_go_on_from_where_they_were(kind: str, told: list[dict[str, Any]]) -> None:
+    seen = told[0][kind]
+    assert seen["second"]["begun"] == 40
+    assert seen["second"]["proofs"] == [["proved", True, "equal"]] * 2  # each tells of itself
+    assert not seen["third"]["failed"]
+    assert not seen["second"]["failed"]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_trouble_on_one_of_them_brings_a_good_state_to_the_disk(kind: str, told: list[dict[str, Any]]) -> None:
+    kinds = told[0][kind]["second"]["kinds"]
+    assert ["emergency", "healthy"] in kinds.values()
+    assert told[1][kind]["third"]["begun"] == told[0][kind]["third"]["begun"] > 40
+
+
+def test_averaged_weights_that_are_the_same_everywhere_are_written_once(told: list[dict[str, Any]]) -> None:
+    assert told[0]["ddp"]["first"]["ema"] == [[], []]

@@ -1,0 +1,90 @@
+"""Run by torchrun with two processes: saved with a batch to prove it by, in trouble on rank 1 only, and resumed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import surefoot
+from surefoot.data import make_loader
+from surefoot.journal.reader import read
+from surefoot.state.store import Store
+
+
+def step(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x) - x).pow(2).mean()
+
+
+def train(run: Path, kind: str, batches: int, poison: int = 1 << 60) -> dict[str, Any]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Dropout(0.2), nn.Linear(12, 6))
+    ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    model: Any = nn.parallel.DistributedDataParallel(net) if kind == "ddp" else fully_shard(net)
+    torch.manual_seed(dist.get_rank())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader = make_loader(torch.randn(64, 6, generator=torch.Generator().manual_seed(3)), 4, seed=3)
+    guard = surefoot.attach(
+        model,
+        optimizer,
+        run_dir=run,
+        resume=True,
+        loader=loader,
+        step_fn=step,
+        extra={"ema": ema} if kind == "ddp" else {},
+        policy=surefoot.Policy(save_every=15, ring_every=5, proof=5, failures=50),
+    )
+    begun, count = guard.step, 0
+    while count < batches:
+        for x in loader:
+            count += 1
+            bad = count > poison and dist.get_rank() == 1
+            guard.watch(step(model, x * float("nan") if bad else x), x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if kind == "ddp":
+                ema.update_parameters(net)
+            if count == batches:
+                break
+    told = {"begun": begun, "step": guard.step}
+    guard.close()
+    dist.barrier()
+    events = read(run).events
+    proofs = [e for e in events if e.get("name") in ("proved", "unproven")]
+    kept = Store(run / "checkpoints").all()
+    return told | {
+        "proofs": [[e["name"], e["values"]["state"], e["values"]["probe"]] for e in proofs],
+        "failed": [e["detail"] for e in events if e.get("name") == "failed"],
+        "kinds": {str(one.step): [one.kind, one.health] for one in kept},
+        "size": max(one.size for one in kept),
+        "ema": _owners(kept[0].folder, "extra.ema"),
+    }
+
+
+def _owners(folder: Path, what: str) -> list[list[str]]:
+    """Of the parameters of a model beside, those that each process calls its own."""
+    found = [json.loads(file.read_text()) for file in sorted(folder.glob("state-*.json"))]
+    return [[n for n in told["own"] if n.startswith(what) and n.endswith("weight")] for told in found]
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    dist.init_process_group("gloo")
+    told: dict[str, Any] = {}
+    for kind in ("ddp", "fsdp"):
+        run = out / kind
+        first = train(run, kind, 40)
+        told[kind] = {"first": first, "second": train(run, kind, 50, poison=30), "third": train(run, kind, 5)}
+    (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(told))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
