@@ -178,6 +178,10 @@ class Footing:
 
     # -- what actions reach
 
+    @property
+    def scaler(self) -> Any:
+        return self.rounds.scaler
+
     def shared(self, attempts: Sequence[int]) -> Sequence[int]:
         ranks = self.rounds.meter.ranks
         if self._desk.alive < ranks.world:  # it would not answer

@@ -45,6 +45,7 @@ def _judged(model: nn.Module, rounds: Rounds) -> dict[str, Any]:
         "kinds": [holders.get(id(p), "").removeprefix("FSDP") for p in rounds.layout.params],
         "owned": rounds.layout.scopes[-1].stop,
         "adaptive": not any(isinstance(o, _PROPORTIONAL) for o in optimizers),
+        "alone": rounds.meter.ranks.world == 1,
     }
 
 

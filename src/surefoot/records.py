@@ -272,6 +272,8 @@ class Decision(Event):
     """A rewind goes to the newest good state taken before this attempt."""
     reset: bool = False
     """The optimizers' state is emptied, after the rewind if there is one."""
+    scale: float = 0.0
+    """The loss scale is set to this; 0 leaves it as it is."""
 
     def as_json(self) -> dict[str, Any]:
         told = super(Decision, self).as_json()

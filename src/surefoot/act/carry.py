@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from surefoot.act.rescale import Rescale
 from surefoot.act.reset import Reset
 from surefoot.act.rewind import Rewind
 from surefoot.act.run import CannotAct, Run
@@ -22,6 +23,8 @@ def carry_out(decision: Decision, run: Run) -> str:
         done.append(f"back to step {Rewind(decision.before).apply(run).step}")
     if decision.reset:
         Reset().apply(run)
+    if decision.scale > 0:
+        Rescale(decision.scale).apply(run)
     if asked is not None:
         run.reins.set(asked)
     return ", ".join([*done, decision.rung] if decision.rung else done)

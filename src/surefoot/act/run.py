@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from surefoot.act.restraint import Reins
 from surefoot.state.ring import Ring, State
@@ -32,4 +32,9 @@ class Run(Protocol):
 
     def empty(self) -> None:
         """Forget the optimizers' state."""
+        ...
+
+    @property
+    def scaler(self) -> Any:
+        """The GradScaler at work, or None."""
         ...

@@ -78,7 +78,7 @@ class Recorded:
 
     def judge(self, policy: Policy) -> Judge:
         """A judge as fresh as the one that saw this live."""
-        told = {name: self._judged[name] for name in ("kinds", "owned", "adaptive") if name in self._judged}
+        told = {name: self._judged[name] for name in ("kinds", "owned", "adaptive", "alone") if name in self._judged}
         return Judge(policy, self._layers.names(self._first), **told)
 
     def rows(self) -> Iterator[Seen]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from surefoot.judge.casebook import Casebook
+from surefoot.judge.detect.astray import Astray
 from surefoot.judge.detect.base import Detector
 from surefoot.judge.detect.bottleneck import Bottleneck
 from surefoot.judge.detect.clipping import Clipping
@@ -40,9 +41,10 @@ from surefoot.judge.diagnose.name import causes
 from surefoot.judge.diagnose.origin import cause_of
 from surefoot.judge.diagnose.roles import Role, role_of
 from surefoot.judge.diagnose.tree import Facts, walk
+from surefoot.judge.grave import grave
 from surefoot.judge.normal import Normal
 from surefoot.judge.policy import Policy
-from surefoot.judge.treat import Treatment, grave
+from surefoot.judge.treat import Treatment
 from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, Pattern, Restraint, Row, Verdict
 
 REFUSED = (Verdict.NONFINITE, Verdict.OUTLANDISH)
@@ -53,6 +55,8 @@ ASIDE = frozenset({"bottleneck", "pace", "memory", "clipping", "plateau", "rhyth
 WAITS = 6
 """Rows after the first sign before a cause is named: what comes next tells one cause from another, and by then the
 weights have been looked at."""
+UNDER_WAY = 2
+"""Updates that have been made, but not judged, when something is decided."""
 VAGUE, LONGER = 0.4, 12
 """When the surest cause is no surer than this, rows to wait for more."""
 
@@ -72,11 +76,13 @@ class Judge:
         kinds: Sequence[str] = (),
         owned: int | None = None,
         adaptive: bool = True,
+        alone: bool = True,
     ) -> None:
         self.policy = policy
         self.names = names
         """Of the tensors, in the order of the rows of `layers`; the first `owned` of them are held by an optimizer.
-        `kinds` are the classes of the modules that hold them; `adaptive` optimizers divide by past gradients."""
+        `kinds` are the classes of the modules that hold them; `adaptive` optimizers divide by past gradients;
+        a run that is `alone` has but this process."""
         self.proven = -1
         """States taken at this attempt or before it are known to be good by the steps that followed."""
         self._adaptive = adaptive
@@ -115,6 +121,7 @@ class Judge:
             Start(policy.sight),
             Plateau(self.normal),
             Evaluation(self.normal),
+            Astray(self.normal, alone=alone),
             Clipping(policy.sight),
             Pace(policy.sight),
             MemoryCreep(policy.sight),
@@ -126,6 +133,8 @@ class Judge:
         self._attempt = -1
         self._awaits = False
         """A rewind was decided and is still to come: what happens until then is of no account."""
+        self._blind = -1
+        """Up to this attempt updates were made before what was decided came into force."""
 
     @property
     def quiet(self) -> bool:
@@ -149,7 +158,14 @@ class Judge:
             detector.rewound()
         self.proven = min(self.proven, attempt)
         self._book.close()
-        self._overflows, self._awaits = 0, False  # refusals are counted until an update lands
+        self._overflows, self._awaits, self._blind = 0, False, -1  # refusals are counted until an update lands
+
+    def _watch_anew(self) -> None:
+        """A trouble was answered in its place: what was being watched tells of before."""
+        self._blind = -1
+        self.normal.recent.clear()
+        for detector in self.detectors:
+            detector.rewound()
 
     def failed(self, decision: Decision, why: str) -> None:
         """What was decided could not be done; the next rung is tried at the next sign of trouble."""
@@ -267,32 +283,46 @@ class Judge:
     def _decided(self, row: Row, events: Sequence[Event]) -> list[Event]:
         if self._awaits:
             return []
-        if self._refused == self.policy.limit or (self._refused > self.policy.limit and not self.policy.observe):
+        if 0 <= self._blind <= row.attempt:
+            self._watch_anew()
+        limit = self.policy.hold if self._treatment.holds(row) else self.policy.limit
+        if self._refused == limit or (self._refused > limit and not self.policy.observe):
             return [self._decision(row, Action.STOP, self._why_refused(row, events))]
         if row.verdict is Verdict.OUTLANDISH:
             self._treatment.refused()
+            if self._treatment.holds(row):
+                return []  # what this run waits out
+        return self._treated(row)
+
+    def _treated(self, row: Row) -> list[Event]:
         case = self._book.case
-        why = self._grave(case) if case is not None and case.moments else ""
+        why = self._grave(case) if case is not None and case.moments and self._blind < 0 else ""
         if case is not None and why and not (self.policy.observe and case.treated):
             case.treated = True
-            accepted = self._treatment.accept(row, self._refused)
-            if accepted:
-                self._book.close()
-                return accepted
-            cause = next((c for c, _, _ in causes(case)), Cause.UNKNOWN)
-            decided = self._treatment.act(row, case, cause, why)
-            self._awaits = not self.policy.observe and any(
-                isinstance(d, Decision) and d.action is Action.REWIND for d in decided
-            )
-            case.findings = [f for f in case.findings if not f.grave and f.detector not in SPENT]
-            return decided
+            return self._treatment_of(row, case, why)
         if self._overflows == self.policy.overflow_limit:
             return [self._decision(row, Action.STOP, self._why_overflows(row))]
         return self._treatment.watch(row, trouble=case is not None and self._book.quiet_rows == 0)
 
+    def _treatment_of(self, row: Row, case: Case, why: str) -> list[Event]:
+        accepted = self._treatment.accept(row, self._refused)
+        if accepted:
+            self._book.close()
+            return accepted
+        cause = next((c for c, _, _ in causes(case)), Cause.UNKNOWN)
+        decided = self._treatment.act(row, case, cause, why)
+        done = {d.action for d in decided if isinstance(d, Decision) and d.applied}
+        self._awaits = Action.REWIND in done
+        if Action.RESTRAIN in done:
+            self._blind = row.attempt + UNDER_WAY
+        case.findings = [f for f in case.findings if not f.grave and f.detector not in SPENT]
+        return decided
+
     def _why_refused(self, row: Row, found: Sequence[Event]) -> str:
         last = next((e.reason for e in found if isinstance(e, Decision)), "")
-        if row.bad_weights > 0:
+        if self._treatment.holds(row):
+            way_out = "Training on such batches has made the loss on held-out data worse: look at the data since then."
+        elif row.bad_weights > 0:
             way_out = "The weights themselves are damaged: go back to a checkpoint from before."
         elif row.verdict is Verdict.OUTLANDISH:
             way_out = (
@@ -330,6 +360,7 @@ class Judge:
             "attempt": self._attempt,
             "proven": self.proven,
             "awaits": self._awaits,
+            "blind": self._blind,
             "book": self._book.state_dict(),
             "normal": self.normal.state_dict(),
             "past": self._past.state_dict(),
@@ -339,7 +370,7 @@ class Judge:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._refused, self._overflows, self._attempt = state["refused"], state["overflows"], state["attempt"]
-        self.proven, self._awaits = state["proven"], state["awaits"]
+        self.proven, self._awaits, self._blind = state["proven"], state["awaits"], state.get("blind", -1)
         self._book.load_state_dict(state["book"])
         self.normal.load_state_dict(state["normal"])
         self._past.load_state_dict(state["past"])
@@ -348,7 +379,7 @@ class Judge:
             detector.load_state_dict(held)
 
 
-SPENT = frozenset({"level", "growth", "oscillation", "vanishing", "dead", "units", "left_over", "lost_clip"})
+SPENT = frozenset({"level", "growth", "oscillation", "vanishing", "dead", "units", "left_over", "lost_clip", "astray"})
 """Signs that a decision has answered; should they come again, they are told again."""
 
 

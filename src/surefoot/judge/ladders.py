@@ -10,10 +10,12 @@ from surefoot.records import Cause
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """One thing to try; each begins with the way back to the last good state, and goes on past the data from there."""
+    """One thing to try; nearly each begins with the way back to the last good state, and goes on past the data."""
 
     words: str
     """What comes with the way back."""
+    back: bool = True
+    """The run goes back; else nothing but what is told here is changed."""
     hold: bool = True
     """Rate and momentum are no higher than they were when things were well."""
     ceilings: bool = True
@@ -27,6 +29,10 @@ class Rung:
     float32: bool = False
     empty: bool = False
     """Gradients that the update before has left behind are emptied before they are added to."""
+    strict: bool = False
+    """The ceilings are low, and what is above them is waited out: it did harm."""
+    rescale: bool = False
+    """The loss scale is set to what it usually was."""
 
 
 BACK = Rung(words="on past the data, with rate and momentum no higher than there")
@@ -42,6 +48,10 @@ FRESH = Rung(
 WIDER = Rung(words="in float32 for a while", float32=True)
 
 EMPTY = Rung(words="with gradients emptied before each backward", empty=True, ceilings=False)
+
+PAST = Rung(words="past all batches that stand out, with rate and momentum no higher than there", strict=True)
+RESCALE = Rung(words="with the loss scale set back to what it was", back=False, hold=False, rescale=True)
+HOLD = Rung(words="with rate and momentum held at what they were when things were well", back=False)
 
 WARM = Rung(words="with the rate warmed up", rewarm=30, ceilings=False, hold=False)
 WARMER = Rung(words="with a tenth of the rate, warmed up", rate=0.1, rewarm=50, ceilings=False, hold=False)
@@ -62,3 +72,9 @@ EARLY = (WARM, WARMER)
 """When a run went wrong before it had begun to learn."""
 LEFT_OVER = (EMPTY, CLIP, LOWER)
 """When nobody empties the gradients."""
+ASTRAY = (PAST, LOWER, FRESH)
+"""When held-out data says that the run has lost much of what it had learnt."""
+HELD = (HOLD, BACK, LOWER)
+"""When the rate has risen and nothing is gained by it, but nothing lost either: the way back would cost more."""
+LOW_SCALE = (RESCALE, WIDER, LOWER)
+"""When the loss scale is so low that gradients become zero: the weights are sound, for next to nothing has landed."""

@@ -10,6 +10,8 @@ from typing import Any
 from surefoot.judge.policy import Sight
 from surefoot.records import Restraint, Row
 
+LEAST = 8
+"""Values before a trouble that are enough to go by, should there be no more."""
 LAST = 16
 """Values that are held back: they are being judged, and are no part of what is normal yet."""
 
@@ -41,6 +43,12 @@ class Baseline:
         while self._values and self._values[-1][0] >= attempt:
             self._drop(self._values.pop()[1])
         self._spread = 0.0
+
+    def before(self, attempt: int) -> Baseline:
+        """What was known before an attempt; all that is known, where that is too little to go by."""
+        kept = Baseline(self._window)
+        kept.load_state_dict({"values": [pair for pair in self._values if pair[0] < attempt]})
+        return kept if len(kept) >= min(LEAST, len(self)) else self
 
     def _drop(self, value: float) -> None:
         self._sorted.pop(bisect.bisect_left(self._sorted, value))

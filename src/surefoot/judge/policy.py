@@ -47,6 +47,8 @@ class Sight:
     """How many times the norm that a loop used to clip to it now hands over, for its clipping to be lost."""
     worse: float = 0.05
     """Share by which the loss on held-out data is above its best, twice, for it to have risen."""
+    astray: float = 0.3
+    """Share by which one look at held-out data is above the best: if training has left its course too, it does harm."""
     slow_rise: float = 0.08
     """Share by which the mean of 32 losses is above the lowest such mean, for the level to have risen slowly."""
     slower: float = 20.0
@@ -106,6 +108,8 @@ class Policy:
     """What is left of the recent largest norm after each step: half of it after 693 steps."""
     limit: int = 20
     """Refused updates in a row after which the run is stopped."""
+    hold: int = 200
+    """The same while a run, back from data that did harm by its held-out loss, waits for such data to be over."""
     overflow_limit: int = 60
     """Overflows of the loss scale in a row after which the run is stopped: 2^16 has been halved to 2^-44 by then."""
     failures: int = 3
@@ -118,6 +122,8 @@ class Policy:
     """Healthy updates after which what was asked of the steps is taken back; twice as many if that was too early."""
     ceiling: float = 3.0
     """While a restraint is in force: updates above this many times the largest accepted norm are refused."""
+    strict: float = 1.5
+    """The same while such data may still come: both for norms, and for how far losses lay above the middle."""
     proof: int = 10
     """Healthy updates that must follow a state before it counts as good."""
     sight: Sight = field(default_factory=Sight)
@@ -159,12 +165,14 @@ AT_LEAST_ONE = (
     "outlandish",
     "warmup",
     "limit",
+    "hold",
     "overflow_limit",
     "failures",
     "actions",
     "probation",
     "loosen_after",
     "ceiling",
+    "strict",
     "proof",
     "weights_every",
     "ring_every",

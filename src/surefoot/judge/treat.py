@@ -8,31 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot.judge.diagnose.case import Case, least
-from surefoot.judge.ladders import EARLY, LADDERS, LEFT_OVER, USUAL, Rung
-from surefoot.judge.normal import Normal
+from surefoot.judge.grave import NEW, only_raised
+from surefoot.judge.ladders import ASTRAY, EARLY, HELD, LADDERS, LEFT_OVER, LOW_SCALE, USUAL, Rung
+from surefoot.judge.normal import LAST, Normal
 from surefoot.judge.policy import Policy
 from surefoot.records import Action, Cause, Decision, Event, Outcome, Restraint, Row, Verdict
 
 FREE = Restraint()
-DOUBT = {True: 3, False: 12}
-"""Refusals in a row before a run goes back: soon when not even the loss is finite, for then it may be the weights; late
-when the loss is sound, and refusing is all that is needed."""
 WIDER = 1.5
 """By how much a cap or a clip that is still needed is widened at a time."""
-MANY = 0.25
-"""Share of the tensors that have fallen silent, above which little of a rise is needed to believe it."""
-RAISED = 4.0
-"""Deviations above normal at which a loss has risen beyond doubt."""
-AT_ONCE = 5
-"""Rows after the first sign within which all is multiplied, if it was a mistake and not a harder task."""
-HEALS = 3
-"""Rows in which a leap may heal by itself before anything is done about it."""
-TAMPERED = 1.5
-"""Factor of the norm of the weights that no training explains."""
-HIGHER, GAINS = 4.0, 16
-"""A rate so many times what it usually was, for so many rows, should have gained something by then."""
-NEW = 6
-"""Finite updates in a row that were refused: the weights are damaged or, after a rewind, this is the new normal."""
 
 
 class Treatment:
@@ -55,6 +39,8 @@ class Treatment:
         """Something was loosened, and it is not yet known whether that was too early."""
         self._refusals = 0
         """Updates refused since the last action or loosening."""
+        self._waits = False
+        """The ceilings in force are there to wait something out."""
         self._last: Decision | None = None
         self._before = math.nan
         """The usual loss when it was taken."""
@@ -86,6 +72,10 @@ class Treatment:
                 self.restraint = looser
                 events.append(self._decision(row, Action.LOOSEN, words, restraint=looser))
         return events
+
+    def holds(self, row: Row) -> bool:
+        """This update was refused on purpose, to wait something out."""
+        return self._waits and row.verdict is Verdict.OUTLANDISH and self.restraint.norm_ceiling != ()
 
     def refused(self) -> None:
         """A finite update was refused, perhaps by a ceiling that is in force."""
@@ -130,6 +120,7 @@ class Treatment:
     def act(self, row: Row, case: Case, cause: Cause, reason: str) -> list[Event]:
         """The next rung, or the end."""
         events: list[Event] = []
+        held = self.on_trial and self._last is not None and self._last.action is Action.RESTRAIN
         if self.on_trial:
             events.append(self._outcome(row, helped=False))
             self.failures += 1
@@ -137,7 +128,7 @@ class Treatment:
         if self._loosened:
             self._loosened, self._patience = False, 2 * self._patience
         early = any(f.evidence.get("early") for f in case.found("settings"))
-        ladder = EARLY if early else LEFT_OVER if case.found("left_over") else LADDERS.get(cause, USUAL)
+        ladder = _ladder(case, cause, early=early, held=held)
         spent = self.actions >= self._policy.actions
         if self.failures >= self._policy.failures or self._rung >= len(ladder) or spent:
             tried = f"{self.failures} attempts in a row did not help"
@@ -146,20 +137,22 @@ class Treatment:
             events.append(self._decision(row, Action.STOP, f"{reason}; {tried}", cause=cause, before=case.onset))
             return events
         rung = ladder[self._rung]
-        asked = self._restraint(rung, case)
+        asked = self.restraint if rung.rescale else self._restraint(rung, case)
         self.actions += 1
         if not self._policy.observe:  # else nothing is in force, nor on trial
+            self._waits = rung.strict
             self._former, self.restraint = self.restraint, asked
             self._since, self._calm, self._refusals, self._before = 0, 0, 0, self._normal.loss.middle
         decision = self._decision(
             row,
-            Action.REWIND,
+            Action.REWIND if rung.back else Action.RESTRAIN,
             reason,
             rung=rung.words,
             cause=cause,
             restraint=asked,
-            before=0 if early else case.onset,
+            before=0 if early else _sound_before(case),
             reset=rung.reset,
+            scale=_usual_scale(case) if rung.rescale else 0.0,
         )
         return [*events, decision]
 
@@ -170,21 +163,23 @@ class Treatment:
         self.restraint = self._former
 
     def _restraint(self, rung: Rung, case: Case) -> Restraint:
-        normal = self._normal
+        normal, before = self._normal, _sound_before(case)
         count = 1 + max(normal.norms, default=-1)
-        tops = [normal.norms[k].top if k in normal.norms else math.inf for k in range(count)]
-        middles = [normal.norms[k].middle if k in normal.norms else math.inf for k in range(count)]
+        norms = [normal.norms[k].before(before) if k in normal.norms else None for k in range(count)]
+        tops = [math.inf if known is None else known.top for known in norms]
+        middles = [math.inf if known is None else known.middle for known in norms]
         if middles and len(normal.applied):
             middles[0] = min(middles[0], normal.applied.middle)  # the loop itself used to clip
-        loss = normal.loss
-        room = max(self._policy.ceiling * (loss.top - loss.middle), 10 * loss.spread)
+        loss, above = normal.loss.before(before), self._policy.strict if rung.strict else self._policy.ceiling
+        room = above * (loss.top - loss.middle)
+        room = room if rung.strict else max(room, 10 * loss.spread)
         return Restraint(
             rate=rung.rate,
             rewarm=rung.rewarm,
-            rate_cap=least(case.rates, self.restraint.rate_cap) if rung.hold else (),
+            rate_cap=least(_sound_rates(case), self.restraint.rate_cap) if rung.hold else (),
             momentum_cap=least(case.momenta, self.restraint.momentum_cap) if rung.hold else (),
             clip=tuple(_exp(m) for m in middles) if rung.clip else (),
-            norm_ceiling=tuple(self._policy.ceiling * _exp(t) for t in tops) if rung.ceilings and not rung.clip else (),
+            norm_ceiling=tuple(above * _exp(t) for t in tops) if rung.ceilings and not rung.clip else (),
             loss_ceiling=loss.top + room if rung.ceilings and normal.formed else math.inf,
             float32=rung.float32,
             empty=rung.empty,
@@ -217,6 +212,7 @@ class Treatment:
             "patience": self._patience,
             "loosened": self._loosened,
             "refusals": self._refusals,
+            "waits": self._waits,
             "before": self._before,
             "last": None if self._last is None else self._last.action.value,
         }
@@ -227,110 +223,39 @@ class Treatment:
         self.failures, self.actions, self._rung = state["failures"], state["actions"], state["rung"]
         self._since, self._calm, self._patience = state["since"], state["calm"], state["patience"]
         self._before, self._refusals, self._loosened = state["before"], state["refusals"], state["loosened"]
-        last = state["last"]
+        last, self._waits = state["last"], state.get("waits", False)
         self._last = None if last is None else Decision(step=0, attempt=0, action=Action(last), reason="")
 
 
-def grave(case: Case, *, adaptive: bool, clipped: bool) -> str:
-    """Why something must be done about this, in words; nothing when telling is enough."""
-    return next((why for rule in GRAVE if (why := rule(case, adaptive or clipped))), "")
+def _ladder(case: Case, cause: Cause, *, early: bool, held: bool) -> Sequence[Rung]:
+    """What was found may speak for a ladder of its own, whatever the cause."""
+    if early:
+        return EARLY
+    if case.found("left_over"):
+        return LEFT_OVER
+    if _usual_scale(case):
+        return LOW_SCALE
+    if case.found("astray"):
+        return ASTRAY
+    return HELD if held or only_raised(case) else LADDERS.get(cause, USUAL)
 
 
-def _told(case: Case, bears: bool) -> str:
-    """A detector is sure of it."""
-    in_units = case.found("units") and (bears or _compensated(case))  # the loss is told in another unit, no more
-    young = len(case.moments) <= HEALS
-    aside = {"level": in_units, "jump": young}
-    return next((f.detail for f in case.findings if f.grave and not aside.get(f.detector, False)), "")
+def _sound_before(case: Case) -> int:
+    """States from before this attempt are sound: the first sign, or a little earlier when held-out data told of it
+    late, for the first sign may have been late too."""
+    well = [f.evidence["well"] for f in case.found("astray")]
+    return min(case.onset, max(well[0], case.onset - LAST)) if well else case.onset
 
 
-def _multiplied(case: Case, bears: bool) -> str:
-    """Updates have grown with the gradients: at once, and not because the data is another."""
-    units = [f for f in case.found("units") if f.attempt <= case.onset + AT_ONCE]
-    harder = any(m.strange >= 1 for m in case.moments)
-    return units[0].detail if units and not bears and not harder and not _compensated(case) else ""
+def _sound_rates(case: Case) -> Sequence[float]:
+    """The rates when things were well; held-out data knows best when that was."""
+    told = [f.evidence["rate"] for f in case.found("astray")]
+    return least(case.rates, told[:1])
 
 
-def _compensated(case: Case) -> bool:
-    """The rate was lowered by as much as the loss was multiplied."""
-    return case.found("units")[0].evidence["factor"] * case.last.rate_ratio < 3
-
-
-def _set_wrong(case: Case, bears: bool) -> str:
-    """Rate or momentum were raised, and the run suffers from it."""
-    raised = [f for f in case.found("settings") if "times" in f.evidence or "momentum" in f.evidence]
-    if any(f.evidence.get("momentum", 0) >= 1 for f in raised):
-        return raised[0].detail
-    suffers = case.found("level", "growth", "oscillation")
-    if raised and suffers:
-        return f"{raised[0].detail}, and {suffers[0].detail}"
-    return f"{raised[0].detail}, and nothing is gained by it" if raised and _gains_nothing(case) else ""
-
-
-def _gains_nothing(case: Case) -> bool:
-    """For long the rate has been far higher than it was, and the loss is no lower."""
-    lately = [m.row.loss for m in case.moments[-GAINS:] if m.rate_ratio > 1 / HIGHER]
-    return len(lately) == GAINS and case.last.rate_ratio > HIGHER and sum(lately) / GAINS >= case.normal
-
-
-def _tampered(case: Case, bears: bool) -> str:
-    """Something else than the optimizer has written to the weights, and the loss has risen."""
-    if not abs(case.weights) > math.log(TAMPERED) or not case.found("level", "jump") or not _high(case, 1.0):
-        return ""
-    times = math.exp(min(case.weights, 700.0))
-    return f"the norm of the weights is {times:.3g} times what it was, which no update explains, and the loss has risen"
-
-
-def _piled_up(case: Case, bears: bool) -> str:
-    """Gradients are left over, and have grown beyond what they were."""
-    left = case.found("left_over")
-    grown = sum(m.norm_ratio > 0 for m in case.moments[-3:]) >= 2
-    return left[0].detail if left and (grown or case.found("level", "growth", "jump", "oscillation")) else ""
-
-
-def _unclipped(case: Case, bears: bool) -> str:
-    """A run that lived by its clipping has lost it, and suffers."""
-    lost = [f for f in case.found("lost_clip") if f.evidence["times"] > 1]
-    suffers = case.found("level", "growth", "jump", "oscillation")
-    return f"{lost[0].detail}, and {suffers[0].detail}" if lost and suffers else ""
-
-
-def _silent(case: Case, bears: bool) -> str:
-    """Gradients no longer come through, and the loss has risen."""
-    silent, level = case.found("vanishing", "dead"), case.found("level")
-    if not silent or not level:
-        return ""
-    many = max(f.evidence["share"] for f in silent) > MANY
-    return f"{silent[0].detail}, and {level[0].detail}" if _high(case, 1.0 if many else RAISED) else ""
-
-
-def _outgrown(case: Case, bears: bool) -> str:
-    """An update was too large for its rate, and the loss has risen since."""
-    level = case.found("level")
-    if not level or not case.update > 1 or not _high(case, RAISED):
-        return ""
-    return f"an update was {case.update:.3g} times larger than usual at the same rate, and {level[0].detail}"
-
-
-def _high(case: Case, deviations: float) -> bool:
-    """Most of the last losses lie so far above normal: a rise that was told may be over by now."""
-    return sum(moment.z > deviations for moment in case.moments[-5:]) >= 3
-
-
-def _refused(case: Case, bears: bool) -> str:
-    """One refusal after the other."""
-    last = case.last.row
-    sound = math.isfinite(last.loss) or last.rank >= 0
-    most = NEW if last.verdict is Verdict.OUTLANDISH else DOUBT[not sound]
-    return f"{case.refused} updates in a row were refused: {_last(case.findings)}" if case.refused >= most else ""
-
-
-GRAVE = (_piled_up, _unclipped, _told, _multiplied, _set_wrong, _tampered, _silent, _outgrown, _refused)
-"""What calls for an action, each with its reason in words; `bears` when the run does not mind larger gradients."""
-
-
-def _last(findings: Sequence[Any]) -> str:
-    return findings[-1].detail if findings else ""
+def _usual_scale(case: Case) -> float:
+    """The loss scale before it fell too low; 0 when it did not."""
+    return next((float(f.evidence["usual"]) for f in case.found("loss_scale") if f.grave), 0.0)
 
 
 def _exp(value: float) -> float:

@@ -58,6 +58,11 @@ class Still(Detector):
         self._moving: list[float] = []
         """What share of the weights the last steps left as they were."""
 
+    def rewound(self) -> None:
+        """Updates are known anew: those before the way back may have been the trouble itself."""
+        self._usual, self._looks, self._slow, self._slow_told = math.nan, 0, 0, False
+        self._moving = []
+
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
         return [*self._unowned(row), *self._absent(row, layers), *self._small(row), *self._rounded(row)]
 

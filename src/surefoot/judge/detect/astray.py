@@ -1,0 +1,50 @@
+"""Held-out data says that the model has got far worse: whatever the batches in training look like, that is harm."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from surefoot.judge.detect.base import Detector
+from surefoot.judge.normal import Normal
+from surefoot.records import Finding, Row
+
+
+class Astray(Detector):
+    """Speaks at evaluations that are far above the best one, and ever worse; knows when, and at which rate, all was
+    well."""
+
+    name: ClassVar = "astray"
+    kept: ClassVar = ("_best", "_well", "_rate", "_told")
+
+    def __init__(self, normal: Normal, *, alone: bool) -> None:
+        self._normal = normal
+        self._alone = alone
+        """Several processes may each be told of another loss, or one of them alone: then nothing follows from it."""
+        self._best = math.nan
+        self._well = -1
+        """The attempt at which the last evaluation that was about as good as the best one was told."""
+        self._rate = math.inf
+        """The rate then."""
+        self._told = -math.inf
+        """What was told last, since all was well."""
+
+    def rewound(self) -> None:
+        self._told = -math.inf
+
+    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+        if not self._alone or row.optimizer or math.isnan(row.eval_loss):
+            return []
+        sight = self._normal.sight
+        if not row.eval_loss >= self._best:
+            self._best = row.eval_loss
+        above = row.eval_loss - self._best
+        if above <= sight.worse * abs(self._best):
+            self._well, self._rate, self._told = row.attempt, self._normal.rate(row), -math.inf
+        if not above > sight.astray * abs(self._best) or row.eval_loss <= self._told:
+            return []
+        self._told = row.eval_loss
+        detail = f"the loss on held-out data is {row.eval_loss:.4g} and was {self._best:.4g} at best"
+        return self.found(row, detail, eval_loss=row.eval_loss, best=self._best, well=self._well, rate=self._rate)

@@ -1,0 +1,153 @@
+"""What calls for an action: each rule looks at a case and gives its reason in words, or none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from surefoot.judge.diagnose.case import Case
+from surefoot.records import Finding, Verdict
+
+DOUBT = {True: 3, False: 12}
+"""Refusals in a row before a run goes back: soon when not even the loss is finite, for then it may be the weights; late
+when the loss is sound, and refusing is all that is needed."""
+MANY = 0.25
+"""Share of the tensors that have fallen silent, above which little of a rise is needed to believe it."""
+RAISED = 4.0
+"""Deviations above normal at which a loss has risen beyond doubt."""
+AT_ONCE = 5
+"""Rows after the first sign within which all is multiplied, if it was a mistake and not a harder task."""
+HEALS = 3
+"""Rows in which a leap may heal by itself before anything is done about it."""
+TAMPERED = 1.5
+"""Factor of the norm of the weights that no training explains."""
+HIGHER, GAINS = 4.0, 16
+"""A rate so many times what it usually was, for so many rows, should have gained something by then."""
+CALM = 2.0
+"""A norm below so many times the largest lately does not stand out."""
+SUFFERS = ("level", "growth", "oscillation")
+"""Detectors that tell of a loss which is not what it was."""
+NEW = 6
+"""Finite updates in a row that were refused: the weights are damaged or, after a rewind, this is the new normal."""
+
+
+def grave(case: Case, *, adaptive: bool, clipped: bool) -> str:
+    """Why something must be done about this, in words; nothing when telling is enough."""
+    return next((why for rule in GRAVE if (why := rule(case, adaptive or clipped))), "")
+
+
+def _told(case: Case, bears: bool) -> str:
+    """A detector is sure of it."""
+    in_units = case.found("units") and (bears or _compensated(case))  # the loss is told in another unit, no more
+    young = len(case.moments) <= HEALS
+    aside = {"level": in_units, "jump": young}
+    return next((f.detail for f in case.findings if f.grave and not aside.get(f.detector, False)), "")
+
+
+def _multiplied(case: Case, bears: bool) -> str:
+    """Updates have grown with the gradients: at once, and not because the data is another."""
+    units = [f for f in case.found("units") if f.attempt <= case.onset + AT_ONCE]
+    harder = any(m.strange >= 1 for m in case.moments)
+    return units[0].detail if units and not bears and not harder and not _compensated(case) else ""
+
+
+def _compensated(case: Case) -> bool:
+    """The rate was lowered by as much as the loss was multiplied."""
+    return case.found("units")[0].evidence["factor"] * case.last.rate_ratio < 3
+
+
+def _set_wrong(case: Case, bears: bool) -> str:
+    """Rate or momentum were raised, and the run suffers from it."""
+    raised = _raised(case)
+    if any(f.evidence.get("momentum", 0) >= 1 for f in raised):
+        return raised[0].detail
+    suffers = case.found(*SUFFERS)
+    if raised and suffers:
+        return f"{raised[0].detail}, and {suffers[0].detail}"
+    return f"{raised[0].detail}, and nothing is gained by it" if raised and _gains_nothing(case) else ""
+
+
+def _raised(case: Case) -> list[Finding]:
+    return [f for f in case.found("settings") if "times" in f.evidence or "momentum" in f.evidence]
+
+
+def only_raised(case: Case) -> bool:
+    """The rate was raised in vain, and no harm has come of it yet: nothing has stood out since."""
+    calm = all(m.z < RAISED and m.norm_ratio < math.log(CALM) for m in case.moments[-GAINS:])
+    return calm and bool(_raised(case)) and _gains_nothing(case) and not case.found(*SUFFERS, "jump", "exploding")
+
+
+def _gains_nothing(case: Case) -> bool:
+    """For long the rate has been far higher than it was, and the loss is no lower."""
+    lately = [m.row.loss for m in case.moments[-GAINS:] if m.rate_ratio > 1 / HIGHER]
+    return len(lately) == GAINS and case.last.rate_ratio > HIGHER and sum(lately) / GAINS >= case.normal
+
+
+def _tampered(case: Case, bears: bool) -> str:
+    """Something else than the optimizer has written to the weights, and the loss has risen."""
+    if not abs(case.weights) > math.log(TAMPERED) or not case.found("level", "jump") or not _high(case, 1.0):
+        return ""
+    times = math.exp(min(case.weights, 700.0))
+    return f"the norm of the weights is {times:.3g} times what it was, which no update explains, and the loss has risen"
+
+
+def _piled_up(case: Case, bears: bool) -> str:
+    """Gradients are left over, and have grown beyond what they were."""
+    left = case.found("left_over")
+    grown = sum(m.norm_ratio > 0 for m in case.moments[-3:]) >= 2
+    return left[0].detail if left and (grown or case.found("level", "growth", "jump", "oscillation")) else ""
+
+
+def _unclipped(case: Case, bears: bool) -> str:
+    """A run that lived by its clipping has lost it, and suffers."""
+    lost = [f for f in case.found("lost_clip") if f.evidence["times"] > 1]
+    suffers = case.found("level", "growth", "jump", "oscillation")
+    return f"{lost[0].detail}, and {suffers[0].detail}" if lost and suffers else ""
+
+
+def _silent(case: Case, bears: bool) -> str:
+    """Gradients no longer come through, and the loss has risen."""
+    silent, level = case.found("vanishing", "dead"), case.found("level")
+    if not silent or not level:
+        return ""
+    many = max(f.evidence["share"] for f in silent) > MANY
+    return f"{silent[0].detail}, and {level[0].detail}" if _high(case, 1.0 if many else RAISED) else ""
+
+
+def _outgrown(case: Case, bears: bool) -> str:
+    """An update was too large for its rate, and the loss has risen since."""
+    level = case.found("level")
+    if not level or not case.update > 1 or not _high(case, RAISED):
+        return ""
+    return f"an update was {case.update:.3g} times larger than usual at the same rate, and {level[0].detail}"
+
+
+def _high(case: Case, deviations: float) -> bool:
+    """Most of the last losses lie so far above normal: a rise that was told may be over by now."""
+    return sum(moment.z > deviations for moment in case.moments[-5:]) >= 3
+
+
+def _refused(case: Case, bears: bool) -> str:
+    """One refusal after the other."""
+    last = case.last.row
+    sound = math.isfinite(last.loss) or last.rank >= 0
+    most = NEW if last.verdict is Verdict.OUTLANDISH else DOUBT[not sound]
+    return f"{case.refused} updates in a row were refused: {_last(case.findings)}" if case.refused >= most else ""
+
+
+def _astray(case: Case, bears: bool) -> str:
+    """Training has left its course, and held-out data says that it does harm."""
+    for told in case.found("astray"):
+        signs = [f for f in case.found(*SUFFERS, "jump") if told.evidence["well"] <= f.attempt < told.attempt]
+        if signs:
+            return f"{told.detail}, and {signs[0].detail}"
+    return ""
+
+
+GRAVE = (_astray, _piled_up, _unclipped, _told, _multiplied, _set_wrong, _tampered, _silent, _outgrown, _refused)
+"""What calls for an action, each with its reason in words; `bears` when the run does not mind larger gradients."""
+
+
+def _last(findings: Sequence[Any]) -> str:
+    return findings[-1].detail if findings else ""

@@ -1,0 +1,121 @@
+"""What held-out data tells of harm, what is waited out, and what is put right without going back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from made_rows import Bench, Source, actions, judged, of, trained
+
+from surefoot.judge.detect.still import Still
+from surefoot.judge.policy import Policy
+from surefoot.records import Action, Decision, Event, Outcome, Row, Verdict
+
+
+def evaluated(source: Source, loss: float, **values: float) -> Row:
+    return source.row(eval_loss=loss, **values)
+
+
+def decided(events: list[Event]) -> Decision:
+    (decision,) = [d for d in of(Decision, events) if d.action is not Action.REFUSE]
+    return decision
+
+
+def harmed(source: Source, *, after: float = 2.9) -> list[Row]:
+    """Garbage for a while: the loss leaps and stays, and held-out data is told of before and after."""
+    return [evaluated(source, 2.0), *source.rows(20, times=1.5), evaluated(source, after, times=1.5)]
+
+
+def test_training_that_left_its_course_and_ruins_the_held_out_loss_is_undone() -> None:
+    judge, source = trained()
+    well = source.attempt
+    decision = decided(judged(judge, harmed(source)))
+    assert decision.action is Action.REWIND
+    assert "held-out data is 2.9 and was 2" in decision.reason
+    assert decision.before <= well + 1, "all that was learnt since is left behind"
+    asked = decision.restraint
+    assert asked is not None
+    assert math.isfinite(asked.loss_ceiling)
+    assert asked.norm_ceiling
+
+
+@pytest.mark.parametrize("after", [2.0, 2.4])
+def test_a_harder_task_that_does_no_harm_is_left_alone(after: float) -> None:
+    judge, source = trained()
+    assert actions(judged(judge, harmed(source, after=after))) == []
+
+
+def test_a_model_that_only_overfits_is_left_alone() -> None:
+    judge, source = trained()
+    worse = [row for k in range(10) for row in (*source.rows(24), evaluated(source, 2.0 + 0.3 * k))]
+    assert actions(judged(judge, worse)) == []
+
+
+def test_held_out_losses_of_several_processes_may_differ_and_are_no_reason_to_act() -> None:
+    judge, source = trained(alone=False)
+    assert actions(judged(judge, harmed(source))) == []
+
+
+def waiting() -> tuple[Source, list[Event], Decision]:
+    judge, source = trained()
+    decision = decided(judged(judge, harmed(source)))
+    judge.rewound(decision.before - 1, decision.before - 1)
+    events = judged(judge, [source.row(times=1.6, verdict=Verdict.OUTLANDISH, limit=9.0) for _ in range(120)])
+    events += judged(judge, source.rows(40))
+    return source, events, decision
+
+
+def test_batches_that_did_harm_are_waited_out_and_the_run_goes_on() -> None:
+    _, events, _ = waiting()
+    assert actions(events) == [], "120 refusals in a row stop no run that waits on purpose"
+    (outcome,) = of(Outcome, events)
+    assert outcome.helped
+
+
+def test_no_run_waits_for_ever() -> None:
+    judge, source = trained(Policy(hold=50))
+    decision = decided(judged(judge, harmed(source)))
+    judge.rewound(decision.before - 1, decision.before - 1)
+    events = judged(judge, [source.row(times=1.6, verdict=Verdict.OUTLANDISH, limit=9.0) for _ in range(50)])
+    stop = decided(events)
+    assert stop.action is Action.STOP
+    assert "held-out" in stop.reason
+
+
+def test_a_loss_scale_that_fell_too_low_is_set_back_without_losing_a_step() -> None:
+    judge, source = trained(source=Source(1, loss_scale=32768.0))
+    rows = [source.row(loss_scale=2.0**-k, verdict=Verdict.OVERFLOW, norm=math.nan) for k in range(12)]
+    events = judged(judge, [*rows, *source.rows(3, loss_scale=2.0**-12, norm=0.0)])
+    decision = decided(events)
+    assert (decision.action, decision.scale) == (Action.RESTRAIN, 32768.0)
+    (outcome,) = of(Outcome, judged(judge, source.rows(40)))
+    assert outcome.helped
+
+
+def test_a_loss_scale_that_falls_again_is_answered_by_going_back() -> None:
+    judge, source = trained(source=Source(1, loss_scale=32768.0))
+    judged(judge, source.rows(3, loss_scale=2.0**-12))
+    assert actions(judged(judge, source.rows(8, loss_scale=2.0**-12))) == [Action.REWIND]
+
+
+def test_a_rate_raised_in_vain_is_held_and_what_was_learnt_is_kept() -> None:
+    judge, source = trained(rows=400, source=Source(1, half=30.0))
+    decision = decided(judged(judge, source.rows(40, lr=8e-3, times=1.03)))
+    assert decision.action is Action.RESTRAIN
+    assert decision.restraint is not None
+    assert decision.restraint.rate_cap == pytest.approx((1e-3,))
+
+
+def test_a_held_rate_that_does_not_help_is_answered_by_going_back() -> None:
+    judge, source = trained(rows=400, source=Source(1, half=30.0))
+    events = judged(judge, [*source.rows(40, lr=8e-3, times=1.03), *source.rows(12, lr=8e-3, times=2.5)])
+    assert actions(events) == [Action.RESTRAIN, Action.REWIND]
+
+
+def test_updates_are_known_anew_after_a_rewind() -> None:
+    bench, source = Bench(), Source(0)
+    detector = Still(("a", "b"), None, bench.normal, bench.past, adaptive=True)
+    damaged = [source.row(update_ratio=1e-3 * 1.5**k) for k in range(14)]
+    assert bench.said(detector, [*source.rows(20, update_ratio=1e-3), *damaged]) == []
+    detector.rewound()
+    assert bench.said(detector, source.rows(60, update_ratio=1e-3)) == [], "small against the damaged ones only"
