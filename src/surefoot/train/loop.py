@@ -13,10 +13,10 @@ from surefoot.guard import Guard
 from surefoot.train import speed
 from surefoot.train.accumulation import Group, Groups, share_of_sum
 from surefoot.train.build import Parts
-from surefoot.train.telling import Telling
+from surefoot.train.telling import Listener
 
 
-def train(parts: Parts, guard: Guard, telling: Telling) -> None:
+def train(parts: Parts, guard: Guard, telling: Listener) -> None:
     """Train until all updates are made; the guard refuses, rewinds, saves and stops as it sees fit."""
     recipe = parts.recipe
     scaler = parts.precision.scaler

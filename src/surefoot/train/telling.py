@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from surefoot.guard import Guard
 from surefoot.train.console import Console
 from surefoot.train.sinks import Sinks
+
+
+class Listener(Protocol):
+    """Whom the loop tells."""
+
+    def updated(self, guard: Guard, tokens: int | None) -> None:
+        """An update was made."""
+
+    def evaluated(self, guard: Guard, step: int, loss: float | None) -> None:
+        """Held-out data was looked at."""
 
 
 class Telling:
