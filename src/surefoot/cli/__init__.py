@@ -376,6 +376,26 @@ def checkpoint(
     typer.echo(run(size, device, folder, lambda line: typer.echo(line, err=True)))
 
 
+@bench.command("train")
+def bench_train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A file, or the name of a shipped recipe.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="How long to measure, about.")] = 60.0,
+) -> None:
+    """Tokens a second of `surefoot train`, guard and checkpoints on, against a hand-written loop of the same model."""
+    _needs_torch("bench train")
+    from surefoot.bench.training import main as run
+    from surefoot.train.recipe import RecipeError
+
+    try:
+        typer.echo(run(recipe, overrides or (), seconds, lambda line: typer.echo(line, err=True)))
+    except RecipeError as error:
+        typer.echo(f"bench train: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
 @bench.command()
 def healthy(
     steps: Annotated[int, typer.Option(min=1, help="Healthy steps in all.")] = 300_000,

@@ -29,8 +29,8 @@ def show(source: str, overrides: Sequence[str], *, as_json: bool = False) -> int
     told = []
     for number, recipe in enumerate(recipes, 1):
         if len(recipes) > 1:
-            typer.echo(f"\n{number} of {len(recipes)}")
-        ended = run(recipe, Given(source, tuple(overrides)))
+            typer.echo(f"\n{number} of {len(recipes)}", err=as_json)
+        ended = run(recipe, Given(source, tuple(overrides), quiet=as_json))
         if ended.why and (ended.first or ended.code not in (exits.DONE, exits.RESTART)):
             typer.echo(f"surefoot train: {ended.why}", err=True)
         told.append(ended)

@@ -44,6 +44,6 @@ def check_room(model: nn.Module, recipe: Recipe, world: World) -> None:
         million = sum(p.numel() for p in model.parameters()) / 1e6
         raise RecipeError(
             f"model: {million:,.0f} M parameters take {needed / 1e9:.1f} GB for weights, gradients and "
-            f"{recipe.optimizer.name}'s moments alone, and {where} has {free / 1e9:.1f} GB free. Make the model smaller "
-            f"(width, layers), or use {more}."
+            f"{recipe.optimizer.name}'s moments alone, and {where} has {free / 1e9:.1f} GB free. Make the model "
+            f"smaller (width, layers), or use {more}."
         )

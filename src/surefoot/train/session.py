@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,13 +12,16 @@ from typing import Any
 from surefoot import parallel
 from surefoot.guard import Guard, OffGuard, attach
 from surefoot.train import exits, sinks
+from surefoot.train.again import check_again
 from surefoot.train.build import Parts, build, run_dir_of
 from surefoot.train.console import Console
 from surefoot.train.ending import picture, written
 from surefoot.train.figures import span
 from surefoot.train.loop import train
 from surefoot.train.recipe import Recipe, as_plain, policy_of, remarks
+from surefoot.train.record import recorded
 from surefoot.train.schedules import sparkline
+from surefoot.train.spoken import Paper
 from surefoot.train.telling import Telling
 
 
@@ -27,6 +31,8 @@ class Given:
 
     source: str
     overrides: tuple[str, ...] = ()
+    quiet: bool = False
+    """Standard output is for a program: words go to standard error."""
 
 
 @dataclass(slots=True)
@@ -75,9 +81,10 @@ def run(recipe: Recipe, given: Given) -> Ended:
             world = parallel.start(recipe.device, recipe.parallel.timeout)
             ended.first = world.first
             odd = parallel.same_everywhere(world)
+            check_again(recipe, ended.run_dir)
             parts = build(recipe, world)
             parts.notes.extend([*odd, *remarks(recipe)])
-            with _attached(parts, given) as guard:
+            with attached(parts, given) as guard:
                 building = False
                 _train(parts, guard, given, ended)
         ended.code = exits.DONE
@@ -93,24 +100,33 @@ def run(recipe: Recipe, given: Given) -> Ended:
     return ended
 
 
-def _attached(parts: Parts, given: Given) -> Guard:
-    recipe = parts.recipe
+def attached(parts: Parts, given: Given, recipe: Recipe | None = None) -> Guard:
+    """The guard on a run's parts; it goes on from the newest checkpoint in the run's directory."""
+    recipe = recipe or parts.recipe
     wanted = recipe.protection
     if wanted.policy == "off":
         return OffGuard()
     policy = policy_of(recipe)
-    return attach(
-        parts.model,
-        parts.optimizers,
-        run_dir=run_dir_of(recipe),
-        clip=wanted.clip,
-        policy=policy,
-        scheduler=parts.schedules,
-        scaler=parts.precision.scaler,
-        ring=wanted.ring,
-        loader=parts.data.train,
-        resume=not policy.observe,
+    told = recorded(
+        recipe,
+        source=given.source,
+        overrides=given.overrides,
+        data=parts.data,
+        effective_batch=parts.effective_batch,
     )
+    with told:
+        return attach(
+            parts.model,
+            parts.optimizers,
+            run_dir=run_dir_of(recipe),
+            clip=wanted.clip,
+            policy=policy,
+            scheduler=parts.schedules,
+            scaler=parts.precision.scaler,
+            ring=wanted.ring,
+            loader=parts.data.train,
+            resume=not policy.observe,
+        )
 
 
 def _train(parts: Parts, guard: Guard, given: Given, ended: Ended) -> None:
@@ -124,7 +140,8 @@ def _train(parts: Parts, guard: Guard, given: Given, ended: Ended) -> None:
         config=as_plain(recipe),
         resumed_at=start or None,
     )
-    with Console(recipe, world.first, parts.total, rank=world.rank) as console:
+    paper = Paper(sys.stderr) if given.quiet else None
+    with Console(recipe, world.first, parts.total, rank=world.rank, paper=paper) as console:
         telling = Telling(console, places, parts.total)
         telling.listen(guard)
         console.begin(_facts(parts, ended.run_dir, start))
