@@ -66,7 +66,7 @@ class Reins:
     def before(self, k: int) -> None:
         """A step of this optimizer begins."""
         self._undo(k)  # an error may have kept the step before from its end
-        if self.restraint == FREE:
+        if self.restraint is FREE or self.restraint == FREE:
             return
         groups = self._optimizers[k].param_groups
         factor = self._factor(k, groups[0].get("lr"))

@@ -62,9 +62,13 @@ class BufferShadow:
         both = zip(self._now(), self._shadows, strict=True)
         return [(b, kept) for b, kept in both if b is not None and _alike(_plain(b), kept)]
 
-    @torch.no_grad()
     def settle(self, refused: bool | Tensor, *, keep: bool = True) -> None:
         """Put the buffers back if `refused`, which may still be on the device; else take them over if `keep`."""
+        if self._places:
+            self._settle(refused, keep=keep)
+
+    @torch.no_grad()
+    def _settle(self, refused: bool | Tensor, *, keep: bool) -> None:
         now = self._now()
         if (
             keep and any(b is None for b in now) and not bool(refused)
