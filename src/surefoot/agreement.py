@@ -17,13 +17,14 @@ AHEAD = 1.5
 _LEAST = 3
 """Attempts ahead, however long a step takes."""
 _POLL = 0.25
+_SHORT = 0.02
 
 
 class Agreement:
     """What the processes will do together, and after which attempt."""
 
     def __init__(self, rank: int, world: int, word: str) -> None:
-        self._alone = world == 1
+        self._alone, self._world = world == 1, world
         self._number = 0
         self._due: tuple[str, int] | None = None
         self._began = time.monotonic()
@@ -63,6 +64,38 @@ class Agreement:
         what, self._due = self._due[0], None
         self._number += 1
         return what
+
+    @property
+    def pending(self) -> str | None:
+        """What was agreed on and is still to come."""
+        return None if self._due is None else self._due[0]
+
+    def done(self) -> None:
+        """What is pending was done earlier, by all."""
+        self._due = None
+        self._number += 1
+
+    def together(self, attempt: int) -> bool:
+        """Whether all processes wait here, between this attempt and the next; all of them learn the same.
+
+        Each says that it is here. The first to see all of them says go, and the first to lose patience says no;
+        whichever was said first counts.
+        """
+        if self._alone:
+            return True
+        here, word = f"here{attempt}", f"word{attempt}"
+        try:
+            self._store.add(here, 1)
+            until = time.monotonic() + AHEAD
+            while time.monotonic() < until:
+                if self._store.add(here, 0) >= self._world:
+                    return self._store.compare_set(word, "", "go") == b"go"
+                if self._store.check([word]):
+                    return self._store.get(word) == b"go"
+                time.sleep(_SHORT)
+            return self._store.compare_set(word, "", "no") == b"go"
+        except RuntimeError:  # the store has gone
+            return False
 
     def _pace(self, attempt: int) -> float:
         done = max(1, attempt - (self._first if self._first is not None else attempt))

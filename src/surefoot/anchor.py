@@ -37,6 +37,8 @@ log = logging.getLogger("surefoot")
 FOLDER = "checkpoints"
 _SOON = 10.0
 """Seconds that a run which failed waits for a save that is under way: other processes may be gone."""
+_FEW = 64
+"""Values in which the place in the data is told, up to which it is asked for after every step."""
 _GATES, _LOADER = "surefoot.gates", "surefoot.loader"
 
 
@@ -88,6 +90,10 @@ class Anchor:
         self._due: str | None = None
         """What is to be done before the next forward pass: take, save, or stop:SIGNAL."""
         self._earlier: Earlier | None = None
+        self._between = False
+        """The last round has ended, and no forward pass in training has begun since."""
+        self._quick = True
+        """Where the data stands is told in so few words that it can be asked after every step."""
         self._unseen = False
         """Forward passes go unseen, and have drawn random numbers and changed buffers when a loss is there."""
         self._prepared = False
@@ -134,8 +140,22 @@ class Anchor:
         worth = self._desk.judge.quiet or self._keeping.pace.overdue(step)
         if self._due is None and worth and self._keeping.due(step, free=self._free):
             self._due = "take"
-        if self._due is not None:
+        self._between = True
+        if self._due is not None or self._quick:
             self._earlier = self._before_the_next_batch()
+            self._quick = _few(self._earlier.extra)
+
+    def evaluates(self) -> None:
+        """The model is used without gradients: between two updates a signal need not wait for the end of that."""
+        if not self._between or not self._parting.wanted:
+            return
+        if not self._quick and self._due is None:
+            self._earlier = self._before_the_next_batch()
+        number = self._parting.now(self._rounds.attempt)
+        if number is not None:
+            self._due = None
+            self._begun()
+            self._obey(f"stop:{number}")
 
     def _ask(self, attempt: int) -> None:
         self._parting.ask(attempt)
@@ -148,6 +168,7 @@ class Anchor:
 
         It has fetched its next batch by then, which a resumed run will fetch again.
         """
+        self._between = False
         if self._due is None:
             return
         what, self._due = self._due, None
@@ -165,6 +186,7 @@ class Anchor:
 
     def watched(self, batch: Any = None) -> None:
         """A loss is there: the moment, where the forward pass before it was not seen, as in a compiled model."""
+        self._between = False
         if self._due is not None:
             self._unseen_before()
         self._probe.watched(batch)
@@ -253,6 +275,16 @@ class Anchor:
         why = self._probe.failed()
         if why:
             self._herald.tell("unproven", f"a resume will be proven by the state alone: {why}")
+
+
+def _few(state: Any) -> bool:
+    """Whether a state consists of a few plain values."""
+    heap, count = [state], 0
+    while heap and count <= _FEW:
+        one = heap.pop()
+        count += 1
+        heap.extend(one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ())
+    return count <= _FEW
 
 
 def _position(loader: Any) -> Stateful | None:

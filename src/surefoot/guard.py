@@ -325,8 +325,8 @@ class LiveGuard(Guard):
     def forward_began(self) -> None:
         self._clock.forward_began()
         self._footing.begin()
-        if self._anchor is not None and torch.is_grad_enabled():
-            self._anchor.forward_began()
+        if self._anchor is not None:
+            self._anchor.forward_began() if torch.is_grad_enabled() else self._anchor.evaluates()
         if self._footing.pending and torch.is_grad_enabled() and self._rounds.dropped():
             self._rounds.drop()  # loss scaling steps over its overflows, and with them over the end of a round
             self._read()

@@ -16,6 +16,8 @@ class Parting:
         self._hearing: Hearing | None = None
         self._asked: int | None = None
         """A signal that came."""
+        self._tried = -1
+        """The attempt after which the processes last tried to end in the middle of an evaluation."""
 
     def listen(self) -> None:
         """From here on signals end the run at a good moment."""
@@ -30,10 +32,27 @@ class Parting:
             raise KeyboardInterrupt
         self._asked = number
 
+    @property
+    def wanted(self) -> bool:
+        """Whether the run is to end, by a signal here or in another process."""
+        return self._asked is not None or (self._agreement.pending or "").startswith("stop")
+
     def ask(self, attempt: int) -> None:
         """Let all processes know of a signal that came."""
         if self._asked is not None:
             self._agreement.propose(f"stop:{int(self._asked)}", attempt)
+
+    def now(self, attempt: int) -> int | None:
+        """In an evaluation, which may take longer than there is time: the signal to end at, if all are at one too."""
+        self.ask(attempt)
+        what, _, number = (self._agreement.pending or "").partition(":")
+        if what != "stop" or self._tried == attempt:
+            return None
+        self._tried = attempt
+        if not self._agreement.together(attempt):
+            return None
+        self._agreement.done()
+        return int(number)
 
     def end(self, number: int) -> None:
         """End as the signal would have it; where the program listens to it too, that is for the program to do."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,13 @@ def test_trouble_on_one_of_them_brings_a_good_state_to_the_disk(kind: str, told:
     kinds = told[0][kind]["second"]["kinds"]
     assert ["emergency", "healthy"] in kinds.values()
     assert told[1][kind]["third"]["begun"] == told[0][kind]["third"]["begun"] > 40
+
+
+def test_both_answer_a_signal_to_one_of_them_in_the_middle_of_an_evaluation(told: list[dict[str, Any]]) -> None:
+    for seen in (one["evaluated"] for one in told):
+        assert seen["code"] == 128 + signal.SIGTERM
+        assert 5 <= seen["calls"] < 1999
+        assert seen["kept"] == [[20, "emergency"]]
 
 
 def test_averaged_weights_that_are_the_same_everywhere_are_written_once(told: list[dict[str, Any]]) -> None:

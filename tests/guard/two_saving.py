@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,33 @@ def train(run: Path, kind: str, batches: int, poison: int = 1 << 60) -> dict[str
     }
 
 
+def evaluated(run: Path) -> dict[str, Any]:
+    """Rank 1 alone is told to end, in the middle of an evaluation that both are at."""
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(6, 6))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = surefoot.attach(model, optimizer, run_dir=run, resume=True)
+    calls, code = 0, None
+    try:
+        with guard:
+            for _ in range(20):
+                guard.watch(step(model, torch.randn(4, 6)), None).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            with torch.no_grad():
+                for calls in range(2000):
+                    if calls == 5 and dist.get_rank() == 1:
+                        signal.raise_signal(signal.SIGTERM)
+                    model.module(torch.ones(2, 6))
+                    model(torch.ones(2, 6))
+                    time.sleep(0.005)
+    except SystemExit as end:
+        code = end.code
+    dist.barrier()
+    kept = Store(run / "checkpoints").all()
+    return {"calls": calls, "code": code, "kept": [[one.step, one.kind] for one in kept]}
+
+
 def _owners(folder: Path, what: str) -> list[list[str]]:
     """Of the parameters of a model beside, those that each process calls its own."""
     found = [json.loads(file.read_text()) for file in sorted(folder.glob("state-*.json"))]
@@ -82,6 +111,7 @@ def main() -> None:
         run = out / kind
         first = train(run, kind, 40)
         told[kind] = {"first": first, "second": train(run, kind, 50, poison=30), "third": train(run, kind, 5)}
+    told["evaluated"] = evaluated(out / "evaluated")
     (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(told))
     dist.destroy_process_group()
 
