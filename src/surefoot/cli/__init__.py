@@ -86,6 +86,40 @@ def train(
     raise typer.Exit(show(recipe, overrides or (), as_json=as_json))
 
 
+_CHECK = """Try a recipe for a short while before the long run, and answer the checklist.
+
+About 100 updates are really made, with the recipe's own model, data and settings, in a folder of their own that is \
+removed again: memory, speed and time, gradients by layer, a clip threshold, the data, saving and going on, standstill.
+
+Exit code: 0 fine, 1 an item failed, 2 bad usage.
+"""
+_CHECK_EXAMPLES = """Examples:
+
+surefoot check lm-tiny
+
+surefoot check mine.yaml optimizer.lr=3e-4 --steps 30
+
+torchrun --nproc-per-node 8 -m surefoot check mine.yaml
+"""
+
+
+@app.command(help=_CHECK, epilog=_CHECK_EXAMPLES, short_help="Try a recipe before the long run: will it go well?")
+def check(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A file, or the name of a shipped recipe.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Updates to try; fewer when the recipe has fewer.")] = 100,
+    seconds: Annotated[float, typer.Option(min=1, help="Train no longer than this.")] = 60.0,
+    patience: Annotated[float, typer.Option(min=1, help="Seconds without an update that count as hung.")] = 600.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answers as one JSON object.")] = False,
+) -> None:
+    _needs_torch("check")
+    from surefoot.cli.check import show
+
+    raise typer.Exit(show(recipe, overrides or (), steps=steps, seconds=seconds, patience=patience, as_json=as_json))
+
+
 _DIAGNOSE = """Tell from any training log what went wrong, when it began and what to do; needs no torch.
 
 PATH is a log of any trainer (Hugging Face, Lightning, Keras, nanoGPT, Megatron, ...), as JSON, JSONL, CSV, \
