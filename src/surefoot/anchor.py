@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 import secrets
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -25,21 +23,17 @@ from surefoot.resuming import Resuming
 from surefoot.rounds import Rounds
 from surefoot.state.buffers import BufferShadow
 from surefoot.state.capture import Whole
-from surefoot.state.chance import random_states
 from surefoot.state.keeping import Keeping, Pace, Resumed
-from surefoot.state.loader import position_of
 from surefoot.state.probe import Probe
 from surefoot.state.rendezvous import Team
 from surefoot.state.saving import Earlier
 from surefoot.state.tree import Stateful
+from surefoot.whereabouts import NAME, Whereabouts
 
-log = logging.getLogger("surefoot")
 FOLDER = "checkpoints"
 _SOON = 10.0
 """Seconds that a run which failed waits for a save that is under way: other processes may be gone."""
-_FEW = 64
-"""Values in which the place in the data is told, up to which it is asked for after every step."""
-_GATES, _LOADER = "surefoot.gates", "surefoot.loader"
+_GATES = "surefoot.gates"
 
 
 class Anchor:
@@ -66,8 +60,8 @@ class Anchor:
         ranks = rounds.meter.ranks
         word = ranks.from_first(secrets.token_hex(8))
         alone = self._alone = ranks.world == 1
-        self._data = _position(loader)
-        data = {} if self._data is None else {_LOADER: self._data}
+        self._where = Whereabouts(loader)
+        data = {} if self._where.keeper is None else {NAME: self._where.keeper}
         self._whole = Whole(model, optimizers, scheduler=scheduler, extra={**extra, _GATES: footing, **data})
         self._herald = Herald(desk, rounds)
         self._probe = Probe(model, step_fn, every=policy.probe_every)
@@ -92,10 +86,6 @@ class Anchor:
         self._earlier: Earlier | None = None
         self._between = False
         """The last round has ended, and no forward pass in training has begun since."""
-        self._quick = True
-        """Where the data stands is told in so few words that it can be asked after every step."""
-        self._unseen = False
-        """Forward passes go unseen, and have drawn random numbers and changed buffers when a loss is there."""
         self._prepared = False
         self._free = alone
         """No process is at a save, as all of them know."""
@@ -135,22 +125,25 @@ class Anchor:
         self._due = self._agreement.due(attempt)
         # While something is amiss no state is worth much; but one that may be doubted is better than none for long.
         step = self._desk.step
-        if self._rescue.round_ended(self._place, free=self._keeping.idle if self._alone else self._free):
+        if self._rescue.round_ended(self._where.data, free=self._keeping.idle if self._alone else self._free):
             self._begun()
         worth = self._desk.judge.quiet or self._keeping.pace.overdue(step)
         if self._due is None and worth and self._keeping.due(step, free=self._free):
             self._due = "take"
         self._between = True
-        if self._due is not None or self._quick:
-            self._earlier = self._before_the_next_batch()
-            self._quick = _few(self._earlier.extra)
+        if self._due is not None or self._where.quick:
+            self._earlier = self._where.now(self._rounds)
 
     def evaluates(self) -> None:
         """The model is used without gradients: between two updates a signal need not wait for the end of that."""
-        if not self._between or not self._parting.wanted:
+        if not self._between:
             return
-        if not self._quick and self._due is None:
-            self._earlier = self._before_the_next_batch()
+        self._where.evaluates(self._rounds)
+        if not self._parting.wanted:
+            return
+        if self._earlier is None or (not self._where.quick and self._due is None):
+            self._earlier = self._where.now(self._rounds)
+        self._earlier = self._where.before_evaluation(self._earlier)
         number = self._parting.now(self._rounds.attempt)
         if number is not None:
             self._due = None
@@ -192,26 +185,15 @@ class Anchor:
         self._probe.watched(batch)
 
     def _unseen_before(self) -> None:
-        if not self._unseen and self._due == "take":
-            self._unseen, self._due = True, None  # what it drew and changed was not kept: the next time it will be
+        if not self._where.unseen and self._due == "take":
+            self._where.unseen = True  # what it drew and changed was not kept: the next time it will be
+            self._due = None
             self._keeping.missed()
             return
-        self._unseen = True
+        self._where.unseen = True
         if self._earlier is not None and self._shadow is not None:
             self._earlier = replace(self._earlier, buffers=self._shadow.pairs)
         self.forward_began()
-
-    def _before_the_next_batch(self) -> Earlier:
-        """A loop that draws its batches itself draws them again; a loader draws nothing that is not its own."""
-        data = self._place()
-        if self._data is not None and not self._unseen:
-            return Earlier(data)
-        devices = {p.device for p in self._rounds.layout.params if p.is_cuda} if self._unseen else set()
-        return Earlier(data, random_states(devices))
-
-    def _place(self) -> dict[str, Any]:
-        """Where the data stands."""
-        return {} if self._data is None else {_LOADER: copy.deepcopy(self._data.state_dict())}
 
     def row_read(self) -> None:
         """A row was read and judged."""
@@ -275,23 +257,3 @@ class Anchor:
         why = self._probe.failed()
         if why:
             self._herald.tell("unproven", f"a resume will be proven by the state alone: {why}")
-
-
-def _few(state: Any) -> bool:
-    """Whether a state consists of a few plain values."""
-    heap, count = [state], 0
-    while heap and count <= _FEW:
-        one = heap.pop()
-        count += 1
-        heap.extend(one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ())
-    return count <= _FEW
-
-
-def _position(loader: Any) -> Stateful | None:
-    """What can be saved of where the data stands."""
-    if loader is None:
-        return None
-    position = position_of(loader)
-    if position.warning:
-        log.warning("surefoot: %s", position.warning)
-    return position.keeper
