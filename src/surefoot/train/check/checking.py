@@ -15,6 +15,7 @@ from uuid import uuid4
 import torch
 
 from surefoot import parallel
+from surefoot.edge import switched_off
 from surefoot.parallel import World
 from surefoot.train import exits
 from surefoot.train.build import run_dir_of
@@ -22,7 +23,7 @@ from surefoot.train.check import clipping, gradients, learning, resources, sampl
 from surefoot.train.check.item import Item, Report, failed, ok, skipped
 from surefoot.train.check.trial import Bound, Trial, attempt
 from surefoot.train.check.watchdog import Watchdog
-from surefoot.train.recipe import Recipe
+from surefoot.train.recipe import Recipe, RecipeError
 
 RUNS, MOVES = "the trial", "no standstill"
 
@@ -49,6 +50,8 @@ def check(
 
     `tell` hears how far it is. `hung` is called from another thread, with what is known, when nothing moves any more.
     """
+    if switched_off():
+        raise RecipeError("SUREFOOT=off is set in the environment, so nothing would be measured: unset it to check")
     world = parallel.start(recipe.device, recipe.parallel.timeout)
     report = Report(recipe.name, [], first=world.first)
 

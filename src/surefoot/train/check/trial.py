@@ -18,7 +18,7 @@ from surefoot.parallel import World
 from surefoot.train.build import Parts, build
 from surefoot.train.check.seen import Seen
 from surefoot.train.loop import evaluate, train
-from surefoot.train.recipe import Recipe
+from surefoot.train.recipe import Recipe, RecipeError
 from surefoot.train.session import Given, attached
 
 _ASK_EVERY = 5
@@ -127,6 +127,8 @@ def attempt(recipe: Recipe, world: World, folder: Path, bound: Bound, *, look: b
                 trial.cut = True
             if look:
                 _evaluate(parts, trial)
+    except RecipeError:
+        raise
     except Exception as error:
         trial.error = error
     trial.steps = parts.step

@@ -1,0 +1,70 @@
+"""Small models, data and losses of a user's own, each healthy or with one fault planted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+LENGTH = 8
+
+
+class Counting(Dataset[dict[str, Tensor]]):
+    """Sequences that count up by a step of their own; `fault` says what is wrong with them."""
+
+    def __init__(self, vocab: int = 32, many: int = 400, first: int = 0, fault: str = "") -> None:
+        self.vocab, self.many, self.first, self.fault = vocab, many, first, fault
+
+    def __len__(self) -> int:
+        return self.many
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if self.fault == "copies" and index % 5:
+            index = 0
+        if self.fault == "stuck" and index % 50 == 7:
+            time.sleep(600)
+        number = self.first + index
+        begin = torch.arange(LENGTH + 1) * (1 + number % 3) + number // 3
+        row = begin % self.vocab
+        row[0] = number // 96 % self.vocab  # so that no two are alike
+        targets = row[1:].clone()
+        if self.fault == "empty" and index % 4 == 0:
+            targets[:] = -100
+        return {"inputs": row[:-1], "targets": targets}
+
+
+class Small(nn.Module):
+    """An embedding, two layers and a head; the second layer can be cut off."""
+
+    def __init__(self, vocab: int = 32, width: int = 16, cut: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab, width)
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+        self.head = nn.Linear(width, vocab)
+        self.cut = cut
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(self.embed(tokens)))
+        second = torch.tanh(self.second(hidden))
+        return self.head(hidden + second * (1e-12 if self.cut else 1.0))
+
+
+class Forgetful(Small):
+    """What it computes depends on a number that is in no state_dict."""
+
+    calls = 0
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.calls += self.training
+        return super().forward(tokens) * (1 + 0.01 * self.calls)
+
+
+def loss(model: Callable[[Tensor], Tensor], batch: Any) -> Tensor:
+    logits = model(batch["inputs"]).flatten(0, 1).float()
+    counted = (batch["targets"] != -100).sum().clamp(min=1)
+    return F.cross_entropy(logits, batch["targets"].flatten(), reduction="sum") / counted

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from surefoot.cli import app
+from surefoot.train.check.checking import Wishes, check
+from surefoot.train.check.item import Item, Report, Status
+from surefoot.train.recipe import Recipe
+
+
+def _recipe(tmp_path: Path, **changed: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "name": "small",
+        "run_dir": str(tmp_path / "runs" / "small"),
+        "device": "cpu",
+        "steps": 400,
+        "model": {"factory": "checked_parts:Small"},
+        "loss": "checked_parts:loss",
+        "data": {
+            "kind": "own",
+            "dataset": {"factory": "checked_parts:Counting"},
+            "held_out_dataset": {"factory": "checked_parts:Counting", "first": 1000, "many": 40},
+        },
+        "batch": {"size": 8},
+        "optimizer": {"lr": 0.01},
+        "schedule": {"warmup": 5},
+        "protection": {"clip": 2.0},
+        "speed": {"threads": 1},
+    }
+    return plain | changed
+
+
+def _with_data(fault: str = "", **held: Any) -> dict[str, Any]:
+    made = {"factory": "checked_parts:Counting"}
+    return {"kind": "own", "dataset": made | {"fault": fault}, "held_out_dataset": made | {"first": 1000} | held}
+
+
+def _checked(plain: dict[str, Any], steps: int = 40) -> tuple[Report, dict[str, Item]]:
+    report = check(Recipe.model_validate(plain), Wishes(steps=steps))
+    return report, {item.name: item for item in report.items}
+
+
+def test_a_healthy_recipe_passes_every_item_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    report, items = _checked(_recipe(tmp_path))
+    amiss = {item.name for item in report.items if item.status in (Status.FAILED, Status.WARNING)}
+    assert amiss <= {"speed", "memory of the host"}  # these depend on what else the machine does
+    assert items["resume"].status is Status.OK
+    assert "to the bit" in items["resume"].found
+    assert items["the trial"].figures["updates"] == 40
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_is_there_is_not_touched(tmp_path: Path) -> None:
+    mine = tmp_path / "runs" / "small" / "mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("precious")
+    report, _ = _checked(_recipe(tmp_path), steps=4)
+    assert not report.failed
+    assert [path.name for path in tmp_path.rglob("*")] == ["runs", "small", "mine.txt"]
+
+
+def test_a_rate_far_too_high_fails_and_is_named(tmp_path: Path) -> None:
+    report, items = _checked(_recipe(tmp_path, optimizer={"name": "sgd", "lr": 300.0, "momentum": 0.0}))
+    assert report.failed
+    bad = [item for item in report.items if item.status is Status.FAILED]
+    assert {item.name for item in bad} & {"loss falls", "nothing had to be done", "learning rate", "the trial"}
+    assert any("rate" in item.way_out or "optimizer.lr" in item.way_out for item in bad)
+    assert items["data: ranges"].status is Status.OK
+
+
+def test_a_vocabulary_too_small_is_found_in_the_samples(tmp_path: Path) -> None:
+    _, items = _checked(_recipe(tmp_path, model={"factory": "checked_parts:Small", "vocab": 20}))
+    assert items["the trial"].status is Status.FAILED
+    assert items["data: ranges"].status is Status.FAILED
+    assert "vocabulary is 20" in items["data: ranges"].found
+    assert "inputs" in items["data: ranges"].found
+
+
+def test_copies_are_counted(tmp_path: Path) -> None:
+    report, items = _checked(_recipe(tmp_path, data=_with_data("copies")))
+    assert report.failed
+    assert items["data: duplicates"].status is Status.FAILED
+    assert items["data: duplicates"].figures["share"] > 0.7
+
+
+def test_samples_without_a_target_are_counted(tmp_path: Path) -> None:
+    _, items = _checked(_recipe(tmp_path, data=_with_data("empty")))
+    found = items["data: targets and lengths"]
+    assert found.status is Status.WARNING
+    assert found.figures["shortest"] == 0
+    assert 0.15 < found.figures["empty"] / 320 < 0.35
+
+
+def test_held_out_samples_that_are_trained_on_fail(tmp_path: Path) -> None:
+    _, items = _checked(_recipe(tmp_path, data=_with_data(first=0)), steps=50)
+    assert items["data: held out"].status is Status.FAILED
+
+
+def test_a_layer_whose_gradients_vanish_is_named_and_others_are_not(tmp_path: Path) -> None:
+    report, items = _checked(_recipe(tmp_path, model={"factory": "checked_parts:Small", "cut": True}))
+    gradients = items["gradients by layer"]
+    assert report.failed
+    assert gradients.status is Status.FAILED
+    assert "second.weight" in gradients.found
+    assert "first.weight" not in gradients.found
+
+
+def test_a_model_that_forgets_at_a_resume_is_caught(tmp_path: Path) -> None:
+    report, items = _checked(_recipe(tmp_path, model={"factory": "checked_parts:Forgetful"}))
+    assert report.failed
+    assert items["resume"].status is Status.FAILED
+    assert "state_dict" in items["resume"].way_out
+
+
+def test_the_clip_threshold_is_measured_and_one_far_too_low_is_told(tmp_path: Path) -> None:
+    _, items = _checked(_recipe(tmp_path, protection={"clip": 0.001}))
+    clip = items["clip threshold"]
+    assert clip.status is Status.WARNING
+    assert clip.figures["clipped_share"] == 1.0
+    assert 2 * clip.figures["normal_maximum"] <= clip.figures["suggested"] <= 3 * clip.figures["normal_maximum"]
+
+
+def test_a_run_that_nobody_saves_is_told_so(tmp_path: Path) -> None:
+    report, items = _checked(_recipe(tmp_path, protection={"policy": "off"}), steps=12)
+    assert not report.failed
+    assert items["checkpoints"].status is Status.WARNING
+    assert "resume" not in items
+
+
+def test_float32_is_tried_where_the_recipe_computes_in_less(tmp_path: Path) -> None:
+    _, items = _checked(_recipe(tmp_path, precision={"compute": "bfloat16"}), steps=12)
+    assert items["float32 to fall back on"].status is Status.OK
+    assert "one update in float32 works" in items["float32 to fall back on"].found
+
+
+def _written(tmp_path: Path, **changed: Any) -> str:
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(_recipe(tmp_path, **changed)))
+    return str(path)
+
+
+def test_the_command_answers_a_program_with_one_object(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["check", _written(tmp_path), "--steps", "12", "--json"])
+    answer = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert answer["passed"]
+    assert {"the trial", "resume", "clip threshold", "monitoring"} <= {item["name"] for item in answer["items"]}
+
+
+def test_the_page_says_what_failed_and_the_way_out(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["check", _written(tmp_path, data=_with_data("copies")), "--steps", "12"])
+    assert done.exit_code == 1
+    assert "failed   data: duplicates" in done.stdout
+    assert "-> Remove copies" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lm-tiny", "model.vocab=100"], "the tokenizer has 256 tokens"),
+        (["lm-tiny", "optimizer.rate=1"], "optimizer.rate"),
+        (["no-such-recipe"], "no-such-recipe"),
+    ],
+)
+def test_a_recipe_that_cannot_be_built_gets_one_message(words: list[str], message: str) -> None:
+    done = CliRunner().invoke(app, ["check", *words])
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_a_trial_that_stands_still_is_ended_and_the_line_is_named(tmp_path: Path) -> None:
+    path = _written(tmp_path, data=_with_data("stuck"))
+    here = Path(__file__).parent
+    command = [sys.executable, "-m", "surefoot", "check", path, "--patience", "5", "--json"]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 1, done.stderr
+    still = [item for item in json.loads(done.stdout)["items"] if item["name"] == "no standstill"]
+    assert "checked_parts.py" in still[0]["found"]
