@@ -13,7 +13,7 @@ from loops import Net, bare, batch, hooks_on, loss_of, net, same, snapshot, trai
 from torch import Tensor
 
 import surefoot
-from surefoot import guard as guard_module
+from surefoot import live
 from surefoot.act.restraint import Reins
 from surefoot.desk import Desk
 from surefoot.footing import Footing
@@ -31,7 +31,7 @@ Attach = Callable[..., Any]
 Read = Callable[[], surefoot.Run]
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "counting samples": (guard_module, "samples_in"),
+    "counting samples": (live, "samples_in"),
     "timing the forward pass": (Clock, "forward_began"),
     "timing the step": (Clock, "step_ended"),
     "finding dropped gradients": (Rounds, "dropped"),

@@ -24,9 +24,9 @@ from surefoot import desk, rounds
 from surefoot.bench.overhead import CLIP, machine
 from surefoot.footing import Footing
 from surefoot.gate.gate import Gate
-from surefoot.guard import LiveGuard
 from surefoot.journal.writer import Journal
 from surefoot.judge.judge import Judge
+from surefoot.live import LiveGuard
 from surefoot.measure.mailbox import Mailbox
 from surefoot.measure.meter import Meter
 from surefoot.state.ring import Ring
