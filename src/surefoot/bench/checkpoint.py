@@ -26,10 +26,14 @@ from surefoot.state.home import Home, in_words
 from surefoot.state.saving import Saving
 from surefoot.state.store import Store
 
-SPAN = 6
-"""Updates from the one before which a save begins, timed as one piece: whatever it makes training wait for is in it."""
+SPAN = 10
+"""Updates timed as one piece: whatever a save makes training wait for is in it."""
+BEFORE = 3
+"""The one of them before which the save begins: the device has work in its queue by then, as it has in a run."""
 TIMES = 4
 """Saves of each kind, one after the other; torch.save and DCP get by with two."""
+_LARGE = 5e9
+"""Bytes from which on the usual ways are left out: they take minutes."""
 BESIDE = 60.0
 """Seconds at most that training is watched while a save is written."""
 SHAPE = {"10m": (8, 128), "124m": (8, 1024), "1.3b": (4, 1024)}
@@ -62,11 +66,12 @@ class Work:
         """Seconds for some updates, the save that begins before them included; and of its call alone."""
         self.wait()
         start, call = time.perf_counter(), 0.0
-        if way is not None:
-            way.begin()
-            call = time.perf_counter() - start
         for k in range(SPAN):
-            self.step(way.settle if way is not None and k == 0 else None)
+            if way is not None and k == BEFORE:
+                begun = time.perf_counter()
+                way.begin()
+                call = time.perf_counter() - begun
+            self.step(way.settle if way is not None and k == BEFORE else None)
         self.wait()
         return time.perf_counter() - start, call
 
@@ -101,8 +106,8 @@ def main(size: str, device: str | None, folder: Path | None, say: Callable[[str]
     root = Path(tempfile.mkdtemp(dir=folder))
     try:
         for name, make in _ways(work, whole, root).items():
-            say(name)
             lines.append(_line(name, work, make))
+            say(lines[-1])
             if name != LAST:
                 for path in root.iterdir():  # several copies of a large model would fill the disk
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -135,8 +140,10 @@ def _ways(work: Work, whole: Whole, root: Path) -> dict[str, Callable[[], list[W
     found: dict[str, Callable[[], list[Way]]] = {}
     if work.device == "cuda":
         found["surefoot, no room beside the model"] = lambda: _surefoot(whole, root / "host", "host")
-    found["torch.save"] = lambda: [_torch(work, root)] * 2
-    if dist.is_available():
+    small = sum(whole.look().nbytes.values()) < _LARGE
+    if small:
+        found["torch.save"] = lambda: [_torch(work, root)] * 2
+    if small and dist.is_available():
         found["DCP async_save"] = lambda: [_dcp(work, root / f"dcp{k}") for k in range(2)]
     found[LAST] = lambda: _surefoot(whole, root / "device", "device")
     return found
