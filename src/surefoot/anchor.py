@@ -23,10 +23,11 @@ from surefoot.resuming import Resuming
 from surefoot.rounds import Rounds
 from surefoot.state.buffers import BufferShadow
 from surefoot.state.capture import Whole
-from surefoot.state.keeping import Keeping, Pace, Resumed
+from surefoot.state.keeping import Keeping, Resumed
+from surefoot.state.pace import Pace
 from surefoot.state.probe import Probe
 from surefoot.state.rendezvous import Team
-from surefoot.state.saving import Earlier
+from surefoot.state.taken import Earlier
 from surefoot.state.tree import Stateful
 from surefoot.whereabouts import NAME, Whereabouts
 

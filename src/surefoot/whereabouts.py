@@ -10,7 +10,7 @@ from typing import Any
 from surefoot.rounds import Rounds
 from surefoot.state.chance import random_states
 from surefoot.state.loader import position_of
-from surefoot.state.saving import Earlier
+from surefoot.state.taken import Earlier
 from surefoot.state.tree import Stateful
 
 log = logging.getLogger("surefoot")

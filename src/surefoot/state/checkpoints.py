@@ -13,8 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from surefoot.state.capture import Whole
-from surefoot.state.keeping import Keeping, Pace, Resumed
+from surefoot.state.keeping import Keeping, Resumed
 from surefoot.state.loader import position_of
+from surefoot.state.pace import Pace
 from surefoot.state.store import Retention
 
 log = logging.getLogger("surefoot")

@@ -6,21 +6,23 @@ import math
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from surefoot.errand import Errand
 from surefoot.state.capture import Whole
 from surefoot.state.copies import Copy
 from surefoot.state.disk.hashing import hash_of
 from surefoot.state.disk.together import put_together
+from surefoot.state.marking import Marking
+from surefoot.state.pace import Pace
 from surefoot.state.probe import Probe, Proof
 from surefoot.state.rendezvous import Team, forget, part
-from surefoot.state.saving import Earlier, Outcome, Saving, Taken
-from surefoot.state.store import Kept, Retention, SaveFailed, Store
+from surefoot.state.saving import Saving
+from surefoot.state.store import Kept, Retention, Store
+from surefoot.state.taken import Earlier, Outcome, Taken
 
 PATIENCE = 300.0
 """Seconds for which a disk may not answer before that is told, and nobody waits for it any more."""
@@ -44,34 +46,6 @@ class Resumed:
     proof: Proof | None = None
     """Whether a saved batch has the loss it had."""
     notes: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class Pace:
-    """How often a run is saved."""
-
-    steps: int = 1000
-    seconds: float = 3600.0
-    """The longest between two saves, by a clock that nobody sets."""
-    _step: int = -1
-    _when: float = field(default_factory=time.monotonic)
-    _hurry: bool = False
-
-    def due(self, step: int) -> bool:
-        if self._step < 0:
-            self._step = step
-        return self._hurry or step - self._step >= self.steps or time.monotonic() - self._when >= self.seconds
-
-    def overdue(self, step: int) -> bool:
-        """A second interval has passed; by the count of steps alone, which all processes share."""
-        return self._step >= 0 and step - self._step >= 2 * self.steps
-
-    def hurry(self) -> None:
-        """What was done did not count."""
-        self._hurry = True
-
-    def done(self, step: int) -> None:
-        self._step, self._when, self._hurry = step, time.monotonic(), False
 
 
 class Keeping:
@@ -101,14 +75,9 @@ class Keeping:
         self._began = time.monotonic()
         self._taken: Taken | None = None
         """Copied, and waiting for the numbers of its last update."""
-        self._unproven: dict[str, tuple[int, int]] = {}
-        """Checkpoints by name, with the attempt after which they were taken, and their step."""
-        self._sound = -1
-        self._proven = self._saved = -1
+        self._health = Marking(self.store, self._saving.behind, first=self.team.rank == 0)
+        self._saved = -1
         self._doubted = False
-        self._marking: Errand[None] | None = None
-        """The last mark that was sent off."""
-        self._troubles: list[str] = []
         self._silent = False
         """It was told that the disk does not answer."""
 
@@ -122,7 +91,7 @@ class Keeping:
     @property
     def sound_step(self) -> int:
         """The step of the newest checkpoint that proved healthy, as the first process knows it; -1 for none."""
-        return self._sound
+        return self._health.sound
 
     @property
     def idle(self) -> bool:
@@ -200,8 +169,8 @@ class Keeping:
 
     def heard(self, *, wait: bool = False, until: float = math.inf) -> Outcome | None:
         """Tell what came of the save, if it is over."""
-        while self._troubles:
-            self._tell("trouble", self._troubles.pop(), {})
+        while self._health.troubles:
+            self._tell("trouble", self._health.troubles.pop(), {})
         outcome = self._saving.outcome(wait=wait, patience=PATIENCE, until=until)
         if outcome is None:
             self._tell_of_silence()
@@ -213,7 +182,7 @@ class Keeping:
             self._tell("failed", f"not saved: {outcome.error}; tried again at the next interval", values)
         elif outcome.kept is not None:
             name = outcome.kept.name
-            self._unproven[name] = outcome.attempt, outcome.step
+            self._health.saved(name, outcome.attempt, outcome.step)
             told = values | {"name": name, "bytes": outcome.kept.size, "removed": list(outcome.removed)}
             if outcome.probe is not None:
                 told["probe_seconds"] = round(outcome.probe, 4)
@@ -222,7 +191,7 @@ class Keeping:
             self._tell("left_out", f"cannot be saved: {', '.join(outcome.left_out[:5])}", {})
         if outcome.trouble:
             self._tell("trouble", outcome.trouble, {})
-        self._mark()
+        self._health.mark()
         return outcome
 
     def _tell_of_silence(self) -> None:
@@ -235,39 +204,13 @@ class Keeping:
 
     def prove(self, attempt: int) -> None:
         """States of this attempt and before proved good by what followed."""
-        if attempt > self._proven:
-            self._proven = attempt
-            self._mark()
+        self._health.prove(attempt)
 
     def doubt(self, attempt: int, why: str) -> None:
         """What was taken after this attempt may hold the trouble."""
         if self._taken is not None and self._taken.attempt > attempt:
             self._doubted = True
-        for name, (taken, _) in list(self._unproven.items()):
-            if taken > attempt:
-                self._put_mark(name, "suspect", why)
-
-    def _mark(self) -> None:
-        for name, (taken, step) in list(self._unproven.items()):
-            if taken <= self._proven:
-                self._sound = max(self._sound, step)
-                self._put_mark(name, "healthy", f"nothing was wrong up to attempt {self._proven}")
-
-    def _put_mark(self, name: str, health: Any, why: str) -> None:
-        """Marks are put behind the training's back too: the disk may take its time."""
-        del self._unproven[name]
-        if self.team.rank > 0:
-            return
-
-        def mark() -> None:
-            try:
-                self.store.mark(name, health, why)
-            except LookupError:
-                pass  # it has gone since
-            except SaveFailed as failure:
-                self._troubles.append(f"{name} could not be marked {health}: {failure}")
-
-        self._marking = self._saving.behind(mark)
+        self._health.doubt(attempt, why)
 
     # -- the way back
 
@@ -288,7 +231,7 @@ class Keeping:
         probe = self._saving.probe
         proof = None if probe is None else probe.prove(restored.probe, same_world=equal is not None)
         self.pace.done(kept.step)
-        self._saved = self._sound = kept.step
+        self._saved = self._health.sound = kept.step
         return Resumed(
             step=kept.step,
             attempt=kept.attempt,
@@ -304,7 +247,7 @@ class Keeping:
         self._drop()
         until = time.monotonic() + min(wait, PATIENCE)
         self.heard(wait=True, until=math.inf if wait == math.inf else until)
-        while self._marking is not None and not self._marking.over and time.monotonic() < until:
+        while self._health.busy and time.monotonic() < until:
             time.sleep(_POLL)
         self.heard()
         part(self.store.root, self.team)
