@@ -203,6 +203,8 @@ class Anchor:
         self._keeping.row_read(self._desk.step, self._desk.attempt, lambda: known_of(self._desk))
         self._keeping.prove(self._desk.judge.proven)
         self._rescue.row_read()
+        if self._desk.alive < self._rounds.meter.ranks.world:  # a spread model cannot be run by some of them alone
+            self._probe.off = "one of the processes has lost its protection"
         self._resuming.loosen()
 
     def went_back(self, attempt: int) -> None:
