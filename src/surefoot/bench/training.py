@@ -21,9 +21,10 @@ from surefoot.bench.overhead import machine
 from surefoot.guard import Guard
 from surefoot.models import Decoder
 from surefoot.train import factories
+from surefoot.train.batches import to_device
 from surefoot.train.build import Parts, build
 from surefoot.train.console import Console
-from surefoot.train.loop import to_device, train
+from surefoot.train.loop import train
 from surefoot.train.recipe import Recipe, load
 from surefoot.train.session import Given, attached
 from surefoot.train.sinks import Sinks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,9 +33,10 @@ def show(source: str, overrides: Sequence[str], *, as_json: bool = False) -> int
         if ended.why and (ended.first or ended.code not in (exits.DONE, exits.RESTART)):
             typer.echo(f"surefoot train: {ended.why}", err=True)
         told.append(ended)
-        worst = max(worst, ended.code)
         if ended.code in (exits.RESTART, exits.USAGE):
+            worst = ended.code  # the runs after it wait for a restart, or for a better recipe
             break
+        worst = max(worst, ended.code)
     if told and told[0].first:
         if as_json:
             typer.echo(json.dumps([each.as_json() for each in told]))
@@ -50,6 +50,12 @@ def _compare(told: Sequence[Ended]) -> None:
     from rich.table import Table
 
     table = Table("run", "updates", "loss", "held out", "took", "ended", box=None, pad_edge=False)
-    for each in sorted(told, key=lambda one: one.held_out or one.loss or math.inf):
+    for each in sorted(told, key=_rank):
         table.add_row(*each.as_row())
     Console().print(table)
+
+
+def _rank(ended: Ended) -> tuple[bool, float]:
+    """The lowest loss first; runs that have none come last."""
+    loss = ended.loss if ended.held_out is None else ended.held_out
+    return (loss is None or loss != loss, loss or 0.0)

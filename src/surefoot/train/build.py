@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -18,11 +17,11 @@ from surefoot.data.corpus import Opened, check_vocab, open_data
 from surefoot.parallel import World
 from surefoot.train import speed
 from surefoot.train.factories import find, make
+from surefoot.train.making import check_model, make_model
 from surefoot.train.optimizers import make_optimizers, scaled_rate
 from surefoot.train.precision import Precision
 from surefoot.train.recipe.mistakes import RecipeError
 from surefoot.train.recipe.schema import Recipe
-from surefoot.train.room import check_room
 from surefoot.train.schedules import make_schedule
 
 Loss = Callable[[Any, Any], Tensor | tuple[Tensor, int]]
@@ -63,11 +62,14 @@ def build(recipe: Recipe, world: World) -> Parts:
     """Make everything; raises an error with the way out before anything long has begun."""
     speed.settle(recipe.speed, world.device, recipe.precision.compute)
     speed.seed_everything(recipe.seed)
+    loss = _loss(recipe)
+    check_model(recipe, world)
     data = _data(recipe, world)
-    loss = find("loss.factory", recipe.loss.factory)
-    if recipe.loss.arguments:
-        loss = make("loss", recipe.loss)
-    model = _model(recipe, data, world)
+    vocab = recipe.model.arguments.get("vocab")
+    if isinstance(vocab, int):
+        check_vocab(data, vocab)
+    speed.seed_everything(recipe.seed)  # anew: the weights do not depend on how the data was read
+    model = make_model(recipe)
     parameters = sum(p.numel() for p in model.parameters())
     precision = Precision(recipe.precision, world.device, sharded=_sharded(recipe, world))
     precision.prepare(model)
@@ -137,16 +139,13 @@ def _data(recipe: Recipe, world: World) -> Opened:
     )
 
 
-def _model(recipe: Recipe, data: Opened, world: World) -> nn.Module:
-    with torch.device("meta"):  # how large it would be, before it takes any memory
-        size = make("model", recipe.model)
-    if not isinstance(size, nn.Module):
-        raise RecipeError(f"model.factory: {recipe.model.factory} made a {type(size).__name__}, and no torch.nn.Module")
-    check_room(size, recipe, world)
-    vocab = recipe.model.arguments.get("vocab")
-    if isinstance(vocab, int):
-        check_vocab(data, vocab)
-    return make("model", recipe.model)
+def _loss(recipe: Recipe) -> Loss:
+    if not recipe.loss.arguments:
+        return find("loss.factory", recipe.loss.factory)
+    loss: Any = make("loss", recipe.loss)
+    if not callable(loss):
+        raise RecipeError(f"loss.factory: {recipe.loss.factory} made a {type(loss).__name__}, which cannot be called")
+    return loss
 
 
 def _sharded(recipe: Recipe, world: World) -> bool:

@@ -13,6 +13,17 @@ from surefoot.parallel import World
 from surefoot.train.build import Parts
 
 
+def shown(parts: Parts, run_dir: Path) -> dict[str, str]:
+    """All of it; nothing that goes wrong here harms a run that is finished."""
+    told: dict[str, str] = {}
+    for what, show in (("it writes", lambda: written(parts)), ("picture", lambda: picture(run_dir, parts.world))):
+        try:
+            told |= show()
+        except Exception as error:
+            told[what] = f"nothing, because of {type(error).__name__}: {error}"
+    return told
+
+
 def written(parts: Parts) -> dict[str, str]:
     """Text that the model writes when it is asked to; all processes take part where the model is spread over them."""
     sample, tokenizer = parts.recipe.sample, parts.data.tokenizer
@@ -36,7 +47,7 @@ def written(parts: Parts) -> dict[str, str]:
 
 
 def picture(run_dir: Path, world: World) -> dict[str, str]:
-    """The loss over the run, drawn where matplotlib is there; nothing that goes wrong here harms a finished run."""
+    """The loss over the run, drawn where matplotlib is there."""
     if not world.first or not (run_dir / "signals").exists():
         return {}
     try:

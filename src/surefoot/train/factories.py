@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
+from surefoot.train.exits import out_of_memory
 from surefoot.train.recipe.checking import check_arguments
 from surefoot.train.recipe.mistakes import RecipeError
 from surefoot.train.recipe.nearest import nearest
@@ -48,5 +50,16 @@ def make(where: str, made: Made) -> Any:
     check_arguments(where, factory, made.arguments)
     try:
         return factory(**made.arguments)
-    except (TypeError, ValueError) as error:
-        raise RecipeError(f"{where}: {made.factory} cannot make it: {error}") from error
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        raise RecipeError(f"{where}: {made.factory} cannot make it: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """What is wrong; an error that was not raised to be read also with its kind and its place."""
+    said = str(error)
+    if type(error) in (RecipeError, ValueError) and said:
+        return said
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {said or 'no words'} ({place.filename}, line {place.lineno})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ from surefoot import parallel
 from surefoot.guard import Guard
 from surefoot.train import speed
 from surefoot.train.accumulation import Group, Groups, share_of_sum
+from surefoot.train.batches import check_alone, check_loss, count_of, to_device
 from surefoot.train.build import Parts
 from surefoot.train.telling import Listener
+from surefoot.train.undisturbed import undisturbed
 
 
 def train(parts: Parts, guard: Guard, telling: Listener) -> None:
@@ -51,21 +53,27 @@ def _groups(parts: Parts) -> Iterator[Group[Any]]:
 def _backward(parts: Parts, guard: Guard, group: Group[Any]) -> int | None:
     """Gradients of the mean over all that counts in the group, on all processes; what counted is returned."""
     world, scaler = parts.world, parts.precision.scaler
-    counts = [batch.get("count") if isinstance(batch, Mapping) else None for batch in group]
+    counts = [count_of(batch) for batch in group]
     known = [count for count in counts if count is not None]
     counted = parallel.total(world, sum(known)) if len(known) == len(counts) else None
     for number, batch in enumerate(group):
         batch = to_device(batch, world.device)
         with parallel.exchanging(parts.model, number == len(group) - 1):
-            with parts.precision.forward():
-                loss, count = _told(parts.loss(parts.forward, batch))
-            if count is None or counted is None:
+            loss, count = _loss(parts, batch)
+            if count is None:
                 share = 1.0 / len(group)
             else:
-                share = count * share_of_sum(counted, ranks=world.size)
+                if counted is None:
+                    check_alone(parts.recipe, alone=world.size == 1)
+                share = count * share_of_sum(count if counted is None else counted, ranks=world.size)
             loss = guard.watch(loss if count is None else loss / max(count, 1), batch) * share
             (loss if scaler is None else scaler.scale(loss)).backward()
     return counted
+
+
+def _loss(parts: Parts, batch: Any) -> tuple[Tensor, int | None]:
+    with parts.precision.forward():
+        return check_loss(parts.loss(parts.forward, batch), parts.recipe.loss.factory)
 
 
 @torch.no_grad()
@@ -73,31 +81,14 @@ def evaluate(parts: Parts) -> float | None:
     """The mean loss on held-out data, over all processes; None without such data."""
     if parts.data.held_out is None:
         return None
-    parts.model.eval()
     losses, counts = [], 0
-    for number, batch in enumerate(parts.data.held_out):
-        if number == parts.recipe.evaluation.batches:
-            break
-        with parts.precision.forward():
-            loss, count = _told(parts.loss(parts.forward, to_device(batch, parts.world.device)))
-        losses.append(loss.double())
-        counts += 1 if count is None else count
-    parts.model.train()
-    summed = float(torch.stack(losses).sum())
-    return parallel.total(parts.world, summed) / max(1, parallel.total(parts.world, counts))
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch where the model is; pinned memory goes there without a wait."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {name: to_device(value, device) for name, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
-
-
-def _told(found: Tensor | tuple[Tensor, int]) -> tuple[Tensor, int | None]:
-    """A loss as (mean, None) or (sum, count)."""
-    return found if isinstance(found, tuple) else (found, None)
+    with undisturbed(parts.model, parts.world.device):
+        for number, batch in enumerate(parts.data.held_out):
+            if number == parts.recipe.evaluation.batches:
+                break
+            loss, count = _loss(parts, to_device(batch, parts.world.device))
+            losses.append(loss.double())
+            counts += 1 if count is None else count
+    summed = float(torch.stack(losses).sum()) if losses else 0.0
+    summed, counts = parallel.total(parts.world, summed), parallel.total(parts.world, counts)
+    return summed / counts if counts else None

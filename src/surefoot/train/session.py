@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from surefoot import parallel
-from surefoot.guard import Guard, OffGuard, attach
+from surefoot.edge import switched_off
+from surefoot.guard import Guard, attach
 from surefoot.train import exits, sinks
 from surefoot.train.again import check_again
 from surefoot.train.build import Parts, build, run_dir_of
 from surefoot.train.console import Console
-from surefoot.train.ending import picture, written
+from surefoot.train.ending import shown
 from surefoot.train.figures import span
 from surefoot.train.loop import train
 from surefoot.train.recipe import Recipe, as_plain, policy_of, remarks
@@ -23,6 +25,7 @@ from surefoot.train.record import recorded
 from surefoot.train.schedules import sparkline
 from surefoot.train.spoken import Paper
 from surefoot.train.telling import Telling
+from surefoot.train.unwatched import Unwatched
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ def run(recipe: Recipe, given: Given) -> Ended:
         ended.code, lost = exits.code_for(error, building=building), exits.lost_another(error)
         ended.why = exits.words_for(error)
         if ended.code == exits.FAILED and not exits.out_of_memory(error):
-            raise  # an error of the model's or the data's code: its traceback says more than we could
+            traceback.print_exc()  # an error of the model's or the data's code: this says more than we could
     finally:
         ended.seconds = time.monotonic() - began
         if world is not None:
@@ -104,8 +107,8 @@ def attached(parts: Parts, given: Given, recipe: Recipe | None = None) -> Guard:
     """The guard on a run's parts; it goes on from the newest checkpoint in the run's directory."""
     recipe = recipe or parts.recipe
     wanted = recipe.protection
-    if wanted.policy == "off":
-        return OffGuard()
+    if wanted.policy == "off" or switched_off():
+        return Unwatched(parts.schedules[0], every=recipe.log.every, total=parts.total)
     policy = policy_of(recipe)
     told = recorded(
         recipe,
@@ -161,7 +164,7 @@ def _train(parts: Parts, guard: Guard, given: Given, ended: Ended) -> None:
             places.close(ended.code)
             _sum_up(parts, guard, telling, ended)
         if start < parts.total:
-            ended.shown = written(parts) | picture(ended.run_dir, world)
+            ended.shown = shown(parts, ended.run_dir)
         console.end(_summary(ended))
 
 

@@ -81,4 +81,6 @@ def _remarks(recipe: Recipe) -> Iterator[str]:
     if schedule.start > recipe.optimizer.lr:
         yield f"The warmup begins at {schedule.start:g}, above the peak of {recipe.optimizer.lr:g}: the rate falls."
     if recipe.protection.policy == "off":
-        yield "protection.policy is off: nothing watches this run."
+        yield "protection.policy is off: nothing watches, clips or saves this run."
+    if recipe.protection.policy == "observe":
+        yield "protection.policy is observe: nothing is clipped or saved, so the same command begins anew."
