@@ -3,28 +3,35 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import json
 import math
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from typer.testing import CliRunner
 
 import surefoot
-from surefoot import demo
-from surefoot.models import DecoderConfig
+from surefoot.cli import app
+from surefoot.demo import running, stage
+from surefoot.demo.faults import Poisoned, planned
+from surefoot.demo.running import Result
+from surefoot.train.recipe import differences, load
 
 STEPS = 300
-MOMENTS, RATE, POISON = (int(share * STEPS) for share, _, _ in demo.FAULTS.values())
+MOMENTS, RATE, POISON = planned(STEPS).values()
+SMALL = ("model.width=32", "model.layers=1", "model.heads=2", "model.context=32", "data.context=32", "batch.size=8")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "CONFIG", DecoderConfig(vocab=256, width=32, layers=1, heads=2, context=32))
-        patch.setattr(demo, "BATCH", 8)
+        patch.setattr(running, "SIZE", SMALL)
         yield
 
 
@@ -37,13 +44,17 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def told(out: Path, _small: None) -> str:
     """What one short demo prints."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        demo.show(steps=STEPS, out=out, seed=0)
+        stage.show(steps=STEPS, out=out, seed=0)
     return printed.getvalue()
 
 
 @pytest.fixture(scope="module")
-def undisturbed(_small: None) -> demo.Result:
-    return demo.train(steps=STEPS, seed=0, faults={})
+def undisturbed(_small: None) -> Result:
+    return bare({})
+
+
+def bare(faults: dict[str, int]) -> Result:
+    return running.go((*running.overrides_of(STEPS, 0), "protection.policy=off"), faults, stage.say)
 
 
 def beats(told: str) -> list[tuple[int, str, str]]:
@@ -83,17 +94,14 @@ def test_the_bare_loop_dies_and_the_guarded_one_ends_near_the_undisturbed(told: 
     assert float(guarded[1]) < 1.05 < float(bare[1])
 
 
-def test_until_the_first_fault_nothing_is_changed(told: str, out: Path, undisturbed: demo.Result) -> None:
+def test_until_the_first_fault_nothing_is_changed(told: str, out: Path, undisturbed: Result) -> None:
     losses = surefoot.read(out / "run-1").scalars["loss"]
-    assert len(losses) == STEPS
     assert np.array_equal(losses[:MOMENTS], np.array(undisturbed.losses[:MOMENTS], losses.dtype))
 
 
 @pytest.mark.parametrize("fault", [{"moments": MOMENTS}, {"rate": RATE}])
-def test_each_of_the_first_two_faults_alone_harms_the_bare_loop(
-    fault: dict[str, int], undisturbed: demo.Result
-) -> None:
-    assert demo.train(steps=STEPS, seed=0, faults=fault).held_out > 1.02 * undisturbed.held_out
+def test_each_of_the_first_two_faults_alone_harms_the_bare_loop(fault: dict[str, int], undisturbed: Result) -> None:
+    assert bare(fault).held_out > 1.02 * undisturbed.held_out
 
 
 def test_it_draws(told: str, out: Path) -> None:
@@ -106,21 +114,47 @@ def test_a_second_demo_leaves_the_first_one_alone_and_needs_no_matplotlib(
 ) -> None:
     before = surefoot.read(out / "run-1").scalars["loss"].tolist()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    demo.show(steps=50, out=out, seed=1)
+    stage.show(steps=50, out=out, seed=1)
     assert "pip install matplotlib" in capsys.readouterr().out
     assert surefoot.read(out / "run-1").scalars["loss"].tolist() == pytest.approx(before, nan_ok=True)
-    assert surefoot.read(out / "run-2").scalars.rows == 50
+    assert surefoot.read(out / "run-2").scalars["step"][-1] == 49
 
 
-def test_a_run_that_is_stopped_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demo, "POLICY", surefoot.Policy(limit=1))
-    with demo.told_once():
-        result = demo.train(steps=50, seed=0, faults={"poison": 30}, run_dir=tmp_path / "run")
+def test_a_run_that_is_stopped_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = (*running.overrides_of(50, 0), "protection.figures.limit=1", f"run_dir={tmp_path / 'run'}")
+    with stage.told_once():
+        result = running.go(wanted, {"poison": 30}, stage.say)
     assert len(result.losses) < 35
     assert "stopped  surefoot stopped the run" in capsys.readouterr().out
 
 
 def test_a_run_without_an_evaluation_has_no_result() -> None:
-    assert math.isnan(demo.Result().held_out)
+    assert math.isnan(Result().held_out)
+
+
+def test_the_command_that_is_printed_is_the_recipe_that_was_run(told: str, out: Path) -> None:
+    command = re.search(r"^   surefoot train (lm-tiny \S.*)$", told, re.MULTILINE)
+    assert command
+    source, *overrides = shlex.split(command[1])
+    resolved = json.loads((out / "run-1" / "run.json").read_text(encoding="utf-8"))["recipe"]["resolved"]
+    assert differences(resolved, load(source, overrides)[0]) == []
+
+
+def test_what_to_try_next_can_be_typed(told: str, out: Path) -> None:
+    told_next = told[told.index("What to try next") :]
+    assert f"surefoot diagnose {out / 'run-1'}" in told_next
+    answer = CliRunner().invoke(app, ["diagnose", str(out / "run-1"), "--json"])
+    assert json.loads(answer.stdout)["source"]["points"] > 0
+    assert CliRunner().invoke(app, ["recipes"]).exit_code == 0
+
+
+def test_it_shows_what_the_model_writes(told: str) -> None:
+    assert re.search(r"^   \| def ", told, re.MULTILINE)
+
+
+def test_only_one_batch_is_poisoned_however_often_the_data_begins_anew() -> None:
+    clean = [{"targets": torch.zeros(4, 2, dtype=torch.int64)} for _ in range(3)]
+    loader = Poisoned(clean, 4)
+    seen = [int((batch["targets"] < 0).sum()) for _ in range(3) for batch in loader]
+    assert seen == [0, 0, 0, 0, 2, 0, 0, 0, 0]
+    assert not any((batch["targets"] < 0).any() for batch in clean)

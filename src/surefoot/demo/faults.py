@@ -1,0 +1,82 @@
+"""What goes wrong in the demo, planted from outside: the engine knows nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from surefoot.train.build import Parts
+
+DAMAGED = 3
+"""Updates in a row before which the moments are damaged."""
+IGNORED = -100
+"""A target that does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """After which share of the updates it comes, its name in the picture, and what it is."""
+
+    after: float
+    name: str
+    words: str
+
+
+FAULTS = {
+    "moments": Fault(
+        0.31,
+        "moments / 10,000",
+        "damaged moments: Adam's second ones are divided by 10,000, three updates in a row",
+    ),
+    "rate": Fault(0.56, "rate x 10", "a rate ten times that of the schedule, from here to the end"),
+    "poison": Fault(
+        0.84,
+        "poisoned batch",
+        "a poisoned batch: in one text nothing counts, so its mean loss is 0 / 0, not a number",
+    ),
+}
+
+
+def planned(steps: int) -> dict[str, int]:
+    """Before which update of the loop each fault comes."""
+    return {name: int(fault.after * steps) for name, fault in FAULTS.items()}
+
+
+def mean_of_texts(model: Callable[[Tensor], Tensor], batch: Mapping[str, Any]) -> Tensor:
+    """A loss as people write it: the mean over what counts in each text, then over the texts."""
+    targets = batch["targets"]
+    counts = targets != IGNORED
+    each = F.cross_entropy(model(batch["inputs"]).transpose(1, 2), targets.clamp(min=0), reduction="none")
+    return ((each * counts).sum(1) / counts.sum(1)).mean()
+
+
+class Poisoned:
+    """The loader as the loop sees it: one batch is broken the way real data is."""
+
+    def __init__(self, batches: Iterable[Any], at: int) -> None:
+        self._batches, self._at = batches, at
+        self._fetched = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            if self._fetched == self._at:
+                batch = batch | {"targets": batch["targets"].clone()}
+                batch["targets"][3] = IGNORED
+            self._fetched += 1
+            yield batch
+
+
+def plant(parts: Parts, faults: Mapping[str, int], update: int) -> None:
+    """The two faults that are none of the data, before an update: a damaged optimizer, and a schedule gone wrong."""
+    if "moments" in faults and faults["moments"] <= update < faults["moments"] + DAMAGED:
+        for optimizer in parts.optimizers:
+            for state in optimizer.state.values():
+                state["exp_avg_sq"] *= 1e-4
+    if "rate" in faults and update >= faults["rate"]:
+        for optimizer, schedule in zip(parts.optimizers, parts.schedules, strict=True):
+            for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
+                group["lr"] = 10 * rate
