@@ -38,11 +38,11 @@ def surefoot(
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=100, help="Length of each training run.")] = 500,
+    steps: Annotated[int, typer.Option(min=300, help="Updates of each of the three runs.")] = 500,
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the run and the picture.")] = Path("out/demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Seed of model and data.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of model and data.")] = 0,
 ) -> None:
-    """Watch a small model survive two planted faults that kill the same training loop without surefoot."""
+    """Watch a small model survive three planted faults that ruin the same run without surefoot."""
     _needs_torch("demo")
     from surefoot.demo import show
 

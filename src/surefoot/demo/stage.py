@@ -25,7 +25,11 @@ from surefoot.edge import switched_off
 console = Console(highlight=False, markup=False, soft_wrap=True)
 
 
-def show(steps: Annotated[int, typer.Option(min=300)] = 500, out: Path = Path("out/demo"), seed: int = 0) -> None:
+def show(
+    steps: Annotated[int, typer.Option(min=300)] = 500,
+    out: Annotated[Path, typer.Option(file_okay=False)] = Path("out/demo"),
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
+) -> None:
     """Watch a small model survive three planted faults that ruin the same run without surefoot."""
     if switched_off():
         typer.echo("SUREFOOT=off is set, so there is nothing to show. Unset it and try again.", err=True)
