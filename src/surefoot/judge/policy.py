@@ -48,7 +48,8 @@ class Sight:
     worse: float = 0.05
     """Share by which the loss on held-out data is above its best, twice, for it to have risen."""
     astray: float = 0.3
-    """Share by which one look at held-out data is above the best: if training has left its course too, it does harm."""
+    """Share by which the loss on held-out data is above its best, twice: if training has left its course too, that does
+    harm."""
     slow_rise: float = 0.08
     """Share by which the mean of 32 losses is above the lowest such mean, for the level to have risen slowly."""
     slower: float = 20.0

@@ -13,11 +13,11 @@ from surefoot.records import Finding, Row
 
 
 class Astray(Detector):
-    """Speaks at evaluations that are far above the best one, and ever worse; knows when, and at which rate, all was
-    well."""
+    """Speaks when two evaluations running are far above the best one and it does not heal; knows when, and at which
+    rate, all was well."""
 
     name: ClassVar = "astray"
-    kept: ClassVar = ("_best", "_well", "_rate", "_told")
+    kept: ClassVar = ("_best", "_well", "_rate", "_far")
 
     def __init__(self, normal: Normal, *, alone: bool) -> None:
         self._normal = normal
@@ -28,11 +28,11 @@ class Astray(Detector):
         """The attempt at which the last evaluation that was about as good as the best one was told."""
         self._rate = math.inf
         """The rate then."""
-        self._told = -math.inf
-        """What was told last, since all was well."""
+        self._far = math.nan
+        """What the evaluation before was, if that was far above the best one: what heals is left alone."""
 
     def rewound(self) -> None:
-        self._told = -math.inf
+        self._far = math.nan
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
         if not self._alone or row.optimizer or math.isnan(row.eval_loss):
@@ -42,9 +42,9 @@ class Astray(Detector):
             self._best = row.eval_loss
         above = row.eval_loss - self._best
         if above <= sight.worse * abs(self._best):
-            self._well, self._rate, self._told = row.attempt, self._normal.rate(row), -math.inf
-        if not above > sight.astray * abs(self._best) or row.eval_loss <= self._told:
+            self._well, self._rate = row.attempt, self._normal.rate(row)
+        before, self._far = self._far, row.eval_loss if above > sight.astray * abs(self._best) else math.nan
+        if not self._far >= before:
             return []
-        self._told = row.eval_loss
         detail = f"the loss on held-out data is {row.eval_loss:.4g} and was {self._best:.4g} at best"
         return self.found(row, detail, eval_loss=row.eval_loss, best=self._best, well=self._well, rate=self._rate)

@@ -83,6 +83,7 @@ class Level(Detector):
             return []
         real = level / self._units.lately  # whatever unit it is told in
         lost = sudden > sight.far and real > max(sight.lost * normal.start, normal.loss.top) > 0 and row.landed
+        lost = lost and normal.z(last[1]) > sight.raised  # under a heavy tail some are high and others as ever
         if self._told and (self._grave or not lost):
             return []
         grave, self._told, self._grave = lost, True, self._grave or lost
