@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 import typer
 from rich.console import Console
 
+from surefoot.journal.strictjson import dumps
 from surefoot.train import exits
 from surefoot.train.recipe import Recipe, RecipeError, load
 
@@ -40,7 +40,7 @@ def _one(recipe: Recipe, wishes: object, *, as_json: bool) -> int:
         if not report.first:
             return
         if as_json:
-            typer.echo(json.dumps(report.as_json()))
+            typer.echo(dumps(report.as_json()))
         else:
             page(report, Console(soft_wrap=False))
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,7 @@ def test_a_vocabulary_too_small_is_found_in_the_samples(tmp_path: Path) -> None:
     assert items["data: ranges"].status is Status.FAILED
     assert "vocabulary is 20" in items["data: ranges"].found
     assert "inputs" in items["data: ranges"].found
+    assert "checked_parts.py" in items["the trial"].found
 
 
 def test_copies_are_counted(tmp_path: Path) -> None:
@@ -134,6 +136,19 @@ def test_a_run_that_nobody_saves_is_told_so(tmp_path: Path) -> None:
     assert "resume" not in items
 
 
+def test_texts_that_are_cut_are_told(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(40):
+        (texts / f"{number}.txt").write_text(f"{number} is followed by {number + 1}, " * (1 + number % 4))
+    model = {"factory": "surefoot.models:decoder", "vocab": 256, "width": 16, "layers": 1, "heads": 2, "context": 32}
+    data = {"kind": "text", "path": str(texts), "context": 32, "packing": False, "held_out": 0.2}
+    _, items = _checked(_recipe(tmp_path, model=model, data=data, loss="surefoot.models:next_token"), steps=12)
+    assert items["data: unreadable or cut"].status is Status.WARNING
+    assert "cut" in items["data: unreadable or cut"].found
+    assert items["speed"].figures["tokens_per_s"] > 0
+
+
 def test_float32_is_tried_where_the_recipe_computes_in_less(tmp_path: Path) -> None:
     _, items = _checked(_recipe(tmp_path, precision={"compute": "bfloat16"}), steps=12)
     assert items["float32 to fall back on"].status is Status.OK
@@ -184,3 +199,16 @@ def test_a_trial_that_stands_still_is_ended_and_the_line_is_named(tmp_path: Path
     assert done.returncode == 1, done.stderr
     still = [item for item in json.loads(done.stdout)["items"] if item["name"] == "no standstill"]
     assert "checked_parts.py" in still[0]["found"]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_two_processes_are_checked_together_and_one_answers(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "surefoot", "check", _written(tmp_path), "--steps", "12", "--json"]
+    here, alone = Path(__file__).parent, os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=here, env=alone, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    items = {item["name"]: item for item in json.loads(done.stdout)["items"]}
+    assert items["the trial"]["figures"]["updates"] == 12
+    assert items["resume"]["status"] == "ok"
+    assert not (tmp_path / "runs").exists()

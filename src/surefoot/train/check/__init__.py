@@ -4,9 +4,10 @@
 |---|---|
 | `checking.py` | `check`: the checklist from top to bottom |
 | `trial.py` | a part of a run, really trained, in a folder that is thrown away |
+| `place.py` | that folder, beside the run's own |
 | `seen.py` | looks at the samples that are drawn |
 | `learning.py`, `gradients.py`, `clipping.py`, `samples.py`, `resources.py` | answers from the trial's journal |
 | `surviving.py` | saving and going on, proven; float32 to fall back on; the journal read back |
-| `watchdog.py` | a trial that stands still is ended |
+| `watchdog.py`, `stack.py` | a trial that stands still is ended; the line at fault |
 | `item.py`, `page.py` | an answer, and how it is shown |
 """

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gc
-import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 import torch
 
@@ -18,12 +15,13 @@ from surefoot import parallel
 from surefoot.edge import switched_off
 from surefoot.parallel import World
 from surefoot.train import exits
-from surefoot.train.build import run_dir_of
 from surefoot.train.check import clipping, gradients, learning, resources, samples, surviving
-from surefoot.train.check.item import Item, Report, failed, ok, skipped
+from surefoot.train.check.item import Item, Report, failed, ok, skipped, warning
+from surefoot.train.check.place import Place
+from surefoot.train.check.stack import own_line
 from surefoot.train.check.trial import Bound, Trial, attempt
 from surefoot.train.check.watchdog import Watchdog
-from surefoot.train.recipe import Recipe, RecipeError
+from surefoot.train.recipe import Recipe, RecipeError, remarks
 
 RUNS, MOVES = "the trial", "no standstill"
 
@@ -54,15 +52,17 @@ def check(
         raise RecipeError("SUREFOOT=off is set in the environment, so nothing would be measured: unset it to check")
     world = parallel.start(recipe.device, recipe.parallel.timeout)
     report = Report(recipe.name, [], first=world.first)
+    place = Place(recipe, world)
 
     def stands_still(words: str) -> None:
         way = "See what that line waits for: a lock, a queue, a worker of the data, a process that went another way."
         report.items.append(failed(MOVES, words, way))
+        place.remove()
         hung(report)
 
     whole = False
     try:
-        with Watchdog(wishes.patience, stands_still) as dog, _folder(recipe, world) as folder:
+        with Watchdog(wishes.patience, stands_still) as dog, place as folder:
             for item in _answers(recipe, wishes, world, folder, dog, tell):
                 report.items.append(item)
         whole = True
@@ -78,7 +78,10 @@ def _answers(
         dog.beat(f"update {step + 1} of the trial")
         tell(f"trial: update {step} of {wishes.steps}" + ("" if loss is None else f", loss {loss:.4f}"))
 
+    yield _fits(recipe, parallel.same_everywhere(world))
     tell("building the model, opening the data")
+    if world.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(world.device)
     began = time.monotonic()
     bound = Bound(updates=wishes.steps, seconds=wishes.seconds, tell=moved)
     trial = attempt(recipe, world, folder / "trial", bound, look=True)
@@ -116,6 +119,14 @@ def _told(trial: Trial, recipe: Recipe, world: World) -> Iterator[Item]:
     yield surviving.monitoring(trial, run)
 
 
+def _fits(recipe: Recipe, odd: list[str]) -> Item:
+    """What stands in the recipe, or differs between processes, and is not wrong but strange."""
+    strange = [*odd, *remarks(recipe)]
+    if strange:
+        return warning("the recipe", "; ".join(strange), "Change it, or be sure that it is meant so.")
+    return ok("the recipe", "its parts fit together")
+
+
 def _ran(trial: Trial, seconds: float) -> Item:
     made = f"{trial.steps} of {trial.wanted} updates in {seconds:.1f} s"
     error = trial.error
@@ -125,27 +136,9 @@ def _ran(trial: Trial, seconds: float) -> Item:
     words = exits.words_for(error)
     if exits.out_of_memory(error) or exits.code_for(error) == exits.LEAVE:
         return failed(RUNS, f"ended after {made}", words)
-    lines = traceback.extract_tb(error.__traceback__)
-    where = f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
+    where = own_line(traceback.extract_tb(error.__traceback__))
     way = "The code at that line, or what it was fed, has to change: see the items on data below."
-    return failed(RUNS, f"ended after {made} by {type(error).__name__}: {error}{where}", way)
-
-
-@contextmanager
-def _folder(recipe: Recipe, world: World) -> Iterator[Path]:
-    """A place beside the run's own, on the same disk and seen by all processes; nothing of it stays."""
-    home = run_dir_of(recipe).absolute().parent
-    made = [each for each in (home, *home.parents) if not each.exists()]
-    folder = parallel.from_first(world, home / f".check-{uuid4().hex[:8]}")
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield folder
-    finally:
-        if world.first:
-            shutil.rmtree(folder, ignore_errors=True)
-            for each in made:
-                if not any(each.iterdir()):
-                    each.rmdir()
+    return failed(RUNS, f"ended after {made} by {type(error).__name__}: {error} (at {where})", way)
 
 
 def _empty(world: World) -> None:

@@ -8,22 +8,25 @@ from collections.abc import Iterator
 import numpy as np
 
 from surefoot.journal.reader import Run
-from surefoot.train.check.item import Item, failed, ok, skipped, warning
-from surefoot.train.check.rows import landed
+from surefoot.train.check.item import Item, Status, failed, ok, skipped, warning
+from surefoot.train.check.rows import landed, settled
 from surefoot.train.check.trial import Trial
 
 _FEW = 10
 """Updates below which a course cannot be told from chance."""
+_FIRST = 3
+"""Updates at the very start, when hardly anything has been learnt."""
 _RISES = 1.05
-_BOLD = 0.1
-"""Change of the weights in one update, as a share of them, that no training bears for long; 0.001 is usual."""
+_BOLD, _WILD = 0.1, 0.5
+"""Change of the weights in one update, as a share of them, that seldom goes well, and never; 0.001 is usual."""
 _GRAVE = ("restrain", "rewind", "stop")
 
 
 def answers(trial: Trial, run: Run) -> Iterator[Item]:
-    yield _loss(trial, run)
+    loss = _loss(trial, run)
+    yield loss
     yield _stands(run)
-    yield _rate(trial, run)
+    yield _rate(trial, run, learns=loss.status in (Status.OK, Status.SKIPPED))
 
 
 def _loss(trial: Trial, run: Run) -> Item:
@@ -33,16 +36,15 @@ def _loss(trial: Trial, run: Run) -> Item:
         return failed(name, f"the loss was not finite in {bad} updates", _CALMER, nonfinite=bad)
     if len(losses) < _FEW:
         return skipped(name, f"{len(losses)} updates are too few to tell", "Try more with --steps or --seconds.")
-    fifth = len(losses) // 5
-    first, last = losses[:fifth], losses[-fifth:]
-    before, after = float(first.mean()), float(last.mean())
+    last = losses[-max(_FIRST, len(losses) // 5) :]
+    before, after = float(np.median(losses[:_FIRST])), float(last.mean())
     figures = {"first": before, "last": after}
     held = "" if trial.held_out_loss is None else f"; held out {trial.held_out_loss:.4f}"
     found = f"{before:.4f} to {after:.4f} in {len(losses)} updates{held}"
     if after > before * _RISES:
         return failed(name, f"it rises: {found}", _CALMER, **figures)
-    noise = float(np.sqrt((first.var() + last.var()) / fifth))
-    if before - after < noise:
+    noise = float(last.std() / np.sqrt(len(last)))
+    if before - after <= noise:
         way = "Try more updates with --steps; if it stays so, look at the targets, then at the rate."
         return warning(name, f"not by more than chance: {found}", way, **figures)
     return ok(name, found, **figures)
@@ -57,6 +59,8 @@ def _stands(run: Run) -> Item:
     acts.pop("accept", None)
     acts.pop("loosen", None)
     why = [event for event in run.events if event["kind"] == "diagnosis"]
+    if not run.scalars.rows:
+        return skipped(name, "no update was made")
     if not acts:
         return ok(name, f"no update of {run.scalars.rows} was refused, and no trouble seen")
     told = ", ".join(f"{many} x {act}" for act, many in acts.items())
@@ -69,18 +73,19 @@ def _stands(run: Run) -> Item:
     return make(name, found, way, acts=dict(acts), causes=sorted({str(event.get("cause")) for event in why}))
 
 
-def _rate(trial: Trial, run: Run) -> Item:
+def _rate(trial: Trial, run: Run, *, learns: bool) -> Item:
     name, rates = "learning rate", landed(run, "lr")
     ratios = landed(run, "update_ratio")
     ratios = ratios[np.isfinite(ratios) & (ratios > 0)]
     if not len(rates):
         return skipped(name, "no update landed")
     peak, reached = trial.facts.rate, float(np.nanmax(rates))
-    ratio = float(ratios.max()) if len(ratios) else float("nan")
+    ratio = float(np.median(settled(ratios))) if len(ratios) else float("nan")
     figures = {"peak": peak, "reached": reached, "update_ratio": ratio if np.isfinite(ratio) else None}
-    moved = f"; an update changes the weights by {ratio:.2g} of them at most" if np.isfinite(ratio) else ""
+    moved = f"; an update changes the weights by {ratio:.2g} of them" if np.isfinite(ratio) else ""
     if ratio > _BOLD:
-        return failed(name, f"{reached:.3g} is far too high{moved}, and 0.001 is usual", _CALMER, **figures)
+        make = warning if learns and ratio <= _WILD else failed
+        return make(name, f"{reached:.3g} is very high{moved}, and 0.001 is usual", _CALMER, **figures)
     if reached < 0.99 * peak:
         way = "To try the peak too, check with a short warmup: schedule.warmup=20."
         return skipped(name, f"only up to {reached:.3g} of {peak:.3g}, the warmup is longer{moved}", way, **figures)

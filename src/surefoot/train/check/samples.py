@@ -15,6 +15,8 @@ _LARGE = 1e4
 _MANY, _MOST = 0.01, 0.5
 """Shares of copies or empty samples that are worth a word, and that are too many."""
 _FEW = 20
+_SHARED = "also trained on"
+"""What the data says of itself when whole texts are on both sides."""
 
 
 def answers(trial: Trial) -> Iterator[Item]:
@@ -103,18 +105,24 @@ def _copies(seen: Seen) -> Item:
 
 def _readable(trial: Trial) -> Item:
     name, bad = "data: unreadable or cut", trial.facts.unreadable
-    notes = some(trial.facts.notes, 3)
+    lost = [note for note in trial.facts.notes if "held out" not in note and _SHARED not in note]
     if bad:
         return warning(name, f"{len(bad)} cannot be read: {some(map(str, bad), 3)}", "Repair or remove them.")
-    return ok(name, f"all could be read{f'; {notes}' if notes else ''}", notes=trial.facts.notes)
+    if lost:
+        return warning(name, "; ".join(lost), "Raise data.context or repair the texts, unless it is meant so.")
+    return ok(name, "; ".join(["nothing was", *trial.facts.notes]))
 
 
 def _apart(trial: Trial) -> Item:
     name, held = "data: held out", trial.held_out
+    if held is None and trial.facts.held_out_batches:
+        return skipped(name, "the trial ended before it was looked at")
     if held is None or not held.samples:
         return warning(name, "no data is held out", "Set data.held_out, or overfitting will not be seen.")
+    copied = [note for note in trial.facts.notes if _SHARED in note]
     both = sum(many for key, many in held.contents.items() if key in trial.seen.contents)
-    if both:
+    if both or copied:
         way = "Samples must not be on both sides, or the held-out loss tells nothing: remove copies first."
-        return failed(name, f"{both} of {held.samples} held-out samples are also trained on", way, shared=both)
+        found = copied[0] if copied else f"{both} of {held.samples} held-out samples are also trained on"
+        return failed(name, found, way, shared=both)
     return ok(name, f"none of {held.samples} held-out samples was among {trial.seen.samples} trained on", shared=0)

@@ -173,7 +173,7 @@ def facts_of(parts: Parts) -> Facts:
         rate=float(parts.schedules[0].base_lrs[0]),
         vocab=vocab if isinstance(vocab, int) else parts.data.vocab,
         embeddings=_embeddings(parts.model),
-        notes=list(parts.notes),
+        notes=list(parts.data.notes),
         unreadable=[],
         held_out_batches=None if held_out is None else min(len(held_out), parts.recipe.evaluation.batches),
     )

@@ -8,9 +8,10 @@ import time
 import traceback
 from collections.abc import Callable
 
+from surefoot.train.check.stack import own_line
+
 _LOOKS = 20
 """How often the clock is looked at, within the patience."""
-_MACHINERY = ("/torch/", "/surefoot/", "/threading.py", "/queue.py", "/multiprocessing/", "/selectors.py")
 
 
 class Watchdog:
@@ -45,10 +46,5 @@ class Watchdog:
                 return
 
     def _place(self) -> str:
-        """The innermost line of the user's own code, or of anybody's."""
         frame = sys._current_frames().get(self._main)
-        stack = traceback.extract_stack(frame) if frame is not None else []
-        own = [line for line in stack if not any(part in line.filename for part in _MACHINERY)]
-        for line in reversed(own or stack):
-            return f"{line.filename}:{line.lineno} in {line.name}"
-        return "a place that is not known"
+        return own_line(traceback.extract_stack(frame) if frame is not None else [])
