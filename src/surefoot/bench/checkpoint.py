@@ -30,10 +30,10 @@ SPAN = 10
 """Updates timed as one piece: whatever a save makes training wait for is in it."""
 BEFORE = 3
 """The one of them before which the save begins: the device has work in its queue by then, as it has in a run."""
-TIMES = 4
+TIMES = 3
 """Saves of each kind, one after the other; torch.save and DCP get by with two."""
 _LARGE = 5e9
-"""Bytes from which on the usual ways are left out: they take minutes."""
+"""Bytes from which on only surefoot's usual way is measured: the others take minutes."""
 BESIDE = 60.0
 """Seconds at most that training is watched while a save is written."""
 SHAPE = {"10m": (8, 128), "124m": (8, 1024), "1.3b": (4, 1024)}
@@ -138,9 +138,9 @@ LAST = "surefoot, beside the model"
 
 def _ways(work: Work, whole: Whole, root: Path) -> dict[str, Callable[[], list[Way]]]:
     found: dict[str, Callable[[], list[Way]]] = {}
-    if work.device == "cuda":
-        found["surefoot, no room beside the model"] = lambda: _surefoot(whole, root / "host", "host")
     small = sum(whole.look().nbytes.values()) < _LARGE
+    if small and work.device == "cuda":
+        found["surefoot, no room beside the model"] = lambda: _surefoot(whole, root / "host", "host")
     if small:
         found["torch.save"] = lambda: [_torch(work, root)] * 2
     if small and dist.is_available():
