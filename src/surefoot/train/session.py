@@ -159,6 +159,7 @@ def _train(parts: Parts, guard: Guard, given: Given, ended: Ended) -> None:
             else:
                 train(parts, guard, telling)
             guard.close()
+            telling.follow(guard)
             ended.code = exits.DONE
         finally:
             places.close(ended.code)
@@ -172,9 +173,10 @@ def _facts(parts: Parts, run_dir: Path, start: int) -> dict[str, str]:
     recipe, data, world = parts.recipe, parts.data, parts.world
     rate = float(parts.schedules[0].base_lrs[0])
     tokens = "" if data.tokens is None else f", {data.tokens:,} tokens"
+    weights = f"{parts.parameters / 1e6:.3g} M" if parts.parameters >= 1e6 else f"{parts.parameters:,}"
     many = "" if world.size == 1 else f" on {world.size} processes ({recipe.parallel.how})"
     return {
-        "model": f"{recipe.model.factory}, {parts.parameters / 1e6:.3g} M parameters",
+        "model": f"{recipe.model.factory}, {weights} parameters",
         "data": f"{recipe.data.kind}, {data.samples:,} samples{tokens}",
         "batch": f"{parts.effective_batch} samples an update ({recipe.batch.size} x {recipe.batch.accumulate}){many}",
         "numbers": f"{recipe.precision.compute} on {world.device}" + (", compiled" if recipe.speed.compile else ""),

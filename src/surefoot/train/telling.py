@@ -37,6 +37,10 @@ class Telling:
             guard.report(total_steps=self._total)
         else:
             guard.report(total_steps=self._total, tokens=tokens)
+        self.follow(guard)
+
+    def follow(self, guard: Guard) -> None:
+        """Pass on the numbers that were read last; once more when the guard is closed, as it reads the rest then."""
         figures = self._console.follow(guard.latest)
         if figures is not None:
             self._sinks.figures(figures)

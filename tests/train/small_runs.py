@@ -1,0 +1,57 @@
+"""Recipes small enough to be trained many times over, and what came of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+TEXTS, HELD_OUT = 26, 6
+"""Samples of 8 an update leave a last group of 2; lengths differ, so that batches differ in what counts."""
+RECIPE: dict[str, Any] = {
+    "name": "small",
+    "device": "cpu",
+    "steps": 12,
+    "model": {"factory": "surefoot.models:decoder", "vocab": 256, "width": 16, "layers": 1, "heads": 2, "context": 24},
+    "data": {"kind": "text", "context": 24, "packing": False},
+    "batch": {"size": 8},
+    "optimizer": {"lr": 3e-3},
+    "speed": {"threads": 1},
+    "checkpoints": {"every": 4},
+    "evaluation": {"every": 5},
+    "log": {"every": 4},
+}
+
+
+def small(folder: Path, **sections: Any) -> str:
+    """A recipe in a file, with sections of its own; keys that are not named stay."""
+    chance = random.Random(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, many in (("texts", TEXTS), ("held", HELD_OUT)):
+        texts = ["".join(chance.choices("abcde ", k=chance.randint(4, 24))) for _ in range(many)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    recipe = RECIPE | {"run_dir": str(folder / "run")}
+    if sections.get("data", {}).get("kind") != "own":
+        paths = {"path": [str(folder / "texts.jsonl")], "held_out_path": [str(folder / "held.jsonl")]}
+        recipe["data"] = recipe["data"] | paths
+    for name, section in sections.items():
+        merged = isinstance(section, dict) and name not in ("model", "loss") and section.get("kind") != "own"
+        recipe[name] = {**recipe.get(name, {}), **section} if merged else section
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({k: v for k, v in recipe.items() if v is not None}))
+    return str(folder / "recipe.yaml")
+
+
+def saved(run_dir: str | Path) -> dict[str, Tensor]:
+    """Everything in the newest checkpoint of a run: weights, moments."""
+    newest = max(Path(run_dir).glob("checkpoints/step-*/manifest.json")).parent
+    files = sorted(newest.glob("*.safetensors"))
+    return {name: value for file in files for name, value in load_file(file).items()}
+
+
+def same(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
+    return some.keys() == others.keys() and all(bool((some[name] == others[name]).all()) for name in some)
