@@ -114,6 +114,8 @@ class _Again:
         self._run = run
         self._judge: Judge = run.judge(policy)
         self._made: list[Decision] = []
+        self._stopped = False
+        """The run was stopped, and no update has landed since."""
         self._done = {(d.attempt, d.action) for d in run.decisions if d.applied}
         other = any(getattr(policy, name) != getattr(run.policy, name) for name in regate.FIGURES)
         self._gate = Regate(run.policy, policy) if other else None
@@ -126,11 +128,18 @@ class _Again:
             if not seen.judged:
                 continue
             self.rows += 1
-            decided = [e for e in self._judge.update(row, seen.layers) if isinstance(e, Decision)]
+            events = self._judge.update(row, seen.layers)
+            decided = [e for e in events if isinstance(e, Decision) and not self._untold(e)]
+            self._stopped = not row.landed and (self._stopped or any(d.action is Action.STOP for d in decided))
             self._made += decided
             if self._ends(decided):
                 break
         return self._made
+
+    def _untold(self, decision: Decision) -> bool:
+        """A loop that goes on after it was stopped is stopped again each time, which was not written down each time."""
+        again = self._stopped and decision.action is Action.STOP
+        return again and (decision.attempt, decision.action) not in self._done
 
     def _tell(self, told: Told) -> None:
         if told.origin is not None:
