@@ -268,7 +268,7 @@ class _Spoilt(files_room.Files):
         if self._how == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
         if self._how == "slow":
-            time.sleep(0.05)
+            time.sleep(0.02)
             return act()
         if self._how == "hangs":
             time.sleep(1e6)
