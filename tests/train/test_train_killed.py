@@ -1,0 +1,41 @@
+"""kill -9 in the middle of `surefoot train`; the same command goes on to the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from small_runs import same, saved, small
+
+from surefoot.cli.train import show
+from surefoot.train import exits
+
+
+def train(recipe: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, started where the recipe's own modules are."""
+    return subprocess.run(
+        [sys.executable, "-m", "surefoot", "train", recipe],
+        check=False,
+        cwd=Path(__file__).parent,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def test_a_process_that_is_killed_goes_on_to_the_same_weights_and_moments(tmp_path: Path) -> None:
+    model = {"factory": "surefoot.models:decoder", "vocab": 256, "width": 16, "layers": 1, "heads": 2, "context": 24}
+    parts = {"model": model | {"dropout": 0.1}, "batch": {"size": 2, "accumulate": 4}, "steps": 20}
+    loss = {"factory": "own_parts:failing", "at": 46, "how": "kill", "folder": str(tmp_path)}  # amid a group
+    recipe = small(tmp_path, **parts, loss=loss)
+    killed = train(recipe)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = train(recipe)
+    assert resumed.returncode == exits.DONE, resumed.stderr
+    assert ", going on from " in resumed.stdout
+    assert show(small(tmp_path / "whole", **parts), ()) == exits.DONE
+    assert same(saved(tmp_path / "run"), saved(tmp_path / "whole" / "run"))

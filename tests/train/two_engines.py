@@ -1,0 +1,60 @@
+"""Run by torchrun with two processes, which is to start them again: the second of them is killed once.
+
+Told is whether the run that was killed ends with the bits of one that was not, and the losses of runs in which the
+model is spread in every way.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from small_runs import same, saved, small
+
+import surefoot
+from surefoot.cli.train import show
+from surefoot.parallel import end, start
+
+RUNS: dict[str, dict[str, Any]] = {
+    "data": {"parallel": {"how": "data"}},
+    "zero1": {"parallel": {"how": "zero1"}},
+    "zero2": {"parallel": {"how": "zero2"}},
+    "zero3": {"parallel": {"how": "zero3"}},
+    "data float16": {"parallel": {"how": "data"}, "precision": {"compute": "float16"}},
+    "zero3 bfloat16": {"parallel": {"how": "zero3"}, "precision": {"compute": "bfloat16"}},
+}
+TOGETHER = {"batch": {"size": 2, "accumulate": 2}, "steps": None, "epochs": 3, "checkpoints": {"every": 100}}
+"""Eight samples an update, as one process has it with a batch of 8."""
+
+
+def main(out: Path) -> None:
+    killed = {"factory": "own_parts:failing", "at": 16, "how": "kill", "folder": str(out / "killed")}
+    steps = {"batch": {"size": 2, "accumulate": 2}, "steps": 14, "checkpoints": {"every": 4}}
+    code = _trained(out / "killed", **steps, loss=killed)
+    _trained(out / "whole", **steps)
+    told: dict[str, Any] = {
+        "code": code,
+        "killed": (out / "killed" / "killed").exists(),
+        "same": same(saved(out / "killed" / "run"), saved(out / "whole" / "run")),
+        "started": [event["name"] for event in surefoot.read(out / "killed" / "run").events if "name" in event],
+    }
+    for name, sections in RUNS.items():
+        _trained(out / name, **TOGETHER, **sections)
+        run = surefoot.read(out / name / "run")
+        told[name] = {
+            "losses": run.scalars["loss"].tolist(),
+            "held out": run.scalars["eval_loss"].tolist(),
+        }
+    world = start("cpu", 60)
+    (out / f"told-{world.rank}.json").write_text(json.dumps(told))
+    end(world)
+
+
+def _trained(folder: Path, **sections: Any) -> int:
+    return show(small(folder, **sections), ())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
