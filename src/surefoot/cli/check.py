@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import typer
 from rich.console import Console
+from rich.status import Status
 
 from surefoot.journal.strictjson import dumps
 from surefoot.train import exits
 from surefoot.train.recipe import Recipe, RecipeError, load
+
+_PAUSE = 10.0
+"""Seconds between two lines where there is no terminal."""
 
 
 def show(
@@ -27,6 +34,36 @@ def show(
 
     wishes = Wishes(steps=steps, seconds=seconds, patience=patience)
     return max(_one(recipe, wishes, as_json=as_json) for recipe in recipes)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A live line on a terminal; elsewhere a line for each part, and one now and then."""
+    aside = Console(stderr=True, highlight=False)
+    if aside.is_terminal:
+        live: list[Status] = []
+
+        def update(words: str) -> None:  # begun by the first word, since only one process speaks
+            if not live:
+                live.append(aside.status(words))
+                live[0].start()
+            live[0].update(words)
+
+        try:
+            yield update
+        finally:
+            for each in live:
+                each.stop()
+        return
+    due, part = 0.0, ""
+
+    def line(words: str) -> None:
+        nonlocal due, part
+        if words.partition(":")[0] != part or time.monotonic() >= due:
+            due, part = time.monotonic() + _PAUSE, words.partition(":")[0]
+            aside.print(words)
+
+    yield line
 
 
 def _one(recipe: Recipe, wishes: object, *, as_json: bool) -> int:
@@ -49,15 +86,19 @@ def _one(recipe: Recipe, wishes: object, *, as_json: bool) -> int:
         sys.stdout.flush()
         os._exit(exits.FAILED)  # what stands still cannot be asked to end
 
-    aside = Console(stderr=True)
     try:
-        with exits.restartable(), aside.status(f"checking {recipe.name}") as status:
-            report = check(recipe, wishes, tell=status.update, hung=hung)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
-        code = exits.code_for(error, building=True)
-        if code == exits.FAILED and not exits.out_of_memory(error):
-            raise  # an error of the model's own code: its traceback says more than we could
+        with exits.restartable(), _progress() as tell:
+            report = check(recipe, wishes, tell=tell, hung=hung)
+    except (exits.ToldToEnd, KeyboardInterrupt) as error:
+        came = str(error) if isinstance(error, exits.ToldToEnd) else "it was interrupted"
+        typer.echo(f"surefoot check: {came} before the check was done; nothing of it is kept", err=True)
+        return exits.FAILED
+    except Exception as error:
         typer.echo(f"surefoot check: {exits.words_for(error)}", err=True)
-        return code
+        if exits.code_for(error, building=True) == exits.USAGE:
+            return exits.USAGE
+        if not exits.out_of_memory(error):
+            traceback.print_exc()  # an error of the model's or the data's code: this says more than we could
+        return exits.FAILED
     answer(report)
     return exits.FAILED if report.failed else exits.DONE

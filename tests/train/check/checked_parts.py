@@ -68,3 +68,32 @@ def loss(model: Callable[[Tensor], Tensor], batch: Any) -> Tensor:
     logits = model(batch["inputs"]).flatten(0, 1).float()
     counted = (batch["targets"] != -100).sum().clamp(min=1)
     return F.cross_entropy(logits, batch["targets"].flatten(), reduction="sum") / counted
+
+
+class Points(Dataset[tuple[Tensor, Tensor]]):
+    """Points in a plane and which side they are on; some say one thing and then another."""
+
+    def __init__(self, many: int = 400, fault: str = "") -> None:
+        chance = torch.Generator().manual_seed(0)
+        self.places = torch.randn(many, 2, generator=chance)
+        self.sides = (self.places.sum(1) > 0).long()
+        if fault == "contradictions":
+            self.places[1::2], self.sides[1::2] = self.places[::2], 1 - self.sides[::2]
+        if fault == "one label":
+            self.sides[:] = 1
+        if fault == "not finite":
+            self.places[::10, 0] = float("nan")
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.places[index], self.sides[index]
+
+
+def two_sides(width: int = 16) -> nn.Module:
+    return nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 2))
+
+
+def side_loss(model: Callable[[Tensor], Tensor], batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])

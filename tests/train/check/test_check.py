@@ -136,6 +136,23 @@ def test_a_run_that_nobody_saves_is_told_so(tmp_path: Path) -> None:
     assert "resume" not in items
 
 
+@pytest.mark.parametrize(
+    ("fault", "name", "status", "words"),
+    [
+        ("", "data: targets and lengths", Status.OK, "2 labels"),
+        ("contradictions", "data: duplicates", Status.WARNING, "different targets"),
+        ("one label", "data: targets and lengths", Status.FAILED, "have the label 1"),
+        ("not finite", "data: ranges", Status.FAILED, "not finite"),
+    ],
+)
+def test_points_with_labels_are_looked_at(tmp_path: Path, fault: str, name: str, status: Status, words: str) -> None:
+    data = {"kind": "own", "dataset": {"factory": "checked_parts:Points", "fault": fault}, "held_out": 0.1}
+    plain = _recipe(tmp_path, model="checked_parts:two_sides", loss="checked_parts:side_loss", data=data)
+    _, items = _checked(plain, steps=30)
+    assert items[name].status is status
+    assert words in items[name].found
+
+
 def test_texts_that_are_cut_are_told(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()

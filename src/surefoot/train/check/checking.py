@@ -52,6 +52,7 @@ def check(
         raise RecipeError("SUREFOOT=off is set in the environment, so nothing would be measured: unset it to check")
     world = parallel.start(recipe.device, recipe.parallel.timeout)
     report = Report(recipe.name, [], first=world.first)
+    say = tell if world.first else lambda words: None
     place = Place(recipe, world)
 
     def stands_still(words: str) -> None:
@@ -63,7 +64,7 @@ def check(
     whole = False
     try:
         with Watchdog(wishes.patience, stands_still) as dog, place as folder:
-            for item in _answers(recipe, wishes, world, folder, dog, tell):
+            for item in _answers(recipe, wishes, world, folder, dog, say):
                 report.items.append(item)
         whole = True
     finally:

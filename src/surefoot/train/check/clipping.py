@@ -10,7 +10,8 @@ from surefoot.train.check.rows import landed, settled
 from surefoot.train.recipe import Recipe
 
 _NAME = "clip threshold"
-_FEW = 10
+_FEW = 15
+"""Norms from which it can be told whether a threshold does well."""
 _TIMES = 2.5
 """Between 2 and 3 times the normal maximum."""
 _OFTEN, _FAR = 0.2, 10.0
@@ -20,7 +21,7 @@ _OFTEN, _FAR = 0.2, 10.0
 def answer(recipe: Recipe, run: Run) -> Item:
     """Two rules, from updates of the later half; then how the recipe's own threshold does."""
     norms = settled(landed(run, "norm"))
-    if len(norms) < _FEW // 2:
+    if len(norms) < _FEW // 3:
         return skipped(_NAME, f"{len(norms)} norms are too few", "Try more updates with --steps or --seconds.")
     top = normal_maximum(norms)
     by_top, by_spread = _round(_TIMES * top), _round(float(norms.mean() + 3 * norms.std()))
@@ -31,6 +32,8 @@ def answer(recipe: Recipe, run: Run) -> Item:
         what = "the recipe's threshold follows the norms" if own == "adaptive" else "the recipe clips nothing"
         words = what if policy == "protect" else f"nothing is clipped with protection.policy={policy}"
         return ok(_NAME, f"{measured}; {words}", **figures)
+    if len(norms) < _FEW:
+        return ok(_NAME, f"{measured}; it is too early to judge the recipe's {own:g}", **figures)
     share = float((norms > own).mean())
     figures["clipped_share"] = share
     better = f"protection.clip={by_top:g}"

@@ -33,7 +33,7 @@ def show(report: Report, console: Console) -> None:
     if bad:
         verdict = f"Not yet: {bad} of {len(report.items)} failed. The arrows say what to do."
     elif doubtful:
-        verdict = f"It can be trained; {doubtful} warnings are worth a look first."
+        verdict = f"It can be trained; {doubtful} warning{'s' * (doubtful > 1)} to look at first."
     else:
         verdict = "All is well: it can be trained."
     console.print(Text(f"\n{report.name}: {verdict}", style="bold"))

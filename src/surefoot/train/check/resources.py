@@ -72,7 +72,7 @@ def _speed(trial: Trial, run: Run, world: World) -> Item:
     wait = float(np.median(waits)) / each if len(waits) and each > 0 else 0.0
     tokens, samples = settled(landed(run, "tokens")), trial.facts.effective_batch
     figures: dict[str, float | None] = {"seconds_an_update": each, "data_wait": wait, "samples_per_s": samples / each}
-    found = f"{each:.3g} s an update, {samples / each:,.0f} samples/s"
+    found = f"{each:.3g} s an update, {samples / each:,.{0 if samples > 10 * each else 1}f} samples/s"
     if len(tokens):
         figures["tokens_per_s"] = float(np.median(tokens)) / each
         found += f", {figures['tokens_per_s']:,.0f} tokens/s"

@@ -40,7 +40,7 @@ def saved(run: Run, recipe: Recipe, folder: Path) -> Item:
     wrong = [str(event.get("detail")) for event in told if event.get("name") == "failed"]
     if wrong:
         return failed(SAVED, f"could not be written: {wrong[0]}", "Choose another run_dir, or make room on its disk.")
-    size = sum(file.stat().st_size for file in (folder / "checkpoints").rglob("*") if file.is_file())
+    size = max((_size(each) for each in (folder / "checkpoints").glob("*") if each.is_dir()), default=0)
     if not size:
         return failed(SAVED, "none was written", "Choose a run_dir on a disk that can be written to.")
     free = shutil.disk_usage(folder).free
@@ -51,10 +51,14 @@ def saved(run: Run, recipe: Recipe, folder: Path) -> Item:
     return ok(SAVED, found, bytes=size, free=free)
 
 
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
 def proven(whole: Trial, recipe: Recipe, world: World, folder: Path) -> Iterator[Item]:
     """Train up to the break in a folder of its own, go on with fresh parts, and compare; all processes do so."""
-    cut = min(CUT, whole.steps // 2)
-    if cut < 1:
+    cut = min(CUT, max(1, whole.steps // 4) if whole.cut else whole.steps // 2)
+    if 2 * cut > whole.steps or cut < 1:
         yield skipped(PROVEN, "too few updates to break off and go on")
         return
     before = attempt(recipe, world, folder, Bound(updates=cut))

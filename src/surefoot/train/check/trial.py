@@ -22,7 +22,7 @@ from surefoot.train.recipe import Recipe, RecipeError
 from surefoot.train.session import Given, attached
 
 _ASK_EVERY = 5
-"""Updates between two looks at the clock, which all processes take together."""
+"""Updates between two looks at the clock, where many processes take them together."""
 
 
 _WEIGHTS_EVERY = 10
@@ -89,9 +89,10 @@ class _Ear:
             guard.report(tokens=tokens)
         latest = guard.latest
         self._bound.tell(self._parts.step, None if latest is None else latest.loss)
-        if self._parts.step % _ASK_EVERY == 0 and self._bound.seconds != float("inf"):
-            over = time.monotonic() - self._began > self._bound.seconds
-            if parallel.total(self._parts.world, int(over)):
+        world, bound = self._parts.world, self._bound.seconds
+        if bound < float("inf") and (world.size == 1 or self._parts.step % _ASK_EVERY == 0):
+            over = time.monotonic() - self._began > bound
+            if parallel.total(world, int(over)):
                 raise Enough
 
     def evaluated(self, guard: Guard, step: int, loss: float | None) -> None:
