@@ -71,6 +71,13 @@ def test_evaluation_changes_nothing(tmp_path: Path) -> None:
     assert same(saved(tmp_path / "with"), saved(tmp_path / "without"))
 
 
+def test_what_loss_scaling_steps_over_is_told_as_refused_with_and_without_a_guard(tmp_path: Path, capsys: Told) -> None:
+    recipe = small(tmp_path, steps=6, precision={"compute": "float16", "first_scale": 1e30})
+    assert show(recipe, (), as_json=True) == exits.DONE
+    assert json.loads(capsys.readouterr().out)[0]["refused"] == 6
+    assert show(recipe, ("protection.policy=off",)) == exits.DONE
+
+
 @pytest.mark.parametrize("policy", ["off", "observe"])
 def test_a_run_that_is_not_protected_tells_how_it_goes_all_the_same(tmp_path: Path, capsys: Told, policy: str) -> None:
     recipe = small(tmp_path, protection={"policy": policy}, batch={"size": 4, "accumulate": 2})
@@ -80,6 +87,7 @@ def test_a_run_that_is_not_protected_tells_how_it_goes_all_the_same(tmp_path: Pa
     assert "step 8/12  loss" in told
     assert "step 12/12  loss" in told
     assert "tokens/s" in told
+    assert "nan" not in told
     assert "the mean of the last updates" in told
     assert not (tmp_path / "run" / "checkpoints").exists()
 
@@ -91,6 +99,9 @@ def test_a_sweep_trains_all_and_compares_them(tmp_path: Path, capsys: Told) -> N
     assert "1 of 2" in lines
     assert "2 of 2" in lines
     assert ["0.01" in line for line in lines[-2:]] == [True, False]  # the better one first
+    assert show(recipe, ("optimizer.lr=[0.001, 0.01]",)) == exits.DONE  # after a restart, say
+    again = capsys.readouterr().out.splitlines()
+    assert [line.split()[:4] for line in again[-2:]] == [line.split()[:4] for line in lines[-2:]]
 
 
 def test_for_a_program_there_is_one_list_on_standard_output(tmp_path: Path, capsys: Told) -> None:

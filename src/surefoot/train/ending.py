@@ -10,7 +10,19 @@ from surefoot import parallel
 from surefoot.journal.reader import read
 from surefoot.models import write
 from surefoot.parallel import World
+from surefoot.records import Verdict
 from surefoot.train.build import Parts
+
+MEAN_OF = 20
+"""Updates whose mean loss is told at the end."""
+
+
+def last_losses(run_dir: Path) -> tuple[float | None, float | None]:
+    """What a run that ended earlier came to: the mean loss of its last updates, and the last on held-out data."""
+    run = read(run_dir)
+    losses = run.scalars["loss"][run.scalars["verdict"] == Verdict.LANDED][-MEAN_OF:]
+    told = [event["values"]["eval_loss"] for event in run.events if "eval_loss" in event.get("values", {})]
+    return (float(losses.mean()) if len(losses) else None), (told[-1] if told else None)
 
 
 def shown(parts: Parts, run_dir: Path) -> dict[str, str]:

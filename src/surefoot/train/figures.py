@@ -21,6 +21,8 @@ class Figures:
     loss: float = NAN
     rate: float = NAN
     norm: float = NAN
+    measured: bool = True
+    """Whether anybody looked at the gradients; a norm that is NaN then says something."""
     tokens_per_s: float = NAN
     samples_per_s: float = NAN
     data_wait: float = NAN
@@ -62,6 +64,7 @@ class Figuring:
             loss=row.loss,
             rate=row.lr,
             norm=row.norm,
+            measured=not math.isnan(row.norm) or not math.isnan(row.nonfinite),
             tokens_per_s=self._over_time("tokens"),
             samples_per_s=self._over_time("samples"),
             data_wait=self._over_time("data_wait"),
@@ -91,7 +94,7 @@ def in_words(figures: Figures, total: int) -> dict[str, str]:
         ("left", figures.time_left, lambda x: f"{span(x)} left"),
     )
     for name, value, words in shown:
-        if name in ("loss", "norm") or (math.isfinite(value) and name not in told):
+        if name == "loss" or (name == "norm" and figures.measured) or (math.isfinite(value) and name not in told):
             told[name] = words(value)
     return told
 

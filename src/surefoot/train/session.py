@@ -17,7 +17,7 @@ from surefoot.train import exits, sinks
 from surefoot.train.again import check_again
 from surefoot.train.build import Parts, build, run_dir_of
 from surefoot.train.console import Console
-from surefoot.train.ending import shown
+from surefoot.train.ending import MEAN_OF, last_losses, shown
 from surefoot.train.figures import span
 from surefoot.train.loop import train
 from surefoot.train.recipe import Recipe, as_plain, policy_of, remarks
@@ -48,6 +48,8 @@ class Ended:
     why: str = ""
     """In words, when it did not end well."""
     step: int = 0
+    refused: int = 0
+    """Updates, of these, that changed nothing."""
     loss: float | None = None
     held_out: float | None = None
     seconds: float = 0.0
@@ -63,6 +65,7 @@ class Ended:
             "ended": exits.explain(self.code),
             "why": self.why,
             "step": self.step,
+            "refused": self.refused,
             "loss": self.loss,
             "held_out": self.held_out,
             "seconds": self.seconds,
@@ -87,6 +90,8 @@ def run(recipe: Recipe, given: Given) -> Ended:
             check_again(recipe, ended.run_dir)
             parts = build(recipe, world)
             parts.notes.extend([*odd, *remarks(recipe)])
+            if switched_off():
+                parts.notes.append("SUREFOOT=off in the environment: nothing watches, clips or saves this run.")
             with attached(parts, given) as guard:
                 building = False
                 _train(parts, guard, given, ended)
@@ -164,7 +169,9 @@ def _train(parts: Parts, guard: Guard, given: Given, ended: Ended) -> None:
         finally:
             places.close(ended.code)
             _sum_up(parts, guard, telling, ended)
-        if start < parts.total:
+        if start >= parts.total:
+            ended.loss, ended.held_out = last_losses(ended.run_dir)
+        else:
             ended.shown = shown(parts, ended.run_dir)
         console.end(_summary(ended))
 
@@ -188,13 +195,16 @@ def _facts(parts: Parts, run_dir: Path, start: int) -> dict[str, str]:
 
 def _sum_up(parts: Parts, guard: Guard, telling: Telling, ended: Ended) -> None:
     ended.step = parts.step
-    losses = guard.history[0]
-    ended.loss = sum(losses[-20:]) / len(losses[-20:]) if losses else None
+    if ended.code == exits.DONE:  # else the guard has not read all
+        ended.refused = max(0, parts.step - guard.step)
+    losses = guard.history[0][-MEAN_OF:]
+    ended.loss = sum(losses) / len(losses) if losses else None
     ended.held_out = telling.evaluations[-1][1] if telling.evaluations else None
 
 
 def _summary(ended: Ended) -> Mapping[str, Any]:
-    told: dict[str, Any] = {"done": f"{ended.step:,} updates"}
+    refused = f", {ended.refused:,} of them refused" if ended.refused else ""
+    told: dict[str, Any] = {"done": f"{ended.step:,} updates{refused}"}
     if ended.loss is not None:
         told["loss"] = f"{ended.loss:.4f}, the mean of the last updates"
     if ended.held_out is not None:
