@@ -25,7 +25,10 @@ def make_schedule(optimizer: Optimizer, spec: Schedule, total: int) -> LambdaLR:
     """
     peaks = [float(group["lr"]) for group in optimizer.param_groups]
     check(spec, max(peaks), total)
-    return LambdaLR(optimizer, [_factor(spec, peak, total) for peak in peaks])
+    schedule = LambdaLR(optimizer, [_factor(spec, peak, total) for peak in peaks])
+    # Loss scaling may step over the first update, which torch would take for a mistake in the loop and warn of.
+    setattr(optimizer, "_opt_called", True)
+    return schedule
 
 
 def rates(spec: Schedule, base: float, total: int) -> list[float]:
