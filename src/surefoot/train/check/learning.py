@@ -87,6 +87,6 @@ def _rate(trial: Trial, run: Run, *, learns: bool) -> Item:
         make = warning if learns and ratio <= _WILD else failed
         return make(name, f"{reached:.3g} is very high{moved}, and 0.001 is usual", _CALMER, **figures)
     if reached < 0.99 * peak:
-        way = "To try the peak too, check with a short warmup: schedule.warmup=20."
+        way = "To try the peak too, check with a short warmup (schedule.warmup=20), or for longer (--steps, --seconds)."
         return skipped(name, f"only up to {reached:.3g} of {peak:.3g}, the warmup is longer{moved}", way, **figures)
     return ok(name, f"{peak:.3g} was reached{moved}", **figures)
