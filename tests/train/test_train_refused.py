@@ -42,6 +42,7 @@ def refused(capsys: pytest.CaptureFixture[str], recipe: str, overrides: Sequence
         (["loss=no_such_module:loss"], "no_such_module"),
         (["optimizer.name=adamm"], "did you mean adam"),
         (["schedule.warmup=400"], "schedule.warmup"),
+        (["loss=own_parts:failing"], "own_parts:failing cannot be called with (model, batch)"),
         (["loss=own_parts:no_loss"], "loss.factory: own_parts:no_loss gave a str; a loss is a tensor with one number"),
         (["loss=own_parts:loss_and_logits"], "gave a count that is a Tensor"),
     ],

@@ -14,8 +14,8 @@ import surefoot
 from surefoot.cli.train import show
 from surefoot.train import exits
 
-FLOAT32, HALF = 2e-5, 2e-2
-"""How far losses may lie apart, as a share: sums in another order; 8 or 11 bits of precision."""
+FLOAT32, FLOAT16, BFLOAT16 = 1e-5, 1e-4, 1e-3
+"""How far losses may lie apart, as a share: sums in another order; 11 and 8 bits of precision."""
 
 
 def losses(folder: Path, **sections: Any) -> np.ndarray:
@@ -44,7 +44,7 @@ def test_micro_batches_of_different_lengths_make_the_update_of_one_batch(tmp_pat
 
 def test_float16_with_scaling_and_accumulation_has_nearly_the_same_losses(tmp_path: Path, plain: np.ndarray) -> None:
     found = losses(tmp_path, batch={"size": 2, "accumulate": 4}, precision={"compute": "float16"})
-    np.testing.assert_allclose(found, plain, rtol=HALF)
+    np.testing.assert_allclose(found, plain, rtol=FLOAT16)
 
 
 @pytest.mark.parametrize("how", ["data", "zero1", "zero2", "zero3"])
@@ -52,9 +52,11 @@ def test_two_processes_have_the_losses_of_one(told: dict[str, Any], plain: np.nd
     np.testing.assert_allclose(told[how]["losses"], plain, rtol=FLOAT32)
 
 
-@pytest.mark.parametrize("how", ["data float16", "zero3 bfloat16"])
-def test_two_processes_in_half_precision_nearly_so(told: dict[str, Any], plain: np.ndarray, how: str) -> None:
-    np.testing.assert_allclose(told[how]["losses"], plain, rtol=HALF)
+@pytest.mark.parametrize(("how", "apart"), [("data float16", FLOAT16), ("zero3 bfloat16", BFLOAT16)])
+def test_two_processes_in_half_precision_nearly_so(
+    told: dict[str, Any], plain: np.ndarray, how: str, apart: float
+) -> None:
+    np.testing.assert_allclose(told[how]["losses"], plain, rtol=apart)
 
 
 def test_when_one_of_two_is_killed_both_are_started_again_and_end_with_the_same_bits(told: dict[str, Any]) -> None:

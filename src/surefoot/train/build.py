@@ -16,7 +16,7 @@ from surefoot import parallel
 from surefoot.data.corpus import Opened, check_vocab, open_data
 from surefoot.parallel import World
 from surefoot.train import speed
-from surefoot.train.factories import find, make
+from surefoot.train.factories import find, make, takes_two
 from surefoot.train.making import check_model, make_model
 from surefoot.train.optimizers import make_optimizers, scaled_rate
 from surefoot.train.precision import Precision
@@ -140,11 +140,15 @@ def _data(recipe: Recipe, world: World) -> Opened:
 
 
 def _loss(recipe: Recipe) -> Loss:
-    if not recipe.loss.arguments:
-        return find("loss.factory", recipe.loss.factory)
-    loss: Any = make("loss", recipe.loss)
-    if not callable(loss):
-        raise RecipeError(f"loss.factory: {recipe.loss.factory} made a {type(loss).__name__}, which cannot be called")
+    """The function itself, or what it makes of the arguments that are given."""
+    wanted = recipe.loss
+    loss: Any = make("loss", wanted) if wanted.arguments else find("loss.factory", wanted.factory)
+    if not takes_two(loss):
+        what = f"{wanted.factory} made a {type(loss).__name__} that" if wanted.arguments else wanted.factory
+        raise RecipeError(
+            f"loss.factory: {what} cannot be called with (model, batch). Name a function that can, or one that makes "
+            "such a function of arguments that stand beside it"
+        )
     return loss
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import traceback
@@ -54,6 +55,19 @@ def make(where: str, made: Made) -> Any:
         if out_of_memory(error):
             raise
         raise RecipeError(f"{where}: {made.factory} cannot make it: {_told(error)}") from error
+
+
+def takes_two(function: object) -> bool:
+    """Whether it can be called with two things; True where that cannot be known."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # some things of C tell nothing about themselves
+    return True
 
 
 def _told(error: Exception) -> str:

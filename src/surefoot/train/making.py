@@ -26,7 +26,13 @@ def check_model(recipe: Recipe, world: World) -> None:
 
 def make_model(recipe: Recipe) -> nn.Module:
     """The model, with its first weights, in the memory of this process."""
-    return _checked(make("model", recipe.model), recipe)
+    model = _checked(make("model", recipe.model), recipe)
+    if any(each.is_meta for each in (*model.parameters(), *model.buffers())):
+        raise RecipeError(
+            f"model.factory: {recipe.model.factory} made a model without numbers (device meta). Does it keep tensors "
+            "from one call to the next? It is called twice, at first to see how large the model is."
+        )
+    return model
 
 
 def _checked(model: object, recipe: Recipe) -> nn.Module:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import nn
 
@@ -16,8 +18,9 @@ _MOMENTS = {"sgd": 1, "lars": 1, "adagrad": 1, "rmsprop": 1}
 def bytes_needed(model: nn.Module, recipe: Recipe, world: World) -> int:
     """Bytes for weights, gradients and moments on one process; activations come on top."""
     weights = sum(4 * p.numel() for p in model.parameters())
-    held = {"weights": weights, "gradients": weights}
-    held["moments"] = weights * _MOMENTS.get(recipe.optimizer.name.lower(), 2)
+    trained = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
+    held = {"weights": weights, "gradients": trained}
+    held["moments"] = trained * _MOMENTS.get(recipe.optimizer.name.lower(), 2)
     shared = {"zero1": ("moments",), "zero2": ("moments", "gradients"), "zero3": tuple(held)}
     for part in shared.get(recipe.parallel.how, ()):
         held[part] //= world.size
@@ -37,7 +40,7 @@ def check_room(model: nn.Module, recipe: Recipe, world: World) -> None:
     """Refuse a model whose training cannot fit, whatever the batch."""
     needed, free = bytes_needed(model, recipe, world), free_memory(world.device)
     if world.device.type == "cpu":
-        free //= max(1, world.size)
+        free //= max(1, int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))  # those on this machine share it
     if needed > free:
         where = "the GPU" if world.device.type == "cuda" else "this machine"
         more = "a larger GPU, or more of them with parallel.how=zero3" if world.device.type == "cuda" else "a GPU"
