@@ -125,3 +125,16 @@ def reads_numbers() -> nn.Module:
 
 def nothing() -> TensorDataset:
     return points(0)
+
+
+class Holes(TensorDataset):
+    """Some samples cannot be read."""
+
+    def __init__(self, holes: int) -> None:
+        super().__init__(*points().tensors)
+        self._holes = holes
+
+    def __getitem__(self, index: int) -> Any:
+        if index % 10 == 0 and index < 10 * self._holes:
+            raise OSError(f"disk sector {index} is gone")
+        return super().__getitem__(index)

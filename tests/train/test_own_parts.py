@@ -47,3 +47,19 @@ def test_a_mean_and_a_sum_with_its_count_train_alike_however_they_are_accumulate
     assert len(mean) == 22  # 86 samples, 8 an update, twice
     np.testing.assert_allclose(mean, summed, rtol=1e-5)
     np.testing.assert_allclose(parts, whole, rtol=1e-4)  # 86 samples end with a group of 3 and 2
+
+
+@pytest.mark.parametrize(("allowed", "code"), [(4, exits.DONE), (3, exits.FAILED)])
+def test_samples_that_cannot_be_read_are_named_and_too_many_of_them_end_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], allowed: int, code: int
+) -> None:
+    data = {"kind": "own", "dataset": {"factory": "own_parts:Holes", "holes": 4}, "held_out": 0, "bad_samples": allowed}
+    recipe = small(tmp_path, data=data, model="own_parts:classifier", loss="own_parts:mean_loss")
+    assert show(recipe, ()) == code
+    told, errors = capsys.readouterr()
+    assert "a sample is passed over, as it cannot be read: sample 10: OSError: disk sector 10 is gone" in told
+    assert "Traceback" not in errors
+    if code == exits.DONE:
+        assert "4 samples, which were passed over" in told
+    else:
+        assert "4 samples could not be read, and data.bad_samples allows 3" in errors

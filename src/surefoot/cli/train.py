@@ -14,7 +14,7 @@ from surefoot.train import exits
 from surefoot.train.recipe import RecipeError, load
 
 if TYPE_CHECKING:
-    from surefoot.train.session import Ended
+    from surefoot.train.ended import Ended
 
 _AFTER_THE_FIRST = 3.0
 """Seconds."""

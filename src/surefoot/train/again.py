@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from surefoot.act.stop import TrainingStopped
+from surefoot.journal.lock import WriterLock
 from surefoot.train import exits
 from surefoot.train.recipe import Recipe, RecipeError, differences
 
@@ -51,6 +52,12 @@ def check_again(recipe: Recipe, run_dir: Path) -> None:
             f"{run_dir} holds a run of another recipe: {told}{more}. To go on with that run, set them back; to "
             "begin a new one, choose another folder with run_dir=..."
         )
+
+
+def check_free(run_dir: Path) -> None:
+    """Refuse a folder that another process writes to, before anything long has begun; `attach` then takes it."""
+    if run_dir.is_dir():
+        WriterLock(run_dir).acquire().release()
 
 
 def _before(run_dir: Path) -> dict[str, object] | None:

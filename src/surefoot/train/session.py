@@ -5,20 +5,19 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from surefoot import parallel
+from surefoot.data.problem import DataError
 from surefoot.edge import switched_off
 from surefoot.guard import Guard, attach
 from surefoot.train import exits, sinks
-from surefoot.train.again import check_again
+from surefoot.train.again import check_again, check_free
 from surefoot.train.build import Parts, build, run_dir_of
 from surefoot.train.console import Console
+from surefoot.train.ended import Ended
 from surefoot.train.ending import MEAN_OF, last_losses, shown
-from surefoot.train.figures import span
 from surefoot.train.loop import train
 from surefoot.train.recipe import Recipe, as_plain, policy_of, remarks
 from surefoot.train.record import recorded
@@ -38,45 +37,6 @@ class Given:
     """Standard output is for a program: words go to standard error."""
 
 
-@dataclass(slots=True)
-class Ended:
-    """What came of a run."""
-
-    name: str
-    run_dir: Path
-    code: int = exits.FAILED
-    why: str = ""
-    """In words, when it did not end well."""
-    step: int = 0
-    refused: int = 0
-    """Updates, of these, that changed nothing."""
-    loss: float | None = None
-    held_out: float | None = None
-    seconds: float = 0.0
-    first: bool = True
-    """Whether this process speaks for all."""
-    shown: dict[str, str] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "run_dir": str(self.run_dir),
-            "code": self.code,
-            "ended": exits.explain(self.code),
-            "why": self.why,
-            "step": self.step,
-            "refused": self.refused,
-            "loss": self.loss,
-            "held_out": self.held_out,
-            "seconds": self.seconds,
-        }
-
-    def as_row(self) -> tuple[str, ...]:
-        """For a table of several runs."""
-        losses = ("-" if loss is None else f"{loss:.4f}" for loss in (self.loss, self.held_out))
-        return self.name, f"{self.step:,}", *losses, span(self.seconds), self.why or exits.explain(self.code)
-
-
 def run(recipe: Recipe, given: Given) -> Ended:
     """Train a recipe to its end; whatever happens comes back as a number and words."""
     ended = Ended(recipe.name, run_dir_of(recipe))
@@ -88,6 +48,8 @@ def run(recipe: Recipe, given: Given) -> Ended:
             ended.first = world.first
             odd = parallel.same_everywhere(world)
             check_again(recipe, ended.run_dir)
+            if world.first and recipe.protection.policy != "off":
+                check_free(ended.run_dir)
             parts = build(recipe, world)
             parts.notes.extend([*odd, *remarks(recipe)])
             if switched_off():
@@ -99,7 +61,7 @@ def run(recipe: Recipe, given: Given) -> Ended:
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         ended.code, lost = exits.code_for(error, building=building), exits.lost_another(error)
         ended.why = exits.words_for(error)
-        if ended.code == exits.FAILED and not exits.out_of_memory(error):
+        if ended.code == exits.FAILED and not isinstance(error, DataError) and not exits.out_of_memory(error):
             traceback.print_exc()  # an error of the model's or the data's code: this says more than we could
     finally:
         ended.seconds = time.monotonic() - began
@@ -150,7 +112,8 @@ def _train(parts: Parts, guard: Guard, given: Given, ended: Ended) -> None:
     )
     paper = Paper(sys.stderr) if given.quiet else None
     with Console(recipe, world.first, parts.total, rank=world.rank, paper=paper) as console:
-        telling = Telling(console, places, parts.total)
+        telling = Telling(console, places, parts.total, data=parts.data)
+        unreadable = len(parts.data.bad)
         telling.listen(guard)
         console.begin(_facts(parts, ended.run_dir, start))
         for note in parts.notes:
@@ -165,6 +128,7 @@ def _train(parts: Parts, guard: Guard, given: Given, ended: Ended) -> None:
                 train(parts, guard, telling)
             guard.close()
             telling.follow(guard)
+            ended.unreadable = unreadable + parallel.total(world, len(parts.data.bad) - unreadable)
             ended.code = exits.DONE
         finally:
             places.close(ended.code)
@@ -173,7 +137,7 @@ def _train(parts: Parts, guard: Guard, given: Given, ended: Ended) -> None:
             ended.loss, ended.held_out = last_losses(ended.run_dir)
         else:
             ended.shown = shown(parts, ended.run_dir)
-        console.end(_summary(ended))
+        console.end(ended.summary())
 
 
 def _facts(parts: Parts, run_dir: Path, start: int) -> dict[str, str]:
@@ -200,13 +164,3 @@ def _sum_up(parts: Parts, guard: Guard, telling: Telling, ended: Ended) -> None:
     losses = guard.history[0][-MEAN_OF:]
     ended.loss = sum(losses) / len(losses) if losses else None
     ended.held_out = telling.evaluations[-1][1] if telling.evaluations else None
-
-
-def _summary(ended: Ended) -> Mapping[str, Any]:
-    refused = f", {ended.refused:,} of them refused" if ended.refused else ""
-    told: dict[str, Any] = {"done": f"{ended.step:,} updates{refused}"}
-    if ended.loss is not None:
-        told["loss"] = f"{ended.loss:.4f}, the mean of the last updates"
-    if ended.held_out is not None:
-        told["held out"] = f"{ended.held_out:.4f}"
-    return told | ended.shown

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from surefoot.data.corpus import Opened
 from surefoot.guard import Guard
 from surefoot.train.console import Console
 from surefoot.train.sinks import Sinks
+
+_NAMED = 5
+"""Samples that cannot be read that are told one by one."""
 
 
 class Listener(Protocol):
@@ -22,8 +26,9 @@ class Listener(Protocol):
 class Telling:
     """Passes on what happened; it knows nothing of how a run is trained."""
 
-    def __init__(self, console: Console, sinks: Sinks, total: int) -> None:
-        self._console, self._sinks, self._total = console, sinks, total
+    def __init__(self, console: Console, sinks: Sinks, total: int, *, data: Opened | None = None) -> None:
+        self._console, self._sinks, self._total, self._data = console, sinks, total, data
+        self._passed_over = 0
         self.evaluations: list[tuple[int, float]] = []
 
     def listen(self, guard: Guard) -> None:
@@ -38,6 +43,7 @@ class Telling:
         else:
             guard.report(total_steps=self._total, tokens=tokens)
         self.follow(guard)
+        self._name_unreadable()
 
     def follow(self, guard: Guard) -> None:
         """Pass on the numbers that were read last; once more when the guard is closed, as it reads the rest then."""
@@ -53,3 +59,10 @@ class Telling:
         guard.report(eval_loss=loss)
         self._console.evaluated(step, loss)
         self._sinks.scalars(step, {"eval/loss": loss})
+
+    def _name_unreadable(self) -> None:
+        """Those that turned up since the last time; how many there were in all is told at the end."""
+        bad = [] if self._data is None else self._data.bad
+        for one in bad[self._passed_over : _NAMED]:
+            self._console.say(f"  note: a sample is passed over, as it cannot be read: {one}")
+        self._passed_over = len(bad)
