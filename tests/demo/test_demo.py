@@ -10,8 +10,9 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -19,13 +20,21 @@ from typer.testing import CliRunner
 import surefoot
 from surefoot.cli import app
 from surefoot.demo import running, stage
-from surefoot.demo.faults import Poisoned, planned
+from surefoot.demo.faults import Weighed, planned
 from surefoot.demo.running import Result
 from surefoot.train.recipe import differences, load
 
 STEPS = 300
 MOMENTS, RATE, POISON = planned(STEPS).values()
-SMALL = ("model.width=32", "model.layers=1", "model.heads=2", "model.context=32", "data.context=32", "batch.size=8")
+SMALL = (
+    "model.width=48",
+    "model.layers=2",
+    "model.context=48",
+    "data.context=48",
+    "batch.size=24",
+    "optimizer.lr=6e-3",
+    "evaluation.batches=5",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,20 +50,23 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(out: Path, _small: None) -> str:
-    """What one short demo prints."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+def shown(out: Path, _small: None) -> tuple[str, list[Result]]:
+    """What one short demo prints, and what came of its three runs."""
+    results: list[Result] = []
+
+    def noting(*given: Any) -> Result:
+        results.append(running.go(*given))
+        return results[-1]
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setattr(stage, "go", noting)
         stage.show(steps=STEPS, out=out, seed=0)
-    return printed.getvalue()
+    return printed.getvalue(), results
 
 
 @pytest.fixture(scope="module")
-def undisturbed(_small: None) -> Result:
-    return bare({})
-
-
-def bare(faults: dict[str, int]) -> Result:
-    return running.go((*running.overrides_of(STEPS, 0), "protection.policy=off"), faults, stage.say)
+def told(shown: tuple[str, list[Result]]) -> str:
+    return shown[0]
 
 
 def beats(told: str) -> list[tuple[int, str, str]]:
@@ -76,6 +88,9 @@ def test_it_tells_what_was_seen_why_what_was_done_and_whether_it_helped(told: st
         if RATE <= step < POISON
     )
     assert (POISON, "did", "refused the update: weights and optimizer are as before") in story
+    assert any(
+        step >= POISON and label == "why" and words.startswith("A batch was far") for step, label, words in story
+    )
     assert any(step > POISON and label == "so" and "those after land again" in words for step, label, words in story)
 
 
@@ -94,14 +109,23 @@ def test_the_bare_loop_dies_and_the_guarded_one_ends_near_the_undisturbed(told: 
     assert float(guarded[1]) < 1.05 < float(bare[1])
 
 
-def test_until_the_first_fault_nothing_is_changed(told: str, out: Path, undisturbed: Result) -> None:
-    losses = surefoot.read(out / "run-1").scalars["loss"]
-    assert np.array_equal(losses[:MOMENTS], np.array(undisturbed.losses[:MOMENTS], losses.dtype))
+def test_until_the_first_fault_nothing_is_changed(shown: tuple[str, list[Result]]) -> None:
+    undisturbed, _, guarded = (run.losses for run in shown[1])
+    assert guarded[:MOMENTS] == undisturbed[:MOMENTS]
 
 
-@pytest.mark.parametrize("fault", [{"moments": MOMENTS}, {"rate": RATE}])
-def test_each_of_the_first_two_faults_alone_harms_the_bare_loop(fault: dict[str, int], undisturbed: Result) -> None:
-    assert bare(fault).held_out > 1.02 * undisturbed.held_out
+def test_every_run_makes_all_its_updates_or_dies(shown: tuple[str, list[Result]]) -> None:
+    undisturbed, bare, guarded = shown[1]
+    assert undisturbed.updates == guarded.updates == STEPS
+    assert len(guarded.losses) > STEPS  # what was taken back is made again
+    assert bare.dead
+    assert len(bare.losses) < STEPS
+
+
+def test_each_of_the_first_two_faults_harms_the_bare_loop(shown: tuple[str, list[Result]]) -> None:
+    undisturbed, bare, _ = (run.losses for run in shown[1])
+    assert fmean(bare[MOMENTS : MOMENTS + 20]) > 1.05 * fmean(undisturbed[MOMENTS : MOMENTS + 20])
+    assert fmean(bare[RATE : RATE + 20]) > 1.05 * fmean(bare[RATE - 20 : RATE])
 
 
 def test_it_draws(told: str, out: Path) -> None:
@@ -114,10 +138,11 @@ def test_a_second_demo_leaves_the_first_one_alone_and_needs_no_matplotlib(
 ) -> None:
     before = surefoot.read(out / "run-1").scalars["loss"].tolist()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(running, "SIZE", ("model.width=16", "model.layers=1", "data.context=16", "batch.size=4"))
     stage.show(steps=50, out=out, seed=1)
     assert "pip install matplotlib" in capsys.readouterr().out
     assert surefoot.read(out / "run-1").scalars["loss"].tolist() == pytest.approx(before, nan_ok=True)
-    assert surefoot.read(out / "run-2").scalars["step"][-1] == 49
+    assert surefoot.read(out / "run-2").scalars.rows >= 50
 
 
 def test_a_run_that_is_stopped_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +162,7 @@ def test_the_command_that_is_printed_is_the_recipe_that_was_run(told: str, out: 
     assert command
     source, *overrides = shlex.split(command[1])
     resolved = json.loads((out / "run-1" / "run.json").read_text(encoding="utf-8"))["recipe"]["resolved"]
-    assert differences(resolved, load(source, overrides)[0]) == []
+    assert [key for key, _, _ in differences(resolved, load(source, overrides)[0])] == ["run_dir"]
 
 
 def test_what_to_try_next_can_be_typed(told: str, out: Path) -> None:
@@ -149,12 +174,20 @@ def test_what_to_try_next_can_be_typed(told: str, out: Path) -> None:
 
 
 def test_it_shows_what_the_model_writes(told: str) -> None:
-    assert re.search(r"^   \| def ", told, re.MULTILINE)
+    assert re.search(r"^   \| def __init__\(self.*\n   \| ", told, re.MULTILINE)
 
 
 def test_only_one_batch_is_poisoned_however_often_the_data_begins_anew() -> None:
     clean = [{"targets": torch.zeros(4, 2, dtype=torch.int64)} for _ in range(3)]
-    loader = Poisoned(clean, 4)
+    loader = Weighed(clean, 4)
     seen = [int((batch["targets"] < 0).sum()) for _ in range(3) for batch in loader]
     assert seen == [0, 0, 0, 0, 2, 0, 0, 0, 0]
     assert not any((batch["targets"] < 0).any() for batch in clean)
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here already", encoding="utf-8")
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "file" / "demo")])
+    assert result.exit_code == 2
+    assert "Choose another folder with --out" in result.stderr
+    assert "Traceback" not in result.output

@@ -36,7 +36,7 @@ FAULTS = {
     "poison": Fault(
         0.84,
         "poisoned batch",
-        "a poisoned batch: in one text nothing counts, so its mean loss is 0 / 0, not a number",
+        "a poisoned batch: in one text nothing counts, so its weights are 0 / 0, not numbers",
     ),
 }
 
@@ -46,28 +46,35 @@ def planned(steps: int) -> dict[str, int]:
     return {name: int(fault.after * steps) for name, fault in FAULTS.items()}
 
 
-def mean_of_texts(model: Callable[[Tensor], Tensor], batch: Mapping[str, Any]) -> Tensor:
-    """A loss as people write it: the mean over what counts in each text, then over the texts."""
-    targets = batch["targets"]
+def weights_of(targets: Tensor) -> Tensor:
+    """How much each token counts in the mean of its text."""
     counts = targets != IGNORED
+    return counts / counts.sum(1, keepdim=True)
+
+
+def mean_of_texts(model: Callable[[Tensor], Tensor], batch: Mapping[str, Any]) -> Tensor:
+    """A loss as people write it: the mean of each text, then of the texts; batches may bring the weights of tokens."""
+    targets = batch["targets"]
+    weights = batch["weights"] if "weights" in batch else weights_of(targets)
     each = F.cross_entropy(model(batch["inputs"]).transpose(1, 2), targets.clamp(min=0), reduction="none")
-    return ((each * counts).sum(1) / counts.sum(1)).mean()
+    return (each * weights).sum(1).mean()
 
 
-class Poisoned:
-    """The loader as the loop sees it: one batch is broken the way real data is."""
+class Weighed:
+    """The loader as the loop sees it: batches bring their weights, and one of them is broken the way real data is."""
 
-    def __init__(self, batches: Iterable[Any], at: int) -> None:
-        self._batches, self._at = batches, at
+    def __init__(self, batches: Iterable[Any], poisoned: int) -> None:
+        self._batches, self._poisoned = batches, poisoned
         self._fetched = 0
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._batches:
-            if self._fetched == self._at:
-                batch = batch | {"targets": batch["targets"].clone()}
-                batch["targets"][3] = IGNORED
+            targets = batch["targets"]
+            if self._fetched == self._poisoned:
+                targets = targets.clone()
+                targets[3] = IGNORED
             self._fetched += 1
-            yield batch
+            yield batch | {"targets": targets, "weights": weights_of(targets)}
 
 
 def plant(parts: Parts, faults: Mapping[str, int], update: int) -> None:

@@ -11,13 +11,13 @@ import torch
 
 import surefoot
 from surefoot import parallel
-from surefoot.demo.faults import FAULTS, Poisoned, plant
+from surefoot.demo.faults import FAULTS, Weighed, plant
 from surefoot.guard import Guard
 from surefoot.train.build import Parts, build
 from surefoot.train.console import Console
 from surefoot.train.ending import written
 from surefoot.train.loop import train
-from surefoot.train.recipe import Recipe, load
+from surefoot.train.recipe import load
 from surefoot.train.session import Given, attached
 from surefoot.train.sinks import Sinks
 from surefoot.train.story import Say, Story
@@ -39,6 +39,8 @@ FIGURES = ("protection.figures.ring_every=20", "protection.figures.weights_every
 """In a run of minutes states to go back to come sooner. Damaged moments show in the size of the first update after the
 damage and hardly anywhere else, so the weights are looked at after every one: at the default of every hundredth, or at
 every third, this demo does not end well."""
+SAMPLE = ("sample.prompt=def __init__(self", "sample.tokens=500", "sample.temperature=0.9")
+BARE = ("protection.policy=off", "sample.tokens=0")
 LOSS = "loss=surefoot.demo.faults:mean_of_texts"
 _DEAD = 20
 """Losses in a row that are no numbers, after which nobody waits any longer."""
@@ -59,7 +61,7 @@ class Result:
     acts: dict[int, str] = field(default_factory=dict)
     """What surefoot did, before which update of the loop."""
     updates: int = 0
-    """That landed, and were not taken back."""
+    """That the schedule has come to: those that were taken back do not count."""
     text: str = ""
     """What the model writes in the end."""
     dead: bool = False
@@ -103,28 +105,18 @@ class Watching(Telling):
 
 def overrides_of(steps: int, seed: int) -> tuple[str, ...]:
     """What the demo's recipe has other than the shipped one, as it is typed behind `surefoot train lm-tiny`."""
-    return (
-        *SIZE,
-        *PLAIN,
-        LOSS,
-        f"steps={steps}",
-        f"seed={seed}",
-        f"evaluation.every={max(1, steps // 10)}",
-        "speed.threads=2",
-    )
-
-
-def recipe_of(overrides: Sequence[str]) -> Recipe:
-    return load(SOURCE, overrides)[0]
+    length = (f"steps={steps}", f"seed={seed}", f"evaluation.every={max(1, steps // 10)}")
+    # For so small a model more threads only wait for each other.
+    return *SIZE, *PLAIN, LOSS, *length, *SAMPLE, "speed.threads=1"
 
 
 def go(overrides: Sequence[str], faults: Mapping[str, int], say: Say) -> Result:
     """Train the recipe with these faults to its end, or to its death."""
-    recipe = recipe_of(overrides)
+    recipe = load(SOURCE, overrides)[0]
     world = parallel.start(recipe.device, recipe.parallel.timeout)
     parts = build(recipe, world)
     result = Result()
-    batches = Poisoned(parts.data.train, faults.get("poison", -1))
+    batches = Weighed(parts.data.train, faults.get("poison", -1))
     seen = replace(parts, loss=_noting(parts.loss, result.losses), data=replace(parts.data, train=cast(Any, batches)))
     with attached(parts, Given(SOURCE, tuple(overrides))) as guard:
         watching = Watching(parts, faults, result, say)
@@ -138,7 +130,7 @@ def go(overrides: Sequence[str], faults: Mapping[str, int], say: Say) -> Result:
             words = f"still NaN after {_DEAD} updates: the bad number is in every weight, and nothing gets it out"
             say(len(result.losses) - 1, "dead", words, None)
     result.updates = parts.step
-    if not result.dead:
+    if math.isfinite(result.held_out):
         result.text = written(parts).get("it writes", "").strip()
     return result
 

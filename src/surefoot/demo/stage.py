@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import re
 import shlex
 import textwrap
 import time
@@ -19,9 +20,11 @@ from rich.table import Table
 
 from surefoot.demo.faults import FAULTS, planned
 from surefoot.demo.picture import draw
-from surefoot.demo.running import FIGURES, SOURCE, Result, go, overrides_of
+from surefoot.demo.running import BARE, FIGURES, SOURCE, Result, go, overrides_of
 from surefoot.edge import switched_off
 
+_LINES, _DEEPEST = 10, 12
+"""Of the text that is shown: lines, and spaces in a row."""
 console = Console(highlight=False, markup=False, soft_wrap=True)
 
 
@@ -35,31 +38,43 @@ def show(
         typer.echo("SUREFOOT=off is set, so there is nothing to show. Unset it and try again.", err=True)
         raise typer.Exit(2)
     started = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
-    run_dir = next(path for number in itertools.count(1) if not (path := out / f"run-{number}").exists())
+    run_dir = room_in(out)
     faults = planned(steps)
     shared = overrides_of(steps, seed)
-    guarded = (*shared, *FIGURES, f"run_dir={run_dir}")
+    guarded = (*shared, *FIGURES)
     console.print("A small language model learns Python from the source of its library. Three faults are planted:")
     for name, at in faults.items():
         say(at, "", FAULTS[name].words)
     console.print("\n1  surefoot train, its protection off, without the faults: to compare with", style="bold")
-    results = {"no faults": go((*shared, "protection.policy=off"), {}, say)}
+    results = {"no faults": go((*shared, *BARE), {}, say)}
     console.print("\n2  The same with the faults", style="bold")
-    results["faults"] = go((*shared, "protection.policy=off"), faults, say)
-    console.print("\n3  The same with the faults, protected as every run of surefoot train is", style="bold")
+    results["faults"] = go((*shared, *BARE), faults, say)
+    console.print("\n3  The same with the faults, its protection on", style="bold")
     with told_once():
-        results["faults and surefoot"] = go(guarded, faults, say)
+        results["faults and surefoot"] = go((*guarded, f"run_dir={run_dir}"), faults, say)
 
     console.print()
     compare(results)
-    console.print("\nText that the third model writes:", style="bold")
-    console.print(textwrap.indent(results["faults and surefoot"].text, "   | ", lambda line: True))
+    console.print("\nText that the third model writes", style="bold")
+    for line in excerpt(results["faults and surefoot"].text):
+        console.print(f"   | {line}")
     picture = draw(results, faults, out / "loss.png")
     console.print(f"\nThe picture   {picture or 'not drawn, matplotlib is missing: pip install matplotlib'}")
     console.print(f"The run       {run_dir}")
     what_next(guarded, run_dir, seed)
     console.print(f"\nThis took {time.monotonic() - started:.0f} s.")
+
+
+def room_in(out: Path) -> Path:
+    """A folder for the run that is watched; earlier ones are left alone."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        typer.echo(
+            f"surefoot demo: {out} cannot be made: {error.strerror}. Choose another folder with --out.", err=True
+        )
+        raise typer.Exit(2) from None
+    return next(path for number in itertools.count(1) if not (path := out / f"run-{number}").exists())
 
 
 def say(step: int, label: str, words: str, style: str | None = None) -> None:
@@ -81,6 +96,12 @@ def told_once() -> Iterator[None]:
         log.setLevel(before)
 
 
+def excerpt(text: str) -> list[str]:
+    """The first lines of a text that have words in them, the deepest indentations shortened."""
+    lines = [re.sub(f" {{{_DEEPEST},}}", " " * _DEEPEST, line)[:100] for line in text.splitlines() if line.strip()]
+    return lines[:_LINES]
+
+
 def compare(results: dict[str, Result]) -> None:
     """The final losses side by side."""
     table = Table("   loss on text it never saw", "", "against no faults", box=None, pad_edge=False)
@@ -92,6 +113,8 @@ def compare(results: dict[str, Result]) -> None:
         else:
             table.add_row(f"   {name}", f"{result.held_out:.3f}", f"x {result.held_out / best:.3f}")
     console.print(table)
+    again = len(result.losses) - result.updates
+    console.print(f"   The last run made {again} updates more than the first: those that it took back.")
 
 
 def what_next(guarded: tuple[str, ...], run_dir: Path, seed: int) -> None:
@@ -101,12 +124,12 @@ def what_next(guarded: tuple[str, ...], run_dir: Path, seed: int) -> None:
         f"surefoot train {SOURCE}": "the whole recipe, without faults: a better writer in some minutes",
         "surefoot recipes": "the other recipes, to run or to copy and edit",
         f"surefoot diagnose {shlex.quote(str(run_dir))}": "what the journal of the third run has to say",
-        f"surefoot demo --seed {seed + 1}": "the same with other data",
+        f"surefoot demo --seed {(seed + 1) % 2**32}": "the same with other data",
     }
     for command, words in rows.items():
         console.print(f"   {command:38} {words}")
-    console.print("\nThe third run, without its faults, is this command with another run_dir:")
-    console.print(f"   surefoot train {SOURCE} {shlex.join(guarded)}")
+    console.print("\nThe third run without its faults, as one would type it:")
+    console.print(f"   surefoot train {SOURCE} {shlex.join((*guarded, 'run_dir=runs/demo'))}")
     console.print("\nIn a loop of your own it takes two lines:")
     console.print('   guard = surefoot.attach(model, optimizer, run_dir="runs/first")   # before the loop')
     console.print("   loss = guard.watch(loss, batch)   # in the loop, before backward")
