@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def small(folder: Path, **sections: Any) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     for name, many in (("texts", TEXTS), ("held", HELD_OUT)):
         texts = ["".join(chance.choices("abcde ", k=chance.randint(4, 24))) for _ in range(many)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        _write(folder / f"{name}.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
     recipe = RECIPE | {"run_dir": str(folder / "run")}
     if sections.get("data", {}).get("kind") != "own":
         paths = {"path": [str(folder / "texts.jsonl")], "held_out_path": [str(folder / "held.jsonl")]}
@@ -42,8 +43,15 @@ def small(folder: Path, **sections: Any) -> str:
     for name, section in sections.items():
         merged = isinstance(section, dict) and name not in ("model", "loss") and section.get("kind") != "own"
         recipe[name] = {**recipe.get(name, {}), **section} if merged else section
-    (folder / "recipe.yaml").write_text(yaml.safe_dump({k: v for k, v in recipe.items() if v is not None}))
+    _write(folder / "recipe.yaml", yaml.safe_dump({k: v for k, v in recipe.items() if v is not None}))
     return str(folder / "recipe.yaml")
+
+
+def _write(path: Path, text: str) -> None:
+    """At once: of two processes that write the same file, one may read it already."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
 
 
 def saved(run_dir: str | Path) -> dict[str, Tensor]:

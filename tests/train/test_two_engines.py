@@ -49,18 +49,18 @@ def test_float16_with_scaling_and_accumulation_has_nearly_the_same_losses(tmp_pa
 
 @pytest.mark.parametrize("how", ["data", "zero1", "zero2", "zero3"])
 def test_two_processes_have_the_losses_of_one(told: dict[str, Any], plain: np.ndarray, how: str) -> None:
-    np.testing.assert_allclose(told[how]["losses"], plain, rtol=FLOAT32)
+    np.testing.assert_allclose(told[how], plain, rtol=FLOAT32)
 
 
 @pytest.mark.parametrize(("how", "apart"), [("data float16", FLOAT16), ("zero3 bfloat16", BFLOAT16)])
 def test_two_processes_in_half_precision_nearly_so(
     told: dict[str, Any], plain: np.ndarray, how: str, apart: float
 ) -> None:
-    np.testing.assert_allclose(told[how]["losses"], plain, rtol=apart)
+    np.testing.assert_allclose(told[how], plain, rtol=apart)
 
 
 def test_when_one_of_two_is_killed_both_are_started_again_and_end_with_the_same_bits(told: dict[str, Any]) -> None:
     assert told["killed"]
     assert told["code"] == exits.DONE
-    assert "resumed" in told["started"]
+    assert told["resumed"]
     assert told["same"]
