@@ -37,8 +37,8 @@ PLAIN = ("schedule.name=constant", "protection.clip=null")
 where it was should be compared with one that stays there."""
 FIGURES = ("protection.figures.ring_every=20", "protection.figures.weights_every=1")
 """In a run of minutes states to go back to come sooner. Damaged moments show in the size of the first update after the
-damage and hardly anywhere else, so the weights are looked at after every one: at the default of every hundredth, or at
-every third, this demo does not end well."""
+damage and hardly anywhere else, so the weights are looked at after every one: at the default of every hundredth they
+are not cured, and the demo ends at x 1.17 (seed 0)."""
 SAMPLE = ("sample.prompt=def __init__(self", "sample.tokens=500", "sample.temperature=0.9")
 BARE = ("protection.policy=off", "sample.tokens=0")
 LOSS = "loss=surefoot.demo.faults:mean_of_texts"

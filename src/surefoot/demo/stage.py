@@ -113,7 +113,8 @@ def compare(results: dict[str, Result]) -> None:
         else:
             table.add_row(f"   {name}", f"{result.held_out:.3f}", f"x {result.held_out / best:.3f}")
     console.print(table)
-    again = len(result.losses) - result.updates
+    *_, last = results.values()
+    again = len(last.losses) - last.updates
     console.print(f"   The last run made {again} updates more than the first: those that it took back.")
 
 
@@ -130,6 +131,7 @@ def what_next(guarded: tuple[str, ...], run_dir: Path, seed: int) -> None:
         console.print(f"   {command:38} {words}")
     console.print("\nThe third run without its faults, as one would type it:")
     console.print(f"   surefoot train {SOURCE} {shlex.join((*guarded, 'run_dir=runs/demo'))}")
+    console.print("Its figures are those of a short run; by default the damaged moments are not cured.")
     console.print("\nIn a loop of your own it takes two lines:")
     console.print('   guard = surefoot.attach(model, optimizer, run_dir="runs/first")   # before the loop')
     console.print("   loss = guard.watch(loss, batch)   # in the loop, before backward")
