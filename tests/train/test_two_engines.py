@@ -61,6 +61,5 @@ def test_two_processes_in_half_precision_nearly_so(
 
 def test_when_one_of_two_is_killed_both_are_started_again_and_end_with_the_same_bits(told: dict[str, Any]) -> None:
     assert told["killed"]
-    assert told["code"] == exits.DONE
     assert told["resumed"]
     assert told["same"]
