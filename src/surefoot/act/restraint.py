@@ -146,7 +146,7 @@ def _of(figures: Sequence[float], k: int, otherwise: float) -> float:
 
 def _higher(peak: float | Tensor, rate: float | Tensor) -> float | Tensor:
     if isinstance(rate, Tensor):
-        known = peak if isinstance(peak, Tensor) else rate.new_tensor(peak)
+        known = peak if isinstance(peak, Tensor) else torch.full_like(rate, peak)  # `new_tensor` would wait
         return torch.maximum(known, rate.detach())
     return max(float(peak), rate)
 

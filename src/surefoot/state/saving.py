@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from surefoot.state.disk.misfit import few
 from surefoot.state.disk.names import Names, names_of, with_alike
 from surefoot.state.disk.pieces import Pieces, add_probe, not_finite, take_apart
 from surefoot.state.disk.plain import Plain
-from surefoot.state.disk.shards import prepare_stage
+from surefoot.state.disk.shards import Shard, Stage, prepare_stage
 from surefoot.state.home import Home, free_bytes
 from surefoot.state.opened import Pulse, opener
 from surefoot.state.probe import Probe
@@ -74,8 +74,8 @@ class Saving:
         if self._where(look) == "host":
             self._making = self._runner.send(lambda: Copy("host").make_room(look))
         else:
-            self._spare = Copy("device").make_room(look)
-            self._runner.send(prepare_stage)
+            self._spare = self.whole.keep(look, home="device")
+            self._runner.send(lambda: _rehearse(look.nbytes))
 
     def take(self, attempt: int, *, kind: str = "regular", earlier: Earlier | None = None) -> Taken:
         """Copy the run as it is now: the only thing that training waits for.
@@ -246,6 +246,19 @@ class Saving:
     def _written(self, folder: Path, pieces: Pieces) -> dict[str, Entry]:
         written = write_pieces(folder, pieces, rank=self.team.rank, opener=opener(self.store.files, self.pulse))
         return {w.name: Entry(w.size, w.digest) for w in written}
+
+
+def _rehearse(devices: Iterable[torch.device]) -> None:
+    """Do once, with next to nothing, what a save does on a device: kernels are loaded at their first use, and nobody
+    can launch anything meanwhile."""
+    prepare_stage()
+    for device in devices:
+        if device.type == "cuda":
+            with aside([device]):
+                little = torch.zeros(8, device=device)
+                not_finite(Pieces(shards={"little": Shard(little, (0,), (8,))}, weights={"little"}))
+                for _ in Stage().bytes_of(little):
+                    pass
 
 
 def _on_a_device(look: Look) -> bool:
