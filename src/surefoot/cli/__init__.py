@@ -113,12 +113,16 @@ def check(
     steps: Annotated[int, typer.Option(min=1, help="Updates to try; fewer when the recipe has fewer.")] = 100,
     seconds: Annotated[float, typer.Option(min=1, help="Train no longer than this.")] = 60.0,
     patience: Annotated[float, typer.Option(min=1, help="Seconds without an update that count as hung.")] = 600.0,
+    schedule: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Only draw the rate over the run into this file: .png, .svg.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answers as one JSON object.")] = False,
 ) -> None:
     needs_torch("check", *ENGINE)
     from surefoot.cli.check import show
 
-    raise typer.Exit(show(recipe, overrides or (), steps=steps, seconds=seconds, patience=patience, as_json=as_json))
+    wishes = {"steps": steps, "seconds": seconds, "patience": patience}
+    raise typer.Exit(show(recipe, overrides or (), **wishes, as_json=as_json, schedule=schedule))
 
 
 _DIAGNOSE = """Tell from any training log what went wrong, when it began and what to do; needs no torch.

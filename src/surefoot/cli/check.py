@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -22,18 +23,44 @@ _PAUSE = 10.0
 
 
 def show(
-    source: str, overrides: Sequence[str], *, steps: int, seconds: float, patience: float, as_json: bool = False
+    source: str,
+    overrides: Sequence[str],
+    *,
+    steps: int,
+    seconds: float,
+    patience: float,
+    as_json: bool = False,
+    schedule: Path | None = None,
 ) -> int:
-    """Check a recipe, or each of a sweep; 1 when an item of any failed."""
+    """Check a recipe, or each of a sweep; 1 when an item of any failed. With `schedule` only its rate is drawn."""
     try:
         recipes = load(source, overrides)
     except RecipeError as error:
         typer.echo(f"surefoot check: {error}", err=True)
         return exits.USAGE
+    if schedule is not None:
+        return _drawn(recipes[0], schedule)
     from surefoot.train.check.checking import Wishes
 
     wishes = Wishes(steps=steps, seconds=seconds, patience=patience)
     return max(_one(recipe, wishes, as_json=as_json) for recipe in recipes)
+
+
+def _drawn(recipe: Recipe, path: Path) -> int:
+    from surefoot import parallel
+    from surefoot.train.build import planned
+    from surefoot.train.schedules import draw, sparkline
+
+    try:
+        rate, total = planned(recipe, parallel.start(recipe.device, recipe.parallel.timeout))
+        drawn = draw(recipe.schedule, rate, total, path)
+    except (ValueError, OSError) as error:
+        typer.echo(f"surefoot check: {error}", err=True)
+        return exits.USAGE
+    typer.echo(f"{recipe.schedule.name}, {total:,} updates, peak {rate:g}: {sparkline(recipe.schedule, rate, total)}")
+    if not drawn:
+        typer.echo(f"{path} was not drawn: matplotlib is missing, pip install 'surefoot[plots]'", err=True)
+    return exits.DONE if drawn else exits.USAGE
 
 
 @contextmanager

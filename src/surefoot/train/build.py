@@ -113,6 +113,12 @@ def total_steps(recipe: Recipe, data: Opened) -> int:
     return max(1, round((recipe.epochs or 1) * each))
 
 
+def planned(recipe: Recipe, world: World) -> tuple[float, int]:
+    """The peak rate and the updates of the whole run; data is opened only where it tells how many."""
+    rate = scaled_rate(recipe.optimizer, recipe.batch.size * recipe.batch.accumulate * world.size)
+    return rate, recipe.steps if recipe.steps is not None else total_steps(recipe, _data(recipe, world))
+
+
 def run_dir_of(recipe: Recipe) -> Path:
     return Path(recipe.run_dir or f"runs/{recipe.name}")
 

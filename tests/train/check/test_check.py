@@ -229,3 +229,14 @@ def test_two_processes_are_checked_together_and_one_answers(tmp_path: Path) -> N
     assert items["the trial"]["figures"]["updates"] == 12
     assert items["resume"]["status"] == "ok"
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_rate_over_the_run_is_drawn_without_a_trial(tmp_path: Path) -> None:
+    picture = tmp_path / "rate.png"
+    done = CliRunner().invoke(app, ["check", _written(tmp_path), "--schedule", str(picture)])
+    assert done.exit_code == 0
+    assert "cosine, 400 updates, peak 0.01" in done.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    nowhere = CliRunner().invoke(app, ["check", _written(tmp_path), "--schedule", str(tmp_path / "none" / "rate.png")])
+    assert nowhere.exit_code == 2
+    assert "Traceback" not in nowhere.output
