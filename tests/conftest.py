@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,10 @@ import torch
 
 # On a busy machine threads that wait for each other make small tensors many times slower.
 torch.set_num_threads(1)
+
+# A shell that runs us in the background has interrupts ignored, and what is ignored stays so in every process we start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test asserts a time, and that includes the time hypothesis gives an example.
 hypothesis.settings.register_profile("surefoot", deadline=None)

@@ -111,14 +111,24 @@ def rewind(events: list[Event]) -> Decision:
     return decision
 
 
-@pytest.mark.parametrize("pace", [0.25, 0.01], ids=["fast", "slowly"])
-def test_a_rate_that_harms_is_held_at_what_it_was(pace: float) -> None:
-    """Slowly means that the wrong rate has long been the usual one when the harm shows."""
-    decision = rewind(told(lambda s: [s.row(lr=4e-2, times=1 + pace * k) for k in range(1, 60)]))
+def test_a_rate_that_harms_is_held_at_what_it_was() -> None:
+    decision = rewind(told(lambda s: [s.row(lr=4e-2, times=1 + 0.25 * k) for k in range(1, 60)]))
     assert decision.cause is Cause.LEARNING_RATE
     assert decision.restraint is not None
     assert decision.restraint.rate_cap == (1e-3,)
     assert decision.before == 150, "to a state from before the rate was raised"
+
+
+def test_a_rate_raised_in_vain_is_held_first_and_taken_back_when_that_does_not_help() -> None:
+    """The wrong rate has long been the usual one when the harm shows."""
+    events = told(lambda s: [s.row(lr=4e-2, times=1 + 0.01 * k) for k in range(1, 60)])
+    held, back = [d for d in of(Decision, events) if d.action in (Action.RESTRAIN, Action.REWIND)]
+    assert (held.action, back.action) == (Action.RESTRAIN, Action.REWIND)
+    for decision in held, back:
+        assert decision.cause is Cause.LEARNING_RATE
+        assert decision.restraint is not None
+        assert decision.restraint.rate_cap == (1e-3,)
+    assert back.before == 150, "to a state from before the rate was raised"
 
 
 def test_a_rate_that_does_no_harm_is_told_and_left_alone() -> None:
@@ -154,11 +164,15 @@ def test_caps_stand_in_the_place_of_their_optimizer() -> None:
     assert decision.restraint.momentum_cap == (math.inf, 0.8)
 
 
-def test_a_scale_that_collapsed_leads_to_float32() -> None:
-    decision = rewind(told(overflowing, source=Source(1, loss_scale=65536.0)))
-    assert decision.cause is Cause.PRECISION_OVERFLOW
-    assert decision.restraint is not None
-    assert decision.restraint.float32
+def test_a_scale_that_collapsed_is_set_back_and_if_that_does_not_help_float32_follows() -> None:
+    events = told(overflowing, source=Source(1, loss_scale=65536.0))
+    set_back, wider = [d for d in of(Decision, events) if d.action in (Action.RESTRAIN, Action.REWIND)]
+    assert set_back.action is Action.RESTRAIN
+    assert set_back.scale == 65536.0
+    assert wider.action is Action.REWIND
+    assert wider.cause is Cause.PRECISION_OVERFLOW
+    assert wider.restraint is not None
+    assert wider.restraint.float32
 
 
 def test_new_trouble_late_in_a_long_one_is_seen() -> None:
