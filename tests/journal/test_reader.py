@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import surefoot
-from surefoot.journal import Journal, read
+from surefoot.journal import Journal, read, reader
+from surefoot.journal.signals import Header, map_rows
 from surefoot.records import LAYER_STATS, Note, Row
 
 
@@ -156,3 +157,25 @@ def test_missing_and_future_files_are_noted(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     assert read(tmp_path).notes == ["run.json is unreadable"]
     assert repr(read(tmp_path)).endswith("0 rows, 0 events, 0 incidents, run.json is unreadable)")
+
+
+@pytest.mark.parametrize("seen", [0, 1, 40], ids=["empty", "one byte", "half a header"])
+def test_a_file_filled_while_it_is_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: int
+) -> None:
+    recorded(tmp_path)
+    newest = sorted((tmp_path / "signals").glob("layers-*.bin"))[-1]
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[:seen])
+
+    def filled_behind(path: Path) -> tuple[Header, np.ndarray]:
+        try:
+            return map_rows(path)
+        finally:
+            if path == newest:
+                newest.write_bytes(whole)
+
+    monkeypatch.setattr(reader, "map_rows", filled_behind)
+    run = read(tmp_path)
+    assert run.notes == []
+    assert run.layers.attempts.tolist() == ([0, 1, 2] if seen else [0, 1])

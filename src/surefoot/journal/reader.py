@@ -16,7 +16,7 @@ from surefoot.journal.append import regular_size
 from surefoot.journal.columns import Layers, Scalars
 from surefoot.journal.opening import RUN, SIGNALS
 from surefoot.journal.segments import listed
-from surefoot.journal.signals import BadHeader, Header, map_rows
+from surefoot.journal.signals import BadHeader, Header, NotBegun, map_rows
 from surefoot.journal.strictjson import loads_object
 from surefoot.records import SCHEMA
 
@@ -95,13 +95,14 @@ def _info(path: Path, notes: list[str]) -> dict[str, Any]:
 def _signals(folder: Path, kind: str, notes: list[str]) -> list[tuple[Header, np.ndarray]]:
     """The mapped rows of every file of a kind, oldest first.
 
-    A live writer may merge files while we look; if those we listed are not the ones that stand there now, look again.
+    A live writer may merge files or be in the middle of a header while we look; if those we listed are not the ones
+    that stand there now, or one is in trouble for the first time, look again.
     """
     found: list[tuple[Header, np.ndarray]] = []
     troubles: list[str] = []
     for _ in range(_LOOKS):
         files = listed(folder, kind)
-        found, troubles = [], []
+        before, found, troubles = troubles, [], []
         for one in reversed(files):  # the newest at once, before it is old enough to be thinned
             try:
                 header, rows = map_rows(one.path)
@@ -110,11 +111,11 @@ def _signals(folder: Path, kind: str, notes: list[str]) -> list[tuple[Header, np
                 found.append((header, rows))
             except FileNotFoundError:
                 troubles.append(f"{one.path.name} vanished")
+            except NotBegun:
+                pass  # nothing is missing from it
             except (BadHeader, OSError) as error:
-                # A file just begun is empty for a moment: nothing is missing from it.
-                if regular_size(one.path):
-                    troubles.append(f"{one.path.name} ignored: {error}")
-        if listed(folder, kind)[: len(files)] == files:
+                troubles.append(f"{one.path.name} ignored: {error}")
+        if troubles == before and listed(folder, kind)[: len(files)] == files:
             break
     notes += reversed(troubles)
     return found[::-1]

@@ -29,6 +29,10 @@ class BadHeader(ValueError):
     """A signals file whose header is torn or was never one of ours."""
 
 
+class NotBegun(BadHeader):
+    """A signals file with nothing in it yet: it is empty for a moment after it was made."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Header:
     """What the rows of one file are: their columns and, for layers, whose they are and how far they were thinned."""
@@ -115,7 +119,7 @@ def _look(file: BinaryIO) -> tuple[Header, int, int]:
     """Header, start and number of rows, all from one open file: under its name a thinned one may appear meanwhile."""
     found = os.fstat(file.fileno())
     if found.st_size == 0 or not stat.S_ISREG(found.st_mode):
-        raise BadHeader("empty file")
+        raise NotBegun("empty file")
     line = file.readline(_LONGEST_HEADER)
     header = Header.decode(line)
     return header, len(line), (found.st_size - len(line)) // header.dtype.itemsize
