@@ -97,7 +97,7 @@ class Run:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7, enabled=self.half)
         data = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(3))
         self.loader = make_loader(data, plan.batch, seed=5, num_workers=plan.workers)  # pyright: ignore
-        self.losses = os.open(_beside(plan, "losses"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.losses = os.open(beside(plan, "losses"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     @property
     def half(self) -> bool:
@@ -166,7 +166,8 @@ def _hashed(values: list[Any]) -> str:
     return found.hexdigest()[:16]
 
 
-def _beside(plan: Plan, name: str) -> Path:
+def beside(plan: Plan, name: str) -> Path:
+    """A file in which a victim tells of itself, outside of its run."""
     return Path(f"{plan.run}.{name}-{plan.rank}")
 
 
@@ -180,9 +181,9 @@ def main(plan: Plan) -> None:
     _spoil(plan)
     run = Run(plan)
     with _kept(run) as (done, watch, after):
-        _beside(plan, "begun").write_text(str(done))
+        beside(plan, "begun").write_text(str(done))
         run.train(done, watch, after)
-    _beside(plan, "end").write_text(json.dumps(run.end()))
+    beside(plan, "end").write_text(json.dumps(run.end()))
     if together:
         dist.barrier()
         dist.destroy_process_group()
@@ -246,7 +247,7 @@ def _set_clock(years: int) -> None:
 
 def _spoil(plan: Plan) -> None:
     if plan.disk:
-        spoilt = _Spoilt(plan.disk, plan.at)
+        spoilt = _Spoilt(plan.disk, plan.at, struck=beside(plan, "struck"))
         setattr(store_room, "Files", lambda: spoilt)
         setattr(keeping_room, "PATIENCE", 1.0)
 
@@ -256,8 +257,9 @@ class _Spoilt(files_room.Files):
 
     chunk = 4096
 
-    def __init__(self, how: str, at: int) -> None:
+    def __init__(self, how: str, at: int, struck: Path) -> None:
         self._how, self._at, self._count = how, at, 0
+        self._struck = struck
 
     def do(self, what: str, path: Path, act: Callable[[], T]) -> T:
         if what in files_room.READS:
@@ -270,9 +272,10 @@ class _Spoilt(files_room.Files):
         if self._how == "slow":
             time.sleep(0.02)
             return act()
+        if self._how == "full" and what in ("rename", "unlink", "rmdir"):
+            return act()  # a full disk lets go of what is there
+        self._struck.touch()
         if self._how == "hangs":
             time.sleep(1e6)
         numbers = {"full": errno.ENOSPC, "read-only": errno.EROFS, "i/o": errno.EIO}
-        if self._how == "full" and what in ("rename", "unlink", "rmdir"):
-            return act()  # a full disk lets go of what is there
         raise OSError(numbers[self._how], os.strerror(numbers[self._how]), str(path))
