@@ -4,7 +4,7 @@ from surefoot.parallel.blocks import bare, blocks_of
 from surefoot.parallel.exchange import exchanging
 from surefoot.parallel.norms import synchronised
 from surefoot.parallel.optimizer import optimizer_for
-from surefoot.parallel.spreading import spread
+from surefoot.parallel.spreading import shards, spread
 from surefoot.parallel.talking import from_first, total
 from surefoot.parallel.versions import same_everywhere
 from surefoot.parallel.world import ParallelError, World, end, start
@@ -19,6 +19,7 @@ __all__ = [
     "from_first",
     "optimizer_for",
     "same_everywhere",
+    "shards",
     "spread",
     "start",
     "synchronised",

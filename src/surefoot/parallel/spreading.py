@@ -20,7 +20,11 @@ from surefoot.parallel.blocks import blocks_of, last_with_weights, stands_alone
 from surefoot.parallel.world import ParallelError, World
 
 WAYS = ("data", "zero1", "zero2", "zero3")
-SHARDED = ("zero2", "zero3")
+
+
+def shards(how: str, world: World) -> bool:
+    """Whether the weights themselves are spread over the processes, so that all must take part in a forward pass."""
+    return world.size > 1 and how in ("zero2", "zero3")
 
 
 def spread(
@@ -45,7 +49,7 @@ def spread(
         return model
     if not any(p.requires_grad for p in model.parameters()):
         raise ParallelError(f"no weight of {type(model).__name__} is to be trained: all have requires_grad=False")
-    if how in SHARDED:
+    if shards(how, world):
         return _sharded(model, how, world, compute, keep_float32)
     return DistributedDataParallel(
         model,

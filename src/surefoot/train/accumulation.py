@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 B = TypeVar("B")
@@ -37,21 +37,10 @@ class Groups(Iterator[Group[B]]):
         return Group(fetched, self._size)
 
 
-def shares(counts: Sequence[int | None], total: int | None = None, *, ranks: int = 1) -> list[float]:
-    """What the mean loss of each micro-batch is multiplied with, so that the group counts as one big batch.
-
-    `counts` are what the micro-batches of this rank hold (tokens that count), `total` is what the group holds on all
-    `ranks` together; the ranks stand in the factor because gradients are averaged over them. Where batches have no
-    count they count alike.
-    """
-    if None in counts:
-        if any(count is not None for count in counts):
-            raise ValueError(f"every micro-batch of a group has a count, or none has: got {list(counts)}")
-        return [1.0 / len(counts)] * len(counts)
-    known = [count for count in counts if count is not None]
-    return [share_of_sum(sum(known) if total is None else total, ranks=ranks) * count for count in known]
-
-
 def share_of_sum(total: int, *, ranks: int = 1) -> float:
-    """What a loss is multiplied with that is a sum and not a mean; a group in which nothing counts changes nothing."""
+    """What a loss that is a sum is multiplied with, so that the group counts as one big batch of `total` that count.
+
+    The ranks stand in the factor because gradients are averaged over them. A group in which nothing counts changes
+    nothing.
+    """
     return ranks / total if total else 0.0

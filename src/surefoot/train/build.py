@@ -71,16 +71,17 @@ def build(recipe: Recipe, world: World) -> Parts:
     speed.seed_everything(recipe.seed)  # anew: the weights do not depend on how the data was read
     model = make_model(recipe)
     parameters = sum(p.numel() for p in model.parameters())
-    precision = Precision(recipe.precision, world.device, sharded=_sharded(recipe, world))
+    sharded = parallel.shards(recipe.parallel.how, world)
+    precision = Precision(recipe.precision, world.device, sharded=sharded)
     precision.prepare(model)
     speed.checkpoint_activations(model, recipe.speed.checkpoint_activations)
     model, told = parallel.synchronised(model, world, samples=recipe.batch.size, accumulate=recipe.batch.accumulate)
-    if recipe.speed.compile and _sharded(recipe, world):
+    if recipe.speed.compile and sharded:
         for block in parallel.blocks_of(model):
             block.forward = speed.compiled(block.forward, True)
-    kept = precision.kept(model) if _sharded(recipe, world) else ()
+    kept = precision.kept(model) if sharded else ()
     spread = parallel.spread(model, recipe.parallel.how, world, compute=precision.compute, keep_float32=kept)
-    forward = speed.compiled(spread, recipe.speed.compile and not _sharded(recipe, world))
+    forward = speed.compiled(spread, recipe.speed.compile and not sharded)
     rate = scaled_rate(recipe.optimizer, recipe.batch.size * recipe.batch.accumulate * world.size)
     optimizers = [
         parallel.optimizer_for(each, recipe.parallel.how, world)
@@ -156,7 +157,3 @@ def _loss(recipe: Recipe) -> Loss:
             "such a function of arguments that stand beside it"
         )
     return loss
-
-
-def _sharded(recipe: Recipe, world: World) -> bool:
-    return world.size > 1 and recipe.parallel.how in ("zero2", "zero3")

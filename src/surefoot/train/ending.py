@@ -42,7 +42,7 @@ def written(parts: Parts) -> dict[str, str]:
     if not sample.tokens or tokenizer is None:
         return {}
     prompt = tokenizer.encode(sample.prompt) or [0]
-    model = parts.model if parts.recipe.parallel.how in ("zero2", "zero3") else parallel.bare(parts.model)
+    model = parts.model if parallel.shards(parts.recipe.parallel.how, parts.world) else parallel.bare(parts.model)
     model.eval()
     with parts.precision.forward():
         tokens = write(
