@@ -29,7 +29,7 @@ demo: $(STAMP) ## watch a training run survive three planted faults (about two m
 	@$(BIN)/python -m surefoot.demo
 
 test: lint ## lint, then the whole test suite, a file a core
-	@$(BIN)/python -m pytest -n auto --dist loadfile
+	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP) ## style, types, and which room may import which
 	@$(BIN)/ruff check --quiet .

@@ -27,6 +27,14 @@ hypothesis.settings.register_profile("surefoot", deadline=None, derandomize=True
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile("surefoot")
 
+LONG = ("zoo/test_bench.py", "demo/test_demo.py", "chaos/test_chaos.py", "parallel/test_two_processes.py")
+"""Files that take minutes: begun first, so that at the end no core waits for one of them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONG))
+
+
 TwoProcesses = Callable[..., list[Any]]
 
 

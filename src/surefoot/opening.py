@@ -41,9 +41,11 @@ def _judged(model: nn.Module, rounds: Rounds) -> dict[str, Any]:
     """What a judge is told of a run besides the names of its tensors; written down, so that it can be told again."""
     holders = {id(p): type(m).__name__ for m in model.modules() for p in m._parameters.values() if p is not None}
     optimizers = [getattr(g.optimizer, "optim", g.optimizer) for g in rounds.gates]  # inside a sharded one
+    owned = rounds.layout.scopes[-1].stop
     return {
         "kinds": [holders.get(id(p), "").removeprefix("FSDP") for p in rounds.layout.params],
-        "owned": rounds.layout.scopes[-1].stop,
+        "owned": owned,
+        "values": sum(rounds.layout.numels[:owned]),
         "adaptive": not any(isinstance(o, _PROPORTIONAL) for o in optimizers),
         "alone": rounds.meter.ranks.world == 1,
     }

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
-from made_rows import Bench, Source, actions, judged, of, trained
+from made_rows import NAMES, Bench, Source, actions, judged, layers, of, trained
 
 from surefoot.judge.detect.still import Still
+from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.records import Action, Decision, Event, Outcome, Row, Verdict
+from surefoot.records import Action, Decision, Event, Finding, Outcome, Row, Verdict
 
 
 def evaluated(source: Source, loss: float, **values: float) -> Row:
@@ -120,3 +122,76 @@ def test_updates_are_known_anew_after_a_rewind() -> None:
     assert bench.said(detector, [*source.rows(20, update_ratio=1e-3), *damaged]) == []
     detector.rewound()
     assert bench.said(detector, source.rows(60, update_ratio=1e-3)) == [], "small against the damaged ones only"
+
+
+def passing(source: Source, quiet: int) -> list[Row]:
+    """Garbage for a while that is long over in training when held-out data tells of the harm."""
+    rows = [evaluated(source, 2.0), *source.rows(10, times=1.5), *source.rows(quiet), evaluated(source, 2.8)]
+    return [*rows, *source.rows(20), evaluated(source, 2.9)]
+
+
+def test_harm_that_held_out_data_tells_of_late_is_undone() -> None:
+    judge, source = trained()
+    well = source.attempt
+    decision = decided(judged(judge, passing(source, quiet=70)))
+    assert decision.action is Action.REWIND
+    assert decision.before <= well + 1
+
+
+def test_harm_from_before_all_states_that_are_kept_is_told_and_no_more() -> None:
+    judge, source = trained(Policy(ring_every=20))
+    events = judged(judge, passing(source, quiet=70))
+    assert "astray" in {f.detector for f in of(Finding, events)}
+    assert actions(events) == []
+
+
+def test_what_gets_worse_little_by_little_is_no_harm_whatever_else_happens() -> None:
+    judge, source = trained()
+    worse = [row for k in range(10) for row in (*source.rows(24), evaluated(source, 2.0 * 1.05**k))]
+    assert actions(judged(judge, [*worse, source.row(times=1.6), *source.rows(23), evaluated(source, 3.4)])) == []
+
+
+def test_a_batch_of_another_kind_that_ruins_the_held_out_loss_alone_is_undone() -> None:
+    usual = {"input_mean": 0.0, "input_spread": 1.0, "input_top": 3.0}
+    judge, source = trained(source=Source(1, **usual))
+    well = source.attempt
+    rows = [evaluated(source, 2.0), source.row(input_spread=1e5, input_top=3e5), *source.rows(20)]
+    decision = decided(judged(judge, [*rows, evaluated(source, 3.0), *source.rows(20), evaluated(source, 3.0)]))
+    assert decision.action is Action.REWIND
+    assert decision.before <= well + 1
+
+
+@pytest.mark.parametrize(("after", "done"), [(1.6, [Action.REWIND]), (1.0, [])])
+def test_a_huge_update_that_landed_is_undone_if_the_loss_has_risen_since(after: float, done: list[Action]) -> None:
+    judge, source = trained()
+    assert actions(judged(judge, [source.row(swells=300.0), *source.rows(12, times=after)])) == done
+
+
+def test_a_huge_update_that_was_refused_is_no_reason_for_what_comes_later() -> None:
+    judge, source = trained()
+    refused = source.row(swells=300.0, verdict=Verdict.OUTLANDISH, limit=100.0)
+    assert actions(judged(judge, [refused, *source.rows(12, times=1.6)])) == []
+
+
+@pytest.mark.parametrize(("silent", "done"), [(range(3), [Action.REWIND]), ((), [])])
+def test_a_slow_rise_is_believed_where_part_of_the_model_has_fallen_silent(
+    silent: Sequence[int], done: list[Action]
+) -> None:
+    judge, source = Judge(Policy(), NAMES), Source(3, half=60.0, noise=0.1)
+    judged(judge, source.rows(320), (layers(k) for k in range(320)))
+    tensors = [layers(k, which=silent, zeros=0.9 if silent else 0.02) for k in range(110)]
+    events = judged(judge, source.rows(110, times=1.12), tensors)
+    assert any(f.evidence.get("slowly") for f in of(Finding, events) if f.detector == "level")
+    assert actions(events) == done
+
+
+@pytest.mark.parametrize(("apart", "done"), [(1.0, []), (3.0, [Action.REWIND])])
+def test_steps_as_large_as_the_first_of_a_new_optimizer_are_no_damage(apart: float, done: list[Action]) -> None:
+    """Ten times as large as usual at the same rate, and the loss rises: unless each weight moves by about one rate."""
+    judge, source = trained(rows=0, values=10_000)
+    weights = {"weight_norm": 10.0, "bad_weights": 0.0}
+    large = apart * 1e-3 * math.sqrt(10_000) / 10.0
+    usual = {"update_ratio": large / 10.0} | weights
+    judged(judge, [source.row(**(usual if k % 10 == 0 else {})) for k in range(150)])
+    events = judged(judge, [source.row(update_ratio=large, **weights), *source.rows(20, times=1.6)])
+    assert actions(events) == done

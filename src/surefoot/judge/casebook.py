@@ -15,7 +15,7 @@ import numpy as np
 from surefoot.judge.detect.inputs import Inputs
 from surefoot.judge.detect.layers import NORM, LayerPast
 from surefoot.judge.detect.units import Units
-from surefoot.judge.diagnose.case import Case, Moment, leads, least
+from surefoot.judge.diagnose.case import SUFFERS, Case, Moment, leads, least
 from surefoot.judge.normal import LAST, Normal
 from surefoot.records import Finding, Pattern, Row, Verdict
 
@@ -25,10 +25,17 @@ ENDS = 60
 """Rows without a further sign after which a case is closed."""
 OUTGROWN = 5.0
 """How many times larger than rate and gradients explain an update is worth remembering."""
+FIRST = 1.1
+"""How far an update may move each weight, in rates, and be no more than what an optimizer that divides by past
+gradients does when it has none yet: one rate, and a little for the decay of the weights."""
 LOOKS = 5
 """Looks at the weights that are remembered."""
 STANDING = ("settings", "left_over", "lost_clip")
 """What these have found goes on, and may be the reason for what comes of it much later."""
+SILENCE = ("vanishing", "dead")
+"""The same, and states from after it are not sound: part of the model no longer learns."""
+SIGNS = 16
+"""Signs of trouble that are remembered after their cases, for held-out data may tell late that it was one."""
 SOON = 32
 """Rows after the first sign within which a look at the weights tells of the trouble, and not of what came later."""
 NOTHING = 0.02
@@ -50,6 +57,8 @@ class Casebook:
         heads: Sequence[int],
         normed: bool,
         adaptive: bool,
+        values: int,
+        reach: int,
     ) -> None:
         self.case: Case | None = None
         self.quiet_rows = 0
@@ -61,6 +70,9 @@ class Casebook:
         """The tensors of attention."""
         self._normed = normed
         self._adaptive = adaptive
+        self._values = values
+        self._reach = reach
+        """Attempts that a run can go back by, about."""
         self._update = math.nan
         """The usual size of an update at a rate of one."""
         self._outgrown = (-1, 1.0)
@@ -70,6 +82,7 @@ class Casebook:
         """The last looks at the weights while all was quiet: attempt and norm."""
         self._ratios: deque[float] = deque(maxlen=LOOKS)
         """How far the last updates that were looked at have moved the weights."""
+        self._signs: deque[Finding] = deque(maxlen=SIGNS)
 
     @property
     def curious(self) -> bool:
@@ -83,6 +96,7 @@ class Casebook:
 
     def close(self) -> None:
         self.case = None
+        self._signs.clear()
 
     def opened(self, row: Row, found: Sequence[Finding] = ()) -> Case:
         """A new case that begins with this row."""
@@ -100,11 +114,9 @@ class Casebook:
     def follow(self, row: Row, layers: np.ndarray | None, found: Sequence[Finding]) -> None:
         before = self.case
         if found and (before is None or (before.named and self.quiet_rows > LAST)):
-            self.case, self.quiet_rows = self.opened(row), 0
-            if before is not None and before.found(*STANDING):  # of the rest nothing is left
-                self.case.findings = before.found(*STANDING)
-                self.case.rates, self.case.momenta = before.rates, before.momenta
+            self.case, self.quiet_rows = self._after(before, row, found), 0
         case = self.case
+        self._signs += (f for f in found if f.detector in (*SUFFERS, "jump", "inputs"))
         self._look(row, case)
         if case is None:
             return
@@ -121,6 +133,22 @@ class Casebook:
         self.quiet_rows = self.quiet_rows + 1 if calm else 0
         if self.quiet_rows >= ENDS:
             self.case = None
+
+    def _after(self, before: Case | None, row: Row, found: Sequence[Finding]) -> Case:
+        """A new case, with what is left of the one before and of signs that are now known to have meant something."""
+        case = self.opened(row)
+        if before is not None and before.found(*STANDING):
+            case.findings += before.found(*STANDING)
+            case.rates, case.momenta = before.rates, before.momenta
+        if before is not None and before.found(*SILENCE):
+            case.findings += before.found(*SILENCE)
+            case.onset = before.onset
+        for told in (f for f in found if f.detector == "astray"):
+            since = max(told.evidence["well"], row.attempt - self._reach)
+            signs = [f for f in self._signs if f.attempt >= since and f not in case.findings]
+            case.findings += signs
+            case.onset = min((f.attempt for f in signs), default=case.onset)
+        return case
 
     def moment(self, row: Row, layers: np.ndarray | None) -> Moment:
         """One row against what is normal."""
@@ -193,9 +221,11 @@ class Casebook:
         # Weights that have shrunk make an update of the same size look larger, and those that have grown hide it.
         lesser = min(1.0, row.weight_norm / self._weights[-1][1]) if self._weights[-1][1] > 0 else 1.0
         times = size * lesser / self._update / max(grown, 1.0)
-        if times > OUTGROWN:
+        # An optimizer that starts anew, as for another stage, takes steps as large as its very first: no damage.
+        apart = row.update_ratio * row.weight_norm / rate / math.sqrt(self._values) if self._values else math.inf
+        if times > OUTGROWN and not (self._adaptive and apart <= FIRST):
             self._outgrown = (row.attempt, times)
-        elif case is None:
+        elif times <= OUTGROWN and case is None:
             self._update += (size - self._update) / 4
 
     # -- state
@@ -209,6 +239,7 @@ class Casebook:
             "norms": list(self._norms),
             "ratios": list(self._ratios),
             "weights": [list(pair) for pair in self._weights],
+            "signs": [_plain(asdict(f)) for f in self._signs],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -219,6 +250,7 @@ class Casebook:
         self._norms = deque(state["norms"], maxlen=LAST)
         self._ratios = deque(state["ratios"], maxlen=LOOKS)
         self._weights = [(attempt, norm) for attempt, norm in state["weights"]]
+        self._signs = deque(map(_finding, state.get("signs", ())), maxlen=SIGNS)
 
 
 def _packed(case: Case) -> dict[str, Any]:
@@ -240,6 +272,11 @@ def _unpacked(told: dict[str, Any]) -> Case:
     moments = [
         Moment(**m | {"row": Row(**m["row"] | {"verdict": Verdict(m["row"]["verdict"])})}) for m in told["moments"]
     ]
-    findings = [Finding(**f | {"pattern": Pattern(f["pattern"])}) for f in told["findings"]]
+    findings = [_finding(f) for f in told["findings"]]
     tuples: dict[str, Any] = {name: tuple(told[name]) for name in ("rates", "momenta")}
     return Case(**told | tuples | {"moments": moments, "findings": findings})
+
+
+def _finding(told: dict[str, Any]) -> Finding:
+    pattern: dict[str, Any] = {"pattern": Pattern(told["pattern"])}
+    return Finding(**told | pattern)

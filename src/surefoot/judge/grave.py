@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from surefoot.judge.diagnose.case import Case
+from surefoot.judge.diagnose.case import SUFFERS, Case
 from surefoot.records import Finding, Verdict
 
 DOUBT = {True: 3, False: 12}
@@ -26,8 +26,12 @@ HIGHER, GAINS = 4.0, 16
 """A rate so many times what it usually was, for so many rows, should have gained something by then."""
 CALM = 2.0
 """A norm below so many times the largest lately does not stand out."""
-SUFFERS = ("level", "growth", "oscillation")
-"""Detectors that tell of a loss which is not what it was."""
+FEW = 0.1
+"""Share of the tensors that have fallen silent, above which a slow rise is enough to believe it."""
+HUGE = 60.0
+"""A norm so many times the largest lately was no ordinary update, whatever the loss of its batch..."""
+UNLIKE = 30.0
+"""... nor was a batch ordinary whose values are spread so many times as wide as usual."""
 NEW = 6
 """Finite updates in a row that were refused: the weights are damaged or, after a rewind, this is the new normal."""
 
@@ -111,8 +115,17 @@ def _silent(case: Case, bears: bool) -> str:
     silent, level = case.found("vanishing", "dead"), case.found("level")
     if not silent or not level:
         return ""
-    many = max(f.evidence["share"] for f in silent) > MANY
-    return f"{silent[0].detail}, and {level[0].detail}" if _high(case, 1.0 if many else RAISED) else ""
+    share = max(f.evidence["share"] for f in silent)
+    slowly = share > FEW and any(f.evidence.get("slowly") and f.attempt >= silent[0].attempt for f in level)
+    told = f"{silent[0].detail}, and {level[0].detail}"
+    return told if slowly or _high(case, 1.0 if share > MANY else RAISED) else ""
+
+
+def _landed(case: Case, bears: bool) -> str:
+    """A huge update has landed, and the loss has risen since."""
+    huge = [f for f in case.found("jump") if f.evidence["landed"] and f.evidence["norm_ratio"] > math.log(HUGE)]
+    level = [f for f in case.found("level") if huge and f.attempt > huge[0].attempt]
+    return f"{huge[0].detail}, and {level[0].detail}" if level and _high(case, RAISED) else ""
 
 
 def _outgrown(case: Case, bears: bool) -> str:
@@ -140,12 +153,30 @@ def _astray(case: Case, bears: bool) -> str:
     """Training has left its course, and held-out data says that it does harm."""
     for told in case.found("astray"):
         signs = [f for f in case.found(*SUFFERS, "jump") if told.evidence["well"] <= f.attempt < told.attempt]
+        signs += [f for f in case.found("inputs") if told.evidence["well"] <= f.attempt and _unlike(f)]
         if signs:
             return f"{told.detail}, and {signs[0].detail}"
     return ""
 
 
-GRAVE = (_astray, _piled_up, _unclipped, _told, _multiplied, _set_wrong, _tampered, _silent, _outgrown, _refused)
+def _unlike(found: Finding) -> bool:
+    """A batch of another kind altogether."""
+    return found.evidence.get("spread", 0.0) > UNLIKE * found.evidence.get("usual", math.inf)
+
+
+GRAVE = (
+    _astray,
+    _piled_up,
+    _unclipped,
+    _told,
+    _multiplied,
+    _set_wrong,
+    _tampered,
+    _silent,
+    _landed,
+    _outgrown,
+    _refused,
+)
 """What calls for an action, each with its reason in words; `bears` when the run does not mind larger gradients."""
 
 

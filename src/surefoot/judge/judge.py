@@ -75,14 +75,15 @@ class Judge:
         *,
         kinds: Sequence[str] = (),
         owned: int | None = None,
+        values: int = 0,
         adaptive: bool = True,
         alone: bool = True,
     ) -> None:
         self.policy = policy
         self.names = names
-        """Of the tensors, in the order of the rows of `layers`; the first `owned` of them are held by an optimizer.
-        `kinds` are the classes of the modules that hold them; `adaptive` optimizers divide by past gradients;
-        a run that is `alone` has but this process."""
+        """Of the tensors, in the order of the rows of `layers`; the first `owned` of them are held by an optimizer, and
+        hold so many `values` (0 where that is not known). `kinds` are the classes of the modules that hold them;
+        `adaptive` optimizers divide by past gradients; a run that is `alone` has but this process."""
         self.proven = -1
         """States taken at this attempt or before it are known to be good by the steps that followed."""
         self._adaptive = adaptive
@@ -99,6 +100,8 @@ class Judge:
             heads=[k for k, role in enumerate(roles) if role is Role.ATTENTION],
             normed=any(kind.startswith(("BatchNorm", "SyncBatchNorm")) for kind in kinds),
             adaptive=adaptive,
+            values=values,
+            reach=policy.ring_every * policy.ring_size,
         )
         self._outright: Sequence[NonFinite | Outlandish] = (NonFinite(), Outlandish())
         self.detectors: Sequence[Detector] = (

@@ -47,7 +47,7 @@ class Sight:
     """How many times the norm that a loop used to clip to it now hands over, for its clipping to be lost."""
     worse: float = 0.05
     """Share by which the loss on held-out data is above its best, twice, for it to have risen."""
-    astray: float = 0.3
+    astray: float = 0.2
     """Share by which the loss on held-out data is above its best, twice: if training has left its course too, that does
     harm."""
     slow_rise: float = 0.08

@@ -11,13 +11,16 @@ from surefoot.judge.detect.base import Detector
 from surefoot.judge.normal import Normal
 from surefoot.records import Finding, Row
 
+SINCE = 4
+"""Evaluations ago at most all was well: what gets worse little by little is overfitting, and not harm."""
+
 
 class Astray(Detector):
     """Speaks when two evaluations running are far above the best one and it does not heal; knows when, and at which
     rate, all was well."""
 
     name: ClassVar = "astray"
-    kept: ClassVar = ("_best", "_well", "_rate", "_far")
+    kept: ClassVar = ("_best", "_well", "_rate", "_far", "_since")
 
     def __init__(self, normal: Normal, *, alone: bool) -> None:
         self._normal = normal
@@ -30,6 +33,8 @@ class Astray(Detector):
         """The rate then."""
         self._far = math.nan
         """What the evaluation before was, if that was far above the best one: what heals is left alone."""
+        self._since = 0
+        """Evaluations since all was well."""
 
     def rewound(self) -> None:
         self._far = math.nan
@@ -41,10 +46,11 @@ class Astray(Detector):
         if not row.eval_loss >= self._best:
             self._best = row.eval_loss
         above = row.eval_loss - self._best
+        self._since += 1
         if above <= sight.worse * abs(self._best):
-            self._well, self._rate = row.attempt, self._normal.rate(row)
+            self._well, self._rate, self._since = row.attempt, self._normal.rate(row), 0
         before, self._far = self._far, row.eval_loss if above > sight.astray * abs(self._best) else math.nan
-        if not self._far >= before:
+        if not self._far >= before or self._since > SINCE:
             return []
         detail = f"the loss on held-out data is {row.eval_loss:.4g} and was {self._best:.4g} at best"
         return self.found(row, detail, eval_loss=row.eval_loss, best=self._best, well=self._well, rate=self._rate)

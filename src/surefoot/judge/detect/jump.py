@@ -56,5 +56,6 @@ class Jump(Detector):
             norm=row.norm,
             deviations=z,
             norm_ratio=ratio,
+            landed=row.landed,
             times=self._episodes,
         )

@@ -68,7 +68,13 @@ class Level(Detector):
         detail = f"the loss has risen slowly, from {lowest[0]:.4g} to {mean:.4g} over {STRETCH} steps each"
         start = self._normal.start
         return self.found(
-            row, detail, level=mean, normal=lowest[0], deviations=far, of_start=mean / start if start else math.nan
+            row,
+            detail,
+            level=mean,
+            normal=lowest[0],
+            deviations=far,
+            of_start=mean / start if start else math.nan,
+            slowly=True,
         )
 
     def _at_once(self, row: Row, recent: list[float]) -> list[Finding]:

@@ -11,6 +11,9 @@ import numpy as np
 
 from surefoot.records import Finding, Row, Verdict
 
+SUFFERS = ("level", "growth", "oscillation")
+"""Detectors that tell of a loss which is not what it was."""
+
 
 @dataclass(slots=True)
 class Moment:
