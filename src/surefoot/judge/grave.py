@@ -125,7 +125,8 @@ def _landed(case: Case, bears: bool) -> str:
     """A huge update has landed, and the loss has risen since."""
     huge = [f for f in case.found("jump") if f.evidence["landed"] and f.evidence["norm_ratio"] > math.log(HUGE)]
     level = [f for f in case.found("level") if huge and f.attempt > huge[0].attempt]
-    return f"{huge[0].detail}, and {level[0].detail}" if level and _high(case, RAISED) else ""
+    stays = len(case.moments) > HEALS and _high(case, RAISED)
+    return f"{huge[0].detail}, and {level[0].detail}" if level and stays else ""
 
 
 def _outgrown(case: Case, bears: bool) -> str:

@@ -240,7 +240,7 @@ def test_a_row_of_a_large_log_may_come_in_two_parts(tmp_path: Path, monkeypatch:
     assert (answer.verdict, answer.last_step) == (State.FAILED, 60)
 
 
-@pytest.mark.parametrize("data", [gzip.compress(jsonl(FALL).encode()), b"\x28\xb5\x2f\xfd" + bytes(99)])
+@pytest.mark.parametrize("data", [gzip.compress(jsonl(FALL).encode(), mtime=0), b"\x28\xb5\x2f\xfd" + bytes(99)])
 def test_a_compressed_log_is_not_followed_in_vain(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "train.log.gz"
     path.write_bytes(data)
