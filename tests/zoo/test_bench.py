@@ -17,7 +17,7 @@ from surefoot.zoo.scenario import Scenario
 from surefoot.zoo.traces import TRACES, rows
 from surefoot.zoo.work import BARE, OURS, Job, everything
 
-ONE = "gradient_nan-residual-brutal"
+ONE = "poisoned_sample-autoencoder-brutal"
 """A part of the zoo that is soon made."""
 
 
@@ -47,7 +47,7 @@ def test_the_veto_cures_what_the_bare_loop_dies_of(done: tuple[Path, subprocess.
 def test_the_page_is_written_with_its_pictures(done: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     home, _ = done
     page = (home / "docs" / "zoo.md").read_text()
-    assert "gradient_nan" in page
+    assert "poisoned_sample" in page
     assert "Adding a scenario" in page
     for name in ("rules.png", "runs.png"):
         assert (home / "docs" / "zoo" / name).read_bytes().startswith(b"\x89PNG")
@@ -56,7 +56,7 @@ def test_the_page_is_written_with_its_pictures(done: tuple[Path, subprocess.Comp
 def test_a_second_bench_takes_what_the_first_has_made(done: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     home, first = done
     made = {path: path.stat().st_mtime_ns for path in home.rglob("*.json")}
-    lost = next(path for path in made if path.parent.name == OURS and path.name.startswith("gradient_nan"))
+    lost = next(path for path in made if path.parent.name == OURS and path.name.startswith(ONE))
     lost.unlink()
     again = surefoot("bench", "zoo", "--only", ONE, "--json", cwd=home)
     assert again.stdout == first.stdout
@@ -89,6 +89,7 @@ def test_a_nan_on_one_of_two_processes(tmp_path: Path) -> None:
     assert protected.acted[0] == everything()[name].onset
 
 
+@pytest.mark.timeout(600)  # two minutes where nothing else is at work
 def test_one_of_each_cause(tmp_path: Path) -> None:
     """The short form of the whole bench: every cause once, at its most brutal, bare and under surefoot."""
     board = main(Choice(quick=True), folder=tmp_path, workers=2, progress=lambda *_: None)
