@@ -214,6 +214,26 @@ def test_a_judge_saved_in_the_middle_of_a_case_decides_as_if_it_had_not_been() -
     assert repr(again) == repr(told)
 
 
+@pytest.mark.parametrize("part", ["book", "treatment", "detectors"])
+def test_of_a_state_that_does_not_fit_nothing_is_taken(part: str) -> None:
+    (judge, source), fresh = trained(), Judge(Policy())
+    judged(judge, [source.nan(), *source.rows(2, times=3.0)])
+    saved = judge.state_dict()
+    del saved[part]
+    with pytest.raises(KeyError):
+        fresh.load_state_dict(saved)
+    assert repr(fresh.state_dict()) == repr(Judge(Policy()).state_dict())
+
+
+def test_signs_are_remembered_after_loading() -> None:
+    judge, source = trained()
+    judged(judge, [source.row(eval_loss=2.0), *source.rows(10, times=1.5), *source.rows(70)])
+    after = Judge(Policy())
+    after.load_state_dict(json.loads(json.dumps(judge.state_dict())))
+    worse = [source.row(eval_loss=2.8), *source.rows(20), source.row(eval_loss=2.9)]
+    assert actions(judged(after, worse)) == [Action.REWIND]
+
+
 def kinds_in(value: Any) -> set[type]:
     if isinstance(value, dict):
         return set().union(*map(kinds_in, value.values()))

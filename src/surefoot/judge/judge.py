@@ -372,6 +372,15 @@ class Judge:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Know again what was known then; of a state that does not fit nothing is taken."""
+        before = self.state_dict()
+        try:
+            self._load(state)
+        except Exception:
+            self._load(before)
+            raise
+
+    def _load(self, state: dict[str, Any]) -> None:
         self._refused, self._overflows, self._attempt = state["refused"], state["overflows"], state["attempt"]
         self.proven, self._awaits, self._blind = state["proven"], state["awaits"], state.get("blind", -1)
         self._book.load_state_dict(state["book"])
