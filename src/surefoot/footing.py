@@ -62,8 +62,8 @@ class Footing:
         """The attempt after which a state was last taken, or tried to be."""
         self._grown = False
         """A first step was taken, after which the optimizers hold all they ever will."""
-        self._told: set[bool] = set()
-        """What has been said of the ring: that it is on, that it is off."""
+        self._told = ""
+        """What was last said of the ring: where states live, or that it is off."""
         self._decided: list[Decision] = []
         self.on_return: Callable[[int], None] | None = None
         """Told of the attempt to which the run went back."""
@@ -138,11 +138,11 @@ class Footing:
         return state
 
     def _tell_of(self, ring: Ring) -> None:
-        off = ring.off is not None
-        if off not in self._told:
-            self._told.add(off)
+        place = ring.home if ring.off is None else "nowhere"
+        if place != self._told:
+            self._told = place
             self._desk.note("ring", ring.describe(), attempt=self.rounds.attempt)
-            if off:
+            if ring.off is not None:
                 log.warning("surefoot: the run cannot go back if it has to: %s", ring.describe())
 
     def state_dict(self) -> dict[str, Any]:

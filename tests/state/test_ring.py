@@ -170,6 +170,44 @@ def test_in_the_long_run_nothing_new_is_allocated() -> None:
     assert seen == known
 
 
+# -- a run that grows
+
+
+def test_states_give_way_to_a_run_that_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, ring = started()
+    for attempt in (10, 20, 30):
+        run.train(attempt)
+        taken(ring, attempt)
+    ring.prove(20)
+    held = ring.nbytes
+    monkeypatch.setattr(ring_room, "free_bytes", lambda device: held // 2)
+    run.train(40)
+    taken(ring, 40)
+    assert attempts(ring) == [20, 30, 40], "there is room enough"
+    monkeypatch.setattr(ring_room, "free_bytes", lambda device: held // 2 - 1)
+    monkeypatch.setattr(ring_room, "choose_home", lambda nbytes, budget, count: home.Choice("host", count, ""))
+    run.train(50)
+    taken(ring, 50)
+    assert attempts(ring) == [20, 50], "the best one stays"
+    assert [state.copy.home for state in ring.states] == ["device", "host"]
+    assert "in host memory" in ring.describe()
+    ring.prove(50)
+    for attempt in (60, 70):
+        run.train(attempt)
+        taken(ring, attempt)
+    assert {state.copy.home for state in ring.states} == {"host"}
+
+
+def test_a_run_that_takes_all_memory_has_no_states_and_knows_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, ring = started()
+    taken(ring, 10)
+    for room in (ring_room, home):
+        monkeypatch.setattr(room, "free_bytes", lambda device: 1)
+    assert ring.take(20, 20) is None
+    assert "do not fit in half of the free memory" in ring.describe()
+    assert ring.nbytes == 0
+
+
 # -- memory that takes long to get
 
 

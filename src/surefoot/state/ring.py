@@ -10,7 +10,7 @@ import torch
 from surefoot.errand import Errand, Runner
 from surefoot.state.capture import Whole
 from surefoot.state.copies import Copy, Kind, Look
-from surefoot.state.home import FEWEST, Home, choose_home, in_words
+from surefoot.state.home import FEWEST, Home, choose_home, free_bytes, in_words
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,8 @@ class Ring:
         self._spare: list[Copy] = []
         """Memory of states that were forgotten, for the next ones."""
         self._kinds: list[Kind] = []
-        self._home: Home = "device"
+        self.home: Home = "device"
+        """Where the next states live."""
         self._arriving: Copy | None = None
         self._runner = Runner("surefoot-ring")
         self._making: Errand[Copy] | None = None
@@ -71,6 +72,7 @@ class Ring:
         if self.off is not None:
             return None
         look = self._look()
+        self._give_way(look)
         while self.off is None and self._make_room():
             copy, shortage = self._try(look, wait=wait)
             if copy is not None:
@@ -97,9 +99,9 @@ class Ring:
         return look
 
     def _make_ready(self, look: Look) -> None:
-        slow = self.off is None and self._home == "host"
+        slow = self.off is None and self.home == "host"
         if slow and self._making is None and not any(copy.kinds == look.kinds for copy in self._spare):
-            into = self._spare.pop() if self._spare else Copy(self._home)
+            into = self._spare.pop() if self._spare else Copy(self.home)
             self._making = self._runner.send(functools.partial(into.make_room, look))
 
     def settle(self) -> None:
@@ -120,11 +122,21 @@ class Ring:
     def _choose(self, look: Look) -> None:
         """The run has grown, as with the optimizer's first step: choose anew where states live and how many."""
         choice = choose_home(look.nbytes, self._budget, self._size)
-        self._kinds, self._home, self._size = look.kinds, choice.home or "device", choice.count
+        self._kinds, self.home, self._size = look.kinds, choice.home or "device", choice.count
         self._spare.clear()
         self._making = None
         if choice.home is None:
             self._go_off(choice.reason)
+
+    def _give_way(self, look: Look) -> None:
+        """A run that has grown into the room which was left, as with longer batches, comes first: of the states beside
+        it only the best one stays, until there is a younger one in another place."""
+        own = self.nbytes
+        if self.home == "host" or all(free_bytes(device) >= own / 2 for device in look.nbytes):
+            return
+        best = self.newest_good()
+        self._states = [state for state in self._states if state is best or state.held]
+        self._choose(look)
 
     def _go_off(self, reason: str) -> None:
         self.off = reason
@@ -149,7 +161,8 @@ class Ring:
 
     def _forget(self, state: State) -> None:
         self._states.remove(state)
-        self._spare.append(state.copy)
+        if state.copy.home == self.home:
+            self._spare.append(state.copy)
 
     def _try(self, look: Look, *, wait: bool) -> tuple[Copy | None, str]:
         """A copy, or why there is no memory for one; no reason where it is only a matter of time."""
@@ -158,13 +171,13 @@ class Ring:
                 made, self._making = self._making, None
                 self._spare.append(made.result())
             into = next((copy for copy in self._spare if copy.kinds == look.kinds), None)
-            if into is None and not wait and self._home == "host":
+            if into is None and not wait and self.home == "host":
                 self._make_ready(look)
                 return None, ""
             into = into or (self._spare[-1] if self._spare else None)
             if into is not None:
                 self._spare.remove(into)
-            return self._whole.keep(look, into, home=self._home), ""
+            return self._whole.keep(look, into, home=self.home), ""
         except (RuntimeError, MemoryError) as error:
             if not _is_shortage(error):
                 raise
