@@ -148,7 +148,8 @@ def test_harm_from_before_all_states_that_are_kept_is_told_and_no_more() -> None
 def test_what_gets_worse_little_by_little_is_no_harm_whatever_else_happens() -> None:
     judge, source = trained()
     worse = [row for k in range(10) for row in (*source.rows(24), evaluated(source, 2.0 * 1.05**k))]
-    assert actions(judged(judge, [*worse, source.row(times=1.6), *source.rows(23), evaluated(source, 3.4)])) == []
+    bump = [*source.rows(10, times=1.5), *source.rows(20)]
+    assert actions(judged(judge, [*worse, *bump, evaluated(source, 3.4)])) == []
 
 
 def test_a_batch_of_another_kind_that_ruins_the_held_out_loss_alone_is_undone() -> None:
@@ -173,7 +174,7 @@ def test_a_huge_update_that_was_refused_is_no_reason_for_what_comes_later() -> N
     assert actions(judged(judge, [refused, *source.rows(12, times=1.6)])) == []
 
 
-@pytest.mark.parametrize(("silent", "done"), [(range(3), [Action.REWIND]), ((), [])])
+@pytest.mark.parametrize(("silent", "done"), [((0,), [Action.REWIND]), ((), [])])
 def test_a_slow_rise_is_believed_where_part_of_the_model_has_fallen_silent(
     silent: Sequence[int], done: list[Action]
 ) -> None:

@@ -192,9 +192,10 @@ def test_states_give_way_to_a_run_that_has_grown(monkeypatch: pytest.MonkeyPatch
     assert [state.copy.home for state in ring.states] == ["device", "host"]
     assert "in host memory" in ring.describe()
     ring.prove(50)
-    for attempt in (60, 70):
-        run.train(attempt)
-        taken(ring, attempt)
+    taken(ring, 60)
+    assert ring.take(70, 70, wait=False) is None, "what lay on the device is no memory for it"
+    run.train(80)
+    taken(ring, 80)
     assert {state.copy.home for state in ring.states} == {"host"}
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from surefoot.judge.detect.inputs import Inputs
 from surefoot.judge.detect.layers import NORM, LayerPast
 from surefoot.judge.detect.units import Units
-from surefoot.judge.diagnose.case import SUFFERS, Case, Moment, leads, least
+from surefoot.judge.diagnose.case import SILENCE, SUFFERS, Case, Moment, leads, least
 from surefoot.judge.normal import LAST, Normal
 from surefoot.records import Finding, Pattern, Row, Verdict
 
@@ -32,8 +32,6 @@ LOOKS = 5
 """Looks at the weights that are remembered."""
 STANDING = ("settings", "left_over", "lost_clip")
 """What these have found goes on, and may be the reason for what comes of it much later."""
-SILENCE = ("vanishing", "dead")
-"""The same, and states from after it are not sound: part of the model no longer learns."""
 SIGNS = 16
 """Signs of trouble that are remembered after their cases, for held-out data may tell late that it was one."""
 SOON = 32
@@ -142,12 +140,12 @@ class Casebook:
             case.rates, case.momenta = before.rates, before.momenta
         if before is not None and before.found(*SILENCE):
             case.findings += before.found(*SILENCE)
-            case.onset = before.onset
+            case.onset = before.onset  # states from after it are not sound
         for told in (f for f in found if f.detector == "astray"):
             since = max(told.evidence["well"], row.attempt - self._reach)
             signs = [f for f in self._signs if f.attempt >= since and f not in case.findings]
             case.findings += signs
-            case.onset = min((f.attempt for f in signs), default=case.onset)
+            case.onset = min([case.onset, *(f.attempt for f in signs)])
         return case
 
     def moment(self, row: Row, layers: np.ndarray | None) -> Moment:
@@ -250,7 +248,7 @@ class Casebook:
         self._norms = deque(state["norms"], maxlen=LAST)
         self._ratios = deque(state["ratios"], maxlen=LOOKS)
         self._weights = [(attempt, norm) for attempt, norm in state["weights"]]
-        self._signs = deque(map(_finding, state.get("signs", ())), maxlen=SIGNS)
+        self._signs = deque(map(_finding, state["signs"]), maxlen=SIGNS)
 
 
 def _packed(case: Case) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from surefoot.judge.diagnose.case import SUFFERS, Case
+from surefoot.judge.diagnose.case import SILENCE, SUFFERS, Case
 from surefoot.records import Finding, Verdict
 
 DOUBT = {True: 3, False: 12}
@@ -28,10 +28,8 @@ CALM = 2.0
 """A norm below so many times the largest lately does not stand out."""
 FEW = 0.1
 """Share of the tensors that have fallen silent, above which a slow rise is enough to believe it."""
-HUGE = 60.0
-"""A norm so many times the largest lately was no ordinary update, whatever the loss of its batch..."""
 UNLIKE = 30.0
-"""... nor was a batch ordinary whose values are spread so many times as wide as usual."""
+"""Values of a batch that are spread so many times as wide as usual make it one of another kind."""
 NEW = 6
 """Finite updates in a row that were refused: the weights are damaged or, after a rewind, this is the new normal."""
 
@@ -112,7 +110,7 @@ def _unclipped(case: Case, bears: bool) -> str:
 
 def _silent(case: Case, bears: bool) -> str:
     """Gradients no longer come through, and the loss has risen."""
-    silent, level = case.found("vanishing", "dead"), case.found("level")
+    silent, level = case.found(*SILENCE), case.found("level")
     if not silent or not level:
         return ""
     share = max(f.evidence["share"] for f in silent)
@@ -123,7 +121,7 @@ def _silent(case: Case, bears: bool) -> str:
 
 def _landed(case: Case, bears: bool) -> str:
     """A huge update has landed, and the loss has risen since."""
-    huge = [f for f in case.found("jump") if f.evidence["landed"] and f.evidence["norm_ratio"] > math.log(HUGE)]
+    huge = [f for f in case.found("jump") if f.evidence["huge"]]
     level = [f for f in case.found("level") if huge and f.attempt > huge[0].attempt]
     stays = len(case.moments) > HEALS and _high(case, RAISED)
     return f"{huge[0].detail}, and {level[0].detail}" if level and stays else ""

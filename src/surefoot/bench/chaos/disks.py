@@ -78,7 +78,7 @@ def disks(bench: Bench, count: int) -> Tally:
         kind = kinds[k % len(kinds)]
         plan = Plan(run=bench.new("disk"), steps=60, every=6, pause=0.003, disk=kind, at=80 + bench.dice.randrange(80))
         codes = bench.live(plan)
-        while not any(codes) and not beside(plan, "struck").exists():
+        while plan.at and not any(codes) and not beside(plan, "struck").exists():
             # A busy machine makes fewer saves in as many steps, and has ended before that change.
             plan = replace(plan, run=bench.new("disk"), at=plan.at // 2)
             codes = bench.live(plan)

@@ -56,6 +56,6 @@ class Jump(Detector):
             norm=row.norm,
             deviations=z,
             norm_ratio=ratio,
-            landed=row.landed,
+            huge=huge and row.landed,
             times=self._episodes,
         )

@@ -13,6 +13,8 @@ from surefoot.records import Finding, Row, Verdict
 
 SUFFERS = ("level", "growth", "oscillation")
 """Detectors that tell of a loss which is not what it was."""
+SILENCE = ("vanishing", "dead")
+"""Detectors that tell of a part of the model which no longer learns."""
 
 
 @dataclass(slots=True)
