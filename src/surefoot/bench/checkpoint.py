@@ -36,7 +36,8 @@ _LARGE = 5e9
 """Bytes from which on only surefoot's usual way is measured: the others take minutes."""
 BESIDE = 60.0
 """Seconds at most that training is watched while a save is written."""
-SHAPE = {"10m": (8, 128), "124m": (8, 1024), "1.3b": (4, 1024)}
+SHAPE = {"10m": (64, 128), "124m": (32, 1024), "1.3b": (8, 1024)}
+"""Batch and length on a device: enough work for its queue never to be empty, as in a run that uses the device well."""
 
 
 @dataclass(slots=True)
@@ -61,6 +62,13 @@ class Work:
     def wait(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+    def launch(self) -> float:
+        """Seconds that the host takes to launch one update, with nothing to wait for."""
+        self.wait()
+        start = time.perf_counter()
+        self.step()
+        return time.perf_counter() - start
 
     def span(self, way: Way | None = None) -> tuple[float, float]:
         """Seconds for some updates, the save that begins before them included; and of its call alone."""
@@ -96,7 +104,8 @@ def main(size: str, device: str | None, folder: Path | None, say: Callable[[str]
     nbytes = sum(whole.look().nbytes.values())
     told = (
         f"{count_parameters(work.model) / 1e6:.0f} M parameters with AdamW, {in_words(nbytes)}; {machine(device)};"
-        f" updates of {1e3 * _plain(work) / SPAN:.1f} ms"
+        f" updates of {1e3 * _plain(work) / SPAN:.1f} ms, launched in"
+        f" {1e3 * statistics.median(work.launch() for _ in range(5)):.1f} ms"
     )
     lines = [
         told,

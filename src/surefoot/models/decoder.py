@@ -68,12 +68,12 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)  # [batch, heads, 3, length, size]
-        q, k, v = qkv.unbind(2)
+        # Turned while they lie as they came, [batch, length, heads, size]: the compiler then writes nothing twice.
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        cos, sin = cos[:, None], sin[:, None]
+        q, k, v = (each.transpose(1, 2) for each in (rotate(q, cos, sin), rotate(k, cos, sin), v))
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(
-            rotate(q, cos, sin), rotate(k, cos, sin), v, dropout_p=dropout, is_causal=True
-        )
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 

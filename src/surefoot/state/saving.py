@@ -255,8 +255,8 @@ def _rehearse(devices: Iterable[torch.device]) -> None:
     for device in devices:
         if device.type == "cuda":
             with aside([device]):
-                little = torch.zeros(8, device=device)
-                not_finite(Pieces(shards={"little": Shard(little, (0,), (8,))}, weights={"little"}))
+                little = torch.zeros(1 << 18, device=device)
+                not_finite(Pieces(shards={"little": Shard(little, (0,), tuple(little.shape))}, weights={"little"}))
                 for _ in Stage().bytes_of(little):
                     pass
 

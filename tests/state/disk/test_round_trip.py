@@ -473,6 +473,17 @@ def test_weights_that_are_not_finite_are_named(name: str) -> None:
     assert not_finite(take_apart(whole.take(), names_in(whole))) == [f"model.{name}"]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16, torch.complex64])
+def test_one_bad_value_in_a_large_tensor_is_found(kind: torch.dtype, bad: str, device: str) -> None:
+    model = nn.ParameterList([torch.ones(300_000, dtype=kind), torch.ones(0), torch.ones(3)]).to(device)
+    whole = Whole(model, torch.optim.SGD(model.parameters()))
+    with torch.no_grad():
+        model[0][299_000] = float(bad)
+    assert not_finite(take_apart(whole.take(), names_in(whole))) == ["model.0"]
+
+
 @needs_cuda
 @pytest.mark.parametrize(("before", "after"), [("cuda", "cuda"), ("cpu", "cuda"), ("cuda", "cpu")])
 @pytest.mark.parametrize("way", ["plain", "foreach", "fused"])

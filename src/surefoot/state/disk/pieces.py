@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -63,20 +64,27 @@ def add_probe(pieces: Pieces, probe: Mapping[str, Any], rank: int) -> None:
 
 
 def not_finite(pieces: Pieces) -> list[str]:
-    """The names of parameters that hold a NaN or an infinity, with one wait for each device."""
-    names: dict[torch.device, list[str]] = defaultdict(list)
+    """The names of parameters that hold a NaN or an infinity, with one wait for each device and type.
+
+    The largest value of each is asked for: a mark for every value would need memory that a device may not have.
+    """
+    alike: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
     for name in sorted(pieces.weights):
-        names[pieces.shards[name].tensor.device].append(name)
+        values = _comparable(pieces.shards[name].tensor)
+        if values.numel() and values.is_floating_point():
+            alike[values.device, values.dtype].append((name, values))
     found: list[str] = []
-    for mine in names.values():
-        fine = torch.stack([_finite(pieces.shards[name].tensor) for name in mine]).tolist()
-        found += [name for name, right in zip(mine, fine, strict=True) if not right]
-    return found
+    for mine in alike.values():
+        largest = torch.stack(torch._foreach_norm([values for _, values in mine], math.inf)).tolist()
+        found += [name for (name, _), size in zip(mine, largest, strict=True) if not math.isfinite(size)]
+    return sorted(found)
 
 
-def _finite(tensor: Tensor) -> Tensor:
+def _comparable(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj())
     small = tensor.dtype.itemsize == 1 and tensor.is_floating_point()  # not all of these can be asked themselves
-    return torch.isfinite(tensor.to(torch.bfloat16) if small else tensor).all()
+    return tensor.to(torch.bfloat16) if small else tensor
 
 
 class Apart:
