@@ -56,7 +56,8 @@ class Footing:
             model, optimizers, scheduler=scheduler, extra={**extra, GATES: self}, groups=bool(scheduler)
         )
         keeps = ring != 0 and not policy.observe
-        self.ring = Ring(self._whole, size=policy.ring_size, budget_bytes=ring) if keeps else None
+        kept: dict[str, Any] = {"size": policy.ring_size, "reach": policy.ring_reach, "budget_bytes": ring}
+        self.ring = Ring(self._whole, **kept) if keeps else None
         self._optimizers = self._whole.optimizers
         self._taken: int | None = None
         """The attempt after which a state was last taken, or tried to be."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from surefoot.gate.clip import ClipOption
 from surefoot.journal.lock import RunDirectoryInUse
@@ -46,9 +47,17 @@ def _judged(model: nn.Module, rounds: Rounds) -> dict[str, Any]:
         "kinds": [holders.get(id(p), "").removeprefix("FSDP") for p in rounds.layout.params],
         "owned": owned,
         "values": sum(rounds.layout.numels[:owned]),
+        "first": max(map(_first, optimizers)),
         "adaptive": not any(isinstance(o, _PROPORTIONAL) for o in optimizers),
         "alone": rounds.meter.ranks.world == 1,
     }
+
+
+def _first(optimizer: Optimizer) -> float:
+    """How far the very first update of an optimizer that divides by past gradients moves each weight, in rates."""
+    if isinstance(optimizer, torch.optim.RMSprop):  # its average of squares begins at 0, and is not corrected for that
+        return max((1 - group["alpha"]) ** -0.5 for group in optimizer.param_groups)
+    return 1.0
 
 
 def config_of(model: nn.Module, clip: ClipOption, policy: Policy, rounds: Rounds) -> dict[str, Any]:

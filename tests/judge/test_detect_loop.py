@@ -9,13 +9,14 @@ import pytest
 from made_rows import NAMES, Bench, Source, actions, judged, of, trained
 
 from surefoot.judge.detect.evaluation import Evaluation
+from surefoot.judge.detect.fewsamples import FewSamples
 from surefoot.judge.detect.inputs import Inputs
 from surefoot.judge.detect.leftover import LeftOver
 from surefoot.judge.detect.lostclip import LostClip
 from surefoot.judge.detect.still import Still
 from surefoot.judge.diagnose.origin import cause_of
 from surefoot.judge.judge import Judge
-from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Row
+from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, Row
 
 
 def fed(source: Source, count: int, *, mean: float = 0.0, spread: float = 1.0, drift: float = 0.0) -> list[Row]:
@@ -207,3 +208,27 @@ def test_an_open_case_is_kept_with_the_state() -> None:
     after = [source.row(times=3.0) for _ in range(12)]
     assert [repr(e) for e in judged(other, after)] == [repr(e) for e in judged(judge, after)]
     assert not other.quiet
+
+
+# -- batches of another size
+
+
+@pytest.mark.parametrize(
+    ("normed", "samples", "rows", "said"),
+    [(True, 2, 3, 1), (True, 2, 60, 1), (True, 2, 1, 0), (True, 16, 60, 0), (False, 2, 60, 0)],
+)
+def test_a_norm_over_a_few_samples_is_told_once(normed: bool, samples: int, rows: int, said: int) -> None:
+    """And not for the last batch of an epoch, nor where nothing is normalised over the batch."""
+    bench, source = Bench(), Source(0)
+    detector = FewSamples(bench.normal, normed=normed)
+    assert bench.said(detector, source.rows(100, samples=64)) == []
+    assert len(bench.said(detector, source.rows(rows, samples=samples))) == said
+
+
+@pytest.mark.parametrize(("samples", "told"), [(4, False), (64, True)])
+def test_losses_of_smaller_batches_may_scatter_further(samples: int, told: bool) -> None:
+    """Sixteen times fewer samples make four times the scatter: what stands out of large batches does not of small."""
+    judge, source = trained(rows=0)
+    judged(judge, source.rows(200, samples=64))
+    events = judged(judge, [source.row(samples=samples, times=2.0, swells=3.0) for _ in range(6)])
+    assert ("jump" in {f.detector for f in of(Finding, events)}) == told

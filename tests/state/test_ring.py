@@ -73,6 +73,20 @@ def test_the_oldest_make_room_for_new_ones() -> None:
     assert attempts(ring) == [40, 50, 60]
 
 
+def test_an_old_good_state_stays_as_long_as_it_is_in_reach() -> None:
+    _, ring = started(size=4, reach=100)
+    ages = []
+    for attempt in range(0, 400, 10):
+        taken(ring, attempt)
+        ring.prove(attempt - 10)
+        newest = ring.newest_good()
+        assert newest is None or newest.attempt == attempt - 10
+        ages.append(attempt - attempts(ring)[0])
+    assert max(ages) == 110, "told when the next one is taken"
+    assert ages[20:].count(110) >= 2, "another takes the place of one that has become too old"
+    assert min(ages[5:]) >= 20
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_the_last_good_state_is_never_given_up_for_an_unproven_one(size: int) -> None:
     _, ring = started(size=size)

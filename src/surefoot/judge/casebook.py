@@ -25,9 +25,8 @@ ENDS = 60
 """Rows without a further sign after which a case is closed."""
 OUTGROWN = 5.0
 """How many times larger than rate and gradients explain an update is worth remembering."""
-FIRST = 1.1
-"""How far an update may move each weight, in rates, and be no more than what an optimizer that divides by past
-gradients does when it has none yet: one rate, and a little for the decay of the weights."""
+MORE = 1.1
+"""How much further than by the first update of a new optimizer weights may move: a little, for their decay."""
 LOOKS = 5
 """Looks at the weights that are remembered."""
 STANDING = ("settings", "left_over", "lost_clip")
@@ -56,6 +55,7 @@ class Casebook:
         normed: bool,
         adaptive: bool,
         values: int,
+        first: float,
         reach: int,
     ) -> None:
         self.case: Case | None = None
@@ -69,6 +69,7 @@ class Casebook:
         self._normed = normed
         self._adaptive = adaptive
         self._values = values
+        self._first = first
         self._reach = reach
         """Attempts that a run can go back by, about."""
         self._update = math.nan
@@ -114,7 +115,7 @@ class Casebook:
         if found and (before is None or (before.named and self.quiet_rows > LAST)):
             self.case, self.quiet_rows = self._after(before, row, found), 0
         case = self.case
-        self._signs += (f for f in found if f.detector in (*SUFFERS, "jump", "inputs"))
+        self._signs += (f for f in found if f.detector in (*SUFFERS, "jump", "inputs", "settings"))
         self._look(row, case)
         if case is None:
             return
@@ -221,7 +222,7 @@ class Casebook:
         times = size * lesser / self._update / max(grown, 1.0)
         # An optimizer that starts anew, as for another stage, takes steps as large as its very first: no damage.
         apart = row.update_ratio * row.weight_norm / rate / math.sqrt(self._values) if self._values else math.inf
-        if times > OUTGROWN and not (self._adaptive and apart <= FIRST):
+        if times > OUTGROWN and not (self._adaptive and apart <= MORE * self._first):
             self._outgrown = (row.attempt, times)
         elif times <= OUTGROWN and case is None:
             self._update += (size - self._update) / 4

@@ -64,7 +64,7 @@ def _set_wrong(case: Case, bears: bool) -> str:
     raised = _raised(case)
     if any(f.evidence.get("momentum", 0) >= 1 for f in raised):
         return raised[0].detail
-    suffers = case.found(*SUFFERS)
+    suffers = case.found(*SUFFERS) or [f for f in case.found("astray") if f.evidence["raised"]]
     if raised and suffers:
         return f"{raised[0].detail}, and {suffers[0].detail}"
     return f"{raised[0].detail}, and nothing is gained by it" if raised and _gains_nothing(case) else ""

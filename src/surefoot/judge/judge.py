@@ -15,6 +15,7 @@ from surefoot.judge.detect.base import Detector
 from surefoot.judge.detect.bottleneck import Bottleneck
 from surefoot.judge.detect.clipping import Clipping
 from surefoot.judge.detect.evaluation import Evaluation
+from surefoot.judge.detect.fewsamples import FewSamples
 from surefoot.judge.detect.growth import Growth
 from surefoot.judge.detect.inputs import Inputs
 from surefoot.judge.detect.jump import Jump
@@ -76,14 +77,16 @@ class Judge:
         kinds: Sequence[str] = (),
         owned: int | None = None,
         values: int = 0,
+        first: float = 1.0,
         adaptive: bool = True,
         alone: bool = True,
     ) -> None:
         self.policy = policy
         self.names = names
         """Of the tensors, in the order of the rows of `layers`; the first `owned` of them are held by an optimizer, and
-        hold so many `values` (0 where that is not known). `kinds` are the classes of the modules that hold them;
-        `adaptive` optimizers divide by past gradients; a run that is `alone` has but this process."""
+        hold so many `values` (0 where that is not known), which their `first` update moves by so many rates.
+        `kinds` are the classes of the modules that hold them; `adaptive` optimizers divide by past gradients; a run
+        that is `alone` has but this process."""
         self.proven = -1
         """States taken at this attempt or before it are known to be good by the steps that followed."""
         self._adaptive = adaptive
@@ -92,21 +95,24 @@ class Judge:
         self._past = LayerPast()
         self._units = Units(self.normal, self._past)
         inputs = Inputs(policy.sight)
+        normed = any(kind.startswith(("BatchNorm", "SyncBatchNorm")) for kind in kinds)
         self._book = Casebook(
             self.normal,
             self._past,
             self._units,
             inputs,
             heads=[k for k, role in enumerate(roles) if role is Role.ATTENTION],
-            normed=any(kind.startswith(("BatchNorm", "SyncBatchNorm")) for kind in kinds),
+            normed=normed,
             adaptive=adaptive,
             values=values,
-            reach=policy.ring_every * policy.ring_size,
+            first=first,
+            reach=policy.ring_reach,
         )
         self._outright: Sequence[NonFinite | Outlandish] = (NonFinite(), Outlandish())
         self.detectors: Sequence[Detector] = (
             self._units,
             inputs,
+            FewSamples(self.normal, normed=normed),
             LeftOver(),
             LostClip(self.normal),
             Settings(self.normal),
@@ -199,6 +205,7 @@ class Judge:
         if layers is not None and row.optimizer == 0:
             self._past.take(row, layers, learn=row.landed and self._book.learns)
         self.normal.asked = self._treatment.restraint
+        self.normal.expect(row)
         found = [f for d in self._outright for f in d.update(row)]
         found += [f for d in self.detectors for f in d.update(row, layers)]
         refused = row.verdict in REFUSED

@@ -12,6 +12,10 @@ from surefoot.records import Restraint, Row
 
 LEAST = 8
 """Values before a trouble that are enough to go by, should there be no more."""
+TINY = 4
+"""Samples over which mean and variance are mostly chance."""
+FEWER = 2.0
+"""How many times fewer samples than usual a batch must have for its scatter to be another."""
 LAST = 16
 """Values that are held back: they are being judged, and are no part of what is normal yet."""
 
@@ -104,8 +108,10 @@ class Normal:
         """Of the logarithms of the norms that the first optimizer was handed, where the loop changes gradients."""
         self.asked = Restraint()
         """What is asked of the steps."""
-        self.samples = math.nan
-        """Samples in a batch."""
+        self.sizes = Baseline(sight.window)
+        """Of the samples in a batch."""
+        self.wider = 1.0
+        """How many times further than usual losses scatter now, since a batch has fewer samples than it had."""
         self.start = math.nan
         """The level the loss began at."""
         self.recent: deque[float] = deque(maxlen=LAST)
@@ -128,16 +134,26 @@ class Normal:
     def formed(self) -> bool:
         return len(self.loss) >= self.sight.least
 
+    @property
+    def samples(self) -> float:
+        """Samples in a batch, usually."""
+        return self.sizes.middle if len(self.sizes) else math.nan
+
+    def expect(self, row: Row) -> None:
+        """A mean over fewer samples scatters further, by the root of how many fewer they are."""
+        fewer = self.samples / row.samples if row.samples > 0 else math.nan
+        self.wider = math.sqrt(fewer) if fewer >= FEWER else 1.0
+
     def z(self, loss: float) -> float:
         """How many deviations a loss lies above what is normal."""
-        return (loss - self.loss.middle) / self.loss.spread if self.formed else math.nan
+        return (loss - self.loss.middle) / (self.wider * self.loss.spread) if self.formed else math.nan
 
     def norm_ratio(self, row: Row) -> float:
         """The norm over the largest accepted one lately, as a logarithm."""
         known = self.norms.get(row.optimizer)
         if known is None or len(known) < self.sight.least or not row.norm > 0:
             return math.nan
-        return math.log(row.norm) - known.top if math.isfinite(row.norm) else math.inf
+        return math.log(row.norm / self.wider) - known.top if math.isfinite(row.norm) else math.inf
 
     def norm_z(self, row: Row) -> float:
         known = self.norms.get(row.optimizer)
@@ -200,7 +216,7 @@ class Normal:
         if row.lr > 0:
             self.rates.setdefault(row.optimizer, Baseline(4 * self.sight.window)).add(row.attempt, self.rate(row))
         if row.samples > 0:
-            self.samples = row.samples
+            self.sizes.add(row.attempt, row.samples)
         if math.isfinite(row.momentum):
             self.momenta[row.optimizer] = row.momentum
 
@@ -213,7 +229,7 @@ class Normal:
 
     def rewound(self, attempt: int) -> None:
         """What came after this attempt did not happen."""
-        for known in (self.loss, self.applied, *self.norms.values(), *self.rates.values()):
+        for known in (self.loss, self.applied, self.sizes, *self.norms.values(), *self.rates.values()):
             known.forget(attempt + 1)
         self._looked_at = None
         self._waiting.clear()
@@ -228,7 +244,7 @@ class Normal:
             "rates": {k: b.state_dict() for k, b in self.rates.items()},
             "momenta": dict(self.momenta),
             "start": self.start,
-            "samples": self.samples,
+            "sizes": self.sizes.state_dict(),
             "first": list(self._first),
             "recent": list(self.recent),
             "landed": self.landed,
@@ -246,7 +262,7 @@ class Normal:
                 kept[int(k)] = Baseline(window * self.sight.window)
                 kept[int(k)].load_state_dict(content)
         self.momenta = {int(k): m for k, m in state["momenta"].items()}
-        self.samples = state["samples"]
+        self.sizes.load_state_dict(state["sizes"])
         self.start, self._first, self.landed = state["start"], list(state["first"]), state["landed"]
         self.recent = deque(state["recent"], maxlen=LAST)
         self._spikes, self._spiked = state["spikes"], list(state["spiked"])

@@ -135,8 +135,10 @@ class Policy:
     """Seconds between two readings of memory and utilisation; 0 reads them at every step."""
     ring_every: int = 50
     """Steps between two states kept in memory, to go back to."""
-    ring_size: int = 3
+    ring_size: int = 4
     """States kept at most; two are the least that is of use."""
+    ring_reach: int = 150
+    """Attempts that the oldest of them may lie back: some trouble tells only long after it began."""
 
     save_every: int = 1000
     """Steps between two checkpoints on disk, when `resume=` asks for any."""
@@ -177,6 +179,7 @@ AT_LEAST_ONE = (
     "proof",
     "weights_every",
     "ring_every",
+    "ring_reach",
     "save_every",
     "save_seconds",
 )

@@ -235,7 +235,7 @@ def _ladder(case: Case, cause: Cause, *, early: bool, held: bool) -> Sequence[Ru
         return LEFT_OVER
     if _usual_scale(case):
         return LOW_SCALE
-    if case.found("astray"):
+    if any(not f.evidence["raised"] for f in case.found("astray")):
         return ASTRAY
     return HELD if held or only_raised(case) else LADDERS.get(cause, USUAL)
 
@@ -243,8 +243,10 @@ def _ladder(case: Case, cause: Cause, *, early: bool, held: bool) -> Sequence[Ru
 def _sound_before(case: Case) -> int:
     """States from before this attempt are sound: the first sign, or a little earlier when held-out data told of it
     late, for the first sign may have been late too."""
-    well = [f.evidence["well"] for f in case.found("astray")]
-    return min(case.onset, max(well[0], case.onset - LAST)) if well else case.onset
+    for told in case.found("astray"):
+        since = told.evidence["well"]  # a rate may have been raised right after that
+        return min(case.onset, since if told.evidence["raised"] else max(since, case.onset - LAST))
+    return case.onset
 
 
 def _sound_rates(case: Case) -> Sequence[float]:

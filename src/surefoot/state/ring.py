@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +34,7 @@ class Ring:
     agree on the state to go back to; `states` says what each of them has.
     """
 
-    def __init__(self, whole: Whole, *, size: int = 3, budget_bytes: int | None = None) -> None:
+    def __init__(self, whole: Whole, *, size: int = 3, budget_bytes: int | None = None, reach: int = 0) -> None:
         if size < FEWEST:
             raise ValueError(f"a ring needs room for {FEWEST} states or more, a good one and the next; got size={size}")
         self.off: str | None = None
@@ -41,6 +42,8 @@ class Ring:
         self._whole = whole
         self._size = size
         self._budget = budget_bytes
+        self._reach = reach
+        """An old good state is kept as long as it is no older than so many attempts, and others between go instead."""
         self._states: list[State] = []
         self._spare: list[Copy] = []
         """Memory of states that were forgotten, for the next ones."""
@@ -153,11 +156,20 @@ class Ring:
         while len(self._states) + for_next > self._size:
             good = [s for s in self._states if s.good]
             unproven = [s for s in self._states if not s.good]
-            victims = [s for s in good[:-1] if not s.held] or unproven[:0:-1]
+            victims = self._oldest_first(good) or unproven[:0:-1]
             if not victims:
                 return False
             self._forget(victims[0])
         return True
+
+    def _oldest_first(self, good: list[State]) -> list[State]:
+        """Good states that may be given up, in this order; the newest may not."""
+        free = [s for s in good[:-1] if not s.held]
+        if len(free) < 2 or self._states[-1].attempt - free[0].attempt > self._reach:
+            return free
+        # The one that leaves the least behind: the next older state is not far from it.
+        gaps = {id(b): b.attempt - a.attempt for a, b in itertools.pairwise(free)}
+        return sorted(free[1:], key=lambda s: gaps[id(s)])
 
     def _forget(self, state: State) -> None:
         self._states.remove(state)

@@ -14,13 +14,16 @@ from surefoot.records import Finding, Row
 SINCE = 4
 """Evaluations ago at most all was well: what gets worse little by little is overfitting, and not harm."""
 
+RESTARTED = 1.5
+"""A rate that was raised by this factor, and not out of all measure, explains it: schedules restart on purpose."""
+
 
 class Astray(Detector):
-    """Speaks when two evaluations running are far above the best one and it does not heal; knows when, and at which
-    rate, all was well."""
+    """Speaks when two evaluations running are far above the best one and it does not heal, or one is above it and the
+    rate was raised; knows when, and at which rate, all was well."""
 
     name: ClassVar = "astray"
-    kept: ClassVar = ("_best", "_well", "_rate", "_far", "_since")
+    kept: ClassVar = ("_best", "_well", "_rate", "_now", "_top", "_blamed", "_far", "_since")
 
     def __init__(self, normal: Normal, *, alone: bool) -> None:
         self._normal = normal
@@ -30,7 +33,13 @@ class Astray(Detector):
         self._well = -1
         """The attempt at which the last evaluation that was about as good as the best one was told."""
         self._rate = math.inf
-        """The rate then."""
+        """The rate that had led there."""
+        self._now = math.inf
+        """That of the last row."""
+        self._top = 0.0
+        """The highest since."""
+        self._blamed = False
+        """It was told already, and has not been well since."""
         self._far = math.nan
         """What the evaluation before was, if that was far above the best one: what heals is left alone."""
         self._since = 0
@@ -40,7 +49,12 @@ class Astray(Detector):
         self._far = math.nan
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
-        if not self._alone or row.optimizer or math.isnan(row.eval_loss):
+        if not self._alone or row.optimizer:
+            return []
+        # What is evaluated are the weights before this row's update.
+        rate, self._now = self._now, self._normal.rate(row)
+        self._top = max(self._top, self._now)
+        if math.isnan(row.eval_loss):
             return []
         sight = self._normal.sight
         if not row.eval_loss >= self._best:
@@ -48,9 +62,13 @@ class Astray(Detector):
         above = row.eval_loss - self._best
         self._since += 1
         if above <= sight.worse * abs(self._best):
-            self._well, self._rate, self._since = row.attempt, self._normal.rate(row), 0
+            self._well, self._rate, self._top, self._since = row.attempt, rate, self._now, 0
         before, self._far = self._far, row.eval_loss if above > sight.astray * abs(self._best) else math.nan
-        if not self._far >= before or self._since > SINCE:
+        times = self._top / self._rate if self._rate > 0 else 1.0
+        raised = self._since > 0 and times > sight.faster and not self._blamed
+        self._blamed = self._since > 0 and (self._blamed or raised)
+        if not raised and (not self._far >= before or self._since > SINCE or times > RESTARTED):
             return []
         detail = f"the loss on held-out data is {row.eval_loss:.4g} and was {self._best:.4g} at best"
-        return self.found(row, detail, eval_loss=row.eval_loss, best=self._best, well=self._well, rate=self._rate)
+        told = {"eval_loss": row.eval_loss, "best": self._best, "well": self._well, "rate": self._rate}
+        return self.found(row, detail, raised=raised, **told)

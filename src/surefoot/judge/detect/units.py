@@ -15,24 +15,24 @@ from surefoot.records import Finding, Row
 LEAST = math.log(1.8)
 ALIKE = 0.5
 """How far the factors of loss and gradients, and of the tensors among themselves, may lie apart, as logarithms."""
-STAYS = 3
+STAYS, OF = 3, 5
+"""Rows that must be multiplied, of so many: those of a small batch scatter."""
 
 
 class Units(Detector):
     name: ClassVar = "units"
-    kept: ClassVar = ("_since", "_told", "factor", "_factors")
+    kept: ClassVar = ("_told", "factor", "_factors")
 
     def __init__(self, normal: Normal, past: LayerPast) -> None:
         self._normal = normal
         self._past = past
-        self._since = 0
         self._told = False
         self.factor = 1.0
         """What the loss has been multiplied by at this step, as far as the numbers say; 1 when it was not."""
         self._factors: list[float] = []
 
     def rewound(self) -> None:
-        self._since, self._told, self.factor, self._factors = 0, False, 1.0, []
+        self._told, self.factor, self._factors = False, 1.0, []
 
     @property
     def lately(self) -> float:
@@ -41,12 +41,9 @@ class Units(Detector):
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
         self.factor = self._factor(row, layers)
-        self._factors = [*self._factors, self.factor][-STAYS - 2 :]
-        if self.factor == 1.0:
-            self._since, self._told = 0, False
-            return []
-        self._since += 1
-        if self._since < STAYS or self._told:
+        self._factors = [*self._factors, self.factor][-OF:]
+        self._told = self._told and self.factor != 1.0
+        if self.factor == 1.0 or self._told or sum(factor != 1.0 for factor in self._factors) < STAYS:
             return []
         self._told = True
         detail = f"the loss and all gradients are about {self.factor:.3g} times what they were"
@@ -57,7 +54,8 @@ class Units(Detector):
         if layers is None or row.optimizer or not past.formed or not normal.loss.middle > 0 or not row.loss > 0:
             return 1.0
         loss = math.log(row.loss / normal.loss.middle)
-        if not LEAST - ALIKE < loss < math.inf:
+        # Smaller batches make all gradients larger, and now and then the loss too.
+        if not LEAST - ALIKE < loss < math.inf or normal.wider > 1:
             return 1.0
         fit = (layers[:, NORM] > 0) & np.isfinite(layers[:, NORM]) & np.isfinite(past.usual)
         if fit.sum() < 3:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from surefoot.judge.diagnose.case import Case, Moment
 from surefoot.judge.diagnose.roles import Role, role_of
+from surefoot.judge.normal import TINY
 from surefoot.records import Cause, Pattern, Verdict
 
 Named = tuple[Cause, float, str]
@@ -184,7 +185,7 @@ def _located(case: Case, at: Moment) -> Iterator[Named]:
 def _batch(case: Case) -> Iterator[Named]:
     """Batches that became tiny, under a norm over the batch."""
     now = case.last.row.samples
-    if case.normed and now <= 4 and now < case.samples:
+    if case.normed and now <= TINY and now < case.samples:
         yield Cause.ZERO_VARIANCE, 0.85, f"batch norm works over {now:.0f} samples, where there were {case.samples:.0f}"
 
 
