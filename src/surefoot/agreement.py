@@ -6,11 +6,14 @@ in the store the processes met by; the others learn of it before they are there.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Any
 
 import torch.distributed as dist
+
+log = logging.getLogger("surefoot")
 
 AHEAD = 1.5
 """Seconds ahead of now that are left for everyone to hear of it."""
@@ -114,7 +117,14 @@ class Agreement:
                     told = store.get(str(number)).decode()
                     if number == self._number and self._due is None:
                         self._hear(told)
-            except Exception:  # the processes part: there is nobody left to agree with
+            except RuntimeError:  # the store has gone, the processes part: there is nobody left to agree with
+                return
+            except Exception as error:
+                log.warning(
+                    "surefoot: this process no longer hears what others are asked for, such as by a signal: %s: %s",
+                    type(error).__name__,
+                    error,
+                )
                 return
 
 

@@ -1,0 +1,42 @@
+"""What one process is asked for, all of them hear."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch.distributed as dist
+
+from surefoot import agreement
+from surefoot.agreement import Agreement
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
+    """The store that processes met by, here two of one process."""
+    held = dist.HashStore()
+    monkeypatch.setattr(agreement, "_store", lambda: held)
+    return held
+
+
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    until = time.monotonic() + seconds
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.02)
+    return holds()
+
+
+def test_what_one_is_asked_for_the_other_hears_of(store: dist.HashStore) -> None:
+    one, other = Agreement(0, 2, "word"), Agreement(1, 2, "word")
+    one.propose("save", 10)
+    assert within(10, lambda: other.pending == "save")
+    one.close()
+    other.close()
+
+
+def test_a_process_that_can_no_longer_hear_says_so(store: dist.HashStore, caplog: pytest.LogCaptureFixture) -> None:
+    deaf = Agreement(0, 2, "word")
+    dist.PrefixStore("surefoot/word", store).set("0", "what nobody has ever said")
+    assert within(10, lambda: "no longer hears" in caplog.text)
+    assert deaf.pending is None
