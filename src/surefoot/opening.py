@@ -47,13 +47,13 @@ def _judged(model: nn.Module, rounds: Rounds) -> dict[str, Any]:
         "kinds": [holders.get(id(p), "").removeprefix("FSDP") for p in rounds.layout.params],
         "owned": owned,
         "values": sum(rounds.layout.numels[:owned]),
-        "first": max(map(_first, optimizers)),
+        "first": max(map(first_update, optimizers)),
         "adaptive": not any(isinstance(o, _PROPORTIONAL) for o in optimizers),
         "alone": rounds.meter.ranks.world == 1,
     }
 
 
-def _first(optimizer: Optimizer) -> float:
+def first_update(optimizer: Optimizer) -> float:
     """How far the very first update of an optimizer that divides by past gradients moves each weight, in rates."""
     if isinstance(optimizer, torch.optim.RMSprop):  # its average of squares begins at 0, and is not corrected for that
         return max((1 - group["alpha"]) ** -0.5 for group in optimizer.param_groups)

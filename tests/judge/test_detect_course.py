@@ -182,9 +182,9 @@ def test_some_gradients_that_grow_are_no_other_unit() -> None:
     assert bench.said(detector, source.rows(20, times=4.0), tensors) == []
 
 
-@pytest.mark.parametrize(("odd", "said"), [((2,), 1), ((1, 2, 4, 5, 7), 0)])
+@pytest.mark.parametrize(("odd", "said"), [((2,), 1), ((1, 2, 4), 0)])
 def test_a_factor_may_miss_a_row_and_no_more(odd: tuple[int, ...], said: int) -> None:
     """In some rows the gradients are far from the factor of the loss, as those of a small batch are now and then."""
     bench, detector, source = begun("units")
-    tensors = [layers(900 + k, swells=20.0 if k in odd else 4.0) for k in range(8)]
-    assert len(bench.said(detector, source.rows(8, times=4.0), tensors)) == said
+    tensors = [layers(900 + k, swells=20.0 if k in odd else 4.0) for k in range(5)]
+    assert len(bench.said(detector, source.rows(5, times=4.0), tensors)) == said

@@ -125,6 +125,16 @@ def test_a_raised_rate_that_held_out_data_speaks_against_is_taken_back_at_once()
     assert "astray" not in {f.detector for f in of(Finding, events)}
 
 
+def test_a_raised_rate_is_blamed_once_until_all_is_well_again() -> None:
+    """The state gone back to may be no better on held-out data yet, while the loop goes on asking for the rate."""
+    judge, source = trained(rows=0, source=Source(1, half=30.0))
+    rows = [*source.rows(400), evaluated(source, 2.0, lr=8e-3), *source.rows(10, lr=8e-3)]
+    decision = decided(judged(judge, [*rows, evaluated(source, 2.2, lr=8e-3)]))
+    judge.rewound(decision.before - 1, decision.before - 1)
+    events = judged(judge, [row for _ in range(4) for row in (*source.rows(24, lr=8e-3), evaluated(source, 2.2, lr=8e-3))])
+    assert actions(events) == []
+
+
 @pytest.mark.parametrize(("lr", "done"), [(1e-3, [Action.REWIND]), (4e-3, [])])
 def test_a_schedule_that_starts_again_explains_why_held_out_data_gets_worse(lr: float, done: list[Action]) -> None:
     judge, source = trained(rows=0)

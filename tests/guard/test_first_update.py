@@ -1,0 +1,35 @@
+"""How far the first update of an optimizer moves the weights: what a judge takes for no damage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from surefoot.judge.casebook import MORE
+from surefoot.opening import first_update
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Adam", {}),
+        ("AdamW", {"weight_decay": 0.1}),
+        ("NAdam", {}),
+        ("Adamax", {}),
+        ("Adagrad", {}),
+        ("RMSprop", {}),
+        ("RMSprop", {"alpha": 0.9}),
+    ],
+)
+def test_it_is_as_large_as_is_said(name: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    weights = nn.Parameter(torch.randn(64, 64))
+    optimizer = getattr(torch.optim, name)([weights], lr=1e-3, **options)
+    before = weights.detach().clone()
+    weights.grad = 0.01 * torch.randn(64, 64)
+    optimizer.step()
+    rates = float((weights.detach() - before).norm()) / 64 / 1e-3
+    assert rates / MORE < first_update(optimizer) < rates * MORE
