@@ -131,8 +131,8 @@ def test_a_raised_rate_is_blamed_once_until_all_is_well_again() -> None:
     rows = [*source.rows(400), evaluated(source, 2.0, lr=8e-3), *source.rows(10, lr=8e-3)]
     decision = decided(judged(judge, [*rows, evaluated(source, 2.2, lr=8e-3)]))
     judge.rewound(decision.before - 1, decision.before - 1)
-    events = judged(judge, [row for _ in range(4) for row in (*source.rows(24, lr=8e-3), evaluated(source, 2.2, lr=8e-3))])
-    assert actions(events) == []
+    for _ in range(4):
+        assert actions(judged(judge, [*source.rows(24, lr=8e-3), evaluated(source, 2.2, lr=8e-3)])) == []
 
 
 @pytest.mark.parametrize(("lr", "done"), [(1e-3, [Action.REWIND]), (4e-3, [])])
