@@ -143,6 +143,15 @@ def test_a_schedule_that_starts_again_explains_why_held_out_data_gets_worse(lr: 
     assert actions(judged(judge, late)) == done
 
 
+def test_a_rate_that_comes_and_goes_is_no_harm_when_held_out_data_is_a_little_worse() -> None:
+    """As with a cyclic rate: the loss in training is higher too, while the rate is."""
+    judge, source = trained()
+    low = [*source.rows(4, lr=1e-4), evaluated(source, 2.0, lr=1e-4)]
+    events = judged(judge, [*low, *source.rows(12, times=1.5), evaluated(source, 2.2), *source.rows(10)])
+    assert {"level", "astray"} <= {f.detector for f in of(Finding, events)}
+    assert actions(events) == []
+
+
 def test_a_held_rate_that_has_done_harm_already_is_answered_by_going_back() -> None:
     judge, source = trained(rows=400, source=Source(1, half=30.0))
     rows = [evaluated(source, 2.0, lr=8e-3), *source.rows(20, lr=8e-3, times=1.03)]

@@ -150,7 +150,7 @@ def _refused(case: Case, bears: bool) -> str:
 
 def _astray(case: Case, bears: bool) -> str:
     """Training has left its course, and held-out data says that it does harm."""
-    for told in case.found("astray"):
+    for told in (f for f in case.found("astray") if not f.evidence["raised"]):
         signs = [f for f in case.found(*SUFFERS, "jump") if told.evidence["well"] <= f.attempt < told.attempt]
         signs += [f for f in case.found("inputs") if told.evidence["well"] <= f.attempt and _unlike(f)]
         if signs:
