@@ -26,17 +26,17 @@ from surefoot.state.home import Home, in_words
 from surefoot.state.saving import Saving
 from surefoot.state.store import Store
 
-SPAN = 10
-"""Updates timed as one piece: whatever a save makes training wait for is in it."""
-BEFORE = 3
+SPAN = {"cuda": 20, "cpu": 8}
+"""Updates that are timed one by one: whatever a save makes training wait for is in them."""
+BEFORE = 4
 """The one of them before which the save begins: the device has work in its queue by then, as it has in a run."""
-TIMES = 3
+TIMES = 5
 """Saves of each kind, one after the other; torch.save and DCP get by with two."""
 _LARGE = 5e9
 """Bytes from which on only surefoot's usual way is measured: the others take minutes."""
 BESIDE = 60.0
 """Seconds at most that training is watched while a save is written."""
-SHAPE = {"10m": (64, 128), "124m": (32, 1024), "1.3b": (8, 1024)}
+SHAPE = {"10m": (64, 128), "124m": (16, 1024), "1.3b": (8, 1024)}
 """Batch and length on a device: enough work for its queue never to be empty, as in a run that uses the device well."""
 
 
@@ -70,18 +70,65 @@ class Work:
         self.step()
         return time.perf_counter() - start
 
-    def span(self, way: Way | None = None) -> tuple[float, float]:
-        """Seconds for some updates, the save that begins before them included; and of its call alone."""
+    def span(self, way: Way | None = None) -> Span:
+        """Some updates, and a save that begins amid them."""
         self.wait()
-        start, call = time.perf_counter(), 0.0
-        for k in range(SPAN):
+        call, clock = 0.0, Clock(self.device)
+        for k in range(SPAN[self.device]):
             if way is not None and k == BEFORE:
                 begun = time.perf_counter()
                 way.begin()
                 call = time.perf_counter() - begun
             self.step(way.settle if way is not None and k == BEFORE else None)
-        self.wait()
-        return time.perf_counter() - start, call
+            clock.mark()
+        return Span(clock.seconds(), call)
+
+
+class Clock:
+    """Moments one after the other; on a device those at which its queue comes to them, so that nothing waits."""
+
+    def __init__(self, device: str) -> None:
+        self._on_device = device == "cuda"
+        self._moments: list[float] = []
+        self._events: list[torch.cuda.Event] = []
+        self.mark()
+
+    def mark(self) -> None:
+        if self._on_device:
+            self._events.append(torch.cuda.Event(enable_timing=True))
+            self._events[-1].record()
+        else:
+            self._moments.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        """From each to the next."""
+        if self._on_device:
+            self._events[-1].synchronize()
+            return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(self._events)]
+        return [after - before for before, after in itertools.pairwise(self._moments)]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Updates one after the other."""
+
+    seconds: list[float]
+    call: float
+    """Seconds that the call of a save took."""
+
+    @property
+    def usual(self) -> float:
+        """Seconds of an update; the first begins with an empty queue."""
+        return statistics.median(self.seconds[1:])
+
+    @property
+    def stall(self) -> float:
+        """Seconds by which the updates from a save on took longer than the usual one of them.
+
+        What makes all of them slower alike is no stall; it is told as such.
+        """
+        after = self.seconds[BEFORE:]
+        return sum(after) - len(after) * self.usual
 
 
 @dataclass(slots=True)
@@ -104,9 +151,10 @@ def main(size: str, device: str | None, folder: Path | None, say: Callable[[str]
     nbytes = sum(whole.look().nbytes.values())
     told = (
         f"{count_parameters(work.model) / 1e6:.0f} M parameters with AdamW, {in_words(nbytes)}; {machine(device)};"
-        f" updates of {1e3 * _plain(work) / SPAN:.1f} ms, launched in"
+        f" updates of {1e3 * _plain(work):.1f} ms, launched in"
         f" {1e3 * statistics.median(work.launch() for _ in range(5)):.1f} ms"
     )
+    restored = ""
     lines = [
         told,
         "| save | first stall, ms | worst stall after it, ms | the call, ms | training beside it, x | written, s |",
@@ -117,18 +165,19 @@ def main(size: str, device: str | None, folder: Path | None, say: Callable[[str]
         for name, make in _ways(work, whole, root).items():
             lines.append(_line(name, work, make))
             say(lines[-1])
-            if name != LAST:
-                for path in root.iterdir():  # several copies of a large model would fill the disk
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-        lines.append(_restore(work, whole, root))
+            if name == USUAL:
+                restored = _restore(work, whole, root)
+            for path in root.iterdir():  # several copies of a large model would fill the disk
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        lines.append(restored)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return "\n".join(lines)
 
 
 def _plain(work: Work) -> float:
-    """Seconds for the same updates without a save."""
-    return statistics.median(work.span()[0] for _ in range(5))
+    """Seconds of an update without a save."""
+    return statistics.median(work.span().usual for _ in range(3))
 
 
 def _work(size: str, device: str) -> Work:
@@ -141,12 +190,15 @@ def _work(size: str, device: str) -> Work:
     return Work(model, optimizer, device, batch)
 
 
-LAST = "surefoot, beside the model"
-"""What is measured last: its checkpoints are restored from."""
+USUAL = "surefoot, beside the model"
+"""What is measured first, so that its first save is the first of the process."""
 
 
 def _ways(work: Work, whole: Whole, root: Path) -> dict[str, Callable[[], list[Way]]]:
-    found: dict[str, Callable[[], list[Way]]] = {}
+    found: dict[str, Callable[[], list[Way]]] = {
+        "none: what the measure itself errs by": lambda: [Way(_nothing, _nothing, lambda: True, _nothing)] * TIMES,
+        USUAL: lambda: _surefoot(whole, root / "device", "device"),
+    }
     small = sum(whole.look().nbytes.values()) < _LARGE
     if small and work.device == "cuda":
         found["surefoot, no room beside the model"] = lambda: _surefoot(whole, root / "host", "host")
@@ -154,7 +206,6 @@ def _ways(work: Work, whole: Whole, root: Path) -> dict[str, Callable[[], list[W
         found["torch.save"] = lambda: [_torch(work, root)] * 2
     if small and dist.is_available():
         found["DCP async_save"] = lambda: [_dcp(work, root / f"dcp{k}") for k in range(2)]
-    found[LAST] = lambda: _surefoot(whole, root / "device", "device")
     return found
 
 
@@ -210,16 +261,17 @@ def _nothing() -> None:
 
 def _line(name: str, work: Work, make: Callable[[], list[Way]]) -> str:
     stalls, calls, beside, after = [], [], [], []
+    plain = 0.0
     for way in make():
-        plain = _plain(work)
-        spent, call = work.span(way)
+        plain = plain or _plain(work)  # what there is to make for it is made by now
+        span = work.span(way)
         began = time.perf_counter()
         while not way.over() and time.perf_counter() - began < BESIDE:
-            beside.append(work.span()[0] / plain)
+            beside.append(work.span().usual / plain)
         way.end()
         after.append(time.perf_counter() - began)
-        stalls.append(1e3 * (spent - plain))
-        calls.append(1e3 * call)
+        stalls.append(1e3 * span.stall)
+        calls.append(1e3 * span.call)
     training = f"{statistics.median(beside):.3f}" if beside else "-"
     return (
         f"| {name} | {stalls[0]:.1f} | {max(stalls[1:]):.1f} | {statistics.median(calls):.1f} | {training} |"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from surefoot.state.disk.misfit import few
 from surefoot.state.disk.names import Names, names_of, with_alike
 from surefoot.state.disk.pieces import Pieces, add_probe, not_finite, take_apart
 from surefoot.state.disk.plain import Plain
-from surefoot.state.disk.shards import Shard, Stage, prepare_stage
+from surefoot.state.disk.shards import Stage, prepare_stage
 from surefoot.state.home import Home, free_bytes
 from surefoot.state.opened import Pulse, opener
 from surefoot.state.probe import Probe
@@ -74,8 +75,9 @@ class Saving:
         if self._where(look) == "host":
             self._making = self._runner.send(lambda: Copy("host").make_room(look))
         else:
-            self._spare = self.whole.keep(look, home="device")
-            self._runner.send(lambda: _rehearse(look.nbytes))
+            copy = self._spare = self.whole.keep(look, home="device")
+            names, team = self._named(look), self.team
+            self._runner.send(lambda: _rehearse(take_apart(copy, names, rank=team.rank, world_size=team.world)))
 
     def take(self, attempt: int, *, kind: str = "regular", earlier: Earlier | None = None) -> Taken:
         """Copy the run as it is now: the only thing that training waits for.
@@ -248,17 +250,15 @@ class Saving:
         return {w.name: Entry(w.size, w.digest) for w in written}
 
 
-def _rehearse(devices: Iterable[torch.device]) -> None:
-    """Do once, with next to nothing, what a save does on a device: kernels are loaded at their first use, and nobody
-    can launch anything meanwhile."""
+def _rehearse(pieces: Pieces) -> None:
+    """Do once what a save does on a device: kernels are loaded and memory is asked for at their first use, and nobody
+    can launch anything meanwhile. Which kernels, and how much, goes by what there is to save."""
     prepare_stage()
-    for device in devices:
-        if device.type == "cuda":
-            with aside([device]):
-                little = torch.zeros(1 << 18, device=device)
-                not_finite(Pieces(shards={"little": Shard(little, (0,), tuple(little.shape))}, weights={"little"}))
-                for _ in Stage().bytes_of(little):
-                    pass
+    with aside(shard.tensor.device for shard in pieces.shards.values()):
+        not_finite(pieces)
+        for shard in itertools.islice((s for s in pieces.shards.values() if s.tensor.is_cuda), 1):
+            for _ in Stage().bytes_of(shard.tensor):
+                pass
 
 
 def _on_a_device(look: Look) -> bool:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 from surefoot.cli import app
 from surefoot.train.check.checking import Wishes, check
 from surefoot.train.check.item import Item, Report, Status
+from surefoot.train.check.stack import own_line
 from surefoot.train.recipe import Recipe
 
 
@@ -83,6 +86,14 @@ def test_a_vocabulary_too_small_is_found_in_the_samples(tmp_path: Path) -> None:
     assert "vocabulary is 20" in items["data: ranges"].found
     assert "inputs" in items["data: ranges"].found
     assert "checked_parts.py" in items["the trial"].found
+
+
+def test_the_line_named_is_the_users_own_wherever_it_lies(tmp_path: Path) -> None:
+    theirs = [traceback.FrameSummary(inspect.getfile(kind), 1, "inner") for kind in (Recipe, Path, pytest.Item)]
+    for folder in ("surefoot", "lib/python3.11/mine", "src"):
+        own = traceback.FrameSummary(str(tmp_path / folder / "loop.py"), 12, "step")
+        assert own_line([theirs[0], own, *theirs]) == f"{tmp_path / folder / 'loop.py'}:12 in step"
+    assert own_line(theirs).endswith("in inner")
 
 
 def test_copies_are_counted(tmp_path: Path) -> None:
