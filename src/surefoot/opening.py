@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -54,10 +55,20 @@ def _judged(model: nn.Module, rounds: Rounds) -> dict[str, Any]:
 
 
 def first_update(optimizer: Optimizer) -> float:
-    """How far the very first update of an optimizer that divides by past gradients moves each weight, in rates."""
+    """How far an update of an optimizer that divides by past gradients moves each weight at its start, in rates: the
+    very first, or the largest of the first ones where momentum adds them up and gradients stay as they are."""
     if isinstance(optimizer, torch.optim.RMSprop):  # its average of squares begins at 0, and is not corrected for that
-        return max((1 - group["alpha"]) ** -0.5 for group in optimizer.param_groups)
+        return max(_largest(group["alpha"], group["momentum"]) for group in optimizer.param_groups)
     return 1.0
+
+
+def _largest(alpha: float, momentum: float) -> float:
+    pushed = before = 0.0
+    for step in itertools.count(1):
+        before, pushed = pushed, momentum * pushed + (1 - alpha**step) ** -0.5
+        if pushed <= before or step * (1 - alpha) > 1:
+            break
+    return max(before, pushed)
 
 
 def config_of(model: nn.Module, clip: ClipOption, policy: Policy, rounds: Rounds) -> dict[str, Any]:

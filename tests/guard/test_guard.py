@@ -292,9 +292,9 @@ def test_weights_are_looked_at_now_and_then(attach: Attach, read: Read) -> None:
     guard = attach(model, optimizer, policy=surefoot.Policy(weights_every=3))
     norms, ratios = [], []
     for i in range(8):
-        before = torch.cat([p.detach().reshape(-1)[::509] for p in model.parameters()])
+        before = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
         train(model, optimizer, guard.watch, i)
-        after = torch.cat([p.detach().reshape(-1)[::509] for p in model.parameters()])
+        after = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
         ratios.append(float((after - before).norm() / after.norm()))
         norms.append(float(nn.utils.get_total_norm([p.detach() for p in model.parameters()])))
     guard.close()

@@ -1,4 +1,4 @@
-"""How far an update moved the weights, told from one weight in 509."""
+"""How far an update moved the weights, told from a sample of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from surefoot.measure.weights import STRIDE, UpdateSample
+from surefoot.measure.weights import UpdateSample
 
 
 def sample_of(params: list[Tensor], once: list[int] | None = None, device: str = "cpu") -> UpdateSample:
@@ -27,8 +27,9 @@ def test_change_and_size_of_the_sampled_weights(device: torch.device) -> None:
     assert told is not None
     now = [p.detach() for p in params]
     moved = [p - b for p, b in zip(now, before, strict=True)]
-    change = sum(p.reshape(-1)[::STRIDE].double().square().sum().item() for p in moved)
-    size = sum(p.reshape(-1)[::STRIDE].double().square().sum().item() for p in now)
+    strides = [7, 1, 1, 1]  # odd, and so that there are enough of each
+    change = sum(k * p.reshape(-1)[::k].double().square().sum().item() for k, p in zip(strides, moved, strict=True))
+    size = sum(k * p.reshape(-1)[::k].double().square().sum().item() for k, p in zip(strides, now, strict=True))
     assert math.isclose(float(told[0]), change, rel_tol=1e-5)
     assert math.isclose(float(told[1]), size, rel_tol=1e-5)
 
@@ -43,6 +44,21 @@ def test_the_sample_tells_the_ratio_of_the_whole() -> None:
     told = sample.compare()
     assert told is not None
     assert math.isclose(math.sqrt(float(told[0] / told[1])), 1e-3, rel_tol=1e-2)
+
+
+def test_of_a_small_model_enough_is_sampled_to_tell_how_far_it_moved() -> None:
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(shape)) for shape in ((48, 16), (48,), (48, 48), (6, 48), (6,))]
+    sample = sample_of(params)
+    sample.take()
+    whole = math.sqrt(sum(p.detach().square().sum().item() for p in params))
+    with torch.no_grad():
+        for p in params:
+            p.add_(0.01 * torch.randn_like(p).sign())
+    told = sample.compare()
+    assert told is not None
+    moved = 0.01 * math.sqrt(sum(p.numel() for p in params))
+    assert math.isclose(math.sqrt(float(told[0] / told[1])), moved / whole, rel_tol=0.08)
 
 
 def test_nothing_is_told_of_what_was_not_taken() -> None:
@@ -60,7 +76,7 @@ def test_frozen_weights_and_those_another_process_counts_are_left_out() -> None:
     sample.take()
     told = sample.compare()
     assert told is not None
-    assert [float(t) for t in told] == [0.0, 4.0]
+    assert [float(t) for t in told] == [0.0, 16.0]
 
 
 def test_every_kind_of_weight_can_be_sampled() -> None:
@@ -77,4 +93,4 @@ def test_every_kind_of_weight_can_be_sampled() -> None:
         params[-1].sub_(1.0)
     told = sample.compare()
     assert told is not None
-    assert [float(t) for t in told] == [1.0, 5.0 + 1.0 + 1.0 + 1.0]
+    assert [float(t) for t in told] == [1.0, 10.0 + 12.0 + 3.0 + 1.0]

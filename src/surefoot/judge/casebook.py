@@ -15,6 +15,7 @@ import numpy as np
 from surefoot.judge.detect.inputs import Inputs
 from surefoot.judge.detect.layers import NORM, LayerPast
 from surefoot.judge.detect.units import Units
+from surefoot.judge.detect.weights import LOOKS, NOTHING, PACE
 from surefoot.judge.diagnose.case import SILENCE, SUFFERS, Case, Moment, leads, least
 from surefoot.judge.normal import LAST, Normal
 from surefoot.records import Finding, Pattern, Row, Verdict
@@ -27,18 +28,12 @@ OUTGROWN = 5.0
 """How many times larger than rate and gradients explain an update is worth remembering."""
 MORE = 1.1
 """How much further than by the first update of a new optimizer weights may move: a little, for their decay."""
-LOOKS = 5
-"""Looks at the weights that are remembered."""
 STANDING = ("settings", "left_over", "lost_clip")
 """What these have found goes on, and may be the reason for what comes of it much later."""
 SIGNS = 16
 """Signs of trouble that are remembered after their cases, for held-out data may tell late that it was one."""
 SOON = 32
 """Rows after the first sign within which a look at the weights tells of the trouble, and not of what came later."""
-NOTHING = 0.02
-"""A change of the weights, as a logarithm of their norm, that is not worth a word."""
-PACE = 3.0
-"""Weights that have changed no more than so many times as much as between two looks before have only been trained."""
 
 
 class Casebook:
@@ -142,6 +137,8 @@ class Casebook:
         if before is not None and before.found(*SILENCE):
             case.findings += before.found(*SILENCE)
             case.onset = before.onset  # states from after it are not sound
+        for told in (f for f in found if f.detector == "weights"):
+            case.onset = told.evidence["well"]  # that was the last look before
         for told in (f for f in found if f.detector == "astray"):
             since = max(told.evidence["well"], row.attempt - self._reach)
             signs = [f for f in self._signs if f.attempt >= since and f not in case.findings]

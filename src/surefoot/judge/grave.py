@@ -6,12 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from surefoot.judge.detect.weights import TAMPERED
 from surefoot.judge.diagnose.case import SILENCE, SUFFERS, Case
 from surefoot.records import Finding, Verdict
 
 DOUBT = {True: 3, False: 12}
 """Refusals in a row before a run goes back: soon when not even the loss is finite, for then it may be the weights; late
 when the loss is sound, and refusing is all that is needed."""
+OFTEN, AMONG = 4, 16
+"""Updates refused, of so many, for a loss that float16 cannot hold: each halves the loss scale, too."""
 MANY = 0.25
 """Share of the tensors that have fallen silent, above which little of a rise is needed to believe it."""
 RAISED = 4.0
@@ -20,8 +23,6 @@ AT_ONCE = 5
 """Rows after the first sign within which all is multiplied, if it was a mistake and not a harder task."""
 HEALS = 3
 """Rows in which a leap may heal by itself before anything is done about it."""
-TAMPERED = 1.5
-"""Factor of the norm of the weights that no training explains."""
 HIGHER, GAINS = 4.0, 16
 """A rate so many times what it usually was, for so many rows, should have gained something by then."""
 CALM = 2.0
@@ -43,7 +44,7 @@ def _told(case: Case, bears: bool) -> str:
     """A detector is sure of it."""
     in_units = case.found("units") and (bears or _compensated(case))  # the loss is told in another unit, no more
     young = len(case.moments) <= HEALS
-    aside = {"level": in_units, "jump": young}
+    aside = {"level": in_units, "jump": young, "weights": len(case.moments) <= AT_ONCE}  # what else it did, tells more
     return next((f.detail for f in case.findings if f.grave and not aside.get(f.detector, False)), "")
 
 
@@ -141,11 +142,16 @@ def _high(case: Case, deviations: float) -> bool:
 
 
 def _refused(case: Case, bears: bool) -> str:
-    """One refusal after the other."""
+    """One refusal after the other, or again and again where other numbers can hold what these cannot."""
     last = case.last.row
     sound = math.isfinite(last.loss) or last.rank >= 0
     most = NEW if last.verdict is Verdict.OUTLANDISH else DOUBT[not sound]
-    return f"{case.refused} updates in a row were refused: {_last(case.findings)}" if case.refused >= most else ""
+    if case.refused >= most:
+        return f"{case.refused} updates in a row were refused: {_last(case.findings)}"
+    lately = case.moments[-AMONG:]
+    beyond = [m for m in lately if m.row.verdict is Verdict.NONFINITE and math.isinf(m.row.loss)]
+    often = len(beyond) >= OFTEN and last is beyond[-1].row and not math.isnan(last.loss_scale)
+    return f"{len(beyond)} of {len(lately)} updates were refused: {_last(case.findings)}" if often else ""
 
 
 def _astray(case: Case, bears: bool) -> str:

@@ -36,6 +36,7 @@ from surefoot.judge.detect.settings import Settings
 from surefoot.judge.detect.start import Start
 from surefoot.judge.detect.still import Still
 from surefoot.judge.detect.units import Units
+from surefoot.judge.detect.weights import Weights
 from surefoot.judge.diagnose.case import Case, evidence_of
 from surefoot.judge.diagnose.causes import CAUSES
 from surefoot.judge.diagnose.name import causes
@@ -113,6 +114,7 @@ class Judge:
             self._units,
             inputs,
             FewSamples(self.normal, normed=normed),
+            Weights(),
             LeftOver(),
             LostClip(self.normal),
             Settings(self.normal),

@@ -45,7 +45,8 @@ FRESH = Rung(
     clip=True,
     reset=True,
 )
-WIDER = Rung(words="in float32 for a while", float32=True)
+SINGLE = Rung(words="in float32 for a while", back=False, hold=False, ceilings=False, float32=True)
+WIDER = Rung(words="in float32 for a while, with rate and momentum no higher than there", float32=True)
 
 EMPTY = Rung(words="with gradients emptied before each backward", empty=True, ceilings=False)
 
@@ -58,7 +59,7 @@ WARMER = Rung(words="with a tenth of the rate, warmed up", rate=0.1, rewarm=50, 
 
 USUAL = (BACK, LOWER, FRESH)
 LADDERS: Mapping[Cause, tuple[Rung, ...]] = {
-    Cause.PRECISION_OVERFLOW: (WIDER, BACK, LOWER),
+    Cause.PRECISION_OVERFLOW: (SINGLE, WIDER, LOWER),
     Cause.PRECISION_UNDERFLOW: (BACK, WIDER, LOWER),
     Cause.ACCUMULATION: (CLIP, LOWER, FRESH),
     Cause.EXPLODING_GRADIENT: (CLIP, LOWER, FRESH),

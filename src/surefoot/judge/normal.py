@@ -16,6 +16,8 @@ TINY = 4
 """Samples over which mean and variance are mostly chance."""
 FEWER = 2.0
 """How many times fewer samples than usual a batch must have for its scatter to be another."""
+NEARLY = 0.9
+"""A share of the values that is next to all of them."""
 LAST = 16
 """Values that are held back: they are being judged, and are no part of what is normal yet."""
 
@@ -140,8 +142,9 @@ class Normal:
         return self.sizes.middle if len(self.sizes) else math.nan
 
     def expect(self, row: Row) -> None:
-        """A mean over fewer samples scatters further, by the root of how many fewer they are."""
-        fewer = self.samples / row.samples if row.samples > 0 else math.nan
+        """A mean over fewer samples scatters further, by the root of how many fewer they are, until next to all that is
+        known comes from such batches."""
+        fewer = self.sizes.quantile(NEARLY) / row.samples if row.samples > 0 else math.nan
         self.wider = math.sqrt(fewer) if fewer >= FEWER else 1.0
 
     def z(self, loss: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from surefoot.judge.diagnose.case import Case, least
 from surefoot.judge.grave import NEW, only_raised
-from surefoot.judge.ladders import ASTRAY, EARLY, HELD, LADDERS, LEFT_OVER, LOW_SCALE, USUAL, Rung
+from surefoot.judge.ladders import ASTRAY, EARLY, HELD, HOLD, LADDERS, LEFT_OVER, LOW_SCALE, USUAL, Rung
 from surefoot.judge.normal import LAST, Normal
 from surefoot.judge.policy import Policy
 from surefoot.records import Action, Cause, Decision, Event, Outcome, Restraint, Row, Verdict
@@ -29,7 +29,8 @@ class Treatment:
         self.failures = 0
         """Actions in a row that did not help."""
         self.actions = 0
-        self._rung = 0
+        self._tried: list[str] = []
+        """Rungs that did not help, in words, since one did."""
         self._since = -1
         """Updates that landed since the last action; -1 when none is on trial."""
         self._calm = 0
@@ -42,6 +43,7 @@ class Treatment:
         self._waits = False
         """The ceilings in force are there to wait something out."""
         self._last: Decision | None = None
+        """The rung that was tried last."""
         self._before = math.nan
         """The usual loss when it was taken."""
 
@@ -60,8 +62,12 @@ class Treatment:
         if self.on_trial:
             self._since += 1
             if self._since >= self._policy.probation and not trouble:
-                events.append(self._outcome(row, helped=True))
-                self.failures = self._rung = 0
+                helped = not self._still_high()
+                events.append(self._outcome(row, helped=helped))
+                if helped:
+                    self.failures, self._tried = 0, []
+                else:  # nothing more is asked for, but at the next sign this is not tried again
+                    self._give_up()
                 self._since = -1
         patience = self._patience // 4 if self.restraint.rate < 1 else self._patience
         if self.restraint != FREE and self._calm >= patience and not self.on_trial:
@@ -72,6 +78,11 @@ class Treatment:
                 self.restraint = looser
                 events.append(self._decision(row, Action.LOOSEN, words, restraint=looser))
         return events
+
+    def _still_high(self) -> bool:
+        """The last losses are no longer what they were before the trouble."""
+        recent = sorted(self._normal.recent)
+        return bool(recent) and self._normal.z(recent[len(recent) // 2]) > self._normal.sight.raised
 
     def holds(self, row: Row) -> bool:
         """This update was refused on purpose, to wait something out."""
@@ -120,23 +131,23 @@ class Treatment:
     def act(self, row: Row, case: Case, cause: Cause, reason: str) -> list[Event]:
         """The next rung, or the end."""
         events: list[Event] = []
-        held = self.on_trial and self._last is not None and self._last.action is Action.RESTRAIN
+        held = self.on_trial and self._last is not None and self._last.rung == HOLD.words
         if self.on_trial:
             events.append(self._outcome(row, helped=False))
             self.failures += 1
-            self._rung += 1
+            self._give_up()
         if self._loosened:
             self._loosened, self._patience = False, 2 * self._patience
         early = any(f.evidence.get("early") for f in case.found("settings"))
         ladder = _ladder(case, cause, early=early, held=held)
         spent = self.actions >= self._policy.actions
-        if self.failures >= self._policy.failures or self._rung >= len(ladder) or spent:
+        rung = next((r for r in ladder if r.words not in self._tried), None)
+        if self.failures >= self._policy.failures or rung is None or spent:
             tried = f"{self.failures} attempts in a row did not help"
             tried = tried if self.failures else "nothing that is left to try can be done"
             tried = f"{self.actions} actions are enough" if spent else tried
             events.append(self._decision(row, Action.STOP, f"{reason}; {tried}", cause=cause, before=case.onset))
             return events
-        rung = ladder[self._rung]
         asked = self.restraint if rung.rescale else self._restraint(rung, case)
         self.actions += 1
         if not self._policy.observe:  # else nothing is in force, nor on trial
@@ -154,13 +165,18 @@ class Treatment:
             reset=rung.reset,
             scale=_usual_scale(case) if rung.rescale else 0.0,
         )
+        self._last = decision
         return [*events, decision]
 
     def failed(self) -> None:
         """It could not be done: the next rung, at the next sign of trouble."""
-        self._rung += 1
+        self._give_up()
         self._since = -1
         self.restraint = self._former
+
+    def _give_up(self) -> None:
+        if self._last is not None:
+            self._tried.append(self._last.rung)
 
     def _restraint(self, rung: Rung, case: Case) -> Restraint:
         normal, before = self._normal, _sound_before(case)
@@ -197,16 +213,14 @@ class Treatment:
 
     def _decision(self, row: Row, action: Action, reason: str, **more: Any) -> Decision:
         where: dict[str, Any] = {"step": row.step, "attempt": row.attempt, "time": row.time}
-        decision = Decision(**where, action=action, reason=reason, applied=not self._policy.observe, **more)
-        self._last = decision
-        return decision
+        return Decision(**where, action=action, reason=reason, applied=not self._policy.observe, **more)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "restraint": self.restraint.as_json(),
             "failures": self.failures,
             "actions": self.actions,
-            "rung": self._rung,
+            "tried": list(self._tried),
             "since": self._since,
             "calm": self._calm,
             "patience": self._patience,
@@ -214,17 +228,19 @@ class Treatment:
             "refusals": self._refusals,
             "waits": self._waits,
             "before": self._before,
-            "last": None if self._last is None else self._last.action.value,
+            "last": None if self._last is None else [self._last.action.value, self._last.rung],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         held: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in state["restraint"].items()}
         self.restraint = self._former = Restraint(**held)
-        self.failures, self.actions, self._rung = state["failures"], state["actions"], state["rung"]
+        self.failures, self.actions = state["failures"], state["actions"]
+        self._tried = list(state.get("tried", []))
         self._since, self._calm, self._patience = state["since"], state["calm"], state["patience"]
         self._before, self._refusals, self._loosened = state["before"], state["refusals"], state["loosened"]
         last, self._waits = state["last"], state.get("waits", False)
-        self._last = None if last is None else Decision(step=0, attempt=0, action=Action(last), reason="")
+        action, rung = last if isinstance(last, list) else (last, "")  # a checkpoint may be older
+        self._last = None if last is None else Decision(step=0, attempt=0, action=Action(action), reason="", rung=rung)
 
 
 def _ladder(case: Case, cause: Cause, *, early: bool, held: bool) -> Sequence[Rung]:

@@ -11,6 +11,8 @@ from surefoot.measure.layout import local
 
 STRIDE = 509
 """One weight in so many is sampled: far under one percent of the memory, and prime so that no row pattern is met."""
+LEAST = 1024
+"""Weights that are sampled of each tensor, if it has so many: fewer would tell of a small model by chance."""
 
 
 class UpdateSample:
@@ -20,37 +22,49 @@ class UpdateSample:
         counted = [bool(c) for c in once.tolist()]  # made once, at attach
         self._params = [p for p, c in zip(params, counted, strict=True) if c and p.requires_grad]
         self._device = device
+        self._strides = [_stride(p) for p in self._params]
+        self._shares = torch.tensor(self._strides, dtype=torch.float32, device=device)
+        """How many weights each that is sampled stands for."""
         self._before: list[Tensor] | None = None
 
     def take(self) -> None:
         """Remember the weights as they are now."""
-        self._before = [_sample(p).clone() for p in self._params]
+        self._before = [t.clone() for t in self._sampled()]
 
     def unmoved(self) -> Tensor | None:
         """Share of the weights that are exactly what they were when they were taken, a step ago."""
         if not self._before:
             return None
-        pairs = zip(self._params, self._before, strict=True)
-        same = [(_sample(p) == b).sum().to(self._device, non_blocking=True) for p, b in pairs]
-        return torch.stack(same).sum() / sum(b.numel() for b in self._before)
+        pairs = zip(self._sampled(), self._before, strict=True)
+        same = [(now == before).sum().to(self._device, non_blocking=True) for now, before in pairs]
+        count = sum(stride * b.numel() for stride, b in zip(self._strides, self._before, strict=True))
+        return (torch.stack(same) * self._shares).sum() / count
 
     def forget(self) -> None:
         """The weights are others now."""
         self._before = None
 
     def compare(self) -> tuple[Tensor, Tensor] | None:
-        """Sum of squares of the change since then and of the sampled weights, or None when none were taken."""
+        """Sums of squares of the change since then and of the weights, by the sample; None when none was taken."""
         if not self._before:
             return None
-        now = [_sample(p) for p in self._params]
+        now = self._sampled()
         change = [a - b for a, b in zip(now, self._before, strict=True)]
         return self._squares(change), self._squares(now)
 
     def _squares(self, tensors: list[Tensor]) -> Tensor:
         norms = [torch.linalg.vector_norm(t.float()).to(self._device, non_blocking=True) for t in tensors]
-        return torch.stack(norms).square().sum()
+        return (torch.stack(norms).square() * self._shares).sum()
+
+    def _sampled(self) -> list[Tensor]:
+        return [_sample(p, stride) for p, stride in zip(self._params, self._strides, strict=True)]
 
 
-def _sample(param: Tensor) -> Tensor:
-    flat = local(param.detach()).reshape(-1)
-    return torch.view_as_real(flat[::STRIDE]) if flat.is_complex() else flat[::STRIDE]
+def _stride(param: Tensor) -> int:
+    """Never even: a row of a matrix is most often."""
+    return min(STRIDE, local(param.detach()).numel() // LEAST | 1)
+
+
+def _sample(param: Tensor, stride: int) -> Tensor:
+    flat = local(param.detach()).reshape(-1)[::stride]
+    return torch.view_as_real(flat) if flat.is_complex() else flat

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
-from surefoot.judge.normal import Normal
+from surefoot.judge.normal import FEWER, Normal
 from surefoot.records import Finding, Row
 
 SINCE = 4
@@ -23,7 +23,7 @@ class Astray(Detector):
     rate was raised; knows when, and at which rate, all was well."""
 
     name: ClassVar = "astray"
-    kept: ClassVar = ("_best", "_well", "_rate", "_now", "_top", "_blamed", "_far", "_since")
+    kept: ClassVar = ("_best", "_well", "_rate", "_now", "_top", "_samples", "_blamed", "_far", "_since")
 
     def __init__(self, normal: Normal, *, alone: bool) -> None:
         self._normal = normal
@@ -38,6 +38,8 @@ class Astray(Detector):
         """That of the last row."""
         self._top = 0.0
         """The highest since."""
+        self._samples = math.nan
+        """In a batch, when all was well."""
         self._blamed = False
         """It was told already, and has not been well since."""
         self._far = math.nan
@@ -63,11 +65,13 @@ class Astray(Detector):
         self._since += 1
         if above <= sight.worse * abs(self._best):
             self._well, self._rate, self._top, self._since = row.attempt, rate, self._now, 0
+            self._samples = row.samples
         before, self._far = self._far, row.eval_loss if above > sight.astray * abs(self._best) else math.nan
         times = self._top / self._rate if self._rate > 0 else 1.0
         raised = self._since > 0 and times > sight.faster and not self._blamed
         self._blamed = self._since > 0 and (self._blamed or raised)
-        if not raised and (not self._far >= before or self._since > SINCE or times > RESTARTED):
+        explained = times > RESTARTED or FEWER * row.samples <= self._samples  # the way back would not change that
+        if not raised and (not self._far >= before or self._since > SINCE or explained):
             return []
         detail = f"the loss on held-out data is {row.eval_loss:.4g} and was {self._best:.4g} at best"
         told = {"eval_loss": row.eval_loss, "best": self._best, "well": self._well, "rate": self._rate}

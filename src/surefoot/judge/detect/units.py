@@ -17,6 +17,8 @@ ALIKE = 0.5
 """How far the factors of loss and gradients, and of the tensors among themselves, may lie apart, as logarithms."""
 STAYS, OF = 3, 5
 """Rows that must be multiplied, of so many: those of a small batch scatter."""
+CLEARLY = 4.0
+"""A factor below which one row more is asked for: harder batches, one after the other, may look so."""
 
 
 class Units(Detector):
@@ -43,7 +45,7 @@ class Units(Detector):
         self.factor = self._factor(row, layers)
         self._factors = [*self._factors, self.factor][-OF:]
         self._told = self._told and self.factor != 1.0
-        if self.factor == 1.0 or self._told or sum(factor != 1.0 for factor in self._factors) < STAYS:
+        if self.factor == 1.0 or self._told or sum(f != 1.0 for f in self._factors) < STAYS + (self.factor < CLEARLY):
             return []
         self._told = True
         detail = f"the loss and all gradients are about {self.factor:.3g} times what they were"

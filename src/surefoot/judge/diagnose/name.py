@@ -114,7 +114,9 @@ def _evaluation(case: Case) -> Iterator[Named]:
 
 
 def _weights(case: Case) -> Iterator[Named]:
-    """The weights are others than training has made them, and the loss has risen."""
+    """The weights are others than training has made them; the surer, the more the loss tells of it."""
+    for finding in case.found("weights"):
+        yield Cause.WEIGHTS_DAMAGED, 0.5, finding.detail
     signs = case.found("level", "jump", "nonfinite", "dead", "vanishing")
     another = case.found("settings") or case.update > 1 or any(m.strange >= 1 for m in case.moments)
     if not abs(case.weights) > math.log(CHANGED) or not signs or another:
