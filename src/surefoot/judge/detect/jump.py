@@ -13,8 +13,6 @@ from surefoot.records import Finding, Pattern, Row, Verdict
 
 AGAIN = 60
 """Steps within which a second leap says that the first was no accident."""
-BEYOND = 10.0
-"""How many times further than far a loss must lie above normal for a lesser leap of the norm to count."""
 APART = 3
 """Quiet steps between two leaps that are not one."""
 
@@ -43,7 +41,6 @@ class Jump(Detector):
             return []
         ratio, z = normal.norm_ratio(row), normal.z(row.loss)
         leaps, huge = ratio > math.log(normal.sight.leap), ratio > math.log(normal.sight.huge)
-        leaps = leaps or (ratio > math.log(normal.sight.jump) and z > BEYOND * normal.sight.far)
         if leaps:
             self._episodes = self._episodes + 1 if row.attempt - self._last <= AGAIN else 1
             self._last = row.attempt

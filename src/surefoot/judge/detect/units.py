@@ -56,8 +56,9 @@ class Units(Detector):
         if layers is None or row.optimizer or not past.formed or not normal.loss.middle > 0 or not row.loss > 0:
             return 1.0
         loss = math.log(row.loss / normal.loss.middle)
-        # Smaller batches make all gradients larger, and now and then the loss too.
-        if not LEAST - ALIKE < loss < math.inf or normal.wider > 1:
+        # Smaller batches make all gradients larger, and now and then the loss too; so may chance, where losses scatter.
+        stands_out = normal.z(row.loss) > normal.sight.raised
+        if not LEAST - ALIKE < loss < math.inf or not stands_out or normal.wider > 1:
             return 1.0
         fit = (layers[:, NORM] > 0) & np.isfinite(layers[:, NORM]) & np.isfinite(past.usual)
         if fit.sum() < 3:
