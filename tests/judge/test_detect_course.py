@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -188,3 +189,23 @@ def test_a_factor_may_miss_a_row_and_no_more(odd: tuple[int, ...], said: int) ->
     bench, detector, source = begun("units")
     tensors = [layers(900 + k, swells=20.0 if k in odd else 4.0) for k in range(5)]
     assert len(bench.said(detector, source.rows(5, times=4.0), tensors)) == said
+
+
+@pytest.mark.parametrize(("noise", "told"), [(0.05, 1), (0.8, 0)])
+def test_a_factor_counts_only_where_losses_do_not_scatter_as_far_by_themselves(noise: float, told: int) -> None:
+    bench, source = Bench(), Source(1, noise=noise, scatter=0.1)
+    detector = Units(bench.normal, bench.past)
+    assert bench.said(detector, source.rows(150), [layers(k) for k in range(150)]) == []
+    level = bench.normal.loss.middle
+    rows = [source.row(loss=3.0 * level, swells=3.0) for _ in range(6)]
+    assert len(bench.said(detector, rows, [layers(k, swells=3.0) for k in range(6)])) == told
+
+
+@pytest.mark.parametrize(("zero", "told"), [(2.0, 1), (-1.6, 0)])
+def test_of_a_loss_below_zero_a_share_tells_nothing(zero: float, told: int) -> None:
+    """The same rise of 0.3, above and below."""
+    bench, source = Bench(), Source(1)
+    detector = Level(bench.normal, Units(bench.normal, bench.past))
+    losses = [0.3 * math.sin(2.0 * k) for k in range(256)]
+    rows = [source.row(loss=zero + wave + (0.3 if k >= 160 else 0.0)) for k, wave in enumerate(losses)]
+    assert sum(f.evidence.get("slowly", False) for f in bench.said(detector, rows)) == told

@@ -14,6 +14,7 @@ from surefoot.judge.detect.inputs import Inputs
 from surefoot.judge.detect.leftover import LeftOver
 from surefoot.judge.detect.lostclip import LostClip
 from surefoot.judge.detect.still import Still
+from surefoot.judge.detect.weights import Weights
 from surefoot.judge.diagnose.origin import cause_of
 from surefoot.judge.judge import Judge
 from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, Row
@@ -157,6 +158,32 @@ def test_weights_that_were_changed_on_purpose_are_left_alone_while_the_loss_is_s
     assert actions(judged(judge, looked(source, 100, 20.0))) == []
 
 
+def test_weights_of_another_size_altogether_are_brought_back_from_before_the_last_look_that_was_sound() -> None:
+    judge, source = trained(rows=0)
+    judged(judge, looked(source, 145, 10.0))
+    events = judged(judge, [*source.rows(3), *looked(source, 12, 60.0)])
+    assert named(events)[0] is Cause.WEIGHTS_DAMAGED
+    (decision,) = [d for d in of(Decision, events) if d.action is not Action.REFUSE]
+    assert decision.action is Action.REWIND
+    assert decision.before == 140, "what was taken after that may hold them already"
+    assert decision.attempt > 150 + 4, "what else it did may tell more of the cause"
+    judge.rewound(130, 130)
+    assert actions(judged(judge, looked(source, 40, 10.0))) == [], "that they are as before is no leap"
+    assert actions(judged(judge, looked(source, 20, 60.0))) == [Action.REWIND], "and a second one is"
+
+
+def test_weights_that_updates_as_large_as_those_seen_have_moved_are_not_told() -> None:
+    bench = Bench()
+    for ratio, leaps in ((2e-3, True), (0.2, False)):
+        source, detector = Source(0), Weights()
+        told = [source.row(weight_norm=10.0, update_ratio=ratio) for _ in range(30)]
+        assert bench.said(detector, told) == []
+        source.attempt += 9
+        found = bench.said(detector, [source.row(weight_norm=18.0, update_ratio=ratio)])
+        assert bool(found) is leaps
+        assert not any(f.grave for f in found)
+
+
 def test_the_same_loss_with_the_same_weights_is_no_damage() -> None:
     judge, source = trained(rows=0)
     judged(judge, looked(source, 150, 10.0))
@@ -232,3 +259,19 @@ def test_losses_of_smaller_batches_may_scatter_further(samples: int, told: bool)
     judged(judge, source.rows(200, samples=64))
     events = judged(judge, [source.row(samples=samples, times=2.0, swells=3.0) for _ in range(6)])
     assert ("jump" in {f.detector for f in of(Finding, events)}) == told
+
+
+def test_smaller_batches_may_scatter_further_until_next_to_all_that_is_known_comes_from_them() -> None:
+    bench, source = Bench(), Source(0)
+
+    def wider(rows: int) -> float:
+        for row in source.rows(rows, samples=4):
+            bench.normal.expect(row)
+            bench.normal.take(row)
+        return bench.normal.wider
+
+    for row in source.rows(150, samples=64):
+        bench.normal.take(row)
+    assert wider(1) == 4.0
+    assert wider(59) == 4.0, "most of the last losses are of small batches by now, and some are not"
+    assert wider(40) == 1.0

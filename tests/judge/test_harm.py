@@ -48,6 +48,15 @@ def test_harm_that_heals_is_left_alone(after: float) -> None:
     assert actions(judged(judge, harmed(source, after=after))) == []
 
 
+def test_a_batch_that_was_made_smaller_explains_it_and_the_way_back_would_not_help() -> None:
+    for samples, harm in ((64.0, True), (32.0, False)):
+        judge, source = trained(source=Source(1, samples=64.0))
+        rows = [evaluated(source, 2.0), *source.rows(20, times=1.5, samples=samples)]
+        rows += [evaluated(source, 2.8, times=1.5, samples=samples), *source.rows(20, times=1.5, samples=samples)]
+        rows += [evaluated(source, 2.9, times=1.5, samples=samples)]
+        assert actions(judged(judge, rows)) == [Action.REWIND] * harm
+
+
 def test_a_model_that_only_overfits_is_left_alone() -> None:
     judge, source = trained()
     worse = [row for k in range(10) for row in (*source.rows(24), evaluated(source, 2.0 + 0.3 * k))]

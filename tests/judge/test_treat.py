@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from made_rows import Source, actions, judged, of, trained
 
@@ -76,6 +78,60 @@ def test_an_outcome_has_numbers() -> None:
     (bad,) = of(Outcome, judged(judge, dies(source)))
     assert not bad.helped
     assert bad.values["updates"] == 3
+
+
+def test_an_outcome_is_told_by_the_losses_after_it() -> None:
+    judge, source = trained()
+    first = back(judge, source, judged(judge, dies(source)))
+    (outcome,) = of(Outcome, judged(judge, source.rows(60, times=1.6)))
+    assert not outcome.helped
+    assert outcome.values["loss"] > 1.3 * outcome.values["before"]
+    judged(judge, source.rows(80))
+    second = back(judge, source, judged(judge, dies(source)))
+    assert second.rung != first.rung, "what did not help is not tried again"
+
+
+def overflows(source: Source, scale: float = 1024.0) -> Row:
+    return source.nan(loss=math.inf, loss_scale=scale)
+
+
+def now_and_then(source: Source, scale: float = 1024.0) -> list[Row]:
+    """Four losses that float16 cannot hold among others that it can."""
+    sound = [source.rows(2, loss_scale=scale) for _ in range(4)]
+    return [row for rows in sound for row in (*rows, overflows(source, scale))]
+
+
+def test_losses_that_float16_cannot_hold_now_and_then_are_computed_in_float32_without_a_way_back() -> None:
+    judge, source = trained(source=Source(1, loss_scale=1024.0))
+    decision = of(Decision, judged(judge, now_and_then(source)))[-1]
+    assert decision.action is Action.RESTRAIN
+    assert held(decision).float32
+    assert not held(decision).rate_cap, "nothing but the format is to blame"
+    (outcome,) = of(Outcome, judged(judge, source.rows(40)))
+    assert outcome.helped
+
+
+def test_losses_that_are_infinite_in_another_format_are_refused_and_no_more() -> None:
+    judge, source = trained()
+    assert actions(judged(judge, now_and_then(source, math.nan))) == []
+
+
+def test_when_float32_alone_does_not_help_the_run_goes_back_in_float32() -> None:
+    judge, source = trained(source=Source(1, loss_scale=1024.0))
+    judged(judge, [overflows(source) for _ in range(3)])
+    events = judged(judge, [*source.rows(5), *(overflows(source) for _ in range(3))])
+    assert [o.helped for o in of(Outcome, events)] == [False]
+    assert held(back(judge, source, events)).float32
+
+
+def test_a_trouble_of_another_kind_begins_with_what_was_not_tried_yet() -> None:
+    judge, source = trained(source=Source(1, loss_scale=1024.0))
+    tried = [of(Decision, judged(judge, [overflows(source) for _ in range(3)]))[-1].rung]
+    events = judged(judge, [*source.rows(5), *dies(source)])
+    tried.append(back(judge, source, events).rung)
+    events = judged(judge, [*source.rows(5), *(overflows(source) for _ in range(3))])
+    tried.append(back(judge, source, events).rung)
+    assert len(set(tried)) == 3
 
 
 def test_a_run_has_only_so_many_actions() -> None:

@@ -60,7 +60,8 @@ class Level(Detector):
             self._lowest = [mean, error]
         if lowest:
             far = (mean - lowest[0]) / max(math.hypot(error, lowest[1]), 1e-30)
-        risen = bool(lowest) and far > ERRORS and mean - lowest[0] > self._normal.sight.slow_rise * abs(lowest[0])
+        # Of a loss below zero, such as a policy's, no share tells anything: its zero means nothing.
+        risen = bool(lowest) and far > ERRORS and mean - lowest[0] > self._normal.sight.slow_rise * lowest[0] > 0
         if not risen or self._slowly or self._told:
             self._slowly = risen
             return []
