@@ -83,12 +83,15 @@ def test_an_outcome_has_numbers() -> None:
 def test_an_outcome_is_told_by_the_losses_after_it() -> None:
     judge, source = trained()
     first = back(judge, source, judged(judge, dies(source)))
-    (outcome,) = of(Outcome, judged(judge, source.rows(60, times=1.6)))
+    (outcome,) = of(Outcome, judged(judge, source.rows(40, times=1.6)))
     assert not outcome.helped
     assert outcome.values["loss"] > 1.3 * outcome.values["before"]
-    judged(judge, source.rows(80))
+    judged(judge, source.rows(20))
     second = back(judge, source, judged(judge, dies(source)))
     assert second.rung != first.rung, "what did not help is not tried again"
+    judged(judge, source.rows(60, times=1.6))
+    judged(judge, source.rows(Policy().loosen_after + 40))
+    assert back(judge, source, judged(judge, dies(source))).rung == first.rung, "until there was progress"
 
 
 def overflows(source: Source, scale: float = 1024.0) -> Row:

@@ -30,7 +30,9 @@ class Treatment:
         """Actions in a row that did not help."""
         self.actions = 0
         self._tried: list[str] = []
-        """Rungs that did not help, in words, since one did."""
+        """Rungs that did not help, in words, since one did or there was progress."""
+        self._cannot: list[str] = []
+        """Those that could not be done, since one helped."""
         self._since = -1
         """Updates that landed since the last action; -1 when none is on trial."""
         self._calm = 0
@@ -65,10 +67,12 @@ class Treatment:
                 helped = not self._still_high()
                 events.append(self._outcome(row, helped=helped))
                 if helped:
-                    self.failures, self._tried = 0, []
+                    self.failures, self._tried, self._cannot = 0, [], []
                 else:  # nothing more is asked for, but at the next sign this is not tried again
-                    self._give_up()
+                    self._tried.append(self._rung)
                 self._since = -1
+        if self._calm >= self._policy.loosen_after and not self.on_trial:
+            self.failures, self._tried = 0, []  # that is progress, whatever it was that helped
         patience = self._patience // 4 if self.restraint.rate < 1 else self._patience
         if self.restraint != FREE and self._calm >= patience and not self.on_trial:
             looser, words = self._looser(row), f"{self._calm} healthy updates: what was asked of the steps is loosened"
@@ -131,17 +135,17 @@ class Treatment:
     def act(self, row: Row, case: Case, cause: Cause, reason: str) -> list[Event]:
         """The next rung, or the end."""
         events: list[Event] = []
-        held = self.on_trial and self._last is not None and self._last.rung == HOLD.words
+        held = self.on_trial and self._rung == HOLD.words
         if self.on_trial:
             events.append(self._outcome(row, helped=False))
             self.failures += 1
-            self._give_up()
+            self._tried.append(self._rung)
         if self._loosened:
             self._loosened, self._patience = False, 2 * self._patience
         early = any(f.evidence.get("early") for f in case.found("settings"))
         ladder = _ladder(case, cause, early=early, held=held)
         spent = self.actions >= self._policy.actions
-        rung = next((r for r in ladder if r.words not in self._tried), None)
+        rung = next((r for r in ladder if r.words not in (*self._tried, *self._cannot)), None)
         if self.failures >= self._policy.failures or rung is None or spent:
             tried = f"{self.failures} attempts in a row did not help"
             tried = tried if self.failures else "nothing that is left to try can be done"
@@ -170,13 +174,14 @@ class Treatment:
 
     def failed(self) -> None:
         """It could not be done: the next rung, at the next sign of trouble."""
-        self._give_up()
+        self._cannot.append(self._rung)
         self._since = -1
         self.restraint = self._former
 
-    def _give_up(self) -> None:
-        if self._last is not None:
-            self._tried.append(self._last.rung)
+    @property
+    def _rung(self) -> str:
+        """What was tried last, in words."""
+        return "" if self._last is None else self._last.rung
 
     def _restraint(self, rung: Rung, case: Case) -> Restraint:
         normal, before = self._normal, _sound_before(case)
@@ -221,6 +226,7 @@ class Treatment:
             "failures": self.failures,
             "actions": self.actions,
             "tried": list(self._tried),
+            "cannot": list(self._cannot),
             "since": self._since,
             "calm": self._calm,
             "patience": self._patience,
@@ -235,7 +241,7 @@ class Treatment:
         held: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in state["restraint"].items()}
         self.restraint = self._former = Restraint(**held)
         self.failures, self.actions = state["failures"], state["actions"]
-        self._tried = list(state.get("tried", []))
+        self._tried, self._cannot = list(state.get("tried", [])), list(state.get("cannot", []))
         self._since, self._calm, self._patience = state["since"], state["calm"], state["patience"]
         self._before, self._refusals, self._loosened = state["before"], state["refusals"], state["loosened"]
         last, self._waits = state["last"], state.get("waits", False)
