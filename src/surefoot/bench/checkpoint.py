@@ -9,7 +9,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ BESIDE = 60.0
 """Seconds at most that training is watched while a save is written."""
 SHAPE = {"10m": (64, 128), "124m": (16, 1024), "1.3b": (8, 1024)}
 """Batch and length on a device: enough work for its queue never to be empty, as in a run that uses the device well."""
+SHORT = (1, 64)
+"""The same where the host is the limit: the device waits for it, and so does training for whatever keeps it busy."""
 
 
 @dataclass(slots=True)
@@ -149,16 +151,12 @@ def main(size: str, device: str | None, folder: Path | None, say: Callable[[str]
         work.span()
     whole = Whole(work.model, work.optimizer)
     nbytes = sum(whole.look().nbytes.values())
-    told = (
-        f"{count_parameters(work.model) / 1e6:.0f} M parameters with AdamW, {in_words(nbytes)}; {machine(device)};"
-        f" updates of {1e3 * _plain(work):.1f} ms, launched in"
-        f" {1e3 * statistics.median(work.launch() for _ in range(5)):.1f} ms"
-    )
+    told = f"{count_parameters(work.model) / 1e6:.0f} M parameters with AdamW, {in_words(nbytes)}; {machine(device)}"
     restored = ""
     lines = [
-        told,
-        "| save | first stall, ms | worst stall after it, ms | the call, ms | training beside it, x | written, s |",
-        "|---|---|---|---|---|---|",
+        f"{told}; updates of {_pace(work)}",
+        "| save | stall of the first, ms | of others | at worst | the call, ms | training beside it, x | written, s |",
+        "|---|---|---|---|---|---|---|",
     ]
     root = Path(tempfile.mkdtemp(dir=folder))
     try:
@@ -167,12 +165,30 @@ def main(size: str, device: str | None, folder: Path | None, say: Callable[[str]
             say(lines[-1])
             if name == USUAL:
                 restored = _restore(work, whole, root)
-            for path in root.iterdir():  # several copies of a large model would fill the disk
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            _emptied(root)
+        if device == "cuda":
+            short = replace(work, batch=_batch(size, *SHORT, device))
+            short.span()
+            lines[0] += f", or where the host is the limit {_pace(short)}"
+            for name, make in itertools.islice(_ways(short, whole, root).items(), 2):
+                lines.append(_line(f"{name}; the host is the limit", short, make))
+                say(lines[-1])
+                _emptied(root)
         lines.append(restored)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return "\n".join(lines)
+
+
+def _emptied(folder: Path) -> None:
+    """Several copies of a large model would fill the disk."""
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _pace(work: Work) -> str:
+    launch = statistics.median(work.launch() for _ in range(5))
+    return f"{1e3 * _plain(work):.1f} ms, launched in {1e3 * launch:.1f} ms"
 
 
 def _plain(work: Work) -> float:
@@ -186,8 +202,12 @@ def _work(size: str, device: str) -> Work:
     model = Decoder(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
     rows, length = SHAPE[size] if device == "cuda" else (1, 32)
-    batch = torch.randint(0, config.vocab, (rows, min(length, config.context - 1) + 1), device=device)
-    return Work(model, optimizer, device, batch)
+    return Work(model, optimizer, device, _batch(size, rows, length, device))
+
+
+def _batch(size: str, rows: int, length: int, device: str) -> torch.Tensor:
+    config = SIZES[size]
+    return torch.randint(0, config.vocab, (rows, min(length, config.context - 1) + 1), device=device)
 
 
 USUAL = "surefoot, beside the model"
@@ -274,8 +294,8 @@ def _line(name: str, work: Work, make: Callable[[], list[Way]]) -> str:
         calls.append(1e3 * span.call)
     training = f"{statistics.median(beside):.3f}" if beside else "-"
     return (
-        f"| {name} | {stalls[0]:.1f} | {max(stalls[1:]):.1f} | {statistics.median(calls):.1f} | {training} |"
-        f" {statistics.median(after):.1f} |"
+        f"| {name} | {stalls[0]:.1f} | {statistics.median(stalls[1:]):.1f} | {max(stalls[1:]):.1f} |"
+        f" {statistics.median(calls):.1f} | {training} | {statistics.median(after):.1f} |"
     )
 
 

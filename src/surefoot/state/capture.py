@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,7 @@ class Generator(Protocol):
     def set_state(self, state: Any, /) -> Any: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a module keeps a parameter or a buffer."""
 
     root: int
@@ -124,7 +123,7 @@ class Whole:
             schedulers=[freeze(s.state_dict(), look.slot) for s in self.schedulers],
             scaler=freeze_scaler(self.scaler, look.slot),
             extra={name: freeze(_state_of(thing), look.slot) for name, thing in self.extra.items()},
-            chance=random_states({t.device for t in look.parts if t.is_cuda}),
+            chance=random_states(look.devices),
             made={
                 (root, path): freeze(module.get_extra_state(), look.slot)
                 for root, path, module in modules
@@ -147,10 +146,11 @@ class Whole:
 
     def _modules(self) -> Iterator[tuple[int, str, nn.Module]]:
         for root, model in enumerate(self.roots):
-            for module in model.modules():
+            found = list(model.named_modules())
+            for _, module in found:
                 if isinstance(module, FSDPModule):
                     module.reshard()  # a forward pass without a backward leaves weights gathered: they would go stale
-            for name, module in model.named_modules():
+            for name, module in found:
                 yield root, name, module
 
     # -- and back

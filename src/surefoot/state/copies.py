@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from surefoot.state.home import Home
@@ -16,6 +16,8 @@ from surefoot.state.tree import Slot
 
 Kind = tuple[Any, ...]
 """Shape, strides, type and device of a tensor, and whether it is steady: changed by an optimizer's step alone."""
+_USUAL = frozenset({Tensor, nn.Parameter})
+"""What nearly all tensors of a run are: found by the hundred while training waits, without the questions."""
 _sides: dict[torch.device, torch.cuda.Stream] = {}
 
 
@@ -41,10 +43,14 @@ class Look:
             return known[0]
         slot = Slot(len(self.parts))
         self._slots[id(tensor)] = slot, tensor
-        if isinstance(tensor, DTensor):
-            self.spreads[slot] = spread_of(tensor)
-        part = local(tensor)
-        strides = part.stride() if part.layout is torch.strided else part.layout
+        if type(tensor) in _USUAL and tensor.layout is torch.strided:
+            part = tensor.data
+            strides: Any = part.stride()
+        else:
+            if isinstance(tensor, DTensor):
+                self.spreads[slot] = spread_of(tensor)
+            part = local(tensor)
+            strides = part.stride() if part.layout is torch.strided else part.layout
         self.parts.append(part)
         self.kinds.append((part.shape, strides, part.dtype, part.device, steady))
         return slot
@@ -56,6 +62,11 @@ class Look:
 
     def steady_slot(self, tensor: Tensor) -> Slot:
         return self.slot(tensor, steady=True)
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """The accelerators on which something was found."""
+        return {device for device in {kind[3] for kind in self.kinds} if device.type == "cuda"}
 
     @property
     def nbytes(self) -> dict[torch.device, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import time
@@ -25,7 +24,7 @@ from surefoot.state.disk.misfit import few
 from surefoot.state.disk.names import Names, names_of, with_alike
 from surefoot.state.disk.pieces import Pieces, add_probe, not_finite, take_apart
 from surefoot.state.disk.plain import Plain
-from surefoot.state.disk.shards import Stage, prepare_stage
+from surefoot.state.disk.stage import Stage, prepare_stage
 from surefoot.state.home import Home, free_bytes
 from surefoot.state.opened import Pulse, opener
 from surefoot.state.probe import Probe
@@ -70,7 +69,7 @@ class Saving:
     def prepare(self) -> None:
         """Have the memory for a first save made ready: on the host that takes seconds, and on the device it waits."""
         look = self.whole.look()
-        if self._spare is not None or self._making is not None or not _on_a_device(look):
+        if self._spare is not None or self._making is not None or not look.devices:
             return
         if self._where(look) == "host":
             self._making = self._runner.send(lambda: Copy("host").make_room(look))
@@ -93,7 +92,7 @@ class Saving:
         probed = None
         if self.probe is not None:
             probed = self.probe.take(None if earlier is None else {id(live): was for live, was in earlier.buffers})
-        ready = tuple(torch.cuda.current_stream(d).record_event() for d in look.nbytes if d.type == "cuda")
+        ready = tuple(torch.cuda.current_stream(d).record_event() for d in look.devices)
         self._meetings += 1
         ready = (*ready, *(e for _, e in copy.arrivals))
         told: dict[str, Any] = {"attempt": attempt, "kind": kind, "names": self._named(look), "probed": probed}
@@ -256,13 +255,8 @@ def _rehearse(pieces: Pieces) -> None:
     prepare_stage()
     with aside(shard.tensor.device for shard in pieces.shards.values()):
         not_finite(pieces)
-        for shard in itertools.islice((s for s in pieces.shards.values() if s.tensor.is_cuda), 1):
-            for _ in Stage().bytes_of(shard.tensor):
-                pass
-
-
-def _on_a_device(look: Look) -> bool:
-    return any(device.type == "cuda" for device in look.nbytes)
+        for _ in Stage().contents([shard.tensor for shard in pieces.shards.values() if shard.tensor.is_cuda]):
+            pass
 
 
 def _must_be_finite(pieces: Pieces) -> None:

@@ -44,7 +44,8 @@ def freeze(value: Any, slot: Callable[[Tensor], Slot]) -> Any:
     if isinstance(value, Tensor):
         return slot(value)
     if isinstance(value, dict):
-        return _refilled(copy.copy(value), {k: freeze(v, slot) for k, v in value.items()})
+        items = {k: freeze(v, slot) for k, v in value.items()}
+        return items if type(value) is dict else _refilled(copy.copy(value), items)
     if isinstance(value, list | deque | tuple):
         return _sequence(value, [freeze(v, slot) for v in value])
     if isinstance(value, Stateful) and not isinstance(value, type):

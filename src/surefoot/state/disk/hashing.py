@@ -11,7 +11,8 @@ import xxhash
 from surefoot.state.copies import Copy, Look
 from surefoot.state.disk.names import Names
 from surefoot.state.disk.pieces import Apart
-from surefoot.state.disk.shards import Stage, can_hold
+from surefoot.state.disk.shards import can_hold
+from surefoot.state.disk.stage import Stage
 from surefoot.state.disk.told import root_of, tensors_in
 from surefoot.state.tree import Slot
 
@@ -64,22 +65,29 @@ class _Hashed(Apart):
     def __init__(self, copy: Copy, names: Names, rank: int, world_size: int) -> None:
         super().__init__(copy, names, rank, world_size)
         self.modules: dict[str, str] = {}
-        self._digests: dict[int, str] = {}
-        self._stage = Stage()
+        self._digests = _digests(copy)
 
     def _put(self, name: str, slot: Slot, *, alike: bool = False, sole: bool = False) -> None:
         self._named[slot] = name
-        self.modules[name] = self._digest(slot)
+        self.modules[name] = self._digests[slot]
 
     def _ref(self, path: str, slot: Slot, *, alike: bool = False, sole: bool = False) -> dict[str, Any] | None:
-        return {"$tensor": self._digest(slot)} if can_hold(self._copy.tensors[slot]) else None
+        return {"$tensor": self._digests[slot]} if slot in self._digests else None
 
-    def _digest(self, slot: Slot) -> str:
-        if slot not in self._digests:
-            tensor, spread = self._copy.tensors[slot], self._copy.spreads.get(slot)
-            whole = tuple(tensor.shape if spread is None else spread[2])
-            digest = xxhash.xxh3_128(f"{tensor.dtype} {tuple(tensor.shape)} of {whole}".encode())
-            for part in self._stage.bytes_of(tensor):
-                digest.update(part)
-            self._digests[slot] = digest.hexdigest()
-        return self._digests[slot]
+
+def _digests(copy: Copy) -> dict[int, str]:
+    """Of each tensor that files can hold, by its slot."""
+    slots = [slot for slot, tensor in enumerate(copy.tensors) if can_hold(tensor)]
+    slots.sort(key=lambda slot: (str(copy.kinds[slot][2]), str(copy.kinds[slot][3])))  # those that are alike together
+    tensors = [copy.tensors[slot] for slot in slots]
+    found = []
+    for slot, tensor in zip(slots, tensors, strict=True):
+        shape, spread = tuple(tensor.shape), copy.spreads.get(slot)
+        whole = shape if spread is None else tuple(spread[2])
+        found.append(xxhash.xxh3_128(f"{tensor.dtype} {shape} of {whole}".encode()))
+    for part, contents in Stage().contents(tensors):
+        begin = 0
+        for i, size in contents:
+            found[i].update(part[begin : begin + size])
+            begin += size
+    return {slot: digest.hexdigest() for slot, digest in zip(slots, found, strict=True)}

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from surefoot.state.disk.headers import Entry, Part
 from surefoot.state.disk.misfit import DoesNotFit
-from surefoot.state.disk.shards import CHUNK
+from surefoot.state.disk.stage import CHUNK
 
 READERS = 4
 """Threads that read: one alone copies what the system holds in memory more slowly than a disk can give."""

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 import xxhash
 from torch import Tensor
 
 from surefoot.state.disk.headers import CARRIED, FORMAT, NOTES, shard_file
-from surefoot.state.pages import Pages
+from surefoot.state.disk.stage import Stage
 
-CHUNK = 1 << 25
-"""Bytes that are on their way at a time."""
 _NAMES = {getattr(torch, name): short for short, (name, _) in FORMAT.items()}
 _CARRIED = {getattr(torch, name): (name, *how) for name, how in CARRIED.items() if hasattr(torch, name)}
 Opener = Callable[[Path], BinaryIO]
@@ -58,22 +56,25 @@ def can_hold(tensor: Tensor) -> bool:
 def write_shards(folder: Path, rank: int, shards: Mapping[str, Shard], opener: Opener | None = None) -> Written:
     """Write this process's parts to its file, and flush it."""
     path = folder / shard_file(rank)
-    order = sorted(shards, key=lambda name: (-shards[name].tensor.element_size(), name))
-    stage = Stage()
+    order = sorted(shards, key=lambda name: _place(name, shards[name].tensor))
     digest = xxhash.xxh3_128()
     size = 0
     with (opener or create)(path) as file:
         header = _header(order, shards)
         digest.update(header)
         size += file.write(header)
-        for name in order:
-            for part in stage.bytes_of(shards[name].tensor):
-                digest.update(part)
-                file.write(part)
-                size += part.nbytes
+        for part, _ in Stage().contents([shards[name].tensor for name in order]):
+            digest.update(part)
+            file.write(part)
+            size += part.nbytes
         file.flush()
         os.fsync(file.fileno())
     return Written(path.name, size, digest.hexdigest())
+
+
+def _place(name: str, tensor: Tensor) -> tuple[Any, ...]:
+    """Wide values first, so that all lie where they may; what is alike together, so that it goes together."""
+    return -tensor.element_size(), str(tensor.dtype), str(tensor.device), name
 
 
 def create(path: Path) -> BinaryIO:
@@ -104,49 +105,3 @@ def _header(order: Sequence[str], shards: Mapping[str, Shard]) -> bytes:
     text = json.dumps({"__metadata__": about} | entries).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-_staged: list[Pages] = []
-"""Pinned memory that no stage is using; it is asked for once and kept."""
-
-
-def prepare_stage() -> None:
-    """Have the pinned memory made that content of a device goes through."""
-    _staged.append(Pages(CHUNK))
-
-
-class Stage:
-    """Gives out the content of tensors in pieces; from a device by way of pinned memory, on the current stream."""
-
-    def __init__(self) -> None:
-        self._pages: Pages | None = None
-
-    def __del__(self) -> None:
-        if self._pages is not None:
-            _staged.append(self._pages)
-
-    def bytes_of(self, tensor: Tensor) -> Iterator[memoryview]:
-        if not tensor.numel():
-            return
-        if tensor.is_cuda:
-            yield from self._from_device(tensor.detach())
-            return
-        flat = as_bytes(tensor.detach())
-        for begin in range(0, flat.numel(), CHUNK):
-            yield flat[begin : begin + CHUNK].numpy().data
-
-    def _from_device(self, tensor: Tensor) -> Iterator[memoryview]:
-        if self._pages is None:
-            self._pages = _staged.pop() if _staged else Pages(CHUNK)
-        pinned, stream = self._pages.memory, torch.cuda.current_stream(tensor.device)
-        flat = as_bytes(tensor)
-        for begin in range(0, flat.numel(), CHUNK):
-            part = flat[begin : begin + CHUNK]
-            pinned[: part.numel()].copy_(part, non_blocking=True)
-            stream.synchronize()
-            yield pinned[: part.numel()].numpy().data
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """The content as bytes in a row; of what does not lie so, a copy."""
-    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
