@@ -19,7 +19,7 @@ from surefoot.judge.detect.repeats import Repeats
 from surefoot.judge.detect.rhythm import Rhythm
 from surefoot.judge.detect.start import FIRST, Start
 from surefoot.judge.detect.units import Units
-from surefoot.records import Pattern, Row
+from surefoot.records import LAYER_STATS, Pattern, Row
 
 MAKE: dict[str, Callable[[Bench], Detector]] = {
     "jump": lambda bench: Jump(bench.normal),
@@ -189,6 +189,17 @@ def test_a_factor_may_miss_a_row_and_no_more(odd: tuple[int, ...], said: int) ->
     bench, detector, source = begun("units")
     tensors = [layers(900 + k, swells=20.0 if k in odd else 4.0) for k in range(5)]
     assert len(bench.said(detector, source.rows(5, times=4.0), tensors)) == said
+
+
+@pytest.mark.parametrize(("factor", "said"), [(4.0, 0), (64.0, 1)])
+def test_tensors_may_scatter_further_when_all_is_multiplied_by_much(factor: float, said: int) -> None:
+    """Half of them by a factor that is 2.5 times that of the others."""
+    bench, detector, source = begun("units")
+    tensors = [layers(900 + k, swells=factor) for k in range(8)]
+    for one in tensors:
+        one[::2, LAYER_STATS.index("norm")] = 1.6 * factor
+        one[1::2, LAYER_STATS.index("norm")] = 0.64 * factor
+    assert len(bench.said(detector, source.rows(8, times=factor), tensors)) == said
 
 
 @pytest.mark.parametrize(("noise", "told"), [(0.05, 1), (0.8, 0)])

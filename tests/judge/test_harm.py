@@ -57,6 +57,35 @@ def test_a_batch_that_was_made_smaller_explains_it_and_the_way_back_would_not_he
         assert actions(judged(judge, rows)) == [Action.REWIND] * harm
 
 
+def test_smaller_batches_explain_it_also_after_one_good_evaluation() -> None:
+    judge, source = trained(source=Source(1, samples=64.0))
+    small = {"times": 1.5, "samples": 16.0}
+    rows = [evaluated(source, 2.0), *source.rows(4, **small), evaluated(source, 2.05, **small)]
+    for loss in (2.6, 2.7):
+        rows += [*source.rows(20, **small), evaluated(source, loss, **small)]
+    assert actions(judged(judge, rows)) == []
+
+
+@pytest.mark.parametrize(("leaps", "times", "said"), [(True, 1.4, True), (False, 1.4, False), (True, 1.0, False)])
+def test_one_look_at_held_out_data_is_enough_after_a_leap_that_has_not_healed(
+    leaps: bool, times: float, said: bool
+) -> None:
+    judge, source = trained()
+    high = 6.0 if leaps else times
+    rows = [evaluated(source, 2.0), source.row(times=high, swells=high), *source.rows(20, times=times)]
+    events = judged(judge, [*rows, evaluated(source, 2.9, times=times), *source.rows(8, times=times)])
+    assert actions(events) == [Action.REWIND] * said
+
+
+@pytest.mark.parametrize(("first", "said"), [(2.6, True), (3.5, False)])
+def test_one_look_is_enough_when_all_is_lost_that_was_learnt(first: float, said: bool) -> None:
+    """No leap, and less far above the best: where the floor is high, a share of the loss says little."""
+    judge, source = trained(rows=0)
+    judged(judge, [*source.rows(24), evaluated(source, first), *source.rows(150), evaluated(source, 2.0)])
+    events = judged(judge, [*source.rows(20, times=1.4), evaluated(source, 2.7, times=1.4)])
+    assert actions([*events, *judged(judge, source.rows(8, times=1.4))]) == [Action.REWIND] * said
+
+
 def test_a_model_that_only_overfits_is_left_alone() -> None:
     judge, source = trained()
     worse = [row for k in range(10) for row in (*source.rows(24), evaluated(source, 2.0 + 0.3 * k))]
@@ -240,6 +269,15 @@ def test_a_slow_rise_is_believed_where_part_of_the_model_has_fallen_silent(
     tensors = [layers(k, which=silent, zeros=0.9 if silent else 0.02) for k in range(110)]
     events = judged(judge, source.rows(110, times=1.12), tensors)
     assert any(f.evidence.get("slowly") for f in of(Finding, events) if f.detector == "level")
+    assert actions(events) == done
+
+
+@pytest.mark.parametrize(("times", "done"), [(1.25, [Action.REWIND]), (1.05, [])])
+def test_an_update_too_large_for_its_rate_needs_no_great_rise_to_be_undone(times: float, done: list[Action]) -> None:
+    judge, source = trained(rows=0, values=10_000)
+    weights = {"weight_norm": 10.0, "bad_weights": 0.0}
+    judged(judge, [source.row(**({"update_ratio": 1e-3} | weights if k % 10 == 0 else {})) for k in range(150)])
+    events = judged(judge, [source.row(update_ratio=0.1, **weights), *source.rows(20, times=times)])
     assert actions(events) == done
 
 

@@ -131,7 +131,7 @@ def _landed(case: Case, bears: bool) -> str:
 def _outgrown(case: Case, bears: bool) -> str:
     """An update was too large for its rate, and the loss has risen since."""
     level = case.found("level")
-    if not level or not case.update > 1 or not _high(case, RAISED):
+    if not level or not case.update > 1 or not _high(case, RAISED / 2):
         return ""
     return f"an update was {case.update:.3g} times larger than usual at the same rate, and {level[0].detail}"
 
@@ -159,7 +159,9 @@ def _astray(case: Case, bears: bool) -> str:
     for told in (f for f in case.found("astray") if not f.evidence["raised"]):
         signs = [f for f in case.found(*SUFFERS, "jump") if told.evidence["well"] <= f.attempt < told.attempt]
         signs += [f for f in case.found("inputs") if told.evidence["well"] <= f.attempt and _unlike(f)]
-        if signs:
+        # Told once, it must be beyond doubt, and last: what comes gently may be meant, and may heal.
+        doubtless = told.evidence["lost"] or any(f.detector == "jump" for f in signs)
+        if signs and (told.evidence["twice"] or (doubtless and _high(case, 1.0))):
             return f"{told.detail}, and {signs[0].detail}"
     return ""
 

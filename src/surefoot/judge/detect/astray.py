@@ -14,16 +14,19 @@ from surefoot.records import Finding, Row
 SINCE = 4
 """Evaluations ago at most all was well: what gets worse little by little is overfitting, and not harm."""
 
+AT_ONCE = 2.0
+"""How many times further above the best one a single evaluation must lie than two of them."""
 RESTARTED = 1.5
 """A rate that was raised by this factor, and not out of all measure, explains it: schedules restart on purpose."""
 
 
 class Astray(Detector):
-    """Speaks when two evaluations running are far above the best one and it does not heal, or one is above it and the
-    rate was raised; knows when, and at which rate, all was well."""
+    """Speaks when two evaluations running are far above the best one and it does not heal, when the first is twice as
+    far above it, when one is above the very first, or above the best one and the rate was raised; knows when, and at
+    which rate, all was well."""
 
     name: ClassVar = "astray"
-    kept: ClassVar = ("_best", "_well", "_rate", "_now", "_top", "_samples", "_blamed", "_far", "_since")
+    kept: ClassVar = ("_best", "_well", "_rate", "_now", "_top", "_samples", "_blamed", "_far", "_since", "_first")
 
     def __init__(self, normal: Normal, *, alone: bool) -> None:
         self._normal = normal
@@ -39,9 +42,11 @@ class Astray(Detector):
         self._top = 0.0
         """The highest since."""
         self._samples = math.nan
-        """In a batch, when all was well."""
+        """In a batch, at the best one: smaller ones may not lead as far down, also from where it was."""
         self._blamed = False
         """It was told already, and has not been well since."""
+        self._first = math.nan
+        """The first one of all: what is above it has lost all that was learnt since."""
         self._far = math.nan
         """What the evaluation before was, if that was far above the best one: what heals is left alone."""
         self._since = 0
@@ -60,19 +65,23 @@ class Astray(Detector):
             return []
         sight = self._normal.sight
         if not row.eval_loss >= self._best:
-            self._best = row.eval_loss
+            self._best, self._samples = row.eval_loss, row.samples
         above = row.eval_loss - self._best
         self._since += 1
         if above <= sight.worse * abs(self._best):
             self._well, self._rate, self._top, self._since = row.attempt, rate, self._now, 0
-            self._samples = row.samples
         before, self._far = self._far, row.eval_loss if above > sight.astray * abs(self._best) else math.nan
+        if math.isnan(self._first):
+            self._first = row.eval_loss
+        lost = row.eval_loss > self._first > self._best + sight.worse * abs(self._best)
+        soon = self._since == 1 and above > AT_ONCE * sight.astray * abs(self._best)
+        twice = self._far >= before
         times = self._top / self._rate if self._rate > 0 else 1.0
         raised = self._since > 0 and times > sight.faster and not self._blamed
         self._blamed = self._since > 0 and (self._blamed or raised)
-        explained = times > RESTARTED or FEWER * row.samples <= self._samples  # the way back would not change that
-        if not raised and (not self._far >= before or self._since > SINCE or explained):
+        explained = times > RESTARTED or FEWER * row.samples <= self._samples
+        if not raised and (not (twice or soon or lost) or self._since > SINCE or explained):
             return []
         detail = f"the loss on held-out data is {row.eval_loss:.4g} and was {self._best:.4g} at best"
         told = {"eval_loss": row.eval_loss, "best": self._best, "well": self._well, "rate": self._rate}
-        return self.found(row, detail, raised=raised, **told)
+        return self.found(row, detail, raised=raised, twice=twice, lost=lost, **told)

@@ -14,7 +14,9 @@ from surefoot.records import Finding, Row
 
 LEAST = math.log(1.8)
 ALIKE = 0.5
-"""How far the factors of loss and gradients, and of the tensors among themselves, may lie apart, as logarithms."""
+"""How far the factors of loss and gradients, and of the tensors among themselves, may lie apart, as logarithms..."""
+SHARE = 0.2
+"""... or this share of a large factor's: single batches scatter, and nothing else multiplies all alike by so much."""
 STAYS, OF = 3, 5
 """Rows that must be multiplied, of so many: those of a small batch scatter."""
 CLEARLY = 4.0
@@ -65,9 +67,10 @@ class Units(Detector):
             return 1.0
         ratios = np.log(layers[fit, NORM].astype(np.float64)) - past.usual[fit]
         middle = float(np.median(ratios))
-        if middle < LEAST or abs(loss - middle) > ALIKE:
+        apart = max(ALIKE, SHARE * middle)
+        if middle < LEAST or abs(loss - middle) > apart:
             return 1.0
         low, high = np.quantile(ratios, (0.2, 0.8))
-        if high - low > 1.5 * ALIKE:
+        if high - low > 1.5 * apart:
             return 1.0
         return math.exp(middle)
