@@ -54,6 +54,7 @@ class Found:
 
 @dataclass(slots=True)
 class Tally:
+    seeds: str = ""
     steps: int = 0
     runs: int = 0
     findings: int = 0
@@ -73,7 +74,8 @@ class Tally:
     def as_text(self) -> str:
         often = 1e5 * self.findings / max(self.steps, 1)
         done = f"{self.interventions} interventions in {len(self.touched)} runs"
-        lines = [f"{self.runs} healthy runs, {self.steps:,} steps: {done}, {often:.0f} findings per 100,000 steps."]
+        runs = f"{self.runs} healthy runs with seeds {self.seeds} on, {self.steps:,} steps"
+        lines = [f"{runs}: {done}, {often:.0f} findings per 100,000 steps."]
         if not self.touched:
             lines.append(f"With 95 % confidence: fewer than {3e5 / max(self.steps, 1):.2f} in 100,000 steps.")
         for found in self.touched:
@@ -84,9 +86,9 @@ class Tally:
         return "\n".join(lines)
 
 
-def tasks(split: Split, steps: int) -> Iterator[Task]:
+def tasks(split: Split, steps: int, first: int = FIRST_SEED) -> Iterator[Task]:
     """Controls of this part, seed after seed, until they have so many healthy steps together."""
-    taken, seed = 0, FIRST_SEED
+    taken, seed = 0, first
     while taken < steps:
         for kind in CONTROLS.values():
             for one in kind.scenarios(split):
@@ -111,9 +113,9 @@ def one(task: Task) -> Found:
     return Found(task, scenario.settings.steps - scenario.onset, told, sum(e["kind"] == "finding" for e in events))
 
 
-def main(split: Split, *, steps: int, workers: int, progress: Callable[[int, int], None]) -> Tally:
+def main(split: Split, *, steps: int, first: int, workers: int, progress: Callable[[int, int], None]) -> Tally:
     """Run them all and count."""
-    todo, tally = list(tasks(split, steps)), Tally()
+    todo, tally = list(tasks(split, steps, first)), Tally(seeds=f"from {first}")
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         for found in pool.map(one, todo, chunksize=4):
             tally.add(found)

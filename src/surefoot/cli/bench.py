@@ -191,10 +191,12 @@ def bench_train(
 def healthy(
     steps: Annotated[int, typer.Option(min=1, help="Healthy steps in all.")] = 300_000,
     split: Annotated[str, typer.Option(help="report, or tuning: the part that rules may be tuned on.")] = "report",
+    seed: Annotated[int | None, typer.Option(min=0, help="The first seed; take one that nobody has looked at.")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Processes at work; 0 takes one a core.")] = 0,
 ) -> None:
     """Suspicious but healthy runs, with ever new seeds: is any of them touched? 1 when one is."""
     needs_torch("bench healthy")
+    from surefoot.bench.healthy import FIRST_SEED
     from surefoot.bench.healthy import main as run
     from surefoot.bench.zoo import cores
     from surefoot.zoo.families import Split
@@ -207,7 +209,8 @@ def healthy(
         if done * 20 // total > (done - 1) * 20 // total:
             typer.echo(f"{done} of {total} runs made", err=True)
 
-    tally = run(Split(split), steps=steps, workers=jobs or cores(), progress=tell)
+    first = FIRST_SEED if seed is None else seed
+    tally = run(Split(split), steps=steps, first=first, workers=jobs or cores(), progress=tell)
     typer.echo(tally.as_text())
     raise typer.Exit(1 if tally.touched else 0)
 
