@@ -77,13 +77,34 @@ def test_one_look_at_held_out_data_is_enough_after_a_leap_that_has_not_healed(
     assert actions(events) == [Action.REWIND] * said
 
 
-@pytest.mark.parametrize(("first", "said"), [(2.6, True), (3.5, False)])
-def test_one_look_is_enough_when_all_is_lost_that_was_learnt(first: float, said: bool) -> None:
+@pytest.mark.parametrize(("first", "after", "said"), [(2.6, 2.7, True), (3.5, 2.7, False), (2.2, 2.3, False)])
+def test_one_look_is_enough_when_all_is_lost_that_was_learnt(first: float, after: float, said: bool) -> None:
     """No leap, and less far above the best: where the floor is high, a share of the loss says little."""
     judge, source = trained(rows=0)
     judged(judge, [*source.rows(24), evaluated(source, first), *source.rows(150), evaluated(source, 2.0)])
-    events = judged(judge, [*source.rows(20, times=1.4), evaluated(source, 2.7, times=1.4)])
+    events = judged(judge, [*source.rows(20, times=1.4), evaluated(source, after, times=1.4)])
     assert actions([*events, *judged(judge, source.rows(8, times=1.4))]) == [Action.REWIND] * said
+
+
+@pytest.mark.parametrize(("level", "said"), [(2.0, True), (0.002, False)])
+def test_a_rise_from_next_to_nothing_to_a_little_more_is_no_sign_of_harm(level: float, said: bool) -> None:
+    """The loss began with 3 and has come down to this; held-out data is harder than what is trained on."""
+    source = Source(1, loss=level, floor=level)
+    judge = Judge(Policy())
+    judged(judge, [*source.rows(5, loss=3.0), *source.rows(200)])
+    rows = [evaluated(source, 2.0), *source.rows(20, times=1.5), evaluated(source, 2.8, times=1.5)]
+    events = judged(judge, [*rows, *source.rows(20, times=1.5), evaluated(source, 2.9, times=1.5)])
+    assert any(f.detector == "level" for f in of(Finding, events))
+    assert actions(events) == [Action.REWIND] * said
+
+
+@pytest.mark.parametrize(("falls", "done"), [(0.93, []), (1.0, [Action.REWIND])])
+def test_gradients_that_grow_with_a_rate_are_no_harm_while_the_loss_falls(falls: float, done: list[Action]) -> None:
+    judge, source = trained(source=Source(1, loss=3.0, floor=3.0, noise=0.01, scatter=0.02, lr=1e-6))
+    rows = [source.row(lr=1e-3, times=falls ** min(k, 9), swells=1.4 ** min(k, 9)) for k in range(14)]
+    events = judged(judge, rows)
+    assert {"settings", "growth"} <= {f.detector for f in of(Finding, events)}
+    assert actions(events) == done
 
 
 def test_a_model_that_only_overfits_is_left_alone() -> None:

@@ -31,6 +31,8 @@ FEW = 0.1
 """Share of the tensors that have fallen silent, above which a slow rise is enough to believe it."""
 UNLIKE = 30.0
 """Values of a batch that are spread so many times as wide as usual make it one of another kind."""
+LITTLE = 0.01
+"""Share of what the loss began with by which it must have risen to matter."""
 NEW = 6
 """Finite updates in a row that were refused: the weights are damaged or, after a rewind, this is the new normal."""
 
@@ -66,9 +68,14 @@ def _set_wrong(case: Case, bears: bool) -> str:
     if any(f.evidence.get("momentum", 0) >= 1 for f in raised):
         return raised[0].detail
     suffers = case.found(*SUFFERS) or [f for f in case.found("astray") if f.evidence["raised"]]
-    if raised and suffers:
+    if raised and suffers and not (_falls(case) and all(f.detector == "growth" for f in suffers)):
         return f"{raised[0].detail}, and {suffers[0].detail}"
     return f"{raised[0].detail}, and nothing is gained by it" if raised and _gains_nothing(case) else ""
+
+
+def _falls(case: Case) -> bool:
+    """The last losses are lower than they were: a run that was waiting for its rate may learn at last."""
+    return all(m.row.loss < case.normal for m in case.moments[-5:])
 
 
 def _raised(case: Case) -> list[Finding]:
@@ -157,13 +164,24 @@ def _refused(case: Case, bears: bool) -> str:
 def _astray(case: Case, bears: bool) -> str:
     """Training has left its course, and held-out data says that it does harm."""
     for told in (f for f in case.found("astray") if not f.evidence["raised"]):
-        signs = [f for f in case.found(*SUFFERS, "jump") if told.evidence["well"] <= f.attempt < told.attempt]
+        suffers = [f for f in case.found(*SUFFERS, "jump") if told.evidence["well"] <= f.attempt < told.attempt]
+        signs = [f for f in suffers if _matters(f, case)]
         signs += [f for f in case.found("inputs") if told.evidence["well"] <= f.attempt and _unlike(f)]
         # Told once, it must be beyond doubt, and last: what comes gently may be meant, and may heal.
         doubtless = told.evidence["lost"] or any(f.detector == "jump" for f in signs)
         if signs and (told.evidence["twice"] or (doubtless and _high(case, 1.0))):
             return f"{told.detail}, and {signs[0].detail}"
     return ""
+
+
+def _matters(found: Finding, case: Case) -> bool:
+    """More than a loss that has risen from next to nothing to a little more."""
+    told, risen = found.evidence, math.inf
+    if found.detector == "level":
+        risen = told["level"] - told["normal"]
+    elif found.detector == "jump" and told["norm_ratio"] < math.log(CALM):
+        risen = told["loss"] - case.normal
+    return risen > LITTLE * abs(case.start)
 
 
 def _unlike(found: Finding) -> bool:

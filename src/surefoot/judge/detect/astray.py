@@ -73,7 +73,7 @@ class Astray(Detector):
         before, self._far = self._far, row.eval_loss if above > sight.astray * abs(self._best) else math.nan
         if math.isnan(self._first):
             self._first = row.eval_loss
-        lost = row.eval_loss > self._first > self._best + sight.worse * abs(self._best)
+        lost = row.eval_loss > self._first > self._best + sight.astray * abs(self._best)
         soon = self._since == 1 and above > AT_ONCE * sight.astray * abs(self._best)
         twice = self._far >= before
         times = self._top / self._rate if self._rate > 0 else 1.0
