@@ -31,6 +31,8 @@ FEW = 0.1
 """Share of the tensors that have fallen silent, above which a slow rise is enough to believe it."""
 UNLIKE = 30.0
 """Values of a batch that are spread so many times as wide as usual make it one of another kind."""
+ALIKE = 0.25
+"""Share of the rise on held-out data that is seen in training, too, where both are of one harm."""
 LITTLE = 0.01
 """Share of what the loss began with by which it must have risen to matter."""
 NEW = 6
@@ -169,9 +171,16 @@ def _astray(case: Case, bears: bool) -> str:
         signs += [f for f in case.found("inputs") if told.evidence["well"] <= f.attempt and _unlike(f)]
         # Told once, it must be beyond doubt, and last: what comes gently may be meant, and may heal.
         doubtless = told.evidence["lost"] or any(f.detector == "jump" for f in signs)
-        if signs and (told.evidence["twice"] or (doubtless and _high(case, 1.0))):
+        if signs and (told.evidence["twice"] or (doubtless and _alike(told, case))):
             return f"{told.detail}, and {signs[0].detail}"
     return ""
+
+
+def _alike(told: Finding, case: Case) -> bool:
+    """The loss in training has risen, too, and by a good part of what it has on held-out data: it is the same harm."""
+    lately = sorted(m.row.loss for m in case.moments[-5:])
+    risen = lately[len(lately) // 2] - case.normal
+    return _high(case, 1.0) and risen > ALIKE * (told.evidence["eval_loss"] - told.evidence["best"])
 
 
 def _matters(found: Finding, case: Case) -> bool:
