@@ -54,7 +54,7 @@ class Found:
 
 @dataclass(slots=True)
 class Tally:
-    seeds: str = ""
+    first: int = FIRST_SEED
     steps: int = 0
     runs: int = 0
     findings: int = 0
@@ -74,7 +74,7 @@ class Tally:
     def as_text(self) -> str:
         often = 1e5 * self.findings / max(self.steps, 1)
         done = f"{self.interventions} interventions in {len(self.touched)} runs"
-        runs = f"{self.runs} healthy runs with seeds {self.seeds} on, {self.steps:,} steps"
+        runs = f"{self.runs} healthy runs with seeds from {self.first} on, {self.steps:,} steps"
         lines = [f"{runs}: {done}, {often:.0f} findings per 100,000 steps."]
         if not self.touched:
             lines.append(f"With 95 % confidence: fewer than {3e5 / max(self.steps, 1):.2f} in 100,000 steps.")
@@ -115,7 +115,7 @@ def one(task: Task) -> Found:
 
 def main(split: Split, *, steps: int, first: int, workers: int, progress: Callable[[int, int], None]) -> Tally:
     """Run them all and count."""
-    todo, tally = list(tasks(split, steps, first)), Tally(seeds=f"from {first}")
+    todo, tally = list(tasks(split, steps, first)), Tally(first)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         for found in pool.map(one, todo, chunksize=4):
             tally.add(found)
