@@ -35,6 +35,8 @@ BENCH = ["bench", "overhead"]
         [*BENCH, "--device", "tpu"],
         [*BENCH, "--only", "nonsense"],
         ["bench", "equal", "--steps", "no"],
+        ["bench", "checkpoint", "--size", "10m", "--device", "cpu", "--folder", "/no/such/folder"],
+        ["bench", "healthy", "--seed", "-1"],
     ],
 )
 def test_bad_usage_is_explained_without_a_traceback(arguments: list[str]) -> None:

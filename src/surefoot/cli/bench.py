@@ -152,7 +152,10 @@ def rewind(
 def checkpoint(
     size: Annotated[str, typer.Option(help="10m, 124m or 1.3b.")] = "124m",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default what is there.")] = None,
-    folder: Annotated[Path | None, typer.Option(file_okay=False, help="A folder on the disk to write to.")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, writable=True, help="A folder on the disk to write to."),
+    ] = None,
 ) -> None:
     """What a save costs the training beside it, against torch.save and DCP; and a restore."""
     needs_torch("bench checkpoint")
