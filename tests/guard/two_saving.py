@@ -47,6 +47,8 @@ def train(run: Path, kind: str, batches: int, poison: int = 1 << 60) -> dict[str
     while count < batches:
         for x in loader:
             count += 1
+            if count == poison - 3:
+                _saved_since(run, begun)
             bad = count > poison and dist.get_rank() == 1
             guard.watch(step(model, x * float("nan") if bad else x), x).backward()
             optimizer.step()
@@ -68,6 +70,13 @@ def train(run: Path, kind: str, batches: int, poison: int = 1 << 60) -> dict[str
         "size": max(one.size for one in kept),
         "ema": _owners(kept[0].folder, "extra.ema"),
     }
+
+
+def _saved_since(run: Path, step: int) -> None:
+    """Wait for the save that is under way: trouble is to begin when the disk is free, however slow it is."""
+    while not any(one.step > step for one in Store(run / "checkpoints").all()):
+        time.sleep(0.01)
+    dist.barrier()
 
 
 def evaluated(run: Path) -> dict[str, Any]:
@@ -110,7 +119,7 @@ def main() -> None:
     for kind in ("ddp", "fsdp"):
         run = out / kind
         first = train(run, kind, 40)
-        told[kind] = {"first": first, "second": train(run, kind, 50, poison=30), "third": train(run, kind, 5)}
+        told[kind] = {"first": first, "second": train(run, kind, 45, poison=25), "third": train(run, kind, 5)}
     told["evaluated"] = evaluated(out / "evaluated")
     (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(told))
     dist.destroy_process_group()
