@@ -270,6 +270,8 @@ class Decision(Event):
     """What steps are asked for from now on, all of it; None leaves it as it is."""
     before: int = -1
     """A rewind goes to the newest good state taken before this attempt."""
+    dated: bool = False
+    """It is known to have begun there: a state from before need not have proved good."""
     reset: bool = False
     """The optimizers' state is emptied, after the rewind if there is one."""
     scale: float = 0.0

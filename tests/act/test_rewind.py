@@ -120,6 +120,22 @@ def test_states_proven_after_the_trouble_began_are_passed_over(attach: Attach) -
     assert same(kept, snapshot(model, optimizer))
 
 
+@pytest.mark.parametrize(("dated", "to"), [(True, (7, 8)), (False, (-1, 0))])
+def test_where_it_is_known_when_the_trouble_began_an_unproven_state_will_do(
+    dated: bool, to: tuple[int, int], attach: Attach
+) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer, policy=EVERY4)
+    judge = script(guard, {9: BACK | {"before": 8, "dated": dated}}, proves=100)
+    kept = {-1: snapshot(model)}
+    for i in range(12):
+        train(model, optimizer, guard.watch, i)
+        kept[i] = snapshot(model)
+    assert judge.rewinds == [to]
+    assert same(kept[to[0]], snapshot(model))
+
+
 def test_no_state_is_taken_while_something_is_amiss(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -29,7 +29,7 @@ def named(events: list[Event]) -> list[Cause]:
 
 def overflowing(source: Source) -> list[Row]:
     skips = [source.row(verdict=Verdict.OVERFLOW, loss_scale=2.0 ** (15 - k), nonfinite=2.0) for k in range(10)]
-    return [*skips, *source.rows(5, loss_scale=2.0**6)]
+    return [*skips, *source.rows(9, loss_scale=2.0**6)]
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,20 @@ def test_a_loss_in_another_unit_harms_only_who_does_not_divide_by_it(adaptive: b
     judged(judge, source.rows(150), (layers(k) for k in range(150)))
     events = judged(judge, source.rows(40, times=4.0, swells=4.0), (layers(k, swells=4.0) for k in range(40)))
     assert actions(events)[:1] == ([] if adaptive else [Action.REWIND])
+
+
+def test_a_way_back_does_not_change_the_unit_a_loss_is_told_in() -> None:
+    """It is clipped from then on; that the loss still reads forty times what it was is no harm."""
+    judge, source = Judge(Policy(), NAMES, adaptive=False), Source(1)
+    judged(judge, source.rows(150), (layers(k) for k in range(150)))
+    events = judged(judge, source.rows(6, times=40.0, swells=40.0), (layers(k, swells=40.0) for k in range(6)))
+    assert actions(events) == [Action.REWIND]
+    judge.rewound(149, 150)
+    apart = (layers(k, swells=40.0, which=range(k % 3, 7, 2)) for k in range(30))  # this time it cannot be told again
+    after = judged(judge, source.rows(30, times=40.0, swells=40.0), apart)
+    assert any(f.grave for f in of(Finding, after) if f.detector == "level")
+    assert "units" not in {f.detector for f in of(Finding, after)}
+    assert actions(after) == []
 
 
 def test_trouble_without_a_break_has_no_rhythm() -> None:

@@ -127,6 +127,39 @@ def test_when_float32_alone_does_not_help_the_run_goes_back_in_float32() -> None
     assert held(back(judge, source, events)).float32
 
 
+def test_updates_made_before_float32_is_in_force_are_not_held_against_it() -> None:
+    judge, source = trained(source=Source(1, loss_scale=1024.0))
+    events = judged(judge, [overflows(source) for _ in range(3 + 4)])
+    assert actions(events) == [Action.RESTRAIN]
+    (outcome,) = of(Outcome, judged(judge, source.rows(40)))
+    assert outcome.helped
+
+
+def test_signs_of_before_a_restraint_are_not_held_against_it() -> None:
+    """The overflows are over, but the loss scale is low; it is set back, and what is under way still tells of that."""
+    judge, source = trained(source=Source(1, loss_scale=2.0**16))
+    events = judged(judge, [overflows(source) for _ in range(3 + 4)])
+    events += judged(judge, source.rows(6, loss_scale=2.0**4))
+    assert actions(events) == [Action.RESTRAIN] * 2
+    assert of(Decision, events)[-1].scale == 2.0**16
+    assert actions(judged(judge, source.rows(40))) == []
+
+
+def test_where_nothing_has_landed_since_the_first_sign_the_last_state_before_it_will_do() -> None:
+    judge, source = trained()
+    first = back(judge, source, judged(judge, dies(source)))
+    assert (first.before, first.dated) == (150, True)
+    judged(judge, source.rows(5))
+    second = back(judge, source, judged(judge, dies(source)))
+    assert not second.dated, "that did not help: only a state that proved good will do"
+
+
+def test_a_loss_that_has_risen_may_have_its_reason_in_a_state_before() -> None:
+    judge, source = trained()
+    decision = back(judge, source, judged(judge, [source.row(lr=4e-2, times=1.25**k) for k in range(1, 6)]))
+    assert not decision.dated
+
+
 def test_a_trouble_of_another_kind_begins_with_what_was_not_tried_yet() -> None:
     judge, source = trained(source=Source(1, loss_scale=1024.0))
     tried = [of(Decision, judged(judge, [overflows(source) for _ in range(3)]))[-1].rung]

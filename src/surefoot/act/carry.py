@@ -20,7 +20,7 @@ def carry_out(decision: Decision, run: Run) -> str:
         raise CannotAct(objection)
     done: list[str] = []
     if decision.action is Action.REWIND:
-        done.append(f"back to step {Rewind(decision.before).apply(run).step}")
+        done.append(f"back to step {Rewind(decision.before, decision.dated).apply(run).step}")
     if decision.reset:
         Reset().apply(run)
     if decision.scale > 0:

@@ -15,9 +15,13 @@ class HalfWay(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """Goes to the newest good state taken before an attempt; a negative one means any."""
+    """Goes to the newest good state taken before an attempt; a negative one means any.
+
+    Where it is known that the trouble began with that attempt, one that is not proven yet is as good.
+    """
 
     before: int = -1
+    dated: bool = False
 
     def apply(self, run: Run) -> State:
         """The state the run is in now."""
@@ -38,7 +42,8 @@ class Rewind:
 
     def _newest(self, run: Run, ring: Ring) -> State:
         """Memory may have run out on one process only, so all of them look for a state that every one has."""
-        good = {s.attempt: s for s in ring.states if s.good and (self.before < 0 or s.attempt < self.before)}
+        early = [s for s in ring.states if self.before < 0 or s.attempt < self.before]
+        good = {s.attempt: s for s in early if s.good or (self.dated and self.before >= 0)}
         shared = run.shared(sorted(good))
         if not shared:
             raise CannotAct(f"there is no good state to go back to: {ring.describe()}")

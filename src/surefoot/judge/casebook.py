@@ -30,6 +30,8 @@ MORE = 1.1
 """How much further than by the first update of a new optimizer weights may move: a little, for their decay."""
 STANDING = ("settings", "left_over", "lost_clip")
 """What these have found goes on, and may be the reason for what comes of it much later."""
+SPENT = frozenset({"level", "growth", "oscillation", "vanishing", "dead", "units", "left_over", "lost_clip", "astray"})
+"""Signs that a decision has answered; should they come again, they are told again."""
 SIGNS = 16
 """Signs of trouble that are remembered after their cases, for held-out data may tell late that it was one."""
 SOON = 32
@@ -77,6 +79,8 @@ class Casebook:
         self._ratios: deque[float] = deque(maxlen=LOOKS)
         """How far the last updates that were looked at have moved the weights."""
         self._signs: deque[Finding] = deque(maxlen=SIGNS)
+        self._unit: list[Finding] = []
+        """The loss was told in another unit before the last action, which does not change that."""
 
     @property
     def curious(self) -> bool:
@@ -91,6 +95,16 @@ class Casebook:
     def close(self) -> None:
         self.case = None
         self._signs.clear()
+
+    def answered(self, case: Case) -> None:
+        """Something was decided about a case: its signs need no further answer."""
+        self._unit = case.found("units")[:1]
+        self.blink()
+
+    def blink(self) -> None:
+        """What was seen up to now, of which so much is answered, tells nothing of what comes."""
+        if self.case is not None:
+            self.case.findings = [f for f in self.case.findings if not f.grave and f.detector not in SPENT]
 
     def opened(self, row: Row, found: Sequence[Finding] = ()) -> Case:
         """A new case that begins with this row."""
@@ -130,10 +144,12 @@ class Casebook:
 
     def _after(self, before: Case | None, row: Row, found: Sequence[Finding]) -> Case:
         """A new case, with what is left of the one before and of signs that are now known to have meant something."""
-        case = self.opened(row)
+        case = self.opened(row, self._unit)
+        self._unit = []
         if before is not None and before.found(*STANDING):
             case.findings += before.found(*STANDING)
             case.rates, case.momenta = before.rates, before.momenta
+            case.onset = before.onset if before.treated else case.onset  # what was done about it did not end it
         if before is not None and before.found(*SILENCE):
             case.findings += before.found(*SILENCE)
             case.onset = before.onset  # states from after it are not sound
@@ -236,6 +252,7 @@ class Casebook:
             "ratios": list(self._ratios),
             "weights": [list(pair) for pair in self._weights],
             "signs": [_plain(asdict(f)) for f in self._signs],
+            "unit": [_plain(asdict(f)) for f in self._unit],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -247,6 +264,7 @@ class Casebook:
         self._ratios = deque(state["ratios"], maxlen=LOOKS)
         self._weights = [(attempt, norm) for attempt, norm in state["weights"]]
         self._signs = deque(map(_finding, state["signs"]), maxlen=SIGNS)
+        self._unit = [_finding(f) for f in state.get("unit", [])]
 
 
 def _packed(case: Case) -> dict[str, Any]:

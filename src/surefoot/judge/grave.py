@@ -54,9 +54,14 @@ def _told(case: Case, bears: bool) -> str:
 
 def _multiplied(case: Case, bears: bool) -> str:
     """Updates have grown with the gradients: at once, and not because the data is another."""
-    units = [f for f in case.found("units") if f.attempt <= case.onset + AT_ONCE]
+    units = in_units_at_once(case)
     harder = any(m.strange >= 1 for m in case.moments)
     return units[0].detail if units and not bears and not harder and not _compensated(case) else ""
+
+
+def in_units_at_once(case: Case) -> list[Finding]:
+    """Loss and gradients were multiplied when the trouble began: not long after it, nor before."""
+    return [f for f in case.found("units") if case.onset <= f.attempt <= case.onset + AT_ONCE]
 
 
 def _compensated(case: Case) -> bool:

@@ -57,8 +57,9 @@ ASIDE = frozenset({"bottleneck", "pace", "memory", "clipping", "plateau", "rhyth
 WAITS = 6
 """Rows after the first sign before a cause is named: what comes next tells one cause from another, and by then the
 weights have been looked at."""
-UNDER_WAY = 2
-"""Updates that have been made, but not judged, when something is decided."""
+UNDER_WAY = 4
+"""Updates that may have been made, but not judged, when what was decided comes into force: two, and two more where loss
+scales overflow, for that a step was left out is known only when the next backward begins."""
 VAGUE, LONGER = 0.4, 12
 """When the surest cause is no surer than this, rows to wait for more."""
 
@@ -174,6 +175,7 @@ class Judge:
     def _watch_anew(self) -> None:
         """A trouble was answered in its place: what was being watched tells of before."""
         self._blind = -1
+        self._book.blink()
         self.normal.recent.clear()
         for detector in self.detectors:
             detector.rewound()
@@ -295,7 +297,7 @@ class Judge:
     def _decided(self, row: Row, events: Sequence[Event]) -> list[Event]:
         if self._awaits:
             return []
-        if 0 <= self._blind <= row.attempt:
+        if 0 <= self._blind < row.attempt:
             self._watch_anew()
         limit = self.policy.hold if self._treatment.holds(row) else self.policy.limit
         if self._refused == limit or (self._refused > limit and not self.policy.observe):
@@ -327,7 +329,7 @@ class Judge:
         self._awaits = Action.REWIND in done
         if Action.RESTRAIN in done:
             self._blind = row.attempt + UNDER_WAY
-        case.findings = [f for f in case.findings if not f.grave and f.detector not in SPENT]
+        self._book.answered(case)
         return decided
 
     def _why_refused(self, row: Row, found: Sequence[Event]) -> str:
@@ -398,10 +400,6 @@ class Judge:
         self._treatment.load_state_dict(state["treatment"])
         for detector, held in zip(self.detectors, state["detectors"], strict=True):
             detector.load_state_dict(held)
-
-
-SPENT = frozenset({"level", "growth", "oscillation", "vanishing", "dead", "units", "left_over", "lost_clip", "astray"})
-"""Signs that a decision has answered; should they come again, they are told again."""
 
 
 def _pattern(findings: Sequence[Finding]) -> Pattern:

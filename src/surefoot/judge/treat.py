@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot.judge.diagnose.case import Case, least
-from surefoot.judge.grave import NEW, only_raised
+from surefoot.judge.grave import NEW, in_units_at_once, only_raised
 from surefoot.judge.ladders import ASTRAY, EARLY, HELD, HOLD, LADDERS, LEFT_OVER, LOW_SCALE, USUAL, Rung
 from surefoot.judge.normal import LAST, Normal
 from surefoot.judge.policy import Policy
@@ -166,6 +166,7 @@ class Treatment:
             cause=cause,
             restraint=asked,
             before=0 if early else _sound_before(case),
+            dated=not early and not self._tried and _dated(case),
             reset=rung.reset,
             scale=_usual_scale(case) if rung.rescale else 0.0,
         )
@@ -269,6 +270,13 @@ def _sound_before(case: Case) -> int:
         since = told.evidence["well"]  # a rate may have been raised right after that
         return min(case.onset, since if told.evidence["raised"] else max(since, case.onset - LAST))
     return case.onset
+
+
+def _dated(case: Case) -> bool:
+    """It is known with which update this began, and that until then nothing was wrong: what came from outside was."""
+    told = case.found("lost_clip") or in_units_at_once(case)
+    landed = any(m.row.landed for m in case.moments)
+    return not case.found("astray") and (bool(told) or not landed or case.first.strange >= 1)
 
 
 def _sound_rates(case: Case) -> Sequence[float]:
