@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.state.disk.plain import Plain, untold
+from surefoot.state.tree import Slot
 
 LEAVES = (
     st.none()
@@ -80,7 +81,7 @@ JSON = st.recursive(
 
 
 def tell(value: Any) -> tuple[Any, list[str]]:
-    plain = Plain(lambda path, value: None, lambda value: False)
+    plain = Plain(lambda path, value: None, Slot)
     told = plain.told(value, "it")
     return json.loads(json.dumps(told, allow_nan=False)), plain.left_out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,10 @@ import xxhash
 
 from surefoot.state.copies import Copy, Look
 from surefoot.state.disk.names import Names
-from surefoot.state.disk.pieces import Apart
+from surefoot.state.disk.pieces import Pieces, take_apart
 from surefoot.state.disk.shards import can_hold
 from surefoot.state.disk.stage import Stage
 from surefoot.state.disk.told import root_of, tensors_in
-from surefoot.state.tree import Slot
 
 
 def hash_of(state: Copy | Look, names: Names) -> str:
@@ -23,7 +23,8 @@ def hash_of(state: Copy | Look, names: Names) -> str:
     Take it of a copy before it is written, and of `whole.look()` after `put_together`. Of what is spread over processes
     it covers this one's part. Neither who wraps the model nor which tensors share their memory makes a difference.
     """
-    return hashes_of(state, names).whole
+    copy = state if isinstance(state, Copy) else _as_copy(state)
+    return hashes_of(copy, take_apart(copy, names), names).whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +36,28 @@ class Hashes:
     """Parameters of a model, or all of anything else; those without tensors are not worth it."""
 
 
-def hashes_of(state: Copy | Look, names: Names) -> Hashes:
-    """The same, and hashes of what is beside the model."""
-    copy = state if isinstance(state, Copy) else _as_copy(state)
-    hashed = _Hashed(copy, names, 0, 1)
-    told = hashed.told() | {"tensors": hashed.modules, "passing": [], "own": [], "aliases": {}}
+def hashes_of(copy: Copy, pieces: Pieces, names: Names) -> Hashes:
+    """The same of a copy that was taken apart, and hashes of what is beside the model."""
+    digests = _digests(copy)
+    held = {name: digests[slot] for name, slot in pieces.held.items()}
+    told: dict[str, Any] = _with_digests(pieces.told, {name: digests[slot] for name, slot in pieces.slots.items()})
+    told |= {"rank": 0, "world_size": 1, "tensors": held, "passing": [], "own": [], "aliases": {}}
     models: dict[str, dict[str, str]] = {}
-    for name, digest in hashed.modules.items():
+    for name, digest in held.items():
         if name.startswith("extra.") and name not in names.buffers:
             models.setdefault(root_of(name), {})[name] = digest
     others = {f"extra.{name}": state for name, state in told["extra"].items() if any(True for _ in tensors_in(state))}
     return Hashes(_digest(told), {name: _digest(part) for name, part in {**models, **others}.items()})
+
+
+def _with_digests(told: Any, digests: Mapping[str, str]) -> Any:
+    """What is told, with digests where names of tensors stood."""
+    if type(told) is dict:
+        if "$tensor" not in told:
+            return {key: _with_digests(value, digests) for key, value in told.items()}
+        digest = {"$tensor": digests[told["$tensor"]]}
+        return digest | {"apart": told["apart"]} if "apart" in told else digest
+    return [_with_digests(value, digests) for value in told] if type(told) is list else told
 
 
 def _digest(told: Any) -> str:
@@ -57,22 +69,6 @@ def _as_copy(look: Look) -> Copy:
     copy = Copy()
     copy.tensors, copy.kinds, copy.spreads, copy.frozen = look.parts, look.kinds, look.spreads, look.frozen
     return copy
-
-
-class _Hashed(Apart):
-    """Walks as a save does, with a digest for every tensor."""
-
-    def __init__(self, copy: Copy, names: Names, rank: int, world_size: int) -> None:
-        super().__init__(copy, names, rank, world_size)
-        self.modules: dict[str, str] = {}
-        self._digests = _digests(copy)
-
-    def _put(self, name: str, slot: Slot, *, alike: bool = False, sole: bool = False) -> None:
-        self._named[slot] = name
-        self.modules[name] = self._digests[slot]
-
-    def _ref(self, path: str, slot: Slot, *, alike: bool = False, sole: bool = False) -> dict[str, Any] | None:
-        return {"$tensor": self._digests[slot]} if slot in self._digests else None
 
 
 def _digests(copy: Copy) -> dict[int, str]:

@@ -75,8 +75,9 @@ class Names:
 
 def free(name: str, taken: Collection[str]) -> str:
     """The name, or one like it that nothing has yet: two paths may read the same."""
-    tries = itertools.chain((name,), (f"{name}#{i}" for i in itertools.count(2)))
-    return next(one for one in tries if one not in taken)
+    if name not in taken:
+        return name
+    return next(one for i in itertools.count(2) if (one := f"{name}#{i}") not in taken)
 
 
 def names_in(whole: Whole, *, alike: Collection[str] = ()) -> Names:

@@ -37,13 +37,18 @@ class Pieces:
     """What neither a tensor nor JSON can hold."""
     weights: set[str] = field(default_factory=set)
     """Which of the shards are of parameters."""
+    slots: dict[str, int] = field(default_factory=dict)
+    """Where the copy holds what has these names in the files, also what others write."""
+    held: dict[str, int] = field(default_factory=dict)
+    """The same for what the model calls its own, by its names for it."""
 
 
 def take_apart(copy: Copy, names: Names, *, rank: int = 0, world_size: int = 1) -> Pieces:
     """The pieces of a copy that this process has to write."""
-    apart = Apart(copy, names, rank, world_size)
+    apart = _Apart(copy, names, rank, world_size)
     told = apart.told()
-    return Pieces(apart.shards, told, apart.left_out, apart.weights & apart.shards.keys())
+    slots = {name: slot for slot, name in apart.named.items()}
+    return Pieces(apart.shards, told, apart.left_out, apart.weights & apart.shards.keys(), slots, apart.held)
 
 
 def add_probe(pieces: Pieces, probe: Mapping[str, Any], rank: int) -> None:
@@ -56,7 +61,7 @@ def add_probe(pieces: Pieces, probe: Mapping[str, Any], rank: int) -> None:
         pieces.shards[name] = Shard(tensor, (0,) * tensor.dim(), tuple(tensor.shape))
         return {"$tensor": name, "host": tensor.device.type == "cpu"}
 
-    plain = Plain(put, lambda value: isinstance(value, Tensor))
+    plain = Plain(put, Tensor)
     told = plain.told(dict(probe), "probe")
     if not plain.left_out:
         pieces.told["probe"] = told
@@ -87,7 +92,7 @@ def _comparable(tensor: Tensor) -> Tensor:
     return tensor.to(torch.bfloat16) if small else tensor
 
 
-class Apart:
+class _Apart:
     """Walks through a copy once. Who writes a tensor is known without asking: all who spread it, each its part; all
     who have it alike, each a part; and whoever has one of his own."""
 
@@ -101,21 +106,23 @@ class Apart:
         self._names = names
         self._rank = rank
         self._world_size = world_size
-        self._named: dict[int, str] = {}
+        self.named: dict[int, str] = {}
         """Names that slots have got."""
+        self.held: dict[str, int] = {}
+        """Slots of what the model calls its own."""
         self._used: set[str] = set()
         self._own: list[str] = []
         """Names of which this process has its own tensor."""
 
     def told(self) -> dict[str, Any]:
         kept = self._kept
-        held = self._modules()
+        self._modules()
         return {
             "schema": SCHEMA,
             "rank": self._rank,
             "world_size": self._world_size,
-            "tensors": sorted(held),
-            "passing": sorted(held & self._names.passing),
+            "tensors": sorted(self.held),
+            "passing": sorted(self.held.keys() & self._names.passing),
             "own": sorted(self._own),
             "aliases": dict(self._names.aliases),
             "optimizers": [self._optimizer(k, one) for k, one in enumerate(self._names.optimizers)],
@@ -125,46 +132,48 @@ class Apart:
             "chance": {name: self._rest(state, f"chance.{name}") for name, state in chances(kept.chance).items()},
         } | self._made()
 
-    def _modules(self) -> set[str]:
+    def _modules(self) -> None:
         """Parameters and buffers under the names that the model gives them."""
-        held: set[str] = set()
         for place in self._kept.places:
             name = self._names.places.get((place.root, place.module, place.name))
             where = ".".join((place.module, place.name)).lstrip(".")
             if name is None:
                 self.left_out.append(f"{where} (came after the save began)")
-            elif place.slot in self._named:
+            elif place.slot in self.named:
                 pass
             elif not can_hold(self._copy.tensors[place.slot]):
                 self.left_out.append(f"{where} ({self._copy.tensors[place.slot].dtype} in a form that files lack)")
             else:
-                held.add(name)
+                self.held[name] = place.slot
                 self._put(name, place.slot, alike=name in self._names.alike)
-                self.weights |= set() if place.buffer else {self._named[place.slot]}
+                if not place.buffer:
+                    self.weights.add(self.named[place.slot])
         for p, slot in self._kept.loose:
             name = self._names.of.get(id(p))
-            if name is not None and slot not in self._named and can_hold(self._copy.tensors[slot]):
-                held.add(name)
+            if name is not None and slot not in self.named and can_hold(self._copy.tensors[slot]):
+                self.held[name] = slot
                 self._put(name, slot, alike=name in self._names.alike)
-                self.weights.add(self._named[slot])
-        return held
+                self.weights.add(self.named[slot])
 
     def _optimizer(self, k: int, held: Held) -> dict[str, Any]:
-        slots = {name: slot for slot, name in self._named.items()}
         states: dict[str, Any] = {}
+        beside: Any = None
+        alike = False
+
+        def put(path: str, slot: Slot) -> dict[str, Any] | None:
+            found = self._ref(path, slot, alike=alike, sole=held.sole)
+            return found if found is None else found | {"apart": self._copy.kinds[slot][3] != beside}
+
+        plain = Plain(put, Slot)
         for p, state in self._kept.states[held.number].items():
             name = self._names.of.get(id(p)) if isinstance(p, Tensor) else None
             if name is None:
                 self.left_out.append(f"optimizer {k}: state of {type(p).__name__}")
                 continue
-            beside = None if name not in slots else self._copy.kinds[slots[name]][3]
+            beside = None if name not in self.held else self._copy.kinds[self.held[name]][3]
             alike = name in self._names.alike
-
-            def put(path: str, slot: Slot, beside: Any = beside, alike: bool = alike) -> dict[str, Any] | None:
-                found = self._ref(path, slot, alike=alike, sole=held.sole)
-                return found if found is None else found | {"apart": self._copy.kinds[slot][3] != beside}
-
-            states[name] = self._plain(put, state, f"optimizer{k}.{name}")
+            states[name] = plain.told(state, f"optimizer{k}.{name}")
+        self.left_out += plain.left_out
         options = self._kept.groups[k]  # those handed in come first
         groups: list[dict[str, Any]] = [{"params": names} for names in held.groups]
         for g, (group, values) in enumerate(zip(groups, options, strict=False)):
@@ -188,7 +197,7 @@ class Apart:
         return self._plain(self._ref, state, path)
 
     def _plain(self, put: Any, state: Any, path: str) -> Any:
-        plain = Plain(put, lambda value: isinstance(value, Slot))
+        plain = Plain(put, Slot)
         told = plain.told(state, path)
         self.left_out += plain.left_out
         return told
@@ -197,11 +206,11 @@ class Apart:
 
     def _ref(self, path: str, slot: Slot, *, alike: bool = False, sole: bool = False) -> dict[str, Any] | None:
         """What stands in JSON where a tensor stood."""
-        if slot not in self._named:
+        if slot not in self.named:
             if not can_hold(self._copy.tensors[slot]):
                 return None
             self._put(path, slot, alike=alike, sole=sole)
-        return {"$tensor": self._named[slot], "host": self._copy.kinds[slot][3].type == "cpu"}
+        return {"$tensor": self.named[slot], "host": self._copy.kinds[slot][3].type == "cpu"}
 
     def _put(self, name: str, slot: Slot, *, alike: bool = False, sole: bool = False) -> None:
         """Give a tensor its name, and write it or a part of it, if it is this process's turn."""
@@ -212,7 +221,7 @@ class Apart:
             name = own_name(name, self._rank)
         name = free(name, self._used)
         self._used.add(name)
-        self._named[slot] = name
+        self.named[slot] = name
         shard = Shard(tensor, (0,) * tensor.dim(), tuple(tensor.shape))
         if spread is not None:
             shard = _spread(tensor, spread)

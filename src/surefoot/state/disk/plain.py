@@ -30,16 +30,17 @@ _NUMBERS = re.compile(r"[<>|=]([biufcSU])\d{1,6}")
 class Plain:
     """Writes one state down."""
 
-    def __init__(self, put: PutTensor, is_tensor: Callable[[Any], bool]) -> None:
+    def __init__(self, put: PutTensor, tensor: type) -> None:
         self._put = put
-        self._is_tensor = is_tensor
+        self._tensor = tensor
+        """What stands in the state for a tensor, or is one."""
         self.left_out: list[str] = []
         """Paths of what could not be told in JSON, with its type."""
 
     def told(self, value: Any, path: str, depth: int = 0) -> Any:
         if depth > _DEEPEST:
             return self._leave(path, value)
-        if self._is_tensor(value):
+        if isinstance(value, self._tensor):
             named = self._put(path, value)
             return self._leave(path, value) if named is None else named
         if type(value) in _BARE:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 import xxhash
@@ -26,8 +26,7 @@ _CARRIED = {getattr(torch, name): (name, *how) for name, how in CARRIED.items() 
 Opener = Callable[[Path], BinaryIO]
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(NamedTuple):
     """A part of a tensor, as this process holds it."""
 
     tensor: Tensor
