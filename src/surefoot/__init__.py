@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from surefoot import state
     from surefoot.act.stop import TrainingStopped
     from surefoot.guard import Guard, attach
     from surefoot.journal.reader import Run, read
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from surefoot.logs.diagnosing import diagnose
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "Guard", "Policy", "Run", "TrainingStopped", "__version__", "attach", "diagnose", "read"]
+__all__ = ["Answer", "Guard", "Policy", "Run", "TrainingStopped", "__version__", "attach", "diagnose", "read", "state"]
 
 _HOMES = {
     "Guard": "surefoot.guard",
@@ -32,10 +33,12 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'surefoot' has no attribute {name!r}")
     import importlib
 
+    if name == "state":
+        return importlib.import_module("surefoot.state")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'surefoot' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -33,7 +33,8 @@ class Checkpoints:
             optimizer.step()
             checkpoints.step(loss=loss)
 
-    Every `every` updates and every `seconds` a checkpoint is saved; what it costs the loop is one copy in memory.
+    Every `every` updates and every `seconds` a checkpoint is saved; what it costs the loop is one copy in memory. As a
+    context manager it saves the end, too, unless that is an error.
     """
 
     def __init__(
@@ -97,6 +98,8 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None and self.count > max(self._keeping.saved_step, 0):
+            self.save()
         self.close()
 
 

@@ -243,7 +243,10 @@ class Saving:
             if self.team.world > 1:
                 meeting.lead(draft.folder)
             entries = self._written(draft.folder, pieces) | meeting.gather()
-            check(draft.folder) if self.team.world > 1 else _must_be_all(pieces)
+            if self.team.world > 1:
+                check(draft.folder)
+            else:
+                _must_be_whole(pieces)
             return self.store.commit(draft, entries, about)
 
     def _written(self, folder: Path, pieces: Pieces) -> dict[str, Entry]:
@@ -261,11 +264,15 @@ def _rehearse(pieces: Pieces) -> None:
             pass
 
 
-def _must_be_all(pieces: Pieces) -> None:
-    """What is told of is written, too; with one process that is known without a look at the files."""
-    lacking = pieces.slots.keys() - pieces.shards.keys()
+def _must_be_whole(pieces: Pieces) -> None:
+    """What is told of is written, all of it; with one process that is known without a look at the files."""
+    parts = {name for name, shard in pieces.shards.items() if tuple(shard.tensor.shape) != shard.shape}
+    lacking = parts | (pieces.slots.keys() - pieces.shards.keys())
     if lacking:
-        raise SaveFailed(f"nobody writes {few(sorted(lacking))}, which belongs to this state")
+        raise SaveFailed(
+            f"only this process saves, and {few(sorted(lacking))} is spread over several;"
+            " surefoot.attach(..., resume=True) in each of them saves all"
+        )
 
 
 def _must_be_finite(pieces: Pieces) -> None:
