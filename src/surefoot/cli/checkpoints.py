@@ -79,7 +79,7 @@ def _say(told: dict[str, Any], as_json: bool) -> None:
 def _root(run: Path) -> Path:
     """The folder of checkpoints: in the run's, or the one that was named itself."""
     if not run.exists():
-        raise Unreadable(f"{run} is not there")
+        raise Unreadable(f"{run} is not there. Name the run_dir that was given to surefoot.attach")
     if not run.is_dir():
         raise Unreadable(f"{run} is a file. Name the run_dir that was given to surefoot.attach")
     inside = run / "checkpoints"
