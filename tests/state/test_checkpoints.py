@@ -20,6 +20,7 @@ from surefoot.data import make_loader
 from surefoot.state.capture import Whole
 from surefoot.state.disk.hashing import hash_of
 from surefoot.state.disk.names import names_in
+from surefoot.state.store import Store
 
 
 class Loop:
@@ -43,7 +44,7 @@ class Loop:
                     loss.backward()
                     self.optimizer.step()
                     losses.append(loss.item())
-                    self.saved.step(loss=losses[-1])
+                    self.saved.step(loss=loss)
                     if len(losses) == updates:
                         break
         return losses
@@ -58,6 +59,13 @@ def test_a_loop_goes_on_from_its_last_checkpoint_as_if_it_had_never_stopped(tmp_
     assert second.resumed is not None
     assert (second.resumed.step, second.resumed.equal, second.saved.count) == (20, True, 20)
     assert second.train(10) == unbroken[20:]
+
+
+def test_the_loss_of_the_last_update_is_told_with_a_checkpoint(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    losses = loop.train(5)
+    (kept,) = Store(tmp_path / "checkpoints").all()
+    assert kept.about["metrics"] == {"loss": losses[-1]}
 
 
 def test_what_to_keep_is_said_with_it(tmp_path: Path) -> None:

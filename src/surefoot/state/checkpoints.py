@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.state.capture import Whole
@@ -73,10 +73,13 @@ class Checkpoints:
         self.count = resumed.step
         return resumed
 
-    def step(self, **metrics: float) -> None:
-        """An update was done; to be called after every one, before the next forward pass."""
+    def step(self, **metrics: float | Tensor) -> None:
+        """An update was done; to be called after every one, before the next forward pass.
+
+        A number that is still on a device is read when a checkpoint is written, and not waited for here.
+        """
         self.count += 1
-        self._keeping.metrics |= {name: float(value) for name, value in metrics.items()}
+        self._keeping.metrics |= {n: v.detach() if isinstance(v, Tensor) else float(v) for n, v in metrics.items()}
         self._keeping.settle()
         if self._keeping.due(self.count):
             self._keeping.take(self.count)

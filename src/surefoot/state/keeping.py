@@ -66,7 +66,7 @@ class Keeping:
         self.team = team or Team()
         self.pace = pace or Pace()
         self.store = Store(root, keep=keep, patience=PATIENCE)
-        self.metrics: dict[str, float] = {}
+        self.metrics: dict[str, float | torch.Tensor] = {}
         """The latest of each, to be told with the next checkpoint."""
         self._saving = Saving(whole, self.store, self.team, probe=probe)
         self._whole = whole

@@ -177,7 +177,9 @@ class Saving:
             for event in taken.ready:
                 event.synchronize()
             with aside(t.device for t in taken.copy.tensors):
-                told |= self._together(taken, step, guard, {**about, "kind": taken.kind, "world_size": self.team.world})
+                metrics = {name: float(value) for name, value in about.get("metrics", {}).items()}
+                more = {"metrics": metrics, "kind": taken.kind, "world_size": self.team.world}
+                told |= self._together(taken, step, guard, {**about, **more})
         except SaveFailed as failure:
             return Outcome(**told, error=failure.reason, seconds=time.monotonic() - began)
         except Exception as error:  # whatever it is, training must hear of it and go on
