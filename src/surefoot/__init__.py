@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from surefoot import state
+
 if TYPE_CHECKING:
-    from surefoot import state
     from surefoot.act.stop import TrainingStopped
     from surefoot.guard import Guard, attach
     from surefoot.journal.reader import Run, read
@@ -33,12 +34,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    import importlib
-
-    if name == "state":
-        return importlib.import_module("surefoot.state")
     if name not in _HOMES:
         raise AttributeError(f"module 'surefoot' has no attribute {name!r}")
+    import importlib
+
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

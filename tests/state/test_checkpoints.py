@@ -68,6 +68,13 @@ def test_the_loss_of_the_last_update_is_told_with_a_checkpoint(tmp_path: Path) -
     assert kept.about["metrics"] == {"loss": losses[-1]}
 
 
+def test_a_metric_that_is_no_number_is_refused_at_once_and_not_when_it_is_saved(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    with pytest.raises(ValueError, match="loss: a metric is one number"):
+        loop.saved.step(loss=torch.ones(3))
+    assert loop.saved.count == 0
+
+
 def test_what_to_keep_is_said_with_it(tmp_path: Path) -> None:
     Loop(tmp_path, every=5, keep=surefoot.state.Retention(last=2, spaced=0)).train(40)
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) <= 3

@@ -43,7 +43,7 @@ class Rewind:
     def _newest(self, run: Run, ring: Ring) -> State:
         """Memory may have run out on one process only, so all of them look for a state that every one has."""
         early = [s for s in ring.states if self.before < 0 or s.attempt < self.before]
-        good = {s.attempt: s for s in early if s.good or (self.dated and self.before >= 0)}
+        good = {s.attempt: s for s in early if s.good or self.dated}
         shared = run.shared(sorted(good))
         if not shared:
             raise CannotAct(f"there is no good state to go back to: {ring.describe()}")

@@ -102,7 +102,7 @@ class Casebook:
         self.blink()
 
     def blink(self) -> None:
-        """What was seen up to now, of which so much is answered, tells nothing of what comes."""
+        """Forget the signs that were answered, and those that came before the answer was in force."""
         if self.case is not None:
             self.case.findings = [f for f in self.case.findings if not f.grave and f.detector not in SPENT]
 

@@ -78,6 +78,9 @@ class Checkpoints:
 
         A number that is still on a device is read when a checkpoint is written, and not waited for here.
         """
+        several = [name for name, value in metrics.items() if isinstance(value, Tensor) and value.numel() != 1]
+        if several:
+            raise ValueError(f"{', '.join(several)}: a metric is one number; hand in its mean, say")
         self.count += 1
         self._keeping.metrics |= {n: v.detach() if isinstance(v, Tensor) else float(v) for n, v in metrics.items()}
         self._keeping.settle()
