@@ -75,6 +75,12 @@ def test_a_metric_that_is_no_number_is_refused_at_once_and_not_when_it_is_saved(
     assert loop.saved.count == 0
 
 
+@pytest.mark.parametrize("amiss", [{"every": 0}, {"seconds": 0.0}])
+def test_a_pace_that_makes_no_sense_is_refused(amiss: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="every must be at least 1 and seconds above 0"):
+        Loop(tmp_path, **amiss)
+
+
 def test_what_to_keep_is_said_with_it(tmp_path: Path) -> None:
     Loop(tmp_path, every=5, keep=surefoot.state.Retention(last=2, spaced=0)).train(40)
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) <= 3

@@ -51,6 +51,8 @@ class Checkpoints:
         seconds: float = 3600.0,
         keep: Retention | None = None,
     ) -> None:
+        if not every >= 1 or not seconds > 0:
+            raise ValueError(f"every must be at least 1 and seconds above 0; got every={every}, seconds={seconds}")
         extra = dict(extra or {})
         if loader is not None:
             position = position_of(loader)
