@@ -27,9 +27,12 @@ from surefoot.state.saving import Saving
 from surefoot.state.store import Store
 
 SPAN = {"cuda": 20, "cpu": 8}
-"""Updates that are timed one by one: whatever a save makes training wait for is in them."""
+"""Updates that are timed one by one."""
 BEFORE = 4
 """The one of them before which the save begins: the device has work in its queue by then, as it has in a run."""
+LASTS = 8
+"""The ones from there on that are looked at for a stall: a copy is taken in the first, and on its way to the host in a
+few more. With each that is added the measure errs by more; what goes on beside later ones is told as such."""
 TIMES = 5
 """Saves of each kind, one after the other; torch.save and DCP get by with two."""
 _LARGE = 5e9
@@ -125,11 +128,11 @@ class Span:
 
     @property
     def stall(self) -> float:
-        """Seconds by which the updates from a save on took longer than the usual one of them.
+        """Seconds by which a few updates from a save on took longer than the usual one of them all.
 
         What makes all of them slower alike is no stall; it is told as such.
         """
-        after = self.seconds[BEFORE:]
+        after = self.seconds[BEFORE : BEFORE + LASTS]
         return sum(after) - len(after) * self.usual
 
 

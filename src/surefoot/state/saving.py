@@ -19,7 +19,7 @@ from surefoot.state.capture import Whole
 from surefoot.state.copies import Copy, Look
 from surefoot.state.disk.check import check
 from surefoot.state.disk.files import write_pieces
-from surefoot.state.disk.hashing import hashes_of
+from surefoot.state.disk.hashing import Hashing
 from surefoot.state.disk.misfit import few
 from surefoot.state.disk.names import Names, names_of, with_alike
 from surefoot.state.disk.pieces import Pieces, add_probe, not_finite, take_apart
@@ -188,22 +188,22 @@ class Saving:
             self._spare = self._spare if taken.lent else taken.copy
         return Outcome(**told, seconds=time.monotonic() - began)
 
-    def _pieces(self, taken: Taken, guard: Any, meeting: Meeting) -> Pieces:
+    def _pieces(self, taken: Taken, guard: Any, meeting: Meeting) -> tuple[Pieces, Hashing]:
         which = {"rank": self.team.rank, "world_size": self.team.world}
         pieces = take_apart(taken.copy, taken.names, **which)
-        found = hashes_of(taken.copy, pieces, taken.names)
-        alike = meeting.compare(found.extra) if found.extra and self.team.world > 1 else frozenset()
+        hashing = Hashing(taken.copy, pieces, taken.names)
+        extra = hashing.extra() if self.team.world > 1 else {}
+        alike = meeting.compare(extra) if extra else frozenset()
         if alike:
             pieces = take_apart(taken.copy, with_alike(taken.names, alike), **which)
         plain = Plain(lambda path, value: None, Tensor)
         pieces.told["guard"] = plain.told(guard, "guard")
-        pieces.told["hash"] = found.whole
         pieces.left_out += plain.left_out
         if taken.probed is not None:
             add_probe(pieces, taken.probed.told(), self.team.rank)
         if taken.kind != "emergency" or taken.lent:
             _must_be_finite(pieces)
-        return pieces
+        return pieces, hashing
 
     def names(self) -> Names:
         """Names for the run as it is now."""
@@ -213,8 +213,8 @@ class Saving:
         meeting = Meeting(self.store.root, self.team, taken.meeting)
         if self.team.rank > 0:
             try:
-                pieces = self._pieces(taken, guard, meeting)
-                entries = self._written(meeting.follow(), pieces)
+                pieces, hashing = self._pieces(taken, guard, meeting)
+                entries = self._written(meeting.follow(), pieces, hashing)
             except Exception as error:
                 meeting.failed(str(error))
                 raise
@@ -222,8 +222,8 @@ class Saving:
             return {"left_out": tuple(pieces.left_out)}
         error = "the first process has failed"
         try:
-            pieces = self._pieces(taken, guard, meeting)
-            saved = self._lead(meeting, step, taken.attempt, pieces, about)
+            pieces, hashing = self._pieces(taken, guard, meeting)
+            saved = self._lead(meeting, pieces, hashing, about, step=step, attempt=taken.attempt)
             error = ""
         except SaveFailed as failure:
             error = failure.reason
@@ -234,7 +234,9 @@ class Saving:
         left_out = tuple(pieces.left_out)
         return {"kept": saved.kept, "removed": saved.removed, "trouble": saved.trouble, "left_out": left_out}
 
-    def _lead(self, meeting: Meeting, step: int, attempt: int, pieces: Pieces, about: Mapping[str, Any]) -> Saved:
+    def _lead(
+        self, meeting: Meeting, pieces: Pieces, hashing: Hashing, about: Mapping[str, Any], *, step: int, attempt: int
+    ) -> Saved:
         needs = sum(s.tensor.numel() * s.tensor.element_size() for s in pieces.shards.values())
         try:
             draft = self.store.draft(step, attempt, needs=needs)
@@ -244,15 +246,16 @@ class Saving:
         with self.store.filling(draft):
             if self.team.world > 1:
                 meeting.lead(draft.folder)
-            entries = self._written(draft.folder, pieces) | meeting.gather()
+            entries = self._written(draft.folder, pieces, hashing) | meeting.gather()
             if self.team.world > 1:
                 check(draft.folder)
             else:
                 _must_be_whole(pieces)
             return self.store.commit(draft, entries, about)
 
-    def _written(self, folder: Path, pieces: Pieces) -> dict[str, Entry]:
-        written = write_pieces(folder, pieces, rank=self.team.rank, opener=opener(self.store.files, self.pulse))
+    def _written(self, folder: Path, pieces: Pieces, hashing: Hashing) -> dict[str, Entry]:
+        opened = opener(self.store.files, self.pulse)
+        written = write_pieces(folder, pieces, rank=self.team.rank, opener=opened, hashing=hashing)
         return {w.name: Entry(w.size, w.digest) for w in written}
 
 

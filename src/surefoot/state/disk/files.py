@@ -8,18 +8,24 @@ from pathlib import Path
 
 import xxhash
 
+from surefoot.state.disk.hashing import Hashing
 from surefoot.state.disk.pieces import Pieces
 from surefoot.state.disk.shards import Opener, Written, create, write_shards
 from surefoot.state.disk.told import state_file
 
 
-def write_pieces(folder: Path, pieces: Pieces, *, rank: int = 0, opener: Opener | None = None) -> list[Written]:
-    """Write what this process has to, flushed."""
+def write_pieces(
+    folder: Path, pieces: Pieces, *, rank: int = 0, opener: Opener | None = None, hashing: Hashing | None = None
+) -> list[Written]:
+    """Write what this process has to, flushed; with its hash, which what is written is read for as well."""
+    beside = None if hashing is None else hashing.beside(pieces)
+    shards = write_shards(folder, rank, pieces.shards, opener, beside)
+    if hashing is not None:
+        pieces.told["hash"] = hashing.whole()
     text = json.dumps(pieces.told, allow_nan=False).encode()
     path = folder / state_file(rank)
     with (opener or create)(path) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    told = Written(path.name, len(text), xxhash.xxh3_128(text).hexdigest())
-    return [write_shards(folder, rank, pieces.shards, opener), told]
+    return [shards, Written(path.name, len(text), xxhash.xxh3_128(text).hexdigest())]

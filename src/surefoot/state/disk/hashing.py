@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import xxhash
@@ -12,8 +11,8 @@ import xxhash
 from surefoot.state.copies import Copy, Look
 from surefoot.state.disk.names import Names
 from surefoot.state.disk.pieces import Pieces, take_apart
-from surefoot.state.disk.shards import can_hold
-from surefoot.state.disk.stage import Stage
+from surefoot.state.disk.shards import Digest
+from surefoot.state.disk.stage import Stage, each_of
 from surefoot.state.disk.told import root_of, tensors_in
 
 
@@ -24,30 +23,67 @@ def hash_of(state: Copy | Look, names: Names) -> str:
     it covers this one's part. Neither who wraps the model nor which tensors share their memory makes a difference.
     """
     copy = state if isinstance(state, Copy) else _as_copy(state)
-    return hashes_of(copy, take_apart(copy, names), names).whole
+    return Hashing(copy, take_apart(copy, names), names).whole()
 
 
-@dataclass(frozen=True, slots=True)
-class Hashes:
-    """Of a state, and of the parts of it that lie beside the model."""
+class Hashing:
+    """Of a copy that was taken apart: what is read anyway, to be written, is hashed on its way; the rest is read."""
 
-    whole: str
-    extra: dict[str, str]
-    """Parameters of a model, or all of anything else; those without tensors are not worth it."""
+    def __init__(self, copy: Copy, pieces: Pieces, names: Names) -> None:
+        self._copy = copy
+        self._names = names
+        self._told = dict(pieces.told)
+        self._slots = pieces.slots
+        self._held = pieces.held
+        self._digests: dict[int, Digest] = {}
+        """Of tensors that were read, or will be before anybody asks, by their slots."""
 
+    def beside(self, pieces: Pieces) -> dict[str, Digest]:
+        """What the bytes of these shards, once each is read, have to be given to."""
+        tensors = self._copy.tensors
+        mine = {name: slot for name, slot in pieces.slots.items() if name in pieces.shards}
+        whole = {name: slot for name, slot in mine.items() if pieces.shards[name].tensor is tensors[slot]}
+        return {name: self._begin(slot) for name, slot in whole.items() if slot not in self._digests}
 
-def hashes_of(copy: Copy, pieces: Pieces, names: Names) -> Hashes:
-    """The same of a copy that was taken apart, and hashes of what is beside the model."""
-    digests = _digests(copy)
-    held = {name: digests[slot] for name, slot in pieces.held.items()}
-    told: dict[str, Any] = _with_digests(pieces.told, {name: digests[slot] for name, slot in pieces.slots.items()})
-    told |= {"rank": 0, "world_size": 1, "tensors": held, "passing": [], "own": [], "aliases": {}}
-    models: dict[str, dict[str, str]] = {}
-    for name, digest in held.items():
-        if name.startswith("extra.") and name not in names.buffers:
-            models.setdefault(root_of(name), {})[name] = digest
-    others = {f"extra.{name}": state for name, state in told["extra"].items() if any(True for _ in tensors_in(state))}
-    return Hashes(_digest(told), {name: _digest(part) for name, part in {**models, **others}.items()})
+    def whole(self) -> str:
+        """The hash of all."""
+        digests = self._read({*self._held.values(), *self._slots.values()})
+        told: dict[str, Any] = _with_digests(self._told, {n: digests[slot] for n, slot in self._slots.items()})
+        held = {name: digests[slot] for name, slot in self._held.items()}
+        alone = {"rank": 0, "world_size": 1, "tensors": held, "passing": [], "own": [], "aliases": {}}
+        return _digest(told | alone)
+
+    def extra(self) -> dict[str, str]:
+        """Hashes of what lies beside the model: parameters of another, or all of anything else that has tensors."""
+        models: dict[str, dict[str, int]] = {}
+        for name, slot in self._held.items():
+            if name.startswith("extra.") and name not in self._names.buffers:
+                models.setdefault(root_of(name), {})[name] = slot
+        others = {f"extra.{name}": state for name, state in self._told["extra"].items()}
+        found = {name: set(tensors_in(state)) for name, state in others.items()}
+        names = set().union(*found.values())
+        digests = self._read({self._slots[n] for n in names} | {s for held in models.values() for s in held.values()})
+        by_name = {name: digests[self._slots[name]] for name in names}
+        told = {name: {n: digests[slot] for n, slot in held.items()} for name, held in models.items()}
+        told |= {name: _with_digests(others[name], by_name) for name, inside in found.items() if inside}
+        return {name: _digest(part) for name, part in told.items()}
+
+    def _begin(self, slot: int) -> Digest:
+        tensor, spread = self._copy.tensors[slot], self._copy.spreads.get(slot)
+        shape = tuple(tensor.shape)
+        whole = shape if spread is None else tuple(spread[2])
+        begun = self._digests[slot] = xxhash.xxh3_128(f"{tensor.dtype} {shape} of {whole}".encode())
+        return begun
+
+    def _read(self, wanted: set[int]) -> dict[int, str]:
+        """Digests of these, by slot; those that nobody has read are read now."""
+        slots = sorted(wanted - self._digests.keys())
+        slots.sort(key=lambda slot: (str(self._copy.kinds[slot][2]), str(self._copy.kinds[slot][3])))  # alike together
+        begun = [self._begin(slot) for slot in slots]
+        for part, contents in Stage().contents([self._copy.tensors[slot] for slot in slots]):
+            for i, bytes_of_it in each_of(part, contents):
+                begun[i].update(bytes_of_it)
+        return {slot: self._digests[slot].hexdigest() for slot in wanted}
 
 
 def _with_digests(told: Any, digests: Mapping[str, str]) -> Any:
@@ -69,21 +105,3 @@ def _as_copy(look: Look) -> Copy:
     copy = Copy()
     copy.tensors, copy.kinds, copy.spreads, copy.frozen = look.parts, look.kinds, look.spreads, look.frozen
     return copy
-
-
-def _digests(copy: Copy) -> dict[int, str]:
-    """Of each tensor that files can hold, by its slot."""
-    slots = [slot for slot, tensor in enumerate(copy.tensors) if can_hold(tensor)]
-    slots.sort(key=lambda slot: (str(copy.kinds[slot][2]), str(copy.kinds[slot][3])))  # those that are alike together
-    tensors = [copy.tensors[slot] for slot in slots]
-    found = []
-    for slot, tensor in zip(slots, tensors, strict=True):
-        shape, spread = tuple(tensor.shape), copy.spreads.get(slot)
-        whole = shape if spread is None else tuple(spread[2])
-        found.append(xxhash.xxh3_128(f"{tensor.dtype} {shape} of {whole}".encode()))
-    for part, contents in Stage().contents(tensors):
-        begin = 0
-        for i, size in contents:
-            found[i].update(part[begin : begin + size])
-            begin += size
-    return {slot: digest.hexdigest() for slot, digest in zip(slots, found, strict=True)}

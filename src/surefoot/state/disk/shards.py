@@ -19,11 +19,12 @@ import xxhash
 from torch import Tensor
 
 from surefoot.state.disk.headers import CARRIED, FORMAT, NOTES, shard_file
-from surefoot.state.disk.stage import Stage
+from surefoot.state.disk.stage import Stage, each_of
 
 _NAMES = {getattr(torch, name): short for short, (name, _) in FORMAT.items()}
 _CARRIED = {getattr(torch, name): (name, *how) for name, how in CARRIED.items() if hasattr(torch, name)}
 Opener = Callable[[Path], BinaryIO]
+Digest = xxhash.xxh3_128
 
 
 class Shard(NamedTuple):
@@ -52,8 +53,14 @@ def can_hold(tensor: Tensor) -> bool:
     return known and tensor.layout is torch.strided and not tensor.is_meta
 
 
-def write_shards(folder: Path, rank: int, shards: Mapping[str, Shard], opener: Opener | None = None) -> Written:
-    """Write this process's parts to its file, and flush it."""
+def write_shards(
+    folder: Path,
+    rank: int,
+    shards: Mapping[str, Shard],
+    opener: Opener | None = None,
+    beside: Mapping[str, Digest] | None = None,
+) -> Written:
+    """Write this process's parts to its file, and flush it; `beside` gets the bytes of those it names."""
     path = folder / shard_file(rank)
     order = sorted(shards, key=lambda name: _place(name, shards[name].tensor))
     digest = xxhash.xxh3_128()
@@ -62,10 +69,15 @@ def write_shards(folder: Path, rank: int, shards: Mapping[str, Shard], opener: O
         header = _header(order, shards)
         digest.update(header)
         size += file.write(header)
-        for part, _ in Stage().contents([shards[name].tensor for name in order]):
+        wanted = [None if beside is None else beside.get(name) for name in order]
+        for part, contents in Stage().contents([shards[name].tensor for name in order]):
             digest.update(part)
             file.write(part)
             size += part.nbytes
+            for i, bytes_of_it in each_of(part, contents):
+                own = wanted[i]
+                if own is not None:
+                    own.update(bytes_of_it)
         file.flush()
         os.fsync(file.fileno())
     return Written(path.name, size, digest.hexdigest())

@@ -17,8 +17,8 @@ from surefoot.state.pages import Pages
 
 CHUNK = 1 << 25
 """Bytes that are on their way at a time."""
-SMALL = CHUNK // 2
-"""Bytes of a tensor up to which it goes together with others."""
+SMALL = CHUNK // 8
+"""Bytes of a tensor up to which it goes together with others, which on a device is one more copy there."""
 _JOINED = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32})
 """Types that are put together; others are rare."""
 Contents = list[tuple[int, int]]
@@ -67,6 +67,14 @@ class Stage:
             there.copy_(part, non_blocking=True)
             stream.synchronize()
             yield there.numpy().data
+
+
+def each_of(part: memoryview, contents: Contents) -> Iterator[tuple[int, memoryview]]:
+    """What a piece holds of every tensor, by its number."""
+    begin = 0
+    for i, size in contents:
+        yield i, part[begin : begin + size]
+        begin += size
 
 
 def _groups(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
