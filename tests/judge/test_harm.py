@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 
@@ -224,6 +225,38 @@ def test_a_held_rate_that_has_done_harm_already_is_answered_by_going_back() -> N
     assert rewind.before <= 400
     assert rewind.restraint is not None
     assert rewind.restraint.rate_cap == pytest.approx((1e-3,))
+
+
+def test_a_held_rate_that_has_done_harm_is_answered_by_going_back_also_when_that_is_told_right_away() -> None:
+    """Updates from before the answer came into force tell nothing about it, but what they did to the weights stands."""
+    judge, source = trained(rows=400, source=Source(1, half=30.0))
+    judged(judge, [evaluated(source, 2.0, lr=8e-3)])
+    while not actions(judged(judge, [source.row(lr=8e-3, times=1.03)])):
+        assert source.attempt < 440
+    events = judged(judge, [source.row(lr=8e-3), evaluated(source, 2.2, lr=8e-3), *source.rows(10, lr=8e-3)])
+    assert actions(events) == [Action.REWIND]
+
+
+@pytest.mark.parametrize(
+    ("well", "lr", "done"),
+    [(110, 12e-3, [Action.REWIND]), (110, 6e-3, []), (300, 12e-3, [])],
+    ids=["climbs on", "stays", "is usual by then"],
+)
+def test_a_raised_rate_that_went_well_is_blamed_for_what_comes_when_it_climbs_on(
+    well: int, lr: float, done: list[Action]
+) -> None:
+    judge, source = trained(rows=150)
+    went_well = judged(judge, [*source.rows(40, lr=4e-3, times=0.9), *source.rows(well, lr=6e-3, times=0.9)])
+    assert "settings" in {f.detector for f in of(Finding, went_well)}
+    assert actions(went_well) == []
+    resumed = Judge(Policy())
+    resumed.load_state_dict(json.loads(json.dumps(judge.state_dict())))
+    events = judged(resumed, [*source.rows(20, lr=lr, times=0.9), *source.rows(12, lr=lr, times=1.2)])
+    assert "level" in {f.detector for f in of(Finding, events)}
+    assert actions(events) == done
+    for decision in of(Decision, events):
+        assert decision.restraint is not None
+        assert decision.restraint.rate_cap == pytest.approx((1e-3,)), "what it was before it was raised"
 
 
 def test_updates_are_known_anew_after_a_rewind() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict
 from enum import Enum
 from typing import Any
@@ -30,6 +30,9 @@ MORE = 1.1
 """How much further than by the first update of a new optimizer weights may move: a little, for their decay."""
 STANDING = ("settings", "left_over", "lost_clip")
 """What these have found goes on, and may be the reason for what comes of it much later."""
+CLIMBED = 1.5
+"""How many times higher than when it was told a raised rate must be, to be blamed for what comes after it went well for
+long: that went well for the rate it was, and not for any."""
 SPENT = frozenset({"level", "growth", "oscillation", "vanishing", "dead", "units", "left_over", "lost_clip", "astray"})
 """Signs that a decision has answered; should they come again, they are told again."""
 SIGNS = 16
@@ -81,6 +84,8 @@ class Casebook:
         self._signs: deque[Finding] = deque(maxlen=SIGNS)
         self._unit: list[Finding] = []
         """The loss was told in another unit before the last action, which does not change that."""
+        self._bore: Case | None = None
+        """A rate was raised in this case, and the run bore it."""
 
     @property
     def curious(self) -> bool:
@@ -93,18 +98,22 @@ class Casebook:
         return self.case is None or self.quiet_rows > ENDS // 2
 
     def close(self) -> None:
-        self.case = None
+        self.case = self._bore = None
         self._signs.clear()
 
     def answered(self, case: Case) -> None:
         """Something was decided about a case: its signs need no further answer."""
         self._unit = case.found("units")[:1]
-        self.blink()
+        self._forget(SPENT)
 
     def blink(self) -> None:
-        """Forget the signs that were answered, and those that came before the answer was in force."""
+        """Forget the signs that came before the answer was in force; what held-out data says of the weights stands, for
+        the answer has left them as they are."""
+        self._forget(SPENT - {"astray"})
+
+    def _forget(self, signs: Set[str]) -> None:
         if self.case is not None:
-            self.case.findings = [f for f in self.case.findings if not f.grave and f.detector not in SPENT]
+            self.case.findings = [f for f in self.case.findings if not f.grave and f.detector not in signs]
 
     def opened(self, row: Row, found: Sequence[Finding] = ()) -> Case:
         """A new case that begins with this row."""
@@ -140,6 +149,7 @@ class Casebook:
         calm = not found and row.landed and not self._normal.z(row.loss) > self._normal.sight.raised
         self.quiet_rows = self.quiet_rows + 1 if calm else 0
         if self.quiet_rows >= ENDS:
+            self._bore = case if _raised(case) else self._bore
             self.case = None
 
     def _after(self, before: Case | None, row: Row, found: Sequence[Finding]) -> Case:
@@ -153,6 +163,9 @@ class Casebook:
         if before is not None and before.found(*SILENCE):
             case.findings += before.found(*SILENCE)
             case.onset = before.onset  # states from after it are not sound
+        if before is None and self._bore is not None and self._climbs(row, self._bore):
+            case.findings += _raised(self._bore)
+            case.rates, case.momenta = self._bore.rates, self._bore.momenta
         for told in (f for f in found if f.detector == "weights"):
             case.onset = told.evidence["well"]  # that was the last look before
         for told in (f for f in found if f.detector == "astray"):
@@ -161,6 +174,12 @@ class Casebook:
             case.findings += signs
             case.onset = min([case.onset, *(f.attempt for f in signs)])
         return case
+
+    def _climbs(self, row: Row, bore: Case) -> bool:
+        """A raised rate that the run bore is higher still by now, and not yet what is usual."""
+        told = max(f.evidence["lr"] for f in _raised(bore))
+        usual, _ = self._normal.settings
+        return row.lr > CLIMBED * told and usual[0] < told
 
     def moment(self, row: Row, layers: np.ndarray | None) -> Moment:
         """One row against what is normal."""
@@ -245,6 +264,7 @@ class Casebook:
     def state_dict(self) -> dict[str, Any]:
         return {
             "case": None if self.case is None else _packed(self.case),
+            "bore": None if self._bore is None else _packed(self._bore),
             "quiet_rows": self.quiet_rows,
             "update": self._update,
             "outgrown": list(self._outgrown),
@@ -257,6 +277,7 @@ class Casebook:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.case = None if state["case"] is None else _unpacked(state["case"])
+        self._bore = None if state.get("bore") is None else _unpacked(state["bore"])
         self.quiet_rows, self._update = state["quiet_rows"], state["update"]
         attempt, times = state["outgrown"]
         self._outgrown = (attempt, times)
@@ -265,6 +286,10 @@ class Casebook:
         self._weights = [(attempt, norm) for attempt, norm in state["weights"]]
         self._signs = deque(map(_finding, state["signs"]), maxlen=SIGNS)
         self._unit = [_finding(f) for f in state.get("unit", [])]
+
+
+def _raised(case: Case) -> list[Finding]:
+    return [f for f in case.found("settings") if "times" in f.evidence]
 
 
 def _packed(case: Case) -> dict[str, Any]:

@@ -92,7 +92,8 @@ def _raised(case: Case) -> list[Finding]:
 def only_raised(case: Case) -> bool:
     """The rate was raised in vain, and no harm has come of it yet: nothing has stood out since."""
     calm = all(m.z < RAISED and m.norm_ratio < math.log(CALM) for m in case.moments[-GAINS:])
-    return calm and bool(_raised(case)) and _gains_nothing(case) and not case.found(*SUFFERS, "jump", "exploding")
+    harm = case.found(*SUFFERS, "jump", "exploding", "astray")
+    return calm and not harm and bool(_raised(case)) and _gains_nothing(case)
 
 
 def _gains_nothing(case: Case) -> bool:
