@@ -119,16 +119,16 @@ def test_a_rate_that_harms_is_held_at_what_it_was() -> None:
     assert decision.before == 150, "to a state from before the rate was raised"
 
 
-def test_a_rate_raised_in_vain_is_held_first_and_taken_back_when_that_does_not_help() -> None:
+def test_a_rate_that_crept_up_in_vain_is_held_first_and_taken_back_when_that_does_not_help() -> None:
     """The wrong rate has long been the usual one when the harm shows."""
-    events = told(lambda s: [s.row(lr=4e-2, times=1 + 0.01 * k) for k in range(1, 60)])
+    events = told(lambda s: [s.row(lr=min(2.0**k, 40.0) * 1e-3, times=1 + 0.01 * k) for k in range(1, 60)])
     held, back = [d for d in of(Decision, events) if d.action in (Action.RESTRAIN, Action.REWIND)]
     assert (held.action, back.action) == (Action.RESTRAIN, Action.REWIND)
     for decision in held, back:
         assert decision.cause is Cause.LEARNING_RATE
         assert decision.restraint is not None
         assert decision.restraint.rate_cap == (1e-3,)
-    assert back.before == 150, "to a state from before the rate was raised"
+    assert back.before <= 152, "to a state from before the rate was out of all measure"
 
 
 def test_a_rate_that_does_no_harm_is_told_and_left_alone() -> None:

@@ -165,17 +165,31 @@ def test_a_loss_scale_that_falls_again_is_answered_by_going_back() -> None:
     assert actions(judged(judge, source.rows(8, loss_scale=2.0**-12))) == [Action.REWIND]
 
 
-def test_a_rate_raised_in_vain_is_held_and_what_was_learnt_is_kept() -> None:
+def creeping(source: Source, rows: int, times: float = 1.0) -> list[Row]:
+    """The rate creeps up to eight times what it was."""
+    return [source.row(lr=min(1.1 ** (1 + k), 8.0) * 1e-3, times=times) for k in range(rows)]
+
+
+def test_a_rate_that_crept_up_in_vain_is_held_and_what_was_learnt_is_kept() -> None:
+    judge, source = trained(rows=400, source=Source(1, half=30.0))
+    decision = decided(judged(judge, creeping(source, 60, times=1.03)))
+    assert decision.action is Action.RESTRAIN
+    assert decision.restraint is not None
+    assert decision.restraint.rate_cap == pytest.approx((1e-3,))
+
+
+def test_a_rate_that_leapt_up_in_vain_is_answered_by_going_back_to_right_before_it() -> None:
     judge, source = trained(rows=400, source=Source(1, half=30.0))
     decision = decided(judged(judge, source.rows(40, lr=8e-3, times=1.03)))
-    assert decision.action is Action.RESTRAIN
+    assert decision.action is Action.REWIND
+    assert decision.before == 400
     assert decision.restraint is not None
     assert decision.restraint.rate_cap == pytest.approx((1e-3,))
 
 
 def test_a_held_rate_that_does_not_help_is_answered_by_going_back() -> None:
     judge, source = trained(rows=400, source=Source(1, half=30.0))
-    events = judged(judge, [*source.rows(40, lr=8e-3, times=1.03), *source.rows(12, lr=8e-3, times=2.5)])
+    events = judged(judge, [*creeping(source, 60, times=1.03), *source.rows(12, lr=8e-3, times=2.5)])
     assert actions(events) == [Action.RESTRAIN, Action.REWIND]
 
 
@@ -218,7 +232,7 @@ def test_a_rate_that_comes_and_goes_is_no_harm_when_held_out_data_is_a_little_wo
 
 def test_a_held_rate_that_has_done_harm_already_is_answered_by_going_back() -> None:
     judge, source = trained(rows=400, source=Source(1, half=30.0))
-    rows = [evaluated(source, 2.0, lr=8e-3), *source.rows(20, lr=8e-3, times=1.03)]
+    rows = [evaluated(source, 2.0), *creeping(source, 50, times=1.03)]
     events = judged(judge, [*rows, evaluated(source, 2.2)])
     assert actions(events) == [Action.RESTRAIN, Action.REWIND]
     rewind = of(Decision, events)[-1]
@@ -230,9 +244,9 @@ def test_a_held_rate_that_has_done_harm_already_is_answered_by_going_back() -> N
 def test_a_held_rate_that_has_done_harm_is_answered_by_going_back_also_when_that_is_told_right_away() -> None:
     """Updates from before the answer came into force tell nothing about it, but what they did to the weights stands."""
     judge, source = trained(rows=400, source=Source(1, half=30.0))
-    judged(judge, [evaluated(source, 2.0, lr=8e-3)])
+    judged(judge, [evaluated(source, 2.0), *creeping(source, 30, times=1.03)])
     while not actions(judged(judge, [source.row(lr=8e-3, times=1.03)])):
-        assert source.attempt < 440
+        assert source.attempt < 480
     events = judged(judge, [source.row(lr=8e-3), evaluated(source, 2.2, lr=8e-3), *source.rows(10, lr=8e-3)])
     assert actions(events) == [Action.REWIND]
 

@@ -90,10 +90,11 @@ def _raised(case: Case) -> list[Finding]:
 
 
 def only_raised(case: Case) -> bool:
-    """The rate was raised in vain, and no harm has come of it yet: nothing has stood out since."""
+    """The rate has crept up in vain, and no harm has come of it yet: nothing has stood out since."""
     calm = all(m.z < RAISED and m.norm_ratio < math.log(CALM) for m in case.moments[-GAINS:])
     harm = case.found(*SUFFERS, "jump", "exploding", "astray")
-    return calm and not harm and bool(_raised(case)) and _gains_nothing(case)
+    leapt = any(f.evidence.get("at_once", 1.0) > HIGHER for f in _raised(case))  # the state before that is near
+    return calm and not harm and not leapt and bool(_raised(case)) and _gains_nothing(case)
 
 
 def _gains_nothing(case: Case) -> bool:
