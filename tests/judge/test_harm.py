@@ -310,6 +310,29 @@ def test_what_gets_worse_little_by_little_is_no_harm_whatever_else_happens() -> 
     assert actions(judged(judge, [*worse, *bump, evaluated(source, 3.4)])) == []
 
 
+@pytest.mark.parametrize(("widest", "done"), [(25.0, []), (400.0, [Action.REWIND])])
+def test_a_swing_far_smaller_than_the_harm_on_held_out_data_is_not_its_reason(
+    widest: float, done: list[Action]
+) -> None:
+    """As when a model has learnt its samples by heart: the loss is next to nothing, and so is what it swings by."""
+    judge, source = trained(rows=0, source=Source(1, loss=2.0, floor=0.002, half=8.0))
+    judged(judge, [*source.rows(200), evaluated(source, 1.3), *source.rows(10)])
+    swings = [source.row(times=max(widest * k / 12, 1.0) if k % 2 else 1.0) for k in range(14)]
+    events = judged(judge, [*swings, evaluated(source, 1.6), *source.rows(20), evaluated(source, 1.62)])
+    assert {"oscillation", "astray"} <= {f.detector for f in of(Finding, events)}
+    assert actions(events) == done
+
+
+def test_a_single_leap_is_no_reason_to_take_a_rate_back_by_which_a_run_learns_at_last() -> None:
+    judge, source = trained(source=Source(1, floor=3.0, lr=1e-6))
+    learns = [source.row(lr=1e-3, times=0.98**k) for k in range(20)]
+    leaps = [source.row(lr=1e-3, times=0.6, swells=1.3**k, norm=1.3**k) for k in range(6)]
+    spike = source.row(lr=1e-3, times=1.2, norm=12.0)
+    events = judged(judge, [*learns, *leaps, spike, *source.rows(30, lr=1e-3, times=0.5)])
+    assert {"settings", "growth"} <= {f.detector for f in of(Finding, events)}
+    assert actions(events) == []
+
+
 def test_a_batch_of_another_kind_that_ruins_the_held_out_loss_alone_is_undone() -> None:
     usual = {"input_mean": 0.0, "input_spread": 1.0, "input_top": 3.0}
     judge, source = trained(source=Source(1, **usual))

@@ -81,8 +81,9 @@ def _set_wrong(case: Case, bears: bool) -> str:
 
 
 def _falls(case: Case) -> bool:
-    """The last losses are lower than they were: a run that was waiting for its rate may learn at last."""
-    return all(m.row.loss < case.normal for m in case.moments[-5:])
+    """The last losses, but for one that may stand out, are lower than they were: a run that was waiting for its rate
+    may learn at last."""
+    return sum(not m.row.loss < case.normal for m in case.moments[-5:]) <= 1
 
 
 def _raised(case: Case) -> list[Finding]:
@@ -174,7 +175,7 @@ def _astray(case: Case, bears: bool) -> str:
     """Training has left its course, and held-out data says that it does harm."""
     for told in (f for f in case.found("astray") if not f.evidence["raised"]):
         suffers = [f for f in case.found(*SUFFERS, "jump") if told.evidence["well"] <= f.attempt < told.attempt]
-        signs = [f for f in suffers if _matters(f, case)]
+        signs = [f for f in suffers if _matters(f, case, told)]
         signs += [f for f in case.found("inputs") if told.evidence["well"] <= f.attempt and _unlike(f)]
         # Told once, it must be beyond doubt, and last: what comes gently may be meant, and may heal.
         doubtless = told.evidence["lost"] or any(f.detector == "jump" for f in signs)
@@ -187,17 +188,22 @@ def _alike(told: Finding, case: Case) -> bool:
     """The loss in training has risen, too, and by a good part of what it has on held-out data: it is the same harm."""
     lately = sorted(m.row.loss for m in case.moments[-5:])
     risen = lately[len(lately) // 2] - case.normal
-    return _high(case, 1.0) and risen > ALIKE * (told.evidence["eval_loss"] - told.evidence["best"])
+    return _high(case, 1.0) and risen > ALIKE * _harm(told)
 
 
-def _matters(found: Finding, case: Case) -> bool:
-    """More than a loss that has risen from next to nothing to a little more."""
-    told, risen = found.evidence, math.inf
+def _matters(found: Finding, case: Case, told: Finding) -> bool:
+    """More than a loss that has risen from next to nothing to a little more, and by a good part of the harm."""
+    seen, risen = found.evidence, math.inf
     if found.detector == "level":
-        risen = told["level"] - told["normal"]
-    elif found.detector == "jump" and told["norm_ratio"] < math.log(CALM):
-        risen = told["loss"] - case.normal
-    return risen > LITTLE * abs(case.start)
+        risen = seen["level"] - seen["normal"]
+    elif found.detector == "oscillation" or (found.detector == "jump" and seen["norm_ratio"] < math.log(CALM)):
+        risen = seen["loss"] - case.normal
+    return risen > max(LITTLE * abs(case.start), ALIKE * _harm(told))
+
+
+def _harm(told: Finding) -> float:
+    """By how much the loss on held-out data has risen."""
+    return told.evidence["eval_loss"] - told.evidence["best"]
 
 
 def _unlike(found: Finding) -> bool:
