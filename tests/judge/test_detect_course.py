@@ -84,6 +84,15 @@ def test_a_level_that_creeps_up_is_told() -> None:
     assert len(found) == 1
 
 
+@pytest.mark.parametrize(("level", "grave"), [(9.0, False), (20.0, True)])
+def test_a_level_that_is_not_far_above_what_this_run_has_seen_before_is_not_grave(level: float, grave: bool) -> None:
+    """Early in a run whose losses have a heavy tail: several high ones may follow each other by chance."""
+    bench, source = Bench(), Source(0, loss=1.0, floor=1.0)
+    tail = [source.row(loss=6.0) if k % 7 == 3 else source.row() for k in range(30)]
+    found = bench.said(MAKE["level"](bench), [*tail, *source.rows(6, loss=level)])
+    assert any(f.grave for f in found) is grave
+
+
 def test_a_run_that_has_lost_what_it_had_learnt_is_grave() -> None:
     bench, detector, source = begun("level")
     found = bench.said(detector, source.rows(10, times=6.0))

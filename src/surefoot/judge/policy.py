@@ -32,7 +32,7 @@ class Sight:
     creeping: float = 1.5
     """The same for the mean of the last 16, which sees less and takes longer."""
     lost: float = 2.0
-    """A level this many times that of the first losses: the run has lost what it had learnt."""
+    """A level this many times that of the first losses, and the highest lately: what was learnt is lost."""
     growing: float = 3.0
     """How much a loss or norm must grow, at 6 steps in a row, to be called growth."""
     faster: float = 5.0

@@ -89,7 +89,7 @@ class Level(Detector):
             self._grave &= self._told
             return []
         real = level / self._units.lately  # whatever unit it is told in
-        lost = sudden > sight.far and real > max(sight.lost * normal.start, normal.loss.top) > 0 and row.landed
+        lost = sudden > sight.far and real > sight.lost * max(normal.start, normal.loss.top) > 0 and row.landed
         lost = lost and normal.z(last[1]) > sight.raised  # under a heavy tail some are high and others as ever
         if self._told and (self._grave or not lost):
             return []
