@@ -137,19 +137,20 @@ def test_a_rate_that_does_no_harm_is_told_and_left_alone() -> None:
     assert actions(events) == []
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda s: s.rows(3, momentum=1.02),
-        lambda s: [s.row(momentum=0.995, times=1 + 0.012 * k) for k in range(60)],
-    ],
-    ids=["never forgets", "remembers too long"],
-)
-def test_a_momentum_that_harms_is_held_at_what_it_was(make: Make) -> None:
-    decision = rewind(told(make))
+def test_a_momentum_that_never_forgets_is_taken_back() -> None:
+    decision = rewind(told(lambda s: s.rows(3, momentum=1.02)))
     assert decision.cause is Cause.MOMENTUM
     assert decision.restraint is not None
     assert decision.restraint.momentum_cap == (0.9,)
+
+
+def test_a_momentum_that_remembers_too_long_is_held_first_and_taken_back_when_that_does_not_help() -> None:
+    events = told(lambda s: [s.row(momentum=0.995, times=1 + 0.012 * k) for k in range(60)])
+    assert actions(events) == [Action.RESTRAIN, Action.REWIND]
+    for decision in of(Decision, events):
+        assert decision.cause is Cause.MOMENTUM
+        assert decision.restraint is not None
+        assert decision.restraint.momentum_cap == (0.9,)
 
 
 def test_caps_stand_in_the_place_of_their_optimizer() -> None:

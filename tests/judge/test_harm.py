@@ -12,7 +12,7 @@ from made_rows import NAMES, Bench, Source, actions, judged, layers, of, trained
 from surefoot.judge.detect.still import Still
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.records import Action, Decision, Event, Finding, Outcome, Row, Verdict
+from surefoot.records import Action, Cause, Decision, Event, Finding, Outcome, Row, Verdict
 
 
 def evaluated(source: Source, loss: float, **values: float) -> Row:
@@ -176,6 +176,18 @@ def test_a_rate_that_crept_up_in_vain_is_held_and_what_was_learnt_is_kept() -> N
     assert decision.action is Action.RESTRAIN
     assert decision.restraint is not None
     assert decision.restraint.rate_cap == pytest.approx((1e-3,))
+
+
+@pytest.mark.parametrize(("times", "done"), [(1.04, [Action.RESTRAIN]), (1.0, [])])
+def test_a_raised_momentum_under_which_the_loss_is_rather_higher_is_held(times: float, done: list[Action]) -> None:
+    judge, source = trained(rows=400, source=Source(1, half=30.0))
+    events = judged(judge, source.rows(50, momentum=0.99, times=times))
+    assert "settings" in {f.detector for f in of(Finding, events)}
+    assert actions(events) == done
+    for decision in of(Decision, events):
+        assert decision.cause is Cause.MOMENTUM
+        assert decision.restraint is not None
+        assert decision.restraint.momentum_cap == pytest.approx((0.9,))
 
 
 def test_a_rate_that_leapt_up_in_vain_is_answered_by_going_back_to_right_before_it() -> None:

@@ -194,6 +194,7 @@ class Casebook:
             attended=0.0 if layers is None else self._attended(layers),
             silent=0.0 if layers is None else float((self._past.zeros_now > normal.sight.hushed).mean()),
             strange=self._inputs.strange,
+            momentum=normal.momentum(row),
         )
 
     def _attended(self, layers: np.ndarray) -> float:

@@ -25,6 +25,8 @@ HEALS = 3
 """Rows in which a leap may heal by itself before anything is done about it."""
 HIGHER, GAINS = 4.0, 16
 """A rate so many times what it usually was, for so many rows, should have gained something by then."""
+LOSES = 0.5
+"""Deviations above normal, as a mean over so many rows, at which a raised momentum does more harm than good."""
 CALM = 2.0
 """A norm below so many times the largest lately does not stand out."""
 FEW = 0.1
@@ -91,7 +93,7 @@ def _raised(case: Case) -> list[Finding]:
 
 
 def only_raised(case: Case) -> bool:
-    """The rate has crept up in vain, and no harm has come of it yet: nothing has stood out since."""
+    """Rate or momentum were raised in vain, the rate not at once, and no harm has come of it: nothing stands out."""
     calm = all(m.z < RAISED and m.norm_ratio < math.log(CALM) for m in case.moments[-GAINS:])
     harm = case.found(*SUFFERS, "jump", "exploding", "astray")
     leapt = any(f.evidence.get("at_once", 1.0) > HIGHER for f in _raised(case))  # the state before that is near
@@ -99,9 +101,16 @@ def only_raised(case: Case) -> bool:
 
 
 def _gains_nothing(case: Case) -> bool:
-    """For long the rate has been far higher than it was, and the loss is no lower."""
-    lately = [m.row.loss for m in case.moments[-GAINS:] if m.rate_ratio > 1 / HIGHER]
-    return len(lately) == GAINS and case.last.rate_ratio > HIGHER and sum(lately) / GAINS >= case.normal
+    """For long the rate has been far higher than it was and the loss is no lower, or the momentum and it is higher."""
+    lately = case.moments[-GAINS:]
+    if len(lately) < GAINS:
+        return False
+    faster = case.last.rate_ratio > HIGHER and all(m.rate_ratio > 1 / HIGHER for m in lately)
+    if faster and sum(m.row.loss for m in lately) / GAINS >= case.normal:
+        return True
+    raised = min((f.evidence.get("momentum", math.inf) for f in _raised(case)), default=math.inf)
+    stiffer = all(m.momentum >= raised for m in lately)
+    return stiffer and sum(m.z for m in lately) / GAINS > LOSES
 
 
 def _tampered(case: Case, bears: bool) -> str:

@@ -174,6 +174,11 @@ class Normal:
         asked, k = self.asked, row.optimizer
         return min(row.lr * asked.rate, asked.rate_cap[k] if k < len(asked.rate_cap) else math.inf)
 
+    def momentum(self, row: Row) -> float:
+        """The same for the momentum."""
+        caps = self.asked.momentum_cap
+        return min(row.momentum, caps[row.optimizer]) if row.optimizer < len(caps) else row.momentum
+
     def handed(self, row: Row) -> float:
         """The norm of the gradients that the optimizer was handed, after whatever the loop did to them."""
         return row.norm if math.isnan(row.applied_norm) else row.applied_norm

@@ -37,6 +37,8 @@ class Moment:
     """Share of the tensors in which more gradients than before are exactly zero."""
     strange: float
     """How unlike those before the batch was; from 1 on it was another kind of batch."""
+    momentum: float = math.nan
+    """That a step was made with."""
 
 
 @dataclass(slots=True)
