@@ -88,7 +88,7 @@ def run(jobs: Sequence[Job], *, workers: int, progress: Progress) -> dict[tuple[
     for done in _made(todo, workers):
         results[done.id, done.judge] = done
         progress(len(results), len(jobs), f"{done.judge}: {done.id}")
-    return results
+    return {(job.id, job.judge): results[job.id, job.judge] for job in jobs}  # in their order, whichever was known
 
 
 def _made(todo: Sequence[Job], workers: int) -> Iterable[Result]:
