@@ -149,7 +149,7 @@ class Casebook:
         calm = not found and row.landed and not self._normal.z(row.loss) > self._normal.sight.raised
         self.quiet_rows = self.quiet_rows + 1 if calm else 0
         if self.quiet_rows >= ENDS:
-            self._bore = case if _raised(case) else self._bore
+            self._bore = case if _rate_raised(case) else self._bore
             self.case = None
 
     def _after(self, before: Case | None, row: Row, found: Sequence[Finding]) -> Case:
@@ -164,7 +164,7 @@ class Casebook:
             case.findings += before.found(*SILENCE)
             case.onset = before.onset  # states from after it are not sound
         if before is None and self._bore is not None and self._climbs(row, self._bore):
-            case.findings += _raised(self._bore)
+            case.findings += _rate_raised(self._bore)
             case.rates, case.momenta = self._bore.rates, self._bore.momenta
         for told in (f for f in found if f.detector == "weights"):
             case.onset = told.evidence["well"]  # that was the last look before
@@ -177,7 +177,7 @@ class Casebook:
 
     def _climbs(self, row: Row, bore: Case) -> bool:
         """A raised rate that the run bore is higher still by now, and not yet what is usual."""
-        told = max(f.evidence["lr"] for f in _raised(bore))
+        told = max(f.evidence["lr"] for f in _rate_raised(bore))
         usual, _ = self._normal.settings
         return row.lr > CLIMBED * told and usual[0] < told
 
@@ -289,7 +289,7 @@ class Casebook:
         self._unit = [_finding(f) for f in state.get("unit", [])]
 
 
-def _raised(case: Case) -> list[Finding]:
+def _rate_raised(case: Case) -> list[Finding]:
     return [f for f in case.found("settings") if "times" in f.evidence]
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """From when on something in the numbers is worth a word; every figure that a finding hangs on stands here."""
+    """From when on something in the numbers is worth a word: the figures that may be set; those that belong to the way
+    one detector looks stand with it."""
 
     window: int = 64
     """Accepted values that tell what is normal."""
