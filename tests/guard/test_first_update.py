@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from surefoot.judge.casebook import MORE
+from surefoot.judge.policy import SMALL
 from surefoot.opening import first_update
 
 
@@ -36,4 +36,4 @@ def test_it_is_as_large_as_is_said(name: str, options: dict[str, Any]) -> None:
         before = weights.detach().clone()
         optimizer.step()
         rates.append(float((weights.detach() - before).norm()) / 64 / 1e-3)
-    assert max(rates) / MORE < first_update(optimizer) < max(rates) * MORE
+    assert max(rates) / (1 + SMALL) < first_update(optimizer) < max(rates) * (1 + SMALL)

@@ -11,14 +11,15 @@ from made_rows import Bench, Source, layers
 
 from surefoot.judge.detect.base import Detector
 from surefoot.judge.detect.growth import STEPS, Growth
-from surefoot.judge.detect.jump import APART, Jump
+from surefoot.judge.detect.jump import Jump
 from surefoot.judge.detect.level import Level
 from surefoot.judge.detect.oscillation import Oscillation
-from surefoot.judge.detect.plateau import PATIENCE, Plateau
+from surefoot.judge.detect.plateau import Plateau
 from surefoot.judge.detect.repeats import Repeats
 from surefoot.judge.detect.rhythm import Rhythm
-from surefoot.judge.detect.start import FIRST, Start
+from surefoot.judge.detect.start import Start
 from surefoot.judge.detect.units import Units
+from surefoot.judge.policy import AGAIN, FEW, PATIENCE
 from surefoot.records import LAYER_STATS, Pattern, Row
 
 MAKE: dict[str, Callable[[Bench], Detector]] = {
@@ -62,8 +63,8 @@ def test_a_leap_is_told_at_its_first_step(change: dict[str, float]) -> None:
 
 def test_a_norm_that_leaps_again_soon_is_grave() -> None:
     bench, detector, source = begun("jump")
-    leap = [source.row(swells=40.0), *source.rows(APART + 5)]
-    again = [source.row(swells=40.0), *source.rows(APART + 5)]
+    leap = [source.row(swells=40.0), *source.rows(AGAIN + 5)]
+    again = [source.row(swells=40.0), *source.rows(AGAIN + 5)]
     late = [*source.rows(100), source.row(swells=40.0)]
     assert [f.grave for f in bench.said(detector, [*leap, *again, *late])] == [False, True, False]
 
@@ -169,7 +170,7 @@ def test_trouble_at_odd_distances_has_no_rhythm() -> None:
 def test_the_first_gradients_are_looked_at_and_only_those() -> None:
     bench = Bench()
     (found,) = bench.said(Start(bench.sight), Source(0, norm=5000.0).rows(50))
-    assert found.attempt == FIRST - 1
+    assert found.attempt == FEW - 1
     assert bench.said(Start(bench.sight), [*Source(0).rows(10), *Source(0, norm=5000.0).rows(10)]) == []
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from made_rows import NAMES, Bench, Source, layers
 
-from surefoot.judge.detect.layers import FORMS, STAYS, Dead, Exploding, Vanishing
+from surefoot.judge.detect.layers import Dead, Exploding, Vanishing
 from surefoot.judge.detect.still import Still
+from surefoot.judge.policy import FEW, STRETCH
 from surefoot.records import LAYER_STATS, Finding
 
 Ours = Exploding | Vanishing | Dead
@@ -43,7 +44,7 @@ def test_a_layer_in_trouble_is_told_with_its_name_once_and_again_after_it_was_ov
     assert found.evidence["layers"] == [NAMES[k] for k in WHICH]
     assert found.evidence["share"] == pytest.approx(2 / len(NAMES))
     assert NAMES[1] in found.detail
-    assert STAYS - 1 <= found.attempt - at < 20, "no accident, and soon"
+    assert FEW - 1 <= found.attempt - at < 20, "no accident, and soon"
     assert said(some(600, 30)) == []
     assert len(said(some(700, 30, **change))) == 1
 
@@ -62,7 +63,7 @@ def test_a_layer_that_fell_silent_has_not_vanished() -> None:
 
 def test_nothing_is_said_before_a_layer_has_a_past() -> None:
     bench, source = Bench(), Source(3)
-    tensors = [*some(0, FORMS // 4), *some(100, FORMS // 4, swells=800.0)]
+    tensors = [*some(0, STRETCH // 4), *some(100, STRETCH // 4, swells=800.0)]
     assert bench.said(Exploding(bench.past, NAMES, bench.sight), source.rows(len(tensors)), tensors) == []
 
 
@@ -102,7 +103,7 @@ def test_tensors_that_lost_their_gradient_are_told() -> None:
         return made
 
     assert bench.said(detector, source.rows(60), some(0, 60)) == []
-    assert bench.said(detector, source.rows(STAYS - 2), without(100, STAYS - 2)) == [], "a branch may rest for a while"
+    assert bench.said(detector, source.rows(FEW - 2), without(100, FEW - 2)) == [], "a branch may rest for a while"
     assert bench.said(detector, source.rows(10), some(200, 10)) == []
     (found,) = bench.said(detector, source.rows(20), without(300, 20))
     assert found.evidence["layers"] == [NAMES[2]]

@@ -6,8 +6,9 @@ import random
 
 from made_rows import Bench, Source, actions, judged, of, trained
 
-from surefoot.judge.detect.memory import LOOKS, SETTLES, MemoryCreep
-from surefoot.judge.detect.pace import STAYS, Pace
+from surefoot.judge.detect.memory import MemoryCreep
+from surefoot.judge.detect.pace import Pace
+from surefoot.judge.policy import LONG, WHILE
 from surefoot.records import Cause, Diagnosis, Row
 
 
@@ -30,7 +31,7 @@ def test_steps_that_take_far_longer_are_told_once_and_again_after_they_were_fast
     bench, detector, source = paced()
     at = source.attempt
     (found,) = bench.said(detector, timed(source, 60, seconds=1.0))
-    assert found.attempt == at + STAYS - 1
+    assert found.attempt == at + WHILE - 1
     assert found.evidence["data"] is False
     assert bench.said(detector, timed(source, 60)) == []
     assert len(bench.said(detector, timed(source, 30, seconds=1.0))) == 1
@@ -51,8 +52,8 @@ def filled(source: Source, readings: list[float]) -> list[Row]:
 def test_memory_that_grows_without_a_pause_is_told_once() -> None:
     bench, source = Bench(), Source(0)
     detector = MemoryCreep(bench.sight)
-    assert bench.said(detector, filled(source, [1e9 * (1 + k / 10) for k in range(SETTLES // 3)])) == [], "warming up"
-    leaking = [3e9 * 1.01**k for k in range(4 * LOOKS)]
+    assert bench.said(detector, filled(source, [1e9 * (1 + k / 10) for k in range(LONG // 3)])) == [], "warming up"
+    leaking = [3e9 * 1.01**k for k in range(4 * WHILE)]
     (found,) = bench.said(detector, filled(source, leaking))
     assert found.evidence["grown"] > 1.05
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from made_rows import Bench, Source
 
-from surefoot.judge.detect.clipping import NEVER, Clipping
-from surefoot.judge.detect.lossscale import SETTLES, LossScale
+from surefoot.judge.detect.clipping import Clipping
+from surefoot.judge.detect.lossscale import LossScale
 from surefoot.judge.detect.settings import Settings
 from surefoot.judge.history import History
+from surefoot.judge.policy import LATE, STRETCH
 from surefoot.records import Finding, Pattern, Row, Verdict
 
 
@@ -75,7 +76,7 @@ def test_a_momentum_is_measured_by_how_long_it_remembers(now: float, told: int) 
 def scaled() -> tuple[Bench, LossScale, Source]:
     bench, source = Bench(), Source(2, loss_scale=65536.0)
     detector = LossScale(bench.sight)
-    assert bench.said(detector, source.rows(2 * SETTLES)) == []
+    assert bench.said(detector, source.rows(2 * STRETCH)) == []
     return bench, detector, source
 
 
@@ -136,10 +137,10 @@ def test_a_threshold_that_clips_everything_is_told_once_with_a_better_one() -> N
 
 
 def test_a_threshold_that_never_clips_is_told_once() -> None:
-    (found,) = clipping(Source(1), NEVER + 500, 1000.0)
+    (found,) = clipping(Source(1), LATE + 500, 1000.0)
     assert "protects from little" in found.detail
 
 
 def test_a_threshold_that_clips_now_and_then_is_as_it_should_be() -> None:
-    assert clipping(Source(1), NEVER + 200, 1.4) == []
-    assert clipping(Source(1), NEVER + 200, 4.0) == [], "nor one that would clip a peak"
+    assert clipping(Source(1), LATE + 200, 1.4) == []
+    assert clipping(Source(1), LATE + 200, 4.0) == [], "nor one that would clip a peak"

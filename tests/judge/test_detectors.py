@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from surefoot.judge.detect.bottleneck import IDLE, LONG, Bottleneck
+from surefoot.judge.detect.bottleneck import Bottleneck
 from surefoot.judge.detect.nonfinite import NonFinite
 from surefoot.judge.detect.outlandish import Outlandish
+from surefoot.judge.policy import Sight
 from surefoot.records import Pattern, Row, Verdict
 
 HEALTHY = Row(step=7, attempt=9, time=3.0, loss=2.0, norm=1.0, nonfinite=0.0)
 
 
-@pytest.mark.parametrize("detector", [NonFinite(), Outlandish(), Bottleneck()])
+@pytest.mark.parametrize("detector", [NonFinite(), Outlandish(), Bottleneck(Sight())])
 def test_nothing_is_said_of_a_healthy_row(detector: NonFinite | Outlandish | Bottleneck) -> None:
     assert detector.update(HEALTHY) == []
 
@@ -77,20 +78,20 @@ def every_second(row: Row, begin: int, seconds: int) -> list[Row]:
 
 
 def test_a_bottleneck_is_told_once_and_again_after_it_was_over() -> None:
-    detector, long = Bottleneck(), int(LONG)
+    detector, long = Bottleneck(Sight()), int(Sight().idle_seconds)
     idle = replace(HEALTHY, utilisation=0.3, seconds=1.0, data_wait=0.1)
     said = [len(detector.update(row)) for row in every_second(idle, 0, 3 * long)]
     assert said.index(1) == long
     assert sum(said) == 1
     assert detector.update(HEALTHY) == [], "a row without a reading changes nothing"
-    detector.update(replace(idle, time=3.0 * long, utilisation=IDLE))
+    detector.update(replace(idle, time=3.0 * long, utilisation=Sight().idle))
     assert sum(len(detector.update(row)) for row in every_second(idle, 3 * long + 1, long)) == 0
     assert sum(len(detector.update(row)) for row in every_second(idle, 4 * long + 1, 2)) == 1
 
 
 @pytest.mark.parametrize(("wait", "word"), [(0.5, "data"), (0.01, "launches"), (math.nan, "launches")])
 def test_a_bottleneck_has_a_reason(wait: float, word: str) -> None:
-    detector = Bottleneck()
+    detector = Bottleneck(Sight())
     row = replace(HEALTHY, utilisation=0.3, seconds=1.0, data_wait=wait)
-    found = [f for later in every_second(row, 0, int(LONG) + 1) for f in detector.update(later)]
+    found = [f for later in every_second(row, 0, int(Sight().idle_seconds) + 1) for f in detector.update(later)]
     assert word in found[0].detail

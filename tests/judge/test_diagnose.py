@@ -41,8 +41,8 @@ class Trouble:
 
 
 TROUBLES = {
-    "NaN once, with attention": Trouble(lambda s: [s.nan(), *s.rows(14)], Cause.ATTENTION_MASK, NAMES),
-    "NaN once, without": Trouble(lambda s: [s.nan(), *s.rows(14)], Cause.BAD_BATCH),
+    "NaN once, with attention": Trouble(lambda s: [s.nan(), *s.rows(18)], Cause.ATTENTION_MASK, NAMES),
+    "NaN once, without": Trouble(lambda s: [s.nan(), *s.rows(18)], Cause.BAD_BATCH),
     "an infinite loss": Trouble(lambda s: [s.nan(loss=math.inf), *s.rows(9)], Cause.LOG_OF_ZERO, NAMES),
     "gradients alone": Trouble(lambda s: [s.nan(loss=2.0), *s.rows(9)], Cause.TRANSIENT, NAMES),
     "one process": Trouble(lambda s: [s.nan(rank=1), *s.rows(9)], Cause.RANK_FAULT, NAMES),
@@ -83,7 +83,7 @@ def test_every_event_knows_its_step_and_attempt(name: str) -> None:
 
 
 def test_a_diagnosis_says_what_it_rests_on_and_what_to_do() -> None:
-    first, *others = of(Diagnosis, told(lambda s: [s.nan(), *s.rows(14)], names=NAMES))
+    first, *others = of(Diagnosis, told(lambda s: [s.nan(), *s.rows(18)], names=NAMES))
     assert first.evidence["path"] == (
         "within the first 1000 steps: yes; mixed precision: no; unusually large gradients: no; "
         "a good state to go back to: yes"

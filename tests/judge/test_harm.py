@@ -374,7 +374,7 @@ def test_a_slow_rise_is_believed_where_part_of_the_model_has_fallen_silent(
     judge, source = Judge(Policy(), NAMES), Source(3, half=60.0, noise=0.1)
     judged(judge, source.rows(320), (layers(k) for k in range(320)))
     tensors = [layers(k, which=silent, zeros=0.9 if silent else 0.02) for k in range(110)]
-    events = judged(judge, source.rows(110, times=1.12), tensors)
+    events = judged(judge, source.rows(110, times=1.15), tensors)
     assert any(f.evidence.get("slowly") for f in of(Finding, events) if f.detector == "level")
     assert actions(events) == done
 

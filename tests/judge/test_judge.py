@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from surefoot.judge.history import KEPT, History
+from surefoot.judge.history import History
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.records import Decision, Event, Finding, Row, Verdict
 
-REFUSED = [(Verdict.NONFINITE, math.nan, 3), (Verdict.NONFINITE, 1.0, 12), (Verdict.OUTLANDISH, 1.0, 6)]
+REFUSED = [(Verdict.NONFINITE, math.nan, 3), (Verdict.NONFINITE, 1.0, 16), (Verdict.OUTLANDISH, 1.0, 6)]
 """Refusals in a row before a run goes back: soon when not even the loss is finite, late when refusing is enough."""
 
 
@@ -157,8 +157,7 @@ def test_a_policy_refuses_a_fade_that_makes_no_sense(fade: float) -> None:
 
 def test_the_history_keeps_the_last_hundred_and_the_differences() -> None:
     history = History()
-    said = [history.add(float(i * i), float(i)) for i in range(KEPT + 50)]
-    assert KEPT == 100
+    said = [history.add(float(i * i), float(i)) for i in range(150)]
     assert len(history.losses) == len(history.norms) == 100
     assert history.losses[0] == 50.0**2
     assert history.norms[-1] == 149.0

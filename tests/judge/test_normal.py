@@ -8,8 +8,8 @@ import pytest
 from made_rows import Source, actions, judged, of, trained
 
 from surefoot.judge.judge import Judge
-from surefoot.judge.normal import LAST, Baseline, Normal
-from surefoot.judge.policy import Policy, Sight
+from surefoot.judge.normal import Baseline, Normal
+from surefoot.judge.policy import WHILE, Policy, Sight
 from surefoot.records import Diagnosis, Finding, Verdict
 
 
@@ -49,7 +49,7 @@ def test_the_last_rows_are_being_judged_and_are_not_normal_yet() -> None:
     for row in source.rows(150):
         normal.take(row)
     middle = normal.loss.middle
-    for row in source.rows(LAST, times=1.3):
+    for row in source.rows(WHILE, times=1.3):
         normal.take(row)
     assert normal.loss.middle == pytest.approx(middle, rel=0.03)
     for row in source.rows(150, times=1.3):

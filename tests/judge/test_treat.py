@@ -8,7 +8,7 @@ import pytest
 from made_rows import Source, actions, judged, of, trained
 
 from surefoot.judge.judge import Judge
-from surefoot.judge.policy import Policy
+from surefoot.judge.policy import AGAIN, Policy
 from surefoot.records import Action, Decision, Event, Finding, Outcome, Restraint, Row
 
 
@@ -99,8 +99,8 @@ def overflows(source: Source, scale: float = 1024.0) -> Row:
 
 
 def now_and_then(source: Source, scale: float = 1024.0) -> list[Row]:
-    """Four losses that float16 cannot hold among others that it can."""
-    sound = [source.rows(2, loss_scale=scale) for _ in range(4)]
+    """Losses that float16 cannot hold, among others that it can."""
+    sound = [source.rows(2, loss_scale=scale) for _ in range(AGAIN)]
     return [row for rows in sound for row in (*rows, overflows(source, scale))]
 
 

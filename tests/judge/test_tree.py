@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from surefoot.judge.diagnose.tree import EARLY, QUESTIONS, SHAPES, Facts, walk
+from surefoot.judge.diagnose.tree import QUESTIONS, SHAPES, Facts, walk
+from surefoot.judge.policy import LATE
 from surefoot.records import Pattern
 
 ANSWERS = list(itertools.product([True, False], repeat=4))
@@ -23,7 +24,7 @@ def facts(
 ) -> Facts:
     """Facts that give these answers."""
     return Facts(
-        step=EARLY - 1 if early else EARLY,
+        step=LATE - 1 if early else LATE,
         mixed_precision=mixed,
         scaled=scaled and mixed,
         large_gradients=large,

@@ -15,30 +15,15 @@ import numpy as np
 from surefoot.judge.detect.inputs import Inputs
 from surefoot.judge.detect.layers import NORM, LayerPast
 from surefoot.judge.detect.units import Units
-from surefoot.judge.detect.weights import LOOKS, NOTHING, PACE
 from surefoot.judge.diagnose.case import SILENCE, SUFFERS, Case, Moment, leads, least
-from surefoot.judge.normal import LAST, Normal
+from surefoot.judge.normal import Normal
+from surefoot.judge.policy import CLEARLY, FEW, LONG, MANIFOLD, NOTHING, SMALL, STRETCH, WHILE, Sight
 from surefoot.records import Finding, Pattern, Row, Verdict
 
-MOMENTS = 64
-"""Rows of a case that are kept: so many in all, the first ones and the last ones."""
-ENDS = 60
-"""Rows without a further sign after which a case is closed."""
-OUTGROWN = 5.0
-"""How many times larger than rate and gradients explain an update is worth remembering."""
-MORE = 1.1
-"""How much further than by the first update of a new optimizer weights may move: a little, for their decay."""
 STANDING = ("settings", "left_over", "lost_clip")
 """What these have found goes on, and may be the reason for what comes of it much later."""
-CLIMBED = 1.5
-"""How many times higher than when it was told a raised rate must be, to be blamed for what comes after it went well for
-long: that went well for the rate it was, and not for any."""
 SPENT = frozenset({"level", "growth", "oscillation", "vanishing", "dead", "units", "left_over", "lost_clip", "astray"})
 """Signs that a decision has answered; should they come again, they are told again."""
-SIGNS = 16
-"""Signs of trouble that are remembered after their cases, for held-out data may tell late that it was one."""
-SOON = 32
-"""Rows after the first sign within which a look at the weights tells of the trouble, and not of what came later."""
 
 
 class Casebook:
@@ -76,12 +61,12 @@ class Casebook:
         """The usual size of an update at a rate of one."""
         self._outgrown = (-1, 1.0)
         """The attempt after which updates were last found too large, and how many times."""
-        self._norms: deque[float] = deque(maxlen=LAST)
+        self._norms: deque[float] = deque(maxlen=WHILE)
         self._weights: list[tuple[int, float]] = []
         """The last looks at the weights while all was quiet: attempt and norm."""
-        self._ratios: deque[float] = deque(maxlen=LOOKS)
+        self._ratios: deque[float] = deque(maxlen=FEW)
         """How far the last updates that were looked at have moved the weights."""
-        self._signs: deque[Finding] = deque(maxlen=SIGNS)
+        self._signs: deque[Finding] = deque(maxlen=WHILE)
         self._unit: list[Finding] = []
         """The loss was told in another unit before the last action, which does not change that."""
         self._bore: Case | None = None
@@ -90,12 +75,12 @@ class Casebook:
     @property
     def curious(self) -> bool:
         """A look at the weights would help to tell what has happened."""
-        return self.case is not None and math.isnan(self.case.weights) and len(self.case.moments) < SOON
+        return self.case is not None and math.isnan(self.case.weights) and len(self.case.moments) < STRETCH
 
     @property
     def learns(self) -> bool:
         """What is seen now may be taken for normal."""
-        return self.case is None or self.quiet_rows > ENDS // 2
+        return self.case is None or self.quiet_rows > LONG // 2
 
     def close(self) -> None:
         self.case = self._bore = None
@@ -126,18 +111,19 @@ class Casebook:
             samples=self._normal.samples,
             adaptive=self._adaptive,
             findings=list(found),
+            sight=self._normal.sight,
         )
 
     def follow(self, row: Row, layers: np.ndarray | None, found: Sequence[Finding]) -> None:
         before = self.case
-        if found and (before is None or (before.named and self.quiet_rows > LAST)):
+        if found and (before is None or (before.named and self.quiet_rows > WHILE)):
             self.case, self.quiet_rows = self._after(before, row, found), 0
         case = self.case
         self._signs += (f for f in found if f.detector in (*SUFFERS, "jump", "inputs", "settings"))
         self._look(row, case)
         if case is None:
             return
-        if case.onset - LAST <= self._outgrown[0] <= case.onset + LAST:
+        if case.onset - WHILE <= self._outgrown[0] <= case.onset + WHILE:
             case.update = self._outgrown[1]
         if not case.rates or any(f.detector == "settings" for f in found):
             rates, momenta = self._normal.settings
@@ -145,10 +131,10 @@ class Casebook:
         case.findings += found
         if row.optimizer == 0:
             case.moments.append(self.moment(row, layers))
-            del case.moments[MOMENTS // 2 : -MOMENTS // 2]
+            del case.moments[LONG // 2 : -LONG // 2]
         calm = not found and row.landed and not self._normal.z(row.loss) > self._normal.sight.raised
         self.quiet_rows = self.quiet_rows + 1 if calm else 0
-        if self.quiet_rows >= ENDS:
+        if self.quiet_rows >= LONG:
             self._bore = case if _rate_raised(case) else self._bore
             self.case = None
 
@@ -179,7 +165,7 @@ class Casebook:
         """A raised rate that the run bore is higher still by now, and not yet what is usual."""
         told = max(f.evidence["lr"] for f in _rate_raised(bore))
         usual, _ = self._normal.settings
-        return row.lr > CLIMBED * told and usual[0] < told
+        return row.lr > CLEARLY * told and usual[0] < told
 
     def moment(self, row: Row, layers: np.ndarray | None) -> Moment:
         """One row against what is normal."""
@@ -221,14 +207,14 @@ class Casebook:
         if math.isfinite(row.update_ratio):
             self._ratios.append(row.update_ratio)
         if case is None:
-            self._weights = [*self._weights, (row.attempt, row.weight_norm)][-LOOKS:]
-        elif case.onset < row.attempt <= case.onset + SOON:  # a row tells of the weights after the update before it
+            self._weights = [*self._weights, (row.attempt, row.weight_norm)][-FEW:]
+        elif case.onset < row.attempt <= case.onset + STRETCH:  # a row tells of the weights after the update before it
             case.weights = self._changed(case.onset, row)
 
     def _changed(self, onset: int, row: Row) -> float:
         """How much the weights have changed since before the trouble, as a logarithm of their norm: nothing to speak
         of is 0, and what updates may have done is not told."""
-        looks = [(attempt, known) for attempt, known in self._weights if attempt <= onset - LAST // 2 and known > 0]
+        looks = [(attempt, known) for attempt, known in self._weights if attempt <= onset - WHILE // 2 and known > 0]
         if not looks:
             return math.nan
         if not math.isfinite(row.weight_norm) or not row.weight_norm > 0:
@@ -236,7 +222,7 @@ class Casebook:
         usual = max((abs(math.log(b / a)) for (_, a), (_, b) in itertools.pairwise(looks)), default=0.0)
         at, before = looks[-1]
         change = math.log(row.weight_norm / before)
-        if abs(change) <= PACE * max(usual, NOTHING):
+        if abs(change) <= MANIFOLD * max(usual, NOTHING):
             return 0.0
         return change if abs(change) > (row.attempt - at) * max(self._ratios, default=0.0) else math.nan
 
@@ -254,10 +240,11 @@ class Casebook:
         lesser = min(1.0, row.weight_norm / self._weights[-1][1]) if self._weights[-1][1] > 0 else 1.0
         times = size * lesser / self._update / max(grown, 1.0)
         # An optimizer that starts anew, as for another stage, takes steps as large as its very first: no damage.
+        # Weights may move a little further than by that one, for their decay.
         apart = row.update_ratio * row.weight_norm / rate / math.sqrt(self._values) if self._values else math.inf
-        if times > OUTGROWN and not (self._adaptive and apart <= MORE * self._first):
+        if times > self._normal.sight.faster and not (self._adaptive and apart <= (1 + SMALL) * self._first):
             self._outgrown = (row.attempt, times)
-        elif times <= OUTGROWN and case is None:
+        elif times <= self._normal.sight.faster and case is None:
             self._update += (size - self._update) / 4
 
     # -- state
@@ -277,15 +264,15 @@ class Casebook:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.case = None if state["case"] is None else _unpacked(state["case"])
-        self._bore = None if state.get("bore") is None else _unpacked(state["bore"])
+        self.case = None if state["case"] is None else _unpacked(state["case"], self._normal.sight)
+        self._bore = None if state.get("bore") is None else _unpacked(state["bore"], self._normal.sight)
         self.quiet_rows, self._update = state["quiet_rows"], state["update"]
         attempt, times = state["outgrown"]
         self._outgrown = (attempt, times)
-        self._norms = deque(state["norms"], maxlen=LAST)
-        self._ratios = deque(state["ratios"], maxlen=LOOKS)
+        self._norms = deque(state["norms"], maxlen=WHILE)
+        self._ratios = deque(state["ratios"], maxlen=FEW)
         self._weights = [(attempt, norm) for attempt, norm in state["weights"]]
-        self._signs = deque(map(_finding, state["signs"]), maxlen=SIGNS)
+        self._signs = deque(map(_finding, state["signs"]), maxlen=WHILE)
         self._unit = [_finding(f) for f in state.get("unit", [])]
 
 
@@ -295,7 +282,7 @@ def _rate_raised(case: Case) -> list[Finding]:
 
 def _packed(case: Case) -> dict[str, Any]:
     """A case in plain values."""
-    told = {name: getattr(case, name) for name in case.__slots__ if name not in ("moments", "findings")}
+    told = {name: getattr(case, name) for name in case.__slots__ if name not in ("moments", "findings", "sight")}
     return _plain(told | {"moments": [asdict(m) for m in case.moments], "findings": [asdict(f) for f in case.findings]})
 
 
@@ -308,13 +295,13 @@ def _plain(value: Any) -> Any:
     return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _unpacked(told: dict[str, Any]) -> Case:
+def _unpacked(told: dict[str, Any], sight: Sight) -> Case:
     moments = [
         Moment(**m | {"row": Row(**m["row"] | {"verdict": Verdict(m["row"]["verdict"])})}) for m in told["moments"]
     ]
     findings = [_finding(f) for f in told["findings"]]
     tuples: dict[str, Any] = {name: tuple(told[name]) for name in ("rates", "momenta")}
-    return Case(**told | tuples | {"moments": moments, "findings": findings})
+    return Case(**told | tuples | {"moments": moments, "findings": findings, "sight": sight})
 
 
 def _finding(told: dict[str, Any]) -> Finding:

@@ -6,39 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from surefoot.judge.detect.weights import TAMPERED
 from surefoot.judge.diagnose.case import SILENCE, SUFFERS, Case
+from surefoot.judge.policy import AGAIN, CLEARLY, DOUBLE, FEW, HUGE, MANIFOLD, NOTHING, PART, SMALL, WHILE
 from surefoot.records import Finding, Verdict
-
-DOUBT = {True: 3, False: 12}
-"""Refusals in a row before a run goes back: soon when not even the loss is finite, for then it may be the weights; late
-when the loss is sound, and refusing is all that is needed."""
-OFTEN, AMONG = 4, 16
-"""Updates refused, of so many, for a loss that float16 cannot hold: each halves the loss scale, too."""
-MANY = 0.25
-"""Share of the tensors that have fallen silent, above which little of a rise is needed to believe it."""
-RAISED = 4.0
-"""Deviations above normal at which a loss has risen beyond doubt."""
-AT_ONCE = 5
-"""Rows after the first sign within which all is multiplied, if it was a mistake and not a harder task."""
-HEALS = 3
-"""Rows in which a leap may heal by itself before anything is done about it."""
-HIGHER, GAINS = 4.0, 16
-"""A rate so many times what it usually was, for so many rows, should have gained something by then."""
-LOSES = 0.5
-"""Deviations above normal, as a mean over so many rows, at which a raised momentum does more harm than good."""
-CALM = 2.0
-"""A norm below so many times the largest lately does not stand out."""
-FEW = 0.1
-"""Share of the tensors that have fallen silent, above which a slow rise is enough to believe it."""
-UNLIKE = 30.0
-"""Values of a batch that are spread so many times as wide as usual make it one of another kind."""
-ALIKE = 0.25
-"""Share of the rise on held-out data that is seen in training, too, where both are of one harm."""
-LITTLE = 0.01
-"""Share of what the loss began with by which it must have risen to matter."""
-NEW = 6
-"""Finite updates in a row that were refused: the weights are damaged or, after a rewind, this is the new normal."""
 
 
 def grave(case: Case, *, adaptive: bool, clipped: bool) -> str:
@@ -49,8 +19,9 @@ def grave(case: Case, *, adaptive: bool, clipped: bool) -> str:
 def _told(case: Case, bears: bool) -> str:
     """A detector is sure of it."""
     in_units = case.found("units") and (bears or _compensated(case))  # the loss is told in another unit, no more
-    young = len(case.moments) <= HEALS
-    aside = {"level": in_units, "jump": young, "weights": len(case.moments) <= AT_ONCE}  # what else it did, tells more
+    young = len(case.moments) <= AGAIN
+    # A leap may heal by itself, and of weights that are others tells more what else that did.
+    aside = {"level": in_units, "jump": young, "weights": len(case.moments) <= FEW}
     return next((f.detail for f in case.findings if f.grave and not aside.get(f.detector, False)), "")
 
 
@@ -63,12 +34,12 @@ def _multiplied(case: Case, bears: bool) -> str:
 
 def in_units_at_once(case: Case) -> list[Finding]:
     """Loss and gradients were multiplied when the trouble began: not long after it, nor before."""
-    return [f for f in case.found("units") if case.onset <= f.attempt <= case.onset + AT_ONCE]
+    return [f for f in case.found("units") if case.onset <= f.attempt <= case.onset + FEW]
 
 
 def _compensated(case: Case) -> bool:
     """The rate was lowered by as much as the loss was multiplied."""
-    return case.found("units")[0].evidence["factor"] * case.last.rate_ratio < 3
+    return case.found("units")[0].evidence["factor"] * case.last.rate_ratio < DOUBLE
 
 
 def _set_wrong(case: Case, bears: bool) -> str:
@@ -85,7 +56,7 @@ def _set_wrong(case: Case, bears: bool) -> str:
 def _falls(case: Case) -> bool:
     """The last losses, but for one that may stand out, are lower than they were: a run that was waiting for its rate
     may learn at last."""
-    return sum(not m.row.loss < case.normal for m in case.moments[-5:]) <= 1
+    return sum(not m.row.loss < case.normal for m in case.moments[-FEW:]) <= 1
 
 
 def _raised(case: Case) -> list[Finding]:
@@ -94,28 +65,29 @@ def _raised(case: Case) -> list[Finding]:
 
 def only_raised(case: Case) -> bool:
     """Rate or momentum were raised in vain, the rate not at once, and no harm has come of it: nothing stands out."""
-    calm = all(m.z < RAISED and m.norm_ratio < math.log(CALM) for m in case.moments[-GAINS:])
+    calm = all(m.z < case.sight.raised and m.norm_ratio < math.log(DOUBLE) for m in case.moments[-WHILE:])
     harm = case.found(*SUFFERS, "jump", "exploding", "astray")
-    leapt = any(f.evidence.get("at_once", 1.0) > HIGHER for f in _raised(case))  # the state before that is near
+    leapt = any(f.evidence.get("at_once", 1.0) > MANIFOLD for f in _raised(case))  # the state before that is near
     return calm and not harm and not leapt and bool(_raised(case)) and _gains_nothing(case)
 
 
 def _gains_nothing(case: Case) -> bool:
     """For long the rate has been far higher than it was and the loss is no lower, or the momentum and it is higher."""
-    lately = case.moments[-GAINS:]
-    if len(lately) < GAINS:
+    lately = case.moments[-WHILE:]
+    if len(lately) < WHILE:
         return False
-    faster = case.last.rate_ratio > HIGHER and all(m.rate_ratio > 1 / HIGHER for m in lately)
-    if faster and sum(m.row.loss for m in lately) / GAINS >= case.normal:
+    faster = case.last.rate_ratio > MANIFOLD and all(m.rate_ratio > 1 / MANIFOLD for m in lately)
+    if faster and sum(m.row.loss for m in lately) / WHILE >= case.normal:
         return True
     raised = min((f.evidence.get("momentum", math.inf) for f in _raised(case)), default=math.inf)
     stiffer = all(m.momentum >= raised for m in lately)
-    return stiffer and sum(m.z for m in lately) / GAINS > LOSES
+    # Such a mean errs by one deviation over the root of how many there are.
+    return stiffer and sum(m.z for m in lately) / WHILE > DOUBLE / math.sqrt(WHILE)
 
 
 def _tampered(case: Case, bears: bool) -> str:
     """Something else than the optimizer has written to the weights, and the loss has risen."""
-    if not abs(case.weights) > math.log(TAMPERED) or not case.found("level", "jump") or not _high(case, 1.0):
+    if not abs(case.weights) > math.log(CLEARLY) or not case.found("level", "jump") or not _high(case, 1.0):
         return ""
     times = math.exp(min(case.weights, 700.0))
     return f"the norm of the weights is {times:.3g} times what it was, which no update explains, and the loss has risen"
@@ -124,7 +96,7 @@ def _tampered(case: Case, bears: bool) -> str:
 def _piled_up(case: Case, bears: bool) -> str:
     """Gradients are left over, and have grown beyond what they were."""
     left = case.found("left_over")
-    grown = sum(m.norm_ratio > 0 for m in case.moments[-3:]) >= 2
+    grown = sum(m.norm_ratio > 0 for m in case.moments[-AGAIN:]) > AGAIN / 2
     return left[0].detail if left and (grown or case.found("level", "growth", "jump", "oscillation")) else ""
 
 
@@ -141,42 +113,44 @@ def _silent(case: Case, bears: bool) -> str:
     if not silent or not level:
         return ""
     share = max(f.evidence["share"] for f in silent)
-    slowly = share > FEW and any(f.evidence.get("slowly") and f.attempt >= silent[0].attempt for f in level)
+    slowly = share > SMALL and any(f.evidence.get("slowly") and f.attempt >= silent[0].attempt for f in level)
     told = f"{silent[0].detail}, and {level[0].detail}"
-    return told if slowly or _high(case, 1.0 if share > MANY else RAISED) else ""
+    return told if slowly or _high(case, 1.0 if share > PART else case.sight.raised) else ""
 
 
 def _landed(case: Case, bears: bool) -> str:
     """A huge update has landed, and the loss has risen since."""
     huge = [f for f in case.found("jump") if f.evidence["huge"]]
     level = [f for f in case.found("level") if huge and f.attempt > huge[0].attempt]
-    stays = len(case.moments) > HEALS and _high(case, RAISED)
+    stays = len(case.moments) > AGAIN and _high(case, case.sight.raised)
     return f"{huge[0].detail}, and {level[0].detail}" if level and stays else ""
 
 
 def _outgrown(case: Case, bears: bool) -> str:
     """An update was too large for its rate, and the loss has risen since."""
     level = case.found("level")
-    if not level or not case.update > 1 or not _high(case, RAISED / 2):
+    if not level or not case.update > 1 or not _high(case, case.sight.raised / 2):
         return ""
     return f"an update was {case.update:.3g} times larger than usual at the same rate, and {level[0].detail}"
 
 
 def _high(case: Case, deviations: float) -> bool:
     """Most of the last losses lie so far above normal: a rise that was told may be over by now."""
-    return sum(moment.z > deviations for moment in case.moments[-5:]) >= 3
+    return sum(moment.z > deviations for moment in case.moments[-FEW:]) >= AGAIN
 
 
 def _refused(case: Case, bears: bool) -> str:
     """One refusal after the other, or again and again where other numbers can hold what these cannot."""
     last = case.last.row
     sound = math.isfinite(last.loss) or last.rank >= 0
-    most = NEW if last.verdict is Verdict.OUTLANDISH else DOUBT[not sound]
+    # Soon when not even the loss is finite, for then it may be the weights; late when refusing is all that is needed.
+    most = 2 * AGAIN if last.verdict is Verdict.OUTLANDISH else WHILE if sound else AGAIN
     if case.refused >= most:
         return f"{case.refused} updates in a row were refused: {_last(case.findings)}"
-    lately = case.moments[-AMONG:]
+    lately = case.moments[-WHILE:]
     beyond = [m for m in lately if m.row.verdict is Verdict.NONFINITE and math.isinf(m.row.loss)]
-    often = len(beyond) >= OFTEN and last is beyond[-1].row and not math.isnan(last.loss_scale)
+    # Each of these halves the loss scale, too.
+    often = len(beyond) >= AGAIN and last is beyond[-1].row and not math.isnan(last.loss_scale)
     return f"{len(beyond)} of {len(lately)} updates were refused: {_last(case.findings)}" if often else ""
 
 
@@ -195,9 +169,9 @@ def _astray(case: Case, bears: bool) -> str:
 
 def _alike(told: Finding, case: Case) -> bool:
     """The loss in training has risen, too, and by a good part of what it has on held-out data: it is the same harm."""
-    lately = sorted(m.row.loss for m in case.moments[-5:])
+    lately = sorted(m.row.loss for m in case.moments[-FEW:])
     risen = lately[len(lately) // 2] - case.normal
-    return _high(case, 1.0) and risen > ALIKE * _harm(told)
+    return _high(case, 1.0) and risen > PART * _harm(told)
 
 
 def _matters(found: Finding, case: Case, told: Finding) -> bool:
@@ -205,9 +179,9 @@ def _matters(found: Finding, case: Case, told: Finding) -> bool:
     seen, risen = found.evidence, math.inf
     if found.detector == "level":
         risen = seen["level"] - seen["normal"]
-    elif found.detector == "oscillation" or (found.detector == "jump" and seen["norm_ratio"] < math.log(CALM)):
+    elif found.detector != "jump" or seen["norm_ratio"] < math.log(DOUBLE):
         risen = seen["loss"] - case.normal
-    return risen > max(LITTLE * abs(case.start), ALIKE * _harm(told))
+    return risen > max(NOTHING * abs(case.start), PART * _harm(told))
 
 
 def _harm(told: Finding) -> float:
@@ -217,7 +191,7 @@ def _harm(told: Finding) -> float:
 
 def _unlike(found: Finding) -> bool:
     """A batch of another kind altogether."""
-    return found.evidence.get("spread", 0.0) > UNLIKE * found.evidence.get("usual", math.inf)
+    return found.evidence.get("spread", 0.0) > HUGE * found.evidence.get("usual", math.inf)
 
 
 GRAVE = (

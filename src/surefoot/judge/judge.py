@@ -45,23 +45,13 @@ from surefoot.judge.diagnose.roles import Role, role_of
 from surefoot.judge.diagnose.tree import Facts, walk
 from surefoot.judge.grave import grave
 from surefoot.judge.normal import Normal
-from surefoot.judge.policy import Policy
+from surefoot.judge.policy import AGAIN, LONG, UNDER_WAY, WHILE, Policy
 from surefoot.judge.treat import Treatment
 from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, Pattern, Restraint, Row, Verdict
 
 REFUSED = (Verdict.NONFINITE, Verdict.OUTLANDISH)
-TALK = 50
-"""Refusals in a row that are each told; after that only the 64th, 128th and so on."""
 ASIDE = frozenset({"bottleneck", "pace", "memory", "clipping", "plateau", "rhythm", "repeats", "start", "evaluation"})
 """What these find is told, with its cause, and is never a reason to touch the run."""
-WAITS = 6
-"""Rows after the first sign before a cause is named: what comes next tells one cause from another, and by then the
-weights have been looked at."""
-UNDER_WAY = 4
-"""Updates that may have been made, but not judged, when what was decided comes into force: two, and two more where loss
-scales overflow, for that a step was left out is known only when the next backward begins."""
-VAGUE, LONGER = 0.4, 12
-"""When the surest cause is no surer than this, rows to wait for more."""
 
 
 class Judge:
@@ -137,7 +127,7 @@ class Judge:
             Clipping(policy.sight),
             Pace(policy.sight),
             MemoryCreep(policy.sight),
-            Bottleneck(),
+            Bottleneck(policy.sight),
         )
         self._treatment = Treatment(policy, self.normal)
         self._refused = 0
@@ -213,7 +203,8 @@ class Judge:
         found = [f for d in self._outright for f in d.update(row)]
         found += [f for d in self.detectors for f in d.update(row, layers)]
         refused = row.verdict in REFUSED
-        silent = refused and self._refused > TALK and self._refused & (self._refused - 1)
+        # Of more refusals in a row than that, only the 128th, the 256th and so on are told.
+        silent = refused and self._refused > LONG and self._refused & (self._refused - 1)
         events: list[Event] = [] if silent else [*found]
         if found:
             events += self._aside(row, [f for f in found if f.detector in ASIDE])
@@ -243,12 +234,13 @@ class Judge:
     # -- the cause
 
     def _named(self, row: Row) -> list[Event]:
-        """The cause, once enough is known to tell it."""
+        """The cause, once enough is known: what follows the first sign tells one cause from another, and by then the
+        weights have been looked at. A vague case is given longer."""
         case = self._book.case
         if case is None or case.named or not case.findings or not case.moments:
             return []
-        vague = causes(case)[0][1] < VAGUE
-        if len(case.moments) <= (LONGER if vague else WAITS) and not self._grave(case):
+        vague = causes(case)[0][1] < 0.5
+        if len(case.moments) <= (WHILE if vague else 2 * AGAIN) and not self._grave(case):
             return []
         case.named = True
         return self._diagnoses(row, case)

@@ -7,19 +7,13 @@ import math
 from collections import deque
 from typing import Any
 
-from surefoot.judge.policy import Sight
+from surefoot.judge.policy import DOUBLE, FEW, SMALL, WHILE, Sight
 from surefoot.records import Restraint, Row
 
-LEAST = 8
-"""Values before a trouble that are enough to go by, should there be no more."""
-TINY = 4
-"""Samples over which mean and variance are mostly chance."""
-FEWER = 2.0
-"""How many times fewer samples than usual a batch must have for its scatter to be another."""
-NEARLY = 0.9
-"""A share of the values that is next to all of them."""
-LAST = 16
-"""Values that are held back: they are being judged, and are no part of what is normal yet."""
+
+def held_back(known: int) -> int:
+    """Values that are being judged, and no part of what is normal yet, where so many are known: few at the beginning."""
+    return min(WHILE, 1 + known // 4)
 
 
 class Baseline:
@@ -54,7 +48,7 @@ class Baseline:
         """What was known before an attempt; all that is known, where that is too little to go by."""
         kept = Baseline(self._window)
         kept.load_state_dict({"values": [pair for pair in self._values if pair[0] < attempt]})
-        return kept if len(kept) >= min(LEAST, len(self)) else self
+        return kept if len(kept) >= min(WHILE // 2, len(self)) else self
 
     def _drop(self, value: float) -> None:
         self._sorted.pop(bisect.bisect_left(self._sorted, value))
@@ -116,7 +110,7 @@ class Normal:
         """How many times further than usual losses scatter now, since a batch has fewer samples than it had."""
         self.start = math.nan
         """The level the loss began at."""
-        self.recent: deque[float] = deque(maxlen=LAST)
+        self.recent: deque[float] = deque(maxlen=WHILE)
         """The last losses that landed, finite or not."""
         self.landed = 0
         self._first: list[float] = []
@@ -144,8 +138,8 @@ class Normal:
     def expect(self, row: Row) -> None:
         """A mean over fewer samples scatters further, by the root of how many fewer they are, until next to all that is
         known comes from such batches."""
-        fewer = self.sizes.quantile(NEARLY) / row.samples if row.samples > 0 else math.nan
-        self.wider = math.sqrt(fewer) if fewer >= FEWER else 1.0
+        fewer = self.sizes.quantile(1 - SMALL) / row.samples if row.samples > 0 else math.nan
+        self.wider = math.sqrt(fewer) if fewer >= DOUBLE else 1.0
 
     def z(self, loss: float) -> float:
         """How many deviations a loss lies above what is normal."""
@@ -162,7 +156,7 @@ class Normal:
         known = self.norms.get(row.optimizer)
         if known is None or len(known) < self.sight.least or not row.norm > 0:
             return math.nan
-        return (math.log(row.norm) - known.middle) / max(known.spread, 0.05) if math.isfinite(row.norm) else math.inf
+        return (math.log(row.norm) - known.middle) / max(known.spread, SMALL) if math.isfinite(row.norm) else math.inf
 
     def rate_ratio(self, row: Row) -> float:
         """The rate over what it usually was."""
@@ -199,7 +193,7 @@ class Normal:
         self.landed += 1
         if row.optimizer == 0:
             self.recent.append(row.loss)
-            if len(self._first) < 5 and math.isfinite(row.loss):
+            if len(self._first) < FEW and math.isfinite(row.loss):
                 self._first.append(row.loss)
                 self.start = sorted(self._first)[len(self._first) // 2]
         if self.spikes(row):
@@ -210,7 +204,7 @@ class Normal:
         else:
             self._spikes = 0
         self._waiting.append(row)
-        if len(self._waiting) > min(LAST, 1 + self.landed // 4):
+        if len(self._waiting) > held_back(self.landed):
             self._accept(self._waiting.popleft())
 
     def _accept(self, row: Row) -> None:
@@ -222,7 +216,7 @@ class Normal:
         if row.applied_norm > 0 or (len(self.applied) and row.optimizer == 0 and row.norm > 0):
             self.applied.add(row.attempt, math.log(self.handed(row)))
         if row.lr > 0:
-            self.rates.setdefault(row.optimizer, Baseline(4 * self.sight.window)).add(row.attempt, self.rate(row))
+            self.rates.setdefault(row.optimizer, Baseline(self.sight.slow_window)).add(row.attempt, self.rate(row))
         if row.samples > 0:
             self.sizes.add(row.attempt, row.samples)
         if math.isfinite(row.momentum):
@@ -264,15 +258,16 @@ class Normal:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.loss.load_state_dict(state["loss"])
         self.applied.load_state_dict(state["applied"])
-        for kept, held, window in ((self.norms, state["norms"], 1), (self.rates, state["rates"], 4)):
+        windows = self.sight.window, self.sight.slow_window
+        for kept, held, window in zip((self.norms, self.rates), (state["norms"], state["rates"]), windows, strict=True):
             kept.clear()
             for k, content in held.items():
-                kept[int(k)] = Baseline(window * self.sight.window)
+                kept[int(k)] = Baseline(window)
                 kept[int(k)].load_state_dict(content)
         self.momenta = {int(k): m for k, m in state["momenta"].items()}
         self.sizes.load_state_dict(state["sizes"])
         self.start, self._first, self.landed = state["start"], list(state["first"]), state["landed"]
-        self.recent = deque(state["recent"], maxlen=LAST)
+        self.recent = deque(state["recent"], maxlen=WHILE)
         self._spikes, self._spiked = state["spikes"], list(state["spiked"])
         self._waiting = deque(Row(**content) for content in state["waiting"])
 

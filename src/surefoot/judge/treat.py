@@ -8,15 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot.judge.diagnose.case import Case, least
-from surefoot.judge.grave import NEW, in_units_at_once, only_raised
+from surefoot.judge.grave import in_units_at_once, only_raised
 from surefoot.judge.ladders import ASTRAY, EARLY, HELD, HOLD, LADDERS, LEFT_OVER, LOW_SCALE, USUAL, Rung
-from surefoot.judge.normal import LAST, Normal
-from surefoot.judge.policy import Policy
+from surefoot.judge.normal import Normal
+from surefoot.judge.policy import AGAIN, CLEARLY, HUGE, WHILE, Policy
 from surefoot.records import Action, Cause, Decision, Event, Outcome, Restraint, Row, Verdict
 
 FREE = Restraint()
-WIDER = 1.5
-"""By how much a cap or a clip that is still needed is widened at a time."""
 
 
 class Treatment:
@@ -104,11 +102,11 @@ class Treatment:
         if cap and rate > self._normal.sight.faster * cap[0]:
             pass  # the loop still asks for what did the harm
         elif cap and rate > cap[0]:
-            cap = tuple(WIDER * c for c in cap)
+            cap = tuple(CLEARLY * c for c in cap)
         elif cap:
             cap = ()
         momentum = held.momentum_cap if held.momentum_cap and row.momentum > held.momentum_cap[0] else ()
-        clip = tuple(WIDER * c for c in held.clip) if held.clip and row.norm > held.clip[0] / 2 else ()
+        clip = tuple(CLEARLY * c for c in held.clip) if held.clip and row.norm > held.clip[0] / 2 else ()
         if held.rate < 1:  # one thing at a time: first what was lowered further than it ever was
             return replace(held, rate=min(1.0, 2 * held.rate), rewarm=0)
         return replace(
@@ -126,7 +124,7 @@ class Treatment:
     def accept(self, row: Row, refused: int) -> list[Event]:
         """A lasting, finite change that is still there after a rewind, on other batches, is the new normal."""
         ours = self.restraint.norm_ceiling or math.isfinite(self.restraint.loss_ceiling)
-        if not ours or refused < NEW or row.verdict is not Verdict.OUTLANDISH:
+        if not ours or refused < 2 * AGAIN or row.verdict is not Verdict.OUTLANDISH:
             return []
         self.restraint = replace(self.restraint, norm_ceiling=(), loss_ceiling=math.inf)
         words = f"{refused} finite updates in a row stood out alike, after a rewind too: this is the new normal"
@@ -194,7 +192,7 @@ class Treatment:
             middles[0] = min(middles[0], normal.applied.middle)  # the loop itself used to clip
         loss, above = normal.loss.before(before), self._policy.strict if rung.strict else self._policy.ceiling
         room = above * (loss.top - loss.middle)
-        room = room if rung.strict else max(room, 10 * loss.spread)
+        room = room if rung.strict else max(room, HUGE * loss.spread)
         return Restraint(
             rate=rung.rate,
             rewarm=rung.rewarm,
@@ -268,7 +266,7 @@ def _sound_before(case: Case) -> int:
     late, for the first sign may have been late too."""
     for told in case.found("astray"):
         since = told.evidence["well"]  # a rate may have been raised right after that
-        return min(case.onset, since if told.evidence["raised"] else max(since, case.onset - LAST))
+        return min(case.onset, since if told.evidence["raised"] else max(since, case.onset - WHILE))
     return case.onset
 
 

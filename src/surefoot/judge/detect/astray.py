@@ -8,16 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
-from surefoot.judge.normal import FEWER, Normal
+from surefoot.judge.normal import Normal
+from surefoot.judge.policy import AGAIN, CLEARLY, DOUBLE
 from surefoot.records import Finding, Row
-
-SINCE = 4
-"""Evaluations ago at most all was well: what gets worse little by little is overfitting, and not harm."""
-
-AT_ONCE = 2.0
-"""How many times further above the best one a single evaluation must lie than two of them."""
-RESTARTED = 1.5
-"""A rate that was raised by this factor, and not out of all measure, explains it: schedules restart on purpose."""
 
 
 class Astray(Detector):
@@ -74,13 +67,14 @@ class Astray(Detector):
         if math.isnan(self._first):
             self._first = row.eval_loss
         lost = row.eval_loss > self._first > self._best + sight.astray * abs(self._best)
-        soon = self._since == 1 and above > AT_ONCE * sight.astray * abs(self._best)
+        soon = self._since == 1 and above > DOUBLE * sight.astray * abs(self._best)
         twice = self._far >= before
         times = self._top / self._rate if self._rate > 0 else 1.0
         raised = self._since > 0 and times > sight.faster and not self._blamed
         self._blamed = self._since > 0 and (self._blamed or raised)
-        explained = times > RESTARTED or FEWER * row.samples <= self._samples
-        if not raised and (not (twice or soon or lost) or self._since > SINCE or explained):
+        # Schedules restart on purpose; and what gets worse little by little is overfitting, and no harm.
+        explained = times > CLEARLY or DOUBLE * row.samples <= self._samples
+        if not raised and (not (twice or soon or lost) or self._since - 1 > AGAIN or explained):
             return []
         detail = f"the loss on held-out data is {row.eval_loss:.4g} and was {self._best:.4g} at best"
         told = {"eval_loss": row.eval_loss, "best": self._best, "well": self._well, "rate": self._rate}

@@ -8,14 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
+from surefoot.judge.policy import Sight
 from surefoot.records import Finding, Row
-
-IDLE = 0.6
-"""Utilisation under which a device counts as idling."""
-LONG = 600.0
-"""Seconds under it, without a break, before it is worth saying."""
-WAITING = 0.25
-"""Share of the step spent waiting for data above which the data is the reason."""
 
 
 class Bottleneck(Detector):
@@ -24,7 +18,8 @@ class Bottleneck(Detector):
     name: ClassVar = "bottleneck"
     kept: ClassVar = ("_low", "_since", "_wait", "_told")
 
-    def __init__(self) -> None:
+    def __init__(self, sight: Sight) -> None:
+        self._sight = sight
         self._low = 0
         self._since: float | None = None
         self._wait = 0.0
@@ -33,17 +28,17 @@ class Bottleneck(Detector):
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
         if math.isnan(row.utilisation):
             return []
-        if row.utilisation >= IDLE:
+        if row.utilisation >= self._sight.idle:
             self._low, self._since, self._wait, self._told = 0, None, 0.0, False
             return []
         self._since = row.time if self._since is None else self._since
         self._low += 1
         share = row.data_wait / row.seconds if row.seconds > 0 and not math.isnan(row.data_wait) else 0.0
         self._wait += (share - self._wait) / self._low
-        if row.time - self._since < LONG or self._told:
+        if row.time - self._since < self._sight.idle_seconds or self._told:
             return []
         self._told = True
-        data = self._wait > WAITING
+        data = self._wait > self._sight.waits
         why = "the data comes too slowly: more workers, prefetch" if data else "launches: larger batch, or compile"
-        detail = f"the device has been under {IDLE:.0%} busy for long; {why}"
+        detail = f"the device has been under {self._sight.idle:.0%} busy for long; {why}"
         return self.found(row, detail, data=data, utilisation=row.utilisation, data_wait_share=self._wait)

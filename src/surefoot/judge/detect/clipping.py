@@ -8,11 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
-from surefoot.judge.policy import Sight
+from surefoot.judge.policy import HUGE, LATE, PATIENCE, Sight
 from surefoot.records import Finding, Row
-
-NEVER = 1000
-"""Updates without a single clip after which the threshold protects from nothing."""
 
 
 class Clipping(Detector):
@@ -33,17 +30,17 @@ class Clipping(Detector):
         self._updates += 1
         self._unclipped = self._unclipped + 1 if row.clipped >= 1.0 else 0
         self._top = max(row.norm, 0.999 * self._top)
-        if self._updates >= 200 and row.clip_share > self._sight.clipped_often and not self._often_told:
+        if self._updates >= 2 * PATIENCE and row.clip_share > self._sight.clipped_often and not self._often_told:
             self._often_told = True
             detail = (
                 f"{row.clip_share:.0%} of the last 100 updates were clipped at {row.clip:.3g}: this acts as a smaller "
                 f"rate. The largest norms are about {self._top:.3g}; start at two to three times that."
             )
             return self.found(row, detail, share=row.clip_share, clip=row.clip, top=self._top)
-        if self._unclipped >= NEVER and row.clip > 10 * self._top and not self._never_told:
+        if self._unclipped >= LATE and row.clip > HUGE * self._top and not self._never_told:
             self._never_told = True
             detail = (
-                f"nothing was clipped for {NEVER} updates: the threshold of {row.clip:.3g} is far above the largest "
+                f"nothing was clipped for {LATE} updates: the threshold of {row.clip:.3g} is far above the largest "
                 f"norm of {self._top:.3g} and protects from little."
             )
             return self.found(row, detail, share=0.0, clip=row.clip, top=self._top)

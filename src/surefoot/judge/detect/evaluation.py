@@ -8,11 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
-from surefoot.judge.normal import LAST, Normal
+from surefoot.judge.normal import Normal
+from surefoot.judge.policy import AGAIN, WHILE
 from surefoot.records import Finding, Pattern, Row
-
-AGAIN = 3
-"""Evaluations in a row that must be worse."""
 
 
 class Evaluation(Detector):
@@ -33,7 +31,7 @@ class Evaluation(Detector):
         if row.optimizer or math.isnan(row.eval_loss):
             return []
         recent = [loss for loss in self._normal.recent if math.isfinite(loss)]
-        trained = sum(recent) / len(recent) if len(recent) == LAST else math.nan
+        trained = sum(recent) / len(recent) if len(recent) == WHILE else math.nan
         if not row.eval_loss >= self._best:
             self._best, self._trained = row.eval_loss, trained
         room = self._normal.sight.worse * abs(self._best)

@@ -7,11 +7,9 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
-from surefoot.judge.normal import FEWER, TINY, Normal
+from surefoot.judge.normal import Normal
+from surefoot.judge.policy import AGAIN, DOUBLE, FEW
 from surefoot.records import Finding, Row
-
-STAYS = 3
-"""Rows after which it is no last batch of an epoch."""
 
 
 class FewSamples(Detector):
@@ -30,11 +28,11 @@ class FewSamples(Detector):
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
         usual = self._normal.samples
-        if not self._normed or row.optimizer or not (0 < row.samples <= TINY and FEWER * row.samples <= usual):
+        if not self._normed or row.optimizer or not (0 < row.samples <= FEW and DOUBLE * row.samples <= usual):
             self._since = 0
             return []
         self._since += 1
-        if self._since != STAYS:
+        if self._since != AGAIN:  # one may be the last of an epoch
             return []
         detail = f"batch norm works over {row.samples:.0f} samples, where there were {usual:.0f}"
         return self.found(row, detail, samples=row.samples, usual=usual)

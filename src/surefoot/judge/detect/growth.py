@@ -11,9 +11,10 @@ import numpy as np
 
 from surefoot.judge.detect.base import Detector
 from surefoot.judge.normal import Normal
+from surefoot.judge.policy import AGAIN
 from surefoot.records import Finding, Pattern, Row
 
-STEPS = 6
+STEPS = 2 * AGAIN
 """Steps in a row that must each be larger."""
 
 
@@ -40,7 +41,8 @@ class Growth(Detector):
             self._told = False
             return []
         what, rise = ("loss", loss) if loss >= norm else ("gradient norm", norm)
-        above = self._normal.norm_z(row) > 3.0 or self._normal.z(row.loss) > 3.0
+        raised = self._normal.sight.raised
+        above = self._normal.norm_z(row) > raised or self._normal.z(row.loss) > raised
         if rise < self._normal.sight.growing or not above:
             self._told = self._told and rise > 1.0
             return []

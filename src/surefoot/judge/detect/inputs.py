@@ -9,12 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
-from surefoot.judge.normal import LAST, Baseline
-from surefoot.judge.policy import Sight
+from surefoot.judge.normal import Baseline, held_back
+from surefoot.judge.policy import WHILE, Sight
 from surefoot.records import Finding, Row
-
-SPREADS = 4
-"""Windows of the usual length that tell what inputs are like: what moves slowly must not become the usual."""
 
 
 class Inputs(Detector):
@@ -25,8 +22,8 @@ class Inputs(Detector):
 
     def __init__(self, sight: Sight) -> None:
         self._sight = sight
-        self._means = Baseline(SPREADS * sight.window)
-        self._spreads = Baseline(SPREADS * sight.window)
+        self._means = Baseline(sight.slow_window)
+        self._spreads = Baseline(sight.slow_window)
         """Of the logarithms."""
         self._waiting: deque[tuple[int, float, float]] = deque()
         self._recent: list[float] = []
@@ -62,11 +59,11 @@ class Inputs(Detector):
         self._recent, self._strange, self._told = [], 0, False
 
     def _take(self, row: Row, spread: float) -> None:
-        self._recent = [*self._recent, row.input_mean][-LAST:]
+        self._recent = [*self._recent, row.input_mean][-WHILE:]
         if self.strange >= 1 and len(self._means) >= self._sight.least:
             return
         self._waiting.append((row.attempt, row.input_mean, spread))
-        if len(self._waiting) > min(LAST, 1 + len(self._means) // 4):
+        if len(self._waiting) > held_back(len(self._means)):
             attempt, mean, log = self._waiting.popleft()
             self._means.add(attempt, mean)
             self._spreads.add(attempt, log)
@@ -93,17 +90,17 @@ class Inputs(Detector):
 
     def _drifts(self, row: Row, size: float) -> list[Finding]:
         """The mean of the last inputs has left its place, by little steps."""
-        if len(self._recent) < LAST:
+        if len(self._recent) < WHILE:
             return []
-        moved = abs(sum(self._recent) / LAST - self._means.middle)
-        error = self._means.spread / math.sqrt(LAST)
+        moved = abs(sum(self._recent) / WHILE - self._means.middle)
+        error = self._means.spread / math.sqrt(WHILE)
         beyond = moved > self._sight.far * error and moved > self._sight.moved * size
         if not beyond or self._moved:
             self._moved = self._moved and moved > self._sight.far * error / 2
             return []
         self._moved = True
         detail = f"the inputs have moved by {moved:.3g}, little by little; their spread is {size:.3g}"
-        return self.found(row, detail, moved=moved, spread=size, slowly=self._quiet > LAST)
+        return self.found(row, detail, moved=moved, spread=size, slowly=self._quiet > WHILE)
 
     def rewound(self) -> None:
         self._told = False

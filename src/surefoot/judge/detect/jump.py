@@ -9,12 +9,8 @@ import numpy as np
 
 from surefoot.judge.detect.base import Detector
 from surefoot.judge.normal import Normal
+from surefoot.judge.policy import AGAIN, LONG
 from surefoot.records import Finding, Pattern, Row, Verdict
-
-AGAIN = 60
-"""Steps within which a second leap says that the first was no accident."""
-APART = 3
-"""Quiet steps between two leaps that are not one."""
 
 
 class Jump(Detector):
@@ -25,8 +21,8 @@ class Jump(Detector):
 
     def __init__(self, normal: Normal) -> None:
         self._normal = normal
-        self._last = -10 * AGAIN
-        self._quiet = APART
+        self._last = -LONG - 1
+        self._quiet = AGAIN
         self._episodes = 0
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
@@ -36,13 +32,14 @@ class Jump(Detector):
         if not normal.spikes(row):
             self._quiet += 1
             return []
-        begins, self._quiet = self._quiet >= APART, 0
+        begins, self._quiet = self._quiet >= AGAIN, 0
         if not begins:
             return []
         ratio, z = normal.norm_ratio(row), normal.z(row.loss)
         leaps, huge = ratio > math.log(normal.sight.leap), ratio > math.log(normal.sight.huge)
         if leaps:
-            self._episodes = self._episodes + 1 if row.attempt - self._last <= AGAIN else 1
+            # A second leap within long says that the first was no accident.
+            self._episodes = self._episodes + 1 if row.attempt - self._last <= LONG else 1
             self._last = row.attempt
         what = [f"the loss is {row.loss:.4g}, {z:.3g} deviations above normal"] if z > normal.sight.far else []
         if ratio > math.log(normal.sight.jump):

@@ -9,18 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
-from surefoot.judge.policy import Sight
+from surefoot.judge.policy import FEW, HUGE, ROUNDING, STRETCH, Sight
 from surefoot.records import LAYER_STATS, Finding, Row
 
 NORM, ZEROS, NONFINITE = (LAYER_STATS.index(name) for name in ("norm", "zeros", "nonfinite"))
-MEMORY = 1 / 32
-"""Weight of a new value in a layer's own past."""
-NOISE = 1e5
-"""A gradient this many times smaller than those of the other tensors is zero, up to rounding."""
-FORMS = 40
-"""Rows before a layer has a past."""
-STAYS = 5
-"""Rows after which a change is no accident."""
 
 
 class LayerPast:
@@ -66,7 +58,7 @@ class LayerPast:
         self.zeros_now += (np.where(self.present, share - self.zeros, 0.0) - self.zeros_now) / 3
         if learn:
             self.rows += 1
-            weight = max(MEMORY, 1 / self.rows)
+            weight = max(1 / STRETCH, 1 / self.rows)
             self.usual += np.where(fit, weight * (log - self.usual), 0.0)
             self.zeros += np.where(self.present, weight * (share - self.zeros), 0.0)
         self._all = np.ones(0 if np.isnan(self.usual).any() else len(norm), dtype=bool)
@@ -83,18 +75,18 @@ class LayerPast:
         self._now += change
         if learn:
             self.rows += 1
-            ahead *= max(MEMORY, 1 / self.rows)
+            ahead *= max(1 / STRETCH, 1 / self.rows)
             self._usual += ahead
 
     @property
     def counts(self) -> np.ndarray:
         """Tensors whose gradient is more than the noise that is left of zero, as a bias before a batch norm has."""
         known = self.usual[np.isfinite(self.usual)]
-        return self.usual > np.median(known) - np.log(NOISE) if len(known) else np.zeros(len(self.usual), dtype=bool)
+        return self.usual > np.median(known) - np.log(ROUNDING) if len(known) else np.zeros(len(self.usual), dtype=bool)
 
     @property
     def formed(self) -> bool:
-        return self.rows >= FORMS
+        return self.rows >= STRETCH
 
     def state_dict(self) -> dict[str, Any]:
         names = ("usual", "zeros", "now", "zeros_now")
@@ -114,10 +106,10 @@ def _sound(norms: np.ndarray) -> bool:
 
 
 class _OfLayers(Detector):
-    """Speaks when some layers have been beyond a bound for a few rows."""
+    """Speaks when some layers have been beyond a bound for a few rows, which is no accident."""
 
     kept: ClassVar = ("_since", "_told")
-    stays: ClassVar = STAYS
+    stays: ClassVar = FEW
 
     def __init__(self, past: LayerPast, names: Sequence[str], sight: Sight) -> None:
         self._past = past
@@ -164,11 +156,11 @@ class Exploding(_OfLayers):
 
     def _beyond(self, layers: np.ndarray) -> np.ndarray:
         large = layers[:, NORM] > self._sight.explodes
-        return large & (self._past.now > np.log(10.0)) & self._past.formed
+        return large & (self._past.now > np.log(HUGE)) & self._past.formed
 
     def _say(self, row: Row, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
         top = float(layers[which, NORM].max())
-        severe = "severe: " if top > 10 * self._sight.explodes else ""
+        severe = "severe: " if top > HUGE * self._sight.explodes else ""
         detail = f"{severe}the gradients of {len(worst)} or more layers explode, up to {top:.3g}: {', '.join(worst)}"
         return self.found(row, detail, layers=worst, share=float(which.mean()), norm=top)
 
@@ -198,7 +190,7 @@ class Dead(_OfLayers):
     """Many more of a layer's gradients are exactly zero than before: its units have fallen silent."""
 
     name: ClassVar = "dead"
-    stays: ClassVar = 2 * STAYS
+    stays: ClassVar = 2 * FEW
 
     def _any_beyond(self, layers: np.ndarray) -> bool:
         return bool(np.fmax.reduce(self._past.zeros_now, initial=0.0) > self._sight.dead)

@@ -9,9 +9,6 @@ import numpy as np
 from surefoot.judge.detect.base import Detector
 from surefoot.records import Finding, Row
 
-AGAIN = 2
-"""Updates, one after the other, that began with gradients left over."""
-
 
 class LeftOver(Detector):
     """Speaks once it has happened at two updates running, and again only after it has ended."""
@@ -27,7 +24,7 @@ class LeftOver(Detector):
         if row.optimizer or not row.left_over >= 0:
             return []
         self._times = self._times + 1 if row.left_over >= 1 else 0
-        if self._times < AGAIN:
+        if self._times < 2:  # once may be meant
             self._told = self._told and row.left_over > 0
             return []
         if self._told:

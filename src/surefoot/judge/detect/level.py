@@ -9,13 +9,9 @@ import numpy as np
 
 from surefoot.judge.detect.base import Detector
 from surefoot.judge.detect.units import Units
-from surefoot.judge.normal import LAST, Normal
+from surefoot.judge.normal import Normal
+from surefoot.judge.policy import STRETCH, WHILE
 from surefoot.records import Finding, Pattern, Row
-
-STRETCH = 32
-"""Losses of which the mean is taken, to see a slow rise."""
-ERRORS = 5.0
-"""How many of its own errors such a mean must lie above the lowest one."""
 
 
 class Level(Detector):
@@ -61,7 +57,8 @@ class Level(Detector):
         if lowest:
             far = (mean - lowest[0]) / max(math.hypot(error, lowest[1]), 1e-30)
         # Of a loss below zero, such as a policy's, no share tells anything: its zero means nothing.
-        risen = bool(lowest) and far > ERRORS and mean - lowest[0] > self._normal.sight.slow_rise * lowest[0] > 0
+        sight = self._normal.sight
+        risen = bool(lowest) and far > sight.raised and mean - lowest[0] > sight.slow_rise * lowest[0] > 0
         if not risen or self._slowly or self._told:
             self._slowly = risen
             return []
@@ -83,7 +80,7 @@ class Level(Detector):
         last = sorted(recent[-sight.lasting :])
         level = last[len(last) // 2]
         sudden = normal.z(level)
-        slow = normal.z(_mean(recent)) if len(recent) == LAST else 0.0
+        slow = normal.z(_mean(recent)) if len(recent) == WHILE else 0.0
         if sudden < sight.raised and slow < sight.creeping:
             self._told &= sudden > sight.raised / 2 or slow > sight.creeping / 2
             self._grave &= self._told

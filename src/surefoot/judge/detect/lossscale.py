@@ -8,15 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
-from surefoot.judge.policy import Sight
+from surefoot.judge.policy import MANIFOLD, NOTHING, STRETCH, Sight
 from surefoot.records import Finding, Pattern, Row, Verdict
-
-SETTLES = 24
-"""Landed updates after which the scale has found its place."""
-
-
-FADES = 0.99
-"""What is left of the usual scale after an update at a lower one: a slow fall is followed, a fast one is told."""
 
 
 class LossScale(Detector):
@@ -44,10 +37,11 @@ class LossScale(Detector):
             return []
         self._skipped, self._streak_told = 0, False
         self._landed += 1
-        if self._landed <= SETTLES:
+        if self._landed <= STRETCH:
             self._usual = row.loss_scale
-        elif row.loss_scale >= self._usual / 4:
-            self._usual = max(row.loss_scale, FADES * self._usual)
+        elif row.loss_scale >= self._usual / MANIFOLD:
+            # A slow fall is followed, a fast one is told.
+            self._usual = max(row.loss_scale, (1 - NOTHING) * self._usual)
             self._by_skips = 0
         low = row.loss_scale < self._usual / self._sight.scale_falls
         if not low:
@@ -70,7 +64,7 @@ class LossScale(Detector):
     def _overflow(self, row: Row) -> list[Finding]:
         self._skipped += 1
         self._by_skips += 1
-        if self._landed < SETTLES or self._skipped < self._sight.streak or self._streak_told:
+        if self._landed < STRETCH or self._skipped < self._sight.streak or self._streak_told:
             return []
         self._streak_told = True
         detail = f"{self._skipped} overflows in a row; the loss scale has fallen to {row.loss_scale:.3g}"

@@ -9,12 +9,8 @@ import numpy as np
 
 from surefoot.judge.detect.base import Detector
 from surefoot.judge.normal import Normal
+from surefoot.judge.policy import AGAIN, SMALL
 from surefoot.records import Finding, Row
-
-STAYS = 3
-"""Updates, one after the other, that are not what the loop used to hand over."""
-TIGHT = 0.1
-"""How little the clipped norms differ from each other, as a deviation of logarithms, where clipping sets them."""
 
 
 class LostClip(Detector):
@@ -40,7 +36,7 @@ class LostClip(Detector):
             self._beyond, self._told = 0, False
             return []
         self._beyond += 1
-        if self._beyond < STAYS or self._told:
+        if self._beyond < AGAIN or self._told:
             return []
         self._told = True
         usual = math.exp(known.middle)
@@ -53,7 +49,8 @@ class LostClip(Detector):
         """How many times the usual norm is handed over, if that is the loop's doing; else 1."""
         known, raw, sight = self._normal.applied, self._normal.norms[0], self._normal.sight
         times = math.exp(handed - known.middle)
-        clips = known.spread < TIGHT and known.middle < raw.middle - TIGHT
+        # Where clipping sets the norms, they hardly differ from each other.
+        clips = known.spread < SMALL and known.middle < raw.middle - SMALL
         if clips and times > sight.unclipped:
             return times
         left = handed - math.log(row.norm) - (known.middle - raw.middle) if row.norm > 0 else 0.0

@@ -9,16 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
-from surefoot.judge.policy import Sight
+from surefoot.judge.policy import LONG, PART, WHILE, Sight
 from surefoot.records import Finding, Row
-
-SETTLES = 50
-"""Steps after which a run has all it needs."""
-LOOKS = 12
-"""Readings of which nearly all must lie above the one before."""
-
-GIVEN_BACK = 0.2
-"""Share of a growth that, once given back, makes it a coming and going, as of a garbage collector."""
 
 
 class MemoryCreep(Detector):
@@ -32,13 +24,13 @@ class MemoryCreep(Detector):
         self._told = False
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
-        if row.step < SETTLES or not row.memory > 0 or row.memory == self._last:
+        if row.step < LONG or not row.memory > 0 or row.memory == self._last:
             return []
         self._last = row.memory
-        self._readings = [*self._readings, row.memory][-4 * LOOKS :]
-        if self._told or len(self._readings) < LOOKS:
+        self._readings = [*self._readings, row.memory][-4 * WHILE :]
+        if self._told or len(self._readings) < WHILE:
             return []
-        tail = self._readings[-LOOKS:]
+        tail = self._readings[-WHILE:]
         moves = [b - a for a, b in itertools.pairwise(tail)]
         rises, risen, fallen = (
             sum(m > 0 for m in moves),
@@ -46,8 +38,9 @@ class MemoryCreep(Detector):
             -sum(m for m in moves if m < 0),
         )
         grown = tail[-1] / self._readings[0]
-        given_back = fallen > GIVEN_BACK * risen
-        if rises < LOOKS - 2 or given_back or grown < self._sight.leak:
+        # As a garbage collector does it: a coming and going.
+        given_back = fallen > PART * risen
+        if rises < WHILE - 2 or given_back or grown < self._sight.leak:
             return []
         self._told = True
         detail = f"memory has grown from {self._readings[0] / 1e6:.4g} to {tail[-1] / 1e6:.4g} MB without a pause"

@@ -8,13 +8,8 @@ import numpy as np
 
 from surefoot.judge.detect.base import Detector
 from surefoot.judge.normal import Baseline
-from surefoot.judge.policy import Sight
+from surefoot.judge.policy import WHILE, Sight
 from surefoot.records import Finding, Row
-
-STAYS = 10
-"""Slow steps, one after the other, before a word is said."""
-WARM = 10
-"""First steps that are left out: compilation, caches, the allocator."""
 
 
 class Pace(Detector):
@@ -25,8 +20,8 @@ class Pace(Detector):
 
     def __init__(self, sight: Sight) -> None:
         self._sight = sight
-        self._seconds = Baseline(4 * sight.window)
-        self._waits = Baseline(4 * sight.window)
+        self._seconds = Baseline(sight.slow_window)
+        self._waits = Baseline(sight.slow_window)
         self._rows = 0
         self._slow = 0
         self._waiting = 0
@@ -36,7 +31,7 @@ class Pace(Detector):
         if row.optimizer or not row.seconds > 0:
             return []
         self._rows += 1
-        if self._rows <= WARM:
+        if self._rows <= WHILE:  # compilation, caches, the allocator
             return []
         wait = row.data_wait if row.data_wait > 0 else 0.0
         formed = len(self._seconds) >= self._sight.least
@@ -53,7 +48,7 @@ class Pace(Detector):
             return []
         self._slow += 1
         self._waiting += waits
-        if self._slow < STAYS or self._told:
+        if self._slow < WHILE or self._told:
             return []
         self._told = True
         if self._waiting > self._slow / 2:

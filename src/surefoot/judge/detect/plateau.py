@@ -8,13 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
-from surefoot.judge.normal import LAST, Normal
+from surefoot.judge.normal import Normal
+from surefoot.judge.policy import NOTHING, PATIENCE, SMALL, WHILE
 from surefoot.records import Finding, Pattern, Row
-
-PATIENCE = 100
-"""Steps without a gain before a word is said."""
-LITTLE = 0.15
-"""Share of the first loss that a run should have gained by then."""
 
 
 class Plateau(Detector):
@@ -34,19 +30,19 @@ class Plateau(Detector):
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
         normal = self._normal
         recent = [loss for loss in normal.recent if math.isfinite(loss)]
-        if row.optimizer or not row.landed or not normal.formed or len(recent) < LAST:
+        if row.optimizer or not row.landed or not normal.formed or len(recent) < WHILE:
             return []
         mean = sum(recent) / len(recent)
         return [*self._flat(row, mean), *self._falling(row, mean, max(recent))]
 
     def _flat(self, row: Row, mean: float) -> list[Finding]:
         normal = self._normal
-        if mean < self._best - 0.02 * abs(self._best) or math.isinf(self._best):
+        if mean < self._best - NOTHING * abs(self._best) or math.isinf(self._best):
             self._best, self._since = mean, 0
         self._since += 1
         gained = (normal.start - mean) / abs(normal.start) if normal.start else 1.0
-        if self._told or self._since < PATIENCE or gained > LITTLE:
-            self._told = self._told and gained <= LITTLE
+        if self._told or self._since < PATIENCE or gained > SMALL:
+            self._told = self._told and gained <= SMALL
             return []
         self._told = True
         detail = f"the loss is {mean:.4g} and began at {normal.start:.4g}; nothing was gained for {self._since} steps"
@@ -56,8 +52,8 @@ class Plateau(Detector):
         """Even the worst of the last losses lies below the best of those before."""
         normal = self._normal
         below = (normal.loss.middle - mean) / normal.loss.spread
-        if not (below > 3.0 and top < normal.loss.quantile(0.0) and normal.landed > PATIENCE):
-            self._fallen = self._fallen and below > 1.5
+        if not (below > normal.sight.raised and top < normal.loss.quantile(0.0) and normal.landed > PATIENCE):
+            self._fallen = self._fallen and below > normal.sight.raised / 2
             return []
         if self._fallen:
             return []

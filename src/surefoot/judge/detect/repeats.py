@@ -8,14 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
-from surefoot.judge.policy import Sight
+from surefoot.judge.policy import LONG, STRETCH, WHILE, Sight
 from surefoot.records import Finding, Pattern, Row
-
-KEPT = 40
-EVERY = 32
-"""Rows between two looks, which take a while."""
-LONGEST = 16
-"""The longest round that is looked for, in batches."""
 
 
 class Repeats(Detector):
@@ -38,12 +32,13 @@ class Repeats(Detector):
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
         if row.optimizer or not row.landed or not math.isfinite(row.loss):
             return []
-        self._losses = [*self._losses, row.loss][-KEPT:]
+        self._losses = [*self._losses, row.loss][-LONG:]
         self._rows += 1
-        if self._rows % EVERY or len(self._losses) < KEPT:
+        # A look takes a while; and how losses scatter while a run is learning the most is not how they usually do.
+        if self._rows % STRETCH or self._rows < 2 * LONG or len(self._losses) < LONG:
             return []
         losses = np.array(self._losses)
-        apart = [_scatter(losses[k:] - losses[:-k]) for k in range(1, LONGEST + 1)]
+        apart = [_scatter(losses[k:] - losses[:-k]) for k in range(1, WHILE + 1)]
         if math.isnan(self._usual):
             self._usual = apart[0]
         length = int(np.argmin(apart)) + 1

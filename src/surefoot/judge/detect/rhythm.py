@@ -9,6 +9,7 @@ import numpy as np
 
 from surefoot.judge.detect.base import Detector
 from surefoot.judge.normal import Normal
+from surefoot.judge.policy import AGAIN, LONG
 from surefoot.records import Finding, Row, Verdict
 
 
@@ -21,7 +22,7 @@ class Rhythm(Detector):
     def __init__(self, normal: Normal) -> None:
         self._normal = normal
         self._at: list[int] = []
-        self._last = -100
+        self._last = -LONG
         self._told = False
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
@@ -29,7 +30,7 @@ class Rhythm(Detector):
         if not bad or row.optimizer:
             return []
         before, self._last = self._last, row.attempt
-        if row.attempt - before <= 3:
+        if row.attempt - before <= AGAIN:
             return []  # still the same trouble
         self._at = [*self._at, row.attempt][-1 - self._normal.sight.rhythm :]
         gaps = [b - a for a, b in itertools.pairwise(self._at)]

@@ -9,14 +9,8 @@ import numpy as np
 
 from surefoot.judge.detect.base import Detector
 from surefoot.judge.normal import Normal
+from surefoot.judge.policy import PART, PATIENCE
 from surefoot.records import Finding, Row
-
-EARLY = 100
-"""Steps in which a run should be warming up."""
-UNGAINED = 0.85
-"""Share of the first loss above which nothing has been learnt by then."""
-STIFFER = 5.0
-"""How many times longer a momentum may remember, from one step to the next, without a word."""
 
 
 class Settings(Detector):
@@ -66,7 +60,7 @@ class Settings(Detector):
         self._slow = True
         recent = [loss for loss in self._normal.recent if math.isfinite(loss)]
         level, start = sum(recent) / max(len(recent), 1), self._normal.first
-        early = row.step < EARLY and start > 0 and level > UNGAINED * start
+        early = row.step < PATIENCE and start > 0 and level > (1 - PART) * start
         began = "; before that it was so high that nothing was learnt" if early else ""
         detail = f"the rate fell from {self._rate:.3g} to {row.lr:.3g} in one step{began}"
         return self.found(row, detail, grave=early, lr=row.lr, before=self._rate, early=early)
@@ -75,7 +69,7 @@ class Settings(Detector):
         before, now = self._momentum, row.momentum
         if not (math.isfinite(before) and math.isfinite(now)) or now <= before:
             return []
-        if now < 1 and (1 - before) / (1 - now) < STIFFER:
+        if now < 1 and (1 - before) / (1 - now) < self._normal.sight.faster:
             return []
         never = ", which never forgets" if now >= 1 else ""
         detail = f"the momentum was raised from {before:.4g} to {now:.4g}{never}"

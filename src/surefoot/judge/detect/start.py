@@ -7,10 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
-from surefoot.judge.policy import Sight
+from surefoot.judge.policy import FEW, Sight
 from surefoot.records import Finding, Row
-
-FIRST = 5
 
 
 class Start(Detector):
@@ -24,10 +22,10 @@ class Start(Detector):
         self._norms: list[float] = []
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
-        if row.optimizer or not row.landed or len(self._norms) >= FIRST:
+        if row.optimizer or not row.landed or len(self._norms) >= FEW:
             return []
         self._norms = [*self._norms, row.norm]
         middle = sorted(self._norms)[len(self._norms) // 2]
-        if len(self._norms) < FIRST or not middle > self._sight.explodes:
+        if len(self._norms) < FEW or not middle > self._sight.explodes:
             return []
         return self.found(row, f"the first gradients have norms of about {middle:.3g}", norm=middle)

@@ -9,14 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
-from surefoot.judge.detect.layers import NONFINITE, STAYS, LayerPast
+from surefoot.judge.detect.layers import NONFINITE, LayerPast
 from surefoot.judge.normal import Normal
+from surefoot.judge.policy import AGAIN, FEW
 from surefoot.records import Finding, Row
-
-SLOW = 3
-"""Looks in a row at which updates must be far smaller than they were: a look takes in few of the weights."""
-ROUNDED = 4
-"""Looks at the weights, of which the last two must differ from those before."""
 
 
 class Still(Detector):
@@ -91,7 +87,7 @@ class Still(Detector):
             self._had_all = len(self._had) == self._owned and bool(self._had.all())
             return []
         self._without += 1
-        if self._without < STAYS or self._absent_told:
+        if self._without < FEW or self._absent_told:
             return []
         self._absent_told = True
         names = [str(self._names[i]) for i in np.flatnonzero(gone).tolist()[:5] if i < len(self._names)]
@@ -106,7 +102,7 @@ class Still(Detector):
         if not self._adaptive and known is None:
             return []
         size = math.log(row.update_ratio / rate) - (0.0 if self._adaptive or known is None else known.middle)
-        if self._looks < 4:
+        if self._looks < AGAIN:
             self._looks += 1
             self._usual = size if math.isnan(self._usual) else min(self._usual, size)
             return []
@@ -115,7 +111,8 @@ class Still(Detector):
             self._usual += (size - self._usual) / (8 if size > self._usual else 64)
             return []
         self._slow += 1
-        if self._slow < SLOW or self._slow_told or self._silent:
+        # A look takes in few of the weights, so that one alone tells little.
+        if self._slow < AGAIN or self._slow_told or self._silent:
             return []
         self._slow_told = True
         detail = f"the weights hardly move: updates are {math.exp(self._usual - size):.3g} times smaller than before"
@@ -131,8 +128,8 @@ class Still(Detector):
         """Weights that a whole step leaves exactly as they were, though there are gradients and a rate."""
         if math.isnan(row.unmoved) or not row.landed or not row.lr > 0 or not row.norm > 0:
             return []
-        known, self._moving = self._moving, [*self._moving, row.unmoved][-ROUNDED:]
-        if len(known) < ROUNDED:
+        known, self._moving = self._moving, [*self._moving, row.unmoved][-AGAIN - 1 :]
+        if len(known) <= AGAIN:
             return []
         bound = min(known[:-1]) + self._normal.sight.rounded
         if not min(known[-1], row.unmoved) > bound or self._silent:

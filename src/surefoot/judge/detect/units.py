@@ -10,17 +10,8 @@ import numpy as np
 from surefoot.judge.detect.base import Detector
 from surefoot.judge.detect.layers import NORM, LayerPast
 from surefoot.judge.normal import Normal
+from surefoot.judge.policy import AGAIN, ALIKE, CLEARLY, FEW, MANIFOLD, PART
 from surefoot.records import Finding, Row
-
-LEAST = math.log(1.8)
-ALIKE = 0.5
-"""How far the factors of loss and gradients, and of the tensors among themselves, may lie apart, as logarithms..."""
-SHARE = 0.2
-"""... or this share of a large factor's: single batches scatter, and nothing else multiplies all alike by so much."""
-STAYS, OF = 3, 5
-"""Rows that must be multiplied, of so many: those of a small batch scatter."""
-CLEARLY = 4.0
-"""A factor below which one row more is asked for: harder batches, one after the other, may look so."""
 
 
 class Units(Detector):
@@ -45,9 +36,10 @@ class Units(Detector):
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
         self.factor = self._factor(row, layers)
-        self._factors = [*self._factors, self.factor][-OF:]
+        self._factors = [*self._factors, self.factor][-FEW:]
         self._told = self._told and self.factor != 1.0
-        if self.factor == 1.0 or self._told or sum(f != 1.0 for f in self._factors) < STAYS + (self.factor < CLEARLY):
+        # Rows of a small batch scatter; and harder batches, one after the other, may look like a small factor.
+        if self.factor == 1.0 or self._told or sum(f != 1.0 for f in self._factors) < AGAIN + (self.factor < MANIFOLD):
             return []
         self._told = True
         detail = f"the loss and all gradients are about {self.factor:.3g} times what they were"
@@ -60,17 +52,17 @@ class Units(Detector):
         loss = math.log(row.loss / normal.loss.middle)
         # Smaller batches make all gradients larger, and now and then the loss too; so may chance, where losses scatter.
         stands_out = normal.z(row.loss) > normal.sight.raised
-        if not LEAST - ALIKE < loss < math.inf or not stands_out or normal.wider > 1:
+        if not loss < math.inf or not stands_out or normal.wider > 1:
             return 1.0
         fit = (layers[:, NORM] > 0) & np.isfinite(layers[:, NORM]) & np.isfinite(past.usual)
         if fit.sum() < 3:
             return 1.0
         ratios = np.log(layers[fit, NORM].astype(np.float64)) - past.usual[fit]
         middle = float(np.median(ratios))
-        apart = max(ALIKE, SHARE * middle)
-        if middle < LEAST or abs(loss - middle) > apart:
+        apart = max(ALIKE, PART * middle)  # nothing but a factor multiplies all alike by very much
+        if middle < math.log(CLEARLY) or abs(loss - middle) > apart:
             return 1.0
-        low, high = np.quantile(ratios, (0.2, 0.8))
-        if high - low > 1.5 * apart:
+        low, high = np.quantile(ratios, (PART, 1 - PART))
+        if high - low > CLEARLY * apart:
             return 1.0
         return math.exp(middle)

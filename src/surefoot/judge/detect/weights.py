@@ -9,19 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detect.base import Detector
-from surefoot.judge.normal import LEAST
+from surefoot.judge.policy import CLEARLY, FEW, MANIFOLD, WHILE
 from surefoot.records import Finding, Row
-
-LOOKS = 5
-"""Looks at the weights that are remembered."""
-NOTHING = 0.02
-"""A change of the weights, as a logarithm of their norm, that is not worth a word."""
-PACE = 3.0
-"""Weights that have changed no more than so many times as much as between two looks before have only been trained."""
-TAMPERED = 1.5
-"""Factor of the norm of the weights that no training explains."""
-OTHER = 4.0
-"""The same, when next to nothing can be left of what was learnt: there is no need to wait for the loss."""
 
 
 class Weights(Detector):
@@ -43,10 +32,10 @@ class Weights(Detector):
         if not 0 < row.weight_norm < math.inf:
             return []
         if row.update_ratio > 0:
-            self._ratios = [*self._ratios, row.update_ratio][-LOOKS:]
-        found = self._leapt(row) if len(self._norms) > 1 and row.attempt > LEAST else []
-        self._at = [*self._at, row.attempt][-LOOKS:]
-        self._norms = [*self._norms, row.weight_norm][-LOOKS:]
+            self._ratios = [*self._ratios, row.update_ratio][-FEW:]
+        found = self._leapt(row) if len(self._norms) > 1 and row.attempt > WHILE // 2 else []
+        self._at = [*self._at, row.attempt][-FEW:]
+        self._norms = [*self._norms, row.weight_norm][-FEW:]
         return found
 
     def _leapt(self, row: Row) -> list[Finding]:
@@ -54,7 +43,9 @@ class Weights(Detector):
         usual = max(abs(math.log(b / a)) for a, b in itertools.pairwise(self._norms))
         trained = (row.attempt - self._at[-1]) * max(self._ratios, default=0.0)
         leapt = abs(math.log(times))
-        if leapt <= max(math.log(TAMPERED), PACE * usual, trained):
+        # Weights that move by no more than several times what they did between two looks have only been trained.
+        if leapt <= max(math.log(CLEARLY), MANIFOLD * usual, trained):
             return []
         detail = f"the norm of the weights is {times:.3g} times what it was, which no update explains"
-        return self.found(row, detail, grave=leapt > math.log(OTHER), times=times, well=self._at[-1])
+        # Where next to nothing can be left of what was learnt there is no need to wait for the loss.
+        return self.found(row, detail, grave=leapt > math.log(MANIFOLD), times=times, well=self._at[-1])

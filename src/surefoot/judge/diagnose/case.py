@@ -9,6 +9,7 @@ from itertools import zip_longest
 
 import numpy as np
 
+from surefoot.judge.policy import Sight
 from surefoot.records import Finding, Row, Verdict
 
 SUFFERS = ("level", "growth", "oscillation")
@@ -69,6 +70,8 @@ class Case:
     """How many times larger an update was than its rate and gradients explain."""
     weights: float = math.nan
     """How much the weights have changed since before, beyond what training does, as a logarithm of their norm."""
+    sight: Sight = field(default_factory=Sight)
+    """From when on something is worth a word."""
 
     def found(self, *detectors: str) -> list[Finding]:
         return [f for f in self.findings if f.detector in detectors]

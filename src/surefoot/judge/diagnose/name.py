@@ -7,25 +7,11 @@ from collections.abc import Callable, Iterator
 
 from surefoot.judge.diagnose.case import Case, Moment
 from surefoot.judge.diagnose.roles import Role, role_of
-from surefoot.judge.normal import TINY
+from surefoot.judge.policy import AGAIN, CLEARLY, DOUBLE, FEW, HUGE, MICRO_BATCHES, PART
 from surefoot.records import Cause, Pattern, Verdict
 
 Named = tuple[Cause, float, str]
 """A cause, how sure it is, and why in words."""
-
-
-LASTING = 3
-"""Batches in a row, after the first strange one, that are strange too: then it is no accident."""
-CREPT = 2.0
-"""A rate so many times what it usually was is suspect when trouble begins."""
-CHANGED = 1.25
-"""Factor of the norm of the weights above which something else than training has changed them."""
-HUSHED = 0.4
-"""Share of the tensors with more zeros than before, above which units have fallen silent."""
-DIVIDED = 8.0
-"""A loss so many times what is normal, and twice the one after it, on ordinary inputs: it was divided by little."""
-MOST = 300.0
-"""Micro-batches that somebody may have forgotten to divide by; beyond that it was a division by next to nothing."""
 
 
 def causes(case: Case) -> list[Named]:
@@ -57,9 +43,9 @@ def _settings(case: Case) -> Iterator[Named]:
             yield Cause.PLATEAU, 0.8, finding.detail
         else:
             yield Cause.LEARNING_RATE, 0.9, finding.detail
-            if finding.evidence["at_once"] > 2:
+            if finding.evidence["at_once"] > DOUBLE:
                 yield Cause.SCHEDULE, 0.7, "the rate changed from one step to the next"
-    if case.first.rate_ratio > CREPT and case.found("level", "jump", "growth", "oscillation"):
+    if case.first.rate_ratio > DOUBLE and case.found("level", "jump", "growth", "oscillation"):
         yield Cause.LEARNING_RATE, 0.7, f"the rate is {case.first.rate_ratio:.3g} times what it usually was"
 
 
@@ -97,7 +83,7 @@ def _inputs(case: Case) -> Iterator[Named]:
     since = strange[strange.index(True) :]
     if not all(since):
         yield Cause.BAD_BATCH, 0.84, f"{why}; others after it are as ever"
-    elif len(since) > LASTING:
+    elif len(since) > AGAIN:
         yield Cause.INPUT_SCALE, 0.84, f"{why}; so are all since"
     else:
         yield Cause.BAD_BATCH, 0.6, why
@@ -119,12 +105,12 @@ def _weights(case: Case) -> Iterator[Named]:
         yield Cause.WEIGHTS_DAMAGED, 0.5, finding.detail
     signs = case.found("level", "jump", "nonfinite", "dead", "vanishing")
     another = case.found("settings") or case.update > 1 or any(m.strange >= 1 for m in case.moments)
-    if not abs(case.weights) > math.log(CHANGED) or not signs or another:
+    if not abs(case.weights) > 0 or not signs or another:
         return
     times = math.exp(min(case.weights, 700.0))
     by = f"the norm of the weights is {times:.3g} times what it was, which no update explains"
     last = case.moments[-1]
-    if case.found("dead") or last.silent > HUSHED:
+    if case.found("dead") or last.silent > PART:
         yield Cause.DEAD_UNITS, 0.765, f"{by}, and units have fallen silent"
     if case.found("vanishing") or (case.weights < 0 and last.lead < -1):
         yield Cause.VANISHING_GRADIENT, 0.79, f"{by}, and less gradient comes through to the first layers"
@@ -132,7 +118,7 @@ def _weights(case: Case) -> Iterator[Named]:
     attention = bool(silent) and all(role_of(name) is Role.ATTENTION for name in silent)
     if attention or abs(max((m.attended for m in case.moments), key=abs)) > 1:
         yield Cause.LOGIT_GROWTH, 0.77, f"{by}, and attention's gradients have changed most"
-    if case.first.z > 4 or not case.first.norm_ratio > math.log(4):
+    if case.first.z > case.sight.raised or not case.first.norm_ratio > math.log(case.sight.jump):
         yield Cause.WEIGHTS_DAMAGED, 0.76, by
 
 
@@ -150,7 +136,7 @@ def _nonfinite(case: Case) -> Iterator[Named]:
     if at is None:
         return
     before = case.moments[: case.moments.index(at)]
-    if any(m.norm_ratio > 1 or m.z > 8 or m.row.verdict is Verdict.OUTLANDISH for m in before):
+    if any(m.norm_ratio > 1 or m.z > case.sight.far or m.row.verdict is Verdict.OUTLANDISH for m in before):
         return  # it grew into this: the growth tells more
     yield from _located(case, at)
     if not math.isnan(at.row.loss_scale):
@@ -160,7 +146,7 @@ def _nonfinite(case: Case) -> Iterator[Named]:
         yield Cause.BAD_BATCH, 0.5, "the batch may hold an infinite value"
     elif math.isfinite(at.row.loss):
         yield Cause.TRANSIENT, 0.7, "the loss is sound, and the gradients are not: something broke on the way back"
-    elif case.refused >= 3:
+    elif case.refused >= AGAIN:
         yield Cause.WEIGHTS_DAMAGED, 0.6, "batch after batch is not finite: it is not the batches"
         if case.attention:
             yield Cause.LOGIT_GROWTH, 0.4, "attention's logits may have grown beyond all bounds"
@@ -187,7 +173,7 @@ def _located(case: Case, at: Moment) -> Iterator[Named]:
 def _batch(case: Case) -> Iterator[Named]:
     """Batches that became tiny, under a norm over the batch."""
     now = case.last.row.samples
-    if case.normed and now <= TINY and now < case.samples:
+    if case.normed and now <= FEW and now < case.samples:
         yield Cause.ZERO_VARIANCE, 0.85, f"batch norm works over {now:.0f} samples, where there were {case.samples:.0f}"
 
 
@@ -196,25 +182,25 @@ def _leap(case: Case) -> Iterator[Named]:
     if not case.found("jump", "outlandish") or case.found("settings", "loss_scale"):
         return
     first, after = case.first, case.moments[1:]
-    lasts = bool(after) and sum(m.z > 4 or not m.row.landed for m in after) > len(after) / 2
+    lasts = bool(after) and sum(m.z > case.sight.raised or not m.row.landed for m in after) > len(after) / 2
     lasts = lasts or bool(case.found("level"))
-    alike = first.factor > 2.5
-    if first.norm_ratio > math.log(4) and first.z < 4:
+    alike = first.factor > DOUBLE
+    if first.norm_ratio > math.log(case.sight.jump) and first.z < case.sight.raised:
         yield Cause.TRANSIENT, 0.6, "the gradients leapt and the loss did not"
-        if first.attended > 1.0 or (case.attention and case.weights > math.log(CHANGED)):
+        if first.attended > 1.0 or (case.attention and case.weights > 0):
             yield Cause.LOGIT_GROWTH, 0.65, "attention's gradients leapt furthest or its weights grew; the loss did not"
     ordinary = not math.isnan(first.row.input_top) and first.strange < 1
-    if ordinary and after and first.row.loss > max(DIVIDED * case.normal, 2 * after[0].row.loss):
+    if ordinary and after and first.row.loss > max(HUGE * case.normal, 2 * after[0].row.loss):
         yield Cause.LOG_OF_ZERO, 0.67, "the loss leapt and fell back while the inputs were ordinary: a division"
     level = after[-1].z / first.z if after and first.z > 0 else 0.0
-    many = alike and lasts and level > 0.3 and first.factor < MOST
+    many = alike and lasts and level > PART and first.factor < MICRO_BATCHES
     if many and not case.adaptive:
         yield Cause.ACCUMULATION, 0.75, "loss and all gradients were multiplied by one factor, and stay so"
     if alike and not many:
         yield Cause.LOG_OF_ZERO, 0.66, "loss and all gradients have one factor: divided by next to nothing"
-    if first.z > 8 and not lasts:
+    if first.z > case.sight.far and not lasts:
         yield Cause.BAD_BATCH, 0.65, "one batch stood out, and those after it did not"
-    if first.z > 8 and lasts and after:
+    if first.z > case.sight.far and lasts and after:
         yield from _lasting_leap(case)
     if first.row.verdict is Verdict.OUTLANDISH:
         yield Cause.BAD_BATCH, 0.4, "one batch may have brought it"
@@ -222,13 +208,13 @@ def _leap(case: Case) -> Iterator[Named]:
 
 def _lasting_leap(case: Case) -> Iterator[Named]:
     """The loss leapt at once and is still high."""
-    first, soon = case.first, case.moments[1:][:LASTING][-1]
-    falls = soon.z < first.z / 3 and soon.row.landed
+    first, soon = case.first, case.moments[1:][:AGAIN][-1]
+    falls = soon.z < first.z / AGAIN and soon.row.landed
     if falls:
         yield Cause.BAD_BATCH, 0.55, "one batch stood out furthest, and left its mark on the weights"
     if case.weights == 0 and not falls:
         yield Cause.LABELS, 0.62, "the weights are what they were, and so are the inputs: labels are others"
-    elif first.row.loss < 1.4 * case.start:
+    elif first.row.loss < CLEARLY * case.start:
         yield Cause.LABELS, 0.52, "the loss is that of a run that knows nothing: labels or data are others"
     if first.lead > 1.0 and not falls and math.isnan(first.row.input_top):  # else it was looked at
         yield Cause.INPUT_SCALE, 0.53, "the first layers' gradients leapt furthest: the input is another one"
@@ -239,7 +225,7 @@ def _update(case: Case) -> Iterator[Named]:
     """The update before the first sign was too large, at its rate: it is not the rate."""
     if case.update > 1 and not case.found("settings"):
         why = f"an update was {case.update:.3g} times larger than usual, at the same rate, before the first sign"
-        remembers = case.adaptive or case.last.row.momentum >= 0.8
+        remembers = case.adaptive or case.last.row.momentum >= 1 - PART
         yield Cause.OPTIMIZER_STATE, 0.8 if remembers else 0.4, why
         yield Cause.EXPLODING_GRADIENT, 0.4 if remembers else 0.7, why
 
@@ -253,7 +239,7 @@ def _layers(case: Case) -> Iterator[Named]:
         yield Cause.DEAD_UNITS, 0.58, case.found("dead")[0].detail
     if case.found("vanishing"):
         share = case.found("vanishing")[0].evidence["share"]
-        yield Cause.VANISHING_GRADIENT, 0.7 if share > 0.25 else 0.45, case.found("vanishing")[0].detail
+        yield Cause.VANISHING_GRADIENT, 0.7 if share > PART else 0.45, case.found("vanishing")[0].detail
     if case.found("exploding"):
         yield Cause.EXPLODING_GRADIENT, 0.45, case.found("exploding")[0].detail
 

@@ -6,20 +6,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from surefoot.judge.policy import AGAIN, CLEARLY, DOUBLE, SMALL, STRETCH
 from surefoot.records import Pattern
-
-TAIL = 24
-"""Values before the end that are looked at."""
-DOUBLED = 2.0
-"""A loss that has not even doubled since its lowest point has not blown up."""
-SWINGS = 4
-"""Turns up and down, one after the other, that make an oscillation."""
-WIDER = 1.5
-"""How much wider the last swings are than the first ones."""
-FAINT = 0.05
-"""Swings below this share of the widest one are no part of the oscillation."""
-AT_ONCE = 0.7
-"""Share of the whole rise, or of all swings, that came in one step, from which it is a jump."""
 
 
 def shape(losses: Sequence[float]) -> Pattern:
@@ -29,7 +17,7 @@ def shape(losses: Sequence[float]) -> Pattern:
     <Pattern.JUMP: 'jump'>
     """
     finite = _before_the_end(losses)
-    tail = finite[-TAIL:]
+    tail = finite[-STRETCH:]
     died = len(finite) < len(losses)
     if len(tail) < 3:
         return Pattern.NONFINITE if died else Pattern.NONE
@@ -40,7 +28,8 @@ def shape(losses: Sequence[float]) -> Pattern:
         return Pattern.NONFINITE if died else Pattern.NONE
     steps = [max(b - a, 0.0) for a, b in itertools.pairwise(rise)]
     at_once = max(steps) / sum(steps)
-    return Pattern.EXPONENTIAL if at_once < AT_ONCE and len(steps) > 2 else Pattern.JUMP
+    # A jump is most of the whole rise in one step.
+    return Pattern.EXPONENTIAL if at_once < 1 / CLEARLY and len(steps) > 2 else Pattern.JUMP
 
 
 def _before_the_end(losses: Sequence[float]) -> list[float]:
@@ -59,7 +48,7 @@ def _rise(values: Sequence[float]) -> list[float] | None:
     low = min(range(top + 1), key=lambda i: (values[i], -i))
     height = values[top] - min(0.0, values[low])
     floor = max(values[low] - min(0.0, values[low]), 1e-3 * height, 1e-30)
-    if top == low or height < DOUBLED * floor:
+    if top == low or height < DOUBLE * floor:
         return None
     shift = -min(0.0, values[low])
     return [math.log(max(v + shift, floor)) for v in values[low : top + 1]]
@@ -73,13 +62,13 @@ def _widening(values: Sequence[float]) -> bool:
         if sizes and moves[k] * moves[k + 1] >= 0:
             break
         sizes.insert(0, abs(moves[k]))
-    while sizes and sizes[0] < FAINT * max(sizes):
+    while sizes and sizes[0] < SMALL * max(sizes):
         sizes.pop(0)  # noise before the trouble goes up and down too
-    if len(sizes) < SWINGS or max(sizes) < max(map(abs, moves)):
+    if len(sizes) <= AGAIN or max(sizes) < max(map(abs, moves)):
         return False
     swinging = values[-len(sizes) - 1 :]
-    if max(swinging) - min(0.0, *swinging) < DOUBLED * abs(min(swinging)):
+    if max(swinging) - min(0.0, *swinging) < DOUBLE * abs(min(swinging)):
         return False
     half = len(sizes) // 2
     first, last = sum(sizes[:half]) / half, sum(sizes[-half:]) / half
-    return last > WIDER * first and max(sizes) < AT_ONCE * sum(sizes)
+    return last > CLEARLY * first and max(sizes) < 1 / CLEARLY * sum(sizes)

@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from surefoot.judge.policy import LATE
 from surefoot.records import Pattern
-
-EARLY = 1000
-"""Updates within which a run dies of how it began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +77,8 @@ class Question:
 
 QUESTIONS: tuple[Question, ...] = (
     Question(
-        f"within the first {EARLY} steps",
-        lambda facts: facts.step < EARLY,
+        f"within the first {LATE} steps",
+        lambda facts: facts.step < LATE,
         yes="Check initialisation and warmup.",
     ),
     Question(

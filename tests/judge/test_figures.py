@@ -1,0 +1,58 @@
+"""The figures of the judge stand in one place, each with a word on what it means."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from surefoot.judge import policy
+
+HOME = Path(policy.__file__)
+ROOM = HOME.parent
+OTHERS = sorted(path for path in ROOM.rglob("*.py") if path != HOME)
+
+
+def numbers(tree: ast.AST) -> Iterator[float]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+            yield node.value
+
+
+def assigned(body: list[ast.stmt]) -> Iterator[tuple[str, ast.Assign | ast.AnnAssign, ast.stmt | None]]:
+    """What is given a value, how, and what stands right below it."""
+    for one, below in zip(body, [*body[1:], None], strict=True):
+        if isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None:
+            names = one.targets if isinstance(one, ast.Assign) else [one.target]
+            yield from ((name.id, one, below) for name in names if isinstance(name, ast.Name))
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(ROOM)))
+def test_no_other_module_has_a_figure_of_its_own(path: Path) -> None:
+    """One that is made of those, such as twice as often, is none; ladders are data."""
+    body = ast.parse(path.read_text()).body
+    given = [(name, one.value) for name, one, _ in assigned(body) if one.value is not None]
+    assert [name for name, value in given if isinstance(value, ast.Constant) and [*numbers(value)]] == []
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(ROOM)))
+def test_nothing_is_compared_with_a_bare_figure(path: Path) -> None:
+    """Beyond counts up to three, halves, and guards against dividing by nothing."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            bare = [v for side in (node.left, *node.comparators) for v in numbers(side)]
+            assert [v for v in bare if v not in (0, 0.5, 1, 2, 3) and v > 1e-3] == [], ast.unparse(node)
+
+
+def test_each_figure_says_what_it_means() -> None:
+    body = ast.parse(HOME.read_text()).body
+    parts = [body, *(one.body for one in body if isinstance(one, ast.ClassDef))]
+    silent = [
+        name
+        for part in parts
+        for name, _, below in assigned(part)
+        if not (isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant))
+    ]
+    assert silent == []
