@@ -12,7 +12,7 @@ from surefoot.records import Restraint, Row
 
 
 def held_back(known: int) -> int:
-    """Values that are being judged, and no part of what is normal yet, where so many are known: few at the beginning."""
+    """Values that are being judged, and no part of what is normal yet, where so many are known; few at first."""
     return min(WHILE, 1 + known // 4)
 
 
