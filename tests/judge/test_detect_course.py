@@ -153,6 +153,11 @@ def test_batches_that_come_again_are_told_once(period: int) -> None:
     assert found[0].pattern is Pattern.OVERFIT
 
 
+def test_losses_that_scattered_far_while_a_run_learnt_the_most_do_not_come_again() -> None:
+    bench, wild, calm = Bench(), Source(1, noise=0.4), Source(2, noise=0.02)
+    assert bench.said(Repeats(bench.sight), [*wild.rows(64), *calm.rows(300)]) == []
+
+
 def test_trouble_at_equal_distances_is_told() -> None:
     bench, detector, source = begun("rhythm")
     rows = [source.nan() if k % 25 == 0 else source.row() for k in range(101)]

@@ -49,6 +49,34 @@ def test_harm_that_heals_is_left_alone(after: float) -> None:
     assert actions(judged(judge, harmed(source, after=after))) == []
 
 
+@pytest.mark.parametrize(("last", "done"), [(2.7, []), (3.0, [Action.REWIND])])
+def test_what_heals_is_left_alone_though_not_each_look_is_better_than_the_one_before(
+    last: float, done: list[Action]
+) -> None:
+    judge, source = trained()
+    rows = [evaluated(source, 2.0)]
+    for loss in (2.9, 2.6, last):
+        rows += [*source.rows(20, times=1.5), evaluated(source, loss, times=1.5)]
+    assert actions(judged(judge, rows)) == done
+
+
+@pytest.mark.parametrize(
+    ("first", "after", "done"),
+    [(4.0, (2.5, 2.6), []), (4.0, (3.2, 3.3), [Action.REWIND]), (2.5, (2.6, 2.7), [Action.REWIND]), (2.5, (3.4,), [])],
+)
+def test_a_level_that_only_crept_up_is_believed_where_the_harm_is_great_and_lasts(
+    first: float, after: Sequence[float], done: list[Action]
+) -> None:
+    """As of batches that are harder on purpose, which help in the end; it is great when all is lost that was learnt."""
+    judge, source = trained(source=Source(1, noise=0.12))
+    rows = [evaluated(source, first), *source.rows(20), evaluated(source, 2.0)]
+    for loss in after:
+        rows += [*source.rows(24, times=1.5), evaluated(source, loss, times=1.5)]
+    events = judged(judge, rows)
+    assert {"level", "astray"} <= {f.detector for f in of(Finding, events)}
+    assert actions(events) == done
+
+
 def test_a_batch_that_was_made_smaller_explains_it_and_the_way_back_would_not_help() -> None:
     for samples, harm in ((64.0, True), (32.0, False)):
         judge, source = trained(source=Source(1, samples=64.0))
@@ -85,7 +113,7 @@ def test_one_look_at_held_out_data_is_enough_after_a_leap_that_has_not_healed(
 @pytest.mark.parametrize(("first", "after", "said"), [(2.6, 2.7, True), (3.5, 2.7, False), (2.2, 2.3, False)])
 def test_one_look_is_enough_when_all_is_lost_that_was_learnt(first: float, after: float, said: bool) -> None:
     """No leap, and less far above the best: where the floor is high, a share of the loss says little."""
-    judge, source = trained(rows=0)
+    judge, source = trained(rows=0, source=Source(0, half=40.0))
     judged(judge, [*source.rows(24), evaluated(source, first), *source.rows(150), evaluated(source, 2.0)])
     events = judged(judge, [*source.rows(20, times=1.4), evaluated(source, after, times=1.4)])
     assert actions([*events, *judged(judge, source.rows(8, times=1.4))]) == [Action.REWIND] * said
@@ -335,6 +363,16 @@ def test_a_swing_far_smaller_than_the_harm_on_held_out_data_is_not_its_reason(
     assert actions(events) == done
 
 
+@pytest.mark.parametrize(("times", "done"), [(1.0, []), (2.5, [Action.REWIND])])
+def test_gradients_that_grow_while_the_loss_feels_nothing_are_not_the_reason(times: float, done: list[Action]) -> None:
+    judge, source = trained(rows=0, source=Source(1, loss=2.0, floor=0.002, half=8.0))
+    judged(judge, [*source.rows(200), evaluated(source, 1.3), *source.rows(10)])
+    grows = [source.row(times=times**k, swells=1.2**k, norm=0.6 * 1.3**k) for k in range(8)]
+    events = judged(judge, [*grows, evaluated(source, 1.6), *source.rows(20), evaluated(source, 1.62)])
+    assert {"growth", "astray"} <= {f.detector for f in of(Finding, events)}
+    assert actions(events) == done
+
+
 def test_a_single_leap_is_no_reason_to_take_a_rate_back_by_which_a_run_learns_at_last() -> None:
     judge, source = trained(source=Source(1, floor=3.0, lr=1e-6))
     learns = [source.row(lr=1e-3, times=0.98**k) for k in range(20)]
@@ -377,6 +415,30 @@ def test_a_slow_rise_is_believed_where_part_of_the_model_has_fallen_silent(
     events = judged(judge, source.rows(110, times=1.15), tensors)
     assert any(f.evidence.get("slowly") for f in of(Finding, events) if f.detector == "level")
     assert actions(events) == done
+
+
+@pytest.mark.parametrize(("often", "done"), [(1, []), (6, [Action.REWIND])])
+def test_a_few_high_losses_are_chance_also_where_part_of_the_model_has_fallen_silent(
+    often: int, done: list[Action]
+) -> None:
+    judge, source = Judge(Policy(), NAMES), Source(3, loss=2.0, floor=2.0)
+    judged(judge, source.rows(200), (layers(k) for k in range(200)))
+    judged(judge, source.rows(30), (layers(k, zeros=0.9) for k in range(30)))
+    rows = [
+        source.row(loss=5.0),
+        *source.rows(6, loss=1.98),
+        *source.rows(3 * often, loss=2.2),
+        *source.rows(7, loss=1.98),
+    ]
+    events = judged(judge, rows, [layers(k, zeros=0.9) for k in range(len(rows))])
+    assert any(f.detector == "level" for f in of(Finding, events))
+    assert actions(events) == done
+
+
+@pytest.mark.parametrize(("lr", "done"), [(2e-4, []), (1e-3, [Action.REWIND])])
+def test_a_loss_that_counts_more_at_a_rate_lowered_to_match_is_meant(lr: float, done: list[Action]) -> None:
+    judge, source = trained(source=Source(1, loss=2.0, floor=2.0), adaptive=False)
+    assert actions(judged(judge, source.rows(20, times=5.0, swells=5.0, lr=lr))) == done
 
 
 @pytest.mark.parametrize(("times", "done"), [(1.25, [Action.REWIND]), (1.05, [])])

@@ -18,7 +18,9 @@ def grave(case: Case, *, adaptive: bool, clipped: bool) -> str:
 
 def _told(case: Case, bears: bool) -> str:
     """A detector is sure of it."""
-    in_units = case.found("units") and (bears or _compensated(case))  # the loss is told in another unit, no more
+    in_units = _lowered(case) or (
+        case.found("units") and (bears or _compensated(case))
+    )  # told in another unit, no more
     young = len(case.moments) <= AGAIN
     # A leap may heal by itself, and of weights that are others tells more what else that did.
     aside = {"level": in_units, "jump": young, "weights": len(case.moments) <= FEW}
@@ -40,6 +42,12 @@ def in_units_at_once(case: Case) -> list[Finding]:
 def _compensated(case: Case) -> bool:
     """The rate was lowered by as much as the loss was multiplied."""
     return case.found("units")[0].evidence["factor"] * case.last.rate_ratio < DOUBLE
+
+
+def _lowered(case: Case) -> bool:
+    """The rate was lowered with the level's rise, by about as much: the loss counts more from here on, on purpose."""
+    rate = case.last.rate_ratio
+    return rate * DOUBLE < 1 and all(f.evidence["level"] * rate < DOUBLE * case.normal for f in case.found("level"))
 
 
 def _set_wrong(case: Case, bears: bool) -> str:
@@ -135,8 +143,10 @@ def _outgrown(case: Case, bears: bool) -> str:
 
 
 def _high(case: Case, deviations: float) -> bool:
-    """Most of the last losses lie so far above normal: a rise that was told may be over by now."""
-    return sum(moment.z > deviations for moment in case.moments[-FEW:]) >= AGAIN
+    """Most of the last losses lie so far above normal: a rise that was told may be over by now. Where it takes little,
+    more of them have to: chance alone brings three of five now and then."""
+    last = case.moments[-FEW if deviations > 1 else -WHILE :]
+    return sum(moment.z > deviations for moment in last) >= max(AGAIN, 1 + len(last) // 2)
 
 
 def _refused(case: Case, bears: bool) -> str:
@@ -175,10 +185,14 @@ def _alike(told: Finding, case: Case) -> bool:
 
 
 def _matters(found: Finding, case: Case, told: Finding) -> bool:
-    """More than a loss that has risen from next to nothing to a little more, and by a good part of the harm."""
+    """More than a loss that has risen from next to nothing to a little more, and by a good part of the harm. A level
+    that has only crept up is believed where the harm is great, and lasts: batches may be harder on purpose."""
     seen, risen = found.evidence, math.inf
     if found.detector == "level":
-        risen = seen["level"] - seen["normal"]
+        crept = seen.get("slowly") or not (seen["deviations"] > case.sight.raised or _high(case, case.sight.raised))
+        harm, best = _harm(told), abs(told.evidence["best"])
+        great = told.evidence["twice"] and (told.evidence["lost"] or harm > (CLEARLY - 1) * best)
+        risen = seen["level"] - seen["normal"] if great or not crept else 0.0
     elif found.detector != "jump" or seen["norm_ratio"] < math.log(DOUBLE):
         risen = seen["loss"] - case.normal
     return risen > max(NOTHING * abs(case.start), PART * _harm(told))

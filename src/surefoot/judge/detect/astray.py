@@ -41,7 +41,7 @@ class Astray(Detector):
         self._first = math.nan
         """The first one of all: what is above it has lost all that was learnt since."""
         self._far = math.nan
-        """What the evaluation before was, if that was far above the best one: what heals is left alone."""
+        """The highest of the evaluations before, if those were far above the best one: what heals is left alone."""
         self._since = 0
         """Evaluations since all was well."""
 
@@ -63,12 +63,13 @@ class Astray(Detector):
         self._since += 1
         if above <= sight.worse * abs(self._best):
             self._well, self._rate, self._top, self._since = row.attempt, rate, self._now, 0
-        before, self._far = self._far, row.eval_loss if above > sight.astray * abs(self._best) else math.nan
+        before, far = self._far, above > sight.astray * abs(self._best)
+        self._far = max(row.eval_loss, before) if far else math.nan
         if math.isnan(self._first):
             self._first = row.eval_loss
         lost = row.eval_loss > self._first > self._best + sight.astray * abs(self._best)
         soon = self._since == 1 and above > DOUBLE * sight.astray * abs(self._best)
-        twice = self._far >= before
+        twice = far and row.eval_loss >= before
         times = self._top / self._rate if self._rate > 0 else 1.0
         raised = self._since > 0 and times > sight.faster and not self._blamed
         self._blamed = self._since > 0 and (self._blamed or raised)
