@@ -373,6 +373,19 @@ def test_gradients_that_grow_while_the_loss_feels_nothing_are_not_the_reason(tim
     assert actions(events) == done
 
 
+@pytest.mark.parametrize(("swells", "times", "done"), [(6.0, 30.0, False), (40.0, 30.0, True), (6.0, 200.0, True)])
+def test_a_leap_far_smaller_than_the_harm_is_its_reason_only_if_the_update_was_of_another_kind(
+    swells: float, times: float, done: bool
+) -> None:
+    """The loss is 0.002, so that one thirty times as high is still next to nothing."""
+    judge, source = trained(rows=0, source=Source(1, loss=2.0, floor=0.002, half=8.0))
+    judged(judge, [*source.rows(200), evaluated(source, 1.3), *source.rows(10)])
+    leap = source.row(times=times, swells=swells)
+    events = judged(judge, [leap, *source.rows(9), evaluated(source, 1.6), *source.rows(20), evaluated(source, 1.62)])
+    assert {"jump", "astray"} <= {f.detector for f in of(Finding, events)}
+    assert bool(actions(events)) == done
+
+
 def test_a_single_leap_is_no_reason_to_take_a_rate_back_by_which_a_run_learns_at_last() -> None:
     judge, source = trained(source=Source(1, floor=3.0, lr=1e-6))
     learns = [source.row(lr=1e-3, times=0.98**k) for k in range(20)]

@@ -185,17 +185,19 @@ def _alike(told: Finding, case: Case) -> bool:
 
 
 def _matters(found: Finding, case: Case, told: Finding) -> bool:
-    """More than a loss that has risen from next to nothing to a little more, and by a good part of the harm. A level
-    that has only crept up is believed where the harm is great, and lasts: batches may be harder on purpose."""
-    seen, risen = found.evidence, math.inf
-    if found.detector == "level":
-        crept = seen.get("slowly") or not (seen["deviations"] > case.sight.raised or _high(case, case.sight.raised))
-        harm, best = _harm(told), abs(told.evidence["best"])
-        great = told.evidence["twice"] and (told.evidence["lost"] or harm > (CLEARLY - 1) * best)
-        risen = seen["level"] - seen["normal"] if great or not crept else 0.0
-    elif found.detector != "jump" or seen["norm_ratio"] < math.log(DOUBLE):
-        risen = seen["loss"] - case.normal
-    return risen > max(NOTHING * abs(case.start), PART * _harm(told))
+    """An update of another kind, or a loss that has risen by more than next to nothing, and by a good part of the harm;
+    a single one by half of it. A level that has only crept up is believed where the harm is great, and lasts: batches
+    may be harder on purpose."""
+    seen, harm = found.evidence, _harm(told)
+    if found.detector == "jump" and seen["norm_ratio"] > math.log(case.sight.leap):
+        return True
+    least = NOTHING * abs(case.start)
+    if found.detector != "level":
+        return seen["loss"] - case.normal > max(least, harm / DOUBLE)
+    crept = seen.get("slowly") or not (seen["deviations"] > case.sight.raised or _high(case, case.sight.raised))
+    great = told.evidence["lost"] or harm > (CLEARLY - 1) * abs(told.evidence["best"])
+    believed = not crept or (great and told.evidence["twice"])
+    return believed and seen["level"] - seen["normal"] > max(least, PART * harm)
 
 
 def _harm(told: Finding) -> float:
