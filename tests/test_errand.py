@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -79,3 +81,32 @@ def test_nothing_is_left_of_a_runner_nor_of_what_it_worked_on() -> None:
     while any(t.name == "short-lived" for t in threading.enumerate()) and time.monotonic() < until:
         time.sleep(0.001)
     assert not any(t.name == "short-lived" for t in threading.enumerate())
+
+
+ENDS = """
+import sys, time
+import torch
+from surefoot.errand import Ending, Runner, unless_ending
+
+def work():
+    try:
+        for _ in range(10_000):
+            values.add_(1)  # most of the time is spent in C++
+            unless_ending()
+    except Ending:
+        print("cut short", flush=True)
+        raise
+
+values, runner = torch.zeros(1 << 24), Runner("helper")
+first = runner.send(work)
+runner.send(lambda: print("begun too late", flush=True))
+while not values[0]:
+    time.sleep(0.01)
+print("over", flush=True)
+"""
+
+
+def test_a_process_that_ends_while_something_is_being_made_ends_well() -> None:
+    """A thread that comes back from C++ to an interpreter that is gone would take the process down."""
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.split("\n"), done.stderr) == (0, ["over", "cut short", ""], "")

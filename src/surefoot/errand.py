@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -9,6 +11,56 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+LIMIT = 60.0
+"""Seconds that the end of a process waits for work that is under way; that on a disk may hang for ever."""
+
+
+class Ending(Exception):
+    """The process is about to end, and what was being made is of no use to anybody any more."""
+
+
+class _AtWork:
+    """How many threads are in the middle of something. One that comes back from C++ when the interpreter is gone takes
+    the process down with it: a training that is over would end as if it had crashed."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._busy = 0
+        self.ending = False
+        atexit.register(self._end)  # at once, so that whoever has something to finish at the end comes before this
+        os.register_at_fork(after_in_child=self._forked)
+
+    def do(self, work: Callable[[], None]) -> bool:
+        """Do it, unless it is too late for that."""
+        with self._changed:
+            if self.ending:
+                return False
+            self._busy += 1
+        try:
+            work()
+        finally:
+            with self._changed:
+                self._busy -= 1
+                self._changed.notify_all()
+        return True
+
+    def _end(self) -> None:
+        with self._changed:
+            self.ending = True
+            self._changed.wait_for(lambda: not self._busy, timeout=LIMIT)
+
+    def _forked(self) -> None:
+        """A child has none of its parent's threads."""
+        self._changed, self._busy = threading.Condition(), 0
+
+
+_at_work = _AtWork()
+
+
+def unless_ending() -> None:
+    """To be called now and then in the midst of long work that only serves what comes after it."""
+    if _at_work.ending:
+        raise Ending
 
 
 class Errand(Generic[T]):
@@ -64,6 +116,5 @@ class Runner:
 
 
 def _serve(queue: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (work := queue.get()) is not None:
-        work()
+    while (work := queue.get()) is not None and _at_work.do(work):
         del work  # it holds what it worked on

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.errand import unless_ending
+
 PIECE = 64 << 20
 """Bytes that are taken over at a time, unless one tensor is larger."""
 _ALIGN = 256
@@ -53,6 +55,7 @@ def pinned_like(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Pages]]:
     made: list[Tensor] = []
     pages: list[Pages] = []
     for several in _pieces(tensors):
+        unless_ending()
         piece = Pages(sum(_size(t) for t in several))
         pages.append(piece)
         offset = 0
