@@ -454,6 +454,16 @@ def test_a_loss_that_counts_more_at_a_rate_lowered_to_match_is_meant(lr: float, 
     assert actions(judged(judge, source.rows(20, times=5.0, swells=5.0, lr=lr))) == done
 
 
+def test_a_rate_that_was_lowered_by_surefoot_itself_explains_no_loss_that_is_high_again() -> None:
+    judge, source = trained(source=Source(1, loss=2.0, floor=2.0), adaptive=False)
+    for _ in range(3):
+        decision = decided(judged(judge, source.rows(20, times=5.0)))
+        judge.rewound(decision.before - 1, source.step - 20)
+        judged(judge, source.rows(4))
+    assert "a quarter of the rate" in decision.rung
+    assert decided(judged(judge, source.rows(20, times=5.0))).action is Action.STOP
+
+
 @pytest.mark.parametrize(("times", "done"), [(1.25, [Action.REWIND]), (1.05, [])])
 def test_an_update_too_large_for_its_rate_needs_no_great_rise_to_be_undone(times: float, done: list[Action]) -> None:
     judge, source = trained(rows=0, values=10_000)

@@ -18,9 +18,8 @@ def grave(case: Case, *, adaptive: bool, clipped: bool) -> str:
 
 def _told(case: Case, bears: bool) -> str:
     """A detector is sure of it."""
-    in_units = _lowered(case) or (
-        case.found("units") and (bears or _compensated(case))
-    )  # told in another unit, no more
+    # It may be told in another unit, and be no higher.
+    in_units = _lowered(case) or (case.found("units") and (bears or _compensated(case)))
     young = len(case.moments) <= AGAIN
     # A leap may heal by itself, and of weights that are others tells more what else that did.
     aside = {"level": in_units, "jump": young, "weights": len(case.moments) <= FEW}
@@ -45,9 +44,10 @@ def _compensated(case: Case) -> bool:
 
 
 def _lowered(case: Case) -> bool:
-    """The rate was lowered with the level's rise, by about as much: the loss counts more from here on, on purpose."""
-    rate = case.last.rate_ratio
-    return rate * DOUBLE < 1 and all(f.evidence["level"] * rate < DOUBLE * case.normal for f in case.found("level"))
+    """The loop has lowered the rate with the level's rise, by about as much: the loss counts more now, on purpose."""
+    usual = case.rates[0] if case.rates else math.nan
+    part = case.last.row.lr / usual if 0 < usual < math.inf else 1.0
+    return part * DOUBLE < 1 and all(f.evidence["level"] * part < DOUBLE * case.normal for f in case.found("level"))
 
 
 def _set_wrong(case: Case, bears: bool) -> str:
