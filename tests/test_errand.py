@@ -84,7 +84,7 @@ def test_nothing_is_left_of_a_runner_nor_of_what_it_worked_on() -> None:
 
 
 ENDS = """
-import sys, time
+import time
 import torch
 from surefoot.errand import Ending, Runner, unless_ending
 

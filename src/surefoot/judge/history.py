@@ -6,16 +6,16 @@ import math
 from collections import deque
 from typing import Any
 
-from surefoot.judge.policy import PATIENCE
+from surefoot.judge.policy import KEPT
 
 
 class History:
     """The last 100 losses and norms, with the first and second difference of the loss."""
 
     def __init__(self) -> None:
-        self.losses: deque[float] = deque(maxlen=PATIENCE)
-        self.norms: deque[float] = deque(maxlen=PATIENCE)
-        self.clipped: deque[bool] = deque(maxlen=PATIENCE)
+        self.losses: deque[float] = deque(maxlen=KEPT)
+        self.norms: deque[float] = deque(maxlen=KEPT)
+        self.clipped: deque[bool] = deque(maxlen=KEPT)
         self.differences = (math.nan, math.nan)
         """Those of the last update."""
 
@@ -37,6 +37,6 @@ class History:
         return {"losses": list(self.losses), "norms": list(self.norms), "clipped": list(self.clipped)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.losses = deque(state["losses"], maxlen=PATIENCE)
-        self.norms = deque(state["norms"], maxlen=PATIENCE)
-        self.clipped = deque(state["clipped"], maxlen=PATIENCE)
+        self.losses = deque(state["losses"], maxlen=KEPT)
+        self.norms = deque(state["norms"], maxlen=KEPT)
+        self.clipped = deque(state["clipped"], maxlen=KEPT)

@@ -22,6 +22,8 @@ PATIENCE = 100
 UNDER_WAY = 4
 """Updates that may have been made, but not judged, when what was decided comes into force: two, and two more where loss
 scales overflow, for that a step was left out is known only when the next backward begins."""
+KEPT = 100
+"""Losses, norms and clips of a run that are always at hand."""
 LATE = 1000
 """Updates from which on nothing is owed to how a run began."""
 
@@ -62,7 +64,7 @@ class Sight:
     jump: float = MANIFOLD
     """A norm that is this many times the largest accepted lately is a jump."""
     leap: float = HUGE
-    """The same, twice within a while: then it is no accident, and harms the run each time."""
+    """The same, twice before long, or before held-out data tells of harm: then it is no accident."""
     huge: float = 60.0
     """The same, once, with a loss that leaps too: that was no ordinary batch, and it has landed."""
     far: float = 8.0
