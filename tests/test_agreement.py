@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -40,3 +42,20 @@ def test_a_process_that_can_no_longer_hear_says_so(store: dist.HashStore, caplog
     dist.PrefixStore("surefoot/word", store).set("0", "what nobody has ever said")
     assert within(10, lambda: "no longer hears" in caplog.text)
     assert deaf.pending is None
+
+
+ENDS = """
+import time
+import torch.distributed as dist
+from surefoot import agreement
+
+agreement._POLL = 0.0  # so that it is always in the midst of asking
+dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", 0, 1, True), rank=0, world_size=1)
+agreements = [agreement.Agreement(0, 2, f"word{k}") for k in range(4)]
+time.sleep(0.1)
+"""
+
+
+def test_a_process_that_ends_while_it_listens_ends_well() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

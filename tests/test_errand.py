@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -110,3 +111,37 @@ def test_a_process_that_ends_while_something_is_being_made_ends_well() -> None:
     """A thread that comes back from C++ to an interpreter that is gone would take the process down."""
     done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.split("\n"), done.stderr) == (0, ["over", "cut short", ""], "")
+
+
+EXCHANGED = """
+import os, sys
+import torch
+import torch.distributed as dist
+import surefoot.errand
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+group = dist.group.WORLD  # someone still knows it when it is destroyed
+core = min(os.sched_getaffinity(0))
+for thread in map(int, os.listdir("/proc/self/task")):  # on a busy machine the group's threads come late
+    os.sched_setaffinity(thread, {core})
+    if "gloo" in open(f"/proc/self/task/{thread}/comm").read():
+        os.setpriority(os.PRIO_PROCESS, thread, 3)
+sys.setswitchinterval(10)
+for tensor in [torch.ones(1000) for _ in range(64)]:
+    dist.all_reduce(tensor)
+del tensor
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are told apart as Linux names them")
+def test_a_process_that_exchanged_tensors_last_thing_ends_well(tmp_path: Path) -> None:
+    """Torch's threads would give them back to an interpreter that is gone: without care most such pairs abort."""
+    for k in range(4):
+        command = [sys.executable, "-c", EXCHANGED]
+        pair = [
+            subprocess.Popen([*command, str(rank), str(tmp_path / f"store{k}")], stderr=subprocess.PIPE)
+            for rank in (0, 1)
+        ]
+        assert [(process.communicate(timeout=120)[1], process.returncode) for process in pair] == [(b"", 0)] * 2

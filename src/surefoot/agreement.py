@@ -13,6 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from surefoot.errand import in_time
+
 log = logging.getLogger("surefoot")
 
 AHEAD = 1.5
@@ -110,13 +112,18 @@ class Agreement:
 
     def _listen(self) -> None:
         store = dist.PrefixStore(self._prefix, _store())  # two threads do not share a connection
+
+        def look() -> None:
+            number = self._number
+            if self._due is None and store.check([str(number)]):
+                told = store.get(str(number)).decode()
+                if number == self._number and self._due is None:
+                    self._hear(told)
+
         while not self._over.wait(_POLL):
             try:
-                number = self._number
-                if self._due is None and store.check([str(number)]):
-                    told = store.get(str(number)).decode()
-                    if number == self._number and self._due is None:
-                        self._hear(told)
+                if not in_time(look):
+                    return
             except RuntimeError:  # the store has gone, the processes part: there is nobody left to agree with
                 return
             except Exception as error:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 LIMIT = 60.0
 """Seconds that the end of a process waits for work that is under way; that on a disk may hang for ever."""
+_GLOO = "(pt_gloo_runloop) "
+"""What the system calls the threads in which torch exchanges tensors of the host, before it tells what they do."""
+_LET_GO = 2.0
+"""Seconds that the end of a process waits for those, at most; they need a few thousandths."""
 
 
 class Ending(Exception):
@@ -48,6 +55,7 @@ class _AtWork:
         with self._changed:
             self.ending = True
             self._changed.wait_for(lambda: not self._busy, timeout=LIMIT)
+        _let_go()
 
     def _forked(self) -> None:
         """A child has none of its parent's threads."""
@@ -55,6 +63,35 @@ class _AtWork:
 
 
 _at_work = _AtWork()
+
+
+def in_time(work: Callable[[], None]) -> bool:
+    """Do it, in a thread of one's own, and have the end of the process wait for it; False: it is too late for that."""
+    return _at_work.do(work)
+
+
+def _let_go() -> None:
+    """Wait until the threads of gloo have let go of what they exchanged last.
+
+    They outlive `destroy_process_group` wherever something still knows the group, be it a default argument in torch
+    itself. To give back a tensor that Python has known they need the interpreter, and if that is gone by then, a
+    training that went well ends with SIGABRT.
+    """
+    until, quiet = time.monotonic() + _LET_GO, 0
+    while (at_work := _gloo_at_work()) is not None and quiet < 3 and time.monotonic() < until:
+        quiet = 0 if at_work else quiet + 1
+        time.sleep(0.001)  # meanwhile the interpreter is theirs
+
+
+def _gloo_at_work() -> bool | None:
+    """Whether a thread of gloo is doing something, as far as the system tells; None where there is no such thread."""
+    found: bool | None = None
+    for task in Path("/proc/self/task").glob("*/stat"):  # elsewhere than on Linux there are none
+        with contextlib.suppress(OSError):  # it has just ended
+            _, is_gloo, state = task.read_text(errors="replace").partition(_GLOO)
+            if is_gloo:
+                found = bool(found) or not state.startswith("S")
+    return found
 
 
 def unless_ending() -> None:
