@@ -3,16 +3,13 @@ any of them is touched."""
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
-
 import surefoot
+from surefoot.bench.pool import each
 from surefoot.records import Action
 from surefoot.zoo import CONTROLS
 from surefoot.zoo.families import Split
@@ -78,7 +75,7 @@ class Tally:
         lines = [f"{runs}: {done}, {often:.0f} findings per 100,000 steps."]
         if not self.touched:
             lines.append(f"With 95 % confidence: fewer than {3e5 / max(self.steps, 1):.2f} in 100,000 steps.")
-        for found in self.touched:
+        for found in sorted(self.touched, key=lambda found: (found.task.seed, found.task.name, found.task.family)):
             at, action, reason = found.interventions[0]
             lines.append(
                 f"{found.task.name} in {found.task.family}, seed {found.task.seed}: {action} at {at}: {reason}"
@@ -100,10 +97,6 @@ def tasks(split: Split, steps: int, first: int = FIRST_SEED) -> Iterator[Task]:
 
 def one(task: Task) -> Found:
     """Make one run; up to its onset a control is its twin, and only what comes after is counted."""
-    import logging
-
-    torch.set_num_threads(1)
-    logging.getLogger("surefoot").setLevel(logging.CRITICAL)
     scenario = task.scenario
     with tempfile.TemporaryDirectory() as folder:
         train(scenario.run(), Attached(Path(folder), observe=False))
@@ -116,8 +109,7 @@ def one(task: Task) -> Found:
 def main(split: Split, *, steps: int, first: int, workers: int, progress: Callable[[int, int], None]) -> Tally:
     """Run them all and count."""
     todo, tally = list(tasks(split, steps, first)), Tally(first)
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for found in pool.map(one, todo, chunksize=4):
-            tally.add(found)
-            progress(tally.runs, len(todo))
+    for found in each(one, todo, workers):
+        tally.add(found)
+        progress(tally.runs, len(todo))
     return tally

@@ -201,7 +201,7 @@ def healthy(
     needs_torch("bench healthy")
     from surefoot.bench.healthy import FIRST_SEED
     from surefoot.bench.healthy import main as run
-    from surefoot.bench.zoo import cores
+    from surefoot.bench.pool import cores
     from surefoot.zoo.families import Split
 
     if split not in list(Split):

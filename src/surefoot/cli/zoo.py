@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from surefoot.bench import zoo
+from surefoot.bench.pool import cores
 from surefoot.bench.zoo.table import as_data, tables
 
 
@@ -27,7 +28,7 @@ def show(choice: zoo.Choice, *, jobs: int, out: Path, page: Path | None, as_json
                 print(f"{done} of {total} runs made", file=sys.stderr, flush=True)
 
         try:
-            board = zoo.main(choice, folder=out, workers=jobs or zoo.cores(), progress=tell)
+            board = zoo.main(choice, folder=out, workers=jobs or cores(), progress=tell)
         except ValueError as wrong:
             bar.stop()
             print(wrong, file=sys.stderr)

@@ -6,15 +6,11 @@ kept and made again only when something it depends on has changed, so an interru
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
+from surefoot.bench.pool import each
 from surefoot.bench.zoo.table import Board, board_of
 from surefoot.zoo import CONTROLS, FAULTS
 from surefoot.zoo.families import Split
@@ -85,34 +81,10 @@ def run(jobs: Sequence[Job], *, workers: int, progress: Progress) -> dict[tuple[
         else:
             results[job.id, job.judge] = known
     progress(len(results), len(jobs), "")
-    for done in _made(todo, workers):
+    for done in each(Job.do, todo, workers):
         results[done.id, done.judge] = done
         progress(len(results), len(jobs), f"{done.judge}: {done.id}")
     return {(job.id, job.judge): results[job.id, job.judge] for job in jobs}  # in their order, whichever was known
-
-
-def _made(todo: Sequence[Job], workers: int) -> Iterable[Result]:
-    if not todo:
-        return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_alone)
-    try:
-        for future in as_completed([pool.submit(Job.do, job) for job in todo]):
-            yield future.result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _alone() -> None:
-    """A worker has one core, and says nothing of its own."""
-    import logging
-
-    torch.set_num_threads(1)
-    logging.getLogger("surefoot").setLevel(logging.CRITICAL)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def main(choice: Choice, *, folder: Path, workers: int, progress: Progress) -> Board:
