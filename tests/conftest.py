@@ -5,13 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 import torch
+
+import surefoot
 
 # On a busy machine threads that wait for each other make small tensors many times slower.
 torch.set_num_threads(1)
@@ -57,3 +59,30 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> TwoProcesses:
         return [json.loads((out / f"told-{rank}.json").read_text()) for rank in (0, 1)]
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Also after a test that took more."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def attach(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """`surefoot.attach` into the test's own directory, closed at the end."""
+    guards: list[surefoot.Guard] = []
+
+    def attach(model: Any, optimizer: Any, **options: Any) -> surefoot.Guard:
+        guard = surefoot.attach(model, optimizer, **({"run_dir": tmp_path / "run"} | options))
+        guards.append(guard)
+        return guard
+
+    yield attach
+    for guard in guards:
+        guard.close()
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[[], surefoot.Run]:
+    """What the test's run directory holds now."""
+    return lambda: surefoot.read(tmp_path / "run")
