@@ -186,8 +186,8 @@ def _alike(told: Finding, case: Case) -> bool:
 
 def _matters(found: Finding, case: Case, told: Finding) -> bool:
     """An update of another kind, or a loss that has risen by more than next to nothing, and by a good part of the harm;
-    a single one by half of it. A level that has only crept up, or has halved since, is believed where the harm is
-    great, and lasts: batches may be harder on purpose, and are learnt."""
+    a single one by half of it. A level that has only crept up, or is on its way down since, is believed where the
+    harm is great, and lasts: batches may be harder on purpose, and are learnt. What is over altogether was not."""
     seen, harm = found.evidence, _harm(told)
     if found.detector == "jump" and seen["norm_ratio"] > math.log(case.sight.leap):
         return True
@@ -195,8 +195,8 @@ def _matters(found: Finding, case: Case, told: Finding) -> bool:
     if found.detector != "level":
         return seen["loss"] - case.normal > max(least, harm / DOUBLE)
     crept = seen.get("slowly") or not (seen["deviations"] > case.sight.raised or _high(case, case.sight.raised))
-    rise, lately = seen["level"] - seen["normal"], sorted(m.row.loss for m in case.moments[-WHILE:])
-    learnt = lately[len(lately) // 2] - seen["normal"] < rise / DOUBLE
+    rise = seen["level"] - seen["normal"]
+    learnt = PART * rise < told.evidence["lately"] - seen["normal"] < rise / DOUBLE
     great = told.evidence["lost"] or harm > (CLEARLY - 1) * abs(told.evidence["best"])
     believed = not (crept or learnt) or (great and told.evidence["twice"])
     return believed and rise > max(least, PART * harm)

@@ -9,7 +9,7 @@ import numpy as np
 
 from surefoot.judge.detect.base import Detector
 from surefoot.judge.normal import Normal
-from surefoot.judge.policy import AGAIN, CLEARLY, DOUBLE
+from surefoot.judge.policy import AGAIN, CLEARLY, DOUBLE, WHILE
 from surefoot.records import Finding, Row
 
 
@@ -19,7 +19,19 @@ class Astray(Detector):
     which rate, all was well."""
 
     name: ClassVar = "astray"
-    kept: ClassVar = ("_best", "_well", "_rate", "_now", "_top", "_samples", "_blamed", "_far", "_since", "_first")
+    kept: ClassVar = (
+        "_best",
+        "_well",
+        "_rate",
+        "_now",
+        "_top",
+        "_samples",
+        "_blamed",
+        "_far",
+        "_since",
+        "_first",
+        "_lately",
+    )
 
     def __init__(self, normal: Normal, *, alone: bool) -> None:
         self._normal = normal
@@ -44,9 +56,12 @@ class Astray(Detector):
         """The highest of the evaluations before, if those were far above the best one: what heals is left alone."""
         self._since = 0
         """Evaluations since all was well."""
+        self._lately: list[float] = []
+        """The last losses in training."""
 
     def rewound(self) -> None:
         self._far = math.nan
+        self._lately.clear()
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
         if not self._alone or row.optimizer:
@@ -54,6 +69,8 @@ class Astray(Detector):
         # What is evaluated are the weights before this row's update.
         rate, self._now = self._now, self._normal.rate(row)
         self._top = max(self._top, self._now)
+        if math.isfinite(row.loss):
+            self._lately = [*self._lately[1 - WHILE :], row.loss]
         if math.isnan(row.eval_loss):
             return []
         sight = self._normal.sight
@@ -79,4 +96,5 @@ class Astray(Detector):
             return []
         detail = f"the loss on held-out data is {row.eval_loss:.4g} and was {self._best:.4g} at best"
         told = {"eval_loss": row.eval_loss, "best": self._best, "well": self._well, "rate": self._rate}
+        told["lately"] = sorted(self._lately)[len(self._lately) // 2] if self._lately else math.nan
         return self.found(row, detail, raised=raised, twice=twice, lost=lost, **told)
