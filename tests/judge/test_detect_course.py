@@ -94,6 +94,15 @@ def test_a_level_that_is_not_far_above_what_this_run_has_seen_before_is_not_grav
     assert any(f.grave for f in found) is grave
 
 
+@pytest.mark.parametrize(("one", "grave"), [(1.0, False), (12.0, True)])
+def test_a_run_in_which_one_loss_of_five_is_as_ever_has_lost_nothing(one: float, grave: bool) -> None:
+    """Four high ones among five may be a heavy tail's; what has been lost shows in each."""
+    bench, source = Bench(), Source(0, loss=1.0, floor=1.0)
+    rows = [*source.rows(60), *(source.row(loss=loss) for loss in (20.0, 8.0, one, 15.0, 12.0)), *source.rows(6)]
+    found = bench.said(MAKE["level"](bench), rows)
+    assert any(f.grave for f in found) is grave
+
+
 def test_a_run_that_has_lost_what_it_had_learnt_is_grave() -> None:
     bench, detector, source = begun("level")
     found = bench.said(detector, source.rows(10, times=6.0))

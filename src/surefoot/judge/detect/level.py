@@ -87,7 +87,7 @@ class Level(Detector):
             return []
         real = level / self._units.lately  # whatever unit it is told in
         lost = sudden > sight.far and real > sight.lost * max(normal.start, normal.loss.top) > 0 and row.landed
-        lost = lost and normal.z(last[1]) > sight.raised  # under a heavy tail some are high and others as ever
+        lost = lost and normal.z(last[0]) > sight.raised  # all of them: under a heavy tail some are as ever
         if self._told and (self._grave or not lost):
             return []
         grave, self._told, self._grave = lost, True, self._grave or lost
