@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from surefoot.records import Cause
 from surefoot.zoo import CONTROLS, FAULTS
@@ -103,3 +104,12 @@ def test_no_two_runs_share_a_name() -> None:
     assert len({s.id for s in scenarios}) == len(scenarios)
     twins = {(s.twin.id, s.settings) for s in scenarios}
     assert len({name for name, _ in twins}) == len(twins), "twins of different settings must not share their files"
+
+
+def test_a_batch_that_has_none_of_the_classes_in_turn_is_trained_on_as_it_is() -> None:
+    """Ever new seeds bring one such batch in some thousand runs, and the bench goes on."""
+    kind = CONTROLS["class_imbalance"]
+    clean = next(kind.scenarios(Split.TUNING)).twin.run()
+    clean.on_batch(lambda step, batch: batch.with_(y=torch.zeros_like(batch.y)))
+    kind.plant(clean, 0)
+    assert clean.batch(12, 0).y.tolist() == [0] * clean.samples

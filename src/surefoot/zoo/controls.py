@@ -48,8 +48,10 @@ def _cut(batch: Batch, length: int) -> Batch:
 
 
 def _pick(batch: Batch, fit: Tensor) -> Batch:
-    """As many samples as before, made of those that fit alone."""
+    """As many samples as before, made of those that fit alone; once in many seeds a batch has none, and stays."""
     rows = fit.nonzero().flatten()
+    if not len(rows):
+        return batch
     rows = rows[torch.arange(len(fit)) % len(rows)]
     return Batch(batch.x[rows], batch.y[rows])
 
