@@ -6,10 +6,13 @@ PIP_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Sums and functions as another processor computes them: other last bits, and soon another course of the same run.
+OTHER_CPU := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --quiet -c constraints.txt $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test portable lint format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -29,7 +32,10 @@ demo: $(STAMP) ## watch a training run survive three planted faults (about two m
 	@$(BIN)/python -m surefoot.demo
 
 test: lint ## lint, then the whole test suite, a file a core
-	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	@$(PYTEST)
+
+portable: $(STAMP) ## the tests that train once more, with the arithmetic of another processor
+	@$(OTHER_CPU) $(PYTEST) -m trains
 
 lint: $(STAMP) ## style, types, and which room may import which
 	@$(BIN)/ruff check --quiet .

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import signal
-import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,24 @@ import torch
 
 import surefoot
 
+sys.path.insert(0, str(Path(__file__).parent))
+from child_processes import run as run_to_the_end
+from leftovers import pytest_configure, pytest_runtest_teardown, pytest_sessionfinish  # noqa: F401 - pytest's hooks
+
 # On a busy machine threads that wait for each other make small tensors many times slower.
 torch.set_num_threads(1)
 
-# A shell that runs us in the background has interrupts ignored, and what is ignored stays so in every process we start.
+# A shell that runs us in the background has interrupts ignored, and nohup a terminal that closes; what is ignored stays
+# so in every process we start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# What was compiled for one processor's vectors does not compile for another's.
+if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
+    compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}_{capability}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
 
 # No test asserts a time, and that includes the time hypothesis gives an example.
 # The same examples each time: of some thousand noisy courses a few are rightly called another name, and main is not to
@@ -31,10 +44,36 @@ hypothesis.settings.load_profile("surefoot")
 
 LONG = ("zoo/test_bench.py", "demo/test_demo.py", "chaos/test_chaos.py", "parallel/test_two_processes.py")
 """Files that take minutes: begun first, so that at the end no core waits for one of them."""
+TRAINS = (
+    "act/test_restraint.py",
+    "act/test_rewind.py",
+    "demo/test_demo.py",
+    "gate/test_processes.py",
+    "guard/test_clip.py",
+    "guard/test_guard.py",
+    "guard/test_loops.py",
+    "guard/test_proof.py",
+    "models/test_decoder.py",
+    "parallel/test_two_processes.py",
+    "state/test_ring.py",
+    "train/test_own_parts.py",
+    "train/test_precision.py",
+    "train/test_sharded_optimizers.py",
+    "train/test_two_engines.py",
+    "trainers/test_accelerate.py",
+    "trainers/test_hf_trainer.py",
+    "trainers/test_lightning.py",
+    "zoo/test_bench.py",
+    "zoo/test_rules.py",
+)
+"""Files whose tests rest on what a training run comes to: `make portable` runs them as on another processor."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.path.as_posix().endswith(LONG))
+    for item in items:
+        if item.path.as_posix().endswith(TRAINS):
+            item.add_marker(pytest.mark.trains)
 
 
 TwoProcesses = Callable[..., list[Any]]
@@ -47,14 +86,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> TwoProcesses:
     def run(script: Path, *options: str) -> list[Any]:
         out = tmp_path_factory.mktemp(script.stem)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
-        done = subprocess.run(
-            [*command, str(script), str(out)],
-            check=False,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
+        done = run_to_the_end([*command, str(script), str(out)], env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=240)
         assert done.returncode == 0, done.stderr[-4000:]
         return [json.loads((out / f"told-{rank}.json").read_text()) for rank in (0, 1)]
 

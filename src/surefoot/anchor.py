@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from surefoot.agreement import Agreement
+from surefoot.capture_point import AHEAD, DRAWN, DRAWN_AHEAD, ELSEWHERE, HELD, CapturePoint
 from surefoot.desk import Desk
 from surefoot.footing import Footing
 from surefoot.herald import Herald
@@ -24,6 +26,7 @@ from surefoot.rounds import Rounds
 from surefoot.state.buffers import BufferShadow
 from surefoot.state.capture import Whole
 from surefoot.state.keeping import Keeping, Resumed
+from surefoot.state.loader import position_of
 from surefoot.state.pace import Pace
 from surefoot.state.probe import Probe
 from surefoot.state.rendezvous import Team
@@ -61,7 +64,9 @@ class Anchor:
         ranks = rounds.meter.ranks
         word = ranks.from_first(secrets.token_hex(8))
         alone = self._alone = ranks.world == 1
-        self._where = Whereabouts(loader)
+        self._where = Whereabouts(loader, extra)
+        self._loader = loader
+        self._point = CapturePoint(self._where)
         data = {} if self._where.keeper is None else {NAME: self._where.keeper}
         self._whole = Whole(model, optimizers, scheduler=scheduler, extra={**extra, _GATES: footing, **data})
         self._herald = Herald(desk, rounds)
@@ -84,9 +89,14 @@ class Anchor:
         self._hourly = Pace(1 << 62, policy.save_seconds) if not alone and ranks.rank == 0 else None
         self._due: str | None = None
         """What is to be done before the next forward pass: take, save, or stop:SIGNAL."""
-        self._earlier: Earlier | None = None
-        self._between = False
-        """The last round has ended, and no forward pass in training has begun since."""
+        self._inexact: tuple[str, ...] = ()
+        """Why the state that was taken last may not lead to the same losses again."""
+        self._told: set[str] = set()
+        """What was said of exactness in this process."""
+        self._sees_forward_end = False
+        """The ends of forward passes are seen; not so in a compiled model."""
+        self.elsewhere = False
+        """Batches are fetched in another thread than the one that trains."""
         self._prepared = False
         self._free = alone
         """No process is at a save, as all of them know."""
@@ -97,7 +107,9 @@ class Anchor:
     def resume(self) -> Resumed | None:
         """Go on from the newest checkpoint that is whole, if there is one."""
         self._whole.scaler = self._rounds.scaler
+        self._tell_inexact(self._where.position.warning_for(announced=True))
         self.resumed = self._resuming.resume()
+        self._point.started(self._rounds, resumed=self.resumed is not None)
         return self.resumed
 
     def listen(self) -> None:
@@ -123,7 +135,7 @@ class Anchor:
             self._begun()
         self._keeping.heard()
         self._ask(attempt)
-        self._due = self._agreement.due(attempt)
+        self._due = self._agreement.due(attempt) or self._due
         # While something is amiss no state is worth much; but one that may be doubted is better than none for long.
         step = self._desk.step
         if self._rescue.round_ended(self._where.data, free=self._keeping.idle if self._alone else self._free):
@@ -131,25 +143,55 @@ class Anchor:
         worth = self._desk.judge.quiet or self._keeping.pace.overdue(step)
         if self._due is None and worth and self._keeping.due(step, free=self._free):
             self._due = "take"
-        self._between = True
-        if self._due is not None or self._where.quick:
-            self._earlier = self._where.now(self._rounds)
+        ahead = self._point.drawn_ahead(self._rounds)
+        self._tell_inexact(DRAWN_AHEAD.format(", ".join(ahead)) if ahead else None)
+        if self._point.round_ended(self._rounds, due=self._due is not None):
+            self._tell_inexact(AHEAD)
+        if self.elsewhere:
+            self._tell_inexact(ELSEWHERE)
+        if not self._point.announced:
+            self._tell_inexact(self._where.position.warning_for(announced=False))
+
+    def withdraw(self, attempt: int) -> None:
+        """This attempt was not the end of an iteration: what was taken there is not written, and a signal waits."""
+        self._due = None if self._due == "take" else self._due
+        self._point.between = False
+        self._keeping.withdraw(attempt)
 
     def evaluates(self) -> None:
         """The model is used without gradients: between two updates a signal need not wait for the end of that."""
-        if not self._between:
+        if not self._point.between:
             return
-        self._where.evaluates(self._rounds)
-        if not self._parting.wanted:
+        self._point.evaluates(self._rounds)
+        if not self._parting.wanted or self._point.soon_exact:
             return
-        if self._earlier is None or (not self._where.quick and self._due is None):
-            self._earlier = self._where.now(self._rounds)
-        self._earlier = self._where.before_evaluation(self._earlier)
         number = self._parting.now(self._rounds.attempt)
         if number is not None:
             self._due = None
             self._begun()
-            self._obey(f"stop:{number}")
+            self._obey(f"stop:{number}", self._point.at_evaluation(self._rounds))
+
+    def iterates(self, loader: Any) -> None:
+        """The loop takes its batches from this; if `attach` was given no loader, the place in the data is not kept."""
+        if loader is None or self._loader is not None or isinstance(loader, range):
+            return
+        position = position_of(loader)
+        known = "surefoot.attach was given no loader, so the place in the data is not kept. Pass loader= to it as well."
+        self._tell_inexact(known if position.keeper is not None else position.warning_for(announced=True))
+
+    def before_fetch(self) -> None:
+        """The loop asks for its next batch: the moment at which a resumed run begins."""
+        if not torch.is_grad_enabled():  # of an evaluation
+            return
+        if self._alone and self._point.between and self._parting.wanted:
+            self._parting.ask(self._rounds.attempt)
+            self._due = self._agreement.due(self._rounds.attempt) or self._due
+        self._point.before_fetch(self._rounds, due=self._due is not None)
+
+    def fetched(self) -> None:
+        """The loop has a batch. Had there been none, a save would wait for the first one of the next epoch."""
+        if self._due is not None and self._point.exact and torch.is_grad_enabled():
+            self._act(self._point.at_fetch())
 
     def _ask(self, attempt: int) -> None:
         self._parting.ask(attempt)
@@ -162,16 +204,39 @@ class Anchor:
 
         It has fetched its next batch by then, which a resumed run will fetch again.
         """
-        self._between = False
-        if self._due is None:
-            return
-        what, self._due = self._due, None
+        self._goes_on(seen=True)
+
+    def forward_ended(self) -> None:
+        """A forward pass in training is over."""
+        self._sees_forward_end = True
+        self._point.forward_ended(self._rounds)
+
+    def _goes_on(self, *, seen: bool) -> None:
+        between, due = self._point.between, self._due is not None
+        if (due and between) or self._point.looking:
+            drawn = self._point.drawn(self._rounds)
+            self._tell_inexact(DRAWN.format(", ".join(drawn)) if drawn else None)
+        if due and between:
+            earlier = self._point.at_forward(self._rounds)
+            if earlier is not None:
+                if not seen and self._shadow is not None:
+                    earlier = replace(earlier, buffers=self._shadow.pairs)
+                self._tell_inexact(HELD if HELD in earlier.inexact else None)
+                self._act(earlier)
+        self._point.forward_began()
+
+    def _act(self, earlier: Earlier | None) -> None:
+        """Do what is due, with some of the state as it was `earlier`."""
+        if self._due == "take" and self._alone and not self._keeping.idle:
+            return  # as soon as the save that is under way has ended
+        what, self._due = self._due or "", None
         self._begun()
         self._whole.scaler = self._rounds.scaler
         if what == "take":
-            self._keeping.take(self._rounds.attempt, self._earlier)
+            self._inexact = () if earlier is None else earlier.inexact
+            self._keeping.take(self._rounds.attempt, earlier)
         else:
-            self._obey(what)
+            self._obey(what, earlier)
         self._tell_of_probe()
 
     def _begun(self) -> None:
@@ -180,27 +245,16 @@ class Anchor:
 
     def watched(self, batch: Any = None) -> None:
         """A loss is there: the moment, where the forward pass before it was not seen, as in a compiled model."""
-        self._between = False
-        if self._due is not None:
-            self._unseen_before()
+        self._goes_on(seen=False)
+        if not self._sees_forward_end:
+            self._point.forward_ended(self._rounds)
         self._probe.watched(batch)
-
-    def _unseen_before(self) -> None:
-        if not self._where.unseen and self._due == "take":
-            self._where.unseen = True  # what it drew and changed was not kept: the next time it will be
-            self._due = None
-            self._keeping.missed()
-            return
-        self._where.unseen = True
-        if self._earlier is not None and self._shadow is not None:
-            self._earlier = replace(self._earlier, buffers=self._shadow.pairs)
-        self.forward_began()
 
     def row_read(self) -> None:
         """A row was read and judged."""
         if self._desk.attempt > self._since:
             self._free = not self._desk.busy
-        self._keeping.row_read(self._desk.step, self._desk.attempt, lambda: known_of(self._desk))
+        self._keeping.row_read(self._desk.step, self._desk.known, self._known)
         self._keeping.prove(self._desk.judge.proven)
         self._rescue.row_read()
         if self._desk.alive < self._rounds.meter.ranks.world:  # a spread model cannot be run by some of them alone
@@ -225,13 +279,17 @@ class Anchor:
         """Save now, with every number read."""
         self._whole.scaler = self._rounds.scaler
         self._keeping.settle()
-        self._keeping.save(self._desk.step, self._rounds.attempt, known_of(self._desk), kind=kind, earlier=earlier)
+        self._inexact = () if earlier is None else earlier.inexact
+        self._keeping.save(self._desk.step, self._rounds.attempt, self._known(), kind=kind, earlier=earlier)
 
-    def _obey(self, what: str) -> None:
+    def _known(self) -> dict[str, Any]:
+        return {**known_of(self._desk), "inexact": list(self._inexact)}
+
+    def _obey(self, what: str, earlier: Earlier | None) -> None:
         for block, tag in self._rounds.arrived(rest=True):
             self._desk.read(block, tag)
         kind, _, number = what.partition(":")
-        self.save("emergency" if kind == "stop" else "regular", self._earlier)
+        self.save("emergency" if kind == "stop" else "regular", earlier)
         if kind == "stop":
             self._stop(int(number))
 
@@ -243,18 +301,33 @@ class Anchor:
         self._parting.end(number)
 
     def close(self, *, whole: bool) -> None:
-        """The run ends: what is not saved yet is, if the run is `whole`, between two steps and unharmed."""
-        self._parting.close()
+        """The run ends: what is not saved yet is, if the run is `whole`, between two steps and unharmed.
+
+        A signal that comes meanwhile waits for that, see `end_if_asked`.
+        """
         self._agreement.close()
-        if not whole:
-            self._keeping.close(wait=_SOON)
-            return
-        self._keeping.heard(wait=True)
-        if self._desk.step > self._keeping.saved_step:
-            self.save("regular")
-        self._keeping.close()
+        try:
+            if not whole:
+                self._keeping.close(wait=_SOON)
+                return
+            self._keeping.heard(wait=True)
+            if self._desk.step > self._keeping.saved_step:
+                self.save("regular", self._point.at_close(self._rounds))
+            self._keeping.close()
+        finally:
+            self._parting.close()
+
+    def end_if_asked(self) -> None:
+        """A signal came that was not answered before the run was closed: end the process by it."""
+        self._parting.end_if_asked()
 
     # -- what is told
+
+    def _tell_inexact(self, words: str | None) -> None:
+        """Say, once, why losses after a resume may not be those of an uninterrupted run."""
+        if words and words not in self._told:
+            self._told.add(words)
+            self._herald.tell("inexact", words)
 
     def _tell_of_probe(self) -> None:
         why = self._probe.failed()

@@ -7,28 +7,40 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from surefoot.gate.decide import Said
 from surefoot.journal.writer import Journal
 from surefoot.judge.history import History
-from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
+from surefoot.judge.several import AnyJudge
+from surefoot.measure.agreed import Agreed
 from surefoot.measure.meter import Arrived
 from surefoot.measure.origin import Origin
 from surefoot.measure.resources import Clock
 from surefoot.measure.summary import Head
+from surefoot.order import StepOrder
 from surefoot.records import NAN, TOLD, Action, Decision, Event, Note, Outcome, Row, Verdict
-from surefoot.rows import Tag, row_from, worst_tensors
+from surefoot.rows import Tag, bad_buffers, row_from, worst_tensors
 
 log = logging.getLogger("surefoot")
 
 
 class Desk:
-    """Reads each block exactly once, in order; the only place that knows how many updates have landed."""
+    """Reads each block exactly once, in order; the only place that knows how many iterations have landed."""
 
-    def __init__(self, journal: Journal, judge: Judge, *, policy: Policy, clock: Clock) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        judge: AnyJudge,
+        *,
+        policy: Policy,
+        clock: Clock,
+        order: StepOrder | None = None,
+        steps_of: int | None = None,
+    ) -> None:
         self.journal = journal
+        self.order = order or StepOrder(1)
+        self._steps_of = steps_of
+        """The optimizer whose landed updates are the steps; None where a step is an iteration of the loop."""
         self.step = 0
         self.total = NAN
         """Steps the whole run will have, if the user has told."""
@@ -40,41 +52,64 @@ class Desk:
         """Whether a process was at a save at the attempt that was read last, or that is not known."""
         self._observes = policy.observe
         self._clock = clock
-        self._landed = -1
+        self._completed = 0
+        """Iterations that were known to have ended when the last row was sent."""
+        self._open = 0
+        """Updates that landed and belong to no iteration that was counted."""
         self._stops = 0
         """Times the run was stopped since an update landed."""
         self.attempt = -1
         """The last one that was read."""
+        self.known = -1
+        """The last one of which every row was read: other optimizers that step on the same backward bring one, too."""
         self.last: Row | None = None
 
     def read(self, block: Arrived, tag: Tag, *, judged: bool = True) -> list[Decision]:
         """Take in the numbers of one attempted update; what is to be done is handed back."""
-        again = tag.attempt == self._landed  # another optimizer's part of an update that has landed already
+        self._count_completed(tag.completed)
         row = row_from(
             block,
             tag,
-            step=self.step - again,
-            history=self.history,
-            left=self._clock.left(self.total - self.step),
+            step=self.step,
+            history=self.history.of(tag.optimizer),
+            run=self.history,
             repeated=tag.attempt == self.attempt,
+            left=self._clock.left(self.total - self.step),
         )
         self.attempt, self.last = tag.attempt, row
+        self.known = tag.attempt if tag.ends else tag.attempt - 1
         layers = block.stats
         self.alive = min(self.alive, block.verdict[Said.ALIVE])
         self.busy = block.head[Head.BUSY] != 0
         self.journal.row(row, layers)
-        if (row.landed or (self._observes and row.verdict < Verdict.OVERFLOW)) and not again:
-            self.step += 1
-            self._landed = tag.attempt
+        if row.landed or (self._observes and row.verdict < Verdict.OVERFLOW):
+            self._open += 1
+            self.step += tag.optimizer == self._steps_of
             self._stops = 0
-        events = self.judge.update(row, layers) if judged else []
+        self._count_completed(tag.completed + tag.ends)
+        # Where the gradients of the ranks differ after backward, so do the numbers of the layers: none may act on them.
+        synced = len(block.losses) < 2 or not block.agreed[Agreed.UNSYNCED] > 0
+        events = self.judge.update(row, layers if synced else None) if judged else []
         if not events:
             return []
         if self.journal.rank == 0:  # all processes judge alike, one tells
             for event in self._worth_telling(events):
                 self.journal.event(event)
-                self._tell(event, row, layers)
+                self._tell(event, row, block)
         return [e for e in events if isinstance(e, Decision) and e.applied]
+
+    def _count_completed(self, completed: int) -> None:
+        """An iteration counts as a step when at least one of its updates has landed."""
+        if completed <= self._completed:
+            return
+        if self._steps_of is None:
+            self.step += min(completed - self._completed, self._open)
+        self._completed, self._open = completed, 0
+
+    def finish_iteration(self) -> None:
+        """The loop is over: what has landed since the last known end of an iteration is one, too; or as many as there
+        were updates, where only one optimizer has stepped at all."""
+        self._count_completed(self._completed + (1 if self.order.several else self._open))
 
     def _worth_telling(self, events: list[Event]) -> list[Event]:
         """A loop that goes on after it was stopped is stopped again each time, which is not told each time."""
@@ -84,15 +119,19 @@ class Desk:
         often = self._stops & (self._stops - 1)
         return [e for e in events if not (often and isinstance(e, Decision) and e.action is Action.STOP)]
 
-    def _tell(self, event: Event, row: Row, layers: np.ndarray) -> None:
+    def _tell(self, event: Event, row: Row, block: Arrived) -> None:
         if isinstance(event, Outcome):
             log.info("surefoot: step %d: %s: %s", event.step, event.action, event.detail)
         elif isinstance(event, Decision) and event.action is Action.REFUSE:
             done = "refused" if event.applied else "would have been refused"
             told = row.step, row.attempt, done, event.reason
             log.warning("surefoot: update %d (attempt %d) %s: %s", *told, extra={TOLD: True})
-            worst = worst_tensors(self.judge.names, layers, row)
-            self.note("tensors", "where the gradients stood out", at=row, values={"tensors": worst})
+            worst = worst_tensors(self.judge.names, block.stats, row)
+            if worst or not row.bad_buffers > 0:
+                self.note("tensors", "where the gradients stood out", at=row, values={"tensors": worst})
+            if row.bad_buffers > 0:
+                bad = bad_buffers(self.judge.buffers, block.buffers)
+                self.note("buffers", "buffers that the batch made non-finite", at=row, values={"buffers": bad})
         elif isinstance(event, Decision) and not event.applied:
             log.info("surefoot: step %d: %s; would have been done: %s", event.step, event.reason, event.rung)
 
@@ -105,7 +144,7 @@ class Desk:
 
     def went_back(self, attempt: int, step: int) -> None:
         """The run is again as it was after this attempt."""
-        self.step, self._landed = step, -1
+        self.step, self._open = step, 0
         self.judge.rewound(attempt, step)
 
     def note(

@@ -7,7 +7,7 @@ import gc
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,19 @@ from surefoot.judge.policy import Policy
 from surefoot.state.capture import Generator
 from surefoot.state.tree import Stateful
 
-OPTIONS = ("run_dir", "clip", "policy", "scheduler", "scaler", "extra", "ring", "loader", "resume", "step_fn")
+OPTIONS = (
+    "run_dir",
+    "clip",
+    "policy",
+    "scheduler",
+    "scaler",
+    "extra",
+    "ring",
+    "loader",
+    "resume",
+    "step_fn",
+    "steps_of",
+)
 
 
 class Misuse(ValueError):
@@ -93,6 +105,24 @@ def check_step_fn(step_fn: object) -> Any:
             "the loss: step_fn=lambda model, batch: loss_fn(model, batch)."
         )
     return step_fn
+
+
+def check_steps_of(given: object, optimizers: Sequence[Optimizer]) -> int | None:
+    """The place of the optimizer whose updates `guard.step` counts; None for iterations of the loop."""
+    if given is None:
+        return None
+    try:
+        inner = unwrap(given)
+    except ValueError:
+        inner = None
+    for place, optimizer in enumerate(optimizers):
+        if optimizer is inner:
+            return place
+    raise Misuse(
+        f"attach: steps_of={type(given).__name__} is none of the {len(optimizers)} attached optimizers. Pass one of "
+        "those given as the second argument, such as attach(model, [opt_d, opt_g], steps_of=opt_d): guard.step then "
+        "counts its updates."
+    )
 
 
 def check_policy(policy: object) -> Policy:
@@ -171,6 +201,22 @@ def check_loss(loss: object) -> Tensor:
         )
     return loss
 
+
+def check_progress(progress: object) -> None:
+    number = isinstance(progress, int | float) or (isinstance(progress, Tensor) and progress.numel() == 1)
+    if not number:
+        what = f"of shape {tuple(progress.shape)}" if isinstance(progress, Tensor) else type(progress).__name__
+        raise Misuse(
+            f"watch: progress= must be one number, not {what}. Pass a number that falls as the run gets better, such "
+            "as -rewards.mean(), or None to check the loss only for being finite."
+        )
+
+
+STEPS_WITHOUT_BACKWARD = 3
+NO_BACKWARD = (
+    f"backward() did not run from the watched loss in {STEPS_WITHOUT_BACKWARD} steps in a row, so losses are recorded "
+    "as NaN. Pass guard.watch the loss that you call backward() on, or that it is computed from."
+)
 
 NEVER_WATCHED = (
     "the optimizer stepped, but guard.watch was never called. Write `loss = guard.watch(loss, batch)` before "

@@ -6,6 +6,7 @@ half gathered. A state is taken at that same point, so that what the loop does f
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from surefoot.act.restraint import Reins
 from surefoot.act.run import CannotAct
 from surefoot.act.stop import TrainingStopped
 from surefoot.desk import Desk
+from surefoot.gate.decide import Said
 from surefoot.judge.policy import Policy
 from surefoot.records import TOLD, Action, Decision
 from surefoot.rounds import Rounds
@@ -55,10 +57,12 @@ class Footing:
         self._whole = Whole(
             model, optimizers, scheduler=scheduler, extra={**extra, GATES: self}, groups=bool(scheduler)
         )
+        self._whole.changes = {id(gate.optimizer): gate.options for gate in rounds.gates}
         keeps = ring != 0 and not policy.observe
         kept: dict[str, Any] = {"size": policy.ring_size, "reach": policy.ring_reach, "budget_bytes": ring}
         self.ring = Ring(self._whole, **kept) if keeps else None
-        self._optimizers = self._whole.optimizers
+        self._prefilled = [(o, bool(o.state)) for o in self._whole.optimizers]
+        """The optimizers, each with whether it had state before its first step, as Adagrad does."""
         self._taken: int | None = None
         """The attempt after which a state was last taken, or tried to be."""
         self._grown = False
@@ -105,6 +109,22 @@ class Footing:
             self._desk.journal.flush()
             self._carry_out_all()
 
+    def step_ended(self) -> None:
+        """An optimizer has stepped, and others have still to before the iteration of the loop is over.
+
+        What is asked of the steps can be set now. Going back has to wait: the graph of the generator's loss may hang on
+        the weights as they are, and a loop that goes on in the middle of an iteration would not do it again as a whole.
+        """
+        if not any(d.action is Action.REWIND for d in self._decided):
+            self._carry_out_all()
+
+    def withdraw(self, attempt: int) -> None:
+        """A state taken after this attempt is from the middle of an iteration."""
+        if self.ring is not None:
+            self.ring.doubt(attempt - 1)
+        if self._taken == attempt:
+            self._taken = attempt - self._policy.ring_every
+
     def round_ended(self) -> None:
         """All optimizers have stepped."""
         self._carry_out_all()
@@ -118,11 +138,14 @@ class Footing:
 
     def rewire(self, rounds: Rounds) -> None:
         """The optimizers hold other parameters now."""
+        for old, gate in zip(self.rounds.gates, rounds.gates, strict=True):
+            gate.options = old.options
         self.rounds = rounds
         self.reins.rewire(rounds.gates)
 
     def release(self) -> None:
         """Let go of the run and leave it as the loop has set it."""
+        self._tell_messages()
         self.reins.release()
         self.ring = None
 
@@ -138,7 +161,16 @@ class Footing:
         self._tell_of(self.ring)
         return state
 
+    def _tell_messages(self) -> None:
+        if self.ring is not None and self.ring.messages:
+            self._tell_of(self.ring)
+
     def _tell_of(self, ring: Ring) -> None:
+        messages, ring.messages = ring.messages, []
+        for message in messages:
+            self._desk.note("ring", message, attempt=self.rounds.attempt)
+            if self._desk.journal.rank == 0:
+                log.info("surefoot: %s", message)
         place = ring.home if ring.off is None else "nowhere"
         if place != self._told:
             self._told = place
@@ -158,6 +190,7 @@ class Footing:
 
     def _carry_out_all(self) -> None:
         decided, self._decided = self._decided, []
+        self._tell_messages()
         for decision in decided:
             try:
                 done = carry_out(decision, self)
@@ -184,8 +217,9 @@ class Footing:
         return self.rounds.scaler
 
     def shared(self, attempts: Sequence[int]) -> Sequence[int]:
-        ranks = self.rounds.meter.ranks
-        if self._desk.alive < ranks.world:  # it would not answer
+        ranks, newest = self.rounds.meter.ranks, self.rounds.meter.block.verdict[Said.ALIVE]
+        # Rows are read two steps late, and one may have gone since. To ask the device is a wait, but a seldom one.
+        if ranks.world > 1 and min(self._desk.alive, float(newest)) < ranks.world:  # it would not answer
             raise CannotAct("one of the processes has lost its protection, so they cannot go back together")
         return ranks.shared(attempts, self._policy.ring_size)
 
@@ -206,9 +240,25 @@ class Footing:
             values={"step": state.step, "attempt": state.attempt},
             attempt=at,
         )
+        self._tell_messages()
 
     def empty(self) -> None:
-        for optimizer in self._optimizers:
+        for optimizer, prefilled in self._prefilled:
+            try:
+                initial = _initial_state(optimizer) if prefilled else {}
+            except Exception as error:  # of a constructor that wants more than parameters
+                name = type(optimizer).__name__
+                log.warning("surefoot: the state of %s is kept, as it cannot be made anew: %s", name, error)
+                continue
             optimizer.state.clear()
+            optimizer.state.update(initial)
         for gate in self.rounds.gates:
             gate.forget()
+
+
+def _initial_state(optimizer: Optimizer) -> dict[Any, Any]:
+    """The state that an optimizer of this class and these parameter groups begins with."""
+    make: Any = type(optimizer)
+    known = inspect.signature(make.__init__).parameters
+    options = {name: value for name, value in optimizer.defaults.items() if name in known}
+    return dict(make([dict(group) for group in optimizer.param_groups], **options).state)

@@ -42,6 +42,7 @@ def attach(
     loader: Any = None,
     resume: bool = False,
     step_fn: Callable[[nn.Module, Any], Tensor] | None = None,
+    steps_of: Optimizer | None = None,
     **unknown: Never,
 ) -> Guard:
     """Watch a model's training and refuse bad updates; hand the loss through `guard.watch` and train as before.
@@ -51,9 +52,17 @@ def attach(
     `scheduler` (one or a list), `scaler` (the GradScaler in use) and `extra` ({name: anything with a state_dict}, such
     as averaged weights) go back with the run when it has to. `ring` is the memory that states to go back to may take,
     such as "8GB"; False keeps none. With `resume` the run is saved to `run_dir` as it goes, and goes on from the newest
-    checkpoint that is whole; `loader` is where its batches come from, so that the data goes on too. `step_fn` (model,
+    checkpoint that is whole; `loader` is where its batches come from, so that the data goes on too, and `for batch in
+    guard.batches(loader):` makes it go on exactly where the loop draws random numbers of its own. `step_fn` (model,
     batch -> loss) lets surefoot run a batch again: a checkpoint then holds the last batch and its loss, and a resume is
-    proven by having that loss again. With SUREFOOT=off in the environment nothing happens at all.
+    proven by having that loss again.
+
+    With several optimizers `guard.step` counts iterations of the loop: optimizers that step on one backward share an
+    iteration, and those that step in turn (critic, generator) end one with the last of them. The order is recognised
+    once it has come twice, uneven ones too: five critic steps and one generator step are one iteration. In a loop whose
+    iteration is one critic step, and every fifth time a generator step besides, name what counts: `steps_of=critic_opt`
+    makes `guard.step` the number of that optimizer's updates. Runs are saved, and go back, at the end of such a cycle
+    only. With SUREFOOT=off in the environment nothing happens at all.
     """
     if edge.switched_off():
         return OffGuard()
@@ -74,4 +83,5 @@ def attach(
         loader=loader,
         resume=edge.check_resume(resume, run_dir, policy),
         step_fn=edge.check_step_fn(step_fn),
+        steps_of=edge.check_steps_of(steps_of, optimizers),
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import torch
+from torch import nn
 
 from surefoot import edge
 from surefoot.act.stop import TrainingStopped
@@ -26,6 +28,8 @@ class Timed(Protocol):
     """What wants to know when a forward pass begins."""
 
     def forward_began(self) -> None: ...
+
+    def forward_ended(self) -> None: ...
 
 
 P = ParamSpec("P")
@@ -74,14 +78,30 @@ class Timing:
             return
         guard = self._guard()
         if guard is not None:
-            guard.forward_began()
+            self.tell(guard)
+
+    def tell(self, guard: Timed) -> None:
+        guard.forward_began()
 
     def __reduce__(self) -> tuple[type[Timing], tuple[()]]:
-        return Timing, ()
+        return type(self), ()
+
+
+class EndTiming(Timing):
+    """Tells when a forward pass has ended."""
+
+    def tell(self, guard: Timed) -> None:
+        guard.forward_ended()
+
+
+def called_by_loop(model: nn.Module) -> list[nn.Module]:
+    """The modules whose forward a loop calls: the model, or the parts of one that only holds them, as a GAN's may."""
+    return [model] if type(model).forward is not nn.Module.forward else list(model.children())
 
 
 def close_if_alive(guard: weakref.ref[Guard]) -> None:
-    """At the end of the process."""
+    """At the end of the process, which a signal need not ask for any more."""
     alive = guard()
     if alive is not None:
-        alive.close()
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            alive.close()

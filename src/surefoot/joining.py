@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from surefoot.desk import Desk
 from surefoot.footing import Footing
 from surefoot.gate.ways import Way, could_be_fused, on_accelerator
-from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
+from surefoot.judge.several import AnyJudge
 from surefoot.measure.resources import Clock
 from surefoot.opening import open_together
 from surefoot.rounds import Rounds
@@ -32,17 +32,18 @@ log = logging.getLogger("surefoot")
 def open_desk(
     rounds: Rounds,
     optimizer: Optimizer,
-    judge: Judge,
+    judge: AnyJudge,
     *,
     run_dir: str | os.PathLike[str],
     info: dict[str, Any],
     policy: Policy,
     clock: Clock,
+    steps_of: int | None = None,
 ) -> Desk:
     """Open the journal and introduce the run; it is closed with the optimizer, should nobody close the guard."""
     journal = open_together(rounds.meter.ranks, run_dir, info)
     weakref.finalize(optimizer, journal.close)
-    desk = Desk(journal, judge, policy=policy, clock=clock)
+    desk = Desk(journal, judge, policy=policy, clock=clock, order=rounds.order, steps_of=steps_of)
     journal.layout(rounds.layout.names, rounds.layout.numels)
     desk.note("attached", "; ".join(g.why for g in rounds.gates), attempt=journal.last_attempt + 1)
     for gate in rounds.gates:

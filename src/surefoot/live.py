@@ -8,27 +8,31 @@ import logging
 import math
 import os
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot import edge
+from surefoot.fetching import Batches, FetchesThrough, Through
 from surefoot.footing import Footing
 from surefoot.gate.clip import ClipOption
+from surefoot.gate.skip import SkippableStep, StepRefused
 from surefoot.gate.ways import Way
-from surefoot.guarding import Guard
-from surefoot.hooks import Timing, close_if_alive, contained, uncompiled
+from surefoot.guarding import LOSS, Guard, Progress
+from surefoot.hooks import EndTiming, Timing, called_by_loop, close_if_alive, contained, uncompiled
 from surefoot.joining import hold, open_desk
 from surefoot.judge.policy import Policy
 from surefoot.measure.resources import Clock, samples_in
 from surefoot.opening import config_of, judge_for
-from surefoot.records import Action, Event, Row, Verdict
+from surefoot.records import Action, Event, JudgedBy, Row, Verdict
 from surefoot.rounds import Rounds
+from surefoot.state.buffercheck import REPEATS
 from surefoot.state.buffers import BufferShadow
 from surefoot.state.tree import Stateful
 
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from surefoot.anchor import Anchor
 
 log = logging.getLogger("surefoot")
+T = TypeVar("T")
 GUARDED: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 """Optimizers that have a guard already."""
 
@@ -58,11 +63,18 @@ class LiveGuard(Guard):
         loader: Any,
         resume: bool,
         step_fn: Callable[[nn.Module, Any], Tensor] | None = None,
+        steps_of: int | None = None,
     ) -> None:
         self.lost = False
         """Protection has ended: closed, or given up after an error of its own."""
         self._optimizers = optimizers
         self._watched = False
+        self._awaits_backward = False
+        """A loss was watched, and no backward has begun from it yet."""
+        self._without_backward = 0
+        """Steps in a row that were made although no backward ran from the watched loss."""
+        self._thread = threading.get_ident()
+        """The thread that trains."""
         self._clock = Clock()
         self._shadow = None if policy.observe else BufferShadow(model)
         self._build = functools.partial(
@@ -80,6 +92,7 @@ class LiveGuard(Guard):
                 info=config_of(model, clip, policy, self._rounds),
                 policy=policy,
                 clock=self._clock,
+                steps_of=steps_of,
             )
             self._footing = Footing(
                 model,
@@ -112,11 +125,17 @@ class LiveGuard(Guard):
         except BaseException:
             self._release_shadow()
             raise
-        self._hooks: list[Any] = [model.register_forward_pre_hook(Timing(self), prepend=True)]
+        parts = called_by_loop(model)
+        self._hooks: list[Any] = [m.register_forward_pre_hook(Timing(self), prepend=True) for m in parts]
+        if self._anchor is not None:
+            self._hooks += [m.register_forward_hook(EndTiming(self)) for m in parts]
         for k, o in enumerate(optimizers):
             self._hooks.append(o.register_step_pre_hook(uncompiled(functools.partial(self._before_step, k))))
             self._hooks.append(o.register_step_post_hook(uncompiled(functools.partial(self._after_step, k))))
             GUARDED.add(o)
+        if self._anchor is not None and isinstance(loader, FetchesThrough):
+            loader.through = Through(self)
+        self._steps = [SkippableStep(o, functools.partial(self._refused, k)) for k, o in enumerate(optimizers)]
         self._at_exit = functools.partial(close_if_alive, weakref.ref(self))
         atexit.register(self._at_exit)
 
@@ -144,24 +163,71 @@ class LiveGuard(Guard):
         if self._footing.pending and torch.is_grad_enabled() and self._rounds.dropped():
             self._rounds.drop()  # loss scaling steps over its overflows, and with them over the end of a round
             self._read()
-            self._footing.round_ended()
+            self._end_step()
+
+    @contained
+    def forward_ended(self) -> None:
+        if self._anchor is not None and torch.is_grad_enabled():
+            self._anchor.forward_ended()
+
+    # -- batches
+
+    def batches(self, loader: Iterable[T] | None = None) -> Batches[Any]:
+        self._iterates(loader)
+        return super().batches() if loader is None else super().batches(loader)
+
+    def fetch(self, get: Callable[[], T]) -> T:
+        if threading.get_ident() != self._thread:  # a run is saved, and ended, where it trains
+            self._fetched_elsewhere()
+            return get()
+        self._before_fetch()
+        batch = get()
+        self._fetched()
+        return batch
+
+    @contained
+    def _iterates(self, loader: Any) -> None:
+        if self._anchor is not None:
+            self._anchor.iterates(loader)
+
+    @contained
+    def _fetched_elsewhere(self) -> None:
+        if self._anchor is not None:
+            self._anchor.elsewhere = True
+
+    @contained
+    def _before_fetch(self) -> None:
+        if self._anchor is not None:
+            self._anchor.before_fetch()
+
+    @contained
+    def _fetched(self) -> None:
+        if self._anchor is not None:
+            self._anchor.fetched()
 
     # -- backward
 
-    def watch(self, loss: Tensor, batch: Any = None) -> Tensor:
+    def watch(self, loss: Tensor, batch: Any = None, *, progress: Progress = LOSS) -> Tensor:
         edge.check_loss(loss)
+        if progress is not None and progress is not LOSS:
+            edge.check_progress(progress)
         if not self.lost and loss.requires_grad:
-            self._follow(loss, batch)
+            self._follow(loss, batch, progress)
         return loss
 
     @uncompiled
     @contained
-    def _follow(self, loss: Tensor, batch: Any) -> None:
+    def _follow(self, loss: Tensor, batch: Any, progress: Progress) -> None:
+        self._awaits_backward = True
         if self._anchor is not None:
             self._anchor.watched(batch)
         first, self._watched = not self._watched, True
         value, samples = loss.detach(), samples_in(batch)
         self._rounds.take_inputs(batch)
+        if progress is LOSS:
+            self._rounds.judged_by = JudgedBy.LOSS
+        else:
+            self._rounds.take_progress(progress)
         queue = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore[reportAttributeAccessIssue]
 
         def backward_began(gradient: Tensor) -> None:
@@ -174,6 +240,7 @@ class LiveGuard(Guard):
 
     @contained
     def _backward_began(self, first: Tensor | None) -> None:
+        self._awaits_backward = False
         rounds = self._rounds
         if rounds.backward_began() and self._footing.reins.empty():
             rounds.emptied()
@@ -211,9 +278,9 @@ class LiveGuard(Guard):
         self._read(rest=True)
         old.release()
         self._rounds = self._build()
-        self._rounds.scaler, self._rounds.attempt = old.scaler, old.attempt + 1
+        self._rounds.scaler, self._rounds.attempt, self._rounds.order = old.scaler, old.attempt + 1, old.order
         self._desk.journal.layout(self._rounds.layout.names, self._rounds.layout.numels)
-        self._desk.judge.names = self._rounds.layout.names
+        self._desk.judge.rewired(self._rounds.layout.names, [(s.start, s.stop) for s in self._rounds.layout.scopes])
         self._footing.rewire(self._rounds)
         if self._anchor is not None:
             self._anchor.rewire(self._rounds)
@@ -226,6 +293,8 @@ class LiveGuard(Guard):
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if closure is None and not self._watched:
             raise edge.Misuse(edge.NEVER_WATCHED)
+        if closure is None:
+            self._check_backward()
         if not self._rounds.fits:
             self._rewire()
         self._rounds.before(k)
@@ -234,11 +303,20 @@ class LiveGuard(Guard):
             self._anchor.before_step()
         if not callable(closure):
             self._rounds.decide(k)
+            self._leave(k)
             return None
         guarded = functools.partial(self._closure, k, closure, [])
         if kwargs.get("closure"):
             return args, {**kwargs, "closure": guarded}
         return (args[0], guarded, *args[2:]), kwargs
+
+    def _check_backward(self) -> None:
+        """Warn of a loop that watches one loss and runs backward from another."""
+        self._without_backward = self._without_backward + 1 if self._awaits_backward else 0
+        self._awaits_backward = False
+        if self._without_backward == edge.STEPS_WITHOUT_BACKWARD:
+            log.warning("surefoot: %s", edge.NO_BACKWARD)
+            self._note("no_backward", edge.NO_BACKWARD)
 
     def _closure(self, k: int, closure: Callable[[], Any], calls: list[int]) -> Any:
         """The user's closure, and the gate after it: its backward runs inside the step."""
@@ -250,7 +328,19 @@ class LiveGuard(Guard):
         if not self._watched:
             raise edge.Misuse(edge.NEVER_WATCHED)
         self._after_closure(k, searching=searching)
+        if not self.lost:
+            self._leave(k, result)
         return result
+
+    def _leave(self, k: int, result: Any = None) -> None:
+        """Leave a step that was refused, where it can be left: else it runs without gradients."""
+        gate = self._rounds.gates[k]
+        if gate.refused and gate.way is not Way.COPY and self._steps[k].active:
+            raise StepRefused(gate.optimizer, result)
+
+    def _refused(self, k: int) -> None:
+        """A step was left: what comes after a step comes now."""
+        self._after_step(k, self._optimizers[k], (), {})
 
     @contained
     def _after_closure(self, k: int, *, searching: bool) -> None:
@@ -261,13 +351,29 @@ class LiveGuard(Guard):
 
     @contained
     def _after_step(self, k: int, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self._thread = threading.get_ident()
         self._footing.after_step(k)
         self._rounds.after(k)
+        self._withdraw(self._rounds.order.withdrawn)
         self._read()
+        self._end_step()
+        if self._rounds.over and self._anchor is not None:
+            self._anchor.round_ended()
+
+    def _end_step(self) -> None:
+        """What was decided is carried out; the run goes back, and a state is taken, at the end of an iteration only."""
         if self._rounds.over:
             self._footing.round_ended()
-            if self._anchor is not None:
-                self._anchor.round_ended()
+        else:
+            self._footing.step_ended()
+
+    def _withdraw(self, attempt: int | None) -> None:
+        """This attempt was not the last one of its iteration after all: no run goes on from a state taken there."""
+        if attempt is None:
+            return
+        self._footing.withdraw(attempt)
+        if self._anchor is not None:
+            self._anchor.withdraw(attempt)
 
     def _read(self, *, rest: bool = False) -> None:
         for block, tag in self._rounds.arrived(rest=rest):
@@ -275,6 +381,17 @@ class LiveGuard(Guard):
             if self._anchor is not None:
                 self._anchor.row_read()
             self._look_closer()
+            for name in self._rounds.buffers.exempted():
+                self._tell_exempted(name)
+
+    def _tell_exempted(self, name: str) -> None:
+        told = (
+            f"buffer {name} became non-finite in {REPEATS} updates in a row while loss and gradients were finite: this "
+            "is taken as intended, and the buffer is no longer checked"
+        )
+        if self._desk.journal.rank == 0:
+            log.warning("surefoot: %s", told)
+        self._note("buffers", told)
 
     def _look_closer(self) -> None:
         """In trouble: at the weights, and at where in the model it begins."""
@@ -308,8 +425,13 @@ class LiveGuard(Guard):
         if self._shadow is not None:
             self._shadow.close()
 
+    def _release_steps(self) -> None:
+        for step in self._steps:
+            step.close()
+
     def close(self) -> None:
         self._finish()
+        anchor = self._anchor
         self._let_go(whole=not self.lost and getattr(sys, "last_value", None) is None)
         self.lost = True
         for hook in self._hooks:
@@ -318,18 +440,22 @@ class LiveGuard(Guard):
         self._rounds.release()
         self._footing.release()
         self._release_shadow()
+        self._release_steps()
         GUARDED.difference_update(self._optimizers)
         atexit.unregister(self._at_exit)
         self._desk.journal.close()
+        if anchor is not None:
+            anchor.end_if_asked()
 
     @contained
     def _finish(self) -> None:
         if self._rounds.dropped():
-            self._rounds.drop()
+            self._rounds.drop(last=True)
         for block, tag in self._rounds.arrived(rest=True):
             for decision in self._desk.read(block, tag):
                 if decision.action is Action.STOP:  # the loop is over anyway
                     log.warning("surefoot would have stopped the run: %s", decision.reason)
+        self._desk.finish_iteration()
         self._note("closed")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -360,7 +486,9 @@ class LiveGuard(Guard):
             where,
             exc_info=error,
         )
+        anchor = self._anchor
         self._let_go(whole=False)
+        self._release_steps()
         self._rounds.release()
         self._footing.release()
         self._release_shadow()
@@ -368,3 +496,5 @@ class LiveGuard(Guard):
         meter = self._rounds.meter
         if meter.ranks.world > 1:  # the others must not wait for this process in vain
             self._hooks.append(self._optimizers[0].register_step_pre_hook(lambda *_: meter.stand_in()))
+        if anchor is not None:
+            anchor.end_if_asked()

@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 from surefoot.gate.clip import ClipOption
 from surefoot.journal.lock import RunDirectoryInUse
 from surefoot.journal.writer import Journal
-from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
+from surefoot.judge.several import AnyJudge, judge_of
 from surefoot.measure.environment import describe
 from surefoot.measure.ranks import Ranks
 from surefoot.rounds import Rounds
@@ -34,9 +34,10 @@ _MORE: ContextVar[Mapping[str, Any]] = ContextVar("more", default=MappingProxyTy
 """What whoever attaches tells of the run besides."""
 
 
-def judge_for(model: nn.Module, policy: Policy, rounds: Rounds) -> Judge:
+def judge_for(model: nn.Module, policy: Policy, rounds: Rounds) -> AnyJudge:
     """A judge that knows what the tensors of this run are."""
-    return Judge(policy, rounds.layout.names, **_judged(model, rounds))
+    names, known = rounds.meter.ranks.from_first((rounds.layout.names, _judged(model, rounds)))
+    return judge_of(policy, names, **known)
 
 
 def _judged(model: nn.Module, rounds: Rounds) -> dict[str, Any]:
@@ -44,6 +45,7 @@ def _judged(model: nn.Module, rounds: Rounds) -> dict[str, Any]:
     holders = {id(p): type(m).__name__ for m in model.modules() for p in m._parameters.values() if p is not None}
     optimizers = [getattr(g.optimizer, "optim", g.optimizer) for g in rounds.gates]  # inside a sharded one
     owned = rounds.layout.scopes[-1].stop
+    scopes = [[span.start, span.stop] for span in rounds.layout.scopes]
     return {
         "kinds": [holders.get(id(p), "").removeprefix("FSDP") for p in rounds.layout.params],
         "owned": owned,
@@ -51,7 +53,8 @@ def _judged(model: nn.Module, rounds: Rounds) -> dict[str, Any]:
         "first": max(map(first_update, optimizers)),
         "adaptive": not any(isinstance(o, _PROPORTIONAL) for o in optimizers),
         "alone": rounds.meter.ranks.world == 1,
-    }
+        "buffers": list(rounds.buffers.names),
+    } | ({"scopes": scopes} if len(scopes) > 1 else {})
 
 
 def first_update(optimizer: Optimizer) -> float:

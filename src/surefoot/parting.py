@@ -30,7 +30,13 @@ class Parting:
     def _signalled(self, number: int) -> None:
         if self._asked is not None and number == signal.SIGINT:  # a person who asks twice does not want to wait
             raise KeyboardInterrupt
-        self._asked = number
+        if self._asked is None:  # launchers pass a signal on that the process group has had already: once is enough
+            self._asked = number
+
+    def end_if_asked(self) -> None:
+        """End the process by a signal that came and was not answered before the guard was closed."""
+        if self._asked is not None:
+            self.end(self._asked)
 
     @property
     def wanted(self) -> bool:
@@ -55,11 +61,16 @@ class Parting:
         return int(number)
 
     def end(self, number: int) -> None:
-        """End as the signal would have it; where the program listens to it too, that is for the program to do."""
+        """End as the signal would have it: with exit code 128 + its number, for SIGINT by KeyboardInterrupt.
+
+        Where the program has a handler of its own, ending is up to that.
+        """
         handler, self._asked = None if self._hearing is None else self._hearing.before(number), None
         if callable(handler) and handler is not signal.default_int_handler:
             handler(number, None)
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:
+            if self._hearing is not None:
+                self._hearing.process_ends(128 + number)
             raise SystemExit(128 + number)

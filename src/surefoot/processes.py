@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
+import sys
+import threading
+import time
 from pathlib import Path
 
 
@@ -43,3 +48,24 @@ def running(pid: object, start: object) -> bool | None:
         return None
     # It exists, yet no start time: a zombie, unless /proc is closed to us.
     return False if Path(f"/proc/{pid}/stat").exists() else None
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int) -> None:
+    """Kill this process as soon as `parent`, the process that started it, has ended in whatever way.
+
+    Linux sends the signal when the thread that started us ends, so a parent starts us in a thread that waits for us.
+    Elsewhere a thread looks at the parent twice a second.
+    """
+    if not (sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0):
+        threading.Thread(target=_end_without, args=(parent,), name="surefoot-parent", daemon=True).start()
+    if os.getppid() != parent:  # it ended before the signal was asked for
+        os._exit(1)
+
+
+def _end_without(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)

@@ -19,13 +19,23 @@ class Verdict(IntEnum):
 
     LANDED = 0
     NONFINITE = 1
-    """Refused: a loss, a gradient or the norm was NaN or infinite."""
+    """Refused: a loss, a gradient, the norm or a buffer that the batch has changed was NaN or infinite."""
     OUTLANDISH = 2
     """Refused: finite, but far outside anything this run has accepted."""
     OVERFLOW = 3
     """Skipped: the loss scale was too high for this batch; loss scaling lowers it and goes on."""
     DROPPED = 4
     """The gradients were thrown away before any optimizer stepped."""
+
+
+class JudgedBy(IntEnum):
+    """Which number tells whether a run makes progress; the numbers are written to disk and never reused."""
+
+    LOSS = 0
+    PROGRESS = 1
+    """What the loop handed to `guard.watch(progress=...)`."""
+    NOTHING = 2
+    """The loop passed `progress=None`: the loss is only checked for being finite."""
 
 
 class Cause(StrEnum):
@@ -86,7 +96,8 @@ class Row:
     """The numbers of one attempted update, as the host reads them two steps later; NaN where unknown."""
 
     step: int
-    """Updates that landed before this one."""
+    """Iterations of the loop that landed before this one; with one optimizer, updates. Several optimizers may have
+    rows of the same step."""
     attempt: int
     """Updates tried before this one; only grows."""
     time: float
@@ -99,7 +110,7 @@ class Row:
     micros: int = 1
     """Micro-batches accumulated into this update."""
     rank: int = -1
-    """The process that brought the trouble; -1 when there was none or it cannot be told."""
+    """The process that brought the trouble, or whose weights differ; -1 when there was none or it cannot be told."""
     loss: float = NAN
     loss_d1: float = NAN
     loss_d2: float = NAN
@@ -125,6 +136,10 @@ class Row:
     """Norm of the change of the weights over the norm of the weights, on a sample of the weights."""
     bad_weights: float = NAN
     """Count of non-finite values in weights and buffers."""
+    bad_buffers: float = NAN
+    """Count of buffers with values that the batch has made non-finite."""
+    bad_buffer: int = -1
+    """The first of these, by its place in the list of buffers in `run.json`; -1 when there is none."""
     unmoved: float = NAN
     """Share of the sampled weights that are exactly what they were a whole step before."""
     applied_norm: float = NAN
@@ -154,11 +169,21 @@ class Row:
     utilisation: float = NAN
     """Share of the time the device was busy, 0 to 1."""
     seconds_left: float = NAN
+    judged_by: JudgedBy = JudgedBy.LOSS
+    """Which number is compared with the run's past."""
+    progress: float = NAN
+    """What the loop handed to `guard.watch(progress=...)`, the mean over micro-batches and processes."""
+    replicas: float = NAN
+    """How many ranks hold other weights than most ranks do, by a checksum of what should be equal on all of them;
+    0 when all are equal, infinite when they differ and so did the gradients they applied, NaN where not compared."""
 
     @property
     def landed(self) -> bool:
         return not self.verdict  # LANDED is 0; this is asked many times a step
 
+
+ADDED_COLUMNS = ("judged_by", "progress", "replicas", "bad_buffers", "bad_buffer")
+"""Columns of a row that files of this schema may lack, because an earlier version wrote them."""
 
 LAYER_STATS = ("norm", "mean", "std", "absmax", "zeros", "nonfinite", "tiny", "sub")
 """Columns of a per-tensor row. `zeros`, `tiny` (under 6.1e-5) and `sub` (under 5.96e-8) are shares of the elements,
@@ -209,7 +234,8 @@ class Diagnosis(Event):
 class Restraint:
     """What is asked of every step until it is loosened again; all of it is taken off outside the step.
 
-    Figures that differ between optimizers are tuples with one for each of them; an empty tuple asks nothing.
+    Figures that differ between optimizers are tuples with one for each of them; an empty tuple asks nothing. Of
+    several optimizers it is asked of those that the decision names.
     """
 
     rate: float = 1.0
@@ -276,6 +302,8 @@ class Decision(Event):
     """The optimizers' state is emptied, after the rewind if there is one."""
     scale: float = 0.0
     """The loss scale is set to this; 0 leaves it as it is."""
+    optimizers: tuple[int, ...] = ()
+    """The optimizers whose steps are asked for it, of several that step in turn; empty for all of them."""
 
     def as_json(self) -> dict[str, Any]:
         told = super(Decision, self).as_json()
@@ -299,7 +327,7 @@ class Checkpoint(Event):
 
     kind: ClassVar[str] = "checkpoint"
     name: str
-    """saved, failed, resumed, trouble, left_out or stopped."""
+    """saved, failed, resumed, proved, unproven, inexact, trouble, left_out or stopped."""
     detail: str = ""
     values: dict[str, Any] = field(default_factory=dict)
 

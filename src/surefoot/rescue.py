@@ -64,6 +64,7 @@ class Rescue:
         ring, ranks = self._footing.ring, self._herald.rounds.meter.ranks
         if ring is None:
             return None
+        ring.verify()
         good = {s.attempt: s for s in ring.states if s.good and s.step > 0}
         try:
             shared = self._footing.shared(sorted(good))
@@ -93,5 +94,9 @@ class Rescue:
 
 
 def known_of(desk: Desk) -> dict[str, Any]:
-    """What is saved of the guard itself: the judge, and the last 100 losses and norms."""
-    return {"judge": desk.judge.state_dict(), "history": desk.history.state_dict()}
+    """What is saved of the guard itself: the judge, the last 100 losses and norms, and the order of the optimizers."""
+    return {
+        "judge": desk.judge.state_dict(),
+        "history": desk.history.state_dict(),
+        "order": desk.order.state_dict(),
+    }

@@ -64,15 +64,18 @@ class Resuming:
         """What the guard itself knew then, it knows again."""
         self._desk.step = resumed.step
         told = resumed.guard or {}
-        notes = list(resumed.notes)
+        notes = [*resumed.notes, *map(str, told.get("inexact", ()))]
         try:
             self._desk.judge.load_state_dict(told["judge"])
             self._desk.history.load_state_dict(told["history"])
             if "rewound" in told:  # it was saved in trouble, as the run was before that
                 self._desk.judge.rewound(*told["rewound"])
-            asked, reins = self._desk.judge.restraint, self._footing.reins
-            if asked != Restraint() and reins.objection(asked) is None:
-                reins.set(asked)
+            if "order" in told:
+                self._desk.order.load_state_dict(told["order"])
+            reins = self._footing.reins
+            for optimizers, asked in self._desk.judge.restraints:
+                if asked != Restraint() and reins.objection(asked) is None:
+                    reins.set(asked, optimizers)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             notes.append(f"the judge begins anew, since what it knew was of another version: {error!r}")
         values = {"step": resumed.step, "seconds": round(seconds, 3), "notes": notes}
@@ -112,8 +115,7 @@ class Resuming:
         """A row was read: has it gone well for long enough?"""
         if self._careful is None or self._desk.step < self._free_at:
             return
-        if self._footing.reins.restraint == self._careful:  # else the judge has asked for something of its own
-            self._footing.reins.set(Restraint())
+        if self._footing.reins.lift(self._careful):  # else the judge has asked for something of its own
             words = f"{self._policy.loosen_after} updates went well: the rate is the loop's again"
             self._herald.tell("loosened", words)
         self._careful = None

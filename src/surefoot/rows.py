@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from surefoot.judge.history import History
+from surefoot.judge.policy import MANIFOLD, NOTHING
+from surefoot.measure.agreed import Agreed, setting
 from surefoot.measure.meter import Arrived
 from surefoot.measure.resources import Reading
 from surefoot.measure.summary import MICROS, Head
-from surefoot.records import NAN, Row, Verdict
+from surefoot.records import NAN, JudgedBy, Row, Verdict
 
 
 class Tag(NamedTuple):
@@ -41,31 +43,59 @@ class Tag(NamedTuple):
     samples: float
     tokens: float
     reading: Reading
+    completed: int
+    """Iterations of the loop that had ended before this update."""
+    ends: bool
+    """Whether this update ends one."""
+    judged_by: JudgedBy = JudgedBy.LOSS
+    scale: float | None = None
+    """The loss scale that all processes agreed on; None in a single one."""
+    buffers: bool = False
+    """Whether buffers were checked for values that became non-finite."""
 
 
 _VERDICTS = tuple(Verdict)
 _TROUBLE = (Verdict.NONFINITE, Verdict.OUTLANDISH, Verdict.OVERFLOW)
 
 
-def row_from(block: Arrived, tag: Tag, *, step: int, history: History, left: float, repeated: bool) -> Row:
-    """The row of one attempted update; `repeated` when another optimizer has brought one for it already."""
-    more = block.head
+def row_from(
+    block: Arrived, tag: Tag, *, step: int, history: History, run: History, left: float, repeated: bool
+) -> Row:
+    """The row of one attempted update; `history` is that of the optimizer that stepped, `run` that of the first;
+    `repeated` when another optimizer has brought a row for this attempt already."""
+    more, replicas, odd = block.head, NAN, -1
+    dropped = False
+    if len(block.losses) > 1:
+        agreed = block.agreed
+        dropped = agreed[Agreed.DROPPED] > 0
+        tag = _agreed(tag, agreed, repeated=repeated)
+        if agreed[Agreed.COMPARED] == 1.0 and not repeated:
+            replicas, odd = _compared(block.replicas, run)
+        if block.verdict[0] == Verdict.LANDED:
+            history.unequal.append(bool(agreed[Agreed.UNEQUAL] > 0))
     # All at once, in the order of `Said`: to ask for each place by its name takes longer than the rest.
     said, norm, nonfinite, limit, clip, clipped, loss, scale, lr, weight_norm, bad_weights, ratio, _ = block.verdict
     verdict = _VERDICTS[int(said)]
+    if dropped and verdict is Verdict.LANDED:
+        verdict = Verdict.DROPPED  # on some ranks; all of them must judge the same
     trouble = verdict in _TROUBLE
     loss = loss if tag.watched else NAN
-    d1, d2 = history.differences if repeated else history.add(loss, norm)
+    d1, d2 = history.add(loss, norm)
     reading = tag.reading
+    bad: list[int] = np.flatnonzero(block.buffers).tolist() if more[Head.BAD_BUFFERS] > 0 else []
+    # Where only a buffer went wrong, the gradients do not tell which micro-batch it was.
+    spared = bool(bad) and math.isfinite(loss) and math.isfinite(norm) and nonfinite == 0
     return Row(
         step=step,
         attempt=tag.attempt,
         time=tag.time,
         optimizer=tag.optimizer,
         verdict=verdict,
-        micro=_culprit(block.micros[: min(tag.micros, MICROS)]) if trouble and tag.watched else -1,
+        micro=_culprit(block.micros[: min(tag.micros, MICROS)]) if trouble and tag.watched and not spared else -1,
         micros=tag.micros,
-        rank=_odd_one(block.losses) if trouble else -1,
+        judged_by=tag.judged_by,
+        rank=_odd_one(block.losses) if trouble else odd,
+        bad_buffer=bad[0] if bad else -1,
         **_as_written(
             loss=loss,
             loss_d1=d1,
@@ -78,10 +108,11 @@ def row_from(block: Arrived, tag: Tag, *, step: int, history: History, left: flo
             clip_share=history.clip_share(clipped) if tag.clips else NAN,
             lr=lr if tag.lr is None else tag.lr,
             momentum=tag.momentum,
-            loss_scale=scale if tag.scaled else NAN,
+            loss_scale=NAN if not tag.scaled else scale if tag.scale is None else tag.scale,
             weight_norm=weight_norm if tag.weights else NAN,
             update_ratio=ratio if tag.weights else NAN,
             bad_weights=bad_weights if tag.weights else NAN,
+            bad_buffers=float(len(bad)) if tag.buffers else NAN,
             unmoved=more[Head.UNMOVED] if tag.weights else NAN,
             applied_norm=math.sqrt(more[Head.APPLIED]) if tag.changed else NAN,
             left_over=tag.left_over,
@@ -98,8 +129,64 @@ def row_from(block: Arrived, tag: Tag, *, step: int, history: History, left: flo
             memory_reserved=reading.memory_reserved,
             utilisation=reading.utilisation,
             seconds_left=left,
+            progress=more[Head.PROGRESS] if tag.judged_by is JudgedBy.PROGRESS else NAN,
+            replicas=replicas,
         ),
     )
+
+
+def _agreed(tag: Tag, agreed: np.ndarray, *, repeated: bool) -> Tag:
+    """With what all processes agreed on in place of what this one alone knew: they judge by the same numbers.
+
+    Times and memory stay this process's own; nothing is done because of them.
+    """
+    place = setting(tag.optimizer)
+    once = {"left_over": NAN, "samples": NAN, "weights": False, "fed": False}  # told with the first optimizer's row
+    if not repeated:
+        once = {
+            "left_over": float(agreed[Agreed.LEFT_OVER]),
+            "samples": float(agreed[Agreed.SAMPLES]),
+            "weights": agreed[Agreed.WEIGHED] == 1.0,
+            "fed": agreed[Agreed.FED] == 1.0,
+        }
+    return tag._replace(
+        watched=agreed[Agreed.WATCHED] > 0,
+        changed=agreed[Agreed.CHANGED] == 1.0,
+        scaled=bool(np.isfinite(agreed[Agreed.SCALE])),
+        scale=float(agreed[Agreed.SCALE]),
+        lr=float(agreed[place]),
+        momentum=float(agreed[place + 1]),
+        **once,
+    )
+
+
+def _compared(replicas: np.ndarray, history: History) -> tuple[float, int]:
+    """How many ranks hold other weights than most do, and which one; -1 when that cannot be told."""
+    checksums, norms = replicas.T
+    alive = np.flatnonzero(~np.isnan(checksums))
+    kinds, counts = np.unique(checksums[alive], return_counts=True)
+    if len(alive) < 2:
+        return NAN, -1
+    if len(kinds) == 1:
+        history.replica_norm = float(norms[alive[0]])
+        return 0.0, -1
+    if history.ranks_unequal:
+        return math.inf, -1
+    most = counts.max()
+    apart = float(len(alive) - most)
+    if 2 * most > len(alive):
+        return apart, int(next(rank for rank in alive if checksums[rank] != kinds[counts.argmax()]))
+    return apart, _furthest(norms, alive, history.replica_norm)
+
+
+def _furthest(norms: np.ndarray, alive: np.ndarray, before: float) -> int:
+    """The rank whose weights are not finite, or alone have left the norm that all had; -1 when none stands out."""
+    bad = [int(rank) for rank in alive if not np.isfinite(norms[rank])]
+    if bad or not before > 0:
+        return bad[0] if len(bad) == 1 else -1
+    moved = {int(rank): abs(math.log(max(norms[rank], 1e-300) / before)) for rank in alive}
+    first, second = sorted(moved, key=lambda rank: -moved[rank])[:2]
+    return first if moved[first] > max(MANIFOLD * moved[second], NOTHING) else -1
 
 
 def _as_written(**figures: float) -> dict[str, float]:
@@ -137,3 +224,10 @@ def worst_tensors(names: Sequence[str], layers: np.ndarray, row: Row, most: int 
     else:
         chosen = [int(i) for i in np.argsort(-np.nan_to_num(norms), kind="stable")[:most]]
     return [{"name": names[i], "norm": float(norms[i]), "nonfinite": float(nonfinite[i])} for i in chosen]
+
+
+def bad_buffers(names: Sequence[str], counts: np.ndarray) -> list[dict[str, Any]]:
+    """The buffers that became non-finite, each with how many of its values did."""
+    return [
+        {"name": names[i], "nonfinite": float(counts[i])} for i in np.flatnonzero(counts).tolist() if i < len(names)
+    ]

@@ -44,6 +44,9 @@ class Scripted:
     def failed(self, decision: Decision, why: str) -> None:
         self.failures.append(why)
 
+    def rewired(self, names: Sequence[str], scopes: Any) -> None:
+        self.names = names
+
 
 def script(guard: Any, plan: Mapping[int, Mapping[str, Any]], **options: Any) -> Scripted:
     """Have this guard's judge decide by plan."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from adapted import Adapted, equal, inputs, state_of
 from loops import net, same, snapshot
 from scripted import Watched, restrain, script
 
@@ -79,11 +81,52 @@ def test_a_ceiling_refuses_on_the_device(what: str, attach: Attach, read: Read) 
     assert read().scalars["verdict"].tolist() == [0] * 4 + [2, 0, 0]
 
 
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_frozen_weights_are_kept_once(
+    where: str, moved: bool, attach: Attach, read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "host":
+        honest = home.free_bytes
+        monkeypatch.setattr(home, "free_bytes", lambda device: 0 if device.type == "cuda" else honest(device))
+    torch.manual_seed(0)
+    model = Adapted(512, torch.bfloat16).cuda()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01, fused=True)
+    guard = attach(model, optimizer, policy=EVERY4)
+    judge = script(guard, {17: {"action": Action.REWIND}})
+    kept: Any = None
+    for i in range(20):
+        if moved and i == 14:  # between the states of attempts 11 and 15
+            model.base.weight.data.neg_()
+        x = inputs(i, 512).cuda()
+        guard.watch((model(x) - x).square().mean(), x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()  # states on the host come as soon as their memory is there
+        while guard._footing.ring._making is not None and not guard._footing.ring._making.over:
+            time.sleep(0.001)
+        kept = state_of(model, optimizer)[:-1] if i == (11 if moved else 15) else kept
+    ring = guard._footing.ring
+    assert judge.rewinds == [(11, 12) if moved else (15, 16)]
+    assert equal(kept, state_of(model, optimizer)[:-1])
+    assert {s.copy.home for s in ring.states} == {where}
+    assert ring.base_nbytes <= sum(p.nbytes for p in model.base.parameters())
+    assert len(ring.states) >= 3
+    assert not guard.lost
+    guard.close()
+    said = [e for e in read().events if e.get("name") == "ring" and "base.weight" in e["detail"]]
+    assert len(said) == moved
+
+
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("tensor", [False, True])
-def test_no_more_waits_than_the_bare_loop(tensor: bool, tmp_path: Path) -> None:
+def test_no_more_waits_than_the_bare_loop(tensor: bool, frozen: bool, tmp_path: Path) -> None:
     model = Decoder(SIZES["tiny"]).cuda()
+    if frozen:
+        for p in list(model.parameters())[1:-4]:
+            p.requires_grad_(False)
     rate = torch.tensor(1e-3, device="cuda") if tensor else 1e-3
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=rate, fused=True)
     batch = torch.randint(0, 256, (4, 65), device="cuda")
 
     def bare() -> None:

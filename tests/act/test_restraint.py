@@ -376,6 +376,20 @@ def test_a_reset_makes_the_next_step_as_a_first_one(name: str, attach: Attach) -
     assert same(before, snapshot(model, optimizer))
 
 
+def test_a_reset_of_an_optimizer_that_has_state_before_its_first_step(attach: Attach) -> None:
+    """Adagrad makes its state when it is made: without any, its next step raises KeyError in some versions of torch."""
+    model, other = net(), net()
+    optimizer, plain = (torch.optim.Adagrad(m.parameters(), initial_accumulator_value=0.5) for m in (model, other))
+    guard = attach(model, optimizer)
+    script(guard, {3: {"reset": True}})
+    for i in range(9):
+        if i == 6:
+            plain = torch.optim.Adagrad(other.parameters(), initial_accumulator_value=0.5)
+        train(model, optimizer, guard.watch, i)
+        train(other, plain, bare, i)
+    assert same(snapshot(model, optimizer), snapshot(other, plain))
+
+
 @pytest.mark.parametrize("name", ["SGD fused", "AdamW fused", "AdamW plain"])
 def test_a_refusal_right_after_a_reset(name: str, attach: Attach) -> None:
     model = net()

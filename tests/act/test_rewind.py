@@ -394,11 +394,12 @@ def test_one_line_on_the_console(attach: Attach, caplog: pytest.LogCaptureFixtur
 # -- stopping ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_hands_back_the_last_good_model(attach: Attach, read: Read) -> None:
+@pytest.mark.parametrize("reason", ["it diverged", "it diverged."])
+def test_a_stop_hands_back_the_last_good_model(attach: Attach, read: Read, reason: str) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
-    script(guard, {9: {"action": Action.STOP, "reason": "it diverged.", "before": 8}})
+    script(guard, {9: {"action": Action.STOP, "reason": reason, "before": 8}})
     kept = None
     with pytest.raises(surefoot.TrainingStopped, match=r"it diverged\. The model is back at step 8\."):
         for i in range(20):

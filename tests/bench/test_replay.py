@@ -241,6 +241,9 @@ class Spy:
     def failed(self, decision: Decision, why: str) -> None:
         self.told.append(("failed", decision.action, why))
 
+    def rewired(self, names: list[str], scopes: Any) -> None:
+        self.names = names
+
 
 def as_recorded(run_dir: Path) -> Iterator[tuple[Any, ...]]:
     """What a judge would be told now."""

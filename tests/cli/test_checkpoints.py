@@ -154,3 +154,55 @@ def test_a_run_without_checkpoints_is_no_error(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "no checkpoints" in result.stdout
     assert json.loads(asked(tmp_path, "--json").stdout) == []
+
+
+def test_a_view_far_larger_than_what_is_stored_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    petabyte = torch.zeros(1).expand(1 << 20, 1 << 28)
+    torch.save({"w": petabyte, "b": torch.ones(3)}, tmp_path / "model.pt")
+    result = asked("--convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
+    assert result.exit_code == 2, result.output
+    assert "w is a view of shape [1048576, 268435456]" in result.stderr
+    assert "4 bytes are stored" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_small_views_overlapping_ones_and_a_tensor_called_metadata_are_converted(tmp_path: Path) -> None:
+    saved = {
+        "row": torch.arange(3.0).expand(4, 3),
+        "windows": torch.arange(5.0).as_strided((3, 3), (1, 1)),
+        "empty": torch.zeros(0, 1 << 40),
+        "__metadata__": torch.ones(1),
+    }
+    torch.save(saved, tmp_path / "model.pt")
+    result = asked("--convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
+    assert result.exit_code == 0, result.output
+    tensors = load_file(tmp_path / "out.safetensors")
+    for name, tensor in saved.items():
+        assert torch.equal(tensors["__metadata___" if name == "__metadata__" else name], tensor)
+
+
+def test_a_tensor_without_data_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    torch.save({"w": torch.empty(2, device="meta")}, tmp_path / "model.pt")
+    result = asked("--convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
+    assert result.exit_code == 2, result.output
+    assert len(result.stderr.splitlines()) == 1
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_exported_and_converted_files_replace_nothing(run: Path, tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "model.pt")
+    (tmp_path / "there.json").write_text("mine")
+    (tmp_path / "null.safetensors").symlink_to("/dev/null")
+    for arguments in (
+        ["--convert", tmp_path / "model.pt", tmp_path / "there.safetensors"],  # its .json is there
+        ["--convert", tmp_path / "model.pt", tmp_path / "null.safetensors"],
+        [run, "--export", "10", tmp_path / "null.safetensors"],
+    ):
+        result = asked(*arguments)
+        assert result.exit_code == 2, result.output
+        assert len(result.stderr.splitlines()) == 1
+    assert (tmp_path / "there.json").read_text() == "mine"
+    assert not (tmp_path / "there.safetensors").exists()
+    assert (tmp_path / "null.safetensors").is_symlink()

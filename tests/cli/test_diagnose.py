@@ -265,3 +265,69 @@ def test_follow_ends_cleanly_on_ctrl_c(good: Path, tmp_path: Path) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert (out, err) == ("", "")
+
+
+@pytest.mark.parametrize("option", ["--html", "--plot"])
+def test_a_log_is_never_replaced_by_its_own_page_or_picture(bad: Path, option: str) -> None:
+    log = bad.rename(bad.with_suffix(".png"))  # a suffix that a picture may have
+    before = log.read_bytes()
+    (log.parent / "link.png").symlink_to(log)
+    for target in (log, log.parent / "link.png"):
+        for force in ([], ["--force"]):
+            result = run(log, option, target, *force)
+            assert result.exit_code == 2
+            assert "is the file to be read, which is never replaced" in result.stderr
+            assert len(result.stderr.splitlines()) == 1
+            assert log.read_bytes() == before
+    assert run("--compare", log, log, option, log, "--force").exit_code == 2
+    assert log.read_bytes() == before
+
+
+def test_a_log_from_a_pipe_is_not_replaced_either(bad: Path) -> None:
+    command = [sys.executable, "-m", "surefoot", "diagnose", "-", "--html", str(bad), "--force"]
+    with bad.open("rb") as log:
+        done = subprocess.run(command, stdin=log, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert bad.read_text().startswith("iteration,train loss")
+
+
+@pytest.mark.parametrize("suffix", ["html", "png"])
+def test_files_that_are_not_surefoots_are_replaced_only_by_force(good: Path, tmp_path: Path, suffix: str) -> None:
+    option, target = {"html": "--html", "png": "--plot"}[suffix], tmp_path / f"mine.{suffix}"
+    target.write_text("my own work")
+    result = run(good, option, target)
+    assert result.exit_code == 2
+    assert f"{target} is there already, and surefoot did not write it. Name another file, or pass --force" in (
+        result.stderr.replace("\n", " ")
+    )
+    assert result.stdout == ""  # said before a long log is read
+    assert target.read_text() == "my own work"
+    assert run(good, option, target, "--force").exit_code == 0
+    assert run(good, option, target).exit_code == 0  # an earlier output of surefoot
+    assert target.read_bytes() != b"my own work"
+
+
+@pytest.mark.parametrize("option", ["--html", "--plot"])
+def test_a_device_or_a_link_to_one_is_not_replaced_by_a_file(good: Path, tmp_path: Path, option: str) -> None:
+    link = tmp_path / "null.png"
+    link.symlink_to("/dev/null")
+    result = run(good, option, link, "--force")
+    assert result.exit_code == 2
+    assert "is a device, which is never replaced" in result.stderr
+    assert link.is_symlink()
+
+
+def test_the_page_and_the_picture_of_one_run_need_two_files(good: Path, tmp_path: Path) -> None:
+    result = run(good, "--html", tmp_path / "a.png", "--plot", tmp_path / "a.png")
+    assert result.exit_code == 2
+    assert "Name two files" in result.stderr
+
+
+def test_follow_does_not_call_a_loss_healthy_that_leapt_and_stays_high() -> None:
+    losses = [*(2.2 + 7.8 * np.exp(-np.arange(5000) / 900)), *(6.5 + 4.5 * np.exp(-np.arange(72) / 20))]
+    noise = np.random.default_rng(0).normal(0, 0.02, len(losses))
+    log = "".join(f"step {k} loss {loss:.4f}\n" for k, loss in enumerate(losses * np.exp(noise)))
+    done = subprocess.run([*SUREFOOT, "--follow", "-"], input=log, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "FAILED" in done.stdout
+    assert "HEALTHY" not in done.stdout

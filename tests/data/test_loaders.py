@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 pytest.importorskip("torchdata")
 sys.path.insert(0, str(Path(__file__).parent))
@@ -324,3 +325,29 @@ def test_two_processes_go_on_where_one_was_and_one_where_two_were(tmp_path: Path
 
 def together(*by_rank: list[list[int]]) -> list[int]:
     return [sample for step in zip(*by_rank, strict=True) for share in step for sample in share]
+
+
+class Noisy(Dataset[float]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        return index + float(torch.rand(()))
+
+    kind = "noisy"
+
+
+def test_numbers_drawn_in_workers_go_by_the_batch_and_not_by_the_worker() -> None:
+    def read(workers: int, position: dict[str, Any] | None = None) -> list[Any]:
+        loader = make_loader(Noisy(), 3, seed=0, num_workers=workers)
+        assert loader.dataset.kind == "noisy"  # type: ignore[attr-defined]
+        if position is not None:
+            loader.load_state_dict(position)
+        found = []
+        for batch in loader:
+            found.append((batch.tolist(), loader.state_dict()))
+        return found
+
+    two = read(2)
+    assert [batch for batch, _ in read(1, two[1][1])] == [batch for batch, _ in two[2:]]
+    assert len({round(x % 1, 6) for batch, _ in two for x in batch}) == 12

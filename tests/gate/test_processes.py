@@ -19,7 +19,7 @@ def told(two_processes: Callable[[Path], list[list[dict[str, Any]]]]) -> list[li
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("fault", ["nan", "burst"])
+@pytest.mark.parametrize("fault", ["nan", "burst", "buffer"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_trouble_on_one_rank_is_refused_by_all(
     kind: str, fault: str, rank: int, told: list[list[dict[str, Any]]]
@@ -27,8 +27,11 @@ def test_trouble_on_one_rank_is_refused_by_all(
     seen = next(t for t in told[rank] if t.get("kind") == kind and t["fault"] == fault)
     assert seen["held"], "weights, optimizer state and buffers are bit-identical after the refusal"
     assert seen["landed"], "the next healthy update lands"
-    assert seen["verdicts"] == [0] * 6 + [1 if fault == "nan" else 2, 0]
-    assert seen["named"] == [-1] * 6 + [1, -1]
+    assert seen["verdicts"] == [0] * 6 + [2 if fault == "burst" else 1, 0]
+    if fault == "buffer":
+        assert seen["refusals"] == ["the batch made buffer body.0.running_var non-finite"]
+    else:
+        assert seen["named"] == [-1] * 6 + [1, -1]
     assert seen["steps"] == 7
     assert seen["measured"][:6] == pytest.approx(seen["norms"][:6], rel=1e-5)
     assert seen["ways"] == ("device" if "fused" in kind else "host")

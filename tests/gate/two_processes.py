@@ -27,7 +27,9 @@ WARMUP = 6
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.BatchNorm1d(9), nn.Linear(9, 7))
+        self.body = nn.Sequential(
+            nn.BatchNorm1d(6, affine=False), nn.Linear(6, 9), nn.Tanh(), nn.BatchNorm1d(9), nn.Linear(9, 7)
+        )
         self.last = nn.Linear(7, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,6 +104,7 @@ def trial(kind: str, fault: str, where: Path) -> dict[str, Any]:
         "landed": landed,
         "steps": guard.step,
         "verdicts": run.scalars["verdict"].tolist(),
+        "refusals": [e["reason"].replace("module.", "") for e in run.events if e.get("action") == "refuse"],
         "named": run.scalars["rank"].tolist(),
         "norms": norms,
         "measured": run.scalars["norm"].tolist(),
@@ -153,7 +156,7 @@ def main() -> None:
     told = [
         trial(kind, fault, out / f"{kind}-{fault}")
         for kind in ("ddp", "ddp fused", "fsdp2", "fsdp2 fused", "zero")
-        for fault in cells.FAULTS
+        for fault in (*cells.FAULTS, cells.BUFFER)
     ]
     told.append(placements())
     (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(told))

@@ -332,7 +332,8 @@ def test_two_sides_that_take_turns(fused: bool, attach: Attach, read: Read) -> N
     assert rows["optimizer"].tolist() == [0, 1] * 10
     assert rows["attempt"].tolist() == list(range(20))
     assert rows["verdict"].tolist() == [0] * 16 + [1, 0, 0, 1]
-    assert guard.step == 18
+    assert rows["step"].tolist() == [i // 2 for i in range(20)], "one step a turn of both"
+    assert guard.step == 10
 
 
 def test_one_optimizer_that_steps_twice_on_one_backward(attach: Attach, read: Read) -> None:

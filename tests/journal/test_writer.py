@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.journal import Journal, Limits, RunDirectoryInUse, read
-from surefoot.records import LAYER_STATS, NAN, SCHEMA, Event, Finding, Note, Row, Verdict
+from surefoot.records import LAYER_STATS, NAN, SCHEMA, Event, Finding, JudgedBy, Note, Row, Verdict
 
 ROW = Row(step=1, attempt=1, time=1.0)
 
@@ -48,7 +48,13 @@ class Failed:
 floats = st.floats(width=32)
 wide_ints = st.integers(-(2**63), 2**63 - 1)
 narrow_ints = st.integers(-(2**31), 2**31 - 1)
-values_of = {"step": wide_ints, "attempt": wide_ints, "time": st.floats(), "verdict": st.sampled_from(Verdict)}
+values_of = {
+    "step": wide_ints,
+    "attempt": wide_ints,
+    "time": st.floats(),
+    "verdict": st.sampled_from(Verdict),
+    "judged_by": st.sampled_from(JudgedBy),
+}
 rows = st.builds(
     Row, **{f.name: values_of.get(f.name, narrow_ints if f.type == "int" else floats) for f in fields(Row)}
 )

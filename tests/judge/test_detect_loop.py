@@ -138,6 +138,15 @@ def test_updates_that_are_rounded_away() -> None:
     assert found.evidence["unmoved"] == 0.9
 
 
+def test_refused_updates_are_not_taken_for_updates_that_are_rounded_away() -> None:
+    bench, source = Bench(), Source(0)
+    detector = Still(NAMES, None, bench.normal, bench.past, adaptive=True)
+    assert bench.said(detector, source.rows(20, unmoved=0.1)) == []
+    for _ in range(10):  # the row after a refused update tells that no weight has moved
+        refused_then_landed = [source.nan(), source.row(unmoved=1.0), source.row(unmoved=0.1)]
+        assert bench.said(detector, refused_then_landed) == []
+
+
 def looked(source: Source, count: int, norm: float, **more: float) -> list[Row]:
     """Rows of which every tenth tells of the weights."""
     told = {"weight_norm": norm, "update_ratio": 2e-3, "bad_weights": 0.0}

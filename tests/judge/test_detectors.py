@@ -10,13 +10,14 @@ import pytest
 from surefoot.judge.detect.bottleneck import Bottleneck
 from surefoot.judge.detect.nonfinite import NonFinite
 from surefoot.judge.detect.outlandish import Outlandish
+from surefoot.judge.normal import Normal
 from surefoot.judge.policy import Sight
-from surefoot.records import Pattern, Row, Verdict
+from surefoot.records import Pattern, Restraint, Row, Verdict
 
 HEALTHY = Row(step=7, attempt=9, time=3.0, loss=2.0, norm=1.0, nonfinite=0.0)
 
 
-@pytest.mark.parametrize("detector", [NonFinite(), Outlandish(), Bottleneck(Sight())])
+@pytest.mark.parametrize("detector", [NonFinite(), Outlandish(Normal(Sight())), Bottleneck(Sight())])
 def test_nothing_is_said_of_a_healthy_row(detector: NonFinite | Outlandish | Bottleneck) -> None:
     assert detector.update(HEALTHY) == []
 
@@ -52,7 +53,7 @@ def test_damaged_weights_are_told_though_the_update_landed() -> None:
 def test_an_overflow_of_the_loss_scale_is_no_trouble() -> None:
     row = replace(HEALTHY, verdict=Verdict.OVERFLOW, nonfinite=4.0, norm=math.nan)
     assert NonFinite().update(row) == []
-    assert Outlandish().update(row) == []
+    assert Outlandish(Normal(Sight())).update(row) == []
 
 
 def test_the_culprit_is_told_where_it_is_known() -> None:
@@ -66,11 +67,27 @@ def test_the_culprit_is_told_where_it_is_known() -> None:
 
 def test_an_outlandish_norm_is_told_with_its_limit() -> None:
     row = replace(HEALTHY, verdict=Verdict.OUTLANDISH, norm=500.0, limit=100.0, micro=1, micros=2)
-    (finding,) = Outlandish().update(row)
+    (finding,) = Outlandish(Normal(Sight())).update(row)
     assert finding.pattern is Pattern.JUMP
     assert "500" in finding.detail
     assert "5 times" in finding.detail
     assert finding.evidence == {"loss": 2.0, "norm": 500.0, "limit": 100.0, "micro": 1}
+
+
+def test_a_loss_above_its_ceiling_is_named_as_the_reason_and_not_a_norm_within_its_limit() -> None:
+    normal = Normal(Sight())
+    normal.asked = Restraint(loss_ceiling=1.5)
+    row = replace(HEALTHY, verdict=Verdict.OUTLANDISH, norm=3.475, limit=81.75)
+    (finding,) = Outlandish(normal).update(row)
+    assert "loss 2, above the ceiling of 1.5" in finding.detail
+    assert "times the limit" not in finding.detail
+    assert finding.evidence["ceiling"] == 1.5
+
+
+def test_an_update_refused_along_with_that_of_another_optimizer_says_so() -> None:
+    row = replace(HEALTHY, verdict=Verdict.OUTLANDISH, norm=3.475, limit=81.75)
+    (finding,) = Outlandish(Normal(Sight())).update(row)
+    assert "another optimizer" in finding.detail
 
 
 def every_second(row: Row, begin: int, seconds: int) -> list[Row]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from made_rows import NAMES, Source, actions, judged, layers, of, trained
 
@@ -44,7 +45,7 @@ TROUBLES = {
     "NaN once, with attention": Trouble(lambda s: [s.nan(), *s.rows(18)], Cause.ATTENTION_MASK, NAMES),
     "NaN once, without": Trouble(lambda s: [s.nan(), *s.rows(18)], Cause.BAD_BATCH),
     "an infinite loss": Trouble(lambda s: [s.nan(loss=math.inf), *s.rows(9)], Cause.LOG_OF_ZERO, NAMES),
-    "gradients alone": Trouble(lambda s: [s.nan(loss=2.0), *s.rows(9)], Cause.TRANSIENT, NAMES),
+    "gradients alone": Trouble(lambda s: [s.nan(loss=2.0), *s.rows(18)], Cause.TRANSIENT, NAMES),
     "one process": Trouble(lambda s: [s.nan(rank=1), *s.rows(9)], Cause.RANK_FAULT, NAMES),
     "NaN under a loss scale": Trouble(lambda s: [s.nan(), *s.rows(9)], Cause.PRECISION_OVERFLOW, NAMES, 65536.0),
     "NaN after NaN": Trouble(lambda s: [s.nan() for _ in range(3)], Cause.WEIGHTS_DAMAGED, NAMES),
@@ -102,6 +103,44 @@ def test_one_trouble_is_named_once_and_the_next_one_again() -> None:
     assert len(of(Finding, first)) == 2
     assert named(first) == [Cause.BAD_BATCH]
     assert named(judged(judge, [source.nan(loss=math.inf), *source.rows(9)]))[0] is Cause.LOG_OF_ZERO
+
+
+def test_where_a_value_became_nonfinite_is_no_certainty_about_the_cause() -> None:
+    """A module of a kind that no rule knows: the place is known, the cause is not."""
+    judge, source = trained()
+    row = source.nan()
+    judge.update(row)
+    judge.located(row, "blocks.3.mixer", "Mixer", inputs=False, weights=False)
+    unknown = [d for d in of(Diagnosis, judged(judge, source.rows(18))) if d.cause is Cause.UNKNOWN]
+    assert all(d.confidence <= 0.1 for d in unknown)
+    assert any("blocks.3.mixer" in d.detail for d in unknown), "the place is told all the same"
+
+
+def backward_made_it(source: Source, tensors: list[int]) -> tuple[list[Row], list[np.ndarray]]:
+    """Three updates whose loss is finite and whose gradients are not, in these tensors; healthy ones between."""
+    rows, stats = [], []
+    for _ in range(3):
+        rows += [source.nan(loss=2.0), *source.rows(2)]
+        bad = layers(len(rows))
+        bad[tensors, 5] = 4.0
+        stats += [bad, layers(len(rows) + 1), layers(len(rows) + 2)]
+    return rows + source.rows(18), stats
+
+
+def test_a_value_made_in_backward_again_and_again_is_no_passing_fault() -> None:
+    judge, source = trained(names=NAMES)
+    first, *_ = of(Diagnosis, judged(judge, *backward_made_it(source, [0, 1, 2])))
+    assert first.cause is not Cause.TRANSIENT
+    assert first.confidence < 0.5, "where it was made is not known, so neither is the cause"
+    assert "in the backward pass" in first.detail
+    assert "bit" not in first.detail
+
+
+def test_one_tensor_alone_was_disturbed_from_outside() -> None:
+    judge, source = trained(names=NAMES)
+    first, *_ = of(Diagnosis, judged(judge, *backward_made_it(source, [3])))
+    assert first.cause is Cause.TRANSIENT
+    assert "in one tensor alone" in first.detail
 
 
 def rewind(events: list[Event]) -> Decision:

@@ -77,7 +77,7 @@ def _treated(part: Treatment, fed: Fed) -> Any:
 
 STATEFUL: dict[str, Callable[[], Keeps]] = {
     "NonFinite": lambda: Keeps(NonFinite(), lambda p, fed: p.update(fed[0])),
-    "Outlandish": lambda: Keeps(Outlandish(), lambda p, fed: p.update(fed[0])),
+    "Outlandish": lambda: Keeps(Outlandish(Normal(Sight())), lambda p, fed: p.update(fed[0])),
     "History": lambda: Keeps(History(), lambda p, fed: p.add(fed[0].loss, fed[0].norm)),
     "Baseline": lambda: Keeps(
         Baseline(32), lambda p, fed: (p.add(fed[0].attempt, fed[0].loss), p.middle, p.top, p.spread, p.last)

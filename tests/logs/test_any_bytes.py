@@ -10,6 +10,7 @@ import lzma
 import random
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -125,3 +126,48 @@ def test_undamaged_every_one_of_them_is_read(tmp_path: Path) -> None:
     for name, data in FILES.items():
         (tmp_path / "log").write_bytes(data)
         assert diagnose(tmp_path / "log").source["points"], name
+
+
+AT_THE_LIMITS = [1.7976931348623157e308, -1.7976931348623157e308, 1e308, -1e200, 1e155, 5e-324, -5e-324, 1e-308, 0.0]
+AT_THE_LIMITS += [-0.0, float("inf"), float("-inf"), float("nan"), 2.0**63, -(2.0**64), 1e38, 0.5, -1.0]
+NAMES = ["step", "loss", "grad_norm", "learning_rate", "eval_loss", "loss_scale", "epoch", "loss_cls", "loss_box"]
+
+
+@st.composite
+def extreme_logs(draw: st.DrawFn) -> dict[str, list[float]]:
+    """A log of the usual shape in which some numbers stand at the limits of what a float can hold."""
+    count = draw(st.sampled_from([3, 8, 20, 60, 150]))
+    names = draw(st.lists(st.sampled_from(NAMES[3:]), unique=True, max_size=4))
+    fall = 2 + 8 * np.exp(-np.arange(count) / 12) + 0.02 * np.cos(np.arange(count) * 2.4)
+    columns = {name: fall.tolist() for name in ("loss", "grad_norm", *names)}
+    columns["step"] = [10.0 * k for k in range(count)]
+    for values in columns.values():
+        for at in draw(st.lists(st.integers(0, count - 1), max_size=6)):
+            values[at] = draw(st.sampled_from(AT_THE_LIMITS))
+    return columns
+
+
+def _written(columns: dict[str, list[float]], form: str) -> str:
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    if form == "trainer state":
+        return json.dumps({"global_step": 80, "max_steps": 100, "log_history": rows})
+    if form == "jsonl":
+        return "".join(json.dumps(row) + "\n" for row in rows)
+    if form == "csv":
+        return ",".join(columns) + "\n" + "".join(",".join(map(repr, row.values())) + "\n" for row in rows)
+    return "".join(" ".join(f"{name} {value!r}," for name, value in row.items()) + "\n" for row in rows)
+
+
+@given(extreme_logs(), st.sampled_from(["trainer state", "jsonl", "csv", "text", "arrays"]))
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_numbers_at_the_limits_of_a_float_raise_no_warning(
+    tmp_path: Path, columns: dict[str, list[float]], form: str
+) -> None:
+    (tmp_path / "log").write_text(_written(columns, form) if form != "arrays" else "")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        answer = diagnose(columns if form == "arrays" else tmp_path / "log")
+    assert answer.sentence
+    assert repr(answer).startswith(answer.verdict.upper())
+    assert answer._repr_html_()
+    json.dumps(answer.as_json(), allow_nan=False)

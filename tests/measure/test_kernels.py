@@ -12,7 +12,7 @@ from torch import Tensor
 
 from surefoot.gate import decide as rule_of
 from surefoot.gate.clip import Clip, Unit
-from surefoot.measure.summary import HEAD, MICROS, fused_summariser, portable_summariser
+from surefoot.measure.summary import HEAD, MICROS, Head, fused_summariser, portable_summariser
 from surefoot.records import LAYER_STATS, Verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # the interpreter works with NumPy
@@ -200,6 +200,8 @@ def test_both_rules_say_the_same(optimizer: int, clips: str, kernels: torch.devi
         for name in ("baseline", "thresholds", "norms", "factors", "refuse", "spoilt", "divisor"):
             a, b = (getattr(m, name) for m in memories)
             torch.testing.assert_close(a, b, rtol=1e-6, atol=0.0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
+        if totals[Head.BAD_BUFFERS] > 0 and joint is None:
+            assert said[0][rule_of.Said.VERDICT] == Verdict.NONFINITE, "an overflow of the loss scale spares buffers"
         seen.add(int(said[0][rule_of.Said.VERDICT]))
         assert said[0][rule_of.Said.LIMIT] <= (math.inf if i < 70 else 1.125)
         assert said[0][rule_of.Said.CLIP] <= (math.inf if i < 70 else 0.25)
@@ -212,10 +214,11 @@ def test_both_rules_say_the_same(optimizer: int, clips: str, kernels: torch.devi
 
 
 def _totals(i: int, generator: torch.Generator) -> Tensor:
-    """Sums of a summary: healthy, broken in loss or gradients, far too large, or all zero."""
+    """Sums of a summary: healthy, broken in loss, gradients or buffers, far too large, or all zero."""
     totals = torch.rand(HEAD + 6, generator=generator, dtype=torch.float64)
     totals[1] = 1 + i % 3
     totals[HEAD + 1 :: 2] = 0.0
+    totals[Head.BAD_BUFFERS] = 2.0 if i % 14 == 4 else 0.0
     if i % 11 == 5:
         totals[HEAD + 1 + 2 * (i % 3)] = 3.0
         totals[HEAD + 2 * (i % 3)] = math.nan
@@ -247,3 +250,58 @@ def test_buffers_are_copied_the_way_the_device_decided(refused: float, keep: boo
     for a, b, c, d in zip(live, wanted_live, kept, wanted_kept, strict=True):
         assert torch.equal(a, b)
         assert torch.equal(c, d)
+
+
+def test_values_of_buffers_that_became_nonfinite_are_counted(kernels: torch.device) -> None:
+    from surefoot.state.buffercheck import table_of
+    from surefoot.state.buffers import FloatPair
+    from surefoot.state.kernels import count_nonfinite
+
+    pairs: list[FloatPair] = []
+    for number, dtype in enumerate((torch.float16, torch.bfloat16, torch.float32, torch.float64) * 2):
+        kept = torch.linspace(-5, 5, 1 + 5000 * (number % 3)).to(dtype).to(kernels)
+        live = kept.clone()
+        kept[-1:] = -math.inf  # was bad before
+        live[-1:] = math.nan
+        live[1:4] = torch.tensor([math.nan, math.inf, -math.inf])[: live[1:4].numel()]
+        live[4:5] = torch.finfo(dtype).max
+        pairs.append(FloatPair(number, live, kept, of_norm=number < 4))
+    counts = torch.zeros(8, dtype=torch.float64, device=kernels)
+    total = torch.zeros((), dtype=torch.float64, device=kernels)
+    grid = (len(pairs), 16, 1)
+    for times in (1, 2):
+        count_nonfinite[grid](table_of(pairs, kernels), counts, total, len(pairs), BLOCK=1024)
+        wanted = [
+            ((~p.live.isfinite()) & p.kept.isfinite() & (p.of_norm | (p.live != -math.inf))).sum().item() for p in pairs
+        ]
+        assert wanted[1:3] == [3, 3], "not -inf where there was a number, in a normalisation layer"
+        assert wanted[4:6] == [2, 2]
+        assert counts.tolist() == [times * n for n in wanted]
+        assert total.item() == times * sum(wanted)
+
+
+def test_checksums_are_those_of_the_portable_way_and_cover_every_bit(kernels: torch.device) -> None:
+    from surefoot.state.checksums import FIRST, POSITION, SECOND, portable_checksum
+    from surefoot.state.kernels import checksum_words
+
+    def fused(tensors: list[torch.Tensor]) -> list[int]:
+        sums = torch.zeros(len(tensors) + 1, dtype=torch.int64, device=kernels)
+        places = range(1, len(tensors) + 1)
+        rows = [*(t.data_ptr() for t in tensors), *(t.nbytes // 8 for t in tensors), *places]
+        table = torch.tensor(rows, dtype=torch.int64, device=kernels)
+        constants = {"POSITION": POSITION, "FIRST": FIRST, "SECOND": SECOND, "BLOCK": 1024}
+        checksum_words[(len(tensors), 4)](table, sums, len(tensors), **constants)
+        first, *rest = sums.tolist()
+        assert first == 0
+        return rest
+
+    generator = torch.Generator().manual_seed(0)
+    sizes = (2, 1026, 40_000)
+    tensors = [torch.randn(n, generator=generator).to(kernels) for n in sizes]
+    tensors += [t.bfloat16()[: len(t) // 4 * 4].clone() for t in tensors[1:]]
+    before = fused(tensors)
+    assert before == [int(portable_checksum(t)) for t in tensors]
+    for t in tensors:
+        t.view(torch.int16)[-1] ^= 1
+    after = fused(tensors)
+    assert all(a != b for a, b in zip(before, after, strict=True))

@@ -117,6 +117,25 @@ def test_our_loader_and_our_sampler_are_exact() -> None:
         assert position_of(loader) == LoaderPosition(loader)
 
 
+def test_what_is_drawn_in_workers_is_told() -> None:
+    module = pytest.importorskip("torchdata.stateful_dataloader")
+    said = position_of(module.StatefulDataLoader(Numbers(), 4, num_workers=2, generator=seeded()))
+    assert said.keeper is not None
+    assert said.warning is not None
+    assert "draws in worker processes" in said.warning
+    assert said.warning.endswith("Use surefoot.data.make_loader(dataset, 4, seed=0, shuffle=False, num_workers=2).")
+
+
+def test_a_loop_over_guard_batches_is_not_told_of_seeds() -> None:
+    module = pytest.importorskip("torchdata.stateful_dataloader")
+    said = position_of(module.StatefulDataLoader(Numbers(), 4))
+    assert said.warning_for(announced=True) is None
+    without = said.warning_for(announced=False)
+    assert without is not None
+    assert "each loop over the loader draws one" in without
+    assert "guard.batches(loader)" in without
+
+
 def loaders_of_torchdata() -> dict[str, Any]:
     from torchdata.stateful_dataloader.sampler import RandomSampler as Remembered
 

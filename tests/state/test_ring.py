@@ -199,7 +199,7 @@ def test_states_give_way_to_a_run_that_has_grown(monkeypatch: pytest.MonkeyPatch
     taken(ring, 40)
     assert attempts(ring) == [20, 30, 40], "there is room enough"
     monkeypatch.setattr(ring_room, "free_bytes", lambda device: held // 2 - 1)
-    monkeypatch.setattr(ring_room, "choose_home", lambda nbytes, budget, count: home.Choice("host", count, ""))
+    monkeypatch.setattr(ring_room, "choose_home", lambda nbytes, budget, count, base: home.Choice("host", count, ""))
     run.train(50)
     taken(ring, 50)
     assert attempts(ring) == [20, 50], "the best one stays"
@@ -238,7 +238,7 @@ def slow_memory(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         return real(self, look)
 
     monkeypatch.setattr(copies.Copy, "make_room", make_room)
-    monkeypatch.setattr(ring_room, "choose_home", lambda nbytes, budget, count: home.Choice("host", count, ""))
+    monkeypatch.setattr(ring_room, "choose_home", lambda nbytes, budget, count, base: home.Choice("host", count, ""))
     return come
 
 

@@ -23,6 +23,13 @@ def points(many: int = 90) -> TensorDataset:
     return TensorDataset(x, x[:, 0].gt(0).long() + x[:, 1].gt(0).long())
 
 
+def points_with_one_nan(many: int = 90) -> TensorDataset:
+    """The same points, one of them damaged: the update of its batch is refused."""
+    x, y = points(many).tensors
+    x[many // 2] = float("nan")
+    return TensorDataset(x, y)
+
+
 def with_count(samples: list[Any]) -> dict[str, Any]:
     x, y = (torch.stack(part) for part in zip(*samples, strict=True))
     return {"x": x, "y": y, "count": len(y)}
@@ -138,3 +145,7 @@ class Holes(TensorDataset):
         if index % 10 == 0 and index < 10 * self._holes:
             raise OSError(f"disk sector {index} is gone")
         return super().__getitem__(index)
+
+
+def nan_loss(model: nn.Module, batch: Any) -> Tensor:
+    return mean_loss(model, batch) * float("nan")

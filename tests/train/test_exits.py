@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ from surefoot.train import exits
 from surefoot.train.recipe.mistakes import RecipeError
 
 SCRIPT = Path(__file__).with_name("endless_run.py")
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """A process that a signal has ended ignores it from then on: this one goes on."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def is_saved(run: Path) -> bool:
@@ -47,12 +57,31 @@ def test_every_signal_that_asks_for_an_end_is_obeyed_in_the_same_way(number: int
     assert is_saved(tmp_path / "run")
 
 
-def test_before_a_run_is_attached_a_signal_ends_it_at_once_and_afterwards_all_is_as_before() -> None:
-    before = [signal.getsignal(number) for number in SIGNALS]
+def test_before_a_run_is_attached_a_signal_ends_it_at_once() -> None:
     with pytest.raises(exits.ToldToEnd) as told, exits.restartable():
         signal.raise_signal(signal.SIGTERM)
     assert (told.value.code, told.value.signal) == (75, "SIGTERM")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_where_no_signal_came_all_is_as_before() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with exits.restartable():
+        assert signal.getsignal(signal.SIGTERM) not in before
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_signal_that_comes_again_while_the_run_ends_does_not_cut_its_end_short() -> None:
+    ended = []
+    with pytest.raises(exits.ToldToEnd), exits.restartable():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            ended.append("in the run")
+    signal.raise_signal(signal.SIGTERM)
+    ended.append("after it")
+    assert ended == ["in the run", "after it"]
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:

@@ -94,6 +94,26 @@ def test_a_run_that_is_not_protected_tells_how_it_goes_all_the_same(tmp_path: Pa
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def test_the_loss_at_the_end_is_the_mean_over_updates_that_were_applied(tmp_path: Path, capsys: Told) -> None:
+    data = {"kind": "own", "dataset": "own_parts:points_with_one_nan"}
+    parts = {"model": {"factory": "own_parts:classifier"}, "loss": {"factory": "own_parts:mean_loss"}, "data": data}
+    assert show(small(tmp_path, **parts), ()) == exits.DONE
+    told = capsys.readouterr().out
+    scalars = surefoot.read(tmp_path / "run").scalars
+    applied = scalars["loss"][scalars["verdict"] == 0]
+    assert len(applied) < scalars.rows  # the damaged batch was met and refused
+    assert f"loss  {applied.mean():.4f}, the mean of the last updates" in told.replace("  loss      ", "  loss  ")
+    assert "loss nan" not in told
+
+
+def test_a_run_whose_last_losses_are_all_nan_says_so(tmp_path: Path, capsys: Told) -> None:
+    loss = {"factory": "own_parts:nan_loss"}
+    parts = {"model": {"factory": "own_parts:classifier"}, "data": {"kind": "own", "dataset": "own_parts:points"}}
+    recipe = small(tmp_path, **parts, loss=loss, protection={"policy": "off"})
+    assert show(recipe, ()) == exits.DONE
+    assert "not finite in any of the last updates" in capsys.readouterr().out
+
+
 def test_a_sweep_trains_all_and_compares_them(tmp_path: Path, capsys: Told) -> None:
     recipe = small(tmp_path, steps=4)
     assert show(recipe, ("optimizer.lr=[0.001, 0.01]",)) == exits.DONE

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,14 @@ from surefoot.train.sinks import FOLDER, Sinks, check, named, open_sinks
 
 TENSORBOARD = Log(tensorboard=True)
 OFFLINE = Log(wandb="offline")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _wandb_ends() -> Iterator[None]:
+    """wandb's service, a process of its own, would else run as long as this one."""
+    yield
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].teardown()
 
 
 def opened(spec: Log, run: Path, *, first: bool = True, resumed_at: int | None = None) -> Sinks:

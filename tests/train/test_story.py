@@ -53,6 +53,11 @@ def test_a_rewind_is_told_where_it_was_decided_with_its_cause_and_what_came_of_i
     ]
 
 
+def test_nobody_is_sure_of_a_cause_that_is_not_known(story: Story, beats: Beats) -> None:
+    story.event(Diagnosis(step=5, attempt=5, cause=Cause.UNKNOWN, confidence=0.1, detail="The numbers do not say why."))
+    assert beats == [(5, "why", "The numbers do not say why.")]
+
+
 def test_who_only_observes_is_told_what_would_have_been_done(story: Story, beats: Beats) -> None:
     story.event(Decision(step=5, attempt=5, action=Action.REFUSE, reason="the loss is nan", applied=False))
     assert beats == [(5, "would", "refuse: the loss is nan")]

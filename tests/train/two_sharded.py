@@ -18,13 +18,21 @@ from surefoot.models.decoder import Decoder, DecoderConfig, next_token_loss
 from surefoot.train.optimizers import make_optimizers
 from surefoot.train.recipe.schema import Optimizer
 
-RATES = {"adamw": 0.01, "sgd": 0.1, "adagrad": 0.01, "lars": 3.0, "muon": 0.01}
+EPS = 1e-3
+"""Far above the rounding error of a gradient, which must not decide the direction of an update."""
+SPECS = (
+    Optimizer(name="adamw", lr=0.01, eps=EPS),
+    Optimizer(name="sgd", lr=0.1),
+    Optimizer(name="adagrad", lr=0.01, eps=EPS),
+    Optimizer(name="lars", lr=3.0),
+    Optimizer(name="muon", lr=0.01),
+)
 
 
 def main(out: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    told: dict[str, Any] = {name: _apart(name, rate, rank) for name, rate in RATES.items()}
+    told: dict[str, Any] = {spec.name: _apart(spec, rank) for spec in SPECS}
     for name in ("lamb", "rprop"):
         try:
             make_optimizers(_sharded(_model()), Optimizer(name=name))
@@ -47,11 +55,11 @@ def _sharded(model: Decoder) -> Decoder:
     return model
 
 
-def _apart(name: str, rate: float, rank: int) -> float:
+def _apart(spec: Optimizer, rank: int) -> float:
     """The largest difference after some updates, as a share of the largest update."""
     start = _model()
     whole, shards = copy.deepcopy(start), _sharded(copy.deepcopy(start))
-    optimizers = [make_optimizers(model, Optimizer(name=name, lr=rate)) for model in (whole, shards)]
+    optimizers = [make_optimizers(model, spec) for model in (whole, shards)]
     tokens = torch.arange(64).reshape(4, 16) * 5 % 31
     for _ in range(3):
         next_token_loss(whole, tokens).backward()

@@ -169,10 +169,9 @@ def test_an_overflow_of_the_loss_scale_is_no_refusal(task, tmp_path, accumulate,
     one = train(bare, task.rows(), tmp_path, **options)
     other = train(guarded, task.rows(), tmp_path, attach={"run_dir": tmp_path / "run"}, **options)
     verdicts = task.verdicts(tmp_path / "run")
-    overflows = verdicts.count(Verdict.OVERFLOW)
-    assert overflows > 0
-    assert verdicts == [Verdict.OVERFLOW] * overflows + [Verdict.LANDED] * (12 // accumulate - overflows)
-    scales = [2.0 ** (20 - min(i, overflows)) for i in range(12 // accumulate)]
+    assert len(verdicts) == 12 // accumulate
+    assert set(verdicts) == {Verdict.OVERFLOW, Verdict.LANDED}  # at a scale near the limit they may take turns
+    scales = [2.0 ** (20 - verdicts[:i].count(Verdict.OVERFLOW)) for i in range(12 // accumulate)]
     assert surefoot.read(tmp_path / "run").scalars["loss_scale"].tolist() == scales
     assert one.accelerator.scaler.get_scale() == other.accelerator.scaler.get_scale()
     assert task.same(bare, guarded)

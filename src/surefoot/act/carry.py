@@ -26,5 +26,5 @@ def carry_out(decision: Decision, run: Run) -> str:
     if decision.scale > 0:
         Rescale(decision.scale).apply(run)
     if asked is not None:
-        run.reins.set(asked)
+        run.reins.set(asked, decision.optimizers)
     return ", ".join([*done, decision.rung] if decision.rung else done)

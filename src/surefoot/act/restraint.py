@@ -24,10 +24,12 @@ class Ceilings(Protocol):
 
 
 class Reins:
-    """Holds the restraint in force over all optimizers of a run."""
+    """Holds the restraints in force over all optimizers of a run, each its own."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], gates: Sequence[Ceilings]) -> None:
-        self.restraint = FREE
+        self._asked: list[Restraint] = [FREE] * len(optimizers)
+        self._places = list(range(len(optimizers)))
+        """Where the figures of each optimizer stand in what is asked of it."""
         self._optimizers = optimizers
         self._gates = gates
         self._float32 = Float32(model)
@@ -37,18 +39,30 @@ class Reins:
         """The highest rate each loop has set under a cap: as far as it comes down from there, so does the cap."""
         self._changed: list[list[_Change]] = [[] for _ in optimizers]
 
+    @property
+    def restraint(self) -> Restraint:
+        """What is asked of the optimizers; of the first one that is asked for anything, where they differ."""
+        return next((asked for asked in self._asked if asked != FREE), FREE)
+
     def objection(self, restraint: Restraint) -> str | None:
         """Why this cannot be asked of the run, if it cannot."""
         return self._float32.objection() if restraint.float32 else None
 
-    def set(self, restraint: Restraint) -> None:
-        """From the next step on this is asked for, and nothing else."""
-        if not restraint.rate_cap:
-            self._peaks.clear()
-        self.restraint = restraint
-        self._steps = [0] * len(self._optimizers)
-        self._float32.switch(restraint.float32)
+    def set(self, restraint: Restraint, optimizers: Sequence[int] = ()) -> None:
+        """From the next step on this is asked of these optimizers, or of all, and nothing else."""
+        for place, k in enumerate(optimizers or range(len(self._optimizers))):
+            if not restraint.rate_cap:
+                self._peaks.pop(k, None)
+            self._asked[k], self._places[k], self._steps[k] = restraint, place, 0
+        self._float32.switch(any(asked.float32 for asked in self._asked))
         self._restrain_gates()
+
+    def lift(self, restraint: Restraint) -> bool:
+        """No longer ask this of those optimizers that are asked for nothing but this; whether there was one."""
+        found = [k for k, asked in enumerate(self._asked) if asked == restraint]
+        if found:
+            self.set(FREE, found)
+        return bool(found)
 
     def rewire(self, gates: Sequence[Ceilings]) -> None:
         """The optimizers have other gates now."""
@@ -57,22 +71,25 @@ class Reins:
             self._restrain_gates()
 
     def _restrain_gates(self) -> None:
-        asked = self.restraint
         for k, gate in enumerate(self._gates):
+            asked, place = self._asked[k], self._places[k]
             gate.restrain(
-                norm=_of(asked.norm_ceiling, k, math.inf), loss=asked.loss_ceiling, clip=_of(asked.clip, k, math.inf)
+                norm=_of(asked.norm_ceiling, place, math.inf),
+                loss=asked.loss_ceiling,
+                clip=_of(asked.clip, place, math.inf),
             )
 
     def before(self, k: int) -> None:
         """A step of this optimizer begins."""
         self._undo(k)  # an error may have kept the step before from its end
-        if self.restraint is FREE or self.restraint == FREE:
+        asked = self._asked[k]
+        if asked is FREE or asked == FREE:
             return
         groups = self._optimizers[k].param_groups
         factor = self._factor(k, groups[0].get("lr"))
         if factor is not None:
             self._change(k, "lr", lambda lr: _product(lr, factor))
-        cap = _of(self.restraint.momentum_cap, k, math.inf)
+        cap = _of(asked.momentum_cap, self._places[k], math.inf)
         if cap < math.inf:
             self._change(k, "momentum", lambda held: _least(held, cap))
             self._change(k, "betas", lambda held: (_least(held[0], cap), *held[1:]))
@@ -80,7 +97,7 @@ class Reins:
 
     def empty(self) -> bool:
         """Gradients are left over, and backward is about to add to them: emptied, if that is asked for."""
-        if not self.restraint.empty:
+        if not any(asked.empty for asked in self._asked):
             return False
         left = [p.grad for o in self._optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
         with torch.no_grad():
@@ -96,14 +113,14 @@ class Reins:
         """Let go of everything."""
         for k in range(len(self._optimizers)):
             self._undo(k)
-        self.restraint = FREE
+        self._asked = [FREE] * len(self._optimizers)
         self._float32.switch(False)
 
     def _factor(self, k: int, first: float | Tensor | None) -> float | Tensor | None:
         """What the rates are multiplied by in this step, a tensor where the rate is one; None for nothing."""
-        asked = self.restraint
+        asked = self._asked[k]
         risen = min(1.0, (self._steps[k] + 1) / asked.rewarm) if asked.rewarm > 0 else 1.0
-        factor, cap = asked.rate * risen, _of(asked.rate_cap, k, math.inf)
+        factor, cap = asked.rate * risen, _of(asked.rate_cap, self._places[k], math.inf)
         if first is None or (factor == 1.0 and cap == math.inf):
             return None
         if cap == math.inf:

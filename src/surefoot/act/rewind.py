@@ -42,6 +42,7 @@ class Rewind:
 
     def _newest(self, run: Run, ring: Ring) -> State:
         """Memory may have run out on one process only, so all of them look for a state that every one has."""
+        ring.verify()  # what is offered to the others must be fit to go back to
         early = [s for s in ring.states if self.before < 0 or s.attempt < self.before]
         good = {s.attempt: s for s in early if s.good or self.dated}
         shared = run.shared(sorted(good))

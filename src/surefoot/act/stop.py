@@ -26,4 +26,5 @@ class Stop:
                 back = f" The model is back at step {Rewind(self.before).apply(run).step}."
             except CannotAct as why:
                 back = f" The model is as the run left it: {why}."
-        raise TrainingStopped(f"surefoot stopped the run: {self.reason}{back}")
+        reason = self.reason if self.reason.endswith((".", "!", "?")) or not back else f"{self.reason}."
+        raise TrainingStopped(f"surefoot stopped the run: {reason}{back}")

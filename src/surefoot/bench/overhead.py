@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 import surefoot
 from surefoot.bench.synchronisations import count_synchronisations
 from surefoot.models.decoder import SIZES, Decoder, count_parameters, next_token_loss
+from surefoot.output_files import check_output, output_file
 
 BATCH = {"cpu": {"10m": (8, 256)}, "cuda": {"10m": (16, 512), "124m": (16, 1024), "1.3b": (8, 1024)}}
 """Samples and tokens of a batch, by device and size."""
@@ -259,6 +260,7 @@ def main(
     quick: bool = False,
     only: str = "",
     out: Path | None = None,
+    force: bool = False,
     say: Callable[[str], None] = print,
 ) -> str:
     """Run the table for a device; `only` keeps the lines whose name contains it."""
@@ -276,13 +278,17 @@ def main(
         raise ValueError(
             f"bench overhead: no line of the table contains {only!r}. Try '124m', 'fused', 'compiled' or 'Muon'."
         )
+    if out is not None:
+        check_output(out, force=force)
     results: list[Result] = []
     for plan in chosen:
         results.append(measure(plan, say))
         say("\n".join(lines_of(results[-1])))  # at once: what was measured is not lost when the rest is cut short
         if out is not None:
-            found = {"machine": machine(device), "results": [asdict(r) for r in results]}
-            out.write_text(json.dumps(found, indent=1))
+            made_by = {"made_by": "surefoot bench overhead"}
+            found = {**made_by, "machine": machine(device), "results": [asdict(r) for r in results]}
+            with output_file(out, force=force) as draft:
+                draft.write_text(json.dumps(found, indent=1))
         if device == "cuda":
             torch.cuda.empty_cache()
             torch._dynamo.reset()

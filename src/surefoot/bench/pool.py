@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing.connection import wait
 from typing import TypeVar
 
 import torch
+
+from surefoot.processes import end_with_parent
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -37,11 +37,5 @@ def _begin() -> None:
     """A worker has one core, says nothing of its own, and does not outlive a bench that was killed."""
     torch.set_num_threads(1)
     logging.getLogger("surefoot").setLevel(logging.CRITICAL)
-    threading.Thread(target=_end_with_parent, name="surefoot-orphan", daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+    if (parent := multiprocessing.parent_process()) is not None and parent.pid is not None:
+        end_with_parent(parent.pid)

@@ -15,9 +15,9 @@ from surefoot.journal.opening import SIGNALS
 from surefoot.journal.reader import Run, read
 from surefoot.journal.segments import listed
 from surefoot.journal.signals import BadHeader, map_rows
-from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy, Sight
-from surefoot.records import SCHEMA, Action, Cause, Decision, Restraint, Row, Verdict
+from surefoot.judge.several import AnyJudge, judge_of
+from surefoot.records import ADDED_COLUMNS, SCHEMA, Action, Cause, Decision, Restraint, Row
 
 LAG = 2
 """Rows under way when one is judged; that of `measure.mailbox`, which cannot be asked where there is no torch."""
@@ -76,10 +76,11 @@ class Recorded:
         self._judged: dict[str, Any] = judged
         self.decisions = [decision_from(e) for e in self._events if e["kind"] == "decision"]
 
-    def judge(self, policy: Policy) -> Judge:
+    def judge(self, policy: Policy) -> AnyJudge:
         """A judge as fresh as the one that saw this live."""
-        told = {name: self._judged[name] for name in ("kinds", "owned", "adaptive", "alone") if name in self._judged}
-        return Judge(policy, self._layers.names(self._first), **told)
+        names = ("kinds", "owned", "adaptive", "alone", "scopes", "buffers")
+        told = {name: self._judged[name] for name in names if name in self._judged}
+        return judge_of(policy, self._layers.names(self._first), **told)
 
     def rows(self) -> Iterator[Seen]:
         """All rows in the order they were read."""
@@ -93,9 +94,7 @@ class Recorded:
         scalars = self._run.scalars
         for start in range(self._span.start, self._span.stop, _CHUNK):
             part = slice(start, min(start + _CHUNK, self._span.stop))
-            for values in zip(*(scalars[name][part].tolist() for name in _COLUMNS), strict=True):
-                row: dict[str, Any] = dict(zip(_COLUMNS, values, strict=True))
-                yield Row(**row | {"verdict": Verdict(row["verdict"])})
+            yield from scalars.as_rows(part)
 
     def _between(self) -> tuple[dict[int, list[Told]], set[int]]:
         """What the judge was told before which row, and the rows it never saw, by place."""
@@ -177,8 +176,9 @@ def _check(run: Run) -> None:
         raise ValueError(f"{run.path} {told}; this surefoot replays schema {SCHEMA}")
     if not run.scalars.rows:
         raise ValueError(f"{run.path} has no rows to replay")
-    other = [name for name in _COLUMNS if name not in run.scalars]
-    other += [name for name, kind in _COLUMNS.items() if name not in other and _is_other(run.scalars[name], kind)]
+    needed = {name: kind for name, kind in _COLUMNS.items() if name not in ADDED_COLUMNS}
+    other = [name for name in needed if name not in run.scalars]
+    other += [name for name, kind in needed.items() if name not in other and _is_other(run.scalars[name], kind)]
     if other:
         raise ValueError(f"{run.path} holds rows of another schema: no {', '.join(other)} in some of them")
 
@@ -235,6 +235,7 @@ def decision_from(event: Mapping[str, Any]) -> Decision:
     told: dict[str, Any] = {f.name: event[f.name] for f in fields(Decision) if f.name in event}
     if told.get("restraint") is not None:
         told["restraint"] = _restraint(told["restraint"])
+    told["optimizers"] = tuple(told.get("optimizers", ()))
     try:
         return Decision(**told | {"action": Action(told["action"]), "cause": Cause(told["cause"])})
     except (KeyError, TypeError, ValueError) as error:

@@ -12,8 +12,8 @@ from surefoot.bench import regate
 from surefoot.bench.recorded import Recorded, Told, recorded
 from surefoot.bench.regate import Regate
 from surefoot.journal.strictjson import dumps
-from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
+from surefoot.judge.several import AnyJudge
 from surefoot.records import Action, Decision, Row
 
 UNJUDGED = ("weights_every", "machine_every", "ring_every", "ring_size")
@@ -112,7 +112,7 @@ class _Again:
     def __init__(self, run: Recorded, policy: Policy) -> None:
         self.rows = 0
         self._run = run
-        self._judge: Judge = run.judge(policy)
+        self._judge: AnyJudge = run.judge(policy)
         self._made: list[Decision] = []
         self._stopped = False
         """The run was stopped, and no update has landed since."""

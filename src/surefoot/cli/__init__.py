@@ -116,13 +116,16 @@ def check(
     schedule: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Only draw the rate over the run into this file: .png, .svg.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the file named by --schedule, whatever it holds.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answers as one JSON object.")] = False,
 ) -> None:
     needs_torch("check", *ENGINE)
     from surefoot.cli.check import show
 
     wishes = {"steps": steps, "seconds": seconds, "patience": patience}
-    raise typer.Exit(show(recipe, overrides or (), **wishes, as_json=as_json, schedule=schedule))
+    raise typer.Exit(show(recipe, overrides or (), **wishes, as_json=as_json, schedule=schedule, force=force))
 
 
 _DIAGNOSE = """Tell from any training log what went wrong, when it began and what to do; needs no torch.
@@ -160,6 +163,9 @@ def diagnose(
     html: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Also write a page for a browser to this file: all in one.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the files named by --plot and --html, whatever they hold.")
+    ] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Set two logs beside each other.")] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Read on as the log grows; speak, and exit with 1, when it fails.")
@@ -179,9 +185,9 @@ def diagnose(
 
     told = {"step": step, "loss": loss, "eval_loss": eval_loss, "norm": norm, "rate": rate, "scale": scale}
     columns = {role: name for role, name in told.items() if name}
-    wishes = Wishes(
-        as_json=as_json, plot=plot, html=html, compare=compare, follow=follow, on=on, timeout=timeout, columns=columns
-    )
+    written = {"plot": plot, "html": html, "force": force}
+    followed = {"follow": follow, "on": on, "timeout": timeout}
+    wishes = Wishes(as_json=as_json, compare=compare, columns=columns, **written, **followed)
     raise typer.Exit(show(paths, wishes))
 
 

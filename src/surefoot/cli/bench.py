@@ -21,13 +21,16 @@ def overhead(
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Also write the figures as JSON to this file.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file named by --out, whatever it holds.")] = False,
 ) -> None:
     """What being watched costs: attached against bare, as ratios from alternating blocks of one run."""
     needs_torch("bench overhead")
     from surefoot.bench.overhead import main as run
 
     try:
-        typer.echo(run(device, quick=quick, only=only, out=out, say=lambda line: typer.echo(line, err=True)))
+        typer.echo(
+            run(device, quick=quick, only=only, out=out, force=force, say=lambda line: typer.echo(line, err=True))
+        )
     except ValueError as wrong:
         typer.echo(str(wrong), err=True)
         raise typer.Exit(2) from None

@@ -8,11 +8,14 @@ from pathlib import Path
 
 from surefoot.bench.chaos import main
 from surefoot.bench.chaos.page import as_data, table, write
+from surefoot.output_files import check_output
 
 
 def show(*, only: str, quick: bool, times: int | None, seed: int, page: Path | None, as_json: bool) -> int:
     """Try the faults and print the table; 1 when a run was lost."""
     try:
+        if page is not None:
+            check_output(page / "chaos.md", force=None)
         found = main(only=only, quick=quick, times=times, seed=seed, say=lambda line: print(line, file=sys.stderr))
     except ValueError as wrong:
         print(wrong, file=sys.stderr)

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.status import Status
 
 from surefoot.journal.strictjson import dumps
+from surefoot.output_files import check_output
 from surefoot.train import exits
 from surefoot.train.recipe import Recipe, RecipeError, load
 
@@ -31,6 +32,7 @@ def show(
     patience: float,
     as_json: bool = False,
     schedule: Path | None = None,
+    force: bool = False,
 ) -> int:
     """Check a recipe, or each of a sweep; 1 when an item of any failed. With `schedule` only its rate is drawn."""
     try:
@@ -39,21 +41,22 @@ def show(
         typer.echo(f"surefoot check: {error}", err=True)
         return exits.USAGE
     if schedule is not None:
-        return _drawn(recipes[0], schedule)
+        return _drawn(recipes[0], schedule, source, force=force)
     from surefoot.train.check.checking import Wishes
 
     wishes = Wishes(steps=steps, seconds=seconds, patience=patience)
     return max(_one(recipe, wishes, as_json=as_json) for recipe in recipes)
 
 
-def _drawn(recipe: Recipe, path: Path) -> int:
+def _drawn(recipe: Recipe, path: Path, source: str, *, force: bool) -> int:
     from surefoot import parallel
     from surefoot.train.build import planned
     from surefoot.train.schedules import draw, sparkline
 
     try:
+        check_output(path, inputs=[source], force=force)
         rate, total = planned(recipe, parallel.start(recipe.device, recipe.parallel.timeout))
-        drawn = draw(recipe.schedule, rate, total, path)
+        drawn = draw(recipe.schedule, rate, total, path, inputs=[source], force=force)
     except (ValueError, OSError) as error:
         typer.echo(f"surefoot check: {error}", err=True)
         return exits.USAGE

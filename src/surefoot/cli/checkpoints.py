@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.logs.table import Unreadable
+from surefoot.output_files import OutputRefused, check_output
 from surefoot.state.store import Kept, Store
 
 FINE, TROUBLE, UNUSABLE = 0, 1, 2
@@ -36,7 +37,7 @@ def show(run: Path | None, wishes: Wishes) -> int:
     """Do what was asked for and print what there is to say; bad input ends in one message."""
     try:
         return _show(run, wishes)
-    except Unreadable as wrong:
+    except (Unreadable, OutputRefused) as wrong:
         print(f"surefoot checkpoints: {wrong}", file=sys.stderr)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -214,8 +215,7 @@ def _size(count: float) -> str:
 
 def _export(store: Store, kept: Kept, out: Path, weights: str) -> dict[str, Any]:
     """The weights alone, from a checkpoint that was verified first."""
-    if out.exists():
-        raise Unreadable(f"{out} is there already; name a new file")
+    check_output(out, new=True)
     wrong = store.verify(kept).wrong
     if wrong:
         raise Unreadable(f"{kept.name} is damaged ({', '.join(map(str, wrong[:3]))}). Export another one")

@@ -18,6 +18,7 @@ from rich.markup import escape
 
 from surefoot.logs.answer import Answer, State
 from surefoot.logs.table import Unreadable
+from surefoot.output_files import OutputRefused, check_output
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -36,6 +37,8 @@ class Wishes:
     as_json: bool = False
     plot: Path | None = None
     html: Path | None = None
+    force: bool = False
+    """Replace the files named by plot and html even where surefoot did not write them."""
     compare: bool = False
     follow: bool = False
     on: str = "failed"
@@ -52,7 +55,7 @@ def guarded(work: Callable[[], int]) -> int:
     """Whatever happens inside ends in an exit code and at most one message, never in a traceback."""
     try:
         return work()
-    except Unreadable as wrong:
+    except (Unreadable, OutputRefused) as wrong:
         complain(str(wrong))
     except BrokenPipeError:
         # Nobody reads on, as after `| head`; Python would complain again when it flushes at the end.
@@ -89,11 +92,22 @@ def _show(paths: Sequence[str], wishes: Wishes) -> int:
         from surefoot.logs.showing.picture import check
 
         check(wishes.plot)
+    _check_targets(paths, wishes)
     if wishes.compare:
         return _compared(paths, wishes)
     if wishes.follow:
         return _followed(paths, wishes)
     return _answered(paths, wishes)
+
+
+def _check_targets(paths: Sequence[str], wishes: Wishes) -> None:
+    """Refuse files that must not be written before a long log is read, not after."""
+    count = 1 if wishes.compare or wishes.follow else len(paths)
+    targets = [path for named in (wishes.plot, wishes.html) if named is not None for path in _numbered(named, count)]
+    for target in targets:
+        check_output(target, inputs=paths, force=wishes.force)
+    if len({os.path.realpath(target) for target in targets}) < len(targets):
+        raise OutputRefused(f"--plot and --html both name {wishes.plot}. Name two files")
 
 
 def _compared(paths: Sequence[str], wishes: Wishes) -> int:
@@ -110,10 +124,10 @@ def _compared(paths: Sequence[str], wishes: Wishes) -> int:
     text = compare_page.as_text(found, width=width, colour=colour, encoding=sys.stdout.encoding)
     say(as_json(found.as_json()) if wishes.as_json else text)
     if wishes.plot is not None:
-        compare_page.draw(found, wishes.plot)
+        compare_page.draw(found, wishes.plot, inputs=paths, force=wishes.force)
         tell(f"picture written to {wishes.plot}")
     if wishes.html is not None:
-        compare_page.write(found, wishes.html)
+        compare_page.write(found, wishes.html, inputs=paths, force=wishes.force)
         tell(f"page written to {wishes.html}")
     return TROUBLE if found.trouble else FINE
 
@@ -146,7 +160,7 @@ def _followed(paths: Sequence[str], wishes: Wishes) -> int:
         _pages([last])
     elif not any(last is one for one in spoken):
         say(json.dumps(last.as_json(), allow_nan=False) + "\n")
-    _write([last], wishes)
+    _write([last], wishes, paths)
     return TROUBLE if last.verdict in ON[wishes.on] else FINE
 
 
@@ -175,7 +189,7 @@ def _answered(paths: Sequence[str], wishes: Wishes) -> int:
         say(as_json([answer.as_json() for answer in answers] if len(paths) > 1 else answers[0].as_json()))
     else:
         _pages(answers)
-    _write(answers, wishes)
+    _write(answers, wishes, paths)
     if unreadable:
         return UNUSABLE
     return TROUBLE if any(answer.trouble for answer in answers) else FINE
@@ -240,19 +254,19 @@ def _pages(answers: Sequence[Answer]) -> None:
         say(summary(answers, width=width, colour=colour))
 
 
-def _write(answers: Sequence[Answer], wishes: Wishes) -> None:
+def _write(answers: Sequence[Answer], wishes: Wishes, inputs: Sequence[str]) -> None:
     """The files that were asked for; several answers go to several files."""
     if wishes.plot is not None:
         from surefoot.logs.showing.picture import draw
 
-        for answer, path in _named(answers, wishes.plot):
-            draw(answer, path)
+        for answer, path in zip(answers, _numbered(wishes.plot, len(answers)), strict=True):
+            draw(answer, path, inputs=inputs, force=wishes.force)
             tell(f"picture written to {path}")
     if wishes.html is not None:
         from surefoot.logs.showing.webpage import write
 
-        for answer, path in _named(answers, wishes.html):
-            write(answer, path)
+        for answer, path in zip(answers, _numbered(wishes.html, len(answers)), strict=True):
+            write(answer, path, inputs=inputs, force=wishes.force)
             tell(f"page written to {path}")
 
 
@@ -261,7 +275,6 @@ def tell(message: str) -> None:
     print(_printable(message, sys.stderr.encoding), file=sys.stderr)
 
 
-def _named(answers: Sequence[Answer], path: Path) -> list[tuple[Answer, Path]]:
-    if len(answers) == 1:
-        return [(answers[0], path)]
-    return [(answer, path.with_stem(f"{path.stem}-{number}")) for number, answer in enumerate(answers, 1)]
+def _numbered(path: Path, count: int) -> list[Path]:
+    """The file for each of several answers; one answer goes to the file itself."""
+    return [path] if count == 1 else [path.with_stem(f"{path.stem}-{number}") for number in range(1, count + 1)]

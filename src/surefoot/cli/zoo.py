@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from surefoot.bench import zoo
 from surefoot.bench.pool import cores
 from surefoot.bench.zoo.table import as_data, tables
+from surefoot.output_files import check_output
 
 
 def show(choice: zoo.Choice, *, jobs: int, out: Path, page: Path | None, as_json: bool) -> int:
@@ -28,6 +29,8 @@ def show(choice: zoo.Choice, *, jobs: int, out: Path, page: Path | None, as_json
                 print(f"{done} of {total} runs made", file=sys.stderr, flush=True)
 
         try:
+            if page is not None:
+                check_output(page / "zoo.md", force=None)
             board = zoo.main(choice, folder=out, workers=jobs or cores(), progress=tell)
         except ValueError as wrong:
             bar.stop()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from surefoot.data.chance import Keyed
+from surefoot.data.chance import Keyed, SeededInWorkers
 from surefoot.data.order import key
 from surefoot.data.position import KIND
 from surefoot.data.sampler import BATCH, Sampler
@@ -61,10 +61,15 @@ def make_loader(
         drop_last=drop_last,
         rank=rank if rank is not None else dist.get_rank() if grouped else 0,
         world_size=world_size if world_size is not None else dist.get_world_size() if grouped else 1,
-        epochs=augment is not None,
+        epochs=augment is not None or num_workers > 0,
     )
+    asked: Dataset[Any] = dataset
+    if augment is not None:
+        asked = Keyed(dataset, augment, seed)
+    elif num_workers > 0:
+        asked = SeededInWorkers(dataset, seed)
     return Loader(
-        dataset if augment is None else Keyed(dataset, augment, seed),
+        asked,
         sampler,
         num_workers=num_workers,
         collate_fn=collate_fn,
@@ -105,6 +110,10 @@ class Loader(StatefulDataLoader[Any]):
         """Torchdata's iterator; None when it has to be started anew, from where the sampler stands."""
         self._loops = 0
         self._last: list[Any] = []
+        self.seeds_workers = isinstance(dataset, Keyed | SeededInWorkers)
+        """Random numbers that the dataset draws in worker processes go by the batch, so they come again in a resume."""
+        self.through: Callable[[Callable[[], Any]], Any] | None = None
+        """Called with a function that fetches a batch: lets a guard know of the moment before each fetch."""
 
     @property
     def epoch(self) -> int:
@@ -161,6 +170,9 @@ class Loader(StatefulDataLoader[Any]):
             raise RuntimeError("this loop over the loader was left when another one began: it has no batches any more")
         if self._live is None:
             self._live = self._start()
+        return self._fetch() if self.through is None else self.through(self._fetch)
+
+    def _fetch(self) -> Any:
         before = self._order.position
         try:
             return next(self._live)

@@ -29,8 +29,8 @@ class Fault:
 FAULTS = {
     "moments": Fault(
         0.31,
-        "moments / 10,000",
-        "damaged moments: Adam's second ones are divided by 10,000, three updates in a row",
+        "moments / 1,000,000",
+        "damaged moments: Adam's second ones are divided by 1,000,000, three updates in a row",
     ),
     "rate": Fault(0.56, "rate x 10", "a rate ten times that of the schedule, from here to the end"),
     "poison": Fault(
@@ -82,7 +82,7 @@ def plant(parts: Parts, faults: Mapping[str, int], update: int) -> None:
     if "moments" in faults and faults["moments"] <= update < faults["moments"] + DAMAGED:
         for optimizer in parts.optimizers:
             for state in optimizer.state.values():
-                state["exp_avg_sq"] *= 1e-4
+                state["exp_avg_sq"] *= 1e-6
     if "rate" in faults and update >= faults["rate"]:
         for optimizer, schedule in zip(parts.optimizers, parts.schedules, strict=True):
             for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):

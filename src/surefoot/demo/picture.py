@@ -8,6 +8,7 @@ from pathlib import Path
 
 from surefoot.demo.faults import FAULTS
 from surefoot.demo.running import Result
+from surefoot.output_files import save_figure
 
 
 def smooth(result: Result) -> list[float]:
@@ -21,12 +22,10 @@ def smooth(result: Result) -> list[float]:
     return points
 
 
-def draw(results: Mapping[str, Result], faults: Mapping[str, int], path: Path) -> Path | None:
-    """The loss of the three runs in one picture, with a mark where surefoot acted; None without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        return None
+def draw(results: Mapping[str, Result], faults: Mapping[str, int], path: Path) -> None:
+    """The loss of the three runs in one picture, with a mark where surefoot acted; `OutputRefused`, `ImportError`."""
+    from matplotlib.figure import Figure
+
     red, green = "#d1495b", "#14606b"
     figure = Figure(figsize=(11, 5.5), dpi=150, layout="constrained")
     axes = figure.subplots()
@@ -54,5 +53,4 @@ def draw(results: Mapping[str, Result], faults: Mapping[str, int], path: Path) -
     axes.set_title("Three faults in one run, with and without surefoot", loc="left", weight="bold", pad=24)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.09, 1.0))
-    figure.savefig(path)
-    return path
+    save_figure(figure, path, force=None)

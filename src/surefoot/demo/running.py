@@ -36,9 +36,7 @@ PLAIN = ("schedule.name=constant", "protection.clip=null")
 """The three runs shall differ in nothing but faults and protection: clipping is a part of it, and a rate that is held
 where it was should be compared with one that stays there."""
 FIGURES = ("protection.figures.ring_every=20", "protection.figures.weights_every=1")
-"""In a run of minutes states to go back to come sooner. Damaged moments show in the size of the first update after the
-damage and hardly anywhere else, so the weights are looked at after every one: at the default of every hundredth they
-are not cured, and the demo ends at x 1.17 (seed 0)."""
+"""Those of a short run: by default a snapshot is taken every 50 updates and the weights are measured every 100."""
 SAMPLE = ("sample.prompt=def __init__(self", "sample.tokens=500", "sample.temperature=0.9")
 BARE = ("protection.policy=off", "sample.tokens=0")
 LOSS = "loss=surefoot.demo.faults:mean_of_texts"

@@ -22,6 +22,7 @@ from surefoot.demo.faults import FAULTS, planned
 from surefoot.demo.picture import draw
 from surefoot.demo.running import BARE, FIGURES, SOURCE, Result, go, overrides_of
 from surefoot.edge import switched_off
+from surefoot.output_files import OutputRefused
 
 _LINES, _DEEPEST = 10, 12
 """Of the text that is shown: lines, and spaces in a row."""
@@ -58,11 +59,21 @@ def show(
     console.print("\nText that the third model writes", style="bold")
     for line in excerpt(results["faults and surefoot"].text):
         console.print(f"   | {line}")
-    picture = draw(results, faults, out / "loss.png")
-    console.print(f"\nThe picture   {picture or 'not drawn, matplotlib is missing: pip install matplotlib'}")
+    console.print(f"\nThe picture   {picture(results, out / 'loss.png', faults)}")
     console.print(f"The run       {run_dir}")
     what_next(guarded, run_dir, seed)
     console.print(f"\nThis took {time.monotonic() - started:.0f} s.")
+
+
+def picture(results: dict[str, Result], path: Path, faults: dict[str, int]) -> str:
+    """Where it was drawn, or why it was not: nothing here fails a demo that has been shown."""
+    try:
+        draw(results, faults, path)
+    except ImportError:
+        return "not drawn, matplotlib is missing: pip install matplotlib"
+    except (OutputRefused, OSError) as error:
+        return f"not drawn: {error}"
+    return str(path)
 
 
 def room_in(out: Path) -> Path:
@@ -131,7 +142,7 @@ def what_next(guarded: tuple[str, ...], run_dir: Path, seed: int) -> None:
         console.print(f"   {command:38} {words}")
     console.print("\nThe third run without its faults, as one would type it:")
     console.print(f"   surefoot train {SOURCE} {shlex.join((*guarded, 'run_dir=runs/demo'))}")
-    console.print("Its figures are those of a short run; by default the damaged moments are not cured.")
+    console.print("Its figures are those of a short run: a snapshot every 20 updates, weights measured at each.")
     console.print("\nIn a loop of your own it takes two lines:")
     console.print('   guard = surefoot.attach(model, optimizer, run_dir="runs/first")   # before the loop')
     console.print("   loss = guard.watch(loss, batch)   # in the loop, before backward")

@@ -1,8 +1,8 @@
 """The rule that lets an update land or refuses it, worked out on the device from a summary of the gradients.
 
-Refused is what is not finite, and what is outlandish: a norm above `factor` times the largest accepted in recent
-memory and above every norm this run has ever accepted, or above a ceiling that was set on the way. Rejected norms never
-enter that memory.
+Refused is what is not finite (the loss, a gradient, or a buffer that the batch has made so), and what is outlandish: a
+norm above `factor` times the largest accepted in recent memory and above every norm this run has ever accepted, or
+above a ceiling that was set on the way. Rejected norms never enter that memory.
 """
 
 from __future__ import annotations
@@ -155,9 +155,12 @@ def _portable(memory: Memory, rule: Rule) -> Decider:
         limit = torch.maximum(recent * rule.factor, ever).where(count >= rule.warmup, math.inf)
         limit = torch.minimum(limit, norm_ceiling)
         outlandish = (norm > limit) | (loss > loss_ceiling)
-        bad = ~norm.isfinite() | ~loss.isfinite() | (nonfinite > 0)
+        spoils = totals[Head.BAD_BUFFERS] > 0
+        bad = ~norm.isfinite() | ~loss.isfinite() | (nonfinite > 0) | spoils
         kind = torch.where(
-            loss.isfinite(), float(Verdict.OVERFLOW if scaled else Verdict.NONFINITE), float(Verdict.NONFINITE)
+            loss.isfinite() & ~spoils,
+            float(Verdict.OVERFLOW if scaled else Verdict.NONFINITE),
+            float(Verdict.NONFINITE),
         )
         verdict = kind.where(bad, torch.where(outlandish, float(Verdict.OUTLANDISH), float(Verdict.LANDED)))
         if joint is not None:

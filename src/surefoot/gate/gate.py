@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from surefoot.gate.clip import Unit
 from surefoot.gate.decide import Ceiling, Decider, Memory, Rule, Said, decider_for, memory_for
+from surefoot.gate.skip import StepOptions
 from surefoot.gate.ways import Way, step_is_compiled, way_of
 from surefoot.measure.layout import local
 from surefoot.records import Verdict
@@ -42,6 +43,7 @@ class Gate:
         """Whether the step under way was refused; None when only the device knows."""
         self.spoilt: bool | Tensor = False
         """Whether what the batch left in the buffers must go too; a tensor when only the device knows."""
+        self.options = StepOptions(optimizer)
         self.units = [units[i] for i in self.memory.units]
         self._tight = False
         """Steps are asked for a clip beyond the user's own."""
@@ -69,7 +71,9 @@ class Gate:
         self._ready = None
 
     def before(self) -> None:
-        """Called before a step whose weights move while it runs."""
+        """A step is about to begin."""
+        self.refused = False
+        self.options.before()
         if self.way is Way.COPY:
             self._copy = _Copy(self.optimizer)
 
@@ -100,8 +104,8 @@ class Gate:
             self.memory.refresh()
         self._steps += 1
 
-    def after(self) -> None:
-        """Put back whatever the step was not to see."""
+    def after(self, *, spoilt: bool = False) -> None:
+        """Put back whatever the step was not to see, and the step itself if its search has `spoilt` a buffer."""
         for p, gradient in self._hidden:
             if p.grad is None:
                 p.grad = gradient
@@ -114,12 +118,16 @@ class Gate:
                     delattr(self.optimizer, name)
             self._prior = None
         if self._copy is not None:
-            spoilt = not all(bool(p.isfinite().all()) for p in self._own())
+            spoilt = spoilt or not all(bool(p.isfinite().all()) for p in self._own())
             if self.refused or spoilt:
                 self._copy.restore()
             self.spoilt = bool(self.refused) or spoilt
             self.refused = self.spoilt
             self._copy = None
+        if self.refused:
+            self.options.restore()
+        else:
+            self.options.after()
 
     def _own(self) -> Iterator[Tensor]:
         return (p for group in self.optimizer.param_groups for p in group["params"])

@@ -61,7 +61,7 @@ def decide(
     limit = tl.where(count >= warmup, limit, float("inf"))
     limit = tl.where(norm_ceiling < limit, norm_ceiling, limit)
     outlandish = (norm > limit) | (loss > loss_ceiling)
-    sound = tl.abs(loss) < float("inf")
+    sound = (tl.abs(loss) < float("inf")) & (tl.load(totals + 13) == 0.0)
     good = (tl.abs(norm) < float("inf")) & sound & (nonfinite == 0.0)
     verdict = tl.where(good, tl.where(outlandish, 2.0, 0.0), 1.0)
     if SCALED:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 
 from surefoot.journal.signals import Header
+from surefoot.records import JudgedBy, Row, Verdict
 
 
 class Scalars(Mapping[str, np.ndarray]):
@@ -28,6 +32,16 @@ class Scalars(Mapping[str, np.ndarray]):
         if name not in self._columns:
             self._columns[name] = _joined([_column(part, name) for part in self._parts])
         return self._columns[name]
+
+    def as_rows(self, part: slice = slice(None)) -> Iterator[Row]:
+        """The updates one by one, to single precision, as they were judged; a missing column has its default."""
+        names = [f.name for f in fields(Row) if f.name in self._names]
+        for values in zip(*(self[name][part].tolist() for name in names), strict=True):
+            row: dict[str, Any] = dict(zip(names, values, strict=True))
+            row["verdict"] = Verdict(row["verdict"])
+            judged_by = row.get("judged_by", math.nan)  # NaN where an earlier version wrote the row
+            row["judged_by"] = JudgedBy.LOSS if math.isnan(judged_by) else JudgedBy(int(judged_by))
+            yield Row(**row)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

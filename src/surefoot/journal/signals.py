@@ -22,7 +22,7 @@ _PLAIN = re.compile(r"\|[iu]1|<[iu][248]|<f[248]")
 _ALIGN = 64
 _LONGEST_HEADER = 1 << 28
 _WIDE = {"step": "<i8", "attempt": "<i8", "time": "<f8"}
-_NARROW = {"int": "<i4", "Verdict": "|i1"}
+_NARROW = {"int": "<i4", "Verdict": "|i1", "JudgedBy": "|i1"}
 
 
 class BadHeader(ValueError):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from surefoot.judge.detect.inputs import Inputs
-from surefoot.judge.detect.layers import NORM, LayerPast
+from surefoot.judge.detect.layers import NONFINITE, NORM, LayerPast
 from surefoot.judge.detect.units import Units
 from surefoot.judge.diagnose.case import SILENCE, SUFFERS, Case, Moment, leads, least
 from surefoot.judge.normal import Normal
@@ -22,7 +22,9 @@ from surefoot.records import Finding, Pattern, Row, Verdict
 
 STANDING = ("settings", "left_over", "lost_clip")
 """What these have found goes on, and may be the reason for what comes of it much later."""
-SPENT = frozenset({"level", "growth", "oscillation", "vanishing", "dead", "units", "left_over", "lost_clip", "astray"})
+SPENT = frozenset(
+    {"level", "growth", "oscillation", "vanishing", "dead", "units", "left_over", "lost_clip", "astray", "replicas"}
+)
 """Signs that a decision has answered; should they come again, they are told again."""
 
 
@@ -128,11 +130,13 @@ class Casebook:
         if not case.rates or any(f.detector == "settings" for f in found):
             rates, momenta = self._normal.settings
             case.rates, case.momenta = least(case.rates, rates), least(case.momenta, momenta)
+        for told in (f for f in found if f.detector == "replicas"):
+            case.onset = min(case.onset, told.evidence["well"])  # states from after that differ between the ranks
         case.findings += found
         if row.optimizer == 0:
             case.moments.append(self.moment(row, layers))
             del case.moments[LONG // 2 : -LONG // 2]
-        calm = not found and row.landed and not self._normal.z(row.loss) > self._normal.sight.raised
+        calm = not found and row.landed and not self._normal.z(row.loss) > self._normal.raised
         self.quiet_rows = self.quiet_rows + 1 if calm else 0
         if self.quiet_rows >= LONG:
             self._bore = case if _rate_raised(case) else self._bore
@@ -154,6 +158,8 @@ class Casebook:
             case.rates, case.momenta = self._bore.rates, self._bore.momenta
         for told in (f for f in found if f.detector == "weights"):
             case.onset = told.evidence["well"]  # that was the last look before
+        for told in (f for f in found if f.detector == "replicas"):
+            case.onset = told.evidence["well"]
         for told in (f for f in found if f.detector == "astray"):
             since = max(told.evidence["well"], row.attempt - self._reach)
             signs = [f for f in self._signs if f.attempt >= since and f not in case.findings]
@@ -181,6 +187,7 @@ class Casebook:
             silent=0.0 if layers is None else float((self._past.zeros_now > normal.sight.hushed).mean()),
             strange=self._inputs.strange,
             momentum=normal.momentum(row),
+            one_bad_tensor=layers is not None and _one_bad_tensor(layers),
         )
 
     def _attended(self, layers: np.ndarray) -> float:
@@ -274,6 +281,11 @@ class Casebook:
         self._weights = [(attempt, norm) for attempt, norm in state["weights"]]
         self._signs = deque(map(_finding, state["signs"]), maxlen=WHILE)
         self._unit = [_finding(f) for f in state.get("unit", [])]
+
+
+def _one_bad_tensor(layers: np.ndarray) -> bool:
+    bad = layers[:, NONFINITE] > 0
+    return int(bad.sum()) == 1 and not bad[np.argmax(layers[:, NONFINITE] >= 0)]
 
 
 def _rate_raised(case: Case) -> list[Finding]:

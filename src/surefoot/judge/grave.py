@@ -16,6 +16,11 @@ def grave(case: Case, *, adaptive: bool, clipped: bool) -> str:
     return next((why for rule in GRAVE if (why := rule(case, adaptive or clipped))), "")
 
 
+def _apart(case: Case, bears: bool) -> str:
+    """The ranks hold different weights, and were equal before."""
+    return next((f.detail for f in case.found("replicas") if f.grave), "")
+
+
 def _told(case: Case, bears: bool) -> str:
     """A detector is sure of it."""
     # It may be told in another unit, and be no higher.
@@ -213,6 +218,7 @@ def _unlike(found: Finding) -> bool:
 
 
 GRAVE = (
+    _apart,
     _astray,
     _piled_up,
     _unclipped,

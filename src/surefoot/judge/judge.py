@@ -31,6 +31,7 @@ from surefoot.judge.detect.outlandish import Outlandish
 from surefoot.judge.detect.pace import Pace
 from surefoot.judge.detect.plateau import Plateau
 from surefoot.judge.detect.repeats import Repeats
+from surefoot.judge.detect.replicas import Replicas
 from surefoot.judge.detect.rhythm import Rhythm
 from surefoot.judge.detect.settings import Settings
 from surefoot.judge.detect.start import Start
@@ -44,13 +45,17 @@ from surefoot.judge.diagnose.origin import cause_of
 from surefoot.judge.diagnose.roles import Role, role_of
 from surefoot.judge.diagnose.tree import Facts, walk
 from surefoot.judge.grave import grave
+from surefoot.judge.ladders import EQUAL
 from surefoot.judge.normal import Normal
 from surefoot.judge.policy import AGAIN, LONG, UNDER_WAY, WHILE, Policy
+from surefoot.judge.progress import ProgressFilter
 from surefoot.judge.treat import Treatment
 from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, Pattern, Restraint, Row, Verdict
 
 REFUSED = (Verdict.NONFINITE, Verdict.OUTLANDISH)
-ASIDE = frozenset({"bottleneck", "pace", "memory", "clipping", "plateau", "rhythm", "repeats", "start", "evaluation"})
+ASIDE = frozenset(
+    {"bottleneck", "pace", "memory", "clipping", "plateau", "rhythm", "repeats", "start", "evaluation", "progress"}
+)
 """What these find is told, with its cause, and is never a reason to touch the run."""
 
 
@@ -58,7 +63,7 @@ class Judge:
     """Runs the detectors over each row, names causes, and decides within the policy's limits.
 
     The same rows give the same decisions on every process: nothing that is measured on one of them alone, such as
-    times and memory, is a reason to act.
+    times and memory, or where in its model a value that is not finite came up, is a reason to act.
     """
 
     def __init__(
@@ -72,18 +77,23 @@ class Judge:
         first: float = 1.0,
         adaptive: bool = True,
         alone: bool = True,
+        contested: bool = False,
+        buffers: Sequence[str] = (),
     ) -> None:
         self.policy = policy
         self.names = names
         """Of the tensors, in the order of the rows of `layers`; the first `owned` of them are held by an optimizer, and
         hold so many `values` (0 where that is not known), which their `first` update moves by so many rates.
         `kinds` are the classes of the modules that hold them; `adaptive` optimizers divide by past gradients; a run
-        that is `alone` has but this process."""
+        that is `alone` has but this process; for `contested` see `Normal`; `buffers` are those that are checked."""
+        self.buffers = buffers
         self.proven = -1
         """States taken at this attempt or before it are known to be good by the steps that followed."""
         self._adaptive = adaptive
         roles = [role_of(name, kind) for name, kind in zip_longest(names, kinds[: len(names)], fillvalue="")]
-        self.normal = Normal(policy.sight)
+        self.normal = Normal(policy.sight, contested=contested)
+        self._progress = ProgressFilter()
+        self._alone = alone
         self._past = LayerPast()
         self._units = Units(self.normal, self._past)
         inputs = Inputs(policy.sight)
@@ -100,7 +110,8 @@ class Judge:
             first=first,
             reach=policy.ring_reach,
         )
-        self._outright: Sequence[NonFinite | Outlandish] = (NonFinite(), Outlandish())
+        self._replicas = Replicas()
+        self._outright: Sequence[NonFinite | Outlandish] = (NonFinite(buffers), Outlandish(self.normal))
         self.detectors: Sequence[Detector] = (
             self._units,
             inputs,
@@ -128,6 +139,7 @@ class Judge:
             Pace(policy.sight),
             MemoryCreep(policy.sight),
             Bottleneck(policy.sight),
+            self._replicas,
         )
         self._treatment = Treatment(policy, self.normal)
         self._refused = 0
@@ -137,6 +149,18 @@ class Judge:
         """A rewind was decided and is still to come: what happens until then is of no account."""
         self._blind = -1
         """Up to this attempt updates were made before what was decided came into force."""
+        self.held = False
+        """Another judge of the same run has decided that it goes back: nothing is decided until then."""
+
+    @property
+    def awaits(self) -> bool:
+        """A rewind was decided and is still to come."""
+        return self._awaits
+
+    @property
+    def restraints(self) -> list[tuple[tuple[int, ...], Restraint]]:
+        """What is asked of which optimizers; none named are all of them."""
+        return [((), self.restraint)]
 
     @property
     def quiet(self) -> bool:
@@ -158,9 +182,15 @@ class Judge:
         self.normal.rewound(attempt)
         for detector in self.detectors:
             detector.rewound()
+        self._replicas.went_back(attempt)
         self.proven = min(self.proven, attempt)
         self._book.close()
+        self.held = False
         self._overflows, self._awaits, self._blind = 0, False, -1  # refusals are counted until an update lands
+
+    def rewired(self, names: Sequence[str], scopes: Sequence[tuple[int, int]]) -> None:
+        """The optimizers hold other tensors now."""
+        self.names = names
 
     def _watch_anew(self) -> None:
         """A trouble was answered in its place: what was being watched tells of before."""
@@ -174,6 +204,10 @@ class Judge:
         """What was decided could not be done; the next rung is tried at the next sign of trouble."""
         self._treatment.failed()
         self._awaits = False
+        if decision.rung == EQUAL.words:
+            self._replicas.cannot_restore(why)
+            if self._book.case is not None:
+                self._book.case.findings = [f for f in self._book.case.findings if f.detector != "replicas"]
 
     def located(self, row: Row, module: str, kind: str, *, inputs: bool, weights: bool) -> list[Event]:
         """In which module a value that is not finite came up was found out, after its row was judged."""
@@ -187,7 +221,7 @@ class Judge:
             detail=why,
             evidence={"module": module, "kind": kind, "inputs": inputs, "weights": weights, "cause": cause},
         )
-        if self._book.case is not None:
+        if self._book.case is not None and self._alone:
             self._book.case.findings.append(finding)
         return [finding]
 
@@ -201,14 +235,17 @@ class Judge:
         self.normal.asked = self._treatment.restraint
         self.normal.expect(row)
         found = [f for d in self._outright for f in d.update(row)]
+        found += self._told_of_progress(row)
+        raw, row = row, self._progress.judged(row)
+        self.normal.judges_loss = row is raw
         found += [f for d in self.detectors for f in d.update(row, layers)]
         refused = row.verdict in REFUSED
         # Of more refusals in a row than that, only the 128th, the 256th and so on are told.
         silent = refused and self._refused > LONG and self._refused & (self._refused - 1)
         events: list[Event] = [] if silent else [*found]
         if found:
-            events += self._aside(row, [f for f in found if f.detector in ASIDE])
-        self._book.follow(row, layers, [f for f in found if f.detector not in ASIDE])
+            events += self._aside(row, [f for f in found if _told_only(f)])
+        self._book.follow(row, layers, [f for f in found if not _told_only(f)])
         if refused and not silent:
             reason = "; ".join(f.detail for f in found if f.detector in ("nonfinite", "outlandish"))
             events.append(self._decision(row, Action.REFUSE, reason))
@@ -217,6 +254,25 @@ class Judge:
         self.normal.take(row)
         self._prove(row)
         return events
+
+    def _told_of_progress(self, row: Row) -> list[Finding]:
+        """Stop judging a loss that turns out to be no measure of progress, and say so once."""
+        if not self._progress.update(row):
+            return []
+        self.normal.forget_losses()
+        for detector in self.detectors:
+            detector.rewound()
+        return [
+            Finding(
+                step=row.step,
+                attempt=row.attempt,
+                time=row.time,
+                detector="progress",
+                detail="the loss stays around zero with both signs, so it is only checked for being finite; pass "
+                "guard.watch(loss, progress=...) a number that falls as the run gets better, such as -reward",
+                evidence={"loss": row.loss, "optimizer": row.optimizer},
+            )
+        ]
 
     def _count(self, row: Row) -> None:
         if row.landed:
@@ -277,7 +333,7 @@ class Judge:
 
     def _aside(self, row: Row, found: Sequence[Finding]) -> list[Event]:
         """What is told with its cause and is no reason to act."""
-        telling = [f for f in found if f.detector not in ("clipping", "rhythm")]
+        telling = [f for f in found if f.detector not in ("clipping", "rhythm", "replicas", "progress")]
         if not telling or self._book.case is not None:
             return []
         case = self._book.opened(row, telling)
@@ -287,7 +343,7 @@ class Judge:
     # -- what is done
 
     def _decided(self, row: Row, events: Sequence[Event]) -> list[Event]:
-        if self._awaits:
+        if self._awaits or self.held:
             return []
         if 0 <= self._blind < row.attempt:
             self._watch_anew()
@@ -369,6 +425,7 @@ class Judge:
             "blind": self._blind,
             "book": self._book.state_dict(),
             "normal": self.normal.state_dict(),
+            "progress": self._progress.state_dict(),
             "past": self._past.state_dict(),
             "treatment": self._treatment.state_dict(),
             "detectors": [d.state_dict() for d in self.detectors],
@@ -388,10 +445,19 @@ class Judge:
         self.proven, self._awaits, self._blind = state["proven"], state["awaits"], state.get("blind", -1)
         self._book.load_state_dict(state["book"])
         self.normal.load_state_dict(state["normal"])
+        self._progress.load_state_dict(state.get("progress", {"signs": {}, "around_zero": []}))
         self._past.load_state_dict(state["past"])
         self._treatment.load_state_dict(state["treatment"])
-        for detector, held in zip(self.detectors, state["detectors"], strict=True):
+        # A state saved by an earlier version knows nothing of the last detectors, which begin anew.
+        if len(state["detectors"]) not in (len(self.detectors), len(self.detectors) - 1):
+            raise ValueError(f"{len(state['detectors'])} detectors were saved, and there are {len(self.detectors)}")
+        for detector, held in zip(self.detectors, state["detectors"], strict=False):
             detector.load_state_dict(held)
+
+
+def _told_only(finding: Finding) -> bool:
+    """Told, and never a reason to touch the run."""
+    return finding.detector in ASIDE or (finding.detector == "replicas" and not finding.grave)
 
 
 def _pattern(findings: Sequence[Finding]) -> Pattern:

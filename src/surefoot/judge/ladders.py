@@ -31,6 +31,8 @@ class Rung:
     """Gradients that the update before has left behind are emptied before they are added to."""
     strict: bool = False
     """The ceilings are low, and what is above them is waited out: it did harm."""
+    keep: bool = False
+    """What was asked of the steps before stays as it is."""
     rescale: bool = False
     """The loss scale is set to what it usually was."""
 
@@ -57,6 +59,8 @@ HOLD = Rung(words="with rate and momentum held at what they were when things wer
 WARM = Rung(words="with the rate warmed up", rewarm=30, ceilings=False, hold=False)
 WARMER = Rung(words="with a tenth of the rate, warmed up", rate=0.1, rewarm=50, ceilings=False, hold=False)
 
+EQUAL = Rung(words="with equal weights on all ranks", hold=False, ceilings=False, keep=True)
+
 USUAL = (BACK, LOWER, FRESH)
 LADDERS: Mapping[Cause, tuple[Rung, ...]] = {
     Cause.PRECISION_OVERFLOW: (SINGLE, WIDER, LOWER),
@@ -77,5 +81,7 @@ ASTRAY = (PAST, LOWER, FRESH)
 """When held-out data says that the run has lost much of what it had learnt."""
 HELD = (HOLD, BACK, LOWER)
 """When the rate has risen and nothing is gained by it, but nothing lost either: the way back would cost more."""
+REPLICAS = (EQUAL,)
+"""When ranks that should hold the same weights do not. Nothing else would make them equal again."""
 LOW_SCALE = (RESCALE, WIDER, LOWER)
 """When the loss scale is so low that gradients become zero: the weights are sound, for next to nothing has landed."""

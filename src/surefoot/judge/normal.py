@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from surefoot.judge.policy import DOUBLE, FEW, SMALL, WHILE, Sight
@@ -92,8 +93,11 @@ class Baseline:
 class Normal:
     """Baselines of the loss and of each optimizer's gradient norm, and the rows that are being judged against them."""
 
-    def __init__(self, sight: Sight) -> None:
+    def __init__(self, sight: Sight, *, contested: bool = False) -> None:
         self.sight = sight
+        self.contested = contested
+        """The loss depends on what other optimizers do in turn, as a generator's does on its critic: that it rises, or
+        does not fall, is no harm by itself."""
         self.loss = Baseline(sight.window)
         self.norms: dict[int, Baseline] = {}
         """Of the logarithms of the norms."""
@@ -104,6 +108,8 @@ class Normal:
         """Of the logarithms of the norms that the first optimizer was handed, where the loop changes gradients."""
         self.asked = Restraint()
         """What is asked of the steps."""
+        self.judges_loss = True
+        """Whether these are baselines of the loss itself, and not of another measure of progress."""
         self.sizes = Baseline(sight.window)
         """Of the samples in a batch."""
         self.wider = 1.0
@@ -131,6 +137,11 @@ class Normal:
         return len(self.loss) >= self.sight.least
 
     @property
+    def bounds_loss(self) -> bool:
+        """Whether a ceiling for the loss can be derived from what is normal."""
+        return self.formed and self.judges_loss and not self.contested
+
+    @property
     def samples(self) -> float:
         """Samples in a batch, usually."""
         return self.sizes.middle if len(self.sizes) else math.nan
@@ -140,6 +151,11 @@ class Normal:
         known comes from such batches."""
         fewer = self.sizes.quantile(1 - SMALL) / row.samples if row.samples > 0 else math.nan
         self.wider = math.sqrt(fewer) if fewer >= DOUBLE else 1.0
+
+    @property
+    def raised(self) -> float:
+        """Deviations above normal from which a loss is higher than it should be."""
+        return self.sight.far if self.contested else self.sight.raised
 
     def z(self, loss: float) -> float:
         """How many deviations a loss lies above what is normal."""
@@ -228,6 +244,14 @@ class Normal:
         count = 1 + max((*self.rates, *self.momenta), default=-1)
         rates = tuple(_least(self.rates[k]) if k in self.rates else math.inf for k in range(count))
         return rates, tuple(self.momenta.get(k, math.inf) for k in range(count))
+
+    def forget_losses(self) -> None:
+        """The losses known so far are no measure of progress."""
+        self.loss = Baseline(self.sight.window)
+        self.recent.clear()
+        self.start, self._first = math.nan, []
+        self._waiting = deque(replace(row, loss=math.nan) for row in self._waiting)
+        self._looked_at = None
 
     def rewound(self, attempt: int) -> None:
         """What came after this attempt did not happen."""

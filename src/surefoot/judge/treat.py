@@ -9,7 +9,7 @@ from typing import Any
 
 from surefoot.judge.diagnose.case import Case, least
 from surefoot.judge.grave import in_units_at_once, only_raised
-from surefoot.judge.ladders import ASTRAY, EARLY, HELD, HOLD, LADDERS, LEFT_OVER, LOW_SCALE, USUAL, Rung
+from surefoot.judge.ladders import ASTRAY, EARLY, HELD, HOLD, LADDERS, LEFT_OVER, LOW_SCALE, REPLICAS, USUAL, Rung
 from surefoot.judge.normal import Normal
 from surefoot.judge.policy import AGAIN, CLEARLY, HUGE, WHILE, Policy
 from surefoot.records import Action, Cause, Decision, Event, Outcome, Restraint, Row, Verdict
@@ -84,7 +84,7 @@ class Treatment:
     def _still_high(self) -> bool:
         """The last losses are no longer what they were before the trouble."""
         recent = sorted(self._normal.recent)
-        return bool(recent) and self._normal.z(recent[len(recent) // 2]) > self._normal.sight.raised
+        return bool(recent) and self._normal.z(recent[len(recent) // 2]) > self._normal.raised
 
     def holds(self, row: Row) -> bool:
         """This update was refused on purpose, to wait something out."""
@@ -140,20 +140,21 @@ class Treatment:
             self._tried.append(self._rung)
         if self._loosened:
             self._loosened, self._patience = False, 2 * self._patience
-        early = any(f.evidence.get("early") for f in case.found("settings"))
+        early = not _apart(case) and any(f.evidence.get("early") for f in case.found("settings"))
         ladder = _ladder(case, cause, early=early, held=held)
         spent = self.actions >= self._policy.actions
-        rung = next((r for r in ladder if r.words not in (*self._tried, *self._cannot)), None)
+        tried = [] if ladder is REPLICAS else self._tried  # another fault of that kind has the same answer
+        rung = next((r for r in ladder if r.words not in (*tried, *self._cannot)), None)
         if self.failures >= self._policy.failures or rung is None or spent:
-            tried = f"{self.failures} attempts in a row did not help"
-            tried = tried if self.failures else "nothing that is left to try can be done"
-            tried = f"{self.actions} actions are enough" if spent else tried
-            events.append(self._decision(row, Action.STOP, f"{reason}; {tried}", cause=cause, before=case.onset))
+            why = f"{self.failures} attempts in a row did not help"
+            why = why if self.failures else "nothing that is left to try can be done"
+            why = f"{self.actions} actions are enough" if spent else why
+            events.append(self._decision(row, Action.STOP, f"{reason}; {why}", cause=cause, before=case.onset))
             return events
-        asked = self.restraint if rung.rescale else self._restraint(rung, case)
+        asked = self.restraint if rung.rescale or rung.keep else self._restraint(rung, case)
         self.actions += 1
         if not self._policy.observe:  # else nothing is in force, nor on trial
-            self._waits = rung.strict
+            self._waits = self._waits if rung.keep else rung.strict
             self._former, self.restraint = self.restraint, asked
             self._since, self._calm, self._refusals, self._before = 0, 0, 0, self._normal.loss.middle
         decision = self._decision(
@@ -200,7 +201,7 @@ class Treatment:
             momentum_cap=least(case.momenta, self.restraint.momentum_cap) if rung.hold else (),
             clip=tuple(_exp(m) for m in middles) if rung.clip else (),
             norm_ceiling=tuple(above * _exp(t) for t in tops) if rung.ceilings and not rung.clip else (),
-            loss_ceiling=loss.top + room if rung.ceilings and normal.formed else math.inf,
+            loss_ceiling=loss.top + room if rung.ceilings and normal.bounds_loss else math.inf,
             float32=rung.float32,
             empty=rung.empty,
         )
@@ -210,7 +211,9 @@ class Treatment:
         action = Action.REWIND if last is None else last.action
         now = self._normal.recent[-1] if self._normal.recent else row.loss
         did = "it helped" if helped else "it did not help"
-        detail = f"{did}: the loss is {now:.4g}, it was {self._before:.4g} before the trouble"
+        what = "loss" if self._normal.judges_loss else "progress"
+        known = f": the {what} is {now:.4g}, it was {self._before:.4g} before the trouble"
+        detail = did if math.isnan(now) and math.isnan(self._before) else f"{did}{known}"
         values: dict[str, Any] = {"loss": now, "before": self._before, "updates": self._since}
         where: dict[str, Any] = {"step": row.step, "attempt": row.attempt, "time": row.time}
         return Outcome(**where, action=action, helped=helped, detail=detail, values=values)
@@ -250,6 +253,8 @@ class Treatment:
 
 def _ladder(case: Case, cause: Cause, *, early: bool, held: bool) -> Sequence[Rung]:
     """What was found may speak for a ladder of its own, whatever the cause."""
+    if _apart(case):
+        return REPLICAS
     if early:
         return EARLY
     if case.found("left_over"):
@@ -270,8 +275,15 @@ def _sound_before(case: Case) -> int:
     return case.onset
 
 
+def _apart(case: Case) -> bool:
+    """The ranks hold different weights, and are to be made equal."""
+    return any(f.grave for f in case.found("replicas"))
+
+
 def _dated(case: Case) -> bool:
     """It is known with which update this began, and that until then nothing was wrong: what came from outside was."""
+    if _apart(case) and case.onset == case.found("replicas")[-1].evidence["well"]:
+        return True
     told = case.found("lost_clip") or in_units_at_once(case)
     landed = any(m.row.landed for m in case.moments)
     return not case.found("astray") and (bool(told) or not landed or case.first.strange >= 1)

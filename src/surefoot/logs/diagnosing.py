@@ -15,6 +15,7 @@ from surefoot.logs.answer import Answer, Named, PathLike, State
 from surefoot.logs.course import Course
 from surefoot.logs.judging.courses import courses
 from surefoot.logs.judging.ending import Ending, read_ending
+from surefoot.logs.judging.rundiagnoses import led_by_run
 from surefoot.logs.judging.secondopinion import second_opinion
 from surefoot.logs.judging.signs import blowup, game, nonfinite, overfit, overflow, plateau, settings, spike, zero
 from surefoot.logs.judging.signs.base import Look, Sign, number
@@ -45,6 +46,11 @@ MOST_CAUSES = 4
 _GRAVITY = {State.FAILED: 0, State.WARNING: 1, State.UNKNOWN: 2, State.HEALTHY: 3}
 
 
+_AT_THE_LIMITS = np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore")
+"""Logs hold numbers at the limits of float64; sums of them turn infinite, which every rule takes as it is."""
+
+
+@_AT_THE_LIMITS
 def diagnose(source: PathLike | Table | Course | Any, *, columns: Mapping[str, str] | None = None) -> Answer:
     """What went wrong in a training run, when it began, and what to do.
 
@@ -68,6 +74,7 @@ def diagnose(source: PathLike | Table | Course | Any, *, columns: Mapping[str, s
     return diagnose_tables(door.read(source), columns)
 
 
+@_AT_THE_LIMITS
 def diagnose_tables(tables: Sequence[Table], columns: Mapping[str, str] | None = None, sight: Sight = SIGHT) -> Answer:
     """The answer about the table that says most; the others are named."""
     answers = [diagnose_table(table, columns, sight) for table in tables]
@@ -79,6 +86,7 @@ def diagnose_tables(tables: Sequence[Table], columns: Mapping[str, str] | None =
     return replace(first, notes=(*first.notes, f"also there: {'; '.join(others[:5])}{more}"))
 
 
+@_AT_THE_LIMITS
 def diagnose_table(table: Table, columns: Mapping[str, str] | None = None, sight: Sight = SIGHT) -> Answer:
     """The answer about one table: about the last of its runs that is long enough."""
     runs = courses(table, columns)
@@ -136,7 +144,8 @@ def _judged(course: Course, table: Table, sight: Sight = SIGHT) -> Answer:
         notes += [f"also: {sign.sentence}" for sign in troubles[1:]]
     if answer.verdict is State.FAILED:
         notes.append(_path(view, answer))
-    answer = replace(answer, notes=tuple(notes), course=course, causes=_agreed(answer, course))
+    causes = answer.causes if table.diagnoses else _agreed(answer, course)
+    answer = led_by_run(replace(answer, notes=tuple(notes), course=course, causes=causes), table.diagnoses)
     ending = _ending(table)
     return _ended(ending, answer, table) if ending is not None else answer
 
@@ -203,7 +212,7 @@ def _agreed(answer: Answer, course: Course) -> tuple[Named, ...]:
         return answer.causes
     first = heard[0]
     known = next((one for one in answer.causes if one.cause is first.cause), None)
-    evidence = (*(known.evidence if known else answer.causes[0].evidence if answer.causes else ()), first.detail)
+    evidence = (first.detail, *(known.evidence if known else answer.causes[0].evidence if answer.causes else ()))
     advice = known.advice if known else CAUSES[first.cause].remedies
     sure = max(first.confidence, known.confidence if known else 0.0)
     named = Named(cause=first.cause, confidence=sure, evidence=evidence, advice=advice)

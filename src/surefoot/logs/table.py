@@ -40,6 +40,23 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunDiagnosis:
+    """A cause that a run of surefoot's own named while it ran."""
+
+    step: int
+    attempt: int
+    cause: str
+    confidence: float
+    evidence: tuple[str, ...]
+    """The reason first, then what was seen."""
+    advice: tuple[str, ...]
+    decided: bool = False
+    """It led to more than a refusal, or would have where the policy only observes."""
+    applied: str = ""
+    """The action that was taken, such as rewind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """One log, read."""
 
@@ -56,6 +73,8 @@ class Table:
     """The last text of a console log, for the exception it may end in."""
     facts: Mapping[str, float | str] = field(default_factory=dict)
     """Settings that stood in the log, by the names they had there: max_steps, fp16, num_train_epochs..."""
+    diagnoses: tuple[RunDiagnosis, ...] = ()
+    """What the run itself named, in the order of attempts, the surest first of those named together."""
 
 
 class Gatherer:

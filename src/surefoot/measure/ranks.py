@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from surefoot.measure.layout import Layout, counts_here, local
-from surefoot.measure.summary import HEAD
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Newer torch has renamed it."""
@@ -29,6 +28,8 @@ class Ranks:
     """For each tensor, 1 when this process's part is the one that counts."""
     parts: Tensor | None
     """Where tensors are sharded: for each process and tensor, how many elements of its part count."""
+    replicated: tuple[bool, ...]
+    """Which tensors are whole on every process, so that all of them should hold the same values."""
 
     def gather(self, packet: Tensor) -> Tensor:
         """The packets of all processes, one a row; the one collective of a step."""
@@ -55,19 +56,22 @@ class Ranks:
 def ranks_of(layout: Layout, device: torch.device) -> Ranks:
     """Agree with the other processes on who counts which tensor; called by all of them at once."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return Ranks(0, 1, torch.ones(len(layout.names), dtype=torch.int32, device=device), None)
+        once = torch.ones(len(layout.names), dtype=torch.int32, device=device)
+        return Ranks(0, 1, once, None, (False,) * len(layout.names))
     rank, world = dist.get_rank(), dist.get_world_size()
-    mine = {name: isinstance(p, DTensor) for name, p in zip(layout.names, layout.params, strict=True)}
-    told: list[dict[str, bool] | None] = [None] * world
+    named = dict(zip(layout.names, layout.params, strict=True))
+    mine = {name: _kind(p, world) for name, p in named.items()}
+    told: list[dict[str, str] | None] = [None] * world
     dist.all_gather_object(told, mine)
     held = [t or {} for t in told]
+    replicated = tuple(bool(kind) and all(h.get(name) == kind for h in held) for name, kind in mine.items())
     counted: list[int] = []
     for name, p in zip(layout.names, layout.params, strict=True):
         owner = next(r for r, names in enumerate(held) if name in names)
-        counted.append(int(counts_here(p)) if mine[name] else int(owner == rank))
+        counted.append(int(counts_here(p)) if isinstance(p, DTensor) else int(owner == rank))
     once = torch.tensor(counted, dtype=torch.int32, device=device)
     if not layout.sharded:
-        return Ranks(rank, world, once, None)
+        return Ranks(rank, world, once, None, replicated)
     if any(list(names) != list(held[0]) for names in held):
         raise ValueError(
             "attach: the processes hold different sets of sharded parameters (a pipeline of sharded stages); this is "
@@ -76,7 +80,19 @@ def ranks_of(layout: Layout, device: torch.device) -> Ranks:
     sizes = torch.tensor(
         [local(p).numel() * c for p, c in zip(layout.params, counted, strict=True)], dtype=torch.float64, device=device
     )
-    return Ranks(rank, world, once, _gather(sizes, world))
+    return Ranks(rank, world, once, _gather(sizes, world), replicated)
+
+
+def _kind(param: Tensor, world: int) -> str:
+    """Shape and type of a tensor that is whole on this process and can be compared; empty when it is not."""
+    if not (param.is_floating_point() or param.is_complex()):
+        return ""
+    if isinstance(param, DTensor):
+        if param.device_mesh.size() != world or not all(p.is_replicate() for p in param.placements):
+            return ""
+    elif type(param.detach()) is not Tensor or param.layout is not torch.strided:
+        return ""
+    return f"{tuple(param.shape)} {param.dtype}"
 
 
 def _gather(packet: Tensor, world: int) -> Tensor:
@@ -111,8 +127,3 @@ def merge_parts(stats: Tensor, parts: Tensor) -> Tensor:
         (sub * parts).sum(0) / whole,
     )
     return torch.stack(rows, dim=-1).to(torch.float32)
-
-
-def split_packet(gathered: Tensor, tensors: int) -> tuple[Tensor, Tensor]:
-    """Summed heads and the statistics of every process, from gathered packets of sharded runs."""
-    return gathered[:, :HEAD], gathered[:, HEAD:].view(gathered.shape[0], tensors, -1)

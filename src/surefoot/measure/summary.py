@@ -40,6 +40,10 @@ class Head(IntEnum):
     """Sum of squares of the gradients as the optimizer was handed them, if the loop has changed them."""
     BUSY = 12
     """1 from each process that is still at a save: the next one begins when none is."""
+    BAD_BUFFERS = 13
+    """Values of buffers that were finite after the last accepted update and are not any more."""
+    PROGRESS = 14
+    """What the loop handed to `guard.watch(progress=...)`, the mean over the micro-batches so far."""
 
 
 HEAD = len(Head)

@@ -32,9 +32,12 @@ class UpdateSample:
         self._before = [t.clone() for t in self._sampled()]
 
     def unmoved(self) -> Tensor | None:
-        """Share of the weights that are exactly what they were when they were taken, a step ago."""
-        if not self._before:
+        """Share of the weights that are exactly what they were when they were taken, a step ago; NaN where no weight
+        counts on this process."""
+        if self._before is None:
             return None
+        if not self._before:
+            return self._shares.new_full((), torch.nan)
         pairs = zip(self._sampled(), self._before, strict=True)
         same = [(now == before).sum().to(self._device, non_blocking=True) for now, before in pairs]
         count = sum(stride * b.numel() for stride, b in zip(self._strides, self._before, strict=True))
@@ -45,9 +48,14 @@ class UpdateSample:
         self._before = None
 
     def compare(self) -> tuple[Tensor, Tensor] | None:
-        """Sums of squares of the change since then and of the weights, by the sample; None when none was taken."""
-        if not self._before:
+        """Sums of squares of the change since then and of the weights, by the sample; None when none was taken.
+
+        Zeros where no weight counts on this process: it looks at its weights when the others do.
+        """
+        if self._before is None:
             return None
+        if not self._before:
+            return self._shares.sum(), self._shares.sum()
         now = self._sampled()
         change = [a - b for a, b in zip(now, self._before, strict=True)]
         return self._squares(change), self._squares(now)

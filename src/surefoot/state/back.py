@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from surefoot.state.copies import Copy, local, spread_of
+from surefoot.state.checksums import Checksums, leaves
+from surefoot.state.copies import Copy, SharedTensor, local, spread_of
 from surefoot.state.tree import Slot
 
 Pair = tuple[Tensor, Tensor]
@@ -22,6 +23,8 @@ class Return:
     def __init__(self, copy: Copy) -> None:
         self._copy = copy
         self._pairs: list[Pair] = []
+        self._frozen: list[tuple[Pair, SharedTensor]] = []
+        """What is only written where the live tensor has other bits by now."""
         self._written: dict[int, tuple[Tensor, Slot]] = {}
         """Live tensors that get a value, by identity: one that now serves two places cannot have two."""
         self._became: dict[int, Tensor] = {}
@@ -47,14 +50,18 @@ class Return:
             pair = _unexpanded(to, saved)
             if pair is None:
                 return False
-        self._pairs.append(pair)
+        shared = self._copy.shared.get(slot)
+        if shared is not None and to.stride() == saved.stride() and leaves(to) is not None:
+            self._frozen.append((pair, shared))
+        else:
+            self._pairs.append(pair)
         self._written[id(live)] = live, slot
         return True
 
     def write(self) -> None:
         """Write everything, in one launch for all that are alike."""
         groups: dict[Any, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-        for to, of in self._pairs:
+        for to, of in (*self._pairs, *self._changed()):
             if type(to) is not Tensor or to.layout is not torch.strided or to.device != of.device:
                 to.copy_(of, non_blocking=to.is_cuda)
             elif not to.is_meta:
@@ -63,6 +70,14 @@ class Return:
                 ofs.append(of)
         for tos, ofs in groups.values():
             torch._foreach_copy_(tos, ofs)
+
+    def _changed(self) -> list[Pair]:
+        """Of the frozen parameters those that are not what they were; others that share their memory stay untouched."""
+        try:
+            checksums = Checksums().measure([to for (to, _), _ in self._frozen]).values()
+        except RuntimeError:  # such as no memory: better to write too much than to stop half-way
+            return [pair for pair, _ in self._frozen]
+        return [pair for (pair, base), now in zip(self._frozen, checksums, strict=True) if not base.matches(now)]
 
     def _new(self, slot: Slot) -> Tensor:
         _, _, _, device, _ = self._copy.kinds[slot]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,18 @@ from surefoot.launch import Launch
 
 SMALL = 1 << 16
 """Bytes up to which a buffer is copied after every step without asking whether it changed."""
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+
+class FloatPair(NamedTuple):
+    """A buffer of real numbers that may have changed, and what it was after the last accepted update."""
+
+    number: int
+    """Its place in `BufferShadow.names`."""
+    live: Tensor
+    kept: Tensor
+    of_norm: bool
+    """Whether it belongs to a normalisation layer."""
 
 
 class BufferShadow:
@@ -30,6 +42,13 @@ class BufferShadow:
         self._places = [(m, name) for m, name, _ in held]
         # Normalisation writes its statistics without a new version; for large buffers the version is worth asking.
         self._always = [isinstance(m, _NormBase) or _plain(b).nbytes <= SMALL for m, _, b in held]
+        paths = {id(m): path for path, m in model.named_modules()}
+        floats = [(m, name) for m, name, b in held if _is_float(b)]
+        self.names: tuple[str, ...] = tuple(f"{paths[id(m)]}.{name}".lstrip(".") for m, name in floats)
+        """Of the buffers of real numbers; the list stays as it is, also when a buffer is given up."""
+        self.of_norm: tuple[bool, ...] = tuple(isinstance(m, _NormBase) for m, _ in floats)
+        """Whether each of these belongs to a normalisation layer."""
+        self._numbers = {(id(m), name): i for i, (m, name) in enumerate(floats)}
         after_load = _Retake(self)
         homes = {id(m): m for m in (model, *(m for m, _ in self._places))}
         self._hooks = [m.register_load_state_dict_post_hook(after_load) for m in homes.values()]
@@ -62,6 +81,21 @@ class BufferShadow:
         both = zip(self._now(), self._shadows, strict=True)
         return [(b, kept) for b, kept in both if b is not None and _alike(_plain(b), kept)]
 
+    def float_pairs(self) -> list[FloatPair]:
+        """Buffers of real numbers that may have changed since the last accepted update and still have their shape."""
+        found: list[FloatPair] = []
+        for i, ((m, name), b) in enumerate(zip(self._places, self._now(), strict=True)):
+            number = self._numbers.get((id(m), name))
+            if number is None or b is None or not self._may_have_changed(i, b) or not _is_float(b):
+                continue
+            live, kept = _plain(b).data, self._shadows[i]
+            if _alike(live, kept):
+                found.append(FloatPair(number, _reals(live), _reals(kept), self.of_norm[number]))
+        return found
+
+    def _may_have_changed(self, i: int, buffer: Tensor) -> bool:
+        return self._always[i] or buffer is not self._seen[i][0] or buffer._version != self._seen[i][1]
+
     def settle(self, refused: bool | Tensor, *, keep: bool = True) -> None:
         """Put the buffers back if `refused`, which may still be on the device; else take them over if `keep`."""
         if self._places:
@@ -79,7 +113,7 @@ class BufferShadow:
         for i, b in enumerate(now):
             if b is None or not _alike(_plain(b), self._shadows[i]):
                 self._settle_other(i, b, bool(refused), keep=keep)  # rare enough to ask the device
-            elif self._always[i] or b is not self._seen[i][0] or b._version != self._seen[i][1]:
+            elif self._may_have_changed(i, b):
                 changed.append(i)
         live = [_plain(b).data for i in changed if (b := now[i]) is not None]
         kept = [self._shadows[i] for i in changed]
@@ -114,11 +148,11 @@ class BufferShadow:
                 from surefoot.state.kernels import settle
 
                 self._launch = Launch(settle, refused.device)
-            key = tuple([t.data_ptr() for t in (*live, *kept)])
+            # With the sizes: a buffer that has grown may lie where the smaller one lay.
+            key = (*[t.data_ptr() for t in (*live, *kept)], *[t.nbytes for t in live])
             if key not in self._tables:
                 self._tables.clear()
-                rows = [*key, *(t.nbytes for t in live)]
-                self._tables[key] = torch.tensor(rows, dtype=torch.int64, device=refused.device)
+                self._tables[key] = torch.tensor(key, dtype=torch.int64, device=refused.device)
             self._launch((len(live), 16, 1), self._tables[key], refused, len(live), KEEP=keep, BLOCK=1024)
             return
         for a, b in zip(live, kept, strict=True):
@@ -149,6 +183,16 @@ class _Retake:
 
 def _alike(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+
+
+def _is_float(buffer: Tensor) -> bool:
+    part = _plain(buffer)
+    plain = type(part) is Tensor and part.layout is torch.strided and not part.is_meta
+    return plain and (part.dtype in _FLOATS or part.dtype in (torch.complex64, torch.complex128))
+
+
+def _reals(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -32,6 +33,24 @@ class Generator(Protocol):
     def set_state(self, state: Any, /) -> Any: ...
 
 
+class StepChanges(Protocol):
+    """What an optimizer's own step changes besides weights and state."""
+
+    @property
+    def moving(self) -> AbstractSet[str]: ...
+
+    @property
+    def attributes(self) -> AbstractSet[str]: ...
+
+
+class _Nothing(NamedTuple):
+    moving: AbstractSet[str] = frozenset()
+    attributes: AbstractSet[str] = frozenset()
+
+
+_NONE = _Nothing()
+
+
 class Place(NamedTuple):
     """Where a module keeps a parameter or a buffer."""
 
@@ -50,6 +69,11 @@ class Frozen:
     loose: list[tuple[Tensor, Slot]]
     """Parameters that only an optimizer holds."""
     groups: list[list[dict[str, Any]]]
+    """Options of each optimizer's parameter groups."""
+    own: list[AbstractSet[str] | None]
+    """Names of the options that go back, those that each optimizer's own step changes; None where all of them do."""
+    attributes: list[dict[str, Any]]
+    """Plain attributes of each optimizer; those that its own step changes go back."""
     states: list[dict[Any, Any]]
     schedulers: list[Any]
     scaler: Any
@@ -70,7 +94,8 @@ class Whole:
     the loop does from there on, such as a scheduler's step, it does again. Gradients belong to no state; they are gone
     after `put_back`. Of modules in `extra`, such as averaged weights, parameters and buffers are taken as the model's.
     With `groups` false the options of parameter groups, such as the rate, stay what the loop has made of them: a
-    schedule that does not go back itself must find them where it left them.
+    schedule that does not go back itself must find them where it left them. What the optimizer's own step changes, as
+    `changes` has it, goes back in any case.
     """
 
     def __init__(
@@ -91,6 +116,8 @@ class Whole:
         self.scaler = scaler
         """May be told later, when it is found."""
         self._groups = groups
+        self.changes: Mapping[int, StepChanges] = {}
+        """By the identity of an optimizer, what its own step changes."""
         extra = extra or {}
         for name, thing in extra.items():
             if not isinstance(thing, Stateful | Generator):
@@ -113,12 +140,14 @@ class Whole:
         """Find everything there is now."""
         look = Look()
         modules = list(self._modules())
-        places = list(_places(modules, look))
+        places = list(_places(modules, look, {id(p) for p in self._held()}))
         loose = [(p, look.steady_slot(p)) for p in self._held() if p not in look and not is_lazy(p)]
         look.frozen = Frozen(
             places,
             loose,
-            groups=[self._options(o, look) for o in self.optimizers],
+            groups=[[freeze(_values(group), look.slot) for group in o.param_groups] for o in self.optimizers],
+            own=[None if self._groups else self._changes(o).moving for o in self.optimizers],
+            attributes=[{k: v for k, v in vars(o).items() if type(v) in (int, float, bool)} for o in self.optimizers],
             states=[freeze(o.state, look.steady_slot) for o in self.optimizers],
             schedulers=[freeze(s.state_dict(), look.slot) for s in self.schedulers],
             scaler=freeze_scaler(self.scaler, look.slot),
@@ -138,8 +167,8 @@ class Whole:
         copy.store(look)
         return copy
 
-    def _options(self, optimizer: Optimizer, look: Look) -> list[dict[str, Any]]:
-        return [freeze(_values(group), look.slot) for group in optimizer.param_groups] if self._groups else []
+    def _changes(self, optimizer: Optimizer) -> StepChanges:
+        return self.changes.get(id(optimizer), _NONE)
 
     def _held(self) -> Iterator[Tensor]:
         return (p for o in self.optimizers for group in o.param_groups for p in group["params"])
@@ -167,10 +196,19 @@ class Whole:
             thing.load_state_dict(state) if isinstance(thing, Stateful) else thing.set_state(state)
         for scheduler, state in zip(self.schedulers, kept.schedulers, strict=True):
             scheduler.load_state_dict(thaw(state, None, back.tensor))
-        for optimizer, groups, state in zip(self.optimizers, kept.groups, kept.states, strict=True):
-            for group, values in zip(optimizer.param_groups, groups, strict=False):  # one may have been added since
-                group.update({k: thaw(v, group.get(k), back.tensor) for k, v in values.items()})
-            optimizer.state = thaw(state, optimizer.state, back.tensor)
+        for k, (optimizer, state) in enumerate(zip(self.optimizers, kept.states, strict=True)):
+            own = kept.own[k]
+            for group, values in zip(optimizer.param_groups, kept.groups[k], strict=False):  # one may have been added
+                values = values if own is None else {name: v for name, v in values.items() if name in own}
+                group.update({name: thaw(v, group.get(name), back.tensor) for name, v in values.items()})
+                for name in own or ():
+                    if name not in values:
+                        group.pop(name, None)  # the first step makes some
+            for name in self._changes(optimizer).attributes & kept.attributes[k].keys():
+                setattr(optimizer, name, kept.attributes[k][name])
+            thawed = thaw(state, optimizer.state, back.tensor)
+            if thawed is not optimizer.state:  # of one that wraps another it cannot be set
+                optimizer.state = thawed
         made = {key: thaw(state, None, back.tensor) for key, state in kept.made.items()}
         settle_scaler = thaw_scaler(self.scaler, kept.scaler, back.tensor)
         back.write()
@@ -208,11 +246,17 @@ class Whole:
             p.grad = None
 
 
-def _places(modules: Sequence[tuple[int, str, nn.Module]], look: Look) -> Iterator[Place]:
+def _places(modules: Sequence[tuple[int, str, nn.Module]], look: Look, held: AbstractSet[int]) -> Iterator[Place]:
+    """Where everything is; `held` are the identities of the parameters that optimizers hold."""
     for root, path, module in modules:
         for name, p in module._parameters.items():
-            if p is not None and not is_lazy(p):
-                yield Place(root, path, name, look.slot(p, steady=root == 0), buffer=False)
+            if p is None or is_lazy(p):
+                continue
+            frozen = not p.requires_grad and id(p) not in held
+            slot = look.slot(p, steady=root == 0)
+            if frozen and slot not in look.frozen_params:
+                look.frozen_params[slot] = p, f"{path}.{name}".lstrip(".")
+            yield Place(root, path, name, slot, buffer=False)
         for name, b in module._buffers.items():
             if b is not None and not is_lazy(b):
                 yield Place(root, path, name, look.slot(b), buffer=True)

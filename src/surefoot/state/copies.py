@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,18 @@ Kind = tuple[Any, ...]
 _USUAL = frozenset({Tensor, nn.Parameter})
 """What nearly all tensors of a run are: found by the hundred while training waits, without the questions."""
 _sides: dict[torch.device, torch.cuda.Stream] = {}
+_NOTHING = torch.empty(0, device="cpu")
+
+
+class SharedTensor(Protocol):
+    """A copy of one frozen parameter to which any number of snapshots refer; it is never written again."""
+
+    @property
+    def tensor(self) -> Tensor: ...
+
+    def matches(self, checksum: tuple[int, ...]) -> bool:
+        """Whether these are the bits that were copied."""
+        ...
 
 
 class Look:
@@ -31,6 +43,10 @@ class Look:
         self.spreads: dict[int, tuple[Any, ...]] = {}
         """Of each DTensor: how it is spread over the processes, and its whole shape."""
         self.frozen: Any = None
+        self.frozen_params: dict[int, tuple[Tensor, str]] = {}
+        """Parameters that need no gradient and that no optimizer holds, with their names, by slot."""
+        self.shared: dict[int, SharedTensor] = {}
+        """Those of them of which a copy that others refer to as well serves, by slot."""
         self._slots: dict[int, tuple[Slot, Tensor]] = {}
 
     def __contains__(self, tensor: Tensor) -> bool:
@@ -70,12 +86,13 @@ class Look:
 
     @property
     def nbytes(self) -> dict[torch.device, int]:
-        """Bytes on each device."""
-        sizes: dict[torch.device, int] = {}
-        for part in self.parts:
-            if not part.is_meta:
-                sizes[part.device] = sizes.get(part.device, 0) + bytes_of(part)
-        return sizes
+        """Bytes on each device that every copy takes; what copies share is not among them."""
+        return total_bytes(part for i, part in enumerate(self.parts) if i not in self.shared)
+
+    @property
+    def layout(self) -> tuple[list[Kind], frozenset[int]]:
+        """What copies with the same memory have in common."""
+        return self.kinds, frozenset(self.shared)
 
 
 class Copy:
@@ -88,6 +105,10 @@ class Copy:
         self.spreads: dict[int, tuple[Any, ...]] = {}
         self.frozen: Any = None
         """All that is no tensor; nothing while there is no whole state in here."""
+        self.shared: dict[int, SharedTensor] = {}
+        """What stands in `tensors` but belongs to other copies as well, by slot."""
+        self._referring: frozenset[int] = frozenset()
+        """Slots for which there is no memory in here."""
         self._batches: dict[Any, list[int]] = {}
         """Tensors that are copied together, by the way they go."""
         self._pages: list[Pages] = []
@@ -96,7 +117,20 @@ class Copy:
 
     @property
     def nbytes(self) -> int:
-        return sum(map(bytes_of, self.tensors))
+        """Bytes of its own, without those that are shared."""
+        return sum(bytes_of(t) for i, t in enumerate(self.tensors) if i not in self._referring)
+
+    def fits(self, look: Look) -> bool:
+        """Whether there is memory for exactly this."""
+        return self.kinds == look.kinds and self._referring == look.shared.keys()
+
+    def release_shared(self) -> None:
+        """Refer to no shared tensor any more, so that its memory can go; there is no whole state in here then."""
+        if self.shared:
+            self.frozen = None
+        for i in self.shared:
+            self.tensors[i] = _NOTHING
+        self.shared = {}
 
     def settle(self) -> None:
         """Let the device wait for a copy on its way to the host: due before anything changes the weights again."""
@@ -120,25 +154,32 @@ class Copy:
                     to.copy_(of, non_blocking=True)
             else:
                 torch._foreach_copy_(tos, ofs)
+        self.shared = dict(look.shared)
+        for i, shared in self.shared.items():
+            self.tensors[i] = shared.tensor
         self.spreads, self.frozen = look.spreads, look.frozen
 
     def make_room(self, look: Look) -> Copy:
         """Have memory for what was found; whatever was in here is lost."""
         self.frozen = None
-        if look.kinds == self.kinds:
+        if self.fits(look):
             return self
         spare: dict[Kind, list[Tensor]] = defaultdict(list)
-        for kind, t in zip(self.kinds, self.tensors, strict=True):
-            spare[kind].append(t)
-        self.tensors, self.kinds = [], []
-        found = [spare[kind].pop(0) if spare[kind] else None for kind in look.kinds]
+        for i, (kind, t) in enumerate(zip(self.kinds, self.tensors, strict=True)):
+            if i not in self._referring:
+                spare[kind].append(t)
+        self.tensors, self.kinds, self.shared, self._referring = [], [], {}, frozenset(look.shared)
+        found = [
+            _NOTHING if i in self._referring else spare[kind].pop(0) if spare[kind] else None
+            for i, kind in enumerate(look.kinds)
+        ]
         spare.clear()  # what fits nowhere goes before anything new is asked for
         rooms = iter(self._rooms([of for to, of in zip(found, look.parts, strict=True) if to is None]))
         self.tensors = [next(rooms) if to is None else to for to in found]
         self.kinds = look.kinds
         self._batches = defaultdict(list)
         for i, (to, of, kind) in enumerate(zip(self.tensors, look.parts, self.kinds, strict=True)):
-            if not of.is_meta:
+            if not of.is_meta and i not in self._referring:
                 self._batches[_way(to, of, steady=kind[-1])].append(i)
         return self
 
@@ -185,6 +226,15 @@ def local(tensor: Tensor) -> Tensor:
 
 def spread_of(tensor: DTensor) -> tuple[Any, ...]:
     return tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride()
+
+
+def total_bytes(tensors: Iterable[Tensor]) -> dict[torch.device, int]:
+    """Bytes held on each device."""
+    sizes: dict[torch.device, int] = {}
+    for tensor in tensors:
+        if not tensor.is_meta:
+            sizes[tensor.device] = sizes.get(tensor.device, 0) + bytes_of(tensor)
+    return sizes
 
 
 def bytes_of(tensor: Tensor) -> int:

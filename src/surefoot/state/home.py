@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,17 @@ _HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
+class BaseBytes:
+    """Bytes of the frozen parameters that all copies refer to: in all, and those for which there is no memory yet."""
+
+    total: int = 0
+    to_allocate: Mapping[torch.device, int] = field(default_factory=dict)
+    """On each device, if copies live beside the model."""
+    to_allocate_on_host: int = 0
+    """If copies live on the host."""
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """Where copies live and how many; `home` is None when there is no room, and `reason` says why in words."""
 
@@ -26,26 +37,32 @@ class Choice:
     reason: str
 
 
-def choose_home(nbytes: Mapping[torch.device, int], budget: int | None, count: int) -> Choice:
-    """Find a home for `count` copies, or for fewer, of a run that holds `nbytes` on each device.
+def choose_home(
+    nbytes: Mapping[torch.device, int], budget: int | None, count: int, base: BaseBytes | None = None
+) -> Choice:
+    """Find a home for `count` copies, or for fewer, of a run that holds `nbytes` on each device, and for their base.
 
     The device comes first, then the host; the copies together stay within the budget and within half of what is free.
     """
+    base = base or BaseBytes()
     total, host = sum(nbytes.values()), free_bytes(_HOST)
-    free = {device: free_bytes(device) for device in nbytes}
-    moves = any(device.type == "cuda" for device in nbytes)
+    devices = {*nbytes, *base.to_allocate}
+    free = {device: free_bytes(device) for device in devices}
+    moves = any(device.type == "cuda" for device in devices)
+    beside = f" beside {in_words(base.total)} of frozen parameters" if base.total else ""
     for n in range(count, FEWEST - 1, -1):
-        if budget is not None and n * total > budget:
+        if budget is not None and n * total + base.total > budget:
             continue
-        said = f"{n} of {in_words(total)} each" + (f", not {count}, for want of room" if n < count else "")
-        if all(n * size <= free[device] / 2 for device, size in nbytes.items()):
+        said = f"{n} of {in_words(total)} each{beside}" + (f", not {count}, for want of room" if n < count else "")
+        if all(n * nbytes.get(d, 0) + base.to_allocate.get(d, 0) <= free[d] / 2 for d in devices):
             return Choice("device", n, f"{said}, beside the model")
-        if moves and n * total <= host / 2:
+        if moves and n * total + base.to_allocate_on_host <= host / 2:
             return Choice("host", n, f"{said}, in host memory")
-    if budget is not None and FEWEST * total > budget:
-        return Choice(None, 0, f"{FEWEST} states of {in_words(total)} do not fit in the budget of {in_words(budget)}")
+    states = f"{FEWEST} states of {in_words(total)}{beside}"
+    if budget is not None and FEWEST * total + base.total > budget:
+        return Choice(None, 0, f"{states} do not fit in the budget of {in_words(budget)}")
     where = ", ".join(f"{in_words(room)} on {device}" for device, room in {**free, _HOST: host}.items())
-    return Choice(None, 0, f"{FEWEST} states of {in_words(total)} do not fit in half of the free memory ({where})")
+    return Choice(None, 0, f"{states} do not fit in half of the free memory ({where})")
 
 
 def free_bytes(device: torch.device) -> int:

@@ -132,6 +132,12 @@ class Keeping:
             return
         self._taken = self._saving.take(attempt, earlier=earlier)
 
+    def withdraw(self, attempt: int) -> None:
+        """A copy taken after this attempt and not written yet is from the middle of an iteration: the next will do."""
+        if self._taken is not None and self._taken.attempt == attempt:
+            self._drop()
+            self.missed()
+
     def row_read(self, step: int, attempt: int, guard: Callable[[], Any]) -> None:
         """The numbers up to an attempt are known, and with them how many updates have landed."""
         taken = self._taken

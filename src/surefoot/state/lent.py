@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
@@ -30,13 +31,20 @@ def lent(copy: Copy, whole: Whole, now: Mapping[str, Any], renamed: Mapping[str,
         made.kinds.append((part.shape, part.stride(), part.dtype, part.device, False))
         return Slot(len(made.tensors) - 1)
 
-    groups = kept.groups
-    if not any(groups):
-        groups = [[freeze(_options(group), slot) for group in o.param_groups] for o in whole.optimizers]
+    groups = [
+        was if own is None else [_merged(freeze(_options(g), slot), was, n, own) for n, g in enumerate(o.param_groups)]
+        for o, was, own in zip(whole.optimizers, kept.groups, kept.own, strict=True)
+    ]
     states = {renamed.get(name, name): state for name, state in kept.extra.items()}
     states |= {name: freeze(state, slot) for name, state in now.items()}
     made.frozen = replace(kept, groups=groups, extra={name: states[name] for name in whole.extra if name in states})
     return made
+
+
+def _merged(now: dict[str, Any], was: Sequence[dict[str, Any]], number: int, own: AbstractSet[str]) -> dict[str, Any]:
+    """Options as they are now, but for those that the optimizer's own step changes."""
+    then = was[number] if number < len(was) else {}
+    return now | {name: value for name, value in then.items() if name in own}
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from surefoot.state.tree import Stateful
 
+_SEED = "torch's random numbers (each loop over the loader draws one, and a resumed run begins one more)"
+_WORKERS = "random numbers that the data set draws in worker processes, if it draws any"
 _IN_EPOCH = "the place in the epoch (it begins again with its first batch)"
 
 
@@ -22,13 +25,48 @@ class LoaderPosition:
     inexact: tuple[str, ...] = ()
     """What will not be the same after a resume, in words."""
     way_out: str = ""
+    mended: tuple[str, ...] = ()
+    """What of this is the same after all in a loop over `guard.batches(loader)`."""
 
     @property
     def warning(self) -> str | None:
         """One text for people, None when all is exact."""
-        if not self.inexact:
+        return self._warning(self.inexact, self.way_out)
+
+    def warning_for(self, *, announced: bool) -> str | None:
+        """The warning for a guarded loop: over `guard.batches(loader)` or the like, or what is lost only without it."""
+        if announced:
+            return self._warning(tuple(what for what in self.inexact if what not in self.mended), self.way_out)
+        return self._warning(self.mended, "Write `for batch in guard.batches(loader):`.")
+
+    def _warning(self, lost: tuple[str, ...], way_out: str) -> str | None:
+        if not lost:
             return None
-        return f"after a resume the data will not go on exactly. Not kept: {'; '.join(self.inexact)}. {self.way_out}"
+        return f"after a resume the data will not go on exactly. Not kept: {'; '.join(lost)}. {way_out}"
+
+
+class SameRandomNumbers:
+    """A loader whose state can be read and set without a draw from torch's global generator.
+
+    Where it has no iterator yet, torchdata's makes one to be asked, and that draws a seed.
+    """
+
+    def __init__(self, loader: Stateful) -> None:
+        self._loader = loader
+
+    def state_dict(self) -> dict[str, Any]:
+        before = torch.get_rng_state()
+        try:
+            return self._loader.state_dict()
+        finally:
+            torch.set_rng_state(before)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        before = torch.get_rng_state()
+        try:
+            self._loader.load_state_dict(state_dict)
+        finally:
+            torch.set_rng_state(before)
 
 
 def position_of(loader: object) -> LoaderPosition:
@@ -57,18 +95,23 @@ def _stateful(loader: Any) -> LoaderPosition:
     elif not loader.num_workers and loader.generator is not None and _shared(loader.generator, sampler):
         lost.append("the order of the epochs (loader and sampler draw from the same generator)")
     if loader.generator is None:
-        lost.append("torch's random numbers (each loop over the loader draws one, and a resumed run begins one more)")
+        lost.append(_SEED)
     if not getattr(loader, "in_order", True):
         lost.append("the order of the batches (in_order=False)")
+    if loader.num_workers and not getattr(loader, "seeds_workers", False):
+        lost.append(_WORKERS)
     if not lost:
         return LoaderPosition(loader)
+    if lost == [_WORKERS]:
+        return LoaderPosition(loader, (_WORKERS,), f"Use {_make(loader)}.")
+    mended = (_SEED,) if _SEED in lost else ()
     if isinstance(loader.dataset, IterableDataset):
-        return LoaderPosition(loader, tuple(lost), "Pass generator=torch.Generator() to the loader.")
+        return LoaderPosition(loader, tuple(lost), "Pass generator=torch.Generator() to the loader.", mended)
     # With shuffle=True a generator on the loader would be the sampler's as well.
     first = "sampler=torchdata.stateful_dataloader.sampler.RandomSampler(dataset, generator=g) and "
     own = first if hasattr(sampler, "generator") else ""
     return LoaderPosition(
-        loader, tuple(lost), f"Use {_make(loader)}, or pass {own}generator=torch.Generator() to the loader."
+        loader, tuple(lost), f"Use {_make(loader)}, or pass {own}generator=torch.Generator() to the loader.", mended
     )
 
 

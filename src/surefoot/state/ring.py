@@ -10,8 +10,9 @@ import torch
 
 from surefoot.errand import Errand, Runner
 from surefoot.state.capture import Whole
-from surefoot.state.copies import Copy, Kind, Look
+from surefoot.state.copies import Copy, Look
 from surefoot.state.home import FEWEST, Home, choose_home, free_bytes, in_words
+from surefoot.state.shared_base import BaseCheck, BaseCopy, SharedBase, describe_moved
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +26,8 @@ class State:
     """The steps after it were healthy."""
     held: bool = False
     """Somebody reads it still: its memory is not for the next one."""
+    check: BaseCheck | None = None
+    """Whether the frozen parameters were those of the base it refers to; None once that is known."""
 
 
 class Ring:
@@ -47,7 +50,11 @@ class Ring:
         self._states: list[State] = []
         self._spare: list[Copy] = []
         """Memory of states that were forgotten, for the next ones."""
-        self._kinds: list[Kind] = []
+        self._base = SharedBase()
+        """Frozen parameters, to which states refer."""
+        self._layout: object = None
+        self.messages: list[str] = []
+        """What is to be told of frozen parameters that were changed."""
         self.home: Home = "device"
         """Where the next states live."""
         self._arriving: Copy | None = None
@@ -62,7 +69,13 @@ class Ring:
 
     @property
     def nbytes(self) -> int:
-        return sum(copy.nbytes for copy in (*(s.copy for s in self._states), *self._spare))
+        copies = [*(s.copy for s in self._states), *self._spare]
+        return sum(copy.nbytes for copy in copies) + self.base_nbytes
+
+    @property
+    def base_nbytes(self) -> int:
+        """Bytes of the frozen parameters that states share; part of `nbytes`."""
+        return self._base.nbytes(s.copy for s in self._states)
 
     # -- taking
 
@@ -74,13 +87,14 @@ class Ring:
         """
         if self.off is not None:
             return None
+        self.verify(wait=False)
         look = self._look()
         self._give_way(look)
         while self.off is None and self._make_room():
-            copy, shortage = self._try(look, wait=wait)
-            if copy is not None:
-                self._arriving = copy
-                self._states.append(State(attempt, step, copy))
+            state, shortage = self._try(look, attempt, step, wait=wait)
+            if state is not None:
+                self._arriving = state.copy
+                self._states.append(state)
                 if not wait and len(self._states) < self._size:
                     self._make_ready(look)
                 return self._states[-1]
@@ -97,21 +111,27 @@ class Ring:
 
     def _look(self) -> Look:
         look = self._whole.look()
-        if look.kinds != self._kinds:
+        self._base.observe(look)
+        self._base.assign(look, self.home)
+        if look.layout != self._layout:
             self._choose(look)
         return look
 
     def _make_ready(self, look: Look) -> None:
         slow = self.off is None and self.home == "host"
-        if slow and self._making is None and not any(copy.kinds == look.kinds for copy in self._spare):
+        base = self._base.pending
+        lacking = base is not None and not base.has_memory
+        if slow and self._making is None and (lacking or not any(copy.fits(look) for copy in self._spare)):
             into = self._spare.pop() if self._spare else Copy(self.home)
-            self._making = self._runner.send(functools.partial(into.make_room, look))
+            self._making = self._runner.send(functools.partial(_allocate, into, look, base))
 
     def settle(self) -> None:
         """To be called before an optimizer's step: the last state may still be on its way to the host."""
         if self._arriving is not None:
             self._arriving.settle()
             self._arriving = None
+        if self.off is None:
+            self._base.before_update()
 
     def shrink(self, reason: str) -> None:
         """Make do with one state less and free its memory; with none at all where two would be too many."""
@@ -119,23 +139,30 @@ class Ring:
         if self._size < FEWEST:
             self._go_off(reason)
         self._make_room(for_next=False)
-        self._spare.clear()
-        self._making = None
+        self._drop_spare()
 
     def _choose(self, look: Look) -> None:
         """The run has grown, as with the optimizer's first step: choose anew where states live and how many."""
-        choice = choose_home(look.nbytes, self._budget, self._size)
-        self._kinds, self.home, self._size = look.kinds, choice.home or "device", choice.count
-        self._spare.clear()
-        self._making = None
+        choice = choose_home(look.nbytes, self._budget, self._size, self._base.bytes_for(look))
+        self.home, self._size = choice.home or "device", choice.count
+        self._drop_spare()
+        self._base.assign(look, self.home)
+        self._layout = look.layout
         if choice.home is None:
             self._go_off(choice.reason)
+
+    def _drop_spare(self) -> None:
+        """Give up memory that no state lies on, and what is still being made."""
+        self._spare.clear()
+        self._making = None
+        self._base.forget_pending()
 
     def _give_way(self, look: Look) -> None:
         """A run that has grown into the room which was left, as with longer batches, comes first: of the states beside
         it only the best one stays, until there is a younger one in another place."""
         own = self.nbytes
-        if self.home == "host" or all(free_bytes(device) >= own / 2 for device in look.nbytes):
+        devices = {part.device for part in look.parts if not part.is_meta}
+        if self.home == "host" or all(free_bytes(device) >= own / 2 for device in devices):
             return
         best = self.newest_good()
         self._states = [state for state in self._states if state is best or state.held]
@@ -144,8 +171,9 @@ class Ring:
     def _go_off(self, reason: str) -> None:
         self.off = reason
         self._states.clear()
-        self._spare.clear()
-        self._arriving = self._making = None
+        self._drop_spare()
+        self._base.clear()
+        self._arriving = None
 
     def _make_room(self, *, for_next: bool = True) -> bool:
         """Forget old good states first, then the young unproven ones.
@@ -174,27 +202,43 @@ class Ring:
     def _forget(self, state: State) -> None:
         self._states.remove(state)
         if state.copy.home == self.home:
+            state.copy.release_shared()
             self._spare.append(state.copy)
 
-    def _try(self, look: Look, *, wait: bool) -> tuple[Copy | None, str]:
-        """A copy, or why there is no memory for one; no reason where it is only a matter of time."""
+    def _try(self, look: Look, attempt: int, step: int, *, wait: bool) -> tuple[State | None, str]:
+        """A state, or why there is no memory for one; no reason where it is only a matter of time."""
+        self._base.assign(look, self.home)
         try:
             if self._making is not None and (wait or self._making.over):
                 made, self._making = self._making, None
                 self._spare.append(made.result())
-            into = next((copy for copy in self._spare if copy.kinds == look.kinds), None)
-            if into is None and not wait and self.home == "host":
+            into = next((copy for copy in self._spare if copy.fits(look)), None)
+            base = self._base.pending
+            lacking = into is None or (base is not None and not base.has_memory)
+            if lacking and not wait and self.home == "host":
                 self._make_ready(look)
                 return None, ""
             into = into or (self._spare[-1] if self._spare else None)
             if into is not None:
                 self._spare.remove(into)
-            return self._whole.keep(look, into, home=self.home), ""
+            check = self._check(look)
+            return State(attempt, step, self._whole.keep(look, into, home=self.home), check=check), ""
         except (RuntimeError, MemoryError) as error:
             if not _is_shortage(error):
                 raise
             said = str(error).partition("\n")[0] or type(error).__name__
             return None, f"memory ran out when a state was taken: {said}"
+
+    def _check(self, look: Look) -> BaseCheck | None:
+        try:
+            return self._base.check(look)
+        except Exception as error:
+            if _is_shortage(error):
+                raise
+            self._base.give_up()
+            self._base.assign(look, self.home)
+            self.messages.append(f"frozen parameters cannot be checked ({error}); snapshots copy them in full")
+            return None
 
     # -- judging
 
@@ -209,6 +253,25 @@ class Ring:
             if not state.good and state.attempt > attempt:
                 self._forget(state)
 
+    def verify(self, *, wait: bool = True) -> None:
+        """Forget states whose frozen parameters were not those of their base; due before one is chosen to go back to.
+
+        Without `wait` only of those of which that is known by now.
+        """
+        early = self._base.moved_early()
+        if early:
+            self.messages.append(describe_moved(early))
+        for state in self.states:
+            changed = None if state.check is None else state.check.changed(wait=wait)
+            if changed is None:
+                continue
+            state.check = None
+            if changed:
+                self._forget(state)
+                names = self._base.moved(changed)
+                if names:
+                    self.messages.append(describe_moved(names, state.attempt))
+
     def newest_good(self, before: int | None = None) -> State | None:
         """The newest good state, or the newest taken before an attempt."""
         fitting = (s for s in reversed(self._states) if s.good and (before is None or s.attempt < before))
@@ -218,6 +281,7 @@ class Ring:
 
     def rewind(self, state: State) -> None:
         """Put a state back; those taken after it belong to a past that did not happen, and are forgotten."""
+        self.verify()
         if state not in self._states:
             raise ValueError(f"the state of attempt {state.attempt} is not in the ring any more: {self.describe()}")
         self._whole.put_back(state.copy)
@@ -232,7 +296,15 @@ class Ring:
             return "no states yet"
         told = ", ".join(f"attempt {s.attempt} ({'good' if s.good else 'unproven'})" for s in self._states)
         where = "in host memory" if self._states[-1].copy.home == "host" else "beside the model"
-        return f"{len(self._states)} of {self._size} states, {in_words(self.nbytes)} {where}: {told}"
+        base = f" ({in_words(self.base_nbytes)} of it frozen parameters, kept once)" if self.base_nbytes else ""
+        return f"{len(self._states)} of {self._size} states, {in_words(self.nbytes)} {where}{base}: {told}"
+
+
+def _allocate(into: Copy, look: Look, base: BaseCopy | None) -> Copy:
+    """Have memory for the base that a look refers to, if that is still to be copied, and for all else."""
+    if base is not None:
+        base.allocate()
+    return into.make_room(look)
 
 
 def _is_shortage(error: Exception) -> bool:

@@ -64,6 +64,8 @@ class Earlier:
     """Random numbers; None where nothing drew any since."""
     buffers: Sequence[tuple[Tensor, Tensor]] = ()
     """Buffers that a forward pass has changed since, and what they were."""
+    inexact: tuple[str, ...] = ()
+    """Why a run resumed from here may not repeat the losses of the run that was saved."""
 
     def put_into(self, look: Look) -> None:
         for live, before in self.buffers:

@@ -11,6 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from surefoot.state.wrapped import Wrapped, is_wrapper, put_together, take_apart
+
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
 
@@ -42,7 +44,7 @@ def freeze(value: Any, slot: Callable[[Tensor], Slot]) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Tensor):
-        return slot(value)
+        return take_apart(value, lambda part: freeze(part, slot)) if is_wrapper(value) else slot(value)
     if isinstance(value, dict):
         items = {k: freeze(v, slot) for k, v in value.items()}
         return items if type(value) is dict else _refilled(copy.copy(value), items)
@@ -57,8 +59,9 @@ def thaw(frozen: Any, live: Any, tensor: Callable[[Slot, Any], Tensor]) -> Any:
     """What was frozen, in the containers and tensors `live` has now wherever those are of the same kind."""
     if type(frozen) in _PLAIN:
         return frozen
-    if isinstance(frozen, Slot):
-        return tensor(frozen, live)
+    if isinstance(frozen, Slot | Wrapped):
+        wrapped = isinstance(frozen, Wrapped)
+        return put_together(frozen, live, lambda v, now: thaw(v, now, tensor)) if wrapped else tensor(frozen, live)
     if isinstance(frozen, Nested):
         frozen.owner.load_state_dict(thaw(frozen.state, None, tensor))
         return frozen.owner

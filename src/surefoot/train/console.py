@@ -96,7 +96,7 @@ class Console:
         elif told["name"] == "saved":
             self.saved(told["values"].get("step", event.step))
         elif told["name"] != "resumed":  # the header says it
-            style = "yellow" if told["name"] in ("stopped", "careful", "loosened") else "red"
+            style = "yellow" if told["name"] in ("stopped", "careful", "loosened", "inexact") else "red"
             self._beat(event.step, told["name"], told["detail"], style)
 
     def evaluated(self, step: int, loss: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ class Ended:
             "step": self.step,
             "refused": self.refused,
             "unreadable": self.unreadable,
-            "loss": self.loss,
-            "held_out": self.held_out,
+            "loss": _finite(self.loss),
+            "held_out": _finite(self.held_out),
             "seconds": self.seconds,
         }
 
@@ -58,7 +59,13 @@ class Ended:
         if self.unreadable:
             told["unreadable"] = f"{self.unreadable:,} samples, which were passed over"
         if self.loss is not None:
-            told["loss"] = f"{self.loss:.4f}, the mean of the last updates"
+            mean = f"{self.loss:.4f}, the mean of the last updates"
+            told["loss"] = "not finite in any of the last updates" if math.isnan(self.loss) else mean
         if self.held_out is not None:
             told["held out"] = f"{self.held_out:.4f}"
         return told | self.shown
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no word for NaN."""
+    return value if value is not None and math.isfinite(value) else None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from surefoot import parallel
-from surefoot.journal.reader import read
+from surefoot.journal.reader import Run, read
 from surefoot.models import write
+from surefoot.output_files import save_figure
 from surefoot.parallel import World
 from surefoot.records import Verdict
 from surefoot.train.build import Parts
@@ -20,9 +24,31 @@ MEAN_OF = 20
 def last_losses(run_dir: Path) -> tuple[float | None, float | None]:
     """What a run that ended earlier came to: the mean loss of its last updates, and the last on held-out data."""
     run = read(run_dir)
-    losses = run.scalars["loss"][run.scalars["verdict"] == Verdict.LANDED][-MEAN_OF:]
-    told = [event["values"]["eval_loss"] for event in run.events if "eval_loss" in event.get("values", {})]
-    return (float(losses.mean()) if len(losses) else None), (told[-1] if told else None)
+    evaluations = [event["values"]["eval_loss"] for event in run.events if "eval_loss" in event.get("values", {})]
+    return finite_mean(_applied_losses(run)), (evaluations[-1] if evaluations else None)
+
+
+def finite_mean(losses: Sequence[float] | NDArray[np.floating]) -> float | None:
+    """The mean of those of the last `MEAN_OF` losses that are finite: NaN if none is, None if there are none."""
+    last = np.asarray(losses, dtype=np.float64)[-MEAN_OF:]
+    finite = last[np.isfinite(last)]
+    if not len(finite):
+        return math.nan if len(last) else None
+    return float(finite.mean())
+
+
+def _applied_losses(run: Run) -> NDArray[np.floating]:
+    """The losses of the updates that changed the weights and were not undone by a rewind, in their order."""
+    if not run.scalars.rows:
+        return np.empty(0)
+    verdicts, steps, losses = (np.asarray(run.scalars[name]) for name in ("verdict", "step", "loss"))
+    config = run.info.get("config") or {}
+    observed = (config.get("policy") or {}).get("observe", False)  # then only loss scaling keeps updates back
+    applied = ~np.isin(verdicts, (Verdict.OVERFLOW, Verdict.DROPPED)) if observed else verdicts == Verdict.LANDED
+    steps, losses = steps[applied], losses[applied]
+    # A row whose step number comes again later was undone, or belongs to a further optimizer of the same step.
+    later = np.append(np.minimum.accumulate(steps[::-1])[::-1][1:], np.inf)[: len(steps)]
+    return losses[steps < later]
 
 
 def shown(parts: Parts, run_dir: Path) -> dict[str, str]:
@@ -85,5 +111,5 @@ def picture(run_dir: Path, world: World) -> dict[str, str]:
         axes.set_yscale("log")
     axes.spines[["top", "right"]].set_visible(False)
     path = run_dir / "loss.png"
-    figure.savefig(path)
+    save_figure(figure, path, force=None)
     return {"picture": str(path)}

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Never
 
-from surefoot.hearing import SIGNALS
+from surefoot.hearing import SIGNALS, Ending
 from surefoot.train.recipe.mistakes import RecipeError
 
 DONE, FAILED, USAGE, RESTART, LEAVE = 0, 1, 2, 75, 76
@@ -50,26 +49,39 @@ class ToldToEnd(SystemExit):
 
 @contextmanager
 def restartable() -> Iterator[None]:
-    """In here, around `attach` too, SIGTERM, SIGINT and SIGUSR1 end the run with 75, after it was saved.
+    """In here, around `attach` too, SIGTERM, SIGINT, SIGUSR1 and SIGHUP end the run with 75, after it was saved.
 
-    Before `attach` they end it at once. A signal that is ignored stays so.
+    Before `attach` they end it at once. A signal that is ignored stays so, and one that comes again while the process
+    ends does not change its exit code.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.getsignal(number) for number in SIGNALS}
     mine = {number: old for number, old in before.items() if old not in (None, signal.SIG_IGN)}
+    end = _End()
     for number in mine:
-        signal.signal(number, _end)
+        signal.signal(number, end)
     try:
         yield
     finally:
         for number, old in mine.items():
-            if signal.getsignal(number) is _end:
+            if signal.getsignal(number) is end:
                 signal.signal(number, old)
+        if end.ending is not None:
+            end.ending.install(mine)
 
 
-def _end(number: int, frame: FrameType | None) -> Never:
-    raise ToldToEnd(number)
+class _End:
+    """Ends the run at the first signal; another Ctrl-C, of a person who does not want to wait, is heard as well."""
+
+    def __init__(self) -> None:
+        self.ending: Ending | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.ending is not None and number != signal.SIGINT:
+            return
+        self.ending = self.ending or Ending(RESTART)
+        raise ToldToEnd(number)
 
 
 def code_for(error: BaseException, *, building: bool = False) -> int:

@@ -6,12 +6,13 @@ Updates are counted from 0: update `t` of `total` is made with `rate(t)`, as tor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from surefoot.output_files import save_figure
 from surefoot.train.recipe.schema import Schedule
 
 Share = Callable[[int, int], float]
@@ -106,7 +107,9 @@ def sparkline(spec: Schedule, base: float, total: int, width: int = 48) -> str:
     return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * value / max(picked)))] if value > 0 else "▁" for value in picked)
 
 
-def draw(spec: Schedule, base: float, total: int, path: Path) -> bool:
+def draw(
+    spec: Schedule, base: float, total: int, path: Path, *, inputs: Sequence[str] = (), force: bool = False
+) -> bool:
     """Draw the rate over the run into a file; False, and no file, where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
@@ -123,5 +126,5 @@ def draw(spec: Schedule, base: float, total: int, path: Path) -> bool:
     axes.set_title(f"{spec.name}, {warmup} updates of warmup, peak {base:g}", loc="left", fontsize=10)
     axes.grid(color="#e4e8ec")
     axes.spines[["top", "right"]].set_visible(False)
-    picture.savefig(path)
+    save_figure(picture, path, inputs=inputs, force=force)
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from surefoot.train.again import check_again, check_free
 from surefoot.train.build import Parts, build, run_dir_of
 from surefoot.train.console import Console
 from surefoot.train.ended import Ended
-from surefoot.train.ending import MEAN_OF, last_losses, shown
+from surefoot.train.ending import finite_mean, last_losses, shown
 from surefoot.train.loop import train
 from surefoot.train.recipe import Recipe, as_plain, policy_of, remarks
 from surefoot.train.record import recorded
@@ -161,6 +162,8 @@ def _sum_up(parts: Parts, guard: Guard, telling: Telling, ended: Ended) -> None:
     ended.step = parts.step
     if ended.code == exits.DONE:  # else the guard has not read all
         ended.refused = max(0, parts.step - guard.step)
-    losses = guard.history[0][-MEAN_OF:]
-    ended.loss = sum(losses) / len(losses) if losses else None
+    ended.loss = finite_mean(guard.history[0])
+    if ended.code == exits.DONE and parts.world.first and not isinstance(guard, Unwatched):
+        with suppress(OSError, ValueError, KeyError):  # a journal that could not be written fails no finished run
+            ended.loss = last_losses(ended.run_dir)[0]
     ended.held_out = telling.evaluations[-1][1] if telling.evaluations else None

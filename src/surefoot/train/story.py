@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from surefoot.records import Event
+from surefoot.records import Cause, Event
 
 Say = Callable[[int, str, str, str | None], None]
 """Says one beat: the step, a label (saw, why, did, so, failed), the words, and a style."""
@@ -76,7 +76,8 @@ class Story:
         """The surest cause; those after it stand in the journal."""
         if event["attempt"] != self._named and not self._left_out & set(event["evidence"].get("findings", ())):
             words = event["detail"].replace(". ", ": ", 1)
-            self._once(event, "why", f"{words} ({event['confidence']:.0%} sure)", "cyan")
+            sure = "" if event["cause"] == Cause.UNKNOWN else f" ({event['confidence']:.0%} sure)"
+            self._once(event, "why", f"{words}{sure}", "cyan")
         self._named = event["attempt"]
 
     def _decision(self, event: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from surefoot.guard import OffGuard
+from surefoot.guarding import LOSS, OffGuard, Progress
 from surefoot.measure.resources import samples_in
 from surefoot.records import NAN, Row
 
@@ -40,7 +40,7 @@ class Unwatched(OffGuard):
         losses = [*self._recent, *([_mean(self._losses)] if self._losses else [])]
         return (torch.stack(losses).tolist() if losses else []), []
 
-    def watch(self, loss: Tensor, batch: Any = None) -> Tensor:
+    def watch(self, loss: Tensor, batch: Any = None, *, progress: Progress = LOSS) -> Tensor:
         if self._at != self.step:
             if self._losses:
                 self._recent.append(_mean(self._losses))

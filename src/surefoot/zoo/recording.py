@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 import surefoot
 from surefoot.guard import Guard
 from surefoot.judge.policy import Policy
-from surefoot.records import Action, Row, Verdict
+from surefoot.records import Action, Row
 from surefoot.zoo.families import Batch
 from surefoot.zoo.run import Protector, Run
 
@@ -49,8 +48,4 @@ class Attached(Protector):
 
 def rows_of(run_dir: Path) -> Iterator[Row]:
     """The rows of a recorded run, to single precision, as they were judged."""
-    scalars = surefoot.read(run_dir).scalars
-    names = [f.name for f in fields(Row) if f.name in scalars]
-    for values in zip(*(scalars[name].tolist() for name in names), strict=True):
-        row = dict(zip(names, values, strict=True))
-        yield Row(**row | {"verdict": Verdict(row["verdict"])})
+    yield from surefoot.read(run_dir).scalars.as_rows()

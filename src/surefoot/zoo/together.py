@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,8 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
+from surefoot.processes import end_with_parent
+
 LIMIT = 120
 """Seconds after which processes that hang are given up."""
 
@@ -19,7 +22,7 @@ LIMIT = 120
 def train_together(job: dict[str, Any], ranks: int) -> dict[str, Any]:
     """Run a job in so many processes; what the first of them found."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "surefoot.zoo.together", folder, json.dumps(job), str(ranks)]
+        command = [sys.executable, "-m", "surefoot.zoo.together", folder, json.dumps(job), str(ranks), str(os.getpid())]
         processes = [
             subprocess.Popen([*command, str(rank)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             for rank in range(ranks)
@@ -29,13 +32,15 @@ def train_together(job: dict[str, Any], ranks: int) -> dict[str, Any]:
         finally:
             for process in processes:
                 process.kill()
+                process.communicate()
         found = Path(folder, "found.json")
         if not found.exists():
             raise RuntimeError(f"the processes of {job} found nothing: {said[0][-2000:].decode()}")
         return json.loads(found.read_text())
 
 
-def main(folder: str, job: str, ranks: str, rank: str) -> None:
+def main(folder: str, job: str, ranks: str, parent: str, rank: str) -> None:
+    end_with_parent(int(parent))  # a rank whose partner is gone would wait in a collective for half an hour
     import torch
     import torch.distributed as dist
 

@@ -479,6 +479,20 @@ def test_damaged_files_are_refused_in_words(tmp_path: Path, data: bytes, message
         diagnose_checkpoint(tmp_path / "model")
 
 
+def test_a_name_that_stands_twice_among_very_many_is_told_at_once(tmp_path: Path) -> None:
+    names = [f"blocks.{number}.weight" for number in range(120_000)]
+    text = ",".join(f'"{name}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for name in [*names, names[-1]])
+    (tmp_path / "model").write_bytes(header(f"{{{text}}}".encode()))
+    with pytest.raises(Unreadable, match=r"blocks\.119999\.weight stands in it twice"):
+        diagnose_checkpoint(tmp_path / "model")
+
+
+def test_a_shape_of_very_many_dimensions_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(header({"a": entry(0, 8, [1 << 61] * 300_000)}, b"\0" * 8))
+    with pytest.raises(Unreadable, match="impossible"):
+        diagnose_checkpoint(tmp_path / "model")
+
+
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match="cannot be read"):
         diagnose_checkpoint(tmp_path / "nothing.pt")

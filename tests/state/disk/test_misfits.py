@@ -204,6 +204,22 @@ def test_no_header_does_harm(data: st.DataObject, tmp_path_factory: pytest.TempP
         tensors(folder)
 
 
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ('{"a": %s, "a": %s}', "a stands in it twice"),
+        ('{"a": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 8]}}', "no header that makes sense"),
+    ],
+)
+def test_doubled_names_and_very_many_dimensions_are_refused(header: str, message: str, tmp_path: Path) -> None:
+    entry = '{"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
+    many = ", ".join(["2305843009213693952"] * 300_000)
+    text = (header % (entry, entry) if "twice" in message else header % many).encode()
+    (tmp_path / shard_file(0)).write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 8)
+    with pytest.raises(DoesNotFit, match=message):
+        tensors(tmp_path)
+
+
 def test_a_pickle_is_no_state(damaged: Path, saved: Path) -> None:
     import pickle
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child_processes import run
 from typer.testing import CliRunner
 
 from surefoot.cli import app
@@ -234,7 +235,7 @@ def test_two_processes_are_checked_together_and_one_answers(tmp_path: Path) -> N
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "surefoot", "check", _written(tmp_path), "--steps", "12", "--json"]
     here, alone = Path(__file__).parent, os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=here, env=alone, capture_output=True, text=True, check=False, timeout=200)
+    done = run(command, cwd=here, env=alone, timeout=200)
     assert done.returncode == 0, done.stderr
     items = {item["name"]: item for item in json.loads(done.stdout)["items"]}
     assert items["the trial"]["figures"]["updates"] == 12
@@ -248,6 +249,12 @@ def test_the_rate_over_the_run_is_drawn_without_a_trial(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert "cosine, 400 updates, peak 0.01" in done.output
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert CliRunner().invoke(app, ["check", _written(tmp_path), "--schedule", str(picture)]).exit_code == 0
+    picture.write_text("mine")
+    refused = CliRunner().invoke(app, ["check", _written(tmp_path), "--schedule", str(picture)])
+    assert refused.exit_code == 2
+    assert "surefoot did not write it" in refused.output
+    assert picture.read_text() == "mine"
     nowhere = CliRunner().invoke(app, ["check", _written(tmp_path), "--schedule", str(tmp_path / "none" / "rate.png")])
     assert nowhere.exit_code == 2
     assert "Traceback" not in nowhere.output

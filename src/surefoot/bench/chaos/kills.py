@@ -125,17 +125,18 @@ def _signalled(bench: Bench, plan: Plan, world: int, number: signal.Signals, *, 
     """What is wrong with a run that was told to end, and killed when its grace time was over."""
     enough = bench.dice.randrange(20, 90)
     if torchrun:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-        command += ["-m", "surefoot.bench.chaos", plan.as_json()]
+        command = [sys.executable, "-m", "surefoot.bench.chaos", "torchrun", str(os.getpid())]
+        command += ["--standalone", "--nproc-per-node", str(world), plan.as_json()]
         with open(f"{plan.run}.log-0", "ab") as log:
             agent = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-            _until(lambda: last_step(plan) > enough or agent.poll() is not None)
-            agent.send_signal(number)
-            with suppress(subprocess.TimeoutExpired):
-                agent.wait(GRACE)
-            with suppress(ProcessLookupError):
-                os.killpg(agent.pid, signal.SIGKILL)
-            agent.wait()
+            try:
+                _until(lambda: last_step(plan) > enough or agent.poll() is not None)
+                agent.send_signal(number)
+                with suppress(subprocess.TimeoutExpired):
+                    agent.wait(GRACE)
+            finally:
+                agent.kill()  # and the processes it started end with it
+                agent.wait()
     else:
         team = bench.nursery.team(plan, world)
         _until(lambda: last_step(plan) > enough or team[0].code is not None)

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from surefoot.bench.chaos.victim import Plan, main
+from surefoot.processes import end_with_parent
 
 _SOON_NEEDED = (
     "surefoot.anchor",
@@ -73,7 +74,7 @@ class Nursery:
     """The forking process, and what became of its children."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "surefoot.bench.chaos", "nursery"]
+        command = [sys.executable, "-m", "surefoot.bench.chaos", "nursery", str(os.getpid())]
         env = os.environ | {"OMP_NUM_THREADS": "1", "SUREFOOT": "on"}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env, bufsize=1)
@@ -114,8 +115,11 @@ class Nursery:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(30)
-        self._process.stdout.close()
+        try:
+            self._process.wait(30)
+        finally:
+            self._process.kill()
+            self._process.stdout.close()
 
 
 def _free_port() -> int:
@@ -134,8 +138,9 @@ def serve() -> None:
         if not told:
             print(json.dumps(_ended(live)), flush=True)
             continue
-        pid = os.fork()
+        nursery, pid = os.getpid(), os.fork()
         if pid == 0:
+            end_with_parent(nursery)
             _live(told)
         live.add(pid)
         print(pid, flush=True)

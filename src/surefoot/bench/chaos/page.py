@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from surefoot.bench.chaos.common import Tally
+from surefoot.output_files import output_file
 
 
 def table(tallies: Sequence[Tally]) -> str:
@@ -35,7 +36,9 @@ def write(tallies: Sequence[Tally], folder: Path, command: str) -> Path:
     listed = "\n".join(f"- {line}" for line in (*notes, *lost))
     page = folder / "chaos.md"
     folder.mkdir(parents=True, exist_ok=True)
-    page.write_text(f"{_HEAD.format(command=command, machine=machine)}\n{table(tallies)}\n{_MEANING}\n{listed}\n")
+    with output_file(page, force=None) as draft:
+        head = _HEAD.format(command=command, machine=machine)
+        draft.write_text(f"{head}\n{table(tallies)}\n{_MEANING}\n{listed}\n")
     return page
 
 

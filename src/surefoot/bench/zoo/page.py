@@ -15,6 +15,7 @@ import torch
 import surefoot
 from surefoot.bench.zoo.score import Cured, Seen
 from surefoot.bench.zoo.table import ALL, Board, tables
+from surefoot.output_files import check_output, output_file, save_figure
 from surefoot.zoo import CONTROLS, FAULTS
 from surefoot.zoo.families import FAMILIES, Split
 from surefoot.zoo.rules import ACTING, LOOKING
@@ -30,10 +31,12 @@ def write(board: Board, folder: Path) -> Path:
     """Write zoo.md and its pictures into a folder."""
     pictures = folder / "zoo"
     pictures.mkdir(parents=True, exist_ok=True)
-    _draw_rules(board, pictures / "rules.png")
-    _draw_runs(board, pictures / "runs.png")
     page = folder / "zoo.md"
-    page.write_text(_text(board), encoding="utf-8")
+    ours = check_output(page, force=None).exists()  # and the pictures beside it are then, of whatever version
+    with output_file(page, force=None) as draft:
+        _draw_rules(board, pictures / "rules.png", replace=ours)
+        _draw_runs(board, pictures / "runs.png", replace=ours)
+        draft.write_text(_text(board), encoding="utf-8")
     return page
 
 
@@ -130,7 +133,7 @@ def _trace_sources() -> list[str]:
 # -- pictures
 
 
-def _draw_rules(board: Board, path: Path) -> None:
+def _draw_rules(board: Board, path: Path, *, replace: bool) -> None:
     """What is seen against what is cried; and what is cured against what is disturbed."""
     plt = _pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
@@ -138,7 +141,7 @@ def _draw_rules(board: Board, path: Path) -> None:
     cured = {n: (f.wolf.rate, f.cured.get(ALL, Cured()).share) for n, f in board.acting.items()}
     _scatter(left, seen, "false findings per 100 000 healthy steps", "harmful faults seen")
     _scatter(right, cured, "false interventions per 100 000 healthy steps", "harmful faults that end well")
-    figure.savefig(path, dpi=90)
+    save_figure(figure, path, force=replace or None, dpi=90)
     plt.close(figure)
 
 
@@ -155,7 +158,7 @@ def _scatter(axes: Any, points: dict[str, tuple[float, float]], x: str, y: str) 
     axes.grid(alpha=0.3)
 
 
-def _draw_runs(board: Board, path: Path) -> None:
+def _draw_runs(board: Board, path: Path, *, replace: bool) -> None:
     """One small picture for each kind of fault."""
     plt = _pyplot()
     chosen = _one_of_each(board)
@@ -176,7 +179,7 @@ def _draw_runs(board: Board, path: Path) -> None:
         axes.set_yscale("log")
         axes.tick_params(which="both", labelsize=6)
         axes.set_title(f"{scenario.name}\n{scenario.settings.family}, {scenario.strength}", fontsize=7)
-    figure.savefig(path, dpi=80)
+    save_figure(figure, path, force=replace or None, dpi=80)
     plt.close(figure)
 
 

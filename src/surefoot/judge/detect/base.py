@@ -26,7 +26,7 @@ class Detector:
         return {name: _plain(getattr(self, name)) for name in self.kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self.kept:
+        for name in (name for name in self.kept if name in state):  # an older state lacks what was added since
             held = getattr(self, name)
             setattr(self, name, type(held)(state[name]) if isinstance(held, list | set) else state[name])
 

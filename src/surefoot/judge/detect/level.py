@@ -39,7 +39,8 @@ class Level(Detector):
         recent = [loss for loss in normal.recent if math.isfinite(loss)]
         if row.optimizer or not normal.formed or len(recent) < sight.lasting:
             return []
-        return [*self._at_once(row, recent), *self._little_by_little(row)]
+        slowly = [] if normal.contested else self._little_by_little(row)
+        return [*self._at_once(row, recent), *slowly]
 
     def _little_by_little(self, row: Row) -> list[Finding]:
         """The mean of one stretch of losses after the other, against the lowest of them."""
@@ -80,13 +81,19 @@ class Level(Detector):
         last = sorted(recent[-sight.lasting :])
         level = last[len(last) // 2]
         sudden = normal.z(level)
-        slow = normal.z(_mean(recent)) if len(recent) == WHILE else 0.0
-        if sudden < sight.raised and slow < sight.creeping:
+        slow = normal.z(_mean(recent)) if len(recent) == WHILE and not normal.contested else 0.0
+        if sudden < normal.raised and slow < sight.creeping:
             self._told &= sudden > sight.raised / 2 or slow > sight.creeping / 2
             self._grave &= self._told
             return []
         real = level / self._units.lately  # whatever unit it is told in
-        lost = sudden > sight.far and real > sight.lost * max(normal.start, normal.loss.top) > 0 and row.landed
+        lost = (
+            not normal.contested
+            and normal.start > 0  # else no multiple of what it began with means anything
+            and sudden > sight.far
+            and real > sight.lost * max(normal.start, normal.loss.top) > 0
+            and row.landed
+        )
         lost = lost and normal.z(last[0]) > sight.raised  # all of them: under a heavy tail some are as ever
         if self._told and (self._grave or not lost):
             return []

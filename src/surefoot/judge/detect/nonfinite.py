@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from surefoot.records import Finding, Pattern, Row, Verdict
@@ -10,6 +11,10 @@ from surefoot.records import Finding, Pattern, Row, Verdict
 
 class NonFinite:
     """Speaks at every non-finite loss, gradient or weight, and not at the overflows that loss scaling expects."""
+
+    def __init__(self, buffers: Sequence[str] = ()) -> None:
+        self._buffers = buffers
+        """Names of the buffers that are checked."""
 
     def update(self, row: Row) -> list[Finding]:
         what: list[str] = []
@@ -20,6 +25,8 @@ class NonFinite:
                 what.append(f"{row.nonfinite:.0f} gradient values are not finite")
             elif not math.isfinite(row.norm):
                 what.append("the gradients are finite, but too large for a norm in float32")
+            if row.bad_buffers > 0:
+                what.append(self._about_buffers(row))
         if row.bad_weights > 0:
             what.append(f"{row.bad_weights:.0f} values in weights or buffers are not finite")
         if not what:
@@ -36,6 +43,12 @@ class NonFinite:
                 evidence=evidence | where(row),
             )
         ]
+
+    def _about_buffers(self, row: Row) -> str:
+        known = 0 <= row.bad_buffer < len(self._buffers)
+        first = f"buffer {self._buffers[row.bad_buffer]}" if known else "a buffer of the model"
+        more = f" and {row.bad_buffers - 1:.0f} more" if row.bad_buffers > 1 else ""
+        return f"the batch made {first}{more} non-finite"
 
     def state_dict(self) -> dict[str, Any]:
         return {}

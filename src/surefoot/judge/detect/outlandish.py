@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from surefoot.judge.detect.nonfinite import where
+from surefoot.judge.normal import Normal
 from surefoot.records import Finding, Pattern, Row, Verdict
 
 
 class Outlandish:
-    """Speaks when the gate found a norm above its limit."""
+    """Speaks when the gate refused a finite update, and names the limit that it broke."""
+
+    def __init__(self, normal: Normal) -> None:
+        self._normal = normal
 
     def update(self, row: Row) -> list[Finding]:
         if row.verdict is not Verdict.OUTLANDISH:
             return []
+        detail, exceeded = self._exceeded(row)
         return [
             Finding(
                 step=row.step,
@@ -21,10 +26,20 @@ class Outlandish:
                 time=row.time,
                 detector="outlandish",
                 pattern=Pattern.JUMP,
-                detail=f"gradient norm {row.norm:.4g}, {row.norm / row.limit:.3g} times the limit of {row.limit:.4g}",
-                evidence={"loss": row.loss, "norm": row.norm, "limit": row.limit} | where(row),
+                detail=detail,
+                evidence={"loss": row.loss, "norm": row.norm, "limit": row.limit} | exceeded | where(row),
             )
         ]
+
+    def _exceeded(self, row: Row) -> tuple[str, dict[str, float]]:
+        """Which limit the update broke, in words and as evidence."""
+        if row.norm > row.limit:
+            times = row.norm / row.limit
+            return f"gradient norm {row.norm:.4g}, {times:.3g} times the limit of {row.limit:.4g}", {}
+        ceiling = self._normal.asked.loss_ceiling
+        if row.loss > ceiling:
+            return f"loss {row.loss:.4g}, above the ceiling of {ceiling:.4g} set after trouble", {"ceiling": ceiling}
+        return "refused because the update of another optimizer from the same backward was", {}
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -30,7 +30,7 @@ class Plateau(Detector):
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
         normal = self._normal
         recent = [loss for loss in normal.recent if math.isfinite(loss)]
-        if row.optimizer or not row.landed or not normal.formed or len(recent) < WHILE:
+        if row.optimizer or not row.landed or not normal.formed or len(recent) < WHILE or normal.contested:
             return []
         mean = sum(recent) / len(recent)
         return [*self._flat(row, mean), *self._falling(row, mean, max(recent))]

@@ -27,6 +27,7 @@ class Still(Detector):
         "_slow_told",
         "_moving",
         "_had_all",
+        "_landed",
     )
 
     def __init__(
@@ -51,6 +52,8 @@ class Still(Detector):
         self._looks = 0
         self._slow = 0
         self._slow_told = False
+        self._landed = -1
+        """The last attempt that landed: only such a step can have moved the weights."""
         self._moving: list[float] = []
         """What share of the weights the last steps left as they were."""
 
@@ -60,7 +63,9 @@ class Still(Detector):
         self._moving = []
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
-        return [*self._unowned(row), *self._absent(row, layers), *self._small(row), *self._rounded(row)]
+        told = [*self._unowned(row), *self._absent(row, layers), *self._small(row), *self._rounded(row)]
+        self._landed = row.attempt if row.landed else self._landed
+        return told
 
     def _unowned(self, row: Row) -> list[Finding]:
         if self._owned_told or self._owned >= len(self._names):
@@ -126,6 +131,8 @@ class Still(Detector):
 
     def _rounded(self, row: Row) -> list[Finding]:
         """Weights that a whole step leaves exactly as they were, though there are gradients and a rate."""
+        if self._landed != row.attempt - 1:  # the step that `unmoved` tells of was refused, which moves nothing
+            return []
         if math.isnan(row.unmoved) or not row.landed or not row.lr > 0 or not row.norm > 0:
             return []
         known, self._moving = self._moving, [*self._moving, row.unmoved][-AGAIN - 1 :]

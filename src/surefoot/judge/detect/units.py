@@ -35,7 +35,8 @@ class Units(Detector):
         return sorted(self._factors)[len(self._factors) // 2] if self._factors else 1.0
 
     def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
-        self.factor = self._factor(row, layers)
+        # One side of a game that gains ground makes the loss and all gradients of the other one grow alike.
+        self.factor = 1.0 if self._normal.contested else self._factor(row, layers)
         self._factors = [*self._factors, self.factor][-FEW:]
         self._told = self._told and self.factor != 1.0
         # Rows of a small batch scatter; and harder batches, one after the other, may look like a small factor.

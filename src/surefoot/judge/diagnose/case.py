@@ -40,6 +40,8 @@ class Moment:
     """How unlike those before the batch was; from 1 on it was another kind of batch."""
     momentum: float = math.nan
     """That a step was made with."""
+    one_bad_tensor: bool = False
+    """One tensor alone has non-finite gradients, and tensors before it have finite ones."""
 
 
 @dataclass(slots=True)

@@ -107,7 +107,7 @@ _TABLE: Mapping[Cause, tuple[str, ...]] = {
         "Check the device and its memory for errors.",
     ),
     Cause.TRANSIENT: (
-        "A fault came and went by itself, as with a flipped bit or a broken link.",
+        "Something outside the model and its data disturbed one or a few updates, and was gone after them.",
         "Go back to the last good state and resume with nothing changed.",
         "Check the device, its memory and its links for errors if it happens again.",
     ),

@@ -122,6 +122,11 @@ def _weights(case: Case) -> Iterator[Named]:
         yield Cause.WEIGHTS_DAMAGED, 0.76, by
 
 
+def _replicas(case: Case) -> Iterator[Named]:
+    for finding in case.found("replicas"):
+        yield Cause.RANK_FAULT, 0.98, finding.detail
+
+
 def _loss_scale(case: Case) -> Iterator[Named]:
     for finding in case.found("loss_scale"):
         if finding.pattern is Pattern.OVERFLOW_SKIPS:
@@ -144,8 +149,10 @@ def _nonfinite(case: Case) -> Iterator[Named]:
     if math.isinf(at.row.loss):
         yield Cause.LOG_OF_ZERO, 0.7, "the loss is infinite, as a log of 0 or a division by 0 makes it"
         yield Cause.BAD_BATCH, 0.5, "the batch may hold an infinite value"
+    elif at.row.bad_buffers > 0 and math.isfinite(at.row.loss) and math.isfinite(at.row.norm):
+        yield Cause.BAD_BATCH, 0.8, "loss and gradients are finite, and a buffer of the model is not after this batch"
     elif math.isfinite(at.row.loss):
-        yield Cause.TRANSIENT, 0.7, "the loss is sound, and the gradients are not: something broke on the way back"
+        yield from _made_in_backward(case)
     elif case.refused >= AGAIN:
         yield Cause.WEIGHTS_DAMAGED, 0.6, "batch after batch is not finite: it is not the batches"
         if case.attention:
@@ -158,6 +165,24 @@ def _nonfinite(case: Case) -> Iterator[Named]:
         yield Cause.BAD_BATCH, 0.38, "the batch brought it, and the next ones did not"
 
 
+def _made_in_backward(case: Case) -> Iterator[Named]:
+    """The loss is finite and gradients are not.
+
+    A bad value that an operation makes in backward is passed on to all tensors before it; one tensor alone, with sound
+    ones before it, was written to from elsewhere.
+    """
+    bad = [m for m in case.moments if m.row.verdict is Verdict.NONFINITE and math.isfinite(m.row.loss)]
+    times = "one update" if len(bad) == 1 else f"{len(bad)} updates"
+    known = f"the loss of {times} was finite and gradients were not: they became non-finite in the backward pass"
+    if all(m.one_bad_tensor for m in bad):
+        yield Cause.TRANSIENT, 0.6, f"{known}, in one tensor alone, while the layers before it got finite gradients"
+        return
+    at_zero = f"{known}; sqrt, norm and division at 0 have no finite derivative"
+    passing = len(bad) == 1
+    yield Cause.LOG_OF_ZERO, 0.3 if passing else 0.4, at_zero
+    yield Cause.TRANSIENT, 0.4 if passing else 0.3, known
+
+
 def _located(case: Case, at: Moment) -> Iterator[Named]:
     """Where the value was found."""
     if at.row.rank >= 0:
@@ -165,7 +190,8 @@ def _located(case: Case, at: Moment) -> Iterator[Named]:
     if any(f.evidence.get("broken") for f in case.found("inputs")):
         yield Cause.BAD_BATCH, 0.95, "the batch itself holds values that are not finite"
     for finding in case.found("origin"):
-        yield Cause(finding.evidence["cause"]), 0.9, finding.detail
+        cause = Cause(finding.evidence["cause"])
+        yield cause, 0.9 if cause is not Cause.UNKNOWN else 0.1, finding.detail  # where is known, why is not
     if at.row.bad_weights > 0:
         yield Cause.WEIGHTS_DAMAGED, 0.8, "the weights themselves are not finite"
 
@@ -272,6 +298,7 @@ RULES: tuple[Callable[[Case], Iterator[Named]], ...] = (
     _inputs,
     _evaluation,
     _weights,
+    _replicas,
     _loss_scale,
     _nonfinite,
     _batch,

@@ -34,6 +34,8 @@ _KINDS = {
     "U8": ("uint8", "u1"),
     "BOOL": ("bool", "u1"),
 }
+_MOST_DIMENSIONS = 64
+"""As numpy and torch have it; the size of a tensor with a million dimensions would take hours to multiply out."""
 _UNKNOWN = "unknown "
 _COUNTER = "num_batches_tracked"
 
@@ -126,10 +128,11 @@ def header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} stands in it twice")
+    table: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in table:
+            raise ValueError(f"{name[:200]} stands in it twice")
+        table[name] = value
     return table
 
 
@@ -139,7 +142,7 @@ def entry_of(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], i
         kind, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (TypeError, KeyError, ValueError):
         raise Unreadable(f"{path} has a damaged header: {name} lacks its dtype, shape or place") from None
-    numbers = [first, last, *shape] if isinstance(shape, list) else [None]
+    numbers = [first, last, *shape] if isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS else [None]
     if not isinstance(kind, str) or any(not isinstance(one, int) or not 0 <= one < 1 << 62 for one in numbers):
         raise Unreadable(f"{path} has a damaged header: {name} has an impossible dtype, shape or place")
     if last < first:

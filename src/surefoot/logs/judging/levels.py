@@ -59,8 +59,7 @@ def curve(trace: Trace) -> Curve | None:
     steps, raw = trace.steps[finite], trace.values[finite]
     if not len(raw):
         return None
-    with np.errstate(over="ignore"):
-        values = _logarithms(raw)
+    values = _logarithms(raw)
     peaks = values
     if len(raw) > DENSE:
         size = -(-len(raw) // DENSE)
@@ -104,11 +103,12 @@ def _lowest(level: Floats, half: int) -> int:
 
 def _logarithms(raw: Floats) -> Floats:
     if (raw < 0).any():
-        low, high = np.quantile(raw, [0.05, 0.95])
-        room = 0.1 * (high - low) or 1.0
-        return np.log(raw - raw.min() + room)
+        quarter = raw / 4  # differences of the largest numbers there are would overflow
+        low, high = np.quantile(quarter, [0.05, 0.95])
+        room = 0.1 * (high - low) or 0.25
+        return np.log(quarter - quarter.min() + room) + np.log(4)
     above = raw[raw > 0]
-    floor = above.min() / 2 if len(above) else 1e-30
+    floor = max(above.min() / 2, np.finfo(np.float64).smallest_subnormal) if len(above) else 1e-30
     return np.log(np.maximum(raw, floor))
 
 

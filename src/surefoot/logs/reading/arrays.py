@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.logs.reading.padding import without_padding
 from surefoot.logs.table import Gatherer, Table, Unreadable
 
 _WAY_OUT = "Pass a path, a sequence of losses, or a mapping of names to sequences of one number a step"
@@ -35,7 +36,7 @@ def table_of(source: Any) -> Table:
         raise Unreadable(f"the sequences differ in length ({told}). {_WAY_OUT}")
     there = {name: np.array([value is not None for value in values], dtype=bool) for name, values in columns.items()}
     gather.extend({name: _numbers(values, name) for name, values in columns.items()}, there)
-    return gather.table("arrays", "")
+    return without_padding(gather.table("arrays", ""))
 
 
 def _numbers(values: list[Any], name: str) -> NDArray[np.float64]:

@@ -19,6 +19,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.logs.reading.padding import padded_from, without_padding
 from surefoot.logs.table import THINNED, Column, Table
 
 _LOSSES = ("loss", "nll", "cost", "objective")
@@ -30,6 +31,7 @@ def cleared(table: Table, voids: Mapping[str, tuple[int, int]]) -> Table:
     """The table without its filler, and with the NaN that were left empty."""
     if THINNED in table.notes:
         return table
+    table = without_padding(table)
     changed, notes = _without_filler(table)
     if not changed:
         changed, notes = _silent(table, voids)
@@ -92,6 +94,8 @@ def _silent(table: Table, voids: Mapping[str, tuple[int, int]]) -> tuple[dict[st
     losses = [name for name in table.columns if any(word in name.lower() for word in _LOSSES)]
     for name, (first, count) in voids.items():
         if not any(word in name.lower() for word in _LOSSES) or count < 3 or count < 0.9 * (table.records - first):
+            continue
+        if padded_from(table, first):
             continue
         column = table.columns.get(name)
         if column is None:

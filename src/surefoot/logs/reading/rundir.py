@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,17 @@ import numpy as np
 from surefoot.journal import reader
 from surefoot.journal.opening import RUN, SIGNALS
 from surefoot.journal.strictjson import loads_object
-from surefoot.logs.table import Gatherer, Table, Unreadable
+from surefoot.logs.table import Gatherer, RunDiagnosis, Table, Unreadable
 from surefoot.records import Verdict
 
 FORMAT = "run"
 _NAMES = {"norm": "grad_norm"}
 _LEFT_OUT = frozenset({"verdict", "optimizer", "micro", "micros", "rank", "loss_d1", "loss_d2"})
 _TOLD = 12
+_INTERVENTIONS = ("restrain", "rewind", "stop")
+"""Decisions that change the run beyond leaving out an update."""
+_RECENT = 20
+"""Attempts before a diagnosis within which a finding belongs to it."""
 _KINDS = ("diagnosis", "decision", "incident")
 
 
@@ -63,7 +68,56 @@ def read(path: str | os.PathLike[str]) -> Table:
             gatherer.facts[name] = value
         elif isinstance(value, int | float):
             gatherer.facts[name] = float(value)
-    return gatherer.table(FORMAT, str(path))
+    return replace(gatherer.table(FORMAT, str(path)), diagnoses=_diagnoses(run.events))
+
+
+def _diagnoses(events: list[dict[str, Any]]) -> tuple[RunDiagnosis, ...]:
+    """The diagnoses of a run, each cause once an attempt, with the findings and the decision that belong to it."""
+    findings = [event for event in events if event.get("kind") == "finding"]
+    decisions = {
+        event.get("attempt"): event
+        for event in events
+        if event.get("kind") == "decision" and event.get("action") in _INTERVENTIONS
+    }
+    found: dict[tuple[int, str], RunDiagnosis] = {}
+    for event in events:
+        step, attempt = event.get("step"), event.get("attempt")
+        if event.get("kind") != "diagnosis" or not isinstance(step, int) or not isinstance(attempt, int):
+            continue
+        decision = decisions.get(attempt, {})
+        confidence, advice = event.get("confidence"), event.get("advice")
+        cause = str(event.get("cause", "unknown"))
+        one = RunDiagnosis(
+            step=step,
+            attempt=attempt,
+            cause=cause,
+            confidence=float(confidence) if isinstance(confidence, int | float) else 0.0,
+            evidence=(*_reason(event), *_seen(event, attempt, findings)),
+            advice=tuple(map(str, advice)) if isinstance(advice, list) else (),
+            decided=bool(decision),
+            applied=str(decision.get("action")) if decision and decision.get("applied", True) else "",
+        )
+        found.setdefault((attempt, cause), one)
+    return tuple(sorted(found.values(), key=lambda one: (one.attempt, -one.confidence)))
+
+
+def _reason(event: dict[str, Any]) -> list[str]:
+    """Why the cause was named; the detail begins with the cause in words, which stands above it already."""
+    detail = str(event.get("detail") or "")
+    return [detail.partition(". ")[2] or detail] if detail else []
+
+
+def _seen(event: dict[str, Any], attempt: int, findings: list[dict[str, Any]]) -> list[str]:
+    """What the detectors that the diagnosis rests on had last said by then."""
+    evidence = event.get("evidence")
+    names = evidence.get("findings", ()) if isinstance(evidence, dict) else ()
+    last: dict[str, str] = {}
+    for finding in findings:
+        at, name, detail = finding.get("attempt"), finding.get("detector"), finding.get("detail")
+        if name in names and detail and isinstance(at, int) and attempt - _RECENT < at <= attempt:
+            last[str(name)] = f"step {finding.get('step')}: {detail}"
+    reason = _reason(event)
+    return [words for words in last.values() if words.partition(": ")[2] not in reason]
 
 
 def _rows(scalars: reader.Scalars, gatherer: Gatherer) -> None:

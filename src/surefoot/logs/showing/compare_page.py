@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -13,7 +14,7 @@ from surefoot.logs.showing.characters import Curve, plot, shows_braille
 from surefoot.logs.showing.compare import Comparison
 from surefoot.logs.showing.page import rendered
 from surefoot.logs.showing.panels import Panel, panels_of
-from surefoot.logs.showing.picture import INK
+from surefoot.logs.showing.picture import INK, Titled
 from surefoot.logs.showing.picture import save as save_picture
 from surefoot.logs.showing.svg import svg
 from surefoot.logs.showing.webpage import document, listed, safe, save, table
@@ -70,15 +71,15 @@ def panels(found: Comparison) -> list[Panel]:
     return panels_of([(name, one.course) for name, one in pairs if one.course is not None])
 
 
-def draw(found: Comparison, path: Path) -> None:
+def draw(found: Comparison, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
     """Both runs as a picture in a file."""
-    title = clean(found.sentence)
-    save_picture(panels(found), path, title=title, colour=INK, onset=found.parted, word="part", unit=_unit(found))
+    about = Titled(clean(found.sentence), colour=INK, onset=found.parted, word="part", unit=_unit(found))
+    save_picture(panels(found), path, about, inputs=inputs, force=force)
 
 
-def write(found: Comparison, path: Path) -> None:
+def write(found: Comparison, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
     """Both runs as a web page in a file."""
-    save(as_html(found), path)
+    save(as_html(found), path, inputs=inputs, force=force)
 
 
 def as_html(found: Comparison) -> str:

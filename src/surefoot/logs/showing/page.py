@@ -17,6 +17,8 @@ from surefoot.logs.showing.characters import Curve, plot, shows_braille
 from surefoot.logs.showing.words import COLOURS, PATTERNS, advice, began, clean, named, origin
 
 CAUSES = 3
+EVIDENCE = 8
+"""Lines of evidence for the first cause; each cause has its most telling line first."""
 STEPS = 4
 NOTES = 2
 _ASIDE = "asked: "
@@ -88,12 +90,14 @@ def _causes(causes: tuple[Named, ...], width: int) -> Iterator[RenderableType]:
     """The first with its evidence, the others with one line of theirs."""
     before: set[str] = set()
     for index, one in enumerate(causes):
-        told = [clean(line) for line in one.evidence if clean(line) not in before][: 3 if index == 0 else 1]
+        told = [clean(line) for line in one.evidence if clean(line) not in before]
         before |= {clean(line) for line in one.evidence}
         words = Text.assemble((named(one)[:1].upper() + named(one)[1:], "bold" if index == 0 else ""))
         if index == 0:
             yield _indented(words, 2, width)
-            yield from (_indented(Text(line[:1].upper() + line[1:]), 4, width) for line in told)
+            yield from (_indented(Text(line[:1].upper() + line[1:]), 4, width) for line in told[:EVIDENCE])
+            if len(told) > EVIDENCE:
+                yield _indented(Text(f"{len(told) - EVIDENCE} more lines of evidence: --json has them all"), 4, width)
         else:
             yield _indented(words.append(f": {told[0]}" if told else ""), 2, width)
 

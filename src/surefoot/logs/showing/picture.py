@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from surefoot.logs.showing.axes import bounded, count, figure
 from surefoot.logs.showing.panels import Panel, limits, onset, panels
 from surefoot.logs.showing.words import clean
 from surefoot.logs.table import Unreadable
+from surefoot.output_files import save_figure
 
 SUFFIXES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp")
 INK, FAINT, GRID = "#1f2933", "#66727f", "#e4e8ec"
@@ -22,11 +24,23 @@ VERDICTS = {State.HEALTHY: "#15803d", State.WARNING: "#b45309", State.FAILED: "#
 _TROUBLE = "#dc2626"
 
 
-def draw(answer: Answer, path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Titled:
+    """What stands above and along the panels of a picture."""
+
+    title: str
+    colour: str
+    onset: float | None = None
+    word: str = "began"
+    unit: str = "step"
+
+
+def draw(answer: Answer, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
     """Draw one run into a file; the suffix tells the format."""
     made = panels(answer.course) if answer.course is not None else []
     title = f"{answer.verdict.upper()}: {clean(answer.sentence)}"
-    save(made, path, title=title, colour=VERDICTS[answer.verdict], onset=onset(answer), unit=_unit(answer))
+    about = Titled(title, colour=VERDICTS[answer.verdict], onset=onset(answer), unit=_unit(answer))
+    save(made, path, about, inputs=inputs, force=force)
 
 
 def check(path: Path) -> None:
@@ -46,16 +60,7 @@ def _unit(answer: Answer) -> str:
     return answer.course.unit if answer.course is not None else "step"
 
 
-def save(
-    made: Sequence[Panel],
-    path: Path,
-    *,
-    title: str,
-    colour: str,
-    onset: float | None = None,
-    word: str = "began",
-    unit: str = "step",
-) -> None:
+def save(made: Sequence[Panel], path: Path, about: Titled, *, inputs: Sequence[str] = (), force: bool = False) -> None:
     """Draw panels over one another into a file."""
     check(path)
     from matplotlib.figure import Figure
@@ -64,17 +69,17 @@ def save(
         raise Unreadable(f"--plot {path}: there is nothing to draw, for no numbers over steps were found")
     heights = [2.6, *([1.2] * (len(made) - 1))]
     picture = Figure(figsize=(9, 1.3 + sum(heights)), layout="constrained", facecolor="white")
-    told = textwrap.fill(title, 88)
-    picture.suptitle(told, x=0.012, ha="left", fontsize=11.5, fontweight="bold", color=colour, parse_math=False)
+    told = textwrap.fill(about.title, 88)
+    picture.suptitle(told, x=0.012, ha="left", fontsize=11.5, fontweight="bold", color=about.colour, parse_math=False)
     axes = picture.subplots(len(made), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for panel, axis in zip(made, axes, strict=True):
-        _panel(axis, panel, edges=limits(made), onset=onset)
+        _panel(axis, panel, edges=limits(made), onset=about.onset)
     picture.align_ylabels(axes)
     axes[0].set_xlim(*_room(limits(made)))
-    axes[-1].set_xlabel(unit, color=FAINT)
-    if onset is not None:
-        _name_onset(axes[0], onset, word)
-    _write(picture, path)
+    axes[-1].set_xlabel(about.unit, color=FAINT)
+    if about.onset is not None:
+        _name_onset(axes[0], about.onset, about.word)
+    _write(picture, path, inputs=inputs, force=force)
 
 
 def _room(edges: tuple[float, float]) -> tuple[float, float]:
@@ -82,12 +87,12 @@ def _room(edges: tuple[float, float]) -> tuple[float, float]:
     return edges[0] - margin, edges[1] + margin
 
 
-def _write(picture: Any, path: Path) -> None:
+def _write(picture: Any, path: Path, *, inputs: Sequence[str], force: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # characters that the font lacks are drawn as boxes; that is no one's concern
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            picture.savefig(path, dpi=150)
+            save_figure(picture, path, inputs=inputs, force=force, dpi=150)
         except OSError as error:
             raise Unreadable(f"--plot {path} cannot be written: {error.strerror or error}") from None
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from surefoot.logs.showing.panels import onset, panels
 from surefoot.logs.showing.svg import WIDE, svg
 from surefoot.logs.showing.words import advice, began, clean, named
 from surefoot.logs.table import Unreadable
+from surefoot.output_files import GENERATOR, output_file
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1f2933; --faint: #5b6773; --rule: #e1e6eb; --panel: #f6f8fa;
@@ -57,18 +57,17 @@ svg .ink2 { fill: var(--three); } svg .ink3 { fill: var(--four); }
 """
 
 
-def write(answer: Answer, path: Path) -> None:
+def write(answer: Answer, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
     """Write the page for one answer to a file."""
-    save(as_html(answer), path)
+    save(as_html(answer), path, inputs=inputs, force=force)
 
 
-def save(html: str, path: Path) -> None:
-    """All of it or nothing: a reader never sees half a page."""
+def save(html: str, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
+    """All of it or nothing, and never over what surefoot did not write, unless forced."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_text(html, encoding="utf-8", errors="replace")
-        beside.replace(path)
+        with output_file(path, inputs=inputs, force=force) as draft:
+            draft.write_text(html, encoding="utf-8", errors="replace")
     except OSError as error:
         raise Unreadable(f"--html {path} cannot be written: {error.strerror or error}") from None
 
@@ -86,6 +85,7 @@ def document(title: str, body: str) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta name="generator" content="{GENERATOR} {escape(__version__)}">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style></head>\n<body><main>\n{body}\n"
         f"<footer>surefoot {escape(__version__)}</footer>\n</main></body></html>\n"
     )

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from surefoot.output_files import output_file
 from surefoot.state.disk.headers import CARRIED, FORMAT, Entry, Part, read_entries
 from surefoot.state.disk.misfit import DoesNotFit
 from surefoot.state.disk.told import read_states, root_of
@@ -34,13 +35,8 @@ def export(folder: Path, out: Path, *, source: str = "model") -> int:
         raise DoesNotFit(f"{folder} holds no weights of {source!r}; there are {', '.join(there)}")
     if out.exists():
         raise FileExistsError(f"{out} is there already. Give another name, or remove it")
-    part = out.with_name(out.name + ".part")
-    try:
-        with part.open("wb") as file:
-            _write(file, chosen)
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
+    with output_file(out, new=True) as draft, draft.open("wb") as file:
+        _write(file, chosen)
     return len(chosen)
 
 

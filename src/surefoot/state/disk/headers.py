@@ -42,6 +42,7 @@ CARRIED: dict[str, tuple[str, int]] = {
 """Types that not every reader of the format knows, as what they are written, and how many of that make one."""
 _LONGEST = 100_000_000  # of a header, as the format has it
 _LARGEST = 1 << 62
+_MOST_DIMENSIONS = 64
 
 
 def shard_file(rank: int) -> str:
@@ -133,7 +134,7 @@ def _read(path: Path) -> dict[str, tuple[str, tuple[int, ...], Part]]:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(_LONGEST, size - 8):
             raise ValueError(f"it would be {length} bytes long")
-        told: dict[str, Any] = json.loads(file.read(length))
+        told: dict[str, Any] = json.loads(file.read(length), object_pairs_hook=_without_repeats)
     about = told.pop("__metadata__", {})
     where = json.loads(about.get("DCP_SHARDING_INFO", "{}"))
     notes = json.loads(about.get(NOTES, "{}"))
@@ -160,6 +161,16 @@ def _read(path: Path) -> dict[str, tuple[str, tuple[int, ...], Part]]:
     return found
 
 
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A table of JSON; of a name that stands in it twice nobody can say which place is meant."""
+    table: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in table:
+            raise ValueError(f"{name[:200]} stands in it twice")
+        table[name] = value
+    return table
+
+
 def _as_torch(name: str, one: Mapping[str, Any], notes: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
     """Type and shape as torch has them, of what may have been carried as something else."""
     shape = _numbers(one["shape"])
@@ -174,6 +185,6 @@ def _as_torch(name: str, one: Mapping[str, Any], notes: Mapping[str, Any]) -> tu
 
 def _numbers(told: Any) -> tuple[int, ...]:
     found = tuple(told)
-    if not all(type(n) is int and 0 <= n < _LARGEST for n in found):
-        raise ValueError(f"{told} are no sizes")
+    if len(found) > _MOST_DIMENSIONS or not all(type(n) is int and 0 <= n < _LARGEST for n in found):
+        raise ValueError(f"{str(told)[:200]} are no sizes")
     return found

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from surefoot.state.tree import Nested, Stateful
+from surefoot.state.wrapped import Wrapped, known_wrapper
 
 PutTensor = Callable[[str, Any], dict[str, Any] | None]
 """Takes a tensor (or its slot) with the path of its place; what stands for it, or None if it cannot be kept."""
@@ -47,7 +48,17 @@ class Plain:
             return _told_bare(value)
         if isinstance(value, Nested):
             return {"$nested": self.told(value.state, path, depth + 1)}
+        if isinstance(value, Wrapped):
+            return self._wrapped(value, path, depth + 1)
         return self._container(value, path, depth + 1)
+
+    def _wrapped(self, value: Wrapped, path: str, depth: int) -> Any:
+        context = [value.context, list(value.size), list(value.stride)]
+        return {
+            "$wrapped": {name: self.told(part, f"{path}.{name}", depth) for name, part in value.parts.items()},
+            "class": f"{value.kind.__module__}:{value.kind.__qualname__}",
+            "context": self.told(context, f"{path}.context", depth),
+        }
 
     def _container(self, value: Any, path: str, depth: int) -> Any:
         if isinstance(value, dict):
@@ -131,11 +142,15 @@ class _Untold:
             now = live if isinstance(live, dict) else {}
             keys = [self.value(k, None, depth) for k, _ in value]
             return {k: self.value(v, now.get(k), depth) for k, (_, v) in zip(keys, value, strict=True)}
-        if tag in _KINDS:
-            return self._sequence(tag, told, live, depth)
-        if tag in _LEAVES:
-            return _LEAVES[tag](value, told)
-        raise ValueError(f"{tag} has no place in a state")
+        if tag == "$wrapped":
+            return self._wrapped(value, told, depth)
+        return self._sequence(tag, told, live, depth) if tag in _KINDS else _leaf(tag, value, told)
+
+    def _wrapped(self, parts: dict[str, Any], told: dict[str, Any], depth: int) -> Any:
+        kind = known_wrapper(str(told["class"]))
+        context, size, stride = self.value(told["context"], None, depth)
+        inner = {name: self.value(part, None, depth) for name, part in parts.items()}
+        return kind.__tensor_unflatten__(inner, context, torch.Size(size), tuple(stride))
 
     def _sequence(self, tag: str, told: dict[str, Any], live: Any, depth: int) -> Any:
         if not isinstance(told[tag], list):
@@ -148,6 +163,12 @@ class _Untold:
         if tag == "$tuple" and make is not None:
             return make(parts)
         return _KINDS[tag](parts)
+
+
+def _leaf(tag: str, value: Any, told: dict[str, Any]) -> Any:
+    if tag not in _LEAVES:
+        raise ValueError(f"{tag} has no place in a state")
+    return _LEAVES[tag](value, told)
 
 
 def _told_bare(value: Any) -> Any:

@@ -7,6 +7,7 @@ import numpy as np
 from surefoot.logs.answer import State
 from surefoot.logs.course import Trace
 from surefoot.logs.judging.levels import DENSE, Curve, curve
+from surefoot.logs.judging.signs import leap
 from surefoot.logs.judging.signs.base import CHANCE, TWICE, Look, Sign, number, rate_raised
 from surefoot.logs.judging.signs.sight import Sight
 from surefoot.records import Cause, Pattern
@@ -40,10 +41,7 @@ def look(view: Look) -> Sign | None:
         return ended
     if _widening(loss):
         return _said(view, loss, Pattern.OSCILLATING, loss.best_at)
-    least = max(view.sight.creep, view.sight.out_of_noise * loss.noise, 1.5 * CHANCE * loss.spread)
-    if loss.rise > least and len(loss) >= 20 and loss.best_at < 0.8 * len(loss):
-        return _creeping(view, loss)
-    return None
+    return leap.look(view) or _creeping(view, loss)
 
 
 def _ends_high(view: Look) -> Sign | None:
@@ -176,13 +174,16 @@ def _said(view: Look, loss: Curve, pattern: Pattern, at: int) -> Sign:
 
 
 _CAUSES: dict[Pattern, tuple[tuple[Cause, float], ...]] = {
-    Pattern.JUMP: ((Cause.BAD_BATCH, 0.4), (Cause.PRECISION_OVERFLOW, 0.2), (Cause.LEARNING_RATE, 0.2)),
+    Pattern.JUMP: leap.CAUSES,
     Pattern.EXPONENTIAL: ((Cause.LEARNING_RATE, 0.6), (Cause.ACCUMULATION, 0.15), (Cause.MOMENTUM, 0.1)),
     Pattern.OSCILLATING: ((Cause.LEARNING_RATE, 0.4), (Cause.OPTIMIZER_STATE, 0.25), (Cause.DRIFT, 0.2)),
 }
 
 
-def _creeping(view: Look, loss: Curve) -> Sign:
+def _creeping(view: Look, loss: Curve) -> Sign | None:
+    least = max(view.sight.creep, view.sight.out_of_noise * loss.noise, 1.5 * CHANCE * loss.spread)
+    if loss.rise <= least or len(loss) < 20 or loss.best_at >= 0.8 * len(loss):
+        return None
     step = float(loss.steps[loss.best_at])
     more = float(np.expm1(loss.rise))
     return Sign(

@@ -109,7 +109,8 @@ def _began(trace: Trace, onset: int, pattern: Pattern) -> int:
     if pattern is not Pattern.JUMP:
         return min(low + 1, onset - 1)
     moves = np.diff(trace.values[low:onset])
-    return low + 1 + int(np.nanargmax(moves)) if len(moves) else onset - 1
+    known = ~np.isnan(moves)  # from one infinity to the next is no number
+    return low + 1 + int(np.argmax(np.where(known, moves, -np.inf))) if known.any() else onset - 1
 
 
 _LED = {

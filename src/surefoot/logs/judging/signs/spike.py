@@ -7,6 +7,7 @@ import numpy as np
 from surefoot.logs.answer import State
 from surefoot.logs.judging.levels import Curve
 from surefoot.logs.judging.signs.base import TWICE, Look, Sign, number
+from surefoot.logs.judging.signs.leap import find_leap
 from surefoot.records import Cause, Pattern
 
 AROUND = 10
@@ -20,7 +21,8 @@ EARLY = 0.02
 def look(view: Look) -> Sign | None:
     if view.played:
         return None
-    for curve, what in ((view.loss, "loss"), (view.evaluation, "evaluation loss")):
+    loss = view.loss if find_leap(view) is None else None  # what has not come back is told as a jump
+    for curve, what in ((loss, "loss"), (view.evaluation, "evaluation loss")):
         at = peak(curve, view.sight.spike)
         if curve is not None and at is not None:
             return _said(view, curve, at, what)

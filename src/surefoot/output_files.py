@@ -1,0 +1,133 @@
+"""Files that a user names as output: nothing that surefoot did not write itself is replaced without being told to."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+GENERATOR = "surefoot"
+"""The marker in everything written here; an existing file is replaced only if it carries it."""
+_SIGNATURES = (
+    (b"<!doctype html>", b'<meta name="generator" content="surefoot'),
+    (b'<!doctype html>\n<html lang="en">', b"<footer>surefoot "),  # versions before the generator tag
+    (b"\x89PNG\r\n\x1a\n", b"Software\0surefoot"),
+    (b"<?xml", b"<dc:title>surefoot</dc:title>"),
+    (b"%PDF-", b"/Creator (surefoot)"),
+    (b"\xff\xd8\xff", b"\xff\xfe\x00\x0asurefoot"),
+    (b"RIFF", b"XMP \x08\x00\x00\x00surefoot"),
+    (b'{\n "made_by": "surefoot', b""),
+    (b"# Chaos\n\nWritten by `surefoot ", b""),
+    (b"# The zoo\n\nWritten by `surefoot ", b""),
+)
+"""How a file of each format begins, and the marker that stands in its first or last bytes."""
+_LOOKED_AT = 1 << 16
+_KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+
+Given = str | os.PathLike[str]
+
+
+class OutputRefused(ValueError):
+    """The file named as output must not be written; the message names what is there and the way out."""
+
+
+def is_surefoot_output(path: Path) -> bool:
+    """Whether a file carries the marker of an earlier output."""
+    with path.open("rb") as file:
+        head = file.read(_LOOKED_AT)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _LOOKED_AT))
+        tail = file.read(_LOOKED_AT)
+    return any(head.startswith(begin) and (marker in head or marker in tail) for begin, marker in _SIGNATURES)
+
+
+def check_output(path: Given, *, inputs: Sequence[Given] = (), force: bool | None = False, new: bool = False) -> Path:
+    """The file to write, links followed, or `OutputRefused`.
+
+    `inputs` are what the command reads: they are never replaced, not even with `force`. `force=None` is for commands
+    without that option. With `new` an earlier output is not replaced either.
+    """
+    target = _resolved(path)
+    try:
+        found = os.stat(path)  # of what a link leads to, /dev/stdout among them
+    except (FileNotFoundError, NotADirectoryError):
+        return target
+    except OSError as error:
+        raise OutputRefused(f"{path} cannot be written: {error.strerror or error}") from None
+    if not stat.S_ISREG(found.st_mode) or _is_descriptor(path):
+        kind = next((word for test, word in _KINDS if test(found.st_mode)), "a device")
+        raise OutputRefused(f"{path} is {kind}, which is never replaced. Name a regular file")
+    if any(_is_input(found, one) for one in inputs):
+        raise OutputRefused(f"{path} is the file to be read, which is never replaced. Name another file")
+    if new:
+        raise OutputRefused(f"{path} is there already; name a new file")
+    if found.st_size == 0 or is_surefoot_output(target):
+        return target
+    if around := next((one for one in inputs if _holds(one, target)), None):
+        raise OutputRefused(f"{path} is a part of {around}, which is to be read. Name another file")
+    if not force:
+        way_out = "remove it" if force is None else "pass --force to replace it"
+        raise OutputRefused(f"{path} is there already, and surefoot did not write it. Name another file, or {way_out}")
+    return target
+
+
+@contextmanager
+def output_file(
+    path: Given, *, inputs: Sequence[Given] = (), force: bool | None = False, new: bool = False
+) -> Iterator[Path]:
+    """A draft beside the file, which takes its place when the block ends well: readers never see half a file."""
+    target = check_output(path, inputs=inputs, force=force, new=new)
+    draft = target.with_name(f".{target.stem[:60]}-{secrets.token_hex(4)}{target.suffix[:60]}")
+    try:
+        yield draft
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def save_figure(
+    figure: Any, path: Given, *, inputs: Sequence[Given] = (), force: bool | None = False, **options: Any
+) -> None:
+    """Save a matplotlib figure with surefoot's marker in its metadata."""
+    with output_file(path, inputs=inputs, force=force) as draft:
+        figure.savefig(draft, **options, **_marked(Path(path).suffix.lower()))
+
+
+def _marked(suffix: str) -> dict[str, Any]:
+    if suffix == ".png":
+        return {"metadata": {"Software": GENERATOR}}
+    if suffix in (".svg", ".pdf"):
+        return {"metadata": {"Creator": GENERATOR}}
+    if suffix in (".jpg", ".jpeg"):
+        return {"pil_kwargs": {"comment": GENERATOR.encode()}}
+    if suffix == ".webp":
+        return {"pil_kwargs": {"xmp": GENERATOR.encode()}}
+    return {}
+
+
+def _resolved(path: Given) -> Path:
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, ValueError) as error:
+        raise OutputRefused(f"{path} cannot be written: {error}") from None
+
+
+def _is_descriptor(path: Given) -> bool:
+    """/dev/stdout and its like, which may lead to a regular file that another program is writing."""
+    folder = os.path.dirname(os.path.abspath(path))
+    return folder in ("/dev", "/dev/fd") or folder.startswith("/proc/")
+
+
+def _is_input(found: os.stat_result, given: Given) -> bool:
+    """Whether this is the very file that is read, under whatever name; standard input may be a file too."""
+    try:
+        return os.path.samestat(found, os.fstat(0) if given == "-" else os.stat(given))
+    except (OSError, ValueError):
+        return False
+
+
+def _holds(given: Given, target: Path) -> bool:
+    return given != "-" and os.path.isdir(given) and target.is_relative_to(os.path.realpath(given))

@@ -1,0 +1,295 @@
+"""A GAN as a user writes it: two optimizers that step in turn, each with a loss of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import surefoot
+from surefoot.bench.replay import replay
+from surefoot.records import Action, Decision, Event, Finding, Note, Restraint
+
+Losses = dict[tuple[int, str], float]
+
+
+class Gan:
+    """Points on a ring, a generator that learns to make them, and a critic; `fault` plants one in an iteration."""
+
+    def __init__(self, run: Path, *, makers_first: bool = False, seed: int = 0, **options: Any) -> None:
+        torch.manual_seed(seed)
+        maker = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+        critic = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), nn.Dropout(0.05), nn.Linear(32, 1))
+        self.model = nn.ModuleDict({"maker": maker, "critic": critic})
+        self.maker, self.critic = maker, critic
+        self.maker_opt = torch.optim.Adam(maker.parameters(), lr=5e-4, betas=(0.5, 0.999))
+        self.critic_opt = torch.optim.Adam(critic.parameters(), lr=5e-4, betas=(0.5, 0.999))
+        both = [self.maker_opt, self.critic_opt] if makers_first else [self.critic_opt, self.maker_opt]
+        if options.pop("counts_critic", False):
+            options["steps_of"] = self.critic_opt
+        self.guard = surefoot.attach(self.model, both, run_dir=run, **options)
+        self.events: list[Event] = []
+        self.guard.on_event(self.events.append)
+        self.losses: Losses = {}
+        self._entropy = nn.BCEWithLogitsLoss()
+
+    def train_critic(self, i: int, turn: int = 0, fault: Callable[[Tensor], Tensor] | None = None) -> None:
+        source = torch.Generator().manual_seed(10_000 * i + turn)
+        angle = 2 * math.pi * torch.rand(64, 1, generator=source)
+        real = 2 * torch.cat([angle.cos(), angle.sin()], 1)
+        real = real if fault is None else fault(real)
+        self.critic_opt.zero_grad()
+        made = self.maker(torch.randn(64, 8, generator=source)).detach()
+        loss = self._entropy(self.critic(real), torch.ones(64, 1))
+        loss = self.guard.watch(loss + self._entropy(self.critic(made), torch.zeros(64, 1)), real)
+        loss.backward()
+        self.critic_opt.step()
+        self.losses[i, f"critic {turn}"] = loss.item()
+
+    def train_maker(self, i: int) -> None:
+        noise = torch.randn(64, 8, generator=torch.Generator().manual_seed(10_000 * i + 999))
+        self.maker_opt.zero_grad()
+        loss = self.guard.watch(self._entropy(self.critic(self.maker(noise)), torch.ones(64, 1)), noise)
+        loss.backward()
+        self.maker_opt.step()
+        self.losses[i, "maker"] = loss.item()
+
+    def found(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def refusals(run: Path, optimizer: int) -> np.ndarray:
+    rows = surefoot.read(run).scalars
+    return rows["verdict"][rows["optimizer"] == optimizer] > 0
+
+
+@pytest.mark.parametrize("turns", [1, 5])
+def test_a_healthy_gan_is_left_alone(turns: int, tmp_path: Path) -> None:
+    gan = Gan(tmp_path / "run", seed=turns)
+    for i in range(120 // turns):
+        for turn in range(turns):
+            gan.train_critic(i, turn)
+        gan.train_maker(i)
+    gan.guard.close()
+    assert gan.found(Decision) == []
+    assert [f for f in gan.found(Finding) if f.grave] == []
+    assert gan.guard.step == 120 // turns
+    rows = surefoot.read(tmp_path / "run").scalars
+    assert rows["step"].tolist()[-2:] == [120 // turns - 1] * 2, "all updates of an iteration share its step"
+
+
+def damage_the_critic(gan: Gan) -> None:
+    with torch.no_grad():
+        for p in gan.critic.parameters():
+            p.mul_(30.0)
+
+
+@pytest.mark.parametrize("makers_first", [False, True])
+@pytest.mark.parametrize("fault", ["nan", "scaled", "damaged"])
+def test_after_one_fault_both_sides_train_on(fault: str, makers_first: bool, tmp_path: Path) -> None:
+    gan = Gan(tmp_path / "run", makers_first=makers_first)
+    spoil = {"nan": lambda x: x * math.nan, "scaled": lambda x: 1e4 * x}.get(fault)
+    for i in range(240):
+        if i == 150 and fault == "damaged":
+            damage_the_critic(gan)
+        gan.train_critic(i, fault=spoil if i == 150 else None)
+        gan.train_maker(i)
+    gan.guard.close()
+    critic, maker = (refusals(tmp_path / "run", k) for k in ((1, 0) if makers_first else (0, 1)))
+    assert critic[150] or fault == "damaged", "the fault itself is refused"
+    assert critic.sum() <= 20
+    assert maker.sum() <= 20
+    assert not critic[-60:].any()
+    assert not maker[-60:].any()
+    rewinds = [d for d in gan.found(Decision) if d.action is Action.REWIND]
+    assert len(rewinds) >= (fault == "damaged")
+    assert replay(tmp_path / "run").differences == [], "the recorded rows are judged alike once more"
+    assert all(torch.isfinite(p).all() and p.abs().max() < 10 for p in gan.model.parameters())
+
+
+def test_what_is_found_says_whose_it_is(tmp_path: Path) -> None:
+    gan = Gan(tmp_path / "run")
+    for i in range(40):
+        gan.train_critic(i, fault=(lambda x: x * math.nan) if i == 30 else None)
+        gan.train_maker(i)
+    gan.guard.close()
+    refused = next(d for d in gan.found(Decision) if d.action is Action.REFUSE)
+    assert refused.optimizers == (0,)
+    assert refused.reason.startswith("optimizer 0 (critic): ")
+    losses = [v for (_, name), v in gan.losses.items() if "critic" in name]
+    assert gan.guard.history[0] == pytest.approx(losses, nan_ok=True), "of the first optimizer alone"
+    rows = surefoot.read(tmp_path / "run").scalars
+    for k, name in ((0, "critic 0"), (1, "maker")):
+        own = np.array([gan.losses[i, name] for i in range(30)])
+        assert rows["loss_d1"][rows["optimizer"] == k][1:30] == pytest.approx(np.diff(own), rel=1e-3, abs=1e-6)
+
+
+def norm_of(part: nn.Module) -> float:
+    return nn.utils.parameters_to_vector(part.parameters()).detach().norm().item()
+
+
+def test_weights_are_those_of_the_optimizer_that_stepped(tmp_path: Path) -> None:
+    gan = Gan(tmp_path / "run", policy=surefoot.Policy(weights_every=3))
+    own: dict[int, list[float]] = {0: [], 1: []}
+    for i in range(40):
+        gan.train_critic(i)
+        own[0].append(norm_of(gan.critic))
+        gan.train_maker(i)
+        own[1].append(norm_of(gan.maker))
+    gan.guard.close()
+    rows = surefoot.read(tmp_path / "run").scalars
+    for k, norms in own.items():
+        told = rows["weight_norm"][rows["optimizer"] == k]
+        seen = np.flatnonzero(np.isfinite(told))
+        assert len(seen) >= 8
+        assert told[seen] == pytest.approx([norms[at - 1] for at in seen], rel=1e-4), "after the update before"
+
+
+def test_ceilings_are_those_of_the_optimizer_they_are_for(tmp_path: Path) -> None:
+    gan = Gan(tmp_path / "run")
+    guard: Any = gan.guard
+    for i in range(5):
+        one_each(gan, i)
+    guard._footing.reins.set(Restraint(loss_ceiling=1e-9), (1,))
+    for i in range(5, 8):
+        one_each(gan, i)
+    guard._footing.reins.set(Restraint(norm_ceiling=(1e-9,)), (0,))
+    for i in range(8, 10):
+        one_each(gan, i)
+    guard._footing.reins.set(Restraint())
+    one_each(gan, 10)
+    guard.close()
+    assert refusals(tmp_path / "run", 0).tolist() == [False] * 8 + [True] * 2 + [False]
+    assert refusals(tmp_path / "run", 1).tolist() == [False] * 5 + [True] * 5 + [False]
+
+
+# -- steps, saves and the way back
+
+
+def one_each(gan: Gan, i: int) -> None:
+    gan.train_critic(i)
+    gan.train_maker(i)
+
+
+def five_to_one(gan: Gan, i: int) -> None:
+    for turn in range(5):
+        gan.train_critic(i, turn)
+    gan.train_maker(i)
+
+
+def maker_before_five(gan: Gan, i: int) -> None:
+    gan.train_maker(i)
+    for turn in range(5):
+        gan.train_critic(i, turn)
+
+
+def every_fifth(gan: Gan, i: int) -> None:
+    gan.train_critic(i)
+    if i % 5 == 0:
+        gan.train_maker(i)
+
+
+class Broken(Exception):
+    pass
+
+
+def breaks_off(loop: Callable[[Gan, int], None], gan: Gan, i: int) -> None:
+    """The process dies in the middle of an iteration, after its first update."""
+
+    def die(*_: Any) -> None:
+        raise Broken
+
+    gan.train_maker = gan.train_critic = die  # type: ignore[method-assign]
+    own = Gan.train_maker if loop is maker_before_five else Gan.train_critic
+    own(gan, i)
+    loop(gan, i)
+
+
+@pytest.mark.parametrize(
+    ("loop", "options"),
+    [(one_each, {}), (five_to_one, {}), (maker_before_five, {}), (every_fifth, {"counts_critic": True})],
+)
+def test_a_loop_over_the_steps_goes_on_exactly_where_it_was(
+    loop: Callable[[Gan, int], None], options: dict[str, Any], tmp_path: Path
+) -> None:
+    policy = surefoot.Policy(save_every=2, careful=False)
+    straight = Gan(tmp_path / "straight", policy=policy, **options)
+    for i in range(36):
+        loop(straight, i)
+    straight.guard.close()
+    assert straight.guard.step == 36
+    losses, starts = dict[tuple[int, str], float](), list[int]()
+    for stop in (18, 27, 36):
+        gan = Gan(tmp_path / "broken", resume=True, policy=policy, **options)
+        starts.append(gan.guard.step)
+        try:
+            with gan.guard:
+                for i in range(gan.guard.step, stop):
+                    loop(gan, i)
+                if stop < 36:
+                    breaks_off(loop, gan, stop)
+        except Broken:
+            pass
+        losses |= gan.losses
+    assert losses == straight.losses
+    assert starts[0] == 0
+    assert 0 < starts[1] <= 18
+    assert starts[1] < starts[2] <= 27
+
+
+def test_the_end_of_a_run_is_saved_as_so_many_iterations(tmp_path: Path) -> None:
+    for n in (1, 3, 8):
+        gan = Gan(tmp_path / "run", resume=True)
+        for i in range(gan.guard.step, n):
+            one_each(gan, i)
+        gan.guard.close()
+        assert gan.guard.step == n
+
+
+def test_a_run_goes_back_at_the_end_of_an_iteration_only(tmp_path: Path) -> None:
+    """The generator's points are made once, before the critic's step: their graph must still be good after it."""
+    gan = Gan(tmp_path / "run")
+    for i in range(60):
+        if i == 40:
+            damage_the_critic(gan)
+        noise = torch.randn(64, 8, generator=torch.Generator().manual_seed(i))
+        made = gan.maker(noise)
+        gan.critic_opt.zero_grad()
+        real = torch.randn(64, 2, generator=torch.Generator().manual_seed(500 + i))
+        loss = gan.critic(made.detach()).sigmoid().mean() - gan.critic(real).sigmoid().mean()
+        gan.guard.watch(loss, real).backward()
+        gan.critic_opt.step()
+        gan.maker_opt.zero_grad()
+        gan.guard.watch(-gan.critic(made).sigmoid().mean(), noise).backward()
+        gan.maker_opt.step()
+    gan.guard.close()
+    assert [e.name for e in gan.found(Note) if e.name in ("rewound", "degraded")] == ["rewound"]
+
+
+def test_steps_of_names_one_of_the_attached_optimizers(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    one, other = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"steps_of=SGD is none of the 1 attached optimizers"):
+        surefoot.attach(model, one, run_dir=tmp_path / "a", steps_of=other)
+    with pytest.raises(ValueError, match=r"steps_of=int is none of the 1 attached optimizers"):
+        surefoot.attach(model, one, run_dir=tmp_path / "b", steps_of=5)  # type: ignore[arg-type]
+
+
+def test_a_generator_that_gets_a_new_parameter_group_stays_guarded(tmp_path: Path) -> None:
+    gan = Gan(tmp_path / "run")
+    for i in range(30):
+        if i == 20:
+            gan.maker.append(nn.Linear(2, 2))
+            gan.maker_opt.add_param_group({"params": gan.maker[-1].parameters()})
+        one_each(gan, i)
+    gan.guard.close()
+    assert [e.name for e in gan.found(Note) if e.name in ("rewired", "degraded")] == ["rewired"]
+    assert gan.guard.step == 30
+    rows = surefoot.read(tmp_path / "run").scalars
+    assert rows["optimizer"].tolist() == [0, 1] * 30

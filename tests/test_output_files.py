@@ -1,0 +1,116 @@
+"""Files that a user names as output: what surefoot did not write is left alone."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from surefoot.output_files import OutputRefused, check_output, is_surefoot_output, output_file, save_figure
+
+NOTES = "my notes on surefoot\n"
+
+
+def write(path: Path, text: str, **options: bool) -> None:
+    with output_file(path, **options) as draft:
+        draft.write_text(text)
+
+
+def test_a_new_file_is_written_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    write(tmp_path / "new.html", "page")
+    assert [path.name for path in tmp_path.iterdir()] == ["new.html"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
+    path = tmp_path / "old.txt"
+    path.write_text(NOTES)
+    with pytest.raises(ZeroDivisionError), output_file(path, force=True) as draft:
+        draft.write_text("half")
+        raise ZeroDivisionError
+    assert path.read_text() == NOTES
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_surefoot_did_not_write_is_replaced_only_by_force(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(NOTES)
+    with pytest.raises(OutputRefused, match=r"notes\.txt is there already.*another file, or pass --force"):
+        write(path, "page")
+    assert path.read_text() == NOTES
+    write(path, "page", force=True)
+    assert path.read_text() == "page"
+
+
+def test_an_empty_file_holds_nothing_to_lose(tmp_path: Path) -> None:
+    (tmp_path / "made.html").touch()
+    write(tmp_path / "made.html", "page")
+    assert (tmp_path / "made.html").read_text() == "page"
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".jpg", ".webp"])
+def test_a_picture_is_known_again_and_another_programs_is_not(suffix: str, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / f"ours{suffix}", tmp_path / f"theirs{suffix}"
+    figure = Figure()
+    figure.subplots().plot([1, 2])
+    save_figure(figure, ours)
+    save_figure(figure, ours)  # an earlier output
+    assert is_surefoot_output(ours)
+    figure.savefig(theirs)
+    with pytest.raises(OutputRefused, match="surefoot did not write it"):
+        save_figure(figure, theirs)
+
+
+def test_the_input_is_never_replaced_under_any_name(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("step 1 loss 2\n")
+    os.link(log, tmp_path / "hard")
+    (tmp_path / "soft").symlink_to(log)
+    for name in ("train.log", "hard", "soft"):
+        with pytest.raises(OutputRefused, match="to be read"):
+            check_output(tmp_path / name, inputs=[str(log)], force=True)
+
+
+def test_a_part_of_the_folder_that_is_read_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    events = tmp_path / "run" / "events.jsonl"
+    events.write_text("{}\n")
+    with pytest.raises(OutputRefused, match="is a part of"):
+        check_output(events, inputs=[str(tmp_path / "run")], force=True)
+    assert check_output(tmp_path / "run" / "answer.html", inputs=[str(tmp_path / "run")])
+
+
+def test_devices_pipes_and_folders_are_never_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/null")
+    for path, kind in (
+        (Path("/dev/null"), "a device"),
+        (tmp_path / "link", "a device"),
+        (tmp_path / "pipe", "a pipe"),
+        (tmp_path, "a folder"),
+        (Path("/dev/stdout"), "a"),
+    ):
+        with pytest.raises(OutputRefused, match=f"is {kind}"):
+            write(path, "page", force=True)
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_link_stays_one_and_what_it_leads_to_is_protected(tmp_path: Path) -> None:
+    (tmp_path / "new").symlink_to(tmp_path / "real.html")
+    write(tmp_path / "new", "page")
+    assert (tmp_path / "new").is_symlink()
+    assert (tmp_path / "real.html").read_text() == "page"
+    (tmp_path / "notes.txt").write_text(NOTES)
+    (tmp_path / "link").symlink_to(tmp_path / "notes.txt")
+    with pytest.raises(OutputRefused):
+        write(tmp_path / "link", "page")
+    assert (tmp_path / "notes.txt").read_text() == NOTES
+
+
+def test_a_file_that_has_to_be_new_is_not_replaced_by_force_either(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("x")
+    with pytest.raises(OutputRefused, match="name a new file"):
+        check_output(tmp_path / "weights", new=True, force=True)
