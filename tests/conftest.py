@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import signal
@@ -30,10 +29,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# What was compiled for one processor's vectors does not compile for another's.
-if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
-    compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}_{capability}"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+# Inductor's cache does not tell what it compiled for which vector width: kernels left by a run with another
+# ATEN_CPU_CAPABILITY, or on another processor, give wrong numbers or crash. Each test run has a cache of its own.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    inductor_cache = tempfile.TemporaryDirectory(prefix="surefoot-inductor-", ignore_cleanup_errors=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = inductor_cache.name
 
 # No test asserts a time, and that includes the time hypothesis gives an example.
 # The same examples each time: of some thousand noisy courses a few are rightly called another name, and main is not to
