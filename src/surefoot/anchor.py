@@ -14,8 +14,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from surefoot.agreement import Agreement
-from surefoot.capture_point import AHEAD, DRAWN, DRAWN_AHEAD, ELSEWHERE, HELD, CapturePoint
+from surefoot.capture_point import AHEAD, DRAWN, DRAWN_AHEAD, ELSEWHERE, EXACT_IF, HELD, CapturePoint
 from surefoot.desk import Desk
+from surefoot.fetching import FetchesThrough
 from surefoot.footing import Footing
 from surefoot.herald import Herald
 from surefoot.judge.policy import Policy
@@ -107,6 +108,8 @@ class Anchor:
     def resume(self) -> Resumed | None:
         """Go on from the newest checkpoint that is whole, if there is one."""
         self._whole.scaler = self._rounds.scaler
+        if not isinstance(self._loader, FetchesThrough):
+            self._herald.tell("exact_if", EXACT_IF)
         self._tell_inexact(self._where.position.warning_for(announced=True))
         self.resumed = self._resuming.resume()
         self._point.started(self._rounds, resumed=self.resumed is not None)

@@ -25,6 +25,12 @@ _LOOKED = 3
 _OUT = (
     "Write `for batch in guard.batches(loader):` (without a loader: `for step in guard.batches():`) to make this exact."
 )
+EXACT_IF = (
+    "a resume repeats an uninterrupted run bit for bit if batches are fetched by `for batch in guard.batches(loader):` "
+    "(without a loader: `for step in guard.batches():`). In any other loop it does so only if no batch is fetched or "
+    "drawn before optimizer.step() for the step after it, and no random numbers are drawn between optimizer.step() and "
+    "the next fetch; a warning follows if they are."
+)
 DRAWN = (
     "random numbers ({}) are drawn between optimizer.step() and the next forward pass. Those drawn before the next "
     "batch is fetched will be missing after a resume, and losses will then differ from those of an uninterrupted run. "

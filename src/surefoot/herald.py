@@ -11,7 +11,7 @@ from surefoot.records import TOLD, Checkpoint
 from surefoot.rounds import Rounds
 
 log = logging.getLogger("surefoot")
-_FINE = ("saved", "resumed", "proved")
+_FINE = ("saved", "resumed", "proved", "exact_if")
 
 
 class Herald:

@@ -327,7 +327,7 @@ class Checkpoint(Event):
 
     kind: ClassVar[str] = "checkpoint"
     name: str
-    """saved, failed, resumed, proved, unproven, inexact, trouble, left_out or stopped."""
+    """saved, failed, resumed, proved, unproven, exact_if, inexact, trouble, left_out or stopped."""
     detail: str = ""
     values: dict[str, Any] = field(default_factory=dict)
 

@@ -484,9 +484,17 @@ def try_loop(name: str, folder: Path) -> dict[str, Any]:
         differ |= seen.keys() - expected
     events = surefoot.read(killed).events
     told = [e["detail"] for e in events if e["kind"] == "checkpoint" and e.get("name") == "inexact"]
+    at_attach = [e["detail"] for e in events if e.get("name") == "exact_if" and e["step"] == 0]
     starts = [e["values"]["step"] for e in events if e["kind"] == "checkpoint" and e.get("name") == "resumed"]
     log = Path(f"{killed}.log").read_text() if Path(f"{killed}.log").exists() else ""
-    return {"differ": sorted(differ), "told": told, "codes": codes, "resumed": starts, "log": log[-3000:]}
+    return {
+        "differ": sorted(differ),
+        "told": told,
+        "at_attach": at_attach,
+        "codes": codes,
+        "resumed": starts,
+        "log": log[-3000:],
+    }
 
 
 def main() -> None:

@@ -51,6 +51,8 @@ def test_losses_after_five_kills(name: str, ask: Ask) -> None:
     assert len(came["resumed"]) == len(KILLS) * (2 if name == "two_processes" else 1)
     assert min(came["resumed"]) > 0
     told = "\n".join(came["told"])
+    if name in (*TOLD, *UNSURE) and name != "workers_of_torchdata":  # which is told of its workers at once
+        assert "between optimizer.step() and the next fetch" in "\n".join(came["at_attach"])
     if name in TOLD:
         assert TOLD[name] in told
         assert TOLD[name] in came["log"]

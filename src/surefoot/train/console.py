@@ -22,6 +22,15 @@ _PAUSE = 0.25
 """Seconds between two changes of the live line."""
 _NOTED = 24
 """Letters of what the guard did last, in the live line; all of it stands above."""
+_STYLES = {
+    "proved": "dim",
+    "exact_if": "dim",
+    "stopped": "yellow",
+    "careful": "yellow",
+    "loosened": "yellow",
+    "inexact": "yellow",
+}
+"""How checkpoint events look; any other is red."""
 
 
 class Console:
@@ -96,8 +105,7 @@ class Console:
         elif told["name"] == "saved":
             self.saved(told["values"].get("step", event.step))
         elif told["name"] != "resumed":  # the header says it
-            style = "yellow" if told["name"] in ("stopped", "careful", "loosened", "inexact") else "red"
-            self._beat(event.step, told["name"], told["detail"], style)
+            self._beat(event.step, told["name"], told["detail"], _STYLES.get(told["name"], "red"))
 
     def evaluated(self, step: int, loss: float) -> None:
         self._beat(step, "held out", f"loss {loss:.4f}", None)
