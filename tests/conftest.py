@@ -45,8 +45,8 @@ hypothesis.settings.load_profile("surefoot")
 LONG = ("zoo/test_bench.py", "demo/test_demo.py", "chaos/test_chaos.py", "parallel/test_two_processes.py")
 """Files that take minutes: begun first, so that at the end no core waits for one of them."""
 TRAINS = (
-    "act/test_restraint.py",
-    "act/test_rewind.py",
+    "actions/test_restraint.py",
+    "actions/test_rewind.py",
     "demo/test_demo.py",
     "gate/test_processes.py",
     "guard/test_clip.py",
@@ -55,7 +55,7 @@ TRAINS = (
     "guard/test_proof.py",
     "models/test_decoder.py",
     "parallel/test_two_processes.py",
-    "state/test_ring.py",
+    "checkpoint/test_ring.py",
     "train/test_own_parts.py",
     "train/test_precision.py",
     "train/test_sharded_optimizers.py",

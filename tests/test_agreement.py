@@ -10,15 +10,15 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 
-from surefoot import agreement
-from surefoot.agreement import Agreement
+from surefoot.guard import rank_consensus
+from surefoot.guard.rank_consensus import Agreement
 
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
     """The store that processes met by, here two of one process."""
     held = dist.HashStore()
-    monkeypatch.setattr(agreement, "_store", lambda: held)
+    monkeypatch.setattr(rank_consensus, "_store", lambda: held)
     return held
 
 
@@ -49,9 +49,9 @@ import time
 import torch.distributed as dist
 from surefoot import agreement
 
-agreement._POLL = 0.0  # so that it is always in the midst of asking
+rank_consensus._POLL = 0.0  # so that it is always in the midst of asking
 dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", 0, 1, True), rank=0, world_size=1)
-agreements = [agreement.Agreement(0, 2, f"word{k}") for k in range(4)]
+agreements = [rank_consensus.Agreement(0, 2, f"word{k}") for k in range(4)]
 time.sleep(0.1)
 """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.errand import Errand, Runner
+from surefoot.background import Errand, Runner
 
 
 def test_it_is_done_once_by_whoever_comes_first() -> None:
@@ -87,7 +87,7 @@ def test_nothing_is_left_of_a_runner_nor_of_what_it_worked_on() -> None:
 ENDS = """
 import time
 import torch
-from surefoot.errand import Ending, Runner, unless_ending
+from surefoot.background import Ending, Runner, unless_ending
 
 def work():
     try:
@@ -117,7 +117,7 @@ EXCHANGED = """
 import os, sys
 import torch
 import torch.distributed as dist
-import surefoot.errand
+import surefoot.background
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)

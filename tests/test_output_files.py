@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from surefoot.output_files import OutputRefused, check_output, is_surefoot_output, output_file, save_figure
+from surefoot.journal.output_files import OutputRefused, check_output, is_surefoot_output, output_file, save_figure
 
 NOTES = "my notes on surefoot\n"
 

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from surefoot import state
+from surefoot import checkpoint
 
 if TYPE_CHECKING:
-    from surefoot.act.stop import TrainingStopped
-    from surefoot.guard import Guard, attach
+    from surefoot.actions.stop import TrainingStopped
+    from surefoot.guard.attach import Guard, attach
     from surefoot.journal.reader import Run, read
     from surefoot.judge.policy import Policy
     from surefoot.logs.answer import Answer
     from surefoot.logs.diagnosing import diagnose
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "Guard", "Policy", "Run", "TrainingStopped", "__version__", "attach", "diagnose", "read", "state"]
+__all__ = [
+    "Answer",
+    "Guard",
+    "Policy",
+    "Run",
+    "TrainingStopped",
+    "__version__",
+    "attach",
+    "checkpoint",
+    "diagnose",
+    "read",
+]
 
 _HOMES = {
-    "Guard": "surefoot.guard",
-    "attach": "surefoot.guard",
+    "Guard": "surefoot.guard.attach",
+    "attach": "surefoot.guard.attach",
     "Policy": "surefoot.judge.policy",
-    "TrainingStopped": "surefoot.act.stop",
+    "TrainingStopped": "surefoot.actions.stop",
     "Run": "surefoot.journal.reader",
     "read": "surefoot.journal.reader",
     "Answer": "surefoot.logs.answer",

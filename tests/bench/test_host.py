@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from surefoot.bench.host import TENSORS, WHERE, measure, report
+from benchmarks.host import TENSORS, WHERE, measure, report
 from surefoot.cli import app
 
 

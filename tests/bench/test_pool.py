@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.bench.pool import each
+from benchmarks.pool import each
 
 MAKING = """
 import os, sys, time
 from pathlib import Path
-from surefoot.bench.pool import each
+from benchmarks.pool import each
 
 def make(k):
     Path(sys.argv[1], str(os.getpid())).touch()

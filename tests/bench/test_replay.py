@@ -19,23 +19,23 @@ from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
 import surefoot
-from surefoot.bench.golden import SCENARIOS
-from surefoot.bench.recorded import LAG, policy_from, recorded
-from surefoot.bench.regate import Regate
-from surefoot.bench.replay import replay
+from benchmarks.golden import SCENARIOS
+from benchmarks.recorded import LAG, policy_from, recorded
+from benchmarks.regate import Regate
+from benchmarks.replay import replay
 from surefoot.cli import app
 from surefoot.gate.clip import Clip, Unit
-from surefoot.gate.decide import Rule, Said, decider_for, memory_for
-from surefoot.journal.strictjson import dumps, loads_object
+from surefoot.gate.rule import Rule, Said, decider_for, memory_for
+from surefoot.journal.strict_json import dumps, loads_object
 from surefoot.judge.policy import Policy, Sight
-from surefoot.measure import mailbox
-from surefoot.measure.summary import HEAD, Head
+from surefoot.measure import readback
+from surefoot.measure.block_layout import HEAD, Head
 from surefoot.records import Action, Decision, Event, Row, Verdict
 
 GOLDEN = Path(__file__).parent / "golden"
 AGAIN = (
     "If decisions are meant to be others now, make the recorded runs anew and look at the difference: "
-    "OMP_NUM_THREADS=1 .venv/bin/python -m surefoot.bench.golden tests/bench/golden"
+    "OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.golden tests/bench/golden"
 )
 REFUSED, WENT_BACK = "gradient_nan-recurrent-clear-11", "rate_too_high-decoder-brutal-11"
 
@@ -339,7 +339,7 @@ def test_the_figures_of_a_policy_come_back_from_the_journal() -> None:
 
 
 def test_rows_under_way_are_as_many_as_in_the_mailbox() -> None:
-    assert LAG == mailbox.LAG
+    assert LAG == readback.LAG
 
 
 def test_the_gates_rule_is_the_gates_own() -> None:

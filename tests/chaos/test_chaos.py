@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from surefoot.bench.chaos import FAULTS
-from surefoot.bench.chaos.common import Bench
-from surefoot.bench.chaos.kills import kills
-from surefoot.bench.chaos.nursery import Nursery
-from surefoot.bench.chaos.page import table
-from surefoot.bench.chaos.victim import Plan
+from benchmarks.chaos import FAULTS
+from benchmarks.chaos.common import Bench
+from benchmarks.chaos.kills import kills
+from benchmarks.chaos.nursery import Nursery
+from benchmarks.chaos.page import table
+from benchmarks.chaos.victim import Plan
 
 
 @pytest.fixture(scope="module")

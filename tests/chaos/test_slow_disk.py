@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.bench.chaos.common import Bench, events
-from surefoot.bench.chaos.nursery import Nursery
-from surefoot.bench.chaos.victim import Plan
+from benchmarks.chaos.common import Bench, events
+from benchmarks.chaos.nursery import Nursery
+from benchmarks.chaos.victim import Plan
 
 SOON = 15
 """Steps within which the end of a save is known to all processes, and the next has begun."""

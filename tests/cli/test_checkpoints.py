@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
+from surefoot.checkpoint.store import Store
 from surefoot.cli import app
-from surefoot.state.store import Store
 
 
 def asked(*arguments: object) -> Result:

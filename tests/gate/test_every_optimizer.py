@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import surefoot
-from surefoot.state.capture import Whole
+from surefoot.checkpoint.train_state import Whole
 
 more = pytest.importorskip("pytorch_optimizer.optimizer", reason="pytorch_optimizer is not installed")
 

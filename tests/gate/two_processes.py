@@ -17,9 +17,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 import surefoot
+from surefoot.measure.grad_stats import Meter
 from surefoot.measure.layout import layout_of
-from surefoot.measure.meter import Meter
-from surefoot.measure.portable import PortablePass
+from surefoot.measure.stats_torch import PortablePass
 
 WARMUP = 6
 

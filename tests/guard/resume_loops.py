@@ -33,9 +33,9 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import surefoot
-import surefoot.anchor
-from surefoot import agreement
+import surefoot.guard.checkpointer
 from surefoot.data import make_loader
+from surefoot.guard import rank_consensus
 
 STEPS = 30
 WIDTH = 6
@@ -414,7 +414,7 @@ def live(name: str, make: Callable[[], Job], rank: int, port: int) -> NoReturn:
         if port:
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
             dist.init_process_group("gloo")
-            agreement.AHEAD, agreement._POLL = 0.4, 0.05  # as seldom as saves are, so short are these runs
+            rank_consensus.AHEAD, rank_consensus._POLL = 0.4, 0.05  # as seldom as saves are, so short are these runs
         for seed in (torch.manual_seed, np.random.seed, random.seed):
             seed(1 + rank)
         LOOPS[name](job)
@@ -499,7 +499,7 @@ def try_loop(name: str, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    for module in ("surefoot.guard", "torch._dynamo", "torch.distributed.fsdp", "torch.onnx", "numpy.fft"):
+    for module in ("surefoot.guard.attach", "torch._dynamo", "torch.distributed.fsdp", "torch.onnx", "numpy.fft"):
         importlib.import_module(module)  # what every process would load by itself
     gc.freeze()
     for line in sys.stdin:

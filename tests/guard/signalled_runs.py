@@ -14,7 +14,7 @@ import torch
 import torch.distributed.checkpoint  # loaded before anything is forked
 
 import surefoot
-import surefoot.anchor
+import surefoot.guard.checkpointer
 
 
 class Late:
@@ -65,7 +65,7 @@ def train(run: str, moment: str, first: int, second: int) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    for module in ("surefoot.guard", "torch._dynamo", "torch.distributed.fsdp", "torch.onnx", "numpy.fft"):
+    for module in ("surefoot.guard.attach", "torch._dynamo", "torch.distributed.fsdp", "torch.onnx", "numpy.fft"):
         importlib.import_module(module)  # what every process would load by itself
     for line in sys.stdin:
         run, moment, first, second = line.split()

@@ -17,7 +17,7 @@ from loops import Net, batch, hooks_on, loss_of, net, same, snapshot, train
 from torch import nn
 
 import surefoot
-from surefoot.edge import check_ring
+from surefoot.guard.validate import check_ring
 
 Attach = Callable[..., Any]
 

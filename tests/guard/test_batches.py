@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import surefoot
-from surefoot import capture_point
+from surefoot.checkpoint.store import Store
 from surefoot.data import make_loader
-from surefoot.state.store import Store
+from surefoot.guard import capture_point
 
 BATCHES = 8
 STEPS = 30

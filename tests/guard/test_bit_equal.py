@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from surefoot.bench import equal
+from benchmarks import equal
 
 STEPS = 60
 FAMILIES = equal.families()

@@ -13,25 +13,25 @@ from loops import Net, bare, batch, hooks_on, loss_of, net, same, snapshot, trai
 from torch import Tensor
 
 import surefoot
-from surefoot import live
-from surefoot.act.restraint import Reins
-from surefoot.desk import Desk
-from surefoot.footing import Footing
+from surefoot.actions.step_overrides import Reins
+from surefoot.checkpoint.buffers import BufferShadow
+from surefoot.checkpoint.snapshots import Ring
 from surefoot.gate.gate import Gate
+from surefoot.guard import attached
+from surefoot.guard.metrics_reader import Desk
+from surefoot.guard.recovery import Footing
+from surefoot.guard.step_pipeline import Rounds
 from surefoot.judge.judge import Judge
-from surefoot.measure.mailbox import Mailbox
-from surefoot.measure.meter import Meter
-from surefoot.measure.resources import Clock, Machine
-from surefoot.measure.weights import UpdateSample
-from surefoot.rounds import Rounds
-from surefoot.state.buffers import BufferShadow
-from surefoot.state.ring import Ring
+from surefoot.measure.grad_stats import Meter
+from surefoot.measure.readback import Mailbox
+from surefoot.measure.system import Clock, Machine
+from surefoot.measure.weight_stats import UpdateSample
 
 Attach = Callable[..., Any]
 Read = Callable[[], surefoot.Run]
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "counting samples": (live, "samples_in"),
+    "counting samples": (attached, "samples_in"),
     "timing the forward pass": (Clock, "forward_began"),
     "timing the step": (Clock, "step_ended"),
     "finding dropped gradients": (Rounds, "dropped"),

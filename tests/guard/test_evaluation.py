@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import surefoot
+from surefoot.checkpoint.store import Store
 from surefoot.data import make_loader
-from surefoot.state.store import Store
 
 
 class Loop:

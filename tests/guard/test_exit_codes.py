@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.state.store import Store
+from surefoot.checkpoint.store import Store
 
 End = Callable[..., int]
 

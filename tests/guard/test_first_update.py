@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from surefoot.guard.run_info import first_update
 from surefoot.judge.policy import SMALL
-from surefoot.opening import first_update
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot
-from surefoot.bench.replay import replay
+from benchmarks.replay import replay
 from surefoot.records import Action, Decision, Event, Finding, Note, Restraint
 
 Losses = dict[tuple[int, str], float]

@@ -11,7 +11,7 @@ import torch
 from loops import net, train
 
 import surefoot
-from surefoot.guard import OffGuard
+from surefoot.guard.attach import OffGuard
 from surefoot.records import Decision, Event, Row
 
 Attach = Callable[..., surefoot.Guard]

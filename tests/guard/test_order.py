@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from surefoot.order import StepOrder
+from surefoot.guard.iteration_order import StepOrder
 
 CRITIC, MAKER = 0, 1
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import surefoot
-from surefoot.act.stop import TrainingStopped
+from surefoot.actions.stop import TrainingStopped
+from surefoot.checkpoint.store import Kept, Store
 from surefoot.data import make_loader
 from surefoot.journal.reader import read
-from surefoot.state.store import Kept, Store
 
 
 class Loop:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import surefoot
-from surefoot.state.store import Store
+from surefoot.checkpoint.store import Store
 
 Forward = Callable[[nn.Module, Tensor], Tensor]
 

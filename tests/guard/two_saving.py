@@ -16,9 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import surefoot
+from surefoot.checkpoint.store import Store
 from surefoot.data import make_loader
 from surefoot.journal.reader import read
-from surefoot.state.store import Store
 
 
 def step(model: nn.Module, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import surefoot
 from surefoot.journal import Journal, read, reader
-from surefoot.journal.signals import Header, map_rows
+from surefoot.journal.row_file import Header, map_rows
 from surefoot.records import LAYER_STATS, Note, Row
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from surefoot.journal.reader import read
+from surefoot.journal.row_file import SCALARS, BadHeader, Header, RowFile, layers_header, load_rows, look, map_rows
 from surefoot.journal.segments import listed, resume_or_start, segment, sweep
-from surefoot.journal.signals import SCALARS, BadHeader, Header, RowFile, layers_header, load_rows, look, map_rows
 from surefoot.records import LAYER_STATS, Row
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.journal.strictjson import dumps, loads_object
+from surefoot.journal.strict_json import dumps, loads_object
 from surefoot.records import Cause, Verdict
 
 

@@ -11,8 +11,8 @@ import pytest
 from surefoot.journal import thinning
 from surefoot.journal.layers import LayerLog
 from surefoot.journal.reader import read
+from surefoot.journal.row_file import SCALARS, layers_header
 from surefoot.journal.segments import segment
-from surefoot.journal.signals import SCALARS, layers_header
 from surefoot.journal.thinning import Bounds, Job, Part, next_job, spared, thinned
 from surefoot.journal.writer import Limits
 from surefoot.records import LAYER_STATS, Verdict

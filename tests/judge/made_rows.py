@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from surefoot.judge.detect.base import Detector
-from surefoot.judge.detect.layers import LayerPast
+from surefoot.judge.baselines import Normal
+from surefoot.judge.detectors.base import Detector
+from surefoot.judge.detectors.layers import LayerPast
 from surefoot.judge.judge import Judge
-from surefoot.judge.normal import Normal
 from surefoot.judge.policy import Policy, Sight
 from surefoot.records import LAYER_STATS, Action, Decision, Event, Finding, Row, Verdict
 

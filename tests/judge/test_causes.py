@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.judge.diagnose.causes import CAUSES
+from surefoot.judge.cause_catalog import CAUSES
 from surefoot.records import Cause
 
 VERBS = (

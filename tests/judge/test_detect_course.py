@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from made_rows import Bench, Source, layers
 
-from surefoot.judge.detect.base import Detector
-from surefoot.judge.detect.growth import STEPS, Growth
-from surefoot.judge.detect.jump import Jump
-from surefoot.judge.detect.level import Level
-from surefoot.judge.detect.oscillation import Oscillation
-from surefoot.judge.detect.plateau import Plateau
-from surefoot.judge.detect.repeats import Repeats
-from surefoot.judge.detect.rhythm import Rhythm
-from surefoot.judge.detect.start import Start
-from surefoot.judge.detect.units import Units
+from surefoot.judge.detectors.base import Detector
+from surefoot.judge.detectors.growth import STEPS, Growth
+from surefoot.judge.detectors.jump import Jump
+from surefoot.judge.detectors.level import Level
+from surefoot.judge.detectors.oscillation import Oscillation
+from surefoot.judge.detectors.plateau import Plateau
+from surefoot.judge.detectors.repeats import Repeats
+from surefoot.judge.detectors.rhythm import Rhythm
+from surefoot.judge.detectors.start import Start
+from surefoot.judge.detectors.units import Units
 from surefoot.judge.policy import AGAIN, FEW, PATIENCE
 from surefoot.records import LAYER_STATS, Pattern, Row
 

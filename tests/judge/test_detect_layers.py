@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from made_rows import NAMES, Bench, Source, layers
 
-from surefoot.judge.detect.layers import Dead, Exploding, Vanishing
-from surefoot.judge.detect.still import Still
+from surefoot.judge.detectors.layers import Dead, Exploding, Vanishing
+from surefoot.judge.detectors.still import Still
 from surefoot.judge.policy import FEW, STRETCH
 from surefoot.records import LAYER_STATS, Finding
 

@@ -8,15 +8,15 @@ from collections.abc import Iterable
 import pytest
 from made_rows import NAMES, Bench, Source, actions, judged, of, trained
 
-from surefoot.judge.detect.evaluation import Evaluation
-from surefoot.judge.detect.fewsamples import FewSamples
-from surefoot.judge.detect.inputs import Inputs
-from surefoot.judge.detect.leftover import LeftOver
-from surefoot.judge.detect.lostclip import LostClip
-from surefoot.judge.detect.still import Still
-from surefoot.judge.detect.weights import Weights
-from surefoot.judge.diagnose.origin import cause_of
+from surefoot.judge.detectors.evaluation import Evaluation
+from surefoot.judge.detectors.fewsamples import FewSamples
+from surefoot.judge.detectors.inputs import Inputs
+from surefoot.judge.detectors.leftover import LeftOver
+from surefoot.judge.detectors.lostclip import LostClip
+from surefoot.judge.detectors.still import Still
+from surefoot.judge.detectors.weights import Weights
 from surefoot.judge.judge import Judge
+from surefoot.judge.nan_causes import cause_of
 from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, Row
 
 

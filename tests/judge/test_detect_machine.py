@@ -6,8 +6,8 @@ import random
 
 from made_rows import Bench, Source, actions, judged, of, trained
 
-from surefoot.judge.detect.memory import MemoryCreep
-from surefoot.judge.detect.pace import Pace
+from surefoot.judge.detectors.memory import MemoryCreep
+from surefoot.judge.detectors.pace import Pace
 from surefoot.judge.policy import LONG, WHILE
 from surefoot.records import Cause, Diagnosis, Row
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from surefoot.judge.detect.replicas import Replicas
+from surefoot.judge.detectors.replicas import Replicas
 from surefoot.records import Finding, Row
 
 

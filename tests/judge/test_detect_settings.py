@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from made_rows import Bench, Source
 
-from surefoot.judge.detect.clipping import Clipping
-from surefoot.judge.detect.lossscale import LossScale
-from surefoot.judge.detect.settings import Settings
+from surefoot.judge.detectors.clipping import Clipping
+from surefoot.judge.detectors.lossscale import LossScale
+from surefoot.judge.detectors.settings import Settings
 from surefoot.judge.history import History
 from surefoot.judge.policy import LATE, STRETCH
 from surefoot.records import Finding, Pattern, Row, Verdict

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from surefoot.judge.detect.bottleneck import Bottleneck
-from surefoot.judge.detect.nonfinite import NonFinite
-from surefoot.judge.detect.outlandish import Outlandish
-from surefoot.judge.normal import Normal
+from surefoot.judge.baselines import Normal
+from surefoot.judge.detectors.bottleneck import Bottleneck
+from surefoot.judge.detectors.nonfinite import NonFinite
+from surefoot.judge.detectors.outlandish import Outlandish
 from surefoot.judge.policy import Sight
 from surefoot.records import Pattern, Restraint, Row, Verdict
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from made_rows import NAMES, Source, actions, judged, layers, of, trained
 
-from surefoot.judge.diagnose.causes import CAUSES
+from surefoot.judge.cause_catalog import CAUSES
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, Row, Verdict

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from made_rows import NAMES, Bench, Source, actions, judged, layers, of, trained
 
-from surefoot.judge.detect.still import Still
+from surefoot.judge.detectors.still import Still
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.records import Action, Cause, Decision, Event, Finding, Outcome, Row, Verdict

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_rows import Source, judged, of
 
-from surefoot.bench.zoo.score import gated
+from benchmarks.zoo.scoreboard.score import gated
+from benchmarks.zoo.traces import PRELUDE, TRACES, rows
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.records import Decision, Finding, Row
-from surefoot.zoo.traces import PRELUDE, TRACES, rows
 
 
 @settings(max_examples=40)

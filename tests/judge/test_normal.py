@@ -7,8 +7,8 @@ import math
 import pytest
 from made_rows import Source, actions, judged, of, trained
 
+from surefoot.judge.baselines import Baseline, Normal
 from surefoot.judge.judge import Judge
-from surefoot.judge.normal import Baseline, Normal
 from surefoot.judge.policy import WHILE, Policy, Sight
 from surefoot.records import Diagnosis, Finding, Verdict
 

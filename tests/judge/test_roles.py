@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.judge.diagnose.roles import WORDS, Role, Trouble, part_of, role_of, word_of
+from surefoot.judge.param_roles import WORDS, Role, Trouble, part_of, role_of, word_of
 from surefoot.records import Cause
 
 VISION, PROJECTION, LANGUAGE, OTHER = Role.VISION, Role.PROJECTION, Role.LANGUAGE, Role.OTHER

@@ -11,8 +11,8 @@ import pytest
 from made_rows import NAMES, Source, actions, judged, layers, of
 
 from surefoot.judge.judge import Judge
+from surefoot.judge.multi_optimizer import SeveralJudge, judge_of
 from surefoot.judge.policy import Policy
-from surefoot.judge.several import SeveralJudge, judge_of
 from surefoot.records import Action, Decision, Event, Finding, Row, Verdict
 
 SCOPES = ((0, 3), (3, len(NAMES)))

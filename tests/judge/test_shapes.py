@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.judge.diagnose.shapes import shape
+from surefoot.judge.loss_shape import shape
 from surefoot.records import Pattern
 
 NAN = math.nan

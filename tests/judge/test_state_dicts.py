@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from made_rows import NAMES, Source, actions, judged, layers, of, trained
 
-from surefoot.judge.detect.layers import LayerPast
-from surefoot.judge.detect.nonfinite import NonFinite
-from surefoot.judge.detect.outlandish import Outlandish
+from surefoot.judge.baselines import Baseline, Normal
+from surefoot.judge.detectors.layers import LayerPast
+from surefoot.judge.detectors.nonfinite import NonFinite
+from surefoot.judge.detectors.outlandish import Outlandish
 from surefoot.judge.history import History
 from surefoot.judge.judge import Judge
-from surefoot.judge.normal import Baseline, Normal
 from surefoot.judge.policy import Policy, Sight
-from surefoot.judge.treat import Treatment
+from surefoot.judge.remediation import Treatment
 from surefoot.records import Action, Decision, Row, Verdict
 
 Fed = tuple[Row, np.ndarray]

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from surefoot.judge.diagnose.tree import QUESTIONS, SHAPES, Facts, walk
+from surefoot.judge.decision_tree import QUESTIONS, SHAPES, Facts, walk
 from surefoot.judge.policy import LATE
 from surefoot.records import Pattern
 

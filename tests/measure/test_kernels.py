@@ -10,9 +10,9 @@ import torch
 from reference import ABSENT, LAYOUTS, PLANTED, assert_row, odd_tensor
 from torch import Tensor
 
-from surefoot.gate import decide as rule_of
+from surefoot.gate import rule as rule_of
 from surefoot.gate.clip import Clip, Unit
-from surefoot.measure.summary import HEAD, MICROS, Head, fused_summariser, portable_summariser
+from surefoot.measure.block_layout import HEAD, MICROS, Head, fused_summariser, portable_summariser
 from surefoot.records import LAYER_STATS, Verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # the interpreter works with NumPy
@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 def fused(tensors: list[Tensor | None], device: torch.device, numels: list[int] | None = None) -> Callable[..., Tensor]:
     """A pass over tensors of these sizes, to be called again and again."""
-    from surefoot.measure.fused import FusedPass
+    from surefoot.measure.stats_triton import FusedPass
 
     each = FusedPass(numels or [11 if t is None else t.numel() for t in tensors], device)
 
@@ -116,7 +116,7 @@ def test_bitwise_repeatable_at_any_address(cuda: torch.device) -> None:
 
 
 def test_measuring_never_waits_for_the_device(cuda: torch.device) -> None:
-    from surefoot.measure.fused import FusedPass
+    from surefoot.measure.stats_triton import FusedPass
 
     tensors: list[Tensor | None] = [
         None,
@@ -236,7 +236,7 @@ def _totals(i: int, generator: torch.Generator) -> Tensor:
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("refused", [0.0, 1.0])
 def test_buffers_are_copied_the_way_the_device_decided(refused: float, keep: bool, kernels: torch.device) -> None:
-    from surefoot.state.kernels import settle
+    from surefoot.checkpoint.kernels import settle
 
     sizes = (1, 7, 1024, 40_001)
     live = [torch.randint(0, 255, (n,), dtype=torch.uint8).to(kernels) for n in sizes]
@@ -253,9 +253,9 @@ def test_buffers_are_copied_the_way_the_device_decided(refused: float, keep: boo
 
 
 def test_values_of_buffers_that_became_nonfinite_are_counted(kernels: torch.device) -> None:
-    from surefoot.state.buffercheck import table_of
-    from surefoot.state.buffers import FloatPair
-    from surefoot.state.kernels import count_nonfinite
+    from surefoot.checkpoint.buffer_check import table_of
+    from surefoot.checkpoint.buffers import FloatPair
+    from surefoot.checkpoint.kernels import count_nonfinite
 
     pairs: list[FloatPair] = []
     for number, dtype in enumerate((torch.float16, torch.bfloat16, torch.float32, torch.float64) * 2):
@@ -281,8 +281,8 @@ def test_values_of_buffers_that_became_nonfinite_are_counted(kernels: torch.devi
 
 
 def test_checksums_are_those_of_the_portable_way_and_cover_every_bit(kernels: torch.device) -> None:
-    from surefoot.state.checksums import FIRST, POSITION, SECOND, portable_checksum
-    from surefoot.state.kernels import checksum_words
+    from surefoot.checkpoint.checksums import FIRST, POSITION, SECOND, portable_checksum
+    from surefoot.checkpoint.kernels import checksum_words
 
     def fused(tensors: list[torch.Tensor]) -> list[int]:
         sums = torch.zeros(len(tensors) + 1, dtype=torch.int64, device=kernels)

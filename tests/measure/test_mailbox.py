@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from surefoot.measure.mailbox import LAG, Mailbox
+from surefoot.measure.readback import LAG, Mailbox
 
 
 def test_rows_come_two_sends_later_and_in_order(device: torch.device) -> None:

@@ -9,9 +9,9 @@ import torch
 from reference import reference
 from torch import nn
 
+from surefoot.measure.block_layout import HEAD, MICROS, Head, portable_summariser
+from surefoot.measure.grad_stats import Meter
 from surefoot.measure.layout import layout_of
-from surefoot.measure.meter import Meter
-from surefoot.measure.summary import HEAD, MICROS, Head, portable_summariser
 from surefoot.records import LAYER_STATS
 
 

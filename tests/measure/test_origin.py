@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from surefoot.measure.origin import FOUND, Tracer
+from surefoot.measure.nan_tracer import FOUND, Tracer
 
 
 class Attention(nn.Module):

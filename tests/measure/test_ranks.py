@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import ABSENT, PLANTED, assert_row, odd_tensor
 
-from surefoot.measure.portable import PortablePass
-from surefoot.measure.ranks import merge_parts
+from surefoot.measure.cross_rank import merge_parts
+from surefoot.measure.stats_torch import PortablePass
 from surefoot.records import LAYER_STATS
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from surefoot.measure.environment import describe
-from surefoot.measure.resources import Clock, Machine, samples_in
+from surefoot.measure.system import Clock, Machine, samples_in
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import ABSENT, DTYPES, LAYOUTS, PLANTED, assert_row, odd_tensor, reference
 
-from surefoot.measure.portable import _PIECE, PortablePass, _on_device
+from surefoot.measure.stats_torch import _PIECE, PortablePass, _on_device
 from surefoot.records import LAYER_STATS
 
 CPU = torch.device("cpu")

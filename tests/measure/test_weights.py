@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from surefoot.measure.weights import UpdateSample
+from surefoot.measure.weight_stats import UpdateSample
 
 
 def sample_of(params: list[Tensor], once: list[int] | None = None, device: str = "cpu") -> UpdateSample:

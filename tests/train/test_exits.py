@@ -13,8 +13,8 @@ import torch
 from endless_run import main
 
 import surefoot
-from surefoot.hearing import SIGNALS
-from surefoot.state.store import Store
+from surefoot.checkpoint.store import Store
+from surefoot.guard.signal_handlers import SIGNALS
 from surefoot.train import exits
 from surefoot.train.recipe.mistakes import RecipeError
 

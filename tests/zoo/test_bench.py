@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.bench.zoo import Choice, main
-from surefoot.bench.zoo.score import Cured, Look, Seen, Wolf, gated, ours
-from surefoot.bench.zoo.table import tables
+from benchmarks.zoo.scenario import Scenario
+from benchmarks.zoo.scoreboard import Choice, main
+from benchmarks.zoo.scoreboard.score import Cured, Look, Seen, Wolf, gated, ours
+from benchmarks.zoo.scoreboard.table import tables
+from benchmarks.zoo.traces import TRACES, rows
+from benchmarks.zoo.work import BARE, OURS, Job, everything
 from surefoot.records import Row, Verdict
-from surefoot.zoo.scenario import Scenario
-from surefoot.zoo.traces import TRACES, rows
-from surefoot.zoo.work import BARE, OURS, Job, everything
 
 ONE = "poisoned_sample-autoencoder-brutal"
 """A part of the zoo that is soon made."""

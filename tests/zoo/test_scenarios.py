@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.zoo import CONTROLS, FAULTS
+from benchmarks.zoo.families import FAMILIES, Split
+from benchmarks.zoo.proof import after, harmed, ratio
+from benchmarks.zoo.run import Run
+from benchmarks.zoo.scenario import SEEDS, Kind, Scenario, control, fault
+from benchmarks.zoo.work import everything
 from surefoot.records import Cause
-from surefoot.zoo import CONTROLS, FAULTS
-from surefoot.zoo.families import FAMILIES, Split
-from surefoot.zoo.proof import after, harmed, ratio
-from surefoot.zoo.run import Run
-from surefoot.zoo.scenario import SEEDS, Kind, Scenario, control, fault
-from surefoot.zoo.work import everything
 
 EARLY = 8
 """The onset in these tests, which need not wait for baselines to form."""

@@ -25,7 +25,7 @@ def overhead(
 ) -> None:
     """What being watched costs: attached against bare, as ratios from alternating blocks of one run."""
     needs_torch("bench overhead")
-    from surefoot.bench.overhead import main as run
+    from benchmarks.overhead import main as run
 
     try:
         typer.echo(
@@ -42,7 +42,7 @@ def equal(
 ) -> None:
     """Proof that a healthy run is left alone: attached and bare, bit for bit the same."""
     needs_torch("bench equal")
-    from surefoot.bench.equal import main as run
+    from benchmarks.equal import main as run
 
     raise typer.Exit(run(steps))
 
@@ -64,9 +64,9 @@ def zoo(
 ) -> None:
     """Every rule against planted faults and healthy controls: seen, cured, false alarms. Goes on where it was cut."""
     needs_torch("bench zoo")
-    from surefoot.bench.zoo import Choice
+    from benchmarks.zoo.families import Split
+    from benchmarks.zoo.scoreboard import Choice
     from surefoot.cli.zoo import show
-    from surefoot.zoo.families import Split
 
     if split not in list(Split):
         typer.echo(f"bench zoo: --split {split} is unknown. Use {' or '.join(Split)}.", err=True)
@@ -91,8 +91,8 @@ def logs(
     ] = False,
 ) -> None:
     """How often `surefoot diagnose` is right about logs that somebody has judged by eye, and how fast it is."""
-    from surefoot.bench.logs import main as run
-    from surefoot.bench.logspeed import main as timed
+    from benchmarks.logs import main as run
+    from benchmarks.logspeed import main as timed
 
     if speed:
         typer.echo(timed(say=lambda line: typer.echo(line, err=True)))
@@ -111,7 +111,7 @@ def logs(
 @bench.command()
 def judge() -> None:
     """How long judging one row takes on this host, for 300 tensors."""
-    from surefoot.bench.speed import judge as measure
+    from benchmarks.speed import judge as measure
 
     typer.echo(measure())
 
@@ -123,7 +123,7 @@ def host(
 ) -> None:
     """Microseconds of the host that being watched adds to a step, part by part, for 75 and 300 tensors."""
     needs_torch("bench host")
-    from surefoot.bench.host import main as run
+    from benchmarks.host import main as run
 
     try:
         typer.echo(run(device, steps=steps))
@@ -139,7 +139,7 @@ def rewind(
 ) -> None:
     """How long a state takes to be kept and put back: a decoder with AdamW."""
     needs_torch("bench rewind")
-    from surefoot.bench.speed import rewind as measure
+    from benchmarks.speed import rewind as measure
 
     sizes, devices = ("10m", "124m", "1.3b"), (None, "cpu", "cuda")
     if device == "cuda" and not _has_cuda():
@@ -162,7 +162,7 @@ def checkpoint(
 ) -> None:
     """What a save costs the training beside it, against torch.save and DCP; and a restore."""
     needs_torch("bench checkpoint")
-    from surefoot.bench.checkpoint import main as run
+    from benchmarks.checkpoint import main as run
 
     if size not in ("10m", "124m", "1.3b") or device not in (None, "cpu", "cuda"):
         typer.echo("bench checkpoint: use --size 10m, 124m or 1.3b and --device cpu or cuda.", err=True)
@@ -183,7 +183,7 @@ def bench_train(
 ) -> None:
     """Tokens a second of `surefoot train`, guard and checkpoints on, against a hand-written loop of the same model."""
     needs_torch("bench train", *ENGINE)
-    from surefoot.bench.training import main as run
+    from benchmarks.training import main as run
     from surefoot.train.recipe import RecipeError
 
     try:
@@ -202,10 +202,10 @@ def healthy(
 ) -> None:
     """Suspicious but healthy runs, with ever new seeds: is any of them touched? 1 when one is."""
     needs_torch("bench healthy")
-    from surefoot.bench.healthy import FIRST_SEED
-    from surefoot.bench.healthy import main as run
-    from surefoot.bench.pool import cores
-    from surefoot.zoo.families import Split
+    from benchmarks.healthy import FIRST_SEED
+    from benchmarks.healthy import main as run
+    from benchmarks.pool import cores
+    from benchmarks.zoo.families import Split
 
     if split not in list(Split):
         typer.echo(f"bench healthy: --split {split} is unknown. Use {' or '.join(Split)}.", err=True)

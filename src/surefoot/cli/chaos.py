@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from surefoot.bench.chaos import main
-from surefoot.bench.chaos.page import as_data, table, write
-from surefoot.output_files import check_output
+from benchmarks.chaos import main
+from benchmarks.chaos.page import as_data, table, write
+from surefoot.journal.output_files import check_output
 
 
 def show(*, only: str, quick: bool, times: int | None, seed: int, page: Path | None, as_json: bool) -> int:

@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from surefoot.journal.strictjson import dumps
-from surefoot.output_files import check_output
+from surefoot.journal.output_files import check_output
+from surefoot.journal.strict_json import dumps
 from surefoot.train import exits
 from surefoot.train.recipe import Recipe, RecipeError, load
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from surefoot.checkpoint.store import Kept, Store
+from surefoot.journal.output_files import OutputRefused, check_output
 from surefoot.logs.table import Unreadable
-from surefoot.output_files import OutputRefused, check_output
-from surefoot.state.store import Kept, Store
 
 FINE, TROUBLE, UNUSABLE = 0, 1, 2
 _HEAD = ("name", "step", "attempt", "age", "size", "kind", "health", "whole")
@@ -220,7 +220,7 @@ def _export(store: Store, kept: Kept, out: Path, weights: str) -> dict[str, Any]
     if wrong:
         raise Unreadable(f"{kept.name} is damaged ({', '.join(map(str, wrong[:3]))}). Export another one")
     try:
-        export = importlib.import_module("surefoot.state.disk.export").export
+        export = importlib.import_module("surefoot.checkpoint.format.export").export
     except ModuleNotFoundError as missing:
         what = "torch, which is not installed" if missing.name == "torch" else "a part that this version does not have"
         raise Unreadable(f"--export needs {what}") from None

@@ -9,9 +9,9 @@ from typing import Any
 
 import xxhash
 
+from surefoot.checkpoint.store import Kept
 from surefoot.logs.checkpoint import safefile
 from surefoot.logs.table import Unreadable
-from surefoot.state.store import Kept
 
 _CHUNK = 1 << 20
 _MOST = 20

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from surefoot.checkpoint.store.manifest import plain
+from surefoot.journal.output_files import OutputRefused, check_output, output_file
 from surefoot.logs.checkpoint import torchfile
 from surefoot.logs.table import Unreadable
-from surefoot.output_files import OutputRefused, check_output, output_file
-from surefoot.state.store.manifest import plain
 
 _DEEPEST = 64
 LARGEST_EXPANDED = 1 << 30

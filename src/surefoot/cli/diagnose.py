@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
+from surefoot.journal.output_files import OutputRefused, check_output
 from surefoot.logs.answer import Answer, State
 from surefoot.logs.table import Unreadable
-from surefoot.output_files import OutputRefused, check_output
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

@@ -11,9 +11,9 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.bench.recorded import recorded
-from surefoot.bench.replay import UNJUDGED, Pair, Replay, replay
-from surefoot.journal.strictjson import plain
+from benchmarks.recorded import recorded
+from benchmarks.replay import UNJUDGED, Pair, Replay, replay
+from surefoot.journal.strict_json import plain
 from surefoot.judge.policy import Policy, Sight
 from surefoot.records import Action, Decision
 

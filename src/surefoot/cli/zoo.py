@@ -9,13 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from surefoot.bench import zoo
-from surefoot.bench.pool import cores
-from surefoot.bench.zoo.table import as_data, tables
-from surefoot.output_files import check_output
+from benchmarks.pool import cores
+from benchmarks.zoo import scoreboard
+from benchmarks.zoo.scoreboard.table import as_data, tables
+from surefoot.journal.output_files import check_output
 
 
-def show(choice: zoo.Choice, *, jobs: int, out: Path, page: Path | None, as_json: bool) -> int:
+def show(choice: scoreboard.Choice, *, jobs: int, out: Path, page: Path | None, as_json: bool) -> int:
     """Run the zoo with a progress bar and print its tables; 1 when a scenario did not end as it states."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -31,7 +31,7 @@ def show(choice: zoo.Choice, *, jobs: int, out: Path, page: Path | None, as_json
         try:
             if page is not None:
                 check_output(page / "zoo.md", force=None)
-            board = zoo.main(choice, folder=out, workers=jobs or cores(), progress=tell)
+            board = scoreboard.main(choice, folder=out, workers=jobs or cores(), progress=tell)
         except ValueError as wrong:
             bar.stop()
             print(wrong, file=sys.stderr)
@@ -42,7 +42,7 @@ def show(choice: zoo.Choice, *, jobs: int, out: Path, page: Path | None, as_json
             return 130
     print(json.dumps(as_data(board), indent=1) if as_json else tables(board))
     if page is not None:
-        from surefoot.bench.zoo.page import write
+        from benchmarks.zoo.scoreboard.page import write
 
         print(f"written: {write(board, page)}", file=sys.stderr)
     return 1 if board.not_as_stated else 0

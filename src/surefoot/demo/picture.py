@@ -8,7 +8,7 @@ from pathlib import Path
 
 from surefoot.demo.faults import FAULTS
 from surefoot.demo.running import Result
-from surefoot.output_files import save_figure
+from surefoot.journal.output_files import save_figure
 
 
 def smooth(result: Result) -> list[float]:

@@ -12,7 +12,7 @@ import torch
 import surefoot
 from surefoot import parallel
 from surefoot.demo.faults import FAULTS, Weighed, plant
-from surefoot.guard import Guard
+from surefoot.guard.attach import Guard
 from surefoot.train.build import Parts, build
 from surefoot.train.console import Console
 from surefoot.train.ending import written

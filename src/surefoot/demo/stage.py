@@ -21,8 +21,8 @@ from rich.table import Table
 from surefoot.demo.faults import FAULTS, planned
 from surefoot.demo.picture import draw
 from surefoot.demo.running import BARE, FIGURES, SOURCE, Result, go, overrides_of
-from surefoot.edge import switched_off
-from surefoot.output_files import OutputRefused
+from surefoot.guard.validate import switched_off
+from surefoot.journal.output_files import OutputRefused
 
 _LINES, _DEEPEST = 10, 12
 """Of the text that is shown: lines, and spaces in a row."""

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.gate.clip import Unit
-from surefoot.gate.decide import Ceiling, Decider, Memory, Rule, Said, decider_for, memory_for
-from surefoot.gate.skip import StepOptions
-from surefoot.gate.ways import Way, step_is_compiled, way_of
+from surefoot.gate.rule import Ceiling, Decider, Memory, Rule, Said, decider_for, memory_for
+from surefoot.gate.skip_step import StepOptions
+from surefoot.gate.veto import Way, step_is_compiled, way_of
 from surefoot.measure.layout import local
 from surefoot.records import Verdict
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.journal.signals import Header
+from surefoot.journal.row_file import Header
 from surefoot.records import JudgedBy, Row, Verdict
 
 

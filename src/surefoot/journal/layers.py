@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from surefoot.journal.row_file import BadHeader, Header, RowFile, layers_header, look
 from surefoot.journal.segments import Segment, listed, resume_or_start
-from surefoot.journal.signals import BadHeader, Header, RowFile, layers_header, look
 from surefoot.journal.thinning import Bounds, Part, carry_out, next_job
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.journal.append import AppendOnly
-from surefoot.processes import place, running, start_time
+from surefoot.process_identity import place, running, start_time
 
 _SIZE = 512
 _LOOKS = 20

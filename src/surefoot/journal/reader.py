@@ -14,10 +14,10 @@ import numpy as np
 
 from surefoot.journal.append import regular_size
 from surefoot.journal.columns import Layers, Scalars
-from surefoot.journal.opening import RUN, SIGNALS
+from surefoot.journal.row_file import BadHeader, Header, NotBegun, map_rows
+from surefoot.journal.run_json import RUN, SIGNALS
 from surefoot.journal.segments import listed
-from surefoot.journal.signals import BadHeader, Header, NotBegun, map_rows
-from surefoot.journal.strictjson import loads_object
+from surefoot.journal.strict_json import loads_object
 from surefoot.records import SCHEMA
 
 _EVENTS = re.compile(r"events(?:-rank(\d+))?\.jsonl")

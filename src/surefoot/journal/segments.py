@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot.journal.append import regular_size
-from surefoot.journal.signals import BadHeader, Header, RowFile, look
+from surefoot.journal.row_file import BadHeader, Header, RowFile, look
 
 _NAME = re.compile(r"(scalars|layers)-(\d{6,18})(?:-(\d{6,18}))?\.bin")
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from surefoot.journal.append import replace_with
+from surefoot.journal.row_file import Header, load_rows
 from surefoot.journal.segments import Segment, segment
-from surefoot.journal.signals import Header, load_rows
 from surefoot.records import Verdict
 
 _GOLDEN = 0x9E3779B97F4A7C15

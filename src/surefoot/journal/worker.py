@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from surefoot.journal.inbox import Inbox, Item, Layout, Mark, RowItem, line
 from surefoot.journal.lock import WriterLock
-from surefoot.journal.scribe import Scribe
+from surefoot.journal.row_writer import Scribe
+from surefoot.journal.write_queue import Inbox, Item, Layout, Mark, RowItem, line
 from surefoot.records import Note
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.journal.inbox import Inbox
 from surefoot.journal.lock import WriterLock
-from surefoot.journal.opening import SIGNALS, describe, last_attempt
-from surefoot.journal.scribe import Scribe
+from surefoot.journal.row_writer import Scribe
+from surefoot.journal.run_json import SIGNALS, describe, last_attempt
 from surefoot.journal.segments import sweep
 from surefoot.journal.worker import Worker, in_words
+from surefoot.journal.write_queue import Inbox
 from surefoot.records import Event, Row
 
 log = logging.getLogger("surefoot")

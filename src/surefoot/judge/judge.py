@@ -9,47 +9,47 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.judge.casebook import Casebook
-from surefoot.judge.detect.astray import Astray
-from surefoot.judge.detect.base import Detector
-from surefoot.judge.detect.bottleneck import Bottleneck
-from surefoot.judge.detect.clipping import Clipping
-from surefoot.judge.detect.evaluation import Evaluation
-from surefoot.judge.detect.fewsamples import FewSamples
-from surefoot.judge.detect.growth import Growth
-from surefoot.judge.detect.inputs import Inputs
-from surefoot.judge.detect.jump import Jump
-from surefoot.judge.detect.layers import Dead, Exploding, LayerPast, Vanishing
-from surefoot.judge.detect.leftover import LeftOver
-from surefoot.judge.detect.level import Level
-from surefoot.judge.detect.lossscale import LossScale
-from surefoot.judge.detect.lostclip import LostClip
-from surefoot.judge.detect.memory import MemoryCreep
-from surefoot.judge.detect.nonfinite import NonFinite
-from surefoot.judge.detect.oscillation import Oscillation
-from surefoot.judge.detect.outlandish import Outlandish
-from surefoot.judge.detect.pace import Pace
-from surefoot.judge.detect.plateau import Plateau
-from surefoot.judge.detect.repeats import Repeats
-from surefoot.judge.detect.replicas import Replicas
-from surefoot.judge.detect.rhythm import Rhythm
-from surefoot.judge.detect.settings import Settings
-from surefoot.judge.detect.start import Start
-from surefoot.judge.detect.still import Still
-from surefoot.judge.detect.units import Units
-from surefoot.judge.detect.weights import Weights
-from surefoot.judge.diagnose.case import Case, evidence_of
-from surefoot.judge.diagnose.causes import CAUSES
-from surefoot.judge.diagnose.name import causes
-from surefoot.judge.diagnose.origin import cause_of
-from surefoot.judge.diagnose.roles import Role, role_of
-from surefoot.judge.diagnose.tree import Facts, walk
-from surefoot.judge.grave import grave
-from surefoot.judge.ladders import EQUAL
-from surefoot.judge.normal import Normal
+from surefoot.judge.baselines import Normal
+from surefoot.judge.cause_catalog import CAUSES
+from surefoot.judge.decision_tree import Facts, walk
+from surefoot.judge.detectors.astray import Astray
+from surefoot.judge.detectors.base import Detector
+from surefoot.judge.detectors.bottleneck import Bottleneck
+from surefoot.judge.detectors.clipping import Clipping
+from surefoot.judge.detectors.evaluation import Evaluation
+from surefoot.judge.detectors.fewsamples import FewSamples
+from surefoot.judge.detectors.growth import Growth
+from surefoot.judge.detectors.inputs import Inputs
+from surefoot.judge.detectors.jump import Jump
+from surefoot.judge.detectors.layers import Dead, Exploding, LayerPast, Vanishing
+from surefoot.judge.detectors.leftover import LeftOver
+from surefoot.judge.detectors.level import Level
+from surefoot.judge.detectors.lossscale import LossScale
+from surefoot.judge.detectors.lostclip import LostClip
+from surefoot.judge.detectors.memory import MemoryCreep
+from surefoot.judge.detectors.nonfinite import NonFinite
+from surefoot.judge.detectors.oscillation import Oscillation
+from surefoot.judge.detectors.outlandish import Outlandish
+from surefoot.judge.detectors.pace import Pace
+from surefoot.judge.detectors.plateau import Plateau
+from surefoot.judge.detectors.repeats import Repeats
+from surefoot.judge.detectors.replicas import Replicas
+from surefoot.judge.detectors.rhythm import Rhythm
+from surefoot.judge.detectors.settings import Settings
+from surefoot.judge.detectors.start import Start
+from surefoot.judge.detectors.still import Still
+from surefoot.judge.detectors.units import Units
+from surefoot.judge.detectors.weights import Weights
+from surefoot.judge.incident import Case, evidence_of
+from surefoot.judge.incident_tracker import Casebook
+from surefoot.judge.nan_causes import cause_of
+from surefoot.judge.param_roles import Role, role_of
 from surefoot.judge.policy import AGAIN, LONG, UNDER_WAY, WHILE, Policy
-from surefoot.judge.progress import ProgressFilter
-from surefoot.judge.treat import Treatment
+from surefoot.judge.progress_filter import ProgressFilter
+from surefoot.judge.rank_causes import causes
+from surefoot.judge.remediation import Treatment
+from surefoot.judge.remedies import EQUAL
+from surefoot.judge.severity import grave
 from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, Pattern, Restraint, Row, Verdict
 
 REFUSED = (Verdict.NONFINITE, Verdict.OUTLANDISH)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from surefoot.journal.strictjson import plain
+from surefoot.journal.strict_json import plain
 from surefoot.records import Cause, Pattern
 
 if TYPE_CHECKING:

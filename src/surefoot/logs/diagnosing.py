@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.judge.diagnose.causes import CAUSES
-from surefoot.judge.diagnose.tree import Facts, walk
+from surefoot.judge.cause_catalog import CAUSES
+from surefoot.judge.decision_tree import Facts, walk
 from surefoot.logs.answer import Answer, Named, PathLike, State
 from surefoot.logs.course import Course
 from surefoot.logs.judging.courses import courses

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from surefoot.act.stop import TrainingStopped
+from surefoot.actions.stop import TrainingStopped
 from surefoot.journal.lock import WriterLock
 from surefoot.train import exits
 from surefoot.train.recipe import Recipe, RecipeError, differences

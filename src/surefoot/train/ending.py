@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot import parallel
+from surefoot.journal.output_files import save_figure
 from surefoot.journal.reader import Run, read
 from surefoot.models import write
-from surefoot.output_files import save_figure
 from surefoot.parallel import World
 from surefoot.records import Verdict
 from surefoot.train.build import Parts

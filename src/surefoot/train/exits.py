@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from surefoot.hearing import SIGNALS, Ending
+from surefoot.guard.signal_handlers import SIGNALS, Ending
 from surefoot.train.recipe.mistakes import RecipeError
 
 DONE, FAILED, USAGE, RESTART, LEAVE = 0, 1, 2, 75, 76
@@ -166,6 +166,6 @@ def was_stopped(run_dir: Path) -> str | None:
 
 
 def _stopped(error: BaseException) -> bool:
-    from surefoot.act.stop import TrainingStopped
+    from surefoot.actions.stop import TrainingStopped
 
     return isinstance(error, TrainingStopped)

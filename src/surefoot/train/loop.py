@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot import parallel
-from surefoot.guard import Guard
+from surefoot.guard.attach import Guard
 from surefoot.train import speed
 from surefoot.train.accumulation import Group, Groups, share_of_sum
 from surefoot.train.batches import check_alone, check_loss, count_of, to_device

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from surefoot.gate.ways import FUSED, unwrap, way_of
+from surefoot.gate.veto import FUSED, unwrap, way_of
 from surefoot.train.naming import optimizer_class
 from surefoot.train.recipe.schema import OPTIMIZER_DEFAULTS
 from surefoot.train.recipe.schema import Optimizer as Spec

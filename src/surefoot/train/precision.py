@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from surefoot.act.precision import widened
+from surefoot.actions.force_float32 import widened
 from surefoot.train.recipe.schema import Precision as Spec
 
 _TYPES = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from surefoot.opening import introduced
+from surefoot.guard.run_info import introduced
 from surefoot.train.recipe.dumping import as_plain
 from surefoot.train.recipe.loading import find
 from surefoot.train.recipe.mistakes import RecipeError

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from surefoot.output_files import save_figure
+from surefoot.journal.output_files import save_figure
 from surefoot.train.recipe.schema import Schedule
 
 Share = Callable[[int, int], float]

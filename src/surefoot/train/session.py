@@ -11,8 +11,8 @@ from pathlib import Path
 
 from surefoot import parallel
 from surefoot.data.problem import DataError
-from surefoot.edge import switched_off
-from surefoot.guard import Guard, attach
+from surefoot.guard.attach import Guard, attach
+from surefoot.guard.validate import switched_off
 from surefoot.train import exits, sinks
 from surefoot.train.again import check_again, check_free
 from surefoot.train.build import Parts, build, run_dir_of

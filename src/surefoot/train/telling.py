@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from surefoot.data.corpus import Opened
-from surefoot.guard import Guard
+from surefoot.guard.attach import Guard
 from surefoot.train.console import Console
 from surefoot.train.sinks import Sinks
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from surefoot.guarding import LOSS, OffGuard, Progress
-from surefoot.measure.resources import samples_in
+from surefoot.guard.guard import LOSS, OffGuard, Progress
+from surefoot.measure.system import samples_in
 from surefoot.records import NAN, Row
 
 _KEPT = 20

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from surefoot.judge.diagnose.causes import CAUSES
+from surefoot.judge.cause_catalog import CAUSES
 from surefoot.logs.judging.endingrules import RULES, Rule
 from surefoot.records import Cause
 

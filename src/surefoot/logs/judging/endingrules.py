@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from surefoot.judge.diagnose.causes import BFLOAT16, CAUSES, LOWER
+from surefoot.judge.cause_catalog import BFLOAT16, CAUSES, LOWER
 from surefoot.records import Cause
 
 

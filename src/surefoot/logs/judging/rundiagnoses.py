@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from surefoot.judge.diagnose.causes import CAUSES
+from surefoot.judge.cause_catalog import CAUSES
 from surefoot.logs.answer import Answer, Named, State
 from surefoot.logs.table import RunDiagnosis
 from surefoot.records import Cause, Pattern

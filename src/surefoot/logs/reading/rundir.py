@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from surefoot.journal import reader
-from surefoot.journal.opening import RUN, SIGNALS
-from surefoot.journal.strictjson import loads_object
+from surefoot.journal.run_json import RUN, SIGNALS
+from surefoot.journal.strict_json import loads_object
 from surefoot.logs.table import Gatherer, RunDiagnosis, Table, Unreadable
 from surefoot.records import Verdict
 

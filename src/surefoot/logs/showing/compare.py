@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.journal.strictjson import plain
+from surefoot.journal.strict_json import plain
 from surefoot.logs.answer import Answer, State
 from surefoot.logs.course import Course, Trace
 from surefoot.logs.showing.axes import LARGEST, Floats, count, figure, thinned

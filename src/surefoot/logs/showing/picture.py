@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from surefoot.journal.output_files import save_figure
 from surefoot.logs.answer import Answer, State
 from surefoot.logs.course import Trace
 from surefoot.logs.showing.axes import bounded, count, figure
 from surefoot.logs.showing.panels import Panel, limits, onset, panels
 from surefoot.logs.showing.words import clean
 from surefoot.logs.table import Unreadable
-from surefoot.output_files import save_figure
 
 SUFFIXES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp")
 INK, FAINT, GRID = "#1f2933", "#66727f", "#e4e8ec"

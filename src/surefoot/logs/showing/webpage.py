@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from surefoot import __version__
+from surefoot.journal.output_files import GENERATOR, output_file
 from surefoot.logs.answer import Answer, Named
 from surefoot.logs.showing.axes import count
 from surefoot.logs.showing.panels import onset, panels
 from surefoot.logs.showing.svg import WIDE, svg
 from surefoot.logs.showing.words import advice, began, clean, named
 from surefoot.logs.table import Unreadable
-from surefoot.output_files import GENERATOR, output_file
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1f2933; --faint: #5b6773; --rule: #e1e6eb; --panel: #f6f8fa;

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from surefoot import parallel
-from surefoot.edge import switched_off
+from surefoot.guard.validate import switched_off
 from surefoot.parallel import World
 from surefoot.train import exits
 from surefoot.train.check import clipping, gradients, learning, resources, samples, surviving

@@ -12,7 +12,7 @@ from torch import nn
 
 from surefoot import parallel
 from surefoot.data.problem import Unreadable
-from surefoot.guard import Guard
+from surefoot.guard.attach import Guard
 from surefoot.journal.reader import Run, read
 from surefoot.parallel import World
 from surefoot.train.build import Parts, build

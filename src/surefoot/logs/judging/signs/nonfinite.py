@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from surefoot.judge.diagnose.shapes import shape
+from surefoot.judge.loss_shape import shape
 from surefoot.logs.answer import State
 from surefoot.logs.course import Trace
 from surefoot.logs.judging.signs.base import Look, Sign, before, number, rate_raised

@@ -1,0 +1,94 @@
+"""How long the parts take that a user waits for: a judged row, a state that is taken, a rewind."""
+
+from __future__ import annotations
+
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from surefoot.judge.judge import Judge
+from surefoot.judge.policy import Policy
+from surefoot.records import LAYER_STATS, NAN, Row
+
+
+def judge(tensors: int = 300, rows: int = 2000) -> str:
+    """Microseconds a row of a healthy run, on this host."""
+    rng, noise = random.Random(0), np.random.default_rng(0)
+    court = Judge(Policy(), [f"blocks.{k // 12}.mlp.{k % 12}.weight" for k in range(tensors)])
+    told = [_row(k, rng) for k in range(rows)]
+    layers = [np.exp(0.2 * noise.normal(size=(tensors, len(LAYER_STATS)))).astype(np.float32) for _ in range(64)]
+    for each in layers:
+        each[:, LAYER_STATS.index("zeros")] = each[:, LAYER_STATS.index("nonfinite")] = 0.0
+    spent: list[float] = []
+    for k, row in enumerate(told):
+        start = time.perf_counter()
+        court.update(row, layers[k % len(layers)])
+        spent.append(1e6 * (time.perf_counter() - start))
+    middle, late = statistics.median(spent[200:]), statistics.quantiles(spent[200:], n=100)[-1]
+    return (
+        f"judge: {middle:.0f} microseconds a row of {tensors} tensors (median of {rows - 200}; 99 of 100 under "
+        f"{late:.0f}); {platform.machine()}, Python {platform.python_version()}"
+    )
+
+
+def _row(step: int, rng: random.Random) -> Row:
+    return Row(
+        step=step,
+        attempt=step,
+        time=0.1 * step,
+        loss=2.0 * 0.9999**step + 0.1 * rng.gauss(0, 1),
+        norm=2.0 ** (0.2 * rng.gauss(0, 1)),
+        nonfinite=0.0,
+        lr=1e-3,
+        momentum=0.9,
+        update_ratio=1e-3 if step % 100 == 0 else NAN,
+        seconds=0.1,
+        data_wait=0.001,
+        samples=8.0,
+        memory=1e9,
+    )
+
+
+def rewind(size: str = "124m", device: str | None = None) -> str:
+    """Milliseconds to take a state of a decoder with AdamW in full, and to put it back."""
+    import torch
+
+    from benchmarks.overhead import machine
+    from surefoot.checkpoint.snapshot_memory import in_words
+    from surefoot.checkpoint.snapshots import Ring
+    from surefoot.checkpoint.train_state import Whole
+    from surefoot.models.decoder import SIZES, Decoder, count_parameters
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = Decoder(SIZES[size]).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+
+    def timed(what: Callable[[], object]) -> float:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        what()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return 1e3 * (time.perf_counter() - start)
+
+    ring = Ring(Whole(model, [optimizer]))
+    takes = [timed(lambda k=k: ring.take(k, k)) for k in range(8)][3:]
+    ring.prove(8)
+    state = ring.newest_good()
+    if state is None:
+        return f"rewind: {ring.describe()}"
+    backs = [timed(lambda state=state: ring.rewind(state)) for _ in range(8)][1:]
+    return (
+        f"rewind: {statistics.median(backs):.1f} ms (at most {max(backs):.1f}), taking a state "
+        f"{statistics.median(takes):.1f} ms; {count_parameters(model) / 1e6:.0f} M parameters with AdamW, "
+        f"{in_words(state.copy.nbytes)} {'beside the model' if state.copy.home == 'device' else 'in host memory'}; "
+        f"{machine(device)}"
+    )

@@ -1,0 +1,199 @@
+"""`surefoot bench train`: tokens a second of the engine against a hand-written loop of the same model, in one run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.overhead import machine
+from surefoot import parallel
+from surefoot.guard.attach import Guard
+from surefoot.models import Decoder
+from surefoot.train import factories
+from surefoot.train.batches import to_device
+from surefoot.train.build import Parts, build
+from surefoot.train.console import Console
+from surefoot.train.loop import train
+from surefoot.train.recipe import Recipe, load
+from surefoot.train.session import Given, attached
+from surefoot.train.sinks import Sinks
+from surefoot.train.telling import Telling
+
+FLOPS = {"H200": 990e12, "H100": 990e12, "A100": 312e12}
+"""Dense bfloat16 operations a second that a device is sold with."""
+BLOCKS = 7
+"""Pairs of blocks, the engine and the bare loop in turns; the first pair warms up."""
+SAVE_EVERY = 4
+"""A checkpoint is saved once in so many blocks: far more often than anyone would."""
+_SPARE = 20
+"""Batches that the bare loop goes through, over and over: nothing feeds faster."""
+
+
+class Enough(Exception):
+    """All blocks are measured."""
+
+
+def main(source: str, overrides: Sequence[str], seconds: float, say: Callable[[str], None]) -> str:
+    """The table, in words."""
+    with tempfile.TemporaryDirectory() as folder:
+        fixed = [
+            f"run_dir={Path(folder) / 'run'}",
+            "evaluation.every=0",
+            "sample.tokens=0",
+            "steps=1000000",
+            "epochs=null",
+        ]
+        recipe = load(source, [*overrides, *fixed])[0]
+        world = parallel.start(recipe.device, recipe.parallel.timeout)
+        parts = build(recipe, world)
+        bare = Bare(recipe, parts)
+        say(f"{parts.parameters / 1e6:.0f} M parameters on {machine(world.device.type)}; warming up")
+        size = max(3, round(seconds / BLOCKS / 2 / bare.pace()))
+        saving = recipe.model_copy(
+            update={"checkpoints": recipe.checkpoints.model_copy(update={"every": size * SAVE_EVERY})}
+        )
+        with attached(parts, Given(source), saving) as guard:
+            blocks = Blocks(parts, bare, size, say)
+            with contextlib.suppress(Enough):
+                train(parts, guard, blocks)
+        return _table(parts, blocks)
+
+
+class Bare:
+    """What somebody would write by hand: autocast, a compiled model, clipping, a fused optimizer, a schedule."""
+
+    def __init__(self, recipe: Recipe, parts: Parts) -> None:
+        self._device = parts.world.device
+        torch.manual_seed(recipe.seed)
+        self._model: nn.Module = factories.make("model", recipe.model).to(self._device)
+        self._forward = torch.compile(self._model) if recipe.speed.compile else self._model
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), recipe.optimizer.lr, fused=True)
+        self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, 1_000_000)
+        self._dtype = parts.precision.compute
+        self._accumulate = recipe.batch.accumulate
+        self._batches: Iterator[Any] = itertools.cycle(list(itertools.islice(parts.data.train, _SPARE)))
+
+    def step(self) -> None:
+        half = self._dtype is not torch.float32
+        for _ in range(self._accumulate):
+            batch = to_device(next(self._batches), self._device)
+            with torch.autocast(self._device.type, self._dtype, enabled=half):
+                loss = self._forward(batch["inputs"], batch["targets"]) / (batch["count"] * self._accumulate)
+            loss.backward()
+        nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        self._schedule.step()
+        self._optimizer.zero_grad()
+
+    def block(self, updates: int) -> float:
+        """Seconds for so many."""
+        _wait(self._device)
+        start = time.perf_counter()
+        for _ in range(updates):
+            self.step()
+        _wait(self._device)
+        return time.perf_counter() - start
+
+    def pace(self) -> float:
+        """Seconds an update takes, once it is warm."""
+        self.block(3)
+        return self.block(3) / 3
+
+
+@dataclass(slots=True)
+class _Measured:
+    engine: list[float] = field(default_factory=list)
+    bare: list[float] = field(default_factory=list)
+
+
+class Blocks(Telling):
+    """Hears of every update of the engine, and lets the bare loop run in between."""
+
+    def __init__(self, parts: Parts, bare: Bare, size: int, say: Callable[[str], None]) -> None:
+        super().__init__(Console(parts.recipe, False, parts.total), Sinks({}), parts.total)
+        self._device, self._bare, self._say = parts.world.device, bare, say
+        self.size = size
+        self.measured = _Measured()
+        self.first = 0.0
+        """Seconds from the start of this process to its first update."""
+        self._count = -2  # the compiler works in the first two
+        self._began = 0.0
+
+    def updated(self, guard: Guard, tokens: int | None) -> None:
+        super().updated(guard, tokens)
+        if not self.first:
+            _wait(self._device)
+            self.first = time.time() - _started()
+        self._count += 1
+        if self._count == self.size:
+            _wait(self._device)
+            self.measured.engine.append(time.perf_counter() - self._began)
+            self.measured.bare.append(self._bare.block(self.size))
+            done = len(self.measured.engine)
+            self._say(f"{done} of {BLOCKS} blocks of {self.size} updates")
+            if done == BLOCKS:
+                raise Enough
+            self._count = 0
+        if self._count == 0:
+            _wait(self._device)
+            self._began = time.perf_counter()
+
+
+def _table(parts: Parts, blocks: Blocks) -> str:
+    recipe, device = parts.recipe, parts.world.device
+    engine, bare = blocks.measured.engine[1:], blocks.measured.bare[1:]
+    ratios = [b / e for e, b in zip(engine, bare, strict=True)]
+    tokens = recipe.batch.size * recipe.batch.accumulate * recipe.data.context * blocks.size
+    kept = "compiled" if recipe.speed.compile else "not compiled"
+    told = (
+        f"{recipe.name}: {parts.parameters / 1e6:.0f} M parameters, {recipe.batch.size} x {recipe.data.context} tokens"
+        f" x {recipe.batch.accumulate}, {recipe.precision.compute}, {kept}; {machine(device.type)}"
+    )
+    lines = [
+        told,
+        f"first update {blocks.first:.1f} s after the command, the warming up of the bare loop included",
+        "| loop | tokens/s | of the hand-written one | model FLOP utilisation |",
+        "|---|---|---|---|",
+    ]
+    for name, spent in (("surefoot train, guard and checkpoints on", engine), ("hand-written", bare)):
+        speed = tokens / statistics.median(spent)
+        ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})" if spent is engine else "1"
+        lines.append(f"| {name} | {speed:,.0f} | {ratio} | {_utilisation(parts, speed)} |")
+    return "\n".join(lines)
+
+
+def _utilisation(parts: Parts, speed: float) -> str:
+    """Operations of the model, 6 N + 12 L d T a token, of those the device is sold with."""
+    model = parallel.bare(parts.model)
+    sold = next((flops for name, flops in FLOPS.items() if name in _name(parts.world.device)), None)
+    if sold is None or not isinstance(model, Decoder):
+        return "-"
+    config = model.config
+    each = 6 * parts.parameters + 12 * config.layers * config.width * parts.recipe.data.context
+    return f"{each * speed / sold:.1%}"
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _started() -> float:
+    import psutil
+
+    return psutil.Process(os.getpid()).create_time()

@@ -1,0 +1,68 @@
+"""What is wrong around the model: memory, the loader, the other processes."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+from torch import Tensor
+
+from benchmarks.zoo.families import Batch
+from benchmarks.zoo.run import Run
+from benchmarks.zoo.scenario import fault
+from surefoot.records import Cause
+
+
+@fault(Cause.MEMORY_LEAK, on={"convolution": "...", "memory": "..."}, strengths=(0.2, 0.8, 2.5), curable=False)
+def memory_leak(run: Run, at: int, strength: float) -> None:
+    """Every step leaves some megabytes behind."""
+    left: list[Tensor] = []
+
+    def leave(step: int) -> None:
+        if step >= at:
+            left.append(torch.ones(int(strength * 2**18)))
+        if step == run.steps - 1:
+            left.clear()
+
+    run.after_step(leave)
+
+
+def _wait(batch: Batch, seconds: float) -> Batch:
+    time.sleep(seconds)
+    return batch
+
+
+@fault(
+    Cause.DATA_STARVATION,
+    on={"plain": "...", "encoder": "..."},
+    strengths=(0.005, 0.02, 0.05),
+    curable=False,
+    steps=200,
+)
+def data_starvation(run: Run, at: int, strength: float) -> None:
+    """Every batch comes late."""
+    run.on_batch(lambda step, batch: _wait(batch, strength) if step >= at else batch)
+
+
+@fault(
+    Cause.RANK_FAULT,
+    on={"recurrent": "...", "encoder": "..."},
+    strengths=(0.005, 0.02, 0.05),
+    curable=False,
+    ranks=2,
+    steps=200,
+)
+def slow_rank(run: Run, at: int, strength: float) -> None:
+    """One of the processes gets every batch late, and the others wait for it."""
+    run.on_batch(lambda step, batch: _wait(batch, strength) if step >= at and run.rank == 1 else batch)
+
+
+@fault(Cause.RANK_FAULT, on={"plain": "!!!", "residual": "!!!"}, strengths=(1.0, 3.0, 10.0), ranks=2, steps=200)
+def nan_on_one_rank(run: Run, at: int, strength: float) -> None:
+    """For a few steps one of the processes gets a batch of NaN, and all of them get its gradients."""
+
+    def poisoned(step: int, batch: Batch) -> Batch:
+        return batch.with_(x=batch.x * math.nan) if at <= step < at + strength and run.rank == 1 else batch
+
+    run.on_batch(poisoned)

@@ -1,0 +1,349 @@
+"""The rules others ship, restated: what ours is measured against.
+
+Rules that look say at which step they would raise an alarm; they are scored on recorded runs. Rules that act stand in
+the loop and run live. Each names its source. Where a rule has a quirk, such as a window that keeps what was rejected,
+the quirk is restated too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from benchmarks.zoo.run import Protector, Run
+
+
+class Rule(Protocol):
+    """Looks at one step after the other; a fresh one is made for each run."""
+
+    name: str
+    source: str
+
+    def update(self, loss: float, norm: float, rate: float) -> bool:
+        """Whether this step raises the alarm."""
+        ...
+
+
+# -- what rules that look and rules that act have in common
+
+
+class _SixSigma:
+    """The last 128 losses and norms. What was judged too high stays among them, so one NaN is followed by 128 more
+    alarms. Deviations below the mean are never too far; nothing is judged before the 64th step."""
+
+    def __init__(self) -> None:
+        self.losses: deque[float] = deque(maxlen=129)
+        self.norms: deque[float] = deque(maxlen=129)
+
+    def beyond(self, loss: float, norm: float) -> bool:
+        self.losses.append(loss)
+        self.norms.append(norm)
+        return len(self.losses) >= 64 and not (_within(self.losses) and _within(self.norms))
+
+
+def _within(values: Iterable[float]) -> bool:
+    """Whether the last value is at most six deviations above the mean of those before it; NaN anywhere is a no."""
+    *past, now = values
+    mean = sum(past) / len(past)
+    variance = sum((value - mean) * (value - mean) for value in past) / (len(past) - 1)
+    return now - mean <= 6 * math.sqrt(variance)
+
+
+class _ZScore:
+    """ZClip's running mean and variance of the norm: the first 25 norms set them, then each new norm has a weight of
+    0.03, and one that was clipped comes in as what it was clipped to. After a NaN both are NaN for good."""
+
+    def __init__(self) -> None:
+        self.first: list[float] = []
+        self.mean = self.variance = math.nan
+
+    def limit(self, norm: float) -> float | None:
+        """What a norm more than 2.5 deviations above the mean is clipped to: the further out, the nearer the mean."""
+        if len(self.first) < 25:
+            self.first.append(norm)
+            self.mean = sum(self.first) / len(self.first)
+            self.variance = sum((value - self.mean) * (value - self.mean) for value in self.first) / len(self.first)
+            return None
+        deviation = math.sqrt(self.variance)
+        z = (norm - self.mean) / (deviation + 1e-6)
+        clip = self.mean + 2.5 * deviation * 2.5 / z if z > 2.5 else None
+        taken = norm if clip is None else clip
+        self.mean = 0.97 * self.mean + 0.03 * taken
+        self.variance = 0.97 * self.variance + 0.03 * (taken - self.mean) * (taken - self.mean)
+        return clip
+
+
+# -- rules that look
+
+
+class NanCheck:
+    """The loss is NaN or infinite. Megatron-LM checks the norms of the gradients as well; they are left out here, for
+    with a loss scale they overflow in healthy runs too."""
+
+    name = "NaN check"
+    source = "https://github.com/NVIDIA/Megatron-LM/blob/main/pretrain_gpt.py"
+
+    def update(self, loss: float, norm: float, rate: float) -> bool:
+        return not math.isfinite(loss)
+
+
+class ThreeTimesMeanOfTen:
+    """Lightning's SpikeDetection as it comes: a relative tolerance of 2 over a window of 10, so a loss of at least
+    three times the mean. A loss that is not finite is an alarm too, one not above the loss before is none, and what
+    raised the alarm is not taken into the mean. It judges from the second step on; there an alarm ends the run."""
+
+    name = "3x the mean of 10"
+    source = "https://github.com/Lightning-AI/pytorch-lightning/blob/master/src/lightning/fabric/utilities/spike.py"
+
+    def __init__(self) -> None:
+        self.losses: deque[float] = deque(maxlen=10)
+
+    def update(self, loss: float, norm: float, rate: float) -> bool:
+        alarm = bool(self.losses) and self._spikes(loss)
+        if not alarm:
+            self.losses.append(loss)
+        return alarm
+
+    def _spikes(self, loss: float) -> bool:
+        mean = sum(self.losses) / len(self.losses)
+        return not math.isfinite(loss) or (loss > self.losses[-1] and abs(loss - mean) >= abs(2 * mean))
+
+
+class TwiceTheMeanFiveTimes:
+    """LLM Foundry's KillLossSpike: a loss of at least twice the mean of the last 100, five times in a row. The window
+    keeps every loss, and a NaN in it silences the rule until it has left. There the window grows with runs of more
+    than 2000 steps, and a second check of losses that stay high is not restated."""
+
+    name = "2x the mean, five times"
+    source = "https://github.com/mosaicml/llm-foundry/blob/main/llmfoundry/callbacks/kill_loss_spike_callback.py"
+
+    def __init__(self) -> None:
+        self.losses: deque[float] = deque(maxlen=100)
+        self.row = 0
+
+    def update(self, loss: float, norm: float, rate: float) -> bool:
+        if len(self.losses) == 100:
+            self.row = self.row + 1 if loss >= 2 * sum(self.losses) / 100 else 0
+        self.losses.append(loss)
+        return self.row >= 5
+
+
+class TenTimesFirstHundred:
+    """Megatron-LM's rerun machine: at least ten times the largest of the first 100, for the loss and for the norm, each
+    against its own. What is not finite neither counts nor alarms. Megatron-LM looks at the norm of each bucket of
+    gradients; here it is the norm of all."""
+
+    name = "10x the first 100"
+    source = "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/rerun_state_machine.py"
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+
+    def update(self, loss: float, norm: float, rate: float) -> bool:
+        loss_beyond, norm_beyond = self._beyond(self.losses, loss), self._beyond(self.norms, norm)
+        return loss_beyond or norm_beyond
+
+    def _beyond(self, first: list[float], value: float) -> bool:
+        if not math.isfinite(value):
+            return False
+        if len(first) < 100:
+            first.append(abs(value))
+            return False
+        return abs(value) >= 10 * max(first)
+
+
+class SixSigma:
+    """OLMo-core's SkipStepOptimizer, asked only: loss or norm more than six deviations above the mean of the last
+    128, with its window as it is there."""
+
+    name = "six sigma over 128"
+    source = "https://github.com/allenai/OLMo-core/blob/main/src/olmo_core/optim/skip_step_optimizer.py"
+
+    def __init__(self) -> None:
+        self.window = _SixSigma()
+
+    def update(self, loss: float, norm: float, rate: float) -> bool:
+        return self.window.beyond(loss, norm)
+
+
+class ZScoreAlarm:
+    """The steps at which ZClip's z-score of 2.5 would clip, taken as alarms."""
+
+    name = "z-score of 2.5"
+    source = "https://github.com/bluorion-com/ZClip"
+
+    def __init__(self) -> None:
+        self.norms = _ZScore()
+
+    def update(self, loss: float, norm: float, rate: float) -> bool:
+        return self.norms.limit(norm) is not None
+
+
+class NotesPredictor:
+    """The crash predictor of the notes (D7): four signals over the last 20 steps, combined as 1 - prod(1 - s), alert at
+    0.8. It speaks from the 20th step on.
+
+    As written it never alerts. The 99th percentile of 20 norms with the present one on top is 0.81 of that norm and
+    0.19 of the next, so no norm is above twice that, and the other three signals together come to 0.79. A NaN in the
+    window silences the signal as well. Repaired, the percentile is that of the finite norms among the other 19 steps;
+    together with a leap to five times the norm two steps earlier that gives just 0.8. Nothing else is changed.
+    """
+
+    source = "the notes this project began with, as D7 of its specification states them"
+
+    def __init__(self, repaired: bool) -> None:
+        self.name = "the notes' predictor, repaired" if repaired else "the notes' predictor"
+        self.repaired = repaired
+        self.losses: deque[float] = deque(maxlen=20)
+        self.norms: deque[float] = deque(maxlen=20)
+        self.probability = 0.0
+
+    def update(self, loss: float, norm: float, rate: float) -> bool:
+        self.losses.append(loss)
+        self.norms.append(norm)
+        if len(self.losses) < 20:
+            return False
+        self.probability = 1 - math.prod(1 - signal for signal in self.signals())
+        return self.probability >= 0.8
+
+    def signals(self) -> tuple[float, float, float, float]:
+        """Three rises of the loss in a row; the last two second differences above a tenth of the loss; the norm above
+        five times the one two steps earlier; the norm above twice the 99th percentile."""
+        a, b, c, d = list(self.losses)[-4:]
+        *others, norm = self.norms
+        window = [value for value in others if math.isfinite(value)] if self.repaired else [*others, norm]
+        return (
+            0.3 if a < b < c < d else 0.0,
+            0.4 if all(bend > 0 and bend > 0.1 * d for bend in (c - 2 * b + a, d - 2 * c + b)) else 0.0,
+            0.5 if norm > 5 * self.norms[-3] else 0.0,
+            0.6 if norm > 2 * _percentile(window, 0.99) else 0.0,
+        )
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    """With linear interpolation, as NumPy has it; NaN when there is a NaN among the values, or none at all."""
+    if not values or any(math.isnan(value) for value in values):
+        return math.nan
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+LOOKING: tuple[Callable[[], Rule], ...] = (
+    NanCheck,
+    ThreeTimesMeanOfTen,
+    TwiceTheMeanFiveTimes,
+    TenTimesFirstHundred,
+    SixSigma,
+    ZScoreAlarm,
+    partial(NotesPredictor, repaired=False),
+    partial(NotesPredictor, repaired=True),
+)
+"""Rules that look; call one for a fresh rule."""
+
+
+# -- rules that act
+
+
+class Actor(Protector):
+    """A protector that changes gradients or leaves updates out; with a loss scale an update that overflowed is left out
+    anyway, and stands in `acted` all the same where the rule would have left it out."""
+
+    name: str
+    source: str
+
+    def _noted(self, run: Run, acts: bool) -> bool:
+        if acts:
+            self.acted = (*self.acted, run.step)
+        return acts
+
+
+def _norm(model: nn.Module) -> float:
+    return float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+
+
+class SkipNonFinite(Actor):
+    """Leaves an update out when the loss or the norm is not finite; torch's loss scaling does so for gradients, and
+    many loops do without scaling."""
+
+    name = "skip what is not finite"
+    source = "common practice, as in https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling"
+
+    def allow(self, run: Run, loss: float) -> bool:
+        return not self._noted(run, not (math.isfinite(loss) and math.isfinite(_norm(run.model))))
+
+
+class ClipAtOne(Actor):
+    """Torch's clipping at a global norm of 1.0 and nothing else; a norm that is not finite makes NaN of gradients."""
+
+    name = "clip at 1.0"
+    source = "https://github.com/karpathy/nanoGPT/blob/master/train.py"
+
+    def allow(self, run: Run, loss: float) -> bool:
+        norm = float(nn.utils.clip_grad_norm_(run.model.parameters(), 1.0))
+        self._noted(run, not norm <= 1.0)
+        return True
+
+
+class ClipAtOneAndSkip(Actor):
+    """Clipping at 1.0, and an update left out when the norm is not finite, as ESPnet does with its own threshold; here
+    a loss that is not finite counts too."""
+
+    name = "clip at 1.0 and skip what is not finite"
+    source = "https://github.com/espnet/espnet/blob/master/espnet2/train/trainer.py"
+
+    def allow(self, run: Run, loss: float) -> bool:
+        norm = float(nn.utils.clip_grad_norm_(run.model.parameters(), 1.0))
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        self._noted(run, not finite or norm > 1.0)
+        return finite
+
+
+class SixSigmaSkip(Actor):
+    """OLMo-core's SkipStepOptimizer: leaves an update out when the loss or the norm is more than six deviations above
+    the mean of the last 128. Rejected values stay in the window, and a NaN among them costs 128 more updates. The
+    clipping its trainer does besides is left out."""
+
+    name = "skip beyond six sigma"
+    source = SixSigma.source
+
+    def __init__(self) -> None:
+        self.window = _SixSigma()
+
+    def allow(self, run: Run, loss: float) -> bool:
+        return not self._noted(run, self.window.beyond(loss, _norm(run.model)))
+
+
+class ZClip(Actor):
+    """ZClip as its package comes: a norm more than 2.5 deviations above the running mean is clipped to the mean and
+    2.5 * 2.5 / z deviations, and every norm to `most` besides. The first 25 steps know only `most`. The paper
+    (arXiv 2504.02507) has the z-score; the package adds the fixed bound of 1.0."""
+
+    name = "ZClip at 2.5"
+    source = ZScoreAlarm.source
+
+    def __init__(self, most: float = 1.0) -> None:
+        self.norms = _ZScore()
+        self.most = most
+
+    def allow(self, run: Run, loss: float) -> bool:
+        norm = _norm(run.model)
+        clip = self.norms.limit(norm)
+        bound = min(norm if clip is None else clip, self.most)
+        if self._noted(run, norm > bound):
+            grads = [p.grad for p in run.model.parameters() if p.grad is not None]
+            torch._foreach_mul_(grads, bound / (norm + 1e-6))
+        return True
+
+
+ACTING: tuple[Callable[[], Actor], ...] = (SkipNonFinite, ClipAtOne, ClipAtOneAndSkip, SixSigmaSkip, ZClip)
+"""Rules that act; call one for a fresh protector."""

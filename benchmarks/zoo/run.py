@@ -1,0 +1,270 @@
+"""One training run of the zoo: a plain PyTorch loop with places where a fault, or a protector, can be put in."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from benchmarks.zoo.families import FAMILIES, Batch
+from surefoot.actions.stop import TrainingStopped
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WARMUP = 20
+"""Steps over which the rate rises in a healthy run; over the last fifth of the run it falls to a tenth."""
+EXAMINED = 512
+"""Held-out samples a model is examined on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a run is trained, its fault aside; the fault-free twin has the same."""
+
+    family: str
+    seed: int
+    steps: int = 300
+    precision: str = "float32"
+    accumulate: int = 1
+    samples: int = 0
+    """Samples in a micro-batch; 0 takes the family's own."""
+    clip: float = math.inf
+    """Global norm the loop itself clips at."""
+    ranks: int = 1
+    """Processes that train together."""
+    optimizer: Callable[[Any, float], Optimizer] | None = None
+    """Another optimizer than the family's own."""
+    rate: float = 0.0
+    """Another rate than the family's own."""
+
+    @property
+    def label(self) -> str:
+        """All of it in a word that can be a file's name."""
+        told = [self.family, str(self.seed)]
+        for f in fields(self)[2:]:
+            value = getattr(self, f.name)
+            if value != f.default:
+                told.append(f"{f.name}={getattr(value, '__name__', value)}")
+        return "-".join(told)
+
+
+class Run:
+    """A model in training, with hooks for whoever plants a fault; every hook gets the number of the step.
+
+    Everything random comes from the seed and the number of the step, so that two runs which differ in nothing before
+    a step are equal, bit for bit, up to it.
+    """
+
+    def __init__(self, settings: Settings, rank: int = 0) -> None:
+        self.settings = settings
+        self.rank = rank
+        self.family = FAMILIES[settings.family]
+        self.steps = settings.steps
+        self.accumulate = settings.accumulate
+        self.samples = settings.samples or self.family.samples
+        self.clip = settings.clip
+        torch.manual_seed(settings.seed)
+        self.model = self.family.build()
+        self.base_rate = settings.rate or self.family.rate
+        build = settings.optimizer or self.family.optimizer
+        self.optimizer: Optimizer = build(self.model.parameters(), self.base_rate)
+        self.scaler: torch.amp.GradScaler | None = (
+            torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=200)
+            if settings.precision == "float16"
+            else None
+        )
+        self.divide = True
+        """Divide the loss by the number of micro-batches, as one should."""
+        self.rate: Callable[[int], float] = self.schedule
+        """The factor on the rate at a step."""
+        self._batch_hooks: list[Callable[[int, Batch], Batch]] = []
+        self._loss_hooks: list[Callable[[int, Tensor], Tensor]] = []
+        self._before_hooks: list[Callable[[int], None]] = []
+        self._gradient_hooks: list[Callable[[int], None]] = []
+        self._after_hooks: list[Callable[[int], None]] = []
+        self.step = 0
+        self._examining = False
+
+    # -- for whoever plants
+
+    def on_batch(self, hook: Callable[[int, Batch], Batch]) -> None:
+        """Change a micro-batch on its way into the model."""
+        self._batch_hooks.append(hook)
+
+    def on_loss(self, hook: Callable[[int, Tensor], Tensor]) -> None:
+        """Change the loss before its backward."""
+        self._loss_hooks.append(hook)
+
+    def before_step(self, hook: Callable[[int], None]) -> None:
+        """Do something before the forward pass of a step, such as damaging a weight."""
+        self._before_hooks.append(hook)
+
+    def on_gradients(self, hook: Callable[[int], None]) -> None:
+        """Do something between backward and the optimizer's step, as loops do when they clip."""
+        self._gradient_hooks.append(hook)
+
+    def after_step(self, hook: Callable[[int], None]) -> None:
+        """Do something when a step is over."""
+        self._after_hooks.append(hook)
+
+    def on_gradient_of(self, param: Tensor, hook: Callable[[int, Tensor], Tensor]) -> None:
+        """Change a parameter's gradient while backward runs, where a guard will see it."""
+        param.register_hook(lambda g: hook(self.step, g))
+
+    def on_forward(self, module: nn.Module, hook: Callable[[int, Tensor], Tensor]) -> None:
+        """Change a module's output in training; examinations see the module as it is."""
+
+        def changed(_module: nn.Module, _inputs: object, out: Tensor) -> Tensor:
+            return out if self._examining else hook(self.step, out)
+
+        module.register_forward_hook(changed)  # pyright: ignore[reportArgumentType]
+
+    def scale_rate(self, factor: Callable[[int], float]) -> None:
+        """Multiply the rate by a factor of the step."""
+        before = self.rate
+        self.rate = lambda step: before(step) * factor(step)
+
+    def schedule(self, step: int) -> float:
+        """Rise, stay, fall to a tenth over the last fifth."""
+        rise = min(1.0, (step + 1) / WARMUP)
+        left = (self.steps - step) / (0.2 * self.steps)
+        return rise * (0.1 + 0.9 * min(1.0, left))
+
+    # -- the loop's own parts
+
+    def batch(self, step: int, micro: int) -> Batch:
+        """A micro-batch, the same for the same seed, step and process."""
+        batch = self._fresh((step * 64 + micro) * 8 + self.rank, self.samples)
+        for hook in self._batch_hooks:
+            batch = hook(step, batch)
+        return batch
+
+    def _fresh(self, number: int, samples: int) -> Batch:
+        rng = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + number)
+        return self.family.sample(rng, samples)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        precision = PRECISIONS[self.settings.precision]
+        with torch.autocast("cpu", precision, enabled=precision is not torch.float32):
+            loss = self.family.loss(model, batch)
+        for hook in self._loss_hooks:
+            loss = hook(self.step, loss)
+        return loss
+
+    @contextlib.contextmanager
+    def examining(self) -> Iterator[None]:
+        """The model as it would be used: no faults on its way, no dropout, no gradients."""
+        self._examining, training = True, self.model.training
+        self.model.eval()
+        with torch.no_grad():
+            yield
+        self._examining = False
+        self.model.train(training)
+
+    def examine(self) -> float:
+        """Loss on held-out samples, without any fault on their way in."""
+        with self.examining():
+            loss = float(self.family.loss(self.model, self._fresh(-1 << 20, EXAMINED)))
+        return loss if math.isfinite(loss) else math.inf
+
+
+class Protector:
+    """Stands between the loop and the optimizer; this one does nothing, which is what most loops have."""
+
+    acted: Sequence[int] = ()
+    """The steps whose update it changed or left out."""
+
+    def begin(self, run: Run, model: nn.Module) -> None:
+        """The run is about to start."""
+
+    def watch(self, loss: Tensor, batch: Batch) -> Tensor:
+        """Sees each loss before its backward."""
+        return loss
+
+    def allow(self, run: Run, loss: float) -> bool:
+        """May change the gradients; False leaves the update out."""
+        return True
+
+    def examine(self, run: Run) -> None:
+        """A moment at which loops look at held-out samples."""
+
+    def end(self) -> None:
+        """The run is over."""
+
+
+EVALUATES = 25
+"""Steps between two looks at held-out samples, which a protector may make use of."""
+LAST = (16, 11, 6, 1)
+"""Steps before the end at which the model is examined; their mean is the final loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended."""
+
+    loss: float
+    """On held-out samples; infinite when the model is broken."""
+    stopped: int | None = None
+    """The step at which the protector gave the run up."""
+
+
+def train(run: Run, protector: Protector, model: nn.Module | None = None) -> Ending:
+    """Train to the end, or to the protector's stop.
+
+    `model` is what is called in place of `run.model`, such as its DistributedDataParallel.
+    """
+    called = run.model if model is None else model
+    protector.begin(run, called)
+    examined: list[float] = []
+    try:
+        for step in range(run.steps):
+            one_step(run, step, protector, called)
+            if step % EVALUATES == EVALUATES - 1:
+                protector.examine(run)
+            if run.steps - step in LAST:
+                examined.append(run.examine())
+    except TrainingStopped:
+        return Ending(run.examine(), run.step)
+    finally:
+        protector.end()
+    return Ending(sum(examined) / len(examined))
+
+
+def one_step(run: Run, step: int, protector: Protector, model: nn.Module) -> None:
+    """One update, the way plain loops make it."""
+    run.step = step
+    torch.default_generator.manual_seed(run.settings.seed * 7919 + step)  # of the CPU alone: it is called each step
+    for group in run.optimizer.param_groups:
+        group["lr"] = run.base_rate * run.rate(step)
+    for hook in run._before_hooks:
+        hook(step)
+    total = 0.0
+    for micro in range(run.accumulate):
+        batch = run.batch(step, micro)
+        loss = run.loss(model, batch)
+        if run.divide:
+            loss = loss / run.accumulate
+        total += float(loss.detach())
+        scaled = loss if run.scaler is None else run.scaler.scale(loss)
+        protector.watch(scaled, batch).backward()
+    if run.scaler is not None:
+        run.scaler.unscale_(run.optimizer)
+    if math.isfinite(run.clip):
+        nn.utils.clip_grad_norm_(run.model.parameters(), run.clip)
+    for hook in run._gradient_hooks:
+        hook(step)
+    if protector.allow(run, total):
+        if run.scaler is None:
+            run.optimizer.step()
+        else:
+            run.scaler.step(run.optimizer)
+    if run.scaler is not None:
+        run.scaler.update()
+    run.optimizer.zero_grad()
+    for hook in run._after_hooks:
+        hook(step)

@@ -1,0 +1,25 @@
+"""Checkpoints on disk: whole or not there, verified before anything is read from them. Knows no tensors."""
+
+from surefoot.checkpoint.store.entry import Health, Kept
+from surefoot.checkpoint.store.failures import CheckpointWarning, NothingWhole, Problem, SaveFailed
+from surefoot.checkpoint.store.files import Entry, Files, entry_of, settle
+from surefoot.checkpoint.store.retention import Retention
+from surefoot.checkpoint.store.store import Saved, Store
+from surefoot.checkpoint.store.write import Draft
+
+__all__ = [
+    "CheckpointWarning",
+    "Draft",
+    "Entry",
+    "Files",
+    "Health",
+    "Kept",
+    "NothingWhole",
+    "Problem",
+    "Retention",
+    "SaveFailed",
+    "Saved",
+    "Store",
+    "entry_of",
+    "settle",
+]

@@ -1,0 +1,1 @@
+"""Everything that `surefoot.attach` wires to one model and its optimizers."""

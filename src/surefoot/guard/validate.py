@@ -1,0 +1,246 @@
+"""Everything a user can get wrong at `attach` and `watch`, told in one sentence with the way out."""
+
+from __future__ import annotations
+
+import difflib
+import gc
+import math
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.checkpoint.train_state import Generator
+from surefoot.checkpoint.tree import Stateful
+from surefoot.gate.veto import unwrap
+from surefoot.judge.policy import Policy
+
+OPTIONS = (
+    "run_dir",
+    "clip",
+    "policy",
+    "scheduler",
+    "scaler",
+    "extra",
+    "ring",
+    "loader",
+    "resume",
+    "step_fn",
+    "steps_of",
+)
+
+
+class Misuse(ValueError):
+    """The guard was called in a way that cannot work; raised before anything is trained where that is possible."""
+
+
+def switched_off() -> bool:
+    """Whether the environment says SUREFOOT=off."""
+    return os.environ.get("SUREFOOT", "").lower() in ("off", "0", "false")
+
+
+def check_options(unknown: Iterable[str]) -> None:
+    for name in unknown:
+        near = difflib.get_close_matches(name, OPTIONS, n=1)
+        hint = f" Did you mean {near[0]}=?" if near else ""
+        raise Misuse(f"attach: there is no option {name}=.{hint} The options are {', '.join(OPTIONS)}.")
+
+
+def check_model(model: object) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise Misuse(f"attach: the model must be a torch.nn.Module, not {type(model).__name__}.")
+    if not any(p.requires_grad for p in model.parameters()):
+        what = "has only frozen parameters" if any(True for _ in model.parameters()) else "has no parameters"
+        raise Misuse(f"attach: the model {what}, so there is nothing to train or to guard. Pass the module you train.")
+    return model
+
+
+def check_optimizers(given: object, model: nn.Module) -> tuple[Optimizer, ...]:
+    many = given if isinstance(given, list | tuple) else [given]
+    if not many:
+        raise Misuse("attach: no optimizer was given. Pass the optimizer, or a list of all that train this model.")
+    optimizers = tuple(unwrap(o) for o in many)
+    for i, o in enumerate(optimizers):
+        if any(o is other for other in optimizers[:i]):
+            raise Misuse(f"attach: the same {type(o).__name__} was given twice. Name each optimizer once.")
+    own = {id(p) for p in model.parameters()}
+    for o in optimizers:
+        if not any(id(p) in own for group in o.param_groups for p in group["params"]):
+            raise Misuse(
+                f"attach: {type(o).__name__} holds none of the model's parameters. Was it made from another model, or "
+                "before the model was wrapped or moved? Make it from the model you attach, after wrapping."
+            )
+    return optimizers
+
+
+def check_free(optimizers: Iterable[Optimizer], guarded: Collection[Optimizer]) -> None:
+    for o in optimizers:
+        if o in guarded:
+            raise Misuse(
+                f"attach: this {type(o).__name__} is guarded already. Close the earlier guard first: guard.close()."
+            )
+
+
+def check_resume(resume: object, run_dir: object, policy: object = "protect") -> bool:
+    if not isinstance(resume, bool):
+        raise Misuse(f"attach: resume= is True or False, not {resume!r}. The run that goes on is the one in run_dir=.")
+    if resume and run_dir is None:
+        raise Misuse("attach: resume=True needs run_dir=, the folder in which the run's checkpoints are kept.")
+    if resume and check_policy(policy).observe:
+        raise Misuse(
+            "attach: policy='observe' touches nothing, so it can neither go on from a checkpoint nor save one. Use "
+            "policy='protect', or leave resume= out."
+        )
+    return resume
+
+
+def check_step_fn(step_fn: object) -> Any:
+    if step_fn is not None and not callable(step_fn):
+        raise Misuse(
+            f"attach: step_fn={step_fn!r} cannot be called. It is a function of the model and a batch that returns "
+            "the loss: step_fn=lambda model, batch: loss_fn(model, batch)."
+        )
+    return step_fn
+
+
+def check_steps_of(given: object, optimizers: Sequence[Optimizer]) -> int | None:
+    """The place of the optimizer whose updates `guard.step` counts; None for iterations of the loop."""
+    if given is None:
+        return None
+    try:
+        inner = unwrap(given)
+    except ValueError:
+        inner = None
+    for place, optimizer in enumerate(optimizers):
+        if optimizer is inner:
+            return place
+    raise Misuse(
+        f"attach: steps_of={type(given).__name__} is none of the {len(optimizers)} attached optimizers. Pass one of "
+        "those given as the second argument, such as attach(model, [opt_d, opt_g], steps_of=opt_d): guard.step then "
+        "counts its updates."
+    )
+
+
+def check_policy(policy: object) -> Policy:
+    if isinstance(policy, Policy):
+        return policy
+    if policy == "protect":
+        return Policy()
+    if policy == "observe":
+        return Policy(observe=True)
+    raise Misuse(f"attach: policy={policy!r} is unknown. Use 'protect', 'observe' or a surefoot.Policy(...).")
+
+
+def check_scheduler(given: object) -> list[Stateful]:
+    many = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    found: list[Stateful] = []
+    for each in many:
+        if isinstance(each, type) or not isinstance(each, Stateful):
+            raise Misuse(
+                f"attach: scheduler={each!r} has no state_dict and load_state_dict, so it cannot go back with the run. "
+                "Pass the scheduler itself, or a list of them."
+            )
+        found.append(each)
+    return found
+
+
+def check_extra(given: object) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise Misuse(f"attach: extra= must be a mapping of names to objects, not {type(given).__name__}.")
+    for name, thing in given.items():
+        if not isinstance(thing, Stateful | Generator) or isinstance(thing, type):
+            raise Misuse(
+                f"attach: extra[{name!r}] is a {type(thing).__name__}, which cannot go back with the run. It needs "
+                "state_dict and load_state_dict, or get_state and set_state."
+            )
+    return {str(name): thing for name, thing in given.items()}
+
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
+
+
+def check_ring(given: object) -> int | None:
+    """Bytes that states kept in memory may take: 0 for no states, None for what there is room for."""
+    if given is None or given is True:
+        return None
+    if isinstance(given, int | float) and given >= 0 and math.isfinite(given):
+        return int(given)
+    size = _SIZE.fullmatch(given) if isinstance(given, str) else None
+    if size is None:
+        raise Misuse(
+            f"attach: ring={given!r} is not understood. Use None (states take what room there is), False (keep none), "
+            "or the memory they may take, in bytes or such as '8GB'."
+        )
+    number, unit, binary = size.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))
+
+
+def check_run_dir(run_dir: object) -> Any:
+    if run_dir is None or (isinstance(run_dir, str) and not run_dir.strip()):
+        raise Misuse("attach: run_dir= is missing. Name a directory for this run's records, such as run_dir='runs/a'.")
+    if not isinstance(run_dir, str | os.PathLike):
+        raise Misuse(f"attach: run_dir={run_dir!r} is no path. Name a directory, such as run_dir='runs/a'.")
+    return run_dir
+
+
+def check_loss(loss: object) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise Misuse(f"watch: the loss must be a tensor, not {type(loss).__name__}. Pass it before calling .item().")
+    if loss.numel() != 1:
+        raise Misuse(f"watch: the loss must be one number, not of shape {tuple(loss.shape)}. Reduce it: loss.mean().")
+    if not loss.requires_grad and torch.is_grad_enabled():  # without gradients this is an evaluation
+        raise Misuse(
+            "watch: this loss has no graph, so backward cannot run from it. Was it detached, or made under "
+            "torch.no_grad()? Watch training losses only, before .detach() or .item()."
+        )
+    return loss
+
+
+def check_progress(progress: object) -> None:
+    number = isinstance(progress, int | float) or (isinstance(progress, Tensor) and progress.numel() == 1)
+    if not number:
+        what = f"of shape {tuple(progress.shape)}" if isinstance(progress, Tensor) else type(progress).__name__
+        raise Misuse(
+            f"watch: progress= must be one number, not {what}. Pass a number that falls as the run gets better, such "
+            "as -rewards.mean(), or None to check the loss only for being finite."
+        )
+
+
+STEPS_WITHOUT_BACKWARD = 3
+NO_BACKWARD = (
+    f"backward() did not run from the watched loss in {STEPS_WITHOUT_BACKWARD} steps in a row, so losses are recorded "
+    "as NaN. Pass guard.watch the loss that you call backward() on, or that it is computed from."
+)
+
+NEVER_WATCHED = (
+    "the optimizer stepped, but guard.watch was never called. Write `loss = guard.watch(loss, batch)` before "
+    "`loss.backward()`."
+)
+
+
+def check_report(values: Mapping[str, Any]) -> dict[str, float]:
+    """The reported values as plain numbers."""
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
+        try:
+            numbers[name] = float(value.detach() if isinstance(value, Tensor) else value)
+        except (TypeError, ValueError, RuntimeError):
+            raise Misuse(f"report: {name}={value!r} is not a number. Report numbers only.") from None
+    return numbers
+
+
+SCALED = 64.0
+"""A loss multiplied by this much or more before backward is taken to be scaled."""
+
+
+def find_scaler(factor: float) -> Any | None:
+    """The one GradScaler that can have multiplied a loss by this; its scale may be divided by micro-batches."""
+    found = [s for s in gc.get_objects() if issubclass(type(s), torch.amp.GradScaler) and s.is_enabled()]
+    at_work = [s for s in found if s._scale is not None and (s.get_scale() / factor).is_integer()]
+    return at_work[0] if len(at_work) == 1 else None

@@ -1,0 +1,89 @@
+"""Rows and events to bytes in the files they belong to; knows nothing of queues, threads and locks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from operator import attrgetter
+from pathlib import Path
+
+import numpy as np
+
+from surefoot.journal.append import AppendOnly, open_lines
+from surefoot.journal.layers import LayerLog
+from surefoot.journal.row_file import SCALARS, RowFile
+from surefoot.journal.run_json import SIGNALS, events_name
+from surefoot.journal.segments import resume_or_start
+from surefoot.records import LAYER_STATS, Row
+
+_values = attrgetter(*(f.name for f in fields(Row)))
+
+
+class Scribe:
+    """Owns the open files of one journal; every OSError goes up to it. Files are opened when first written to."""
+
+    def __init__(self, run_dir: Path, *, rank: int, window: int, budget: int) -> None:
+        self._run_dir, self.rank = run_dir, rank
+        self._events: AppendOnly | None = None
+        self._scalars: RowFile | None = None
+        self._layers = LayerLog(run_dir / SIGNALS, window=window, budget=budget) if rank == 0 else None
+        self.unwritable = 0
+        """Rows, or the layers of rows, that held what no file of ours can hold."""
+
+    def events(self, lines: Sequence[bytes]) -> None:
+        if lines:
+            if self._events is None:
+                self._events = open_lines(self._run_dir / events_name(self.rank))
+            self._events.write(b"".join(lines))
+
+    def layout(self, names: Sequence[str], numels: Sequence[int]) -> None:
+        if self._layers is not None:
+            self._layers.layout(names, numels)
+
+    def rows(self, rows: Sequence[tuple[Row, np.ndarray | None]]) -> None:
+        if not rows or self._layers is None:
+            return
+        if self._scalars is None:
+            self._scalars = resume_or_start(self._run_dir / SIGNALS, SCALARS)[1]
+        scalars, stats = self._encoded(rows)
+        self._scalars.append(scalars)
+        shape = (self._layers.tensors, len(LAYER_STATS))
+        measured = [at for at, found in enumerate(stats) if found is not None]
+        fitting = {at: found for at, found in enumerate(stats) if found is not None and found.shape == shape}
+        self.unwritable += len(measured) - len(fitting)
+        if fitting and self._layers.tensors:
+            self._layers.append(scalars[list(fitting)], list(fitting.values()))
+
+    def tidy(self, jobs: int) -> None:
+        """Thin some of the old layer rows."""
+        for _ in range(jobs):
+            if self._layers is None or not self._layers.tidy():
+                return
+
+    def sync(self) -> None:
+        for file in (self._events, self._scalars, self._layers):
+            if file is not None:
+                file.sync()
+
+    def close(self) -> None:
+        for file in (self._events, self._scalars, self._layers):
+            if file is not None:
+                file.close()
+
+    def _encoded(self, rows: Sequence[tuple[Row, np.ndarray | None]]) -> tuple[np.ndarray, list[np.ndarray | None]]:
+        encoded = _as_array([row for row, _ in rows])
+        if encoded is None:  # one row holds a value that is no number: the others must not go with it
+            writable = [item for item in rows if _as_array([item[0]]) is not None]
+            self.unwritable += len(rows) - len(writable)
+            rows = writable
+            encoded = _as_array([row for row, _ in rows])
+            assert encoded is not None
+        return encoded, [stats for _, stats in rows]
+
+
+def _as_array(rows: Sequence[Row]) -> np.ndarray | None:
+    try:
+        with np.errstate(all="ignore"):
+            return np.array([_values(row) for row in rows], SCALARS.dtype)
+    except Exception:
+        return None

@@ -1,0 +1,47 @@
+"""Clipping that fires at nearly every step, or never."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from surefoot.judge.detectors.base import Detector
+from surefoot.judge.policy import HUGE, LATE, PATIENCE, Sight
+from surefoot.records import Finding, Row
+
+
+class Clipping(Detector):
+    name: ClassVar = "clipping"
+    kept: ClassVar = ("_updates", "_unclipped", "_top", "_often_told", "_never_told")
+
+    def __init__(self, sight: Sight) -> None:
+        self._sight = sight
+        self._updates = 0
+        self._unclipped = 0
+        self._top = 0.0
+        self._often_told = False
+        self._never_told = False
+
+    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+        if math.isnan(row.clipped) or row.optimizer or not row.landed:
+            return []
+        self._updates += 1
+        self._unclipped = self._unclipped + 1 if row.clipped >= 1.0 else 0
+        self._top = max(row.norm, 0.999 * self._top)
+        if self._updates >= 2 * PATIENCE and row.clip_share > self._sight.clipped_often and not self._often_told:
+            self._often_told = True
+            detail = (
+                f"{row.clip_share:.0%} of the last 100 updates were clipped at {row.clip:.3g}: this acts as a smaller "
+                f"rate. The largest norms are about {self._top:.3g}; start at two to three times that."
+            )
+            return self.found(row, detail, share=row.clip_share, clip=row.clip, top=self._top)
+        if self._unclipped >= LATE and row.clip > HUGE * self._top and not self._never_told:
+            self._never_told = True
+            detail = (
+                f"nothing was clipped for {LATE} updates: the threshold of {row.clip:.3g} is far above the largest "
+                f"norm of {self._top:.3g} and protects from little."
+            )
+            return self.found(row, detail, share=0.0, clip=row.clip, top=self._top)
+        return []

@@ -1,1 +1,0 @@
-"""From findings to causes: the shape of the trouble, and what it speaks for."""

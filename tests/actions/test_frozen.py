@@ -1,0 +1,160 @@
+"""A guarded run with frozen weights: memory, going back, and emergency checkpoints that hold the frozen part too."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from adapted import Adapted, adapted, equal, follow, inputs, state_of, taught, train
+from scripted import script
+from torch import nn
+
+import surefoot
+from surefoot.checkpoint.store import Store
+from surefoot.records import Action
+
+Attach = Callable[..., Any]
+Read = Callable[[], surefoot.Run]
+TwoProcesses = Callable[..., list[dict[str, Any]]]
+BACK = {"action": Action.REWIND}
+EVERY4 = surefoot.Policy(ring_every=4)
+SCRIPT = Path(__file__).parent / "two_frozen.py"
+
+
+def nbytes(tensors: Any) -> int:
+    return sum(t.nbytes for t in tensors)
+
+
+def test_a_run_with_adapters_goes_back_as_if_nothing_had_been(attach: Attach) -> None:
+    model, optimizer = adapted()
+    guard = attach(model, optimizer, policy=EVERY4)
+    judge = script(guard, {17: BACK})
+    for i in range(20):
+        train(model, optimizer, i, guard.watch, 1.0 if i < 16 else 50.0)
+    assert judge.rewinds == [(15, 16)]
+    for i in range(20, 26):
+        train(model, optimizer, i, guard.watch)
+    twin = adapted()
+    for i in [*range(16), *range(20, 26)]:
+        train(*twin, i)
+    assert equal(state_of(*twin), state_of(model, optimizer))
+    ring = guard._footing.ring
+    held = {t.untyped_storage().data_ptr(): t.nbytes for s in ring.states for t in s.copy.tensors}
+    frozen = nbytes(model.base.parameters())
+    assert len(ring.states) == 4
+    assert sum(held.values()) < frozen * 1.5
+    assert ring.nbytes < frozen * 1.5
+
+
+@pytest.mark.parametrize("how", ["data", "version", "rebind"])
+def test_a_teacher_goes_back_with_the_run(how: str, attach: Attach, read: Read, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, "surefoot")
+    model, optimizer = taught()
+    guard = attach(model, optimizer, policy=EVERY4)
+    judge = script(guard, {17: BACK})
+    kept = None
+    for i in range(18):
+        train(model, optimizer, i, guard.watch)
+        if i == 15:
+            kept = state_of(model, optimizer)  # before the loop moves the teacher, as the snapshot
+        follow(model, how)
+    train(model, optimizer, 18, guard.watch)
+    train(model, optimizer, 19, guard.watch)
+    assert judge.rewinds == [(15, 16)]
+    assert kept is not None
+    assert equal(kept, state_of(model, optimizer))
+    guard.close()
+    notes = [e for e in read().events if e.get("name") == "ring" and "changed without" in e["detail"]]
+    logged = [r for r in caplog.records if "changed without" in r.getMessage()]
+    assert len(notes) == len(logged) == (1 if how == "data" else 0)
+    assert all(r.levelno == logging.INFO for r in logged)
+
+
+def test_a_state_whose_frozen_part_is_unknown_is_passed_over(attach: Attach) -> None:
+    model, optimizer = adapted()
+    guard = attach(model, optimizer, policy=EVERY4)
+    judge = script(guard, {17: BACK})
+    kept = None
+    for i in range(20):
+        if i == 14:
+            model.base.weight.data.mul_(0.5)  # between the states of attempts 11 and 15
+        train(model, optimizer, i, guard.watch)
+        kept = state_of(model, optimizer) if i == 11 else kept
+    assert judge.rewinds == [(11, 12)]
+    assert kept is not None
+    assert equal(kept, state_of(model, optimizer))
+    assert not guard.lost
+
+
+def test_weights_thawed_on_the_way_go_back_to_their_frozen_values(attach: Attach) -> None:
+    model, optimizer = adapted()
+    guard = attach(model, optimizer, policy=EVERY4)
+    judge = script(guard, {17: BACK | {"before": 12}, 27: BACK})
+    frozen = model.base.weight.detach().clone()
+    for i in range(20):
+        if i == 13:
+            model.base.requires_grad_(True)
+            optimizer.add_param_group({"params": list(model.base.parameters())})
+        train(model, optimizer, i, guard.watch)
+    assert judge.rewinds == [(11, 12)]
+    assert model.base.weight.equal(frozen)
+    kept = None
+    for i in range(20, 30):
+        train(model, optimizer, i, guard.watch)
+        ring = guard._footing.ring
+        if ring.states[-1].attempt == i:
+            kept = state_of(model, optimizer)
+    assert not model.base.weight.equal(frozen)
+    assert len(judge.rewinds) == 2
+    assert kept is not None
+    assert not guard.lost
+
+
+def test_an_emergency_checkpoint_holds_the_frozen_part(tmp_path: Path) -> None:
+    def attached(model: Adapted, optimizer: torch.optim.Optimizer) -> Any:
+        rules = surefoot.Policy(save_every=10_000, ring_every=5, proof=5, limit=500, failures=50, actions=50)
+        return surefoot.attach(model, optimizer, run_dir=tmp_path, resume=True, policy=rules)
+
+    model, optimizer = adapted(width=16)
+    guard = attached(model, optimizer)
+    frozen = [p.detach().clone() for p in model.base.parameters()]
+    for i in range(46):
+        x = inputs(i, 16) * (float("nan") if i > 40 else 1.0)
+        guard.watch((model(x) - x).square().mean(), x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert guard._footing.ring.base_nbytes == nbytes(frozen)
+    guard._anchor._keeping.close()
+    (kept,) = Store(tmp_path / "checkpoints").all()
+    assert kept.kind == "emergency"
+    guard.__exit__(RuntimeError, RuntimeError("the plug is pulled"), None)
+    other, again = adapted(width=16)
+    nn.init.zeros_(other.base.weight)
+    resumed = attached(other, again)
+    assert resumed.step == kept.step > 0
+    assert all(p.equal(was) for p, was in zip(other.base.parameters(), frozen, strict=True))
+    resumed.close()
+
+
+# -- two processes
+
+
+@pytest.fixture(scope="module")
+def told(two_processes: TwoProcesses) -> list[dict[str, Any]]:
+    return two_processes(SCRIPT)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_processes_keep_frozen_weights_once_and_go_back_alike(kind: str, told: list[dict[str, Any]]) -> None:
+    for seen in told:
+        assert seen[kind] == {"rewinds": [[7, 8]], "on": True, "lost": False, "once": True}
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_where_one_process_has_no_matching_state_both_take_an_older_one(kind: str, told: list[dict[str, Any]]) -> None:
+    for seen in told:
+        assert seen[f"{kind} moved"] == {"rewinds": [[3, 4]], "on": True, "lost": False, "once": True}

@@ -1,0 +1,46 @@
+"""A loss scale that is far too low is given back a value that worked, in a run that loses no step by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot
+from surefoot.actions.action_context import CannotAct
+from surefoot.actions.rescale import Rescale
+
+LOW_AT = 60
+
+
+def test_a_run_whose_loss_scale_was_set_far_too_low_learns_on(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+    guard = surefoot.attach(model, optimizer, run_dir=tmp_path / "run", scaler=scaler)
+    for step in range(100):
+        if step == LOW_AT:
+            scaler.update(2.0**-24)
+        x = torch.randn(32, 8)
+        with torch.autocast("cpu", torch.float16):
+            loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        guard.watch(scaler.scale(loss), x).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    guard.close()
+    decided = [e for e in surefoot.read(tmp_path / "run").events if e["kind"] == "decision"]
+    assert [(e["action"], e["scale"]) for e in decided] == [("restrain", 2.0**10)]
+    assert scaler.get_scale() == 2.0**10
+    assert guard.step == 100, "no step was lost"
+
+
+@pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu", enabled=False)])
+def test_without_a_loss_scale_there_is_nothing_to_set(scaler: Any) -> None:
+    with pytest.raises(CannotAct, match="pass your GradScaler as scaler="):
+        Rescale(1024.0).apply(SimpleNamespace(scaler=scaler))  # pyright: ignore[reportArgumentType]

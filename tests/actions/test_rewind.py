@@ -1,0 +1,442 @@
+"""A run that goes back is to the bit as it was, and goes on as if what came after had never been."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from loops import Net, bare, batch, loss_of, net, same, snapshot, train
+from rewinding import same as same_run
+from scripted import Watched, script
+from torch import Tensor, nn
+
+import surefoot
+from surefoot.checkpoint.train_state import Whole
+from surefoot.records import Action
+
+Attach = Callable[..., Any]
+Read = Callable[[], surefoot.Run]
+BACK = {"action": Action.REWIND}
+EVERY4 = surefoot.Policy(ring_every=4)
+
+
+WAYS = [
+    ("AdamW", "plain", False),
+    ("AdamW", "foreach", False),
+    ("AdamW", "fused", False),
+    ("AdamW", "closure", False),
+    ("AdamW", "compiled", False),
+    ("AdamW", "plain", True),
+    ("AdamW", "fused", True),
+    ("SGD", "plain", False),
+    ("SGD", "fused", True),
+    ("LBFGS", "closure", False),
+    ("Adafactor", "plain", False),
+    ("SparseAdam", "plain", False),
+]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Detected call")  # of a compiled step
+@pytest.mark.parametrize(("name", "way", "scaled"), WAYS)
+def test_back_to_the_bit_and_on_from_there(name: str, way: str, scaled: bool, attach: Attach, read: Read) -> None:
+    torch._dynamo.reset()
+    run = Watched(name, way, scaled=scaled).scheduled()
+    guard = attach(run.model, run.optimizer, policy=EVERY4, scheduler=run.schedulers, scaler=run.scaler)
+    run.watch = guard.watch
+    judge = script(guard, {9: BACK})
+    for i in range(8):
+        run.train(i)
+    then = run.contents()
+    for i in range(8, 12):
+        run.train(i, 50.0)
+    assert same_run(then, run.contents()), "model, optimizer, buffers, schedule, loss scale and random numbers"
+    assert judge.rewinds == [(7, 8)]
+    for i in range(12, 20):
+        run.train(i)
+    twin = Watched(name, way, scaled=scaled).scheduled()
+    for i in [*range(8), *range(12, 20)]:
+        twin.train(i)
+    assert same_run(twin.contents(), run.contents())
+    guard.close()
+    rows = read().scalars
+    assert rows["attempt"].tolist() == list(range(20)), "every attempt is written down once"
+    assert rows["step"].tolist() == [*range(12), *range(8, 16)]
+    assert judge.seen == [*range(10), *range(12, 20)], "what was under way then is of a time that is gone"
+    assert guard.step == 16
+    (note,) = [e for e in read().events if e.get("name") == "rewound"]
+    assert note["values"] == {"step": 8, "attempt": 7}
+
+
+def test_a_run_that_dies_at_once_goes_back_to_its_start(attach: Attach) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    guard = attach(model, optimizer)
+    judge = script(guard, {0: BACK | {"before": 0}}, proves=100)
+    start = snapshot(model, optimizer)
+    for i in range(3):
+        assert len(optimizer.state) == (6 if i else 0)
+        train(model, optimizer, guard.watch, i)
+    assert same(start, snapshot(model, optimizer)), "no optimizer state yet"
+    assert judge.rewinds == [(-1, 0)]
+    before = snapshot(model)
+    train(model, optimizer, guard.watch, 3)
+    assert not same(before, snapshot(model))
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_the_start_is_where_training_starts(without: Callable[[], Any], attach: Attach) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    guard = attach(model, optimizer)
+    judge = script(guard, {3: BACK}, proves=100)
+    model.eval()
+    with without():
+        model(batch(0))
+    model.train()
+    model.load_state_dict(net(7).state_dict())  # a loop that examines the model first, and then loads a checkpoint
+    start = snapshot(model)
+    for i in range(6):
+        train(model, optimizer, guard.watch, i)
+    assert judge.rewinds == [(-1, 0)]
+    assert same(start, snapshot(model))
+    train(model, optimizer, guard.watch, 6)
+    assert not guard.lost
+
+
+def test_states_proven_after_the_trouble_began_are_passed_over(attach: Attach) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer, policy=EVERY4)
+    judge = script(guard, {9: BACK | {"before": 7}})
+    kept = None
+    for i in range(12):
+        train(model, optimizer, guard.watch, i)
+        kept = snapshot(model, optimizer) if i == 3 else kept
+    assert judge.rewinds == [(3, 4)]
+    assert same(kept, snapshot(model, optimizer))
+
+
+@pytest.mark.parametrize(("dated", "to"), [(True, (7, 8)), (False, (-1, 0))])
+def test_where_it_is_known_when_the_trouble_began_an_unproven_state_will_do(
+    dated: bool, to: tuple[int, int], attach: Attach
+) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer, policy=EVERY4)
+    judge = script(guard, {9: BACK | {"before": 8, "dated": dated}}, proves=100)
+    kept = {-1: snapshot(model)}
+    for i in range(12):
+        train(model, optimizer, guard.watch, i)
+        kept[i] = snapshot(model)
+    assert judge.rewinds == [to]
+    assert same(kept[to[0]], snapshot(model))
+
+
+def test_no_state_is_taken_while_something_is_amiss(attach: Attach) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer, policy=EVERY4)
+    judge = script(guard, {})
+    for i in range(11):
+        judge.quiet = not 3 <= i <= 8
+        train(model, optimizer, guard.watch, i)
+    assert [s.attempt for s in guard._footing.ring.states] == [-1, 9]
+
+
+def test_a_state_is_never_taken_between_micro_batches(attach: Attach) -> None:
+    """Two micro-batches an update; the bad update's first half does not outlive the way back."""
+
+    def update(model: Net, optimizer: torch.optim.Optimizer, watch: Callable[..., Tensor], i: int) -> None:
+        for m in range(2):
+            (watch(loss_of(model, batch(2 * i + m)), None) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model, other = net(), net()
+    optimizer, plain = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, other))
+    guard = attach(model, optimizer, policy=EVERY4)
+    judge = script(guard, {9: BACK})
+    for i in range(15):
+        update(model, optimizer, guard.watch, i)
+    for i in [*range(8), *range(12, 15)]:
+        update(other, plain, bare, i)
+    assert judge.rewinds == [(7, 8)]
+    assert same(snapshot(model, optimizer), snapshot(other, plain))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_two_optimizers_go_back_together(fused: bool, attach: Attach, read: Read) -> None:
+    def build() -> tuple[Net, list[torch.optim.Optimizer]]:
+        model = net()
+        return model, [
+            torch.optim.AdamW(model.first.parameters(), lr=0.01, fused=fused),
+            torch.optim.SGD([*model.norm.parameters(), *model.last.parameters()], lr=0.01, momentum=0.9, fused=fused),
+        ]
+
+    (model, optimizers), (other, plain) = build(), build()
+    guard = attach(model, optimizers, policy=EVERY4)
+    judge = script(guard, {9: BACK})
+    for i in range(16):
+        train(model, optimizers, guard.watch, i)
+    assert judge.rewinds == [(7, 8)], "two rows an update are read one update later"
+    for i in [*range(8), *range(11, 16)]:
+        train(other, plain, bare, i)
+    assert same(snapshot(model, *optimizers), snapshot(other, *plain))
+    guard.close()
+    assert read().scalars["attempt"].tolist() == [i for i in range(16) for _ in range(2)]
+    assert read().scalars["step"].tolist()[20:24] == [10, 10, 8, 8]
+
+
+def test_two_sides_that_take_turns(attach: Attach) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"maker": nn.Linear(4, 4), "judge": nn.Linear(4, 1)})
+    sides = [torch.optim.Adam(model[name].parameters(), lr=1e-3) for name in ("judge", "maker")]
+    guard = attach(model, sides, policy=EVERY4)
+    judge = script(guard, {14: BACK, 25: BACK})
+    for i in range(20):
+        made = model["maker"](batch(i))
+        for side, sign, seen in ((sides[0], 1.0, made.detach()), (sides[1], -1.0, made)):
+            side.zero_grad()
+            guard.watch(sign * model["judge"](seen).mean(), None).backward()
+            side.step()
+    assert not guard.lost
+    assert len(judge.rewinds) == 2
+
+
+def test_what_the_gate_remembers_goes_back_too(attach: Attach) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    guard = attach(model, optimizer, policy=EVERY4, clip="adaptive")
+    script(guard, {9: BACK})
+    memory = guard._rounds.gates[0].memory
+    for i in range(8):
+        train(model, optimizer, guard.watch, i)
+    then = {k: v.clone() for k, v in memory.state_dict().items()}
+    for i in range(8, 11):
+        train(model, optimizer, guard.watch, i, "burst")
+    assert memory.baseline[1] > 100 * then["baseline"][1], "before the warm-up a large gradient lands"
+    train(model, optimizer, guard.watch, 11)
+    assert memory.baseline[1] == then["baseline"][1]
+    assert torch.equal(memory.norms.nan_to_num(), then["norms"].nan_to_num())
+
+
+def test_numbers_of_the_weights_that_are_gone_are_not_told(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer, policy=surefoot.Policy(ring_every=4, weights_every=1))
+    script(guard, {9: BACK})
+    for i in range(14):
+        train(model, optimizer, guard.watch, i)
+        if i == 10:
+            with torch.no_grad():
+                model.last.weight.fill_(math.nan)
+    guard.close()
+    bad = read().scalars["bad_weights"]
+    assert math.isnan(bad[12]), "measured on weights that are gone"
+    assert bad[13] == 0
+
+
+def test_a_schedule_nobody_told_of_keeps_its_pace(attach: Attach, read: Read) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    guard = attach(model, optimizer, policy=EVERY4)
+    judge = script(guard, {9: BACK})
+    for i in range(20):
+        train(model, optimizer, guard.watch, i)
+        schedule.step()
+    guard.close()
+    assert judge.rewinds
+    wanted = [0.05 * (1 + math.cos(math.pi * i / 20)) for i in range(20)]
+    assert read().scalars["lr"].tolist() == pytest.approx(wanted)
+
+
+def test_what_else_is_told_of_goes_back_too(attach: Attach) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    draws = torch.Generator().manual_seed(3)
+    guard = attach(model, optimizer, policy=EVERY4, extra={"average": average, "draws": draws})
+    script(guard, {9: BACK})
+    kept: list[Any] = []
+    # What is changed after the step is taken with the next state, so it goes back by one more.
+    for i in range(12):
+        kept.append([snapshot(average), draws.get_state()])
+        x = torch.randn(8, 4, generator=draws)
+        guard.watch(loss_of(model, x), x).backward()
+        kept[-1][1] = draws.get_state()
+        optimizer.step()
+        optimizer.zero_grad()
+        if i < 11:
+            average.update_parameters(model)
+    assert same(kept[7], [snapshot(average), draws.get_state()])
+
+
+# -- when it cannot be done -------------------------------------------------------------------------------------------
+
+
+def test_without_a_good_state_the_judge_hears_of_it(
+    attach: Attach, read: Read, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer, ring=False)
+    judge = script(guard, {2: BACK, 4: BACK | {"rung": "half the rate"}})
+    for i in range(8):
+        train(model, optimizer, guard.watch, i)
+    assert judge.failures == ["no states are kept"] * 2
+    assert judge.rewinds == []
+    assert guard.step == 6
+    assert not guard.lost
+    assert "half the rate cannot be done: no states are kept" in caplog.text
+    guard.close()
+    assert len([e for e in read().events if e.get("name") == "failed"]) == 2
+
+
+def test_no_state_from_before_the_trouble(attach: Attach) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer, policy=EVERY4)
+    judge = script(guard, {9: BACK | {"restraint": surefoot_restraint(0.5)}})
+    guard._footing.begin()
+    for state in guard._footing.ring.states:
+        state.attempt = 50
+    judge.proves = 100
+    for i in range(14):
+        train(model, optimizer, guard.watch, i)
+    assert judge.rewinds == [(50, 0)], "the start is good whatever else is"
+    judge.plan[14] = BACK | {"before": 40, "restraint": surefoot_restraint(0.25)}
+    for i in range(14, 20):
+        train(model, optimizer, guard.watch, i)
+    assert "no good state" in judge.failures[0]
+    assert guard._footing.reins.restraint.rate == 0.5, "what goes with the way back is not done without it"
+
+
+def surefoot_restraint(rate: float) -> Any:
+    from surefoot.records import Restraint
+
+    return Restraint(rate=rate)
+
+
+def test_a_model_that_has_changed_since(attach: Attach) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer, policy=EVERY4)
+    judge = script(guard, {9: BACK})
+    for i in range(8):
+        train(model, optimizer, guard.watch, i)
+    model.last = nn.Linear(8, 2)
+    optimizer.param_groups[0]["params"][-2:] = list(model.last.parameters())
+    before = snapshot(model)
+    for i in range(8, 14):
+        train(model, optimizer, guard.watch, i)
+    assert len(judge.failures) == 1
+    assert "last.weight" in judge.failures[0]
+    assert not guard.lost
+    assert not same(before, snapshot(model))
+
+
+def test_a_way_back_that_breaks_off_ends_the_protection_loudly(
+    attach: Attach, read: Read, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer, policy=EVERY4)
+    script(guard, {9: BACK})
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(Whole, "_drop_gradients", broken)
+    for i in range(16):
+        train(model, optimizer, guard.watch, i)
+    (error,) = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert "protection is OFF" in error
+    assert "half-way" in error
+    assert "checkpoint" in error
+    guard.close()
+    (note,) = [e for e in read().events if e.get("name") == "degraded"]
+    assert "half-way" in note["detail"]
+
+
+def test_no_memory_for_states_is_told_once(attach: Attach, read: Read, caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer, policy=EVERY4, ring="1 kB")
+    for i in range(20):
+        train(model, optimizer, guard.watch, i)
+    guard.close()
+    notes = [e["detail"] for e in read().events if e.get("name") == "ring"]
+    assert "1 of 2 states" in notes[0]
+    assert len(notes) == 2, "with the optimizer's state there is no room any more"
+    assert "do not fit in the budget of 1 kB" in notes[1]
+    assert len([r for r in caplog.records if "cannot go back" in r.getMessage()]) == 1
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def test_one_line_on_the_console(attach: Attach, caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer, policy=EVERY4)
+    script(guard, {9: BACK | {"reason": "the loss jumped", "rung": "rate x0.5"}})
+    for i in range(14):
+        train(model, optimizer, guard.watch, i)
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert line == "surefoot: step 9: the loss jumped; back to step 8, rate x0.5"
+
+
+# -- stopping ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", ["it diverged", "it diverged."])
+def test_a_stop_hands_back_the_last_good_model(attach: Attach, read: Read, reason: str) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer, policy=EVERY4)
+    script(guard, {9: {"action": Action.STOP, "reason": reason, "before": 8}})
+    kept = None
+    with pytest.raises(surefoot.TrainingStopped, match=r"it diverged\. The model is back at step 8\."):
+        for i in range(20):
+            train(model, optimizer, guard.watch, i)
+            kept = snapshot(model, optimizer) if i == 7 else kept
+    assert same(kept, snapshot(model, optimizer))
+    guard.close()
+    assert read().scalars["attempt"].tolist() == list(range(12)), "not one row is missing"
+
+
+@pytest.mark.parametrize("before", [-1, 8])
+def test_a_stop_without_states_leaves_the_model_alone(before: int, attach: Attach) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    guard = attach(model, optimizer, ring=False)
+    script(guard, {9: {"action": Action.STOP, "reason": "it diverged.", "before": before}})
+    with pytest.raises(surefoot.TrainingStopped) as caught:
+        for i in range(20):
+            train(model, optimizer, guard.watch, i)
+    assert ("as the run left it: no states are kept" in str(caught.value)) == (before >= 0)
+
+
+# -- observing --------------------------------------------------------------------------------------------------------
+
+
+def test_observing_nothing_is_done(attach: Attach, read: Read) -> None:
+    model, other = net(), net()
+    optimizer, plain = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, other))
+    guard = attach(model, optimizer, policy=surefoot.Policy(observe=True, ring_every=4))
+    asked = {"restraint": surefoot_restraint(0.5), "reset": True, "applied": False}
+    judge = script(guard, {9: BACK | asked, 10: {"action": Action.STOP, "applied": False}})
+    for i in range(14):
+        train(model, optimizer, guard.watch, i)
+        train(other, plain, bare, i)
+    assert same(snapshot(model, optimizer), snapshot(other, plain))
+    assert guard._footing.ring is None
+    assert judge.rewinds == []
+    guard.close()
+    assert [e["action"] for e in read().events if e["kind"] == "decision"] == ["rewind", "stop"]
+    assert not [e for e in read().events if e.get("name") in ("ring", "rewound")]

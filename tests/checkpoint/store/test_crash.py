@@ -1,0 +1,162 @@
+"""The process ends, or the power goes, at any moment of a save, a prune, a mark or a resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from surefoot.checkpoint.store import Files, Retention, Store
+from surefoot.checkpoint.store.files import READS
+
+from .conftest import MEMORY, Saver
+
+T = TypeVar("T")
+HERE = Path(__file__).parent
+ENV = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+
+@forks
+def test_a_crash_at_any_change_of_the_disk_leaves_whole_checkpoints_only(quick: Path) -> None:
+    program = HERE / "crashing.py"
+    done = subprocess.run(
+        [sys.executable, str(program), str(quick)], env=ENV, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    assert set(told) == {"the first save", "a save", "the same step again", "a prune", "a mark", "a resume"}
+    assert all(crashes > 4 for crashes in told.values()), told
+    assert sum(told.values()) > 80
+
+
+class PowerLoss(BaseException):
+    pass
+
+
+class Durable(Files):
+    """Knows what would still be there if the power went: content that was flushed, names in folders that were."""
+
+    chunk = 96
+
+    def __init__(self, root: Path, at: int) -> None:
+        self._root = root
+        self._left = at
+        self._contents: dict[int, bytes] = {}
+        self._folders: dict[int, list[tuple[str, int]]] = {}
+        for where, _, inside in os.walk(root):
+            self._flushed_folder(Path(where))
+            for name in inside:
+                self._flushed(Path(where, name))
+
+    def do(self, what: str, path: Path, act: Callable[[], T]) -> T:
+        if what in READS:
+            return act()
+        if self._left <= 0:
+            raise PowerLoss
+        self._left -= 1
+        result = act()
+        if what == "flush":
+            self._flushed(path)
+        elif what == "flush folder":
+            self._flushed_folder(path)
+        return result
+
+    def _flushed(self, path: Path) -> None:
+        self._contents[path.stat().st_ino] = path.read_bytes()
+
+    def _flushed_folder(self, path: Path) -> None:
+        self._folders[path.stat().st_ino] = [(inside.name, inside.stat().st_ino) for inside in path.iterdir()]
+
+    def left(self, target: Path) -> Path:
+        """The disk afterwards, if it kept nothing but what it was made to keep."""
+        self._rebuild(self._root.stat().st_ino, target)
+        return target
+
+    def _rebuild(self, number: int, target: Path) -> None:
+        target.mkdir()
+        for name, inside in self._folders.get(number, []):
+            if inside in self._folders:
+                self._rebuild(inside, target / name)
+            else:
+                (target / name).write_bytes(self._contents.get(inside, b""))
+
+    def left_early(self, target: Path) -> Path:
+        """The disk afterwards, if names reached it at once, and content only when it was flushed."""
+        for where, _, inside in os.walk(self._root):
+            there = target / Path(where).relative_to(self._root)
+            there.mkdir()
+            for name in inside:
+                (there / name).write_bytes(self._contents.get(Path(where, name).stat().st_ino, b""))
+        return target
+
+
+@pytest.mark.skipif(not MEMORY.is_dir(), reason="needs a disk that never gives a file's number to another one")
+@pytest.mark.parametrize("keep", [Retention(), Retention(last=1, apart=0)], ids=["save", "prune"])
+def test_when_the_power_goes_whatever_was_not_flushed_is_not_missed(quick: Path, save: Saver, keep: Retention) -> None:
+    for step in (10, 20, 30):
+        save(Store(quick / "made"), step)
+    saved = False
+    at = 0
+    while not saved:
+        root = quick / f"run-{at}"
+        shutil.copytree(quick / "made", root)
+        disk = Durable(root, at)
+        try:
+            save(Store(root, files=disk, keep=keep), 40)
+            saved = True
+        except PowerLoss:
+            pass
+        for after in (disk.left(quick / f"late-{at}"), disk.left_early(quick / f"early-{at}")):
+            store = Store(after)
+            found = [store.verify(kept) for kept in store.all()]
+            assert len([kept for kept in found if not kept.wrong]) >= 2
+            newest = store.newest()  # a warning would be an error here: nothing damaged is in sight
+            assert newest is not None
+            assert newest.step == 40 or (newest.step == 30 and not saved)
+        at += 1
+    assert at > 15
+
+
+SAVING = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from crashing import Store, save
+store = Store(Path({root!r}))
+store.clean()
+newest = store.newest()
+step = newest.step if newest else 0
+print("ready", flush=True)
+while True:
+    step += 1
+    save(store, step, step)
+"""
+
+
+def test_a_process_killed_while_it_saves_loses_nothing_it_had_saved(quick: Path) -> None:
+    dice = random.Random(0)
+    root = quick / "checkpoints"
+    code = SAVING.format(here=str(HERE), root=str(root))
+    reached = 0
+    for _ in range(5):
+        with subprocess.Popen([sys.executable, "-c", code], env=ENV, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            time.sleep(0.1 + dice.random() * 0.2)
+            child.kill()
+        newest = Store(root).newest()
+        if newest is not None:
+            assert newest.step >= reached
+            reached = newest.step
+    assert reached > 5

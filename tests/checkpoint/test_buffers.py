@@ -1,0 +1,255 @@
+"""The shadow of the buffers: what a refused batch left in them is taken out again, and nothing else is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from surefoot.checkpoint.buffers import SMALL, BufferShadow
+
+
+class Holder(nn.Module):
+    """Buffers of many kinds beside a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("mask", torch.ones(2, 2, dtype=torch.bool))
+        self.register_buffer("count", torch.tensor(5))
+        self.register_buffer("turned", torch.arange(6.0).view(2, 3).t())
+        self.register_buffer("large", torch.zeros(SMALL), persistent=False)
+        self.register_buffer("nothing", None)
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device here")
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=["host", "device"])
+def verdict(request: pytest.FixtureRequest, device: torch.device) -> Callable[[bool], bool | Tensor]:
+    """A refusal as the host knows it, or as it lies on the device."""
+    if request.param == "host":
+        return bool
+    return lambda refused: torch.tensor(float(refused), device=device)
+
+
+def train(model: Holder, value: float) -> None:
+    """What a forward pass in training leaves in the buffers."""
+    here = model.mean.device
+    model.norm(torch.full((8, 4), value, device=here) * torch.randn(8, 4, device=here))
+    model.mean.add_(value)
+    model.mask.logical_not_()
+    model.count.add_(1)
+    model.turned.mul_(value)
+    model.large.add_(value)
+
+
+def contents(model: nn.Module) -> list[Tensor]:
+    return [b.clone() for b in model.buffers()]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_refused_traces_go_accepted_ones_stay(device: torch.device, verdict: Callable[[bool], bool | Tensor]) -> None:
+    model = Holder().to(device)
+    shadow = BufferShadow(model)
+    for turn in range(6):
+        train(model, 1.0 + turn)
+        accepted = contents(model)
+        shadow.settle(verdict(False))
+        assert same(accepted, contents(model))
+        train(model, math.nan)
+        train(model, math.inf)
+        shadow.settle(verdict(True))
+        assert same(accepted, contents(model))
+        shadow.settle(verdict(True))
+        assert same(accepted, contents(model)), "refused again with nothing in between"
+
+
+def test_buffers_that_all_lie_in_a_row(device: torch.device, verdict: Callable[[bool], bool | Tensor]) -> None:
+    model = Holder().to(device)
+    del model.turned
+    model.turned = torch.zeros(0)  # an attribute and no buffer: the rest can go in one launch
+    shadow = BufferShadow(model)
+    for refused in (False, True, True, False, True):
+        before = contents(model)
+        train(model, math.nan if refused else 1.0)
+        after = contents(model)
+        shadow.settle(verdict(refused))
+        assert same(before if refused else after, contents(model))
+
+
+def test_a_first_update_can_be_refused_too(device: torch.device, verdict: Callable[[bool], bool | Tensor]) -> None:
+    model = Holder().to(device)
+    shadow = BufferShadow(model)
+    start = contents(model)
+    train(model, math.nan)
+    shadow.settle(verdict(True))
+    assert same(start, contents(model))
+
+
+def test_looking_without_keeping(device: torch.device, verdict: Callable[[bool], bool | Tensor]) -> None:
+    model = Holder().to(device)
+    shadow = BufferShadow(model)
+    start = contents(model)
+    train(model, 2.0)
+    after = contents(model)
+    shadow.settle(verdict(False), keep=False)
+    assert same(after, contents(model))
+    shadow.settle(verdict(True))
+    assert same(start, contents(model)), "what was not kept is undone by a later refusal"
+
+
+def test_large_batch_norm_buffers_are_followed_though_their_version_stays() -> None:
+    model = nn.BatchNorm1d(SMALL // 4 + 1)
+    shadow = BufferShadow(model)
+    model(torch.randn(2, SMALL // 4 + 1))
+    shadow.settle(False)
+    accepted = contents(model)
+    model(torch.full((2, SMALL // 4 + 1), math.nan))
+    shadow.settle(True)
+    assert same(accepted, contents(model))
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 4])
+def test_a_large_buffer_that_every_forward_pass_makes_anew(times: int) -> None:
+    model = Holder()
+    shadow = BufferShadow(model)
+    for _ in range(3):
+        for _ in range(times):
+            model.large = model.large + 1.0
+        shadow.settle(False)
+        accepted = contents(model)
+        for _ in range(times):
+            model.large = model.large * math.nan
+        shadow.settle(True)
+        assert same(accepted, contents(model))
+
+
+def test_loading_a_checkpoint_starts_over() -> None:
+    model = Holder()
+    shadow = BufferShadow(model)
+    state = model.state_dict()
+    state["mean"] = torch.full((3,), 9.0)
+    model.load_state_dict(state)
+    train(model, math.nan)
+    shadow.settle(True)
+    assert model.mean.tolist() == [9.0] * 3
+
+
+def test_loading_into_a_part_of_the_model_starts_over_too() -> None:
+    model = Holder()
+    shadow = BufferShadow(model)
+    state = model.norm.state_dict()
+    state["running_mean"] = torch.full((4,), 9.0)
+    model.norm.load_state_dict(state)
+    train(model, math.nan)
+    shadow.settle(True)
+    assert model.norm.running_mean is not None
+    assert model.norm.running_mean.tolist() == [9.0] * 4
+
+
+def test_a_buffer_that_is_replaced_is_followed() -> None:
+    model = Holder()
+    shadow = BufferShadow(model)
+    model.mean = torch.full((3,), 4.0)
+    shadow.settle(False)
+    train(model, math.nan)
+    shadow.settle(True)
+    assert model.mean.tolist() == [4.0] * 3
+    model.mean = torch.zeros(7)  # another shape: a cache that has grown
+    shadow.settle(False)
+    train(model, math.nan)
+    shadow.settle(True)
+    assert model.mean.tolist() == [0.0] * 7
+
+
+def test_a_cache_that_grows_in_a_refused_batch_does_not_save_the_others_damage(
+    verdict: Callable[[bool], bool | Tensor],
+) -> None:
+    model = Holder()
+    shadow = BufferShadow(model)
+    train(model, 1.0)
+    shadow.settle(verdict(False))
+    train(model, math.nan)
+    model.mean = torch.zeros(7)
+    shadow.settle(verdict(True))
+    assert model.norm.running_mean is not None
+    assert model.norm.running_mean.isfinite().all()
+    assert model.large.isfinite().all()
+
+
+@pytest.mark.parametrize("how", ["none", "gone", "new"])
+def test_buffers_that_come_and_go_on_the_way(how: str) -> None:
+    model = Holder()
+    shadow = BufferShadow(model)
+    if how == "none":
+        model.mean = None
+    elif how == "gone":
+        del model.mean
+    else:
+        model.register_buffer("more", torch.zeros(2))
+    model.norm(torch.full((8, 4), math.nan))
+    shadow.settle(True)
+    assert model.norm.running_mean is not None
+    assert model.norm.running_mean.isfinite().all()
+    shadow.settle(False)
+
+
+def test_a_buffer_given_up_in_an_accepted_update_stays_away(verdict: Callable[[bool], bool | Tensor]) -> None:
+    model = Holder()
+    shadow = BufferShadow(model)
+    model.mean = None
+    shadow.settle(verdict(False))
+    model.norm(torch.full((8, 4), math.nan))
+    shadow.settle(verdict(True))
+    assert model.mean is None
+    assert model.norm.running_mean is not None
+    assert model.norm.running_mean.isfinite().all()
+
+
+def test_a_buffer_of_two_modules_is_put_back_once_and_whole() -> None:
+    model = nn.Sequential(Holder(), Holder())
+    model[1].mean = model[0].mean
+    shadow = BufferShadow(model)
+    train(model[0], 1.0)
+    shadow.settle(False)
+    accepted = contents(model)
+    train(model[1], math.nan)
+    shadow.settle(True)
+    assert same(accepted, contents(model))
+
+
+def test_a_model_without_buffers() -> None:
+    model = nn.Linear(2, 2)
+    shadow = BufferShadow(model)
+    shadow.settle(True)
+    shadow.settle(torch.tensor(1.0))
+
+
+def test_closing_lets_go_of_the_model() -> None:
+    model = Holder()
+    shadow = BufferShadow(model)
+    shadow.close()
+    shadow.close()
+    for module in model.modules():
+        assert not module._load_state_dict_post_hooks
+
+
+def test_no_gradient_is_recorded() -> None:
+    model = Holder()
+    shadow = BufferShadow(model)
+    model.mean = nn.functional.softplus(torch.zeros(3, requires_grad=True))
+    shadow.settle(False)
+    shadow.settle(True)
+    assert all(not t.requires_grad for t in shadow._shadows)
