@@ -20,10 +20,10 @@ from torch import nn
 
 from benchmarks.overhead import machine
 from surefoot.checkpoint.format.load import put_together
-from surefoot.checkpoint.saver import Saving
+from surefoot.checkpoint.saver import AsyncSaver
 from surefoot.checkpoint.snapshot_memory import Home, in_words
 from surefoot.checkpoint.store import Store
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.train_state import TrainState
 from surefoot.models.decoder import SIZES, Decoder, count_parameters
 
 SPAN = {"cuda": 20, "cpu": 8}
@@ -152,7 +152,7 @@ def main(size: str, device: str | None, folder: Path | None, say: Callable[[str]
     work = _work(size, device)
     for _ in range(3):
         work.span()
-    whole = Whole(work.model, work.optimizer)
+    whole = TrainState(work.model, work.optimizer)
     nbytes = sum(whole.look().nbytes.values())
     told = f"{count_parameters(work.model) / 1e6:.0f} M parameters with AdamW, {in_words(nbytes)}; {machine(device)}"
     restored = ""
@@ -217,7 +217,7 @@ USUAL = "surefoot, beside the model"
 """What is measured first, so that its first save is the first of the process."""
 
 
-def _ways(work: Work, whole: Whole, root: Path) -> dict[str, Callable[[], list[Way]]]:
+def _ways(work: Work, whole: TrainState, root: Path) -> dict[str, Callable[[], list[Way]]]:
     found: dict[str, Callable[[], list[Way]]] = {
         "none: what the measure itself errs by": lambda: [Way(_nothing, _nothing, lambda: True, _nothing)] * TIMES,
         USUAL: lambda: _surefoot(whole, root / "device", "device"),
@@ -232,8 +232,8 @@ def _ways(work: Work, whole: Whole, root: Path) -> dict[str, Callable[[], list[W
     return found
 
 
-def _surefoot(whole: Whole, folder: Path, home: Home) -> list[Way]:
-    saving = Saving(whole, Store(folder), home=home)
+def _surefoot(whole: TrainState, folder: Path, home: Home) -> list[Way]:
+    saving = AsyncSaver(whole, Store(folder), home=home)
     saving.prepare()
     while saving.busy:
         time.sleep(0.05)
@@ -302,7 +302,7 @@ def _line(name: str, work: Work, make: Callable[[], list[Way]]) -> str:
     )
 
 
-def _restore(work: Work, whole: Whole, root: Path) -> str:
+def _restore(work: Work, whole: TrainState, root: Path) -> str:
     """A restore against reading the same files once, both from a warm cache."""
     kept = Store(root / "device").newest()
     if kept is None:
@@ -319,7 +319,7 @@ def _restore(work: Work, whole: Whole, root: Path) -> str:
 
     def restore() -> float:
         start = time.perf_counter()
-        put_together(kept.folder, whole, Saving(whole, Store(root)).names())
+        put_together(kept.folder, whole, AsyncSaver(whole, Store(root)).names())
         work.wait()
         return time.perf_counter() - start
 

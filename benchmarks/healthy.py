@@ -101,7 +101,7 @@ def one(task: Task) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         train(scenario.run(), Attached(Path(folder), observe=False))
         events = [e for e in surefoot.read(folder).events if e["attempt"] >= scenario.onset]
-    done = [e for e in events if e["kind"] == "decision" and e["applied"] and e["action"] != Action.LOOSEN]
+    done = [e for e in events if e["kind"] == "decision" and e["applied"] and e["action"] != Action.RELAX]
     told = tuple((e["attempt"], str(e["action"]), str(e["reason"])) for e in done)
     return Found(task, scenario.settings.steps - scenario.onset, told, sum(e["kind"] == "finding" for e in events))
 

@@ -21,33 +21,33 @@ from torch import Tensor, nn
 
 import surefoot
 from benchmarks.overhead import CLIP, machine
-from surefoot.checkpoint.snapshots import Ring
+from surefoot.checkpoint.snapshots import SnapshotRing
 from surefoot.gate.gate import Gate
 from surefoot.guard import metrics_reader, step_pipeline
-from surefoot.guard.attached import LiveGuard
-from surefoot.guard.recovery import Footing
+from surefoot.guard.attached import AttachedGuard
+from surefoot.guard.recovery import Recovery
 from surefoot.journal.writer import Journal
 from surefoot.judge.judge import Judge
-from surefoot.measure.grad_stats import Meter
-from surefoot.measure.readback import Mailbox
+from surefoot.measure.grad_stats import GradStats
+from surefoot.measure.readback import AsyncReadback
 
 TENSORS = (75, 300)
 WIDTH = 8
 """Values of a tensor."""
 STEPS, WARM = 400, 50
 WHERE: dict[str, tuple[tuple[Any, str], ...]] = {
-    "watch": ((LiveGuard, "watch"), (LiveGuard, "_backward_began"), (LiveGuard, "_backward_ended")),
-    "measure": ((Meter, "measure"), (Meter, "totals"), (Meter, "measure_weights")),
-    "gate": ((LiveGuard, "_before_step"), (Gate, "apply"), (Gate, "after"), (Gate, "refresh")),
+    "watch": ((AttachedGuard, "watch"), (AttachedGuard, "_backward_began"), (AttachedGuard, "_backward_ended")),
+    "measure": ((GradStats, "measure"), (GradStats, "totals"), (GradStats, "measure_weights")),
+    "gate": ((AttachedGuard, "_before_step"), (Gate, "apply"), (Gate, "after"), (Gate, "refresh")),
     "mailbox": (
-        (LiveGuard, "_after_step"),
-        (Mailbox, "send"),
-        (step_pipeline.Rounds, "arrived"),
-        (metrics_reader, "row_from"),
+        (AttachedGuard, "_after_step"),
+        (AsyncReadback, "send"),
+        (step_pipeline.StepPipeline, "arrived"),
+        (metrics_reader, "step_metrics_from"),
     ),
     "judge": ((Judge, "update"),),
     "journal": ((Journal, "row"),),
-    "ring": ((Footing, "round_ended"), (Footing, "begin"), (Ring, "settle"), (Ring, "prove")),
+    "ring": ((Recovery, "round_ended"), (Recovery, "begin"), (SnapshotRing, "settle"), (SnapshotRing, "prove")),
 }
 """What belongs to each part."""
 

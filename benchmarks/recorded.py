@@ -11,19 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from surefoot.journal.aliases import upgraded_policy
 from surefoot.journal.reader import Run, read
 from surefoot.journal.row_file import BadHeader, map_rows
 from surefoot.journal.run_json import SIGNALS
 from surefoot.journal.segments import listed
 from surefoot.judge.multi_optimizer import AnyJudge, judge_of
-from surefoot.judge.policy import Policy, Sight
-from surefoot.records import ADDED_COLUMNS, SCHEMA, Action, Cause, Decision, Restraint, Row
+from surefoot.judge.policy import Policy, Thresholds
+from surefoot.records import ADDED_COLUMNS, SCHEMA, Action, Cause, Decision, StepMetrics, StepOverrides
 
 LAG = 2
 """Rows under way when one is judged; that of `measure.mailbox`, which cannot be asked where there is no torch."""
 NOTES = ("attached", "rewired", "rewound", "failed")
 """Notes of what a judge was told between two rows, and of what tells which rows were still under way then."""
-_COLUMNS = {f.name: str(f.type) for f in fields(Row)}
+_COLUMNS = {f.name: str(f.type) for f in fields(StepMetrics)}
 _CHUNK = 4096
 
 
@@ -46,7 +47,7 @@ class Told:
 class Seen:
     """One row as it was written down, with what the judge was told before it."""
 
-    row: Row
+    row: StepMetrics
     layers: np.ndarray | None
     judged: bool
     """False where it was still under way when the run went back: written down, and no more."""
@@ -90,7 +91,7 @@ class Recorded:
             self.without += layers is None
             yield Seen(row, layers, judged=at not in passed, told=told.get(at, ()))
 
-    def _rows(self) -> Iterator[Row]:
+    def _rows(self) -> Iterator[StepMetrics]:
         scalars = self._run.scalars
         for start in range(self._span.start, self._span.stop, _CHUNK):
             part = slice(start, min(start + _CHUNK, self._span.stop))
@@ -171,9 +172,9 @@ def _first_ranks(run: Run) -> list[dict[str, Any]]:
 
 def _check(run: Run) -> None:
     schema = run.info.get("schema")
-    if schema != SCHEMA:
+    if schema not in range(1, SCHEMA + 1):
         told = "has no run.json that says how it was written" if schema is None else f"is of schema {schema}"
-        raise ValueError(f"{run.path} {told}; this surefoot replays schema {SCHEMA}")
+        raise ValueError(f"{run.path} {told}; this surefoot replays schema 1 to {SCHEMA}")
     if not run.scalars.rows:
         raise ValueError(f"{run.path} has no rows to replay")
     needed = {name: kind for name, kind in _COLUMNS.items() if name not in ADDED_COLUMNS}
@@ -209,7 +210,7 @@ class LayerRows:
         """Of the tensors, from this attempt on."""
         return next((names for names, rows in self._parts if rows["attempt"][-1] >= attempt), ())
 
-    def take(self, row: Row) -> np.ndarray | None:
+    def take(self, row: StepMetrics) -> np.ndarray | None:
         """What stands beside this row; several optimizers have one each, in the order of the rows."""
         places = self._places.get((row.attempt, int(row.verdict)))
         if not places:
@@ -220,21 +221,22 @@ class LayerRows:
 
 def policy_from(held: object) -> Policy:
     """The policy that stands in a `run.json`."""
-    if not isinstance(held, dict) or not isinstance(held.get("sight"), dict):
+    held = upgraded_policy(held) if isinstance(held, dict) else held
+    if not isinstance(held, dict) or not isinstance(held.get("thresholds"), dict):
         raise ValueError("run.json does not hold the whole policy: it was recorded by a surefoot that could not replay")
-    names = {f.name for f in fields(Policy)} | {f"sight.{f.name}" for f in fields(Sight)}
-    unknown = sorted({*held, *(f"sight.{name}" for name in held["sight"])} - names)
+    names = {f.name for f in fields(Policy)} | {f"thresholds.{f.name}" for f in fields(Thresholds)}
+    unknown = sorted({*held, *(f"thresholds.{name}" for name in held["thresholds"])} - names)
     if unknown:
         raise ValueError(f"run.json has a policy of another surefoot, with {', '.join(unknown)}")
-    figures: dict[str, Any] = {**held, "sight": Sight(**held["sight"])}
+    figures: dict[str, Any] = {**held, "thresholds": Thresholds(**held["thresholds"])}
     return Policy(**figures)
 
 
 def decision_from(event: Mapping[str, Any]) -> Decision:
     """A decision as it stands in the journal; what this surefoot does not know of it is left out."""
     told: dict[str, Any] = {f.name: event[f.name] for f in fields(Decision) if f.name in event}
-    if told.get("restraint") is not None:
-        told["restraint"] = _restraint(told["restraint"])
+    if told.get("overrides") is not None:
+        told["overrides"] = _overrides(told["overrides"])
     told["optimizers"] = tuple(told.get("optimizers", ()))
     try:
         return Decision(**told | {"action": Action(told["action"]), "cause": Cause(told["cause"])})
@@ -242,7 +244,7 @@ def decision_from(event: Mapping[str, Any]) -> Decision:
         raise ValueError(f"a decision at attempt {event['attempt']} is of another surefoot: {error}") from None
 
 
-def _restraint(held: Mapping[str, Any]) -> Restraint:
-    known = {f.name for f in fields(Restraint)}
+def _overrides(held: Mapping[str, Any]) -> StepOverrides:
+    known = {f.name for f in fields(StepOverrides)}
     told: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in held.items() if n in known}
-    return Restraint(**told)
+    return StepOverrides(**told)

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, field, replace
 
 from surefoot.judge.policy import Policy
-from surefoot.records import Row, Verdict
+from surefoot.records import StepMetrics, Verdict
 
 Baseline = tuple[float, float, int]
 """Recent largest norm, largest ever, norms counted."""
-FIGURES = ("outlandish", "warmup", "fade")
+FIGURES = ("max_norm_ratio", "warmup", "norm_max_decay")
 
 
 @dataclass(slots=True)
@@ -23,12 +23,12 @@ class Rule:
 
     def limit(self) -> float:
         recent, ever, count = self.baseline
-        return max(recent * self.policy.outlandish, ever) if count >= self.policy.warmup else math.inf
+        return max(recent * self.policy.max_norm_ratio, ever) if count >= self.policy.warmup else math.inf
 
-    def take(self, row: Row, *, landed: bool) -> None:
+    def take(self, row: StepMetrics, *, landed: bool) -> None:
         recent, ever, count = self.baseline
         if landed and row.norm > 0:
-            self.baseline = max(recent * self.policy.fade, row.norm), max(ever, row.norm), count + 1
+            self.baseline = max(recent * self.policy.norm_max_decay, row.norm), max(ever, row.norm), count + 1
         self._was[row.attempt] = self.baseline
 
     def rewound(self, attempt: int) -> None:
@@ -47,16 +47,16 @@ class Regate:
         self._policies = (then, now)
         self._rules: dict[int, tuple[Rule, Rule]] = {}
 
-    def __call__(self, row: Row) -> Row:
+    def __call__(self, row: StepMetrics) -> StepMetrics:
         then, now = self._rules.setdefault(row.optimizer, (Rule(self._policies[0]), Rule(self._policies[1])))
         explained = row.verdict is _verdict(row, then.limit())
         limit = now.limit()
         verdict = _verdict(row, limit) if explained else row.verdict
-        then.take(row, landed=row.landed)
-        now.take(row, landed=verdict is Verdict.LANDED)
-        if verdict is row.verdict and verdict is not Verdict.OUTLANDISH:
+        then.take(row, landed=row.applied)
+        now.take(row, landed=verdict is Verdict.APPLIED)
+        if verdict is row.verdict and verdict is not Verdict.NORM_OUTLIER:
             return row
-        return replace(row, verdict=verdict, limit=limit if explained and math.isfinite(limit) else row.limit)
+        return replace(row, verdict=verdict, norm_limit=limit if explained and math.isfinite(limit) else row.norm_limit)
 
     def rewound(self, attempt: int) -> None:
         for rules in self._rules.values():
@@ -64,8 +64,8 @@ class Regate:
                 rule.rewound(attempt)
 
 
-def _verdict(row: Row, limit: float) -> Verdict | None:
+def _verdict(row: StepMetrics, limit: float) -> Verdict | None:
     """What the rule says; nothing of updates that were not finite, or never came to it."""
-    if row.verdict not in (Verdict.LANDED, Verdict.OUTLANDISH):
+    if row.verdict not in (Verdict.APPLIED, Verdict.NORM_OUTLIER):
         return None
-    return Verdict.OUTLANDISH if row.norm > limit else Verdict.LANDED
+    return Verdict.NORM_OUTLIER if row.norm > limit else Verdict.APPLIED

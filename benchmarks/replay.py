@@ -14,9 +14,9 @@ from benchmarks.regate import Regate
 from surefoot.journal.strict_json import dumps
 from surefoot.judge.multi_optimizer import AnyJudge
 from surefoot.judge.policy import Policy
-from surefoot.records import Action, Decision, Row
+from surefoot.records import Action, Decision, StepMetrics
 
-UNJUDGED = ("weights_every", "machine_every", "ring_every", "ring_size")
+UNJUDGED = ("weights_every", "system_every", "snapshot_every", "max_snapshots")
 """Figures of a policy that change what is measured and kept, and no decision over it."""
 
 
@@ -130,7 +130,7 @@ class _Again:
             self.rows += 1
             events = self._judge.update(row, seen.layers)
             decided = [e for e in events if isinstance(e, Decision) and not self._untold(e)]
-            self._stopped = not row.landed and (self._stopped or any(d.action is Action.STOP for d in decided))
+            self._stopped = not row.applied and (self._stopped or any(d.action is Action.STOP for d in decided))
             self._made += decided
             if self._ends(decided):
                 break
@@ -144,7 +144,7 @@ class _Again:
     def _tell(self, told: Told) -> None:
         if told.origin is not None:
             where = {name: told.origin[name] for name in ("module", "kind", "inputs", "weights")}
-            self._judge.located(Row(step=told.step, attempt=told.attempt, time=0.0), **where)
+            self._judge.located(StepMetrics(step=told.step, attempt=told.attempt, time=0.0), **where)
             return
         if told.failed is None:
             self._judge.rewound(told.attempt, told.step)

@@ -12,7 +12,7 @@ import numpy as np
 
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.records import LAYER_STATS, NAN, Row
+from surefoot.records import LAYER_STATS, NAN, StepMetrics
 
 
 def judge(tensors: int = 300, rows: int = 2000) -> str:
@@ -35,8 +35,8 @@ def judge(tensors: int = 300, rows: int = 2000) -> str:
     )
 
 
-def _row(step: int, rng: random.Random) -> Row:
-    return Row(
+def _row(step: int, rng: random.Random) -> StepMetrics:
+    return StepMetrics(
         step=step,
         attempt=step,
         time=0.1 * step,
@@ -59,8 +59,8 @@ def rewind(size: str = "124m", device: str | None = None) -> str:
 
     from benchmarks.overhead import machine
     from surefoot.checkpoint.snapshot_memory import in_words
-    from surefoot.checkpoint.snapshots import Ring
-    from surefoot.checkpoint.train_state import Whole
+    from surefoot.checkpoint.snapshots import SnapshotRing
+    from surefoot.checkpoint.train_state import TrainState
     from surefoot.models.decoder import SIZES, Decoder, count_parameters
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -79,7 +79,7 @@ def rewind(size: str = "124m", device: str | None = None) -> str:
             torch.cuda.synchronize()
         return 1e3 * (time.perf_counter() - start)
 
-    ring = Ring(Whole(model, [optimizer]))
+    ring = SnapshotRing(TrainState(model, [optimizer]))
     takes = [timed(lambda k=k: ring.take(k, k)) for k in range(8)][3:]
     ring.prove(8)
     state = ring.newest_good()

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from surefoot.guard import rank_consensus
-from surefoot.guard.rank_consensus import Agreement
+from surefoot.guard.rank_consensus import RankConsensus
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
 
 
 def test_what_one_is_asked_for_the_other_hears_of(store: dist.HashStore) -> None:
-    one, other = Agreement(0, 2, "word"), Agreement(1, 2, "word")
+    one, other = RankConsensus(0, 2, "word"), RankConsensus(1, 2, "word")
     one.propose("save", 10)
     assert within(10, lambda: other.pending == "save")
     one.close()
@@ -38,7 +38,7 @@ def test_what_one_is_asked_for_the_other_hears_of(store: dist.HashStore) -> None
 
 
 def test_a_process_that_can_no_longer_hear_says_so(store: dist.HashStore, caplog: pytest.LogCaptureFixture) -> None:
-    deaf = Agreement(0, 2, "word")
+    deaf = RankConsensus(0, 2, "word")
     dist.PrefixStore("surefoot/word", store).set("0", "what nobody has ever said")
     assert within(10, lambda: "no longer hears" in caplog.text)
     assert deaf.pending is None

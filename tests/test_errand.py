@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.background import Errand, Runner
+from surefoot.background import BackgroundTask, BackgroundWorker
 
 
 def test_it_is_done_once_by_whoever_comes_first() -> None:
     by: list[str] = []
-    errand = Errand(lambda: by.append(threading.current_thread().name))
+    errand = BackgroundTask(lambda: by.append(threading.current_thread().name))
     threads = [threading.Thread(target=errand.run, name=f"thread {k}") for k in range(4)]
     for t in threads:
         t.start()
@@ -35,7 +35,7 @@ def test_who_asks_waits_for_the_thread_that_is_at_it() -> None:
         go.wait(10)
         return threading.current_thread().name
 
-    errand = Runner("helper").send(work)
+    errand = BackgroundWorker("helper").submit(work)
     assert begun.wait(10)
     threading.Timer(0.05, go.set).start()
     assert errand.result() == "helper"
@@ -43,35 +43,35 @@ def test_who_asks_waits_for_the_thread_that_is_at_it() -> None:
 
 def test_who_asks_does_it_himself_while_the_thread_is_busy() -> None:
     begun, go = threading.Event(), threading.Event()
-    runner = Runner("helper")
+    runner = BackgroundWorker("helper")
 
     def busy() -> None:
         begun.set()
         go.wait(10)
 
-    first = runner.send(busy)
+    first = runner.submit(busy)
     assert begun.wait(10)
-    assert runner.send(lambda: threading.current_thread().name).result() == threading.current_thread().name
+    assert runner.submit(lambda: threading.current_thread().name).result() == threading.current_thread().name
     go.set()
     first.result()
 
 
 def test_an_error_comes_out_where_the_result_is_asked_for() -> None:
-    runner = Runner("helper")
-    errand = runner.send(lambda: 1 // 0)
+    runner = BackgroundWorker("helper")
+    errand = runner.submit(lambda: 1 // 0)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             errand.result()
-    assert runner.send(lambda: 7).result() == 7
+    assert runner.submit(lambda: 7).result() == 7
 
 
 def test_nothing_is_left_of_a_runner_nor_of_what_it_worked_on() -> None:
     class Thing:
         pass
 
-    runner, thing = Runner("short-lived"), Thing()
+    runner, thing = BackgroundWorker("short-lived"), Thing()
     seen = weakref.ref(thing)
-    runner.send(lambda kept=thing: kept).result()
+    runner.submit(lambda kept=thing: kept).result()
     del thing
     until = time.monotonic() + 10
     while seen() is not None and time.monotonic() < until:

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.chaos.common import Bench, Tally, store_of, words
 from benchmarks.chaos.victim import Plan
-from surefoot.checkpoint.store import CheckpointWarning, Kept, Store
+from surefoot.checkpoint.store import CheckpointWarning, Store, StoredCheckpoint
 from surefoot.checkpoint.store.manifest import MARK
 
 YEAR = 365.25 * 86400
@@ -89,7 +89,7 @@ def damages(bench: Bench, count: int) -> Tally:
     return tally
 
 
-def _harm(kept: Kept, before: Kept, kind: str, dice: random.Random) -> str:
+def _harm(kept: StoredCheckpoint, before: StoredCheckpoint, kind: str, dice: random.Random) -> str:
     name = dice.choice([path.name for path in sorted(kept.folder.iterdir()) if path.name != MARK])
     HARMS[kind](kept.folder / name, before.folder / name, dice)
     return f"{kind} of {name} in {kept.name}"
@@ -197,7 +197,7 @@ def clocks(bench: Bench, count: int) -> Tally:
     return tally
 
 
-def _redate(kept: Kept | None, years: int) -> None:
+def _redate(kept: StoredCheckpoint | None, years: int) -> None:
     assert kept is not None
     when = time.time() + years * YEAR
     for path in (kept.folder, *kept.folder.iterdir()):

@@ -12,9 +12,9 @@ from benchmarks.zoo.families import Batch
 from benchmarks.zoo.run import Protector, Run
 from surefoot.guard.attach import Guard
 from surefoot.judge.policy import Policy
-from surefoot.records import Action, Row
+from surefoot.records import Action, StepMetrics
 
-LOOKS = {"weights_every": 10, "machine_every": 0.05, "ring_every": 10}
+LOOKS = {"weights_every": 10, "system_every": 0.05, "snapshot_every": 10}
 """The runs of the zoo are short: weights, memory and states are taken more often than a long run needs."""
 
 
@@ -42,10 +42,10 @@ class Attached(Protector):
             return
         self._guard.close()
         events = surefoot.read(self._run_dir).events
-        done = [e for e in events if e["kind"] == "decision" and e["applied"] and e["action"] != Action.LOOSEN]
+        done = [e for e in events if e["kind"] == "decision" and e["applied"] and e["action"] != Action.RELAX]
         self.acted = sorted({e["attempt"] for e in done})
 
 
-def rows_of(run_dir: Path) -> Iterator[Row]:
+def rows_of(run_dir: Path) -> Iterator[StepMetrics]:
     """The rows of a recorded run, to single precision, as they were judged."""
     yield from surefoot.read(run_dir).scalars.as_rows()

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 
 from surefoot.judge.history import History
-from surefoot.records import NAN, Row
+from surefoot.records import NAN, StepMetrics
 
 PRELUDE = 100
 """Made-up steps before the first published one."""
@@ -46,7 +46,7 @@ class Trace:
         return not all(math.isnan(norm) for norm in self.norms)
 
 
-def rows(trace: Trace) -> list[Row]:
+def rows(trace: Trace) -> list[StepMetrics]:
     """The made-up steps and then the published ones, one row each, however many steps lie between them in the run.
 
     Made-up step k has the loss L (1 + 0.02 (1 - k/100)) exp(a g) and the norm N exp(b h). L and N are the first that
@@ -61,10 +61,10 @@ def rows(trace: Trace) -> list[Row]:
         loss = trace.losses[0] * (1 + SLOPE * (1 - k / PRELUDE)) * math.exp(a * g)
         pairs.append((loss, trace.norms[0] * math.exp(b * h) if trace.normed else NAN))
     pairs += zip(trace.losses, trace.norms, strict=True)
-    told: list[Row] = []
+    told: list[StepMetrics] = []
     for k, (loss, norm) in enumerate(pairs):
         d1, d2 = history.add(loss, norm)
-        told.append(Row(step=k, attempt=k, time=float(k), loss=loss, loss_d1=d1, loss_d2=d2, norm=norm))
+        told.append(StepMetrics(step=k, attempt=k, time=float(k), loss=loss, loss_d1=d1, loss_d2=d2, norm=norm))
     return told
 
 

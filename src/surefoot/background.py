@@ -100,7 +100,7 @@ def unless_ending() -> None:
         raise Ending
 
 
-class Errand(Generic[T]):
+class BackgroundTask(Generic[T]):
     """A piece of work with one result, done exactly once: by the thread it was sent to, or by whoever asks first."""
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -133,7 +133,7 @@ class Errand(Generic[T]):
         return self._found[0]
 
 
-class Runner:
+class BackgroundWorker:
     """A thread that does errands in the order they come; it starts with the first and ends with its owner."""
 
     def __init__(self, name: str) -> None:
@@ -142,12 +142,12 @@ class Runner:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         weakref.finalize(self, self._queue.put, None)
 
-    def send(self, work: Callable[[], T]) -> Errand[T]:
+    def submit(self, work: Callable[[], T]) -> BackgroundTask[T]:
         """Have it done as soon as the interpreter has a moment to spare; returns at once."""
         if self._thread is None or not self._thread.is_alive():  # the first time, or in a child of a fork
             self._thread = threading.Thread(target=_serve, args=(self._queue,), name=self._name, daemon=True)
             self._thread.start()
-        errand = Errand(work)
+        errand = BackgroundTask(work)
         self._queue.put(errand.run)
         return errand
 

@@ -7,24 +7,24 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
 from typing import Any, ClassVar
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of everything written to a run directory; stands in `run.json` and in every signals header."""
 
-TOLD = "surefoot_event"
+EVENT_MARK = "surefoot_event"
 """Marks a line of the log that tells an event: who shows events leaves the line out."""
 
 
 class Verdict(IntEnum):
     """What became of one attempted update; the numbers are written to disk and never reused."""
 
-    LANDED = 0
+    APPLIED = 0
     NONFINITE = 1
     """Refused: a loss, a gradient, the norm or a buffer that the batch has changed was NaN or infinite."""
-    OUTLANDISH = 2
+    NORM_OUTLIER = 2
     """Refused: finite, but far outside anything this run has accepted."""
     OVERFLOW = 3
     """Skipped: the loss scale was too high for this batch; loss scaling lowers it and goes on."""
-    DROPPED = 4
+    DISCARDED = 4
     """The gradients were thrown away before any optimizer stepped."""
 
 
@@ -92,7 +92,7 @@ NAN = float("nan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class StepMetrics:
     """The numbers of one attempted update, as the host reads them two steps later; NaN where unknown."""
 
     step: int
@@ -104,10 +104,10 @@ class Row:
     """Seconds since the epoch at the moment of the step."""
     optimizer: int = 0
     """Which of the attached optimizers stepped."""
-    verdict: Verdict = Verdict.LANDED
-    micro: int = -1
+    verdict: Verdict = Verdict.APPLIED
+    bad_microbatch: int = -1
     """The micro-batch that brought the trouble; -1 when there was none."""
-    micros: int = 1
+    num_microbatches: int = 1
     """Micro-batches accumulated into this update."""
     rank: int = -1
     """The process that brought the trouble, or whose weights differ; -1 when there was none or it cannot be told."""
@@ -118,13 +118,13 @@ class Row:
     """Global gradient norm before any clipping, after unscaling."""
     nonfinite: float = NAN
     """Count of non-finite gradient values."""
-    limit: float = NAN
+    norm_limit: float = NAN
     """The norm above which this update would have been refused as outlandish; NaN while the baseline forms."""
     clip: float = NAN
     """The clip threshold in force; NaN when none is."""
-    clipped: float = NAN
+    clip_factor: float = NAN
     """The factor the gradients were multiplied by: 1 when clipping left them alone; NaN when no clip is set."""
-    clip_share: float = NAN
+    clip_fraction: float = NAN
     """Share of the recent updates that were clipped."""
     lr: float = NAN
     """Learning rate of the optimizer's first group, as the loop has set it."""
@@ -134,24 +134,24 @@ class Row:
     weight_norm: float = NAN
     update_ratio: float = NAN
     """Norm of the change of the weights over the norm of the weights, on a sample of the weights."""
-    bad_weights: float = NAN
+    nonfinite_params: float = NAN
     """Count of non-finite values in weights and buffers."""
-    bad_buffers: float = NAN
+    nonfinite_buffers: float = NAN
     """Count of buffers with values that the batch has made non-finite."""
-    bad_buffer: int = -1
+    first_nonfinite_buffer: int = -1
     """The first of these, by its place in the list of buffers in `run.json`; -1 when there is none."""
-    unmoved: float = NAN
+    unchanged_fraction: float = NAN
     """Share of the sampled weights that are exactly what they were a whole step before."""
     applied_norm: float = NAN
     """Global gradient norm that the optimizer was handed, where the loop has changed the gradients after backward."""
-    left_over: float = NAN
+    stale_grads: float = NAN
     """1 when the gradients of the update before were still there as the first backward of this one began, 1/2 when
     they were emptied because that was asked for, else 0."""
     input_mean: float = NAN
     """Of the first tensor of real numbers in the batch, as far as it lives on the device."""
-    input_spread: float = NAN
+    input_std: float = NAN
     """Its standard deviation."""
-    input_top: float = NAN
+    input_absmax: float = NAN
     """Its largest magnitude; infinite when one of its values is not finite."""
     eval_loss: float = NAN
     """Loss on held-out data, at the first update after the loop has told it."""
@@ -178,11 +178,11 @@ class Row:
     0 when all are equal, infinite when they differ and so did the gradients they applied, NaN where not compared."""
 
     @property
-    def landed(self) -> bool:
-        return not self.verdict  # LANDED is 0; this is asked many times a step
+    def applied(self) -> bool:
+        return not self.verdict  # APPLIED is 0; this is asked many times a step
 
 
-ADDED_COLUMNS = ("judged_by", "progress", "replicas", "bad_buffers", "bad_buffer")
+ADDED_COLUMNS = ("judged_by", "progress", "replicas", "nonfinite_buffers", "first_nonfinite_buffer")
 """Columns of a row that files of this schema may lack, because an earlier version wrote them."""
 
 LAYER_STATS = ("norm", "mean", "std", "absmax", "zeros", "nonfinite", "tiny", "sub")
@@ -213,7 +213,7 @@ class Finding(Event):
     detector: str
     pattern: Pattern = Pattern.NONE
     detail: str = ""
-    grave: bool = False
+    severe: bool = False
     """The run is being damaged: something is to be done about it, not only told."""
     evidence: dict[str, Any] = field(default_factory=dict)
 
@@ -231,20 +231,20 @@ class Diagnosis(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restraint:
+class StepOverrides:
     """What is asked of every step until it is loosened again; all of it is taken off outside the step.
 
     Figures that differ between optimizers are tuples with one for each of them; an empty tuple asks nothing. Of
     several optimizers it is asked of those that the decision names.
     """
 
-    rate: float = 1.0
+    lr_factor: float = 1.0
     """Factor on the rate."""
-    rewarm: int = 0
+    rewarmup_steps: int = 0
     """Steps over which that factor rises from nothing to what it is."""
-    rate_cap: tuple[float, ...] = ()
+    max_lr: tuple[float, ...] = ()
     """The rate of the first group, and in proportion that of the others, is no higher than this."""
-    momentum_cap: tuple[float, ...] = ()
+    max_momentum: tuple[float, ...] = ()
     """Momentum, or the first beta, is no higher than this."""
     clip: tuple[float, ...] = ()
     """Global norm that gradients are clipped at, on top of what the loop or `clip=` does."""
@@ -254,12 +254,12 @@ class Restraint:
     """Updates with a larger loss are refused as outlandish."""
     float32: bool = False
     """The model computes in float32, whatever autocast says."""
-    empty: bool = False
+    zero_stale_grads: bool = False
     """Gradients that are left over from the update before are emptied before backward adds to them."""
 
     def as_json(self) -> dict[str, Any]:
         """Only what is asked for."""
-        free = Restraint()
+        free = StepOverrides()
         told = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in told.items() if value != getattr(free, name)}
 
@@ -269,11 +269,11 @@ class Action(StrEnum):
 
     REFUSE = "refuse"
     """This update was left out, in its own step."""
-    RESTRAIN = "restrain"
+    CONSTRAIN = "constrain"
     """The steps from here on are asked for something: see `Restraint`."""
     REWIND = "rewind"
     """Back to the last good state and on from there, with the restraint that is told."""
-    LOOSEN = "loosen"
+    RELAX = "relax"
     """A restraint is taken back, wholly or in part."""
     ACCEPT = "accept"
     """What looked like trouble is the new normal."""
@@ -289,25 +289,25 @@ class Decision(Event):
     action: Action
     reason: str
     applied: bool = True
-    rung: str = ""
+    remedy: str = ""
     """In words, the rung of the ladder that this is."""
     cause: Cause = Cause.UNKNOWN
-    restraint: Restraint | None = None
+    overrides: StepOverrides | None = None
     """What steps are asked for from now on, all of it; None leaves it as it is."""
-    before: int = -1
+    max_attempt: int = -1
     """A rewind goes to the newest good state taken before this attempt."""
-    dated: bool = False
+    onset_known: bool = False
     """It is known to have begun there: a state from before need not have proved good."""
-    reset: bool = False
+    reset_optimizer: bool = False
     """The optimizers' state is emptied, after the rewind if there is one."""
-    scale: float = 0.0
+    loss_scale: float = 0.0
     """The loss scale is set to this; 0 leaves it as it is."""
     optimizers: tuple[int, ...] = ()
     """The optimizers whose steps are asked for it, of several that step in turn; empty for all of them."""
 
     def as_json(self) -> dict[str, Any]:
         told = super(Decision, self).as_json()
-        return told | {"restraint": None if self.restraint is None else self.restraint.as_json()}
+        return told | {"overrides": None if self.overrides is None else self.overrides.as_json()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +322,7 @@ class Outcome(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint(Event):
+class CheckpointEvent(Event):
     """Something about a state on disk: saved, not saved, resumed from, marked."""
 
     kind: ClassVar[str] = "checkpoint"

@@ -11,7 +11,7 @@ import torch
 from rewinding import Run, batch
 from torch import Tensor
 
-from surefoot.records import Action, Decision, Event, Restraint, Row
+from surefoot.records import Action, Decision, Event, StepMetrics, StepOverrides
 
 
 class Scripted:
@@ -22,20 +22,20 @@ class Scripted:
         self.proves = proves
         self.proven = -1
         self.quiet = True
-        self.curious = False
+        self.wants_weight_check = False
         self.names: Sequence[str] = ()
         self.seen: list[int] = []
         self.rewinds: list[tuple[int, int]] = []
         self.failures: list[str] = []
 
-    def update(self, row: Row, layers: Any = None) -> list[Event]:
+    def update(self, row: StepMetrics, layers: Any = None) -> list[Event]:
         again = bool(self.seen) and self.seen[-1] == row.attempt
         self.seen.append(row.attempt)
         self.proven = row.attempt - self.proves
         planned = None if again else self.plan.get(row.attempt)
         if planned is None:
             return []
-        told = {"action": Action.RESTRAIN, "reason": "scripted"} | planned
+        told = {"action": Action.CONSTRAIN, "reason": "scripted"} | planned
         return [Decision(step=row.step, attempt=row.attempt, time=row.time, **told)]
 
     def rewound(self, attempt: int, step: int) -> None:
@@ -58,7 +58,7 @@ def script(guard: Any, plan: Mapping[int, Mapping[str, Any]], **options: Any) ->
 
 def restrain(guard: Any, **asked: Any) -> None:
     """Ask for something from the next step on, as a decision would."""
-    guard._footing.reins.set(Restraint(**asked))
+    guard._footing.reins.set(StepOverrides(**asked))
 
 
 class Watched(Run):

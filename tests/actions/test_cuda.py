@@ -23,7 +23,7 @@ from surefoot.records import Action
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 Attach = Callable[..., Any]
 Read = Callable[[], surefoot.Run]
-EVERY4 = surefoot.Policy(ring_every=4)
+EVERY4 = surefoot.Policy(snapshot_every=4)
 
 
 @pytest.mark.parametrize("where", ["device", "host"])
@@ -146,10 +146,18 @@ def test_no_more_waits_than_the_bare_loop(tensor: bool, frozen: bool, tmp_path: 
     for _ in range(5):
         bare()
     before = count_synchronisations(bare, steps=20)
-    guard: Any = surefoot.attach(model, optimizer, run_dir=tmp_path, policy=surefoot.Policy(ring_every=5))
+    guard: Any = surefoot.attach(model, optimizer, run_dir=tmp_path, policy=surefoot.Policy(snapshot_every=5))
     for _ in range(7):
         attached()
-    restrain(guard, rate=0.5, rewarm=10, rate_cap=(5e-4,), momentum_cap=(0.8,), clip=(0.5,), norm_ceiling=(math.inf,))
+    restrain(
+        guard,
+        lr_factor=0.5,
+        rewarmup_steps=10,
+        max_lr=(5e-4,),
+        max_momentum=(0.8,),
+        clip=(0.5,),
+        norm_ceiling=(math.inf,),
+    )
     assert count_synchronisations(attached, steps=20) <= before
     assert not guard.lost
     guard.close()

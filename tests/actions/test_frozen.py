@@ -21,7 +21,7 @@ Attach = Callable[..., Any]
 Read = Callable[[], surefoot.Run]
 TwoProcesses = Callable[..., list[dict[str, Any]]]
 BACK = {"action": Action.REWIND}
-EVERY4 = surefoot.Policy(ring_every=4)
+EVERY4 = surefoot.Policy(snapshot_every=4)
 SCRIPT = Path(__file__).parent / "two_frozen.py"
 
 
@@ -93,7 +93,7 @@ def test_a_state_whose_frozen_part_is_unknown_is_passed_over(attach: Attach) -> 
 def test_weights_thawed_on_the_way_go_back_to_their_frozen_values(attach: Attach) -> None:
     model, optimizer = adapted()
     guard = attach(model, optimizer, policy=EVERY4)
-    judge = script(guard, {17: BACK | {"before": 12}, 27: BACK})
+    judge = script(guard, {17: BACK | {"max_attempt": 12}, 27: BACK})
     frozen = model.base.weight.detach().clone()
     for i in range(20):
         if i == 13:
@@ -116,7 +116,14 @@ def test_weights_thawed_on_the_way_go_back_to_their_frozen_values(attach: Attach
 
 def test_an_emergency_checkpoint_holds_the_frozen_part(tmp_path: Path) -> None:
     def attached(model: Adapted, optimizer: torch.optim.Optimizer) -> Any:
-        rules = surefoot.Policy(save_every=10_000, ring_every=5, proof=5, limit=500, failures=50, actions=50)
+        rules = surefoot.Policy(
+            save_every=10_000,
+            snapshot_every=5,
+            healthy_steps_to_trust=5,
+            max_consecutive_vetoes=500,
+            max_failed_actions=50,
+            max_actions=50,
+        )
         return surefoot.attach(model, optimizer, run_dir=tmp_path, resume=True, policy=rules)
 
     model, optimizer = adapted(width=16)

@@ -35,7 +35,7 @@ def test_a_run_whose_loss_scale_was_set_far_too_low_learns_on(tmp_path: Path) ->
         optimizer.zero_grad()
     guard.close()
     decided = [e for e in surefoot.read(tmp_path / "run").events if e["kind"] == "decision"]
-    assert [(e["action"], e["scale"]) for e in decided] == [("restrain", 2.0**10)]
+    assert [(e["action"], e["loss_scale"]) for e in decided] == [("constrain", 2.0**10)]
     assert scaler.get_scale() == 2.0**10
     assert guard.step == 100, "no step was lost"
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import surefoot
-from surefoot.records import Action, Restraint, Verdict
+from surefoot.records import Action, StepOverrides, Verdict
 
 Attach = Callable[..., Any]
 Read = Callable[[], surefoot.Run]
@@ -70,7 +70,7 @@ def test_a_rate_that_rises_again_and_is_loosened(name: str, attach: Attach, read
     values = copy.deepcopy(rates)
     for i in range(12):
         if i == 3:
-            restrain(guard, rate=0.5, rewarm=4)
+            restrain(guard, lr_factor=0.5, rewarmup_steps=4)
         if i == 10:
             restrain(guard)
         train(model, optimizer, guard.watch, i)
@@ -87,13 +87,13 @@ def test_a_rate_under_a_cap(name: str, attach: Attach) -> None:
     model, optimizer, other, plain = pair(name)
     guard = attach(model, optimizer)
     first = float(optimizer.param_groups[0]["lr"])
-    restrain(guard, rate_cap=(first / 4,), rate=0.5)
+    restrain(guard, max_lr=(first / 4,), lr_factor=0.5)
     for i in range(4):
         train(model, optimizer, guard.watch, i)
         by_hand(other, plain, i, 0.125)
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
-    restrain(guard, rate_cap=(first * 4,))  # far above what the loop has set
+    restrain(guard, max_lr=(first * 4,))  # far above what the loop has set
     train(model, optimizer, guard.watch, 4)
     by_hand(other, plain, 4, 1.0)
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
@@ -106,9 +106,9 @@ def test_momentum_under_a_cap(name: str, attach: Attach, read: Read) -> None:
     guard = attach(model, optimizer)
     for i in range(8):
         if i == 2:
-            restrain(guard, momentum_cap=(0.5,))
+            restrain(guard, max_momentum=(0.5,))
         if i == 6:
-            restrain(guard, momentum_cap=(0.99,))
+            restrain(guard, max_momentum=(0.99,))
         train(model, optimizer, guard.watch, i)
         by_hand(other, plain, i, 1.0, 0.5 if 2 <= i < 6 else math.inf)
     assert same(snapshot(model, optimizer), snapshot(other, plain))
@@ -129,7 +129,7 @@ def test_a_schedule_is_not_confused(schedule: str, attach: Attach, read: Read) -
     wanted: list[float] = []
     for i in range(10):
         if i == 2:
-            restrain(guard, rate=0.25)
+            restrain(guard, lr_factor=0.25)
         wanted.append(plain.param_groups[0]["lr"])
         train(model, optimizer, guard.watch, i)
         by_hand(other, plain, i, 1.0 if i < 2 else 0.25)
@@ -147,7 +147,7 @@ def test_a_capped_rate_comes_down_as_far_as_the_loops_own(name: str, attach: Att
     model, optimizer, other, plain = pair(name)
     guard = attach(model, optimizer)
     set_by_loop = [g["lr"] for g in optimizer.param_groups]
-    restrain(guard, rate_cap=(float(set_by_loop[0]) / 4,))
+    restrain(guard, max_lr=(float(set_by_loop[0]) / 4,))
     for i, part in enumerate((1.0, 1.0, 0.6, 0.5, 0.2)):
         for group, rate in zip(optimizer.param_groups, set_by_loop, strict=True):
             group["lr"] = part * rate
@@ -163,14 +163,14 @@ def test_gradients_that_are_left_over_are_emptied_where_that_is_asked_for(
 ) -> None:
     model, optimizer, other, plain = pair("SGD")
     guard = attach(model, optimizer)
-    restrain(guard, empty=asked)
+    restrain(guard, zero_stale_grads=asked)
     for i in range(5):
         guard.watch(loss_of(model, batch(i))).backward()
         optimizer.step()  # and nobody empties the gradients
         train(other, plain, bare, i)
     guard.close()
     assert same(snapshot(model, optimizer), snapshot(other, plain)) is asked
-    assert read().scalars["left_over"][1:].tolist() == [0.5 if asked else 1.0] * 4
+    assert read().scalars["stale_grads"][1:].tolist() == [0.5 if asked else 1.0] * 4
 
 
 def test_each_optimizer_by_its_own(attach: Attach) -> None:
@@ -181,7 +181,7 @@ def test_each_optimizer_by_its_own(attach: Attach) -> None:
 
     (model, optimizers), (other, plain) = build(), build()
     guard = attach(model, optimizers)
-    restrain(guard, rate_cap=(0.05, 1.0), rate=0.5)
+    restrain(guard, max_lr=(0.05, 1.0), lr_factor=0.5)
     for i in range(4):
         train(model, optimizers, guard.watch, i)
         for o, lr in zip(plain, (0.025, 0.005), strict=True):
@@ -195,7 +195,7 @@ def test_inside_a_closure(attach: Attach) -> None:
     model, other = net(), net()
     optimizer, plain = (torch.optim.LBFGS(m.parameters(), lr=0.1, max_iter=3) for m in (model, other))
     guard = attach(model, optimizer)
-    restrain(guard, rate=0.5)
+    restrain(guard, lr_factor=0.5)
 
     def step(m: Net, o: Optimizer, watch: Callable[..., Tensor], i: int) -> None:
         def closure() -> Tensor:
@@ -218,7 +218,7 @@ def test_an_error_in_the_step_leaves_nothing_for_good(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard = attach(model, optimizer)
-    restrain(guard, rate=0.5)
+    restrain(guard, lr_factor=0.5)
     with pytest.raises(ZeroDivisionError):
         optimizer.step(lambda: 1 / 0)  # pyright: ignore[reportArgumentType]
     train(model, optimizer, guard.watch, 0)
@@ -231,7 +231,7 @@ def test_a_rate_set_inside_the_step_stays(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard = attach(model, optimizer)
-    restrain(guard, rate=0.5)
+    restrain(guard, lr_factor=0.5)
 
     def closure() -> Tensor:
         optimizer.param_groups[0]["lr"] = 0.07
@@ -249,10 +249,10 @@ def test_it_is_set_by_a_decision_and_replaced_by_the_next(attach: Attach) -> Non
     guard = attach(model, optimizer)
     inside: list[float] = []
     plan = {
-        1: {"restraint": Restraint(rate=0.5)},
-        3: {"restraint": Restraint(rate=0.25), "action": Action.RESTRAIN},
+        1: {"overrides": StepOverrides(lr_factor=0.5)},
+        3: {"overrides": StepOverrides(lr_factor=0.25), "action": Action.CONSTRAIN},
         4: {"reason": "nothing is asked", "action": Action.ACCEPT},
-        5: {"restraint": Restraint(), "action": Action.LOOSEN},
+        5: {"overrides": StepOverrides(), "action": Action.RELAX},
     }
     script(guard, plan)
     optimizer.register_step_pre_hook(lambda *_: inside.append(optimizer.param_groups[0]["lr"]))
@@ -286,9 +286,9 @@ def test_a_ceiling_refuses_in_the_same_step(what: str, name: str, attach: Attach
     train(model, optimizer, guard.watch, 7, "burst")
     guard.close()
     rows = read().scalars
-    assert rows["verdict"].tolist() == [0] * 5 + [Verdict.OUTLANDISH, 0, 0]
-    assert rows["limit"].tolist()[4:7] == pytest.approx([top] * 3)
-    assert math.isnan(rows["limit"][7])
+    assert rows["verdict"].tolist() == [0] * 5 + [Verdict.NORM_OUTLIER, 0, 0]
+    assert rows["norm_limit"].tolist()[4:7] == pytest.approx([top] * 3)
+    assert math.isnan(rows["norm_limit"][7])
     assert judge.seen[-1] == 7
 
 
@@ -340,7 +340,7 @@ def test_a_clip_on_top_of_the_users_own(own: Any, name: str, attach: Attach, rea
     told = read().scalars["clip"].tolist()
     assert told[3:6] == pytest.approx([0.1] * 3)
     assert told[6:] == pytest.approx([0.5 if own in (0.5, "groups") else math.nan] * 3, nan_ok=True)
-    assert all(c < 1.0 for c in read().scalars["clipped"].tolist()[3:6])
+    assert all(c < 1.0 for c in read().scalars["clip_factor"].tolist()[3:6])
 
 
 def test_new_gates_are_asked_for_the_same(attach: Attach) -> None:
@@ -363,7 +363,7 @@ def test_new_gates_are_asked_for_the_same(attach: Attach) -> None:
 def test_a_reset_makes_the_next_step_as_a_first_one(name: str, attach: Attach) -> None:
     model, optimizer, other, plain = pair(name)
     guard = attach(model, optimizer)
-    script(guard, {3: {"reset": True}})
+    script(guard, {3: {"reset_optimizer": True}})
     for i in range(9):
         if i == 6:
             assert not optimizer.state
@@ -381,7 +381,7 @@ def test_a_reset_of_an_optimizer_that_has_state_before_its_first_step(attach: At
     model, other = net(), net()
     optimizer, plain = (torch.optim.Adagrad(m.parameters(), initial_accumulator_value=0.5) for m in (model, other))
     guard = attach(model, optimizer)
-    script(guard, {3: {"reset": True}})
+    script(guard, {3: {"reset_optimizer": True}})
     for i in range(9):
         if i == 6:
             plain = torch.optim.Adagrad(other.parameters(), initial_accumulator_value=0.5)
@@ -395,7 +395,7 @@ def test_a_refusal_right_after_a_reset(name: str, attach: Attach) -> None:
     model = net()
     optimizer = OPTIMIZERS[name](model)
     guard = attach(model, optimizer)
-    script(guard, {3: {"reset": True}})
+    script(guard, {3: {"reset_optimizer": True}})
     for i in range(6):
         train(model, optimizer, guard.watch, i)
     before = snapshot(model)
@@ -408,15 +408,15 @@ def test_a_refusal_right_after_a_reset(name: str, attach: Attach) -> None:
 def test_back_and_reset(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
-    guard = attach(model, optimizer, policy=surefoot.Policy(ring_every=4))
-    script(guard, {9: {"action": Action.REWIND, "reset": True, "restraint": Restraint(rate=0.5)}})
+    guard = attach(model, optimizer, policy=surefoot.Policy(snapshot_every=4))
+    script(guard, {9: {"action": Action.REWIND, "reset_optimizer": True, "overrides": StepOverrides(lr_factor=0.5)}})
     kept = None
     for i in range(12):
         train(model, optimizer, guard.watch, i)
         kept = snapshot(model) if i == 7 else kept
     assert same(kept, snapshot(model))
     assert not optimizer.state
-    assert guard._footing.reins.restraint.rate == 0.5
+    assert guard._footing.reins.restraint.lr_factor == 0.5
     train(model, optimizer, guard.watch, 12)
     assert not guard.lost
 
@@ -480,10 +480,10 @@ def test_a_model_in_another_type_cannot(attach: Attach) -> None:
     model = net().to(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
-    judge = script(guard, {1: {"restraint": Restraint(float32=True, rate=0.5)}})
+    judge = script(guard, {1: {"overrides": StepOverrides(float32=True, lr_factor=0.5)}})
     for i in range(5):
         guard.watch(loss_of(model, batch(i).to(torch.bfloat16)), None).backward()
         optimizer.step()
         optimizer.zero_grad()
     assert judge.failures == ["the model cannot compute in float32: it holds weights in torch.bfloat16"]
-    assert guard._footing.reins.restraint == Restraint(), "none of it is done"
+    assert guard._footing.reins.restraint == StepOverrides(), "none of it is done"

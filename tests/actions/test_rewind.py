@@ -15,13 +15,13 @@ from scripted import Watched, script
 from torch import Tensor, nn
 
 import surefoot
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.train_state import TrainState
 from surefoot.records import Action
 
 Attach = Callable[..., Any]
 Read = Callable[[], surefoot.Run]
 BACK = {"action": Action.REWIND}
-EVERY4 = surefoot.Policy(ring_every=4)
+EVERY4 = surefoot.Policy(snapshot_every=4)
 
 
 WAYS = [
@@ -75,7 +75,7 @@ def test_a_run_that_dies_at_once_goes_back_to_its_start(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
     guard = attach(model, optimizer)
-    judge = script(guard, {0: BACK | {"before": 0}}, proves=100)
+    judge = script(guard, {0: BACK | {"max_attempt": 0}}, proves=100)
     start = snapshot(model, optimizer)
     for i in range(3):
         assert len(optimizer.state) == (6 if i else 0)
@@ -111,7 +111,7 @@ def test_states_proven_after_the_trouble_began_are_passed_over(attach: Attach) -
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
-    judge = script(guard, {9: BACK | {"before": 7}})
+    judge = script(guard, {9: BACK | {"max_attempt": 7}})
     kept = None
     for i in range(12):
         train(model, optimizer, guard.watch, i)
@@ -127,7 +127,7 @@ def test_where_it_is_known_when_the_trouble_began_an_unproven_state_will_do(
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
-    judge = script(guard, {9: BACK | {"before": 8, "dated": dated}}, proves=100)
+    judge = script(guard, {9: BACK | {"max_attempt": 8, "onset_known": dated}}, proves=100)
     kept = {-1: snapshot(model)}
     for i in range(12):
         train(model, optimizer, guard.watch, i)
@@ -227,7 +227,7 @@ def test_what_the_gate_remembers_goes_back_too(attach: Attach) -> None:
 def test_numbers_of_the_weights_that_are_gone_are_not_told(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    guard = attach(model, optimizer, policy=surefoot.Policy(ring_every=4, weights_every=1))
+    guard = attach(model, optimizer, policy=surefoot.Policy(snapshot_every=4, weights_every=1))
     script(guard, {9: BACK})
     for i in range(14):
         train(model, optimizer, guard.watch, i)
@@ -235,7 +235,7 @@ def test_numbers_of_the_weights_that_are_gone_are_not_told(attach: Attach, read:
             with torch.no_grad():
                 model.last.weight.fill_(math.nan)
     guard.close()
-    bad = read().scalars["bad_weights"]
+    bad = read().scalars["nonfinite_params"]
     assert math.isnan(bad[12]), "measured on weights that are gone"
     assert bad[13] == 0
 
@@ -285,7 +285,7 @@ def test_without_a_good_state_the_judge_hears_of_it(
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, ring=False)
-    judge = script(guard, {2: BACK, 4: BACK | {"rung": "half the rate"}})
+    judge = script(guard, {2: BACK, 4: BACK | {"remedy": "half the rate"}})
     for i in range(8):
         train(model, optimizer, guard.watch, i)
     assert judge.failures == ["no states are kept"] * 2
@@ -301,7 +301,7 @@ def test_no_state_from_before_the_trouble(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
-    judge = script(guard, {9: BACK | {"restraint": surefoot_restraint(0.5)}})
+    judge = script(guard, {9: BACK | {"overrides": surefoot_restraint(0.5)}})
     guard._footing.begin()
     for state in guard._footing.ring.states:
         state.attempt = 50
@@ -309,17 +309,17 @@ def test_no_state_from_before_the_trouble(attach: Attach) -> None:
     for i in range(14):
         train(model, optimizer, guard.watch, i)
     assert judge.rewinds == [(50, 0)], "the start is good whatever else is"
-    judge.plan[14] = BACK | {"before": 40, "restraint": surefoot_restraint(0.25)}
+    judge.plan[14] = BACK | {"max_attempt": 40, "overrides": surefoot_restraint(0.25)}
     for i in range(14, 20):
         train(model, optimizer, guard.watch, i)
     assert "no good state" in judge.failures[0]
-    assert guard._footing.reins.restraint.rate == 0.5, "what goes with the way back is not done without it"
+    assert guard._footing.reins.restraint.lr_factor == 0.5, "what goes with the way back is not done without it"
 
 
 def surefoot_restraint(rate: float) -> Any:
-    from surefoot.records import Restraint
+    from surefoot.records import StepOverrides
 
-    return Restraint(rate=rate)
+    return StepOverrides(lr_factor=rate)
 
 
 def test_a_model_that_has_changed_since(attach: Attach) -> None:
@@ -351,7 +351,7 @@ def test_a_way_back_that_breaks_off_ends_the_protection_loudly(
     def broken(*_: Any) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(Whole, "_drop_gradients", broken)
+    monkeypatch.setattr(TrainState, "_drop_gradients", broken)
     for i in range(16):
         train(model, optimizer, guard.watch, i)
     (error,) = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
@@ -384,7 +384,7 @@ def test_one_line_on_the_console(attach: Attach, caplog: pytest.LogCaptureFixtur
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
-    script(guard, {9: BACK | {"reason": "the loss jumped", "rung": "rate x0.5"}})
+    script(guard, {9: BACK | {"reason": "the loss jumped", "remedy": "rate x0.5"}})
     for i in range(14):
         train(model, optimizer, guard.watch, i)
     (line,) = [r.getMessage() for r in caplog.records]
@@ -399,7 +399,7 @@ def test_a_stop_hands_back_the_last_good_model(attach: Attach, read: Read, reaso
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
-    script(guard, {9: {"action": Action.STOP, "reason": reason, "before": 8}})
+    script(guard, {9: {"action": Action.STOP, "reason": reason, "max_attempt": 8}})
     kept = None
     with pytest.raises(surefoot.TrainingStopped, match=r"it diverged\. The model is back at step 8\."):
         for i in range(20):
@@ -415,7 +415,7 @@ def test_a_stop_without_states_leaves_the_model_alone(before: int, attach: Attac
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, ring=False)
-    script(guard, {9: {"action": Action.STOP, "reason": "it diverged.", "before": before}})
+    script(guard, {9: {"action": Action.STOP, "reason": "it diverged.", "max_attempt": before}})
     with pytest.raises(surefoot.TrainingStopped) as caught:
         for i in range(20):
             train(model, optimizer, guard.watch, i)
@@ -428,8 +428,8 @@ def test_a_stop_without_states_leaves_the_model_alone(before: int, attach: Attac
 def test_observing_nothing_is_done(attach: Attach, read: Read) -> None:
     model, other = net(), net()
     optimizer, plain = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, other))
-    guard = attach(model, optimizer, policy=surefoot.Policy(observe=True, ring_every=4))
-    asked = {"restraint": surefoot_restraint(0.5), "reset": True, "applied": False}
+    guard = attach(model, optimizer, policy=surefoot.Policy(observe=True, snapshot_every=4))
+    asked = {"overrides": surefoot_restraint(0.5), "reset_optimizer": True, "applied": False}
     judge = script(guard, {9: BACK | asked, 10: {"action": Action.STOP, "applied": False}})
     for i in range(14):
         train(model, optimizer, guard.watch, i)

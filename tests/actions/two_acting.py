@@ -10,13 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "state"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
 from rewinding import same
 from scripted import Watched, script
 from two_rewinding import build, contents
 
 import surefoot
-from surefoot.records import Action, Restraint
+from surefoot.records import Action, StepOverrides
 
 KINDS = ("ddp", "ddp fused", "fsdp2", "fsdp2 fused", "zero")
 
@@ -31,7 +31,7 @@ def watched(kind: str) -> Watched:
 def attached(kind: str, where: Path, plan: dict[int, dict[str, Any]]) -> tuple[Watched, Any, Any]:
     run = watched(kind)
     guard = surefoot.attach(
-        run.model, run.optimizer, run_dir=where, policy=surefoot.Policy(ring_every=4), scheduler=run.schedulers
+        run.model, run.optimizer, run_dir=where, policy=surefoot.Policy(snapshot_every=4), scheduler=run.schedulers
     )
     run.watch = guard.watch
     return run, guard, script(guard, plan)
@@ -57,7 +57,7 @@ def trial(kind: str, lacking: bool, out: Path) -> dict[str, Any]:
 def restrained(kind: str, out: Path) -> bool:
     """A factor on the rate reaches a sharded optimizer, and the loop never sees it."""
     rank = dist.get_rank()
-    run, guard, _ = attached(kind, out / f"{kind}-rate", {2: {"restraint": Restraint(rate=0.5)}})
+    run, guard, _ = attached(kind, out / f"{kind}-rate", {2: {"overrides": StepOverrides(lr_factor=0.5)}})
     for i in range(8):
         run.train(2 * i + rank)
     guard.close()

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "state"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
 from adapted import Adapted, inputs
 from scripted import script
 
@@ -60,7 +60,7 @@ def trial(kind: str, moved: bool, out: Path) -> dict[str, Any]:
     """Back at the end of attempt 11: to the state of attempt 7, or of 3 where one process cannot trust the newer."""
     model, optimizer = build(kind)
     guard = surefoot.attach(
-        model, optimizer, run_dir=out / f"{kind}-{moved}", policy=surefoot.Policy(ring_every=4), resume=False
+        model, optimizer, run_dir=out / f"{kind}-{moved}", policy=surefoot.Policy(snapshot_every=4), resume=False
     )
     judge = script(guard, {9: {"action": Action.REWIND}})
     back = 3 if moved else 7

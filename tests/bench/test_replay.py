@@ -25,12 +25,12 @@ from benchmarks.regate import Regate
 from benchmarks.replay import replay
 from surefoot.cli import app
 from surefoot.gate.clip import Clip, Unit
-from surefoot.gate.rule import Rule, Said, decider_for, memory_for
+from surefoot.gate.rule import NormRule, VerdictSlot, decider_for, memory_for
 from surefoot.journal.strict_json import dumps, loads_object
-from surefoot.judge.policy import Policy, Sight
+from surefoot.judge.policy import Policy, Thresholds
 from surefoot.measure import readback
-from surefoot.measure.block_layout import HEAD, Head
-from surefoot.records import Action, Decision, Event, Row, Verdict
+from surefoot.measure.block_layout import HEAD, SummarySlot
+from surefoot.records import Action, Decision, Event, StepMetrics, Verdict
 
 GOLDEN = Path(__file__).parent / "golden"
 AGAIN = (
@@ -73,14 +73,14 @@ def test_the_same_rows_give_the_same_decisions(name: str) -> None:
 def test_the_recorded_runs_hold_a_little_of_everything() -> None:
     runs = [replay(GOLDEN / name) for name in SCENARIOS]
     actions = {d.action for run in runs for d in run.recorded}
-    assert {Action.REFUSE, Action.REWIND, Action.LOOSEN} <= actions, AGAIN
+    assert {Action.REFUSE, Action.REWIND, Action.RELAX} <= actions, AGAIN
     assert any(not run.recorded for run in runs), "and a run that was left alone"
     assert sorted(path.name for path in GOLDEN.iterdir()) == sorted(SCENARIOS), AGAIN
     assert sum(path.stat().st_size for path in GOLDEN.rglob("*.*") if path.is_file()) < 1.5e6
 
 
 def test_a_stricter_gate_refuses_more() -> None:
-    found = replay(GOLDEN / WENT_BACK, Policy(outlandish=1.2))
+    found = replay(GOLDEN / WENT_BACK, Policy(max_norm_ratio=1.2))
     assert not found.same_policy
     first = found.differences[0]
     assert first.then is None
@@ -88,7 +88,7 @@ def test_a_stricter_gate_refuses_more() -> None:
     assert first.now.action is Action.REFUSE
     assert not first.hypothetical
     assert all(p.hypothetical for p in found.pairs if p.at.attempt > first.at.attempt)
-    result = typed(GOLDEN / WENT_BACK, "--set", "outlandish=1.2")
+    result = typed(GOLDEN / WENT_BACK, "--set", "max_norm_ratio=1.2")
     assert result.exit_code == 0
     assert f"the first difference is at attempt {first.at.attempt} (step {first.at.step})" in result.stdout
     assert "hypothetical" in result.stdout
@@ -104,23 +104,23 @@ def test_an_observer_decides_the_same_and_does_nothing() -> None:
 
 
 def test_figures_that_decide_nothing_make_no_other_policy() -> None:
-    found = replay(GOLDEN / WENT_BACK, Policy(ring_every=7, weights_every=3))
+    found = replay(GOLDEN / WENT_BACK, Policy(snapshot_every=7, weights_every=3))
     assert found.same_policy
     assert not found.differences
 
 
 def test_json_tells_all_of_it() -> None:
-    result = typed(GOLDEN / WENT_BACK, "--json", "--set", "sight.jump=9", "--set", "outlandish=1.2")
+    result = typed(GOLDEN / WENT_BACK, "--json", "--set", "thresholds.jump=9", "--set", "max_norm_ratio=1.2")
     assert result.exit_code == 0
     told = json.loads(result.stdout)
-    assert told["policy"]["sight"]["jump"] == 9.0
+    assert told["policy"]["thresholds"]["jump"] == 9.0
     assert (told["same_policy"], told["differences"] > 0) == (False, True)
     assert {"step", "attempt", "then", "now", "same", "hypothetical"} == told["decisions"][0].keys()
     assert told["recorded"] == sum(pair["then"] is not None for pair in told["decisions"])
 
 
 def test_it_needs_no_torch() -> None:
-    words = ["bench", "replay", str(GOLDEN / WENT_BACK), "--set", "outlandish=1.2"]
+    words = ["bench", "replay", str(GOLDEN / WENT_BACK), "--set", "max_norm_ratio=1.2"]
     code = f"import sys; sys.modules['torch'] = None; sys.argv[1:] = {words}; import surefoot.cli as c; c.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -133,17 +133,17 @@ def test_it_needs_no_torch() -> None:
     ("words", "said"),
     [
         (["--policy", "dare"], "--policy dare is unknown. Use observe or protect"),
-        (["--set", "outlandsh=10"], "Did you mean outlandish?"),
-        (["--set", "jump=10"], "Did you mean sight.jump?"),
-        (["--set", "sight.jmp=10"], "Did you mean sight.jump?"),
-        (["--set", "colour=10"], "There are observe, outlandish"),
-        (["--set", "outlandish"], "has no value"),
-        (["--set", "limit=many"], "limit must be a whole number"),
-        (["--set", "limit=0"], "limit must be at least 1"),
-        (["--set", "sight.window=0"], "sight.window must be a whole number, above 0"),
-        (["--set", "outlandish=nan"], "outlandish must be a number"),
+        (["--set", "max_norm_rato=10"], "Did you mean max_norm_ratio?"),
+        (["--set", "jump=10"], "Did you mean thresholds.jump?"),
+        (["--set", "thresholds.jmp=10"], "Did you mean thresholds.jump?"),
+        (["--set", "colour=10"], "There are observe, max_norm_ratio"),
+        (["--set", "max_norm_ratio"], "has no value"),
+        (["--set", "max_consecutive_vetoes=many"], "max_consecutive_vetoes must be a whole number"),
+        (["--set", "max_consecutive_vetoes=0"], "max_consecutive_vetoes must be at least 1"),
+        (["--set", "thresholds.window=0"], "thresholds.window must be a whole number, above 0"),
+        (["--set", "max_norm_ratio=nan"], "max_norm_ratio must be a number"),
         (["--set", "observe=maybe"], "observe is true or false"),
-        (["--set", "ring_every=5"], "which no replay can show"),
+        (["--set", "snapshot_every=5"], "which no replay can show"),
     ],
 )
 def test_bad_words_get_one_line(words: list[str], said: str) -> None:
@@ -167,7 +167,7 @@ def spoil_info(run: Path, how: Callable[[dict[str, Any]], object]) -> None:
         (lambda info: info["config"].pop("judged"), "does not tell what the judge knew"),
         (lambda info: info["config"].pop("policy"), "does not hold the whole policy"),
         (lambda info: info["config"]["policy"].update(zeal=3), "a policy of another surefoot, with zeal"),
-        (lambda info: info["config"]["policy"]["sight"].update(zeal=3), "with sight.zeal"),
+        (lambda info: info["config"]["policy"]["sight"].update(zeal=3), "with thresholds.zeal"),
     ],
 )
 def test_a_run_of_another_surefoot(
@@ -225,9 +225,9 @@ class Spy:
     def __init__(self, plan: dict[int, Action]) -> None:
         self.plan, self.told = plan, []
         self.names: list[str] = []
-        self.quiet, self.curious, self.proven = True, False, -1
+        self.quiet, self.wants_weight_check, self.proven = True, False, -1
 
-    def update(self, row: Row, layers: np.ndarray) -> list[Event]:
+    def update(self, row: StepMetrics, layers: np.ndarray) -> list[Event]:
         self.told.append(("row", repr(row), layers.tobytes()))
         self.proven = row.attempt - 1
         action = self.plan.pop(row.attempt, None)
@@ -267,7 +267,7 @@ class Loop:
             torch.optim.SGD(self.model[k:].parameters() if k == optimizers - 1 else self.model[k].parameters(), lr=0.1)
             for k in range(optimizers)
         ]
-        options = {"policy": Policy(ring_every=2)} | options
+        options = {"policy": Policy(snapshot_every=2)} | options
         self.guard: Any = surefoot.attach(self.model, self.optimizers, run_dir=run_dir, **options)
 
     def spy(self, plan: dict[int, Action]) -> Spy:
@@ -294,7 +294,7 @@ class Loop:
 @pytest.mark.parametrize("ring", [None, False])
 def test_the_judge_is_told_the_same_at_the_same_place(optimizers: int, ring: bool | None, tmp_path: Path) -> None:
     loop = Loop(tmp_path / "run", optimizers, ring=ring)
-    spy = loop.spy({6: Action.REWIND, 14: Action.LOOSEN, 20: Action.REWIND, 21: Action.REWIND})
+    spy = loop.spy({6: Action.REWIND, 14: Action.RELAX, 20: Action.REWIND, 21: Action.REWIND})
     loop.train(30, drops=(7, 8, 16, 22))
     loop.guard.close()
     assert {told[0] for told in spy.told} == {"row", "rewound" if ring is None else "failed"}
@@ -315,7 +315,7 @@ def test_the_same_after_other_parameters(tmp_path: Path) -> None:
 
 def test_every_attach_has_a_judge_of_its_own(tmp_path: Path) -> None:
     for limit in (3, 5):
-        loop = Loop(tmp_path / "run", policy=Policy(limit=limit))
+        loop = Loop(tmp_path / "run", policy=Policy(max_consecutive_vetoes=limit))
         loop.train(4)
         with pytest.raises(surefoot.TrainingStopped):
             for _ in range(20):
@@ -324,17 +324,19 @@ def test_every_attach_has_a_judge_of_its_own(tmp_path: Path) -> None:
         loop.guard.close()
     found = replay(tmp_path / "run")
     assert not found.differences
-    assert found.policy.limit == 5
+    assert found.policy.max_consecutive_vetoes == 5
     runs, _ = recorded(tmp_path / "run")
-    assert [run.policy.limit for run in runs] == [3, 5]
-    assert [sum(d.action is Action.REFUSE for d in run.decisions) >= run.policy.limit for run in runs] == [True, True]
-    sooner = replay(tmp_path / "run", Policy(limit=2))
+    assert [run.policy.max_consecutive_vetoes for run in runs] == [3, 5]
+    assert [
+        sum(d.action is Action.REFUSE for d in run.decisions) >= run.policy.max_consecutive_vetoes for run in runs
+    ] == [True, True]
+    sooner = replay(tmp_path / "run", Policy(max_consecutive_vetoes=2))
     assert sooner.differences[0].now is not None
     assert sooner.differences[0].now.action is Action.STOP
 
 
 def test_the_figures_of_a_policy_come_back_from_the_journal() -> None:
-    policy = Policy(outlandish=math.inf, limit=7, sight=Sight(jump=9.5, window=17))
+    policy = Policy(max_norm_ratio=math.inf, max_consecutive_vetoes=7, thresholds=Thresholds(jump=9.5, window=17))
     assert policy_from((loads_object(dumps({"policy": asdict(policy)})) or {})["policy"]) == policy
 
 
@@ -346,23 +348,25 @@ def test_the_gates_rule_is_the_gates_own() -> None:
     """Rows that one gate judged, given to a replay with the figures of another, are judged as that other one does."""
     rng = np.random.default_rng(3)
     norms = np.exp(rng.normal(0.0, 1.5, 400)).astype(np.float32)
-    policies = (Policy(outlandish=8.0, warmup=20), Policy(outlandish=1.5, warmup=5, fade=0.9))
+    policies = (Policy(max_norm_ratio=8.0, warmup=20), Policy(max_norm_ratio=1.5, warmup=5, norm_max_decay=0.9))
     then, now = ([*gated(norms, policy)] for policy in policies)
     assert [row.verdict for row in then] != [row.verdict for row in now]
     regate = Regate(*policies)
     again = [regate(row) for row in then]
     assert [row.verdict for row in again] == [row.verdict for row in now]
     for one, two in zip(again, now, strict=True):
-        assert one.landed or one.limit == pytest.approx(two.limit)
+        assert one.applied or one.norm_limit == pytest.approx(two.norm_limit)
 
 
-def gated(norms: np.ndarray, policy: Policy) -> Iterator[Row]:
+def gated(norms: np.ndarray, policy: Policy) -> Iterator[StepMetrics]:
     memory = memory_for(0, [Unit(0, slice(0, 1), Clip())], torch.device("cpu"))
-    decide = decider_for(memory, Rule(policy.outlandish, policy.warmup, policy.fade))
+    decide = decider_for(memory, NormRule(policy.max_norm_ratio, policy.warmup, policy.norm_max_decay))
     for i, norm in enumerate(norms.tolist()):
         totals = torch.zeros(HEAD + 2, dtype=torch.float64)
-        totals[Head.LOSS], totals[Head.ALIVE], totals[HEAD] = 1.0, 1.0, norm**2
-        said = torch.zeros(len(Said), dtype=torch.float64)
+        totals[SummarySlot.LOSS], totals[SummarySlot.ALIVE], totals[HEAD] = 1.0, 1.0, norm**2
+        said = torch.zeros(len(VerdictSlot), dtype=torch.float64)
         decide(totals, said=said, scaled=False, joint=None, commit=True)
-        verdict = Verdict(int(said[Said.VERDICT]))
-        yield Row(step=i, attempt=i, time=0.0, loss=1.0, norm=norm, verdict=verdict, limit=float(said[Said.LIMIT]))
+        verdict = Verdict(int(said[VerdictSlot.VERDICT]))
+        yield StepMetrics(
+            step=i, attempt=i, time=0.0, loss=1.0, norm=norm, verdict=verdict, norm_limit=float(said[VerdictSlot.LIMIT])
+        )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.train_state import TrainState
 
 CLASSES = sorted(
     name
@@ -131,8 +131,8 @@ class Run:
         return [(t.to_local() if isinstance(t, DTensor) else t).data_ptr() for t in held]
 
 
-def whole(run: Run, **more: Any) -> Whole:
-    return Whole(run.model, run.optimizer, scheduler=run.schedulers, scaler=run.scaler, **more)
+def whole(run: Run, **more: Any) -> TrainState:
+    return TrainState(run.model, run.optimizer, scheduler=run.schedulers, scaler=run.scaler, **more)
 
 
 def batch(i: int) -> tuple[Tensor, Tensor]:

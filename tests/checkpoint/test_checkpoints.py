@@ -19,7 +19,7 @@ import surefoot
 from surefoot.checkpoint.format.hashing import hash_of
 from surefoot.checkpoint.format.param_names import names_in
 from surefoot.checkpoint.store import Store
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.train_state import TrainState
 from surefoot.data import make_loader
 
 
@@ -109,7 +109,7 @@ def test_a_hash_is_the_same_in_every_version() -> None:
         nn.init.constant_(p, 0.5)
     for p in model.parameters():
         optimizer.state[p] = {"step": torch.tensor(3.0), "exp_avg": torch.full_like(p, 0.25)}
-    whole = Whole(model, optimizer, extra={"ema": beside})
+    whole = TrainState(model, optimizer, extra={"ema": beside})
     look = whole.look()
     plain: Any = {"$a": (1, math.inf), "tensor": look.slot(torch.arange(3))}
     chance = [(None, 1), (None, 2), (None, 3)]

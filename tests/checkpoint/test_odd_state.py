@@ -14,7 +14,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 from rewinding import Run, same, whole
 
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.train_state import TrainState
 
 
 class Mixed(nn.Module):
@@ -70,7 +70,7 @@ def spoil(model: Mixed) -> None:
 def test_tensors_of_every_kind() -> None:
     model = Mixed()
     only = nn.Parameter(torch.ones(2))
-    run = Whole(model, torch.optim.SGD([model.weight, model.brief, only], lr=0.1))
+    run = TrainState(model, torch.optim.SGD([model.weight, model.brief, only], lr=0.1))
     state = run.take()
     for _ in range(2):
         before = [t if t.is_meta else t.detach().clone() for t in held(model)]
@@ -89,7 +89,7 @@ def test_tensors_of_every_kind() -> None:
 def test_writing_back_is_not_seen_by_autograd() -> None:
     weight = nn.Parameter(torch.ones(3))
     model = nn.ParameterList([weight])
-    run = Whole(model, torch.optim.SGD(model.parameters()))
+    run = TrainState(model, torch.optim.SGD(model.parameters()))
     state, version = run.take(), weight._version
     run.put_back(state)
     assert weight._version == version
@@ -99,7 +99,7 @@ def test_writing_back_is_not_seen_by_autograd() -> None:
 def test_a_tensor_that_two_states_share_is_shared_again_and_one_of_two_is_not_mixed_up() -> None:
     weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     optimizer = torch.optim.SGD(weights)
-    run = Whole(nn.ParameterList(weights), optimizer)
+    run = TrainState(nn.ParameterList(weights), optimizer)
     one = torch.tensor(1.0)
     optimizer.state[weights[0]], optimizer.state[weights[1]] = {"step": one}, {"step": one}
     shared = run.take()
@@ -131,7 +131,7 @@ def test_buffers_that_came_went_or_grew() -> None:
     for name in ("gone", "grown", "none"):
         model.register_buffer(name, torch.ones(2))
     model.register_buffer("cache", torch.ones(2), persistent=False)
-    run = Whole(model, torch.optim.SGD([nn.Parameter(torch.ones(1))]))
+    run = TrainState(model, torch.optim.SGD([nn.Parameter(torch.ones(1))]))
     state = run.take()
     del model.gone
     model.grown, model.none, model.cache = torch.zeros(3), None, torch.zeros(5)
@@ -227,7 +227,7 @@ def test_a_rate_that_is_a_tensor() -> None:
 
 def test_gradients_of_what_only_an_optimizer_holds_are_dropped_too() -> None:
     only = nn.Parameter(torch.ones(2))
-    run = Whole(nn.Linear(1, 1), torch.optim.SGD([only]))
+    run = TrainState(nn.Linear(1, 1), torch.optim.SGD([only]))
     state = run.take()
     only.sum().backward()
     run.put_back(state)

@@ -17,26 +17,26 @@ from rewinding import Run, same, whole
 
 from surefoot.checkpoint import copies, snapshot_memory
 from surefoot.checkpoint import snapshots as ring_room
-from surefoot.checkpoint.snapshots import Ring, State
+from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 
 SCRIPT = Path(__file__).parent / "two_rewinding.py"
 
 
-def ring_of(run: Run, **options: Any) -> Ring:
-    return Ring(whole(run), **options)
+def ring_of(run: Run, **options: Any) -> SnapshotRing:
+    return SnapshotRing(whole(run), **options)
 
 
-def started(**options: Any) -> tuple[Run, Ring]:
+def started(**options: Any) -> tuple[Run, SnapshotRing]:
     run = Run(way="fused")
     run.train(0)
     return run, ring_of(run, **options)
 
 
-def attempts(ring: Ring, *, good: bool | None = None) -> list[int]:
+def attempts(ring: SnapshotRing, *, good: bool | None = None) -> list[int]:
     return [s.attempt for s in ring.states if good is None or s.good == good]
 
 
-def taken(ring: Ring, attempt: int) -> State:
+def taken(ring: SnapshotRing, attempt: int) -> Snapshot:
     state = ring.take(attempt, attempt)
     assert state is not None
     return state
@@ -246,7 +246,7 @@ def slow_memory(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return come
 
 
-def ready(ring: Ring) -> None:
+def ready(ring: SnapshotRing) -> None:
     """Wait until the memory of the next state is there."""
     assert ring._making is not None
     ring._making.run()

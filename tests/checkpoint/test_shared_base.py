@@ -19,11 +19,11 @@ from adapted import Adapted, adapted, equal, follow, state_of, taught, train
 from surefoot.checkpoint import copies, snapshot_memory
 from surefoot.checkpoint import snapshots as ring_module
 from surefoot.checkpoint.checksums import Checksums, leaves, portable_checksum
-from surefoot.checkpoint.snapshots import Ring
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.snapshots import SnapshotRing
+from surefoot.checkpoint.train_state import TrainState
 
 
-def storages(ring: Ring) -> int:
+def storages(ring: SnapshotRing) -> int:
     """Bytes of the distinct storages that the states of a ring hold."""
     held = [t.untyped_storage() for state in ring.states for t in state.copy.tensors]
     return sum({s.data_ptr(): s.nbytes() for s in held}.values())
@@ -33,9 +33,9 @@ def nbytes(tensors: Any) -> int:
     return sum(t.nbytes for t in tensors)
 
 
-def filled(model: nn.Module, optimizer: torch.optim.Optimizer, *, size: int = 4, **options: Any) -> Ring:
+def filled(model: nn.Module, optimizer: torch.optim.Optimizer, *, size: int = 4, **options: Any) -> SnapshotRing:
     """A ring with `size` states, one after each update."""
-    ring = Ring(Whole(model, optimizer), size=size, **options)
+    ring = SnapshotRing(TrainState(model, optimizer), size=size, **options)
     for attempt in range(size):
         train(model, optimizer, attempt)
         ring.settle()
@@ -63,12 +63,12 @@ def test_a_budget_counts_the_frozen_part_once() -> None:
     model, optimizer = adapted()
     frozen = nbytes(model.base.parameters())
     train(model, optimizer, 0)
-    own = sum(Whole(model, optimizer).look().nbytes.values()) - frozen
+    own = sum(TrainState(model, optimizer).look().nbytes.values()) - frozen
     ring = filled(model, optimizer, budget_bytes=frozen + 4 * own)
     assert (ring.off, len(ring.states)) == (None, 4)
     ring = filled(model, optimizer, size=3, budget_bytes=frozen + 3 * own)
     assert len(ring.states) == 3
-    ring = Ring(Whole(model, optimizer), size=4, budget_bytes=frozen + 2 * own - 1)
+    ring = SnapshotRing(TrainState(model, optimizer), size=4, budget_bytes=frozen + 2 * own - 1)
     assert ring.take(0, 0) is None
     assert ring.off is not None
     assert "of frozen parameters do not fit in the budget" in ring.off
@@ -105,7 +105,7 @@ def test_on_the_host_the_memory_of_the_base_is_made_behind_the_runs_back(monkeyp
     monkeypatch.setattr(copies.Copy, "make_room", make_room)
     model, optimizer = adapted()
     train(model, optimizer, 0)
-    ring = Ring(Whole(model, optimizer), size=3)
+    ring = SnapshotRing(TrainState(model, optimizer), size=3)
     assert ring.take(0, 0, wait=False) is None
     come.set()
     for attempt in range(1, 5):
@@ -132,7 +132,7 @@ def test_when_memory_runs_out_for_the_base_the_ring_says_so(monkeypatch: pytest.
         return real(of, **options)
 
     monkeypatch.setattr(torch, "empty_like", empty_like)
-    ring = Ring(Whole(model, optimizer), size=4)
+    ring = SnapshotRing(TrainState(model, optimizer), size=4)
     assert ring.take(0, 0) is None
     assert ring.off is not None
     assert ring.off.startswith("memory ran out")
@@ -195,7 +195,7 @@ def test_a_damaged_frozen_part_is_put_back_and_no_later_state_is_trusted(damage:
 @pytest.mark.parametrize("how", ["data", "rebind", "version"])
 def test_a_teacher_goes_back_with_its_student(how: str, start: int) -> None:
     model, optimizer = taught()
-    ring = Ring(Whole(model, optimizer), size=4)
+    ring = SnapshotRing(TrainState(model, optimizer), size=4)
     ring.take(-1, 0)
     seen = {-1: state_of(model, optimizer)}
     for i in range(24):
@@ -222,7 +222,7 @@ def test_a_teacher_goes_back_with_its_student(how: str, start: int) -> None:
 
 def test_a_teacher_moved_past_autograd_costs_no_snapshot_if_it_moves_from_the_start() -> None:
     model, optimizer = taught()
-    ring = Ring(Whole(model, optimizer), size=4)
+    ring = SnapshotRing(TrainState(model, optimizer), size=4)
     ring.take(-1, 0)
     for i in range(8):
         ring.settle()
@@ -291,7 +291,7 @@ def test_tied_frozen_parameters_are_one_and_go_back() -> None:
 def test_a_frozen_parameter_on_the_memory_of_a_trained_one_is_copied_in_full() -> None:
     model, optimizer = adapted()
     model.register_parameter("shadow", nn.Parameter(model.up.weight.data, requires_grad=False))
-    ring = Ring(Whole(model, optimizer), size=4)
+    ring = SnapshotRing(TrainState(model, optimizer), size=4)
     seen = {}
     for i in range(6):
         ring.settle()

@@ -104,7 +104,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_protection_stays_on_and_the_run_goes_back_in_place(name: str, attach: Any, read: Any) -> None:
     model = net()
     optimizer = build(name, model)
-    guard = attach(model, optimizer, policy=surefoot.Policy(ring_every=2))
+    guard = attach(model, optimizer, policy=surefoot.Policy(snapshot_every=2))
     train(model, optimizer, guard.watch, range(4))
     whole = guard._footing._whole
     copy = whole.take()

@@ -18,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from surefoot.checkpoint.snapshots import Ring
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.snapshots import SnapshotRing
+from surefoot.checkpoint.train_state import TrainState
 
 KINDS = ("ddp", "ddp compiled", "fsdp2", "fsdp2 fused", "zero")
 
@@ -59,7 +59,7 @@ def trial(kind: str) -> dict[str, Any]:
     for i in range(5):
         straight.train(2 * i + rank)
     run = build(kind)
-    ring = Ring(Whole(run.model, run.optimizer, scheduler=run.schedulers), size=2)
+    ring = SnapshotRing(TrainState(run.model, run.optimizer, scheduler=run.schedulers), size=2)
     for i in range(3):
         run.train(2 * i + rank)
         if i != 1:
@@ -100,7 +100,7 @@ def placements() -> bool:
     kinds = [[Shard(0)], [Shard(1)], [Replicate()]]
     weights = [nn.Parameter(distribute_tensor(torch.arange(15.0).view(5, 3), mesh, kind)) for kind in kinds]
     optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
-    whole = Whole(nn.ParameterList(weights), optimizer)
+    whole = TrainState(nn.ParameterList(weights), optimizer)
 
     def step() -> list[Any]:
         for w in weights:

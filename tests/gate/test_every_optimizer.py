@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import surefoot
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.train_state import TrainState
 
 more = pytest.importorskip("pytorch_optimizer.optimizer", reason="pytorch_optimizer is not installed")
 
@@ -163,7 +163,7 @@ def test_a_run_that_goes_back_goes_on_as_if_it_had_never_been_there(
     if name in OUTSIDE:
         pytest.skip(OUTSIDE[name])
     run, without = start(name, "with"), start(name, "without")
-    whole: Whole = run.guard._footing._whole  # pyright: ignore[reportAttributeAccessIssue]
+    whole: TrainState = run.guard._footing._whole  # pyright: ignore[reportAttributeAccessIssue]
     first = whole.take()
     for i in (7, 8):
         run.train(i)

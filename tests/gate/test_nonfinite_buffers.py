@@ -61,7 +61,7 @@ def test_an_infinite_running_variance_is_refused_and_named(name: str, attach: At
     assert bool(model.eval()(batch(99)).isfinite().all()), "evaluation goes on"
     run = read()
     assert run.scalars["verdict"].tolist() == [0, 0, 0, 0, 1, 0, 0, 0]
-    assert run.scalars["bad_buffers"].tolist() == [0, 0, 0, 0, 2, 0, 0, 0]
+    assert run.scalars["nonfinite_buffers"].tolist() == [0, 0, 0, 0, 2, 0, 0, 0]
     refused = [e for e in run.events if e.get("action") == "refuse"]
     assert [e["reason"] for e in refused] == ["the batch made buffer norm.running_var and 1 more non-finite"]
     told = next(e["values"]["buffers"] for e in run.events if e.get("name") == "buffers")
@@ -69,7 +69,7 @@ def test_an_infinite_running_variance_is_refused_and_named(name: str, attach: At
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("micro", [0, 2])
+@pytest.mark.parametrize("bad_microbatch", [0, 2])
 def test_one_bad_micro_batch_of_an_accumulated_update(micro: int, scaled: bool, attach: Attach, read: Read) -> None:
     torch.manual_seed(0)
     model = Net()

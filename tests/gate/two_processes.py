@@ -17,9 +17,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 import surefoot
-from surefoot.measure.grad_stats import Meter
+from surefoot.measure.grad_stats import GradStats
 from surefoot.measure.layout import layout_of
-from surefoot.measure.stats_torch import PortablePass
+from surefoot.measure.stats_torch import TorchStats
 
 WARMUP = 6
 
@@ -138,12 +138,12 @@ def placements() -> dict[str, float]:
             else distribute_tensor(gradient, mesh, home)
         )
         layout = layout_of(model, [torch.optim.SGD(model.parameters())])
-        meter = Meter(layout, [slice(0, 2)], torch.device("cpu"))
+        meter = GradStats(layout, [slice(0, 2)], torch.device("cpu"))
         meter.measure(torch.tensor(1.0), scale=None)
         totals = meter.totals()
         expected = torch.empty(2, 8)
         whole = {"weight": gradient, "plain": model.plain.grad}
-        PortablePass(layout.numels, torch.device("cpu")).measure([whole[n] for n in layout.names], out=expected)
+        TorchStats(layout.numels, torch.device("cpu")).measure([whole[n] for n in layout.names], out=expected)
         norm = expected[:, 0].square().sum()
         worst[name] = float(torch.maximum((meter.block.stats - expected).abs().max(), (totals[-2] - norm).abs()))
     return worst

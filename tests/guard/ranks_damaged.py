@@ -20,7 +20,7 @@ FEWER = ("nan on all", "scaled on one", "nudged on one")
 """With more than two processes: damage that all ranks see, that one sees, and that no rank sees."""
 AT = 28
 STEPS = 46
-POLICY = surefoot.Policy(weights_every=8, ring_every=4, proof=4, warmup=12)
+POLICY = surefoot.Policy(weights_every=8, snapshot_every=4, healthy_steps_to_trust=4, warmup=12)
 
 
 def model_of(tensors: int) -> nn.Module:

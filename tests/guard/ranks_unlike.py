@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import surefoot
-from surefoot.records import Row
+from surefoot.records import StepMetrics
 
 STEPS = 60
 AT = 36
@@ -32,9 +32,19 @@ def average(model: nn.Module, *, gradients: bool) -> None:
         held /= dist.get_world_size()
 
 
-def judged(row: Row) -> dict[str, str]:
+def judged(row: StepMetrics) -> dict[str, str]:
     """What is judged of a row; times, memory and what the loop reports are told, and never acted on."""
-    own = ("time", "seconds", "data_wait", "seconds_left", "utilisation", "tokens", "eval_loss", "micro", "micros")
+    own = (
+        "time",
+        "seconds",
+        "data_wait",
+        "seconds_left",
+        "utilisation",
+        "tokens",
+        "eval_loss",
+        "bad_microbatch",
+        "num_microbatches",
+    )
     told = asdict(row).items()
     return {name: str(value) for name, value in told if name not in own and not name.startswith("memory")}
 
@@ -95,7 +105,7 @@ def train(
         "equal": equal_everywhere(model),
         "rewound": [e["values"] for e in told if e["kind"] == "note" and e["name"] == "rewound"],
         "decided": [[e["action"], e["cause"]] for e in told if e["kind"] == "decision" and e["action"] != "refuse"],
-        "findings": [[e["detector"], e["grave"], e["detail"]] for e in told if e["kind"] == "finding"],
+        "findings": [[e["detector"], e["severe"], e["detail"]] for e in told if e["kind"] == "finding"],
     }
 
 

@@ -144,9 +144,9 @@ def test_the_memory_for_states_as_people_write_it(given: Any, wanted: int | None
 
 def test_a_policy_with_too_small_a_ring() -> None:
     with pytest.raises(ValueError, match="ring_size must be at least 2"):
-        surefoot.Policy(ring_size=1)
+        surefoot.Policy(max_snapshots=1)
     with pytest.raises(ValueError, match="ring_every must be at least 1"):
-        surefoot.Policy(ring_every=0)
+        surefoot.Policy(snapshot_every=0)
 
 
 def test_a_run_directory_used_by_a_live_process(attach: Attach, tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def test_a_number_clips_as_torch_does(name: str, threshold: float, attach: Attac
     wanted = np.minimum(threshold / (np.array(norms) + 1e-6), 1.0)
     assert rows["norm"].tolist() == pytest.approx(norms, rel=1e-4), "the norm is the one before clipping"
     assert rows["clip"].tolist() == pytest.approx([threshold] * 10)
-    assert rows["clipped"].tolist() == pytest.approx(wanted.tolist(), rel=1e-4)
-    assert rows["clip_share"].tolist() == pytest.approx((np.cumsum(wanted < 1) / np.arange(1, 11)).tolist())
+    assert rows["clip_factor"].tolist() == pytest.approx(wanted.tolist(), rel=1e-4)
+    assert rows["clip_fraction"].tolist() == pytest.approx((np.cumsum(wanted < 1) / np.arange(1, 11)).tolist())
     if threshold == 1e6:
         assert same(snapshot(model, optimizer), snapshot(other, plain)), "a gradient under the threshold is left alone"
 
@@ -143,7 +143,7 @@ def test_adaptive_is_the_percentile_of_the_accepted_norms(fused: bool, attach: A
             turn(model, optimizer, guard, bad[i])
     guard.close()
     rows = read().scalars
-    landed = rows["verdict"] == Verdict.LANDED
+    landed = rows["verdict"] == Verdict.APPLIED
     assert (~landed).sum() == len(bad)
     clip, accepted = rows["clip"][landed], rows["norm"][landed]
     assert accepted.tolist() == pytest.approx(norms.tolist(), rel=1e-5)
@@ -153,7 +153,7 @@ def test_adaptive_is_the_percentile_of_the_accepted_norms(fused: bool, attach: A
         lately = [np.quantile(accepted[: i - back], clips.PERCENTILE) for back in range(11)]
         assert min(lately) * (1 - 1e-4) <= clip[i] <= max(lately) * (1 + 1e-4)
     wanted = np.minimum(clip / (accepted + 1e-6), 1.0)
-    assert rows["clipped"][landed].tolist() == pytest.approx(wanted.tolist(), rel=1e-4)
+    assert rows["clip_factor"][landed].tolist() == pytest.approx(wanted.tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize(("norm", "threshold"), [(0.2, clips.LEAST), (5000.0, clips.MOST), (20.0, 20.0)])

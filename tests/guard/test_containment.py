@@ -13,18 +13,18 @@ from loops import Net, bare, batch, hooks_on, loss_of, net, same, snapshot, trai
 from torch import Tensor
 
 import surefoot
-from surefoot.actions.step_overrides import Reins
+from surefoot.actions.step_overrides import OverrideApplier
 from surefoot.checkpoint.buffers import BufferShadow
-from surefoot.checkpoint.snapshots import Ring
+from surefoot.checkpoint.snapshots import SnapshotRing
 from surefoot.gate.gate import Gate
 from surefoot.guard import attached
-from surefoot.guard.metrics_reader import Desk
-from surefoot.guard.recovery import Footing
-from surefoot.guard.step_pipeline import Rounds
+from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard.recovery import Recovery
+from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.judge.judge import Judge
-from surefoot.measure.grad_stats import Meter
-from surefoot.measure.readback import Mailbox
-from surefoot.measure.system import Clock, Machine
+from surefoot.measure.grad_stats import GradStats
+from surefoot.measure.readback import AsyncReadback
+from surefoot.measure.system import StepTimer, SystemMonitor
 from surefoot.measure.weight_stats import UpdateSample
 
 Attach = Callable[..., Any]
@@ -32,28 +32,28 @@ Read = Callable[[], surefoot.Run]
 
 PLACES: dict[str, tuple[Any, str]] = {
     "counting samples": (attached, "samples_in"),
-    "timing the forward pass": (Clock, "forward_began"),
-    "timing the step": (Clock, "step_ended"),
-    "finding dropped gradients": (Rounds, "dropped"),
-    "measuring gradients": (Meter, "measure"),
-    "adding up": (Meter, "totals"),
+    "timing the forward pass": (StepTimer, "forward_began"),
+    "timing the step": (StepTimer, "step_ended"),
+    "finding dropped gradients": (StepPipeline, "dropped"),
+    "measuring gradients": (GradStats, "measure"),
+    "adding up": (GradStats, "totals"),
     "sampling the weights": (UpdateSample, "take"),
     "comparing the weights": (UpdateSample, "compare"),
-    "measuring the weights": (Meter, "measure_weights"),
+    "measuring the weights": (GradStats, "measure_weights"),
     "before the step": (Gate, "before"),
     "applying the verdict": (Gate, "apply"),
     "settling the buffers": (BufferShadow, "settle"),
-    "reading the machine": (Machine, "read"),
-    "sending": (Mailbox, "send"),
-    "receiving": (Mailbox, "_receive"),
+    "reading the machine": (SystemMonitor, "read"),
+    "sending": (AsyncReadback, "send"),
+    "receiving": (AsyncReadback, "_receive"),
     "judging": (Judge, "update"),
-    "the desk": (Desk, "read"),
-    "taking a state": (Ring, "take"),
-    "waiting for a state": (Ring, "settle"),
-    "proving a state": (Ring, "prove"),
-    "before a restrained step": (Reins, "before"),
-    "after a restrained step": (Reins, "after"),
-    "the end of a round": (Footing, "round_ended"),
+    "the desk": (MetricsReader, "read"),
+    "taking a state": (SnapshotRing, "take"),
+    "waiting for a state": (SnapshotRing, "settle"),
+    "proving a state": (SnapshotRing, "prove"),
+    "before a restrained step": (OverrideApplier, "before"),
+    "after a restrained step": (OverrideApplier, "after"),
+    "the end of a round": (Recovery, "round_ended"),
 }
 
 
@@ -84,7 +84,7 @@ def test_training_goes_on_as_if_surefoot_were_not_there(
 ) -> None:
     model, other = net(), net()
     optimizer, plain = (torch.optim.AdamW(m.parameters(), lr=1e-3, fused=fused) for m in (model, other))
-    guard = attach(model, optimizer, policy=surefoot.Policy(weights_every=1, ring_every=1))
+    guard = attach(model, optimizer, policy=surefoot.Policy(weights_every=1, snapshot_every=1))
     break_after(monkeypatch, *PLACES[place], calls)
     for i in range(12):
         mine = train(model, optimizer, guard.watch, i)
@@ -129,7 +129,7 @@ def test_a_closure_that_meets_a_broken_gate_still_runs(
     model, other = net(), net()
     optimizer, plain = (torch.optim.LBFGS(m.parameters(), lr=0.1, max_iter=3) for m in (model, other))
     guard = attach(model, optimizer)
-    break_after(monkeypatch, Meter, "totals", 1)
+    break_after(monkeypatch, GradStats, "totals", 1)
 
     def step(m: Net, o: torch.optim.Optimizer, watch: Callable[..., Tensor], i: int) -> None:
         def closure() -> Tensor:

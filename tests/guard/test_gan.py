@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import surefoot
 from benchmarks.replay import replay
-from surefoot.records import Action, Decision, Event, Finding, Note, Restraint
+from surefoot.records import Action, Decision, Event, Finding, Note, StepOverrides
 
 Losses = dict[tuple[int, str], float]
 
@@ -156,13 +156,13 @@ def test_ceilings_are_those_of_the_optimizer_they_are_for(tmp_path: Path) -> Non
     guard: Any = gan.guard
     for i in range(5):
         one_each(gan, i)
-    guard._footing.reins.set(Restraint(loss_ceiling=1e-9), (1,))
+    guard._footing.reins.set(StepOverrides(loss_ceiling=1e-9), (1,))
     for i in range(5, 8):
         one_each(gan, i)
-    guard._footing.reins.set(Restraint(norm_ceiling=(1e-9,)), (0,))
+    guard._footing.reins.set(StepOverrides(norm_ceiling=(1e-9,)), (0,))
     for i in range(8, 10):
         one_each(gan, i)
-    guard._footing.reins.set(Restraint())
+    guard._footing.reins.set(StepOverrides())
     one_each(gan, 10)
     guard.close()
     assert refusals(tmp_path / "run", 0).tolist() == [False] * 8 + [True] * 2 + [False]
@@ -218,7 +218,7 @@ def breaks_off(loop: Callable[[Gan, int], None], gan: Gan, i: int) -> None:
 def test_a_loop_over_the_steps_goes_on_exactly_where_it_was(
     loop: Callable[[Gan, int], None], options: dict[str, Any], tmp_path: Path
 ) -> None:
-    policy = surefoot.Policy(save_every=2, careful=False)
+    policy = surefoot.Policy(save_every=2, cautious_after_crash=False)
     straight = Gan(tmp_path / "straight", policy=policy, **options)
     for i in range(36):
         loop(straight, i)

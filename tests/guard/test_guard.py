@@ -81,11 +81,11 @@ def test_a_million_fold_gradient_is_refused_after_the_warm_up(name: str, attach:
     train(model, optimizer, guard.watch, 26)
     guard.close()
     rows = read().scalars
-    assert rows["verdict"].tolist() == [0] * 25 + [Verdict.OUTLANDISH, 0]
-    assert np.isnan(rows["limit"][:20]).all(), "no limit while the baseline forms"
+    assert rows["verdict"].tolist() == [0] * 25 + [Verdict.NORM_OUTLIER, 0]
+    assert np.isnan(rows["norm_limit"][:20]).all(), "no limit while the baseline forms"
     assert rows["norm"][25] > 100 * rows["norm"][:25].max()
-    assert rows["limit"][25] == pytest.approx(100 * rows["norm"][:25].max(), rel=0.05)
-    assert rows["norm"][26] < rows["limit"][26] < rows["norm"][25], "a rejected norm moves no baseline"
+    assert rows["norm_limit"][25] == pytest.approx(100 * rows["norm"][:25].max(), rel=0.05)
+    assert rows["norm"][26] < rows["norm_limit"][26] < rows["norm"][25], "a rejected norm moves no baseline"
 
 
 def test_before_the_warm_up_a_finite_gradient_lands(attach: Attach, read: Read) -> None:
@@ -103,7 +103,7 @@ def test_before_the_warm_up_a_finite_gradient_lands(attach: Attach, read: Read) 
 def test_the_figures_of_a_policy_are_obeyed(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
-    guard = attach(model, optimizer, policy=surefoot.Policy(outlandish=math.inf, warmup=1))
+    guard = attach(model, optimizer, policy=surefoot.Policy(max_norm_ratio=math.inf, warmup=1))
     for i in range(5):
         train(model, optimizer, guard.watch, i)
     train(model, torch.optim.SGD(model.parameters(), lr=0.0), bare, 0)
@@ -128,7 +128,7 @@ def test_observing_touches_nothing_and_tells_what_it_would_have_done(
     assert "would have been refused" in caplog.text
     guard.close()
     run = read()
-    assert run.scalars["verdict"][22] == Verdict.OUTLANDISH
+    assert run.scalars["verdict"][22] == Verdict.NORM_OUTLIER
     refusals = [e for e in run.events if e["kind"] == "decision" and e["action"] == "refuse"]
     assert refusals
     assert not any(e["applied"] for e in refusals)
@@ -151,7 +151,7 @@ def test_observed_updates_count_as_what_they_are_landed(attach: Attach, read: Re
 def test_refusals_in_a_row_stop_the_run_with_the_reason(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
-    guard = attach(model, optimizer, policy=surefoot.Policy(limit=2))
+    guard = attach(model, optimizer, policy=surefoot.Policy(max_consecutive_vetoes=2))
     for i in range(3):
         train(model, optimizer, guard.watch, i)
     before = snapshot(model, optimizer)
@@ -176,7 +176,7 @@ def test_refusals_in_a_row_stop_the_run_with_the_reason(attach: Attach, read: Re
 def test_the_reason_does_not_claim_what_is_no_longer_so(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
-    guard = attach(model, optimizer, policy=surefoot.Policy(limit=2))
+    guard = attach(model, optimizer, policy=surefoot.Policy(max_consecutive_vetoes=2))
     for i, fault in enumerate([None, "nan", "nan"]):
         train(model, optimizer, guard.watch, i, fault)
     before = snapshot(model, optimizer)
@@ -190,7 +190,7 @@ def test_the_reason_does_not_claim_what_is_no_longer_so(attach: Attach) -> None:
 def test_an_accepted_step_resets_the_count(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
-    guard = attach(model, optimizer, policy=surefoot.Policy(limit=3))
+    guard = attach(model, optimizer, policy=surefoot.Policy(max_consecutive_vetoes=3))
     for i in range(30):
         train(model, optimizer, guard.watch, i, None if i % 3 == 2 else "nan")
     guard.close()
@@ -200,7 +200,7 @@ def test_an_accepted_step_resets_the_count(attach: Attach) -> None:
 def test_a_stopped_run_says_so_again_when_it_is_driven_on(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
-    guard = attach(model, optimizer, policy=surefoot.Policy(limit=1))
+    guard = attach(model, optimizer, policy=surefoot.Policy(max_consecutive_vetoes=1))
     stopped = 0
     for i in range(6):
         try:
@@ -262,10 +262,10 @@ def test_the_row_of_an_update(attach: Attach, read: Read) -> None:
     assert rows["loss_d2"][2:].tolist() == pytest.approx(np.diff(losses, 2).tolist(), rel=1e-3, abs=1e-6)
     assert rows["lr"].tolist() == pytest.approx([0.01] * 4)
     assert rows["samples"].tolist() == [16.0] * 4
-    assert rows["micros"].tolist() == [1] * 4
+    assert rows["num_microbatches"].tolist() == [1] * 4
     assert rows["nonfinite"].tolist() == [0.0] * 4
     assert np.isnan(rows["clip"]).all()
-    assert np.isnan(rows["clipped"]).all()
+    assert np.isnan(rows["clip_factor"]).all()
     assert np.isnan(rows["loss_scale"]).all()
     assert (rows["seconds"][1:] >= rows["data_wait"][1:]).all()
     assert (np.diff(rows["time"]) >= 0).all()
@@ -303,7 +303,7 @@ def test_weights_are_looked_at_now_and_then(attach: Attach, read: Read) -> None:
     assert np.flatnonzero(~np.isnan(rows["weight_norm"])).tolist() == told
     assert rows["weight_norm"][told].tolist() == pytest.approx([norms[0], norms[3], norms[6]], rel=1e-5)
     assert rows["update_ratio"][told].tolist() == pytest.approx([ratios[0], ratios[3], ratios[6]], rel=1e-4)
-    assert rows["bad_weights"][told].tolist() == [0.0] * 3
+    assert rows["nonfinite_params"][told].tolist() == [0.0] * 3
 
 
 def test_damaged_weights_are_found(attach: Attach, read: Read) -> None:
@@ -366,7 +366,7 @@ def test_a_loss_of_an_evaluation_is_handed_back_and_counts_for_nothing(attach: A
     guard.close()
     rows = read().scalars
     assert rows["attempt"].tolist() == [0, 1, 2]
-    assert rows["micros"].tolist() == [1, 1, 1]
+    assert rows["num_microbatches"].tolist() == [1, 1, 1]
     assert rows["samples"].tolist() == [16.0] * 3
 
 

@@ -42,7 +42,7 @@ def loss_of(model: Bag, i: int, **options: bool) -> Tensor:
 
 def told(run: surefoot.Run) -> list[str]:
     """What was done about the run, and what was found of its gradients."""
-    found = [e["detail"] for e in run.events if e["kind"] == "finding" and e["detector"] == "left_over"]
+    found = [e["detail"] for e in run.events if e["kind"] == "finding" and e["detector"] == "stale_grads"]
     return found + [e["reason"] for e in run.events if e["kind"] == "decision"]
 
 
@@ -60,7 +60,7 @@ def test_only_the_sparse_table_is_trained(name: str, to_none: bool, attach: Atta
         optimizer.zero_grad(set_to_none=to_none)
     guard.close()
     assert guard.step == STEPS
-    assert set(read().scalars["left_over"].tolist()[1:]) == {0.0}
+    assert set(read().scalars["stale_grads"].tolist()[1:]) == {0.0}
     assert told(read()) == []
 
 
@@ -76,7 +76,7 @@ def test_tables_that_take_turns(to_none: bool, attach: Attach, read: Read) -> No
         optimizer.step()
         optimizer.zero_grad(set_to_none=to_none)
     guard.close()
-    assert set(read().scalars["left_over"].tolist()[1:]) == {0.0}
+    assert set(read().scalars["stale_grads"].tolist()[1:]) == {0.0}
     assert told(read()) == []
 
 
@@ -103,7 +103,7 @@ def test_a_backward_that_is_not_watched_comes_first(elsewhere: bool, attach: Att
         del held
         gc.collect()
     guard.close()
-    assert set(read().scalars["left_over"].tolist()[1:]) == {0.0}
+    assert set(read().scalars["stale_grads"].tolist()[1:]) == {0.0}
     assert not any("emptied" in words for words in told(read()))
 
 
@@ -121,7 +121,7 @@ def test_gradients_emptied_behind_torchs_back(attach: Attach, read: Read) -> Non
             assert p.grad is not None
             p.grad.numpy().fill(0.0)
     guard.close()
-    assert set(read().scalars["left_over"].tolist()[1:]) == {0.0}
+    assert set(read().scalars["stale_grads"].tolist()[1:]) == {0.0}
 
 
 @pytest.mark.parametrize("build", ["dense", "sparse", "first without a gradient"])
@@ -138,5 +138,5 @@ def test_gradients_that_nobody_empties_are_found(build: str, attach: Attach, rea
         guard.watch(loss_of(model, i), tokens(i)).backward()
         optimizer.step()
     guard.close()
-    assert read().scalars["left_over"].tolist()[1:] == [1.0] * 5
+    assert read().scalars["stale_grads"].tolist()[1:] == [1.0] * 5
     assert any("emptied" in words for words in told(read()))

@@ -12,7 +12,7 @@ from loops import net, train
 
 import surefoot
 from surefoot.guard.attach import OffGuard
-from surefoot.records import Decision, Event, Row
+from surefoot.records import Decision, Event, StepMetrics
 
 Attach = Callable[..., surefoot.Guard]
 
@@ -22,7 +22,7 @@ def test_the_latest_row_is_the_last_one_in_the_journal(attach: Attach, read: Cal
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
     assert guard.latest is None
-    seen: list[Row] = []
+    seen: list[StepMetrics] = []
     for i in range(6):
         train(model, optimizer, guard.watch, i)
         if guard.latest and guard.latest not in seen:

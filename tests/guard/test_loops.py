@@ -63,10 +63,10 @@ def test_the_micro_batch_that_brought_the_trouble(
     assert same(before, snapshot(model, optimizer)), "the healthy micro-batches go with the bad one, buffers too"
     guard.close()
     run = read()
-    assert run.scalars["micro"].tolist() == [-1] * 6 + [culprit]
-    assert run.scalars["micros"].tolist() == [4] * 7
+    assert run.scalars["bad_microbatch"].tolist() == [-1] * 6 + [culprit]
+    assert run.scalars["num_microbatches"].tolist() == [4] * 7
     (finding,) = [e for e in run.events if e["kind"] == "finding"]
-    assert finding["evidence"]["micro"] == culprit
+    assert finding["evidence"]["bad_microbatch"] == culprit
 
 
 def test_the_loss_of_several_micro_batches_is_their_mean(attach: Attach, read: Read) -> None:
@@ -77,7 +77,7 @@ def test_the_loss_of_several_micro_batches_is_their_mean(attach: Attach, read: R
     guard.close()
     rows = read().scalars
     assert rows["loss"].tolist() == pytest.approx(means, rel=1e-6)
-    assert rows["micros"].tolist() == [1, 2, 3, 4]
+    assert rows["num_microbatches"].tolist() == [1, 2, 3, 4]
     assert rows["samples"].tolist() == [16.0, 32.0, 48.0, 64.0]
 
 
@@ -111,8 +111,8 @@ def test_more_micro_batches_than_can_be_told_apart(attach: Attach, read: Read) -
     assert same(before, snapshot(model, optimizer))
     guard.close()
     rows = read().scalars
-    assert rows["micros"].tolist() == [70, 70]
-    assert rows["micro"][1] >= 0
+    assert rows["num_microbatches"].tolist() == [70, 70]
+    assert rows["bad_microbatch"][1] >= 0
 
 
 # -- dropped ----------------------------------------------------------------------------------------------------------
@@ -129,10 +129,10 @@ def test_gradients_thrown_away_are_told_as_dropped(to_none: bool, attach: Attach
     train(model, optimizer, guard.watch, 2)
     guard.close()
     rows = read().scalars
-    assert rows["verdict"].tolist() == [0, Verdict.DROPPED, 0]
+    assert rows["verdict"].tolist() == [0, Verdict.DISCARDED, 0]
     assert rows["attempt"].tolist() == [0, 1, 2]
     assert rows["step"].tolist() == [0, 1, 1]
-    assert rows["micros"].tolist() == [1, 1, 1]
+    assert rows["num_microbatches"].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("to_none", [True, False])
@@ -248,7 +248,7 @@ def test_one_backward_two_optimizers_stand_or_fall_together(where: str, attach: 
 def test_two_optimizers_and_the_count_of_refusals(attach: Attach) -> None:
     model = net()
     optimizers = two(model)
-    guard = attach(model, optimizers, policy=surefoot.Policy(limit=3))
+    guard = attach(model, optimizers, policy=surefoot.Policy(max_consecutive_vetoes=3))
     for i in range(12):
         train(model, optimizers, guard.watch, i, None if i % 3 == 2 else "nan")
     guard.close()
@@ -478,7 +478,7 @@ def test_recomputed_activations(reentrant: bool, attach: Attach, read: Read) -> 
     guard.close()
     rows = read().scalars
     assert rows["norm"].tolist() == pytest.approx(norms, rel=1e-5)
-    assert rows["micros"].tolist() == [1, 1, 1]
+    assert rows["num_microbatches"].tolist() == [1, 1, 1]
 
 
 def test_sparse_gradients(attach: Attach, read: Read) -> None:

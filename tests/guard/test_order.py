@@ -8,14 +8,14 @@ from collections.abc import Iterable
 
 import pytest
 
-from surefoot.guard.iteration_order import StepOrder
+from surefoot.guard.iteration_order import IterationOrder
 
 CRITIC, MAKER = 0, 1
 
 
-def ends(steps: Iterable[int | None], *, together: bool = False) -> tuple[list[int], StepOrder]:
+def ends(steps: Iterable[int | None], *, together: bool = False) -> tuple[list[int], IterationOrder]:
     """How many steps were made at each recognised end of an iteration, none of which was withdrawn."""
-    order, found = StepOrder(2), list[int]()
+    order, found = IterationOrder(2), list[int]()
     for place, k in enumerate(steps):
         order.step(k, place // 2 if together else place)
         if order.withdrawn is not None:
@@ -48,7 +48,7 @@ def test_optimizers_that_step_on_one_backward_end_an_iteration_at_once() -> None
 
 
 def test_one_optimizer_ends_an_iteration_with_each_step() -> None:
-    order = StepOrder(1)
+    order = IterationOrder(1)
     for attempt in range(5):
         order.step(0, attempt)
         assert order.over
@@ -82,7 +82,7 @@ def test_one_optimizer_that_steps_alone_for_long_counts_by_itself_until_the_othe
 
 def test_without_any_order_every_step_counts_in_the_end() -> None:
     chance = random.Random(0)
-    order = StepOrder(3)
+    order = IterationOrder(3)
     for attempt in range(3000):
         order.step(chance.choice([0, 1, 2]), attempt)
     assert order.over
@@ -97,7 +97,7 @@ def test_steps_that_loss_scaling_skips_do_not_shift_the_iterations() -> None:
 
 def test_the_order_is_known_again_after_a_resume() -> None:
     _, before = ends(([CRITIC] * 5 + [MAKER]) * 3)
-    after = StepOrder(2)
+    after = IterationOrder(2)
     after.load_state_dict(before.state_dict())
     over = []
     for attempt, k in enumerate(([CRITIC] * 5 + [MAKER]) * 2):
@@ -109,7 +109,7 @@ def test_the_order_is_known_again_after_a_resume() -> None:
 
 def test_what_was_never_recognised_is_not_known_after_a_resume_either() -> None:
     _, before = ends([CRITIC, CRITIC, MAKER])
-    after = StepOrder(2)
+    after = IterationOrder(2)
     after.load_state_dict(before.state_dict())
     after.step(CRITIC, 0)
     after.step(MAKER, 1)

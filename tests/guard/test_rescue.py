@@ -12,7 +12,7 @@ from torch import nn
 
 import surefoot
 from surefoot.actions.stop import TrainingStopped
-from surefoot.checkpoint.store import Kept, Store
+from surefoot.checkpoint.store import Store, StoredCheckpoint
 from surefoot.data import make_loader
 from surefoot.journal.reader import read
 
@@ -25,7 +25,7 @@ class Loop:
         self.model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 6))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.loader = make_loader(torch.randn(64, 6), 4, seed=3)
-        rules = surefoot.Policy(**{"save_every": 10_000, "ring_every": 5, "proof": 5, **policy})
+        rules = surefoot.Policy(**{"save_every": 10_000, "snapshot_every": 5, "healthy_steps_to_trust": 5, **policy})
         self.guard = surefoot.attach(
             self.model, self.optimizer, run_dir=run, resume=True, policy=rules, loader=self.loader
         )
@@ -42,12 +42,12 @@ class Loop:
                 if self.batches >= count:
                     return
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[StoredCheckpoint]:
         return Store(self.run / "checkpoints").all()
 
 
 def test_when_trouble_begins_the_last_good_state_is_saved(tmp_path: Path) -> None:
-    loop = Loop(tmp_path, poison=40, limit=500, failures=50, actions=50)
+    loop = Loop(tmp_path, poison=40, max_consecutive_vetoes=500, max_failed_actions=50, max_actions=50)
     loop.train(46)
     loop.guard._anchor._keeping.close()  # type: ignore[attr-defined]
     (kept,) = loop.kept()
@@ -66,7 +66,7 @@ def test_when_trouble_begins_the_last_good_state_is_saved(tmp_path: Path) -> Non
 
 
 def test_a_run_that_is_stopped_is_saved_and_told_once(tmp_path: Path) -> None:
-    loop = Loop(tmp_path, poison=40, limit=8)
+    loop = Loop(tmp_path, poison=40, max_consecutive_vetoes=8)
     stops = 0
     with loop.guard:
         for _ in range(40):

@@ -41,7 +41,7 @@ def train(run: Path, kind: str, batches: int, poison: int = 1 << 60) -> dict[str
         loader=loader,
         step_fn=step,
         extra={"ema": ema} if kind == "ddp" else {},
-        policy=surefoot.Policy(save_every=15, ring_every=5, proof=5, failures=50),
+        policy=surefoot.Policy(save_every=15, snapshot_every=5, healthy_steps_to_trust=5, max_failed_actions=50),
     )
     begun, count = guard.step, 0
     while count < batches:

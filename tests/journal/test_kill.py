@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from surefoot.journal import Run, read
+from surefoot.records import SCHEMA
 
 PROGRAM = Path(__file__).with_name("writing_process.py")
 
@@ -47,7 +48,7 @@ def check(run: Run, *, kills: int) -> None:
     fourth = layers["w3"]["norm"] if "w3" in layers else np.empty(0)
     assert (np.isnan(fourth) | (fourth == layers.attempts[: len(fourth)])).all()
     assert gaps([event["attempt"] for event in run.events], apart=5) <= kills
-    assert run.info["schema"] == 1
+    assert run.info["schema"] == SCHEMA
     assert run.skipped == 0
     assert run.notes == []
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import surefoot
 from surefoot.journal import Journal, read, reader
 from surefoot.journal.row_file import Header, map_rows
-from surefoot.records import LAYER_STATS, Note, Row
+from surefoot.records import LAYER_STATS, Note, StepMetrics
 
 
 def lines(path: Path, *contents: object) -> None:
@@ -23,12 +23,12 @@ def recorded(run_dir: Path) -> None:
     journal = Journal(run_dir, info={"seed": 3}, on_failure=pytest.fail)
     journal.layout(["a", "b"], [10, 20])
     stats = np.arange(16, dtype=np.float32).reshape(2, 8)
-    journal.row(Row(step=0, attempt=0, time=1.0, loss=2.5), stats)
+    journal.row(StepMetrics(step=0, attempt=0, time=1.0, loss=2.5), stats)
     stats[1] = [0, 0, 0, 0, 0, -1, 0, 0]  # "b" had no gradient
-    journal.row(Row(step=1, attempt=1, time=2.0, loss=1.5), stats)
+    journal.row(StepMetrics(step=1, attempt=1, time=2.0, loss=1.5), stats)
     journal.layout(["b", "c"], [20, 30])
-    journal.row(Row(step=2, attempt=2, time=3.0), stats + 100)
-    journal.row(Row(step=3, attempt=3, time=4.0), None)
+    journal.row(StepMetrics(step=2, attempt=2, time=3.0), stats + 100)
+    journal.row(StepMetrics(step=3, attempt=3, time=4.0), None)
     journal.event(Note(step=3, attempt=3, name="end", values={"best": math.nan}))
     journal.close()
 

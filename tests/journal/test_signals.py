@@ -10,7 +10,7 @@ import pytest
 from surefoot.journal.reader import read
 from surefoot.journal.row_file import SCALARS, BadHeader, Header, RowFile, layers_header, load_rows, look, map_rows
 from surefoot.journal.segments import listed, resume_or_start, segment, sweep
-from surefoot.records import LAYER_STATS, Row
+from surefoot.records import LAYER_STATS, StepMetrics
 
 
 def scalars(*attempts: int) -> np.ndarray:
@@ -20,7 +20,7 @@ def scalars(*attempts: int) -> np.ndarray:
 
 
 def test_a_million_scalar_rows_stay_under_200_mb() -> None:
-    assert SCALARS.dtype.names == tuple(f.name for f in fields(Row))
+    assert SCALARS.dtype.names == tuple(f.name for f in fields(StepMetrics))
     assert SCALARS.dtype.itemsize * 1_000_000 < 200_000_000
 
 

@@ -105,7 +105,7 @@ def test_rows_that_stay_are_even_nested_and_fair_to_optimizers_that_take_turns()
 def fill(log: LayerLog, attempts: range, tensors: int = 2) -> None:
     marks = np.zeros(len(attempts), SCALARS.dtype)
     marks["step"] = marks["attempt"] = attempts
-    marks["verdict"] = np.where(np.array(attempts) % 50 == 7, Verdict.OUTLANDISH, Verdict.LANDED)
+    marks["verdict"] = np.where(np.array(attempts) % 50 == 7, Verdict.NORM_OUTLIER, Verdict.APPLIED)
     log.append(marks, [np.full((tensors, len(LAYER_STATS)), attempt, np.float32) for attempt in attempts])
 
 

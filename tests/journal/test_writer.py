@@ -16,17 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.journal import Journal, Limits, RunDirectoryInUse, read
-from surefoot.records import LAYER_STATS, NAN, SCHEMA, Event, Finding, JudgedBy, Note, Row, Verdict
+from surefoot.records import LAYER_STATS, NAN, SCHEMA, Event, Finding, JudgedBy, Note, StepMetrics, Verdict
 
-ROW = Row(step=1, attempt=1, time=1.0)
+ROW = StepMetrics(step=1, attempt=1, time=1.0)
 
 
 def opened(run_dir: Path, on_failure: Callable[[str], None] = pytest.fail, **options: Any) -> Journal:
     return Journal(run_dir, info=options.pop("info", {}), on_failure=on_failure, **options)
 
 
-def numbered(attempt: int, **values: Any) -> Row:
-    return Row(step=attempt, attempt=attempt, time=float(attempt), **values)
+def numbered(attempt: int, **values: Any) -> StepMetrics:
+    return StepMetrics(step=attempt, attempt=attempt, time=float(attempt), **values)
 
 
 def note(name: str, attempt: int = 0, **values: Any) -> Note:
@@ -56,14 +56,15 @@ values_of = {
     "judged_by": st.sampled_from(JudgedBy),
 }
 rows = st.builds(
-    Row, **{f.name: values_of.get(f.name, narrow_ints if f.type == "int" else floats) for f in fields(Row)}
+    StepMetrics,
+    **{f.name: values_of.get(f.name, narrow_ints if f.type == "int" else floats) for f in fields(StepMetrics)},
 )
 
 
 @settings(max_examples=15, deadline=None)
 @given(rows=st.lists(rows, min_size=1, max_size=5), tensors=st.integers(1, 3), data=st.data())
 def test_rows_come_back_as_they_went_in(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], tensors: int, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory, rows: list[StepMetrics], tensors: int, data: st.DataObject
 ) -> None:
     run_dir = tmp_path_factory.mktemp("run")
     one = st.lists(floats, min_size=tensors * 8, max_size=tensors * 8)
@@ -74,7 +75,7 @@ def test_rows_come_back_as_they_went_in(
         journal.row(row, values)
     journal.close()
     run = read(run_dir)
-    for f in fields(Row):
+    for f in fields(StepMetrics):
         np.testing.assert_array_equal(run.scalars[f.name], [getattr(row, f.name) for row in rows])
     absent = np.stack(stats)[:, :, LAYER_STATS.index("nonfinite"), None] == -1
     expected = np.where(absent, np.float32(NAN), np.stack(stats))
@@ -271,7 +272,7 @@ def test_nonsense_is_dropped_counted_and_harmless(tmp_path: Path) -> None:
     journal.row(numbered(0), ones)  # no layout yet
     journal.layout(["w"], [1])
     journal.row(numbered(1, loss="words"), ones)
-    journal.row(numbered(2, micro=2**40), ones)
+    journal.row(numbered(2, bad_microbatch=2**40), ones)
     journal.row(numbered(3, loss=1e300, norm=np.float64(2), verdict=Verdict.OVERFLOW), ones)
     journal.row(numbered(4), np.ones((3, 8), np.float32))
     journal.row(numbered(5), object())  # pyright: ignore[reportArgumentType]

@@ -11,7 +11,7 @@ import numpy as np
 
 from surefoot.journal import Journal, Limits, RunDirectoryInUse
 from surefoot.journal.lock import WriterLock
-from surefoot.records import LAYER_STATS, Note, Row, Verdict
+from surefoot.records import LAYER_STATS, Note, StepMetrics, Verdict
 
 
 def write(run_dir: str) -> None:
@@ -24,9 +24,9 @@ def write(run_dir: str) -> None:
         if attempt % 400 == 0 or attempt == journal.last_attempt + 1:
             tensors = 3 + attempt // 400 % 2
             journal.layout([f"w{tensor}" for tensor in range(tensors)], [8] * tensors)
-        verdict = Verdict.NONFINITE if attempt % 100 == 99 else Verdict.LANDED
+        verdict = Verdict.NONFINITE if attempt % 100 == 99 else Verdict.APPLIED
         layers = np.full((tensors, len(LAYER_STATS)), attempt, np.float32)
-        journal.row(Row(step=attempt, attempt=attempt, time=time.time(), loss=attempt, verdict=verdict), layers)
+        journal.row(StepMetrics(step=attempt, attempt=attempt, time=time.time(), loss=attempt, verdict=verdict), layers)
         if attempt % 5 == 0:
             journal.event(Note(step=attempt, attempt=attempt, name="fifth"))
         if attempt == journal.last_attempt + 20:
@@ -54,7 +54,7 @@ def fork(run_dir: str) -> None:
     child = os.fork()
     if child == 0:
         journal.event(Note(step=0, attempt=0, name="child"))
-        journal.row(Row(step=0, attempt=0, time=0.0))
+        journal.row(StepMetrics(step=0, attempt=0, time=0.0))
         assert not journal.flush()
         journal.close()
         sys.exit(0)  # runs the exit handlers, which multiprocessing spares its children

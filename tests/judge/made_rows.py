@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.detectors.layers import LayerPast
 from surefoot.judge.judge import Judge
-from surefoot.judge.policy import Policy, Sight
-from surefoot.records import LAYER_STATS, Action, Decision, Event, Finding, Row, Verdict
+from surefoot.judge.policy import Policy, Thresholds
+from surefoot.records import LAYER_STATS, Action, Decision, Event, Finding, StepMetrics, Verdict
 
 Kind = TypeVar("Kind", bound=Event)
 BLOCKS = ("embed", "layers.0.attn", "layers.0.mlp", "layers.1.attn", "layers.1.mlp", "norm", "head")
@@ -44,7 +44,7 @@ class Source:
         self.attempt = 0
         self.step = 0
 
-    def row(self, *, times: float = 1.0, swells: float = 1.0, **values: Any) -> Row:
+    def row(self, *, times: float = 1.0, swells: float = 1.0, **values: Any) -> StepMetrics:
         """The next row; `times` multiplies its loss, `swells` its norm, and `values` are what they are."""
         level = self._floor + (self._loss - self._floor) * 0.5 ** (self.step / self._half)
         told: dict[str, Any] = {
@@ -53,22 +53,22 @@ class Source:
             "nonfinite": 0.0,
         }
         told |= self._always | values
-        row = Row(step=self.step, attempt=self.attempt, time=float(self.attempt), **told)
+        row = StepMetrics(step=self.step, attempt=self.attempt, time=float(self.attempt), **told)
         self.attempt += 1
-        self.step += row.landed
+        self.step += row.applied
         return row
 
-    def rows(self, count: int, **values: Any) -> list[Row]:
+    def rows(self, count: int, **values: Any) -> list[StepMetrics]:
         return [self.row(**values) for _ in range(count)]
 
-    def nan(self, **values: Any) -> Row:
+    def nan(self, **values: Any) -> StepMetrics:
         """A row that was refused because its loss is not a number."""
         bad: dict[str, Any] = {"loss": math.nan, "norm": math.nan, "nonfinite": 9.0, "verdict": Verdict.NONFINITE}
         return self.row(**(bad | values))
 
-    def far(self, **values: Any) -> Row:
+    def far(self, **values: Any) -> StepMetrics:
         """A row that was refused because its norm is far outside what was accepted."""
-        return self.row(**({"norm": 900.0, "limit": 100.0, "verdict": Verdict.OUTLANDISH} | values))
+        return self.row(**({"norm": 900.0, "norm_limit": 100.0, "verdict": Verdict.NORM_OUTLIER} | values))
 
     def _chance(self) -> float:
         return max(-2.5, min(2.5, self._rng.gauss(0.0, 1.0)))
@@ -97,11 +97,13 @@ class Bench:
     """What detectors work with, kept up to date as the judge does it."""
 
     def __init__(self) -> None:
-        self.sight = Sight()
-        self.normal = Normal(self.sight)
+        self.sight = Thresholds()
+        self.normal = Baselines(self.sight)
         self.past = LayerPast()
 
-    def said(self, detector: Detector, rows: Iterable[Row], tensors: Iterable[np.ndarray] = ()) -> list[Finding]:
+    def said(
+        self, detector: Detector, rows: Iterable[StepMetrics], tensors: Iterable[np.ndarray] = ()
+    ) -> list[Finding]:
         """All that a detector says of these rows."""
         found: list[Finding] = []
         given = iter(tensors)
@@ -114,7 +116,7 @@ class Bench:
         return found
 
 
-def judged(judge: Judge, rows: Iterable[Row], tensors: Iterable[np.ndarray] = ()) -> list[Event]:
+def judged(judge: Judge, rows: Iterable[StepMetrics], tensors: Iterable[np.ndarray] = ()) -> list[Event]:
     """All events of these rows."""
     given = iter(tensors)
     return [event for row in rows for event in judge.update(row, next(given, None))]

@@ -13,25 +13,25 @@ from surefoot.judge.detectors.base import Detector
 from surefoot.judge.detectors.growth import STEPS, Growth
 from surefoot.judge.detectors.jump import Jump
 from surefoot.judge.detectors.level import Level
+from surefoot.judge.detectors.loss_rescaled import LossRescaled
 from surefoot.judge.detectors.oscillation import Oscillation
+from surefoot.judge.detectors.periodic_spikes import PeriodicSpikes
 from surefoot.judge.detectors.plateau import Plateau
-from surefoot.judge.detectors.repeats import Repeats
-from surefoot.judge.detectors.rhythm import Rhythm
+from surefoot.judge.detectors.repeated_batches import RepeatedBatches
 from surefoot.judge.detectors.start import Start
-from surefoot.judge.detectors.units import Units
 from surefoot.judge.policy import AGAIN, FEW, PATIENCE
-from surefoot.records import LAYER_STATS, Pattern, Row
+from surefoot.records import LAYER_STATS, Pattern, StepMetrics
 
 MAKE: dict[str, Callable[[Bench], Detector]] = {
     "jump": lambda bench: Jump(bench.normal),
-    "level": lambda bench: Level(bench.normal, Units(bench.normal, bench.past)),
+    "level": lambda bench: Level(bench.normal, LossRescaled(bench.normal, bench.past)),
     "growth": lambda bench: Growth(bench.normal),
     "oscillation": lambda bench: Oscillation(bench.normal),
     "plateau": lambda bench: Plateau(bench.normal),
-    "repeats": lambda bench: Repeats(bench.sight),
-    "rhythm": lambda bench: Rhythm(bench.normal),
+    "repeats": lambda bench: RepeatedBatches(bench.sight),
+    "rhythm": lambda bench: PeriodicSpikes(bench.normal),
     "start": lambda bench: Start(bench.sight),
-    "units": lambda bench: Units(bench.normal, bench.past),
+    "units": lambda bench: LossRescaled(bench.normal, bench.past),
 }
 
 
@@ -58,7 +58,7 @@ def test_a_leap_is_told_at_its_first_step(change: dict[str, float]) -> None:
     at = source.attempt
     found = bench.said(detector, [*source.rows(2, **change), *source.rows(20)])
     assert [(f.attempt, f.pattern) for f in found] == [(at, Pattern.JUMP)]
-    assert not found[0].grave, "once may be an accident"
+    assert not found[0].severe, "once may be an accident"
 
 
 def test_a_norm_that_leaps_again_soon_is_grave() -> None:
@@ -66,7 +66,7 @@ def test_a_norm_that_leaps_again_soon_is_grave() -> None:
     leap = [source.row(swells=40.0), *source.rows(AGAIN + 5)]
     again = [source.row(swells=40.0), *source.rows(AGAIN + 5)]
     late = [*source.rows(100), source.row(swells=40.0)]
-    assert [f.grave for f in bench.said(detector, [*leap, *again, *late])] == [False, True, False]
+    assert [f.severe for f in bench.said(detector, [*leap, *again, *late])] == [False, True, False]
 
 
 def test_a_level_that_rises_and_stays_is_told_once_and_again_after_it_came_back() -> None:
@@ -74,7 +74,7 @@ def test_a_level_that_rises_and_stays_is_told_once_and_again_after_it_came_back(
     (first,) = bench.said(detector, source.rows(40, times=1.5))
     assert first.attempt - 150 < 10
     assert first.evidence["level"] == pytest.approx(1.5 * first.evidence["normal"], rel=0.15)
-    assert not first.grave
+    assert not first.severe
     assert bench.said(detector, source.rows(150)) == []
     assert len(bench.said(detector, source.rows(40, times=1.8))) == 1
 
@@ -91,7 +91,7 @@ def test_a_level_that_is_not_far_above_what_this_run_has_seen_before_is_not_grav
     bench, source = Bench(), Source(0, loss=1.0, floor=1.0)
     tail = [source.row(loss=6.0) if k % 7 == 3 else source.row() for k in range(30)]
     found = bench.said(MAKE["level"](bench), [*tail, *source.rows(6, loss=level)])
-    assert any(f.grave for f in found) is grave
+    assert any(f.severe for f in found) is grave
 
 
 @pytest.mark.parametrize(("one", "grave"), [(1.0, False), (12.0, True)])
@@ -100,13 +100,13 @@ def test_a_run_in_which_one_loss_of_five_is_as_ever_has_lost_nothing(one: float,
     bench, source = Bench(), Source(0, loss=1.0, floor=1.0)
     rows = [*source.rows(60), *(source.row(loss=loss) for loss in (20.0, 8.0, one, 15.0, 12.0)), *source.rows(6)]
     found = bench.said(MAKE["level"](bench), rows)
-    assert any(f.grave for f in found) is grave
+    assert any(f.severe for f in found) is grave
 
 
 def test_a_run_that_has_lost_what_it_had_learnt_is_grave() -> None:
     bench, detector, source = begun("level")
     found = bench.said(detector, source.rows(10, times=6.0))
-    assert [f.grave for f in found][-1]
+    assert [f.severe for f in found][-1]
     assert found[-1].evidence["of_start"] > 2
     assert "what it began with" in found[-1].detail
 
@@ -127,7 +127,7 @@ def test_growth_at_every_step_is_told_once(what: str) -> None:
 def test_swings_that_widen_are_told_once() -> None:
     bench, detector, source = begun("oscillation")
 
-    def swinging() -> list[Row]:
+    def swinging() -> list[StepMetrics]:
         swing = [0.1 * 1.45**k for k in range(14)]
         return [source.row(times=1 + s if k % 2 else 1 / (1 + s / 2)) for k, s in enumerate(swing)]
 
@@ -164,7 +164,7 @@ def test_batches_that_come_again_are_told_once(period: int) -> None:
 
 def test_losses_that_scattered_far_while_a_run_learnt_the_most_do_not_come_again() -> None:
     bench, wild, calm = Bench(), Source(1, noise=0.4), Source(2, noise=0.02)
-    assert bench.said(Repeats(bench.sight), [*wild.rows(64), *calm.rows(300)]) == []
+    assert bench.said(RepeatedBatches(bench.sight), [*wild.rows(64), *calm.rows(300)]) == []
 
 
 def test_trouble_at_equal_distances_is_told() -> None:
@@ -190,7 +190,7 @@ def test_the_first_gradients_are_looked_at_and_only_those() -> None:
 
 def test_loss_and_all_gradients_times_one_factor_are_another_unit() -> None:
     bench, detector, source = begun("units")
-    assert isinstance(detector, Units)
+    assert isinstance(detector, LossRescaled)
     rows, tensors = source.rows(8, times=4.0, swells=4.0), [layers(900 + k, swells=4.0) for k in range(8)]
     (found,) = bench.said(detector, rows, tensors)
     assert found.evidence["factor"] == pytest.approx(4.0, rel=0.4)
@@ -229,7 +229,7 @@ def test_tensors_may_scatter_further_when_all_is_multiplied_by_much(factor: floa
 @pytest.mark.parametrize(("noise", "told"), [(0.05, 1), (0.8, 0)])
 def test_a_factor_counts_only_where_losses_do_not_scatter_as_far_by_themselves(noise: float, told: int) -> None:
     bench, source = Bench(), Source(1, noise=noise, scatter=0.1)
-    detector = Units(bench.normal, bench.past)
+    detector = LossRescaled(bench.normal, bench.past)
     assert bench.said(detector, source.rows(150), [layers(k) for k in range(150)]) == []
     level = bench.normal.loss.middle
     rows = [source.row(loss=3.0 * level, swells=3.0) for _ in range(6)]
@@ -240,7 +240,7 @@ def test_a_factor_counts_only_where_losses_do_not_scatter_as_far_by_themselves(n
 def test_of_a_loss_below_zero_a_share_tells_nothing(zero: float, told: int) -> None:
     """The same rise of 0.3, above and below."""
     bench, source = Bench(), Source(1)
-    detector = Level(bench.normal, Units(bench.normal, bench.past))
+    detector = Level(bench.normal, LossRescaled(bench.normal, bench.past))
     losses = [0.3 * math.sin(2.0 * k) for k in range(256)]
     rows = [source.row(loss=zero + wave + (0.3 if k >= 160 else 0.0)) for k, wave in enumerate(losses)]
     assert sum(f.evidence.get("slowly", False) for f in bench.said(detector, rows)) == told

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from made_rows import NAMES, Bench, Source, layers
 
+from surefoot.judge.detectors.frozen_weights import FrozenWeights
 from surefoot.judge.detectors.layers import Dead, Exploding, Vanishing
-from surefoot.judge.detectors.still import Still
 from surefoot.judge.policy import FEW, STRETCH
 from surefoot.records import LAYER_STATS, Finding
 
@@ -80,8 +80,8 @@ def test_other_tensors_than_before_begin_a_new_past() -> None:
     assert bench.said(detector, source.rows(60), [layers(k, 12, swells=1e4) for k in range(60)]) == []
 
 
-def still(bench: Bench, *, owned: int | None = None, adaptive: bool = True) -> Still:
-    return Still(NAMES, owned, bench.normal, bench.past, adaptive=adaptive)
+def still(bench: Bench, *, owned: int | None = None, adaptive: bool = True) -> FrozenWeights:
+    return FrozenWeights(NAMES, owned, bench.normal, bench.past, adaptive=adaptive)
 
 
 def test_tensors_that_no_optimizer_holds_are_told_once() -> None:

@@ -10,22 +10,22 @@ from made_rows import NAMES, Bench, Source, actions, judged, of, trained
 
 from surefoot.judge.detectors.evaluation import Evaluation
 from surefoot.judge.detectors.fewsamples import FewSamples
+from surefoot.judge.detectors.frozen_weights import FrozenWeights
 from surefoot.judge.detectors.inputs import Inputs
-from surefoot.judge.detectors.leftover import LeftOver
 from surefoot.judge.detectors.lostclip import LostClip
-from surefoot.judge.detectors.still import Still
+from surefoot.judge.detectors.stale_grads import StaleGrads
 from surefoot.judge.detectors.weights import Weights
 from surefoot.judge.judge import Judge
 from surefoot.judge.nan_causes import cause_of
-from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, Row
+from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, StepMetrics
 
 
-def fed(source: Source, count: int, *, mean: float = 0.0, spread: float = 1.0, drift: float = 0.0) -> list[Row]:
+def fed(source: Source, count: int, *, mean: float = 0.0, spread: float = 1.0, drift: float = 0.0) -> list[StepMetrics]:
     """Rows whose batches have about this mean and spread; the mean moves by `drift` a row."""
-    rows: list[Row] = []
+    rows: list[StepMetrics] = []
     for k in range(count):
         here = mean + drift * k + 0.02 * math.sin(7.0 * k)
-        rows.append(source.row(input_mean=here, input_spread=spread * (1 + 0.01 * math.cos(3.0 * k)), input_top=4.0))
+        rows.append(source.row(input_mean=here, input_std=spread * (1 + 0.01 * math.cos(3.0 * k)), input_absmax=4.0))
     return rows
 
 
@@ -68,7 +68,7 @@ def test_inputs_that_have_long_been_others_are_the_usual() -> None:
 def test_a_batch_that_is_not_finite_is_the_culprit() -> None:
     judge, source = trained(rows=0)
     judged(judge, fed(source, 150))
-    bad = source.nan(input_mean=math.nan, input_spread=math.nan, input_top=math.inf)
+    bad = source.nan(input_mean=math.nan, input_std=math.nan, input_absmax=math.inf)
     assert named(judged(judge, [bad, *fed(source, 20)]))[0] is Cause.BAD_BATCH
 
 
@@ -77,19 +77,19 @@ def test_a_batch_that_is_not_finite_is_the_culprit() -> None:
 
 def test_gradients_that_nobody_empties_are_emptied_once_they_pile_up() -> None:
     judge, source = trained()
-    calm = judged(judge, source.rows(10, left_over=0.0))
+    calm = judged(judge, source.rows(10, stale_grads=0.0))
     assert actions(calm) == []
-    events = judged(judge, [source.row(left_over=1.0, swells=3.0 + k) for k in range(6)])
+    events = judged(judge, [source.row(stale_grads=1.0, swells=3.0 + k) for k in range(6)])
     decision = next(d for d in of(Decision, events) if d.action is Action.REWIND)
     assert decision.cause is Cause.ACCUMULATION
-    assert decision.restraint is not None
-    assert decision.restraint.empty
+    assert decision.overrides is not None
+    assert decision.overrides.zero_stale_grads
 
 
 def test_what_was_left_over_and_emptied_is_no_news() -> None:
     bench = Bench()
-    assert bench.said(LeftOver(), Source(0).rows(50, left_over=0.5)) == []
-    assert len(bench.said(LeftOver(), Source(0).rows(50, left_over=1.0))) == 1
+    assert bench.said(StaleGrads(), Source(0).rows(50, stale_grads=0.5)) == []
+    assert len(bench.said(StaleGrads(), Source(0).rows(50, stale_grads=1.0))) == 1
 
 
 def test_clipping_that_is_lost_is_put_in_force_again_when_the_run_suffers() -> None:
@@ -100,8 +100,8 @@ def test_clipping_that_is_lost_is_put_in_force_again_when_the_run_suffers() -> N
     events = judged(judge, [source.row(applied_norm=2.0, times=1.3**k) for k in range(1, 12)])
     decision = next(d for d in of(Decision, events) if d.action is Action.REWIND)
     assert decision.cause is Cause.EXPLODING_GRADIENT
-    assert decision.restraint is not None
-    assert decision.restraint.clip == pytest.approx((0.1,), rel=0.1)
+    assert decision.overrides is not None
+    assert decision.overrides.clip == pytest.approx((0.1,), rel=0.1)
 
 
 def test_a_loop_that_leaves_next_to_nothing_of_its_gradients() -> None:
@@ -115,7 +115,7 @@ def test_a_loop_that_leaves_next_to_nothing_of_its_gradients() -> None:
 # -- held-out data
 
 
-def evaluated(source: Source, losses: Iterable[float]) -> list[Row]:
+def evaluated(source: Source, losses: Iterable[float]) -> list[StepMetrics]:
     return [row for loss in losses for row in (*source.rows(24), source.row(eval_loss=loss))]
 
 
@@ -132,24 +132,24 @@ def test_held_out_loss_that_rises_while_training_goes_on_falling() -> None:
 
 def test_updates_that_are_rounded_away() -> None:
     bench, source = Bench(), Source(0)
-    detector = Still(NAMES, None, bench.normal, bench.past, adaptive=True)
-    assert bench.said(detector, source.rows(20, unmoved=0.1)) == []
-    (found,) = bench.said(detector, source.rows(20, unmoved=0.9))
-    assert found.evidence["unmoved"] == 0.9
+    detector = FrozenWeights(NAMES, None, bench.normal, bench.past, adaptive=True)
+    assert bench.said(detector, source.rows(20, unchanged_fraction=0.1)) == []
+    (found,) = bench.said(detector, source.rows(20, unchanged_fraction=0.9))
+    assert found.evidence["unchanged_fraction"] == 0.9
 
 
 def test_refused_updates_are_not_taken_for_updates_that_are_rounded_away() -> None:
     bench, source = Bench(), Source(0)
-    detector = Still(NAMES, None, bench.normal, bench.past, adaptive=True)
-    assert bench.said(detector, source.rows(20, unmoved=0.1)) == []
+    detector = FrozenWeights(NAMES, None, bench.normal, bench.past, adaptive=True)
+    assert bench.said(detector, source.rows(20, unchanged_fraction=0.1)) == []
     for _ in range(10):  # the row after a refused update tells that no weight has moved
-        refused_then_landed = [source.nan(), source.row(unmoved=1.0), source.row(unmoved=0.1)]
+        refused_then_landed = [source.nan(), source.row(unchanged_fraction=1.0), source.row(unchanged_fraction=0.1)]
         assert bench.said(detector, refused_then_landed) == []
 
 
-def looked(source: Source, count: int, norm: float, **more: float) -> list[Row]:
+def looked(source: Source, count: int, norm: float, **more: float) -> list[StepMetrics]:
     """Rows of which every tenth tells of the weights."""
-    told = {"weight_norm": norm, "update_ratio": 2e-3, "bad_weights": 0.0}
+    told = {"weight_norm": norm, "update_ratio": 2e-3, "nonfinite_params": 0.0}
     return [source.row(**more, **(told if source.attempt % 10 == 0 else {})) for _ in range(count)]
 
 
@@ -174,7 +174,7 @@ def test_weights_of_another_size_altogether_are_brought_back_from_before_the_las
     assert named(events)[0] is Cause.WEIGHTS_DAMAGED
     (decision,) = [d for d in of(Decision, events) if d.action is not Action.REFUSE]
     assert decision.action is Action.REWIND
-    assert decision.before == 140, "what was taken after that may hold them already"
+    assert decision.max_attempt == 140, "what was taken after that may hold them already"
     assert decision.attempt > 150 + 4, "what else it did may tell more of the cause"
     judge.rewound(130, 130)
     assert actions(judged(judge, looked(source, 40, 10.0))) == [], "that they are as before is no leap"
@@ -190,7 +190,7 @@ def test_weights_that_updates_as_large_as_those_seen_have_moved_are_not_told() -
         source.attempt += 9
         found = bench.said(detector, [source.row(weight_norm=18.0, update_ratio=ratio)])
         assert bool(found) is leaps
-        assert not any(f.grave for f in found)
+        assert not any(f.severe for f in found)
 
 
 def test_the_same_loss_with_the_same_weights_is_no_damage() -> None:
@@ -203,9 +203,9 @@ def test_the_same_loss_with_the_same_weights_is_no_damage() -> None:
 
 def test_a_judge_asks_for_a_look_at_the_weights_when_trouble_begins() -> None:
     judge, source = trained()
-    assert not judge.curious
+    assert not judge.wants_weight_check
     judged(judge, [source.row(swells=30.0)])
-    assert judge.curious
+    assert judge.wants_weight_check
 
 
 # -- where it began

@@ -7,21 +7,21 @@ import random
 from made_rows import Bench, Source, actions, judged, of, trained
 
 from surefoot.judge.detectors.memory import MemoryCreep
-from surefoot.judge.detectors.pace import Pace
+from surefoot.judge.detectors.slow_steps import SlowSteps
 from surefoot.judge.policy import LONG, WHILE
-from surefoot.records import Cause, Diagnosis, Row
+from surefoot.records import Cause, Diagnosis, StepMetrics
 
 
-def timed(source: Source, count: int, seconds: float = 0.2, wait: float = 0.01) -> list[Row]:
+def timed(source: Source, count: int, seconds: float = 0.2, wait: float = 0.01) -> list[StepMetrics]:
     """Steps of about this length; every so often one takes far longer, as with a checkpoint."""
     rng = random.Random(count)
     lengths = [seconds * rng.uniform(0.9, 1.2) * (20 if k % 37 == 36 else 1) for k in range(count)]
     return [source.row(seconds=s, data_wait=wait * rng.uniform(0.5, 1.5)) for s in lengths]
 
 
-def paced() -> tuple[Bench, Pace, Source]:
+def paced() -> tuple[Bench, SlowSteps, Source]:
     bench, source = Bench(), Source(0)
-    detector = Pace(bench.sight)
+    detector = SlowSteps(bench.sight)
     slow_start = [source.row(seconds=30.0, data_wait=5.0) for _ in range(3)]
     assert bench.said(detector, [*slow_start, *timed(source, 200)]) == []
     return bench, detector, source
@@ -44,7 +44,7 @@ def test_waiting_for_data_is_told_as_the_reason() -> None:
     assert "waiting for data" in found.detail
 
 
-def filled(source: Source, readings: list[float]) -> list[Row]:
+def filled(source: Source, readings: list[float]) -> list[StepMetrics]:
     """Each reading is told by some rows, as they are taken every few seconds."""
     return [source.row(memory=reading) for reading in readings for _ in range(3)]
 

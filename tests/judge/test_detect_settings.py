@@ -10,7 +10,7 @@ from surefoot.judge.detectors.lossscale import LossScale
 from surefoot.judge.detectors.settings import Settings
 from surefoot.judge.history import History
 from surefoot.judge.policy import LATE, STRETCH
-from surefoot.records import Finding, Pattern, Row, Verdict
+from surefoot.records import Finding, Pattern, StepMetrics, Verdict
 
 
 def begun(**values: float) -> tuple[Bench, Settings, Source]:
@@ -27,7 +27,7 @@ def test_a_rate_that_was_raised_is_told_at_once_and_once() -> None:
     assert found.attempt == at
     assert found.evidence["times"] == pytest.approx(40)
     assert found.evidence["at_once"] == pytest.approx(40)
-    assert not found.grave, "whether the run suffers from it is yet to be seen"
+    assert not found.severe, "whether the run suffers from it is yet to be seen"
     assert bench.said(detector, [*source.rows(5, lr=6e-3), *source.rows(100)]) == []
     assert len(bench.said(detector, source.rows(5, lr=4e-2))) == 1
 
@@ -48,7 +48,7 @@ def test_a_rate_that_is_as_good_as_off_is_told_once(lr: float) -> None:
     bench, detector, source = begun()
     (found,) = bench.said(detector, source.rows(50, lr=lr))
     assert found.evidence["before"] == 1e-3
-    assert not found.grave
+    assert not found.severe
     assert bench.said(detector, source.rows(50)) == []
     assert len(bench.said(detector, source.rows(5, lr=lr))) == 1
 
@@ -56,7 +56,7 @@ def test_a_rate_that_is_as_good_as_off_is_told_once(lr: float) -> None:
 def test_a_rate_that_was_too_high_from_the_start_is_grave() -> None:
     bench, source = Bench(), Source(2, loss=3.0, floor=3.0)
     (found,) = bench.said(Settings(bench.normal), [*source.rows(30, lr=0.1), *source.rows(10, lr=1e-3)])
-    assert found.grave
+    assert found.severe
     assert found.evidence["early"]
 
 
@@ -80,7 +80,7 @@ def scaled() -> tuple[Bench, LossScale, Source]:
     return bench, detector, source
 
 
-def skipped(source: Source, count: int, scale: float) -> list[Row]:
+def skipped(source: Source, count: int, scale: float) -> list[StepMetrics]:
     return [source.row(verdict=Verdict.OVERFLOW, loss_scale=scale * 0.5**k, nonfinite=4.0) for k in range(count)]
 
 
@@ -102,14 +102,14 @@ def test_a_scale_that_collapsed_by_overflows_is_grave() -> None:
     bench, detector, source = scaled()
     first = [*skipped(source, 4, 2.0**16), *source.rows(3, loss_scale=2.0**12)]
     (found,) = bench.said(detector, [*first, *skipped(source, 4, 2.0**12), *source.rows(20, loss_scale=2.0**8)])
-    assert found.grave
+    assert found.severe
     assert found.pattern is Pattern.OVERFLOW_SKIPS
 
 
 def test_a_scale_that_was_set_too_low_underflows() -> None:
     bench, detector, source = scaled()
     (found,) = bench.said(detector, source.rows(30, loss_scale=1.0))
-    assert found.grave
+    assert found.severe
     assert found.pattern is Pattern.NONE
     assert "small gradients become zero" in found.detail
     assert bench.said(detector, source.rows(30)) == []
@@ -124,7 +124,7 @@ def clipping(source: Source, count: int, threshold: float) -> list[Finding]:
     for _ in range(count):
         row = source.row()
         factor = min(1.0, threshold / row.norm)
-        told = {"clip": threshold, "clipped": factor, "clip_share": history.clip_share(factor)}
+        told = {"clip": threshold, "clip_factor": factor, "clip_fraction": history.clip_share(factor)}
         found += detector.update(source.row(norm=row.norm, **told))
     return found
 

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.bottleneck import Bottleneck
 from surefoot.judge.detectors.nonfinite import NonFinite
-from surefoot.judge.detectors.outlandish import Outlandish
-from surefoot.judge.policy import Sight
-from surefoot.records import Pattern, Restraint, Row, Verdict
+from surefoot.judge.detectors.norm_outlier import NormOutlier
+from surefoot.judge.policy import Thresholds
+from surefoot.records import Pattern, StepMetrics, StepOverrides, Verdict
 
-HEALTHY = Row(step=7, attempt=9, time=3.0, loss=2.0, norm=1.0, nonfinite=0.0)
+HEALTHY = StepMetrics(step=7, attempt=9, time=3.0, loss=2.0, norm=1.0, nonfinite=0.0)
 
 
-@pytest.mark.parametrize("detector", [NonFinite(), Outlandish(Normal(Sight())), Bottleneck(Sight())])
-def test_nothing_is_said_of_a_healthy_row(detector: NonFinite | Outlandish | Bottleneck) -> None:
+@pytest.mark.parametrize("detector", [NonFinite(), NormOutlier(Baselines(Thresholds())), Bottleneck(Thresholds())])
+def test_nothing_is_said_of_a_healthy_row(detector: NonFinite | NormOutlier | Bottleneck) -> None:
     assert detector.update(HEALTHY) == []
 
 
@@ -46,69 +46,71 @@ def test_loss_and_gradients_are_both_named() -> None:
 
 
 def test_damaged_weights_are_told_though_the_update_landed() -> None:
-    (finding,) = NonFinite().update(replace(HEALTHY, bad_weights=2.0))
+    (finding,) = NonFinite().update(replace(HEALTHY, nonfinite_params=2.0))
     assert "2 values in weights or buffers" in finding.detail
 
 
 def test_an_overflow_of_the_loss_scale_is_no_trouble() -> None:
     row = replace(HEALTHY, verdict=Verdict.OVERFLOW, nonfinite=4.0, norm=math.nan)
     assert NonFinite().update(row) == []
-    assert Outlandish(Normal(Sight())).update(row) == []
+    assert NormOutlier(Baselines(Thresholds())).update(row) == []
 
 
 def test_the_culprit_is_told_where_it_is_known() -> None:
     bad = replace(HEALTHY, verdict=Verdict.NONFINITE, loss=math.nan)
-    (finding,) = NonFinite().update(replace(bad, micro=2, micros=4, rank=1))
-    assert finding.evidence["micro"] == 2
+    (finding,) = NonFinite().update(replace(bad, bad_microbatch=2, num_microbatches=4, rank=1))
+    assert finding.evidence["bad_microbatch"] == 2
     assert finding.evidence["culprit_rank"] == 1
-    (finding,) = NonFinite().update(replace(bad, micro=0, micros=1))
-    assert "micro" not in finding.evidence, "of one micro-batch there is nothing to tell"
+    (finding,) = NonFinite().update(replace(bad, bad_microbatch=0, num_microbatches=1))
+    assert "bad_microbatch" not in finding.evidence, "of one micro-batch there is nothing to tell"
 
 
 def test_an_outlandish_norm_is_told_with_its_limit() -> None:
-    row = replace(HEALTHY, verdict=Verdict.OUTLANDISH, norm=500.0, limit=100.0, micro=1, micros=2)
-    (finding,) = Outlandish(Normal(Sight())).update(row)
+    row = replace(
+        HEALTHY, verdict=Verdict.NORM_OUTLIER, norm=500.0, norm_limit=100.0, bad_microbatch=1, num_microbatches=2
+    )
+    (finding,) = NormOutlier(Baselines(Thresholds())).update(row)
     assert finding.pattern is Pattern.JUMP
     assert "500" in finding.detail
     assert "5 times" in finding.detail
-    assert finding.evidence == {"loss": 2.0, "norm": 500.0, "limit": 100.0, "micro": 1}
+    assert finding.evidence == {"loss": 2.0, "norm": 500.0, "limit": 100.0, "bad_microbatch": 1}
 
 
 def test_a_loss_above_its_ceiling_is_named_as_the_reason_and_not_a_norm_within_its_limit() -> None:
-    normal = Normal(Sight())
-    normal.asked = Restraint(loss_ceiling=1.5)
-    row = replace(HEALTHY, verdict=Verdict.OUTLANDISH, norm=3.475, limit=81.75)
-    (finding,) = Outlandish(normal).update(row)
+    normal = Baselines(Thresholds())
+    normal.asked = StepOverrides(loss_ceiling=1.5)
+    row = replace(HEALTHY, verdict=Verdict.NORM_OUTLIER, norm=3.475, norm_limit=81.75)
+    (finding,) = NormOutlier(normal).update(row)
     assert "loss 2, above the ceiling of 1.5" in finding.detail
     assert "times the limit" not in finding.detail
     assert finding.evidence["ceiling"] == 1.5
 
 
 def test_an_update_refused_along_with_that_of_another_optimizer_says_so() -> None:
-    row = replace(HEALTHY, verdict=Verdict.OUTLANDISH, norm=3.475, limit=81.75)
-    (finding,) = Outlandish(Normal(Sight())).update(row)
+    row = replace(HEALTHY, verdict=Verdict.NORM_OUTLIER, norm=3.475, norm_limit=81.75)
+    (finding,) = NormOutlier(Baselines(Thresholds())).update(row)
     assert "another optimizer" in finding.detail
 
 
-def every_second(row: Row, begin: int, seconds: int) -> list[Row]:
+def every_second(row: StepMetrics, begin: int, seconds: int) -> list[StepMetrics]:
     return [replace(row, time=float(begin + s)) for s in range(seconds)]
 
 
 def test_a_bottleneck_is_told_once_and_again_after_it_was_over() -> None:
-    detector, long = Bottleneck(Sight()), int(Sight().idle_seconds)
+    detector, long = Bottleneck(Thresholds()), int(Thresholds().idle_seconds)
     idle = replace(HEALTHY, utilisation=0.3, seconds=1.0, data_wait=0.1)
     said = [len(detector.update(row)) for row in every_second(idle, 0, 3 * long)]
     assert said.index(1) == long
     assert sum(said) == 1
     assert detector.update(HEALTHY) == [], "a row without a reading changes nothing"
-    detector.update(replace(idle, time=3.0 * long, utilisation=Sight().idle))
+    detector.update(replace(idle, time=3.0 * long, utilisation=Thresholds().idle))
     assert sum(len(detector.update(row)) for row in every_second(idle, 3 * long + 1, long)) == 0
     assert sum(len(detector.update(row)) for row in every_second(idle, 4 * long + 1, 2)) == 1
 
 
 @pytest.mark.parametrize(("wait", "word"), [(0.5, "data"), (0.01, "launches"), (math.nan, "launches")])
 def test_a_bottleneck_has_a_reason(wait: float, word: str) -> None:
-    detector = Bottleneck(Sight())
+    detector = Bottleneck(Thresholds())
     row = replace(HEALTHY, utilisation=0.3, seconds=1.0, data_wait=wait)
-    found = [f for later in every_second(row, 0, int(Sight().idle_seconds) + 1) for f in detector.update(later)]
+    found = [f for later in every_second(row, 0, int(Thresholds().idle_seconds) + 1) for f in detector.update(later)]
     assert word in found[0].detail

@@ -14,9 +14,9 @@ from made_rows import NAMES, Source, actions, judged, layers, of, trained
 from surefoot.judge.cause_catalog import CAUSES
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, Row, Verdict
+from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, StepMetrics, Verdict
 
-Make = Callable[[Source], list[Row]]
+Make = Callable[[Source], list[StepMetrics]]
 
 
 def told(make: Make, *, source: Source | None = None, **more: Any) -> list[Event]:
@@ -28,7 +28,7 @@ def named(events: list[Event]) -> list[Cause]:
     return [d.cause for d in of(Diagnosis, events)]
 
 
-def overflowing(source: Source) -> list[Row]:
+def overflowing(source: Source) -> list[StepMetrics]:
     skips = [source.row(verdict=Verdict.OVERFLOW, loss_scale=2.0 ** (15 - k), nonfinite=2.0) for k in range(10)]
     return [*skips, *source.rows(9, loss_scale=2.0**6)]
 
@@ -49,7 +49,7 @@ TROUBLES = {
     "one process": Trouble(lambda s: [s.nan(rank=1), *s.rows(9)], Cause.RANK_FAULT, NAMES),
     "NaN under a loss scale": Trouble(lambda s: [s.nan(), *s.rows(9)], Cause.PRECISION_OVERFLOW, NAMES, 65536.0),
     "NaN after NaN": Trouble(lambda s: [s.nan() for _ in range(3)], Cause.WEIGHTS_DAMAGED, NAMES),
-    "bad weights": Trouble(lambda s: [s.nan(bad_weights=3.0), *s.rows(9)], Cause.WEIGHTS_DAMAGED, NAMES),
+    "bad weights": Trouble(lambda s: [s.nan(nonfinite_params=3.0), *s.rows(9)], Cause.WEIGHTS_DAMAGED, NAMES),
     "a rate 40 times as high": Trouble(
         lambda s: [s.row(lr=4e-2, times=1.25**k) for k in range(1, 12)], Cause.LEARNING_RATE
     ),
@@ -116,7 +116,7 @@ def test_where_a_value_became_nonfinite_is_no_certainty_about_the_cause() -> Non
     assert any("blocks.3.mixer" in d.detail for d in unknown), "the place is told all the same"
 
 
-def backward_made_it(source: Source, tensors: list[int]) -> tuple[list[Row], list[np.ndarray]]:
+def backward_made_it(source: Source, tensors: list[int]) -> tuple[list[StepMetrics], list[np.ndarray]]:
     """Three updates whose loss is finite and whose gradients are not, in these tensors; healthy ones between."""
     rows, stats = [], []
     for _ in range(3):
@@ -146,28 +146,28 @@ def test_one_tensor_alone_was_disturbed_from_outside() -> None:
 def rewind(events: list[Event]) -> Decision:
     assert actions(events) == [Action.REWIND]
     (decision,) = [d for d in of(Decision, events) if d.action is Action.REWIND]
-    assert decision.restraint is not None
+    assert decision.overrides is not None
     return decision
 
 
 def test_a_rate_that_harms_is_held_at_what_it_was() -> None:
     decision = rewind(told(lambda s: [s.row(lr=4e-2, times=1 + 0.25 * k) for k in range(1, 60)]))
     assert decision.cause is Cause.LEARNING_RATE
-    assert decision.restraint is not None
-    assert decision.restraint.rate_cap == (1e-3,)
-    assert decision.before == 150, "to a state from before the rate was raised"
+    assert decision.overrides is not None
+    assert decision.overrides.max_lr == (1e-3,)
+    assert decision.max_attempt == 150, "to a state from before the rate was raised"
 
 
 def test_a_rate_that_crept_up_in_vain_is_held_first_and_taken_back_when_that_does_not_help() -> None:
     """The wrong rate has long been the usual one when the harm shows."""
     events = told(lambda s: [s.row(lr=min(2.0**k, 40.0) * 1e-3, times=1 + 0.01 * k) for k in range(1, 60)])
-    held, back = [d for d in of(Decision, events) if d.action in (Action.RESTRAIN, Action.REWIND)]
-    assert (held.action, back.action) == (Action.RESTRAIN, Action.REWIND)
+    held, back = [d for d in of(Decision, events) if d.action in (Action.CONSTRAIN, Action.REWIND)]
+    assert (held.action, back.action) == (Action.CONSTRAIN, Action.REWIND)
     for decision in held, back:
         assert decision.cause is Cause.LEARNING_RATE
-        assert decision.restraint is not None
-        assert decision.restraint.rate_cap == (1e-3,)
-    assert back.before <= 152, "to a state from before the rate was out of all measure"
+        assert decision.overrides is not None
+        assert decision.overrides.max_lr == (1e-3,)
+    assert back.max_attempt <= 152, "to a state from before the rate was out of all measure"
 
 
 def test_a_rate_that_does_no_harm_is_told_and_left_alone() -> None:
@@ -179,17 +179,17 @@ def test_a_rate_that_does_no_harm_is_told_and_left_alone() -> None:
 def test_a_momentum_that_never_forgets_is_taken_back() -> None:
     decision = rewind(told(lambda s: s.rows(3, momentum=1.02)))
     assert decision.cause is Cause.MOMENTUM
-    assert decision.restraint is not None
-    assert decision.restraint.momentum_cap == (0.9,)
+    assert decision.overrides is not None
+    assert decision.overrides.max_momentum == (0.9,)
 
 
 def test_a_momentum_that_remembers_too_long_is_held_first_and_taken_back_when_that_does_not_help() -> None:
     events = told(lambda s: [s.row(momentum=0.995, times=1 + 0.012 * k) for k in range(60)])
-    assert actions(events) == [Action.RESTRAIN, Action.REWIND]
+    assert actions(events) == [Action.CONSTRAIN, Action.REWIND]
     for decision in of(Decision, events):
         assert decision.cause is Cause.MOMENTUM
-        assert decision.restraint is not None
-        assert decision.restraint.momentum_cap == (0.9,)
+        assert decision.overrides is not None
+        assert decision.overrides.max_momentum == (0.9,)
 
 
 def test_caps_stand_in_the_place_of_their_optimizer() -> None:
@@ -199,20 +199,20 @@ def test_caps_stand_in_the_place_of_their_optimizer() -> None:
         judged(judge, [source.row(momentum=math.nan)])
         judged(judge, [source.row(optimizer=1, lr=0.1, momentum=0.8)])
     decision = rewind(judged(judge, [source.nan(momentum=math.nan) for _ in range(3)]))
-    assert decision.restraint is not None
-    assert decision.restraint.rate_cap == (1e-3, 0.1)
-    assert decision.restraint.momentum_cap == (math.inf, 0.8)
+    assert decision.overrides is not None
+    assert decision.overrides.max_lr == (1e-3, 0.1)
+    assert decision.overrides.max_momentum == (math.inf, 0.8)
 
 
 def test_a_scale_that_collapsed_is_set_back_and_if_that_does_not_help_float32_follows() -> None:
     events = told(overflowing, source=Source(1, loss_scale=65536.0))
-    set_back, wider = [d for d in of(Decision, events) if d.action in (Action.RESTRAIN, Action.REWIND)]
-    assert set_back.action is Action.RESTRAIN
-    assert set_back.scale == 65536.0
+    set_back, wider = [d for d in of(Decision, events) if d.action in (Action.CONSTRAIN, Action.REWIND)]
+    assert set_back.action is Action.CONSTRAIN
+    assert set_back.loss_scale == 65536.0
     assert wider.action is Action.REWIND
     assert wider.cause is Cause.PRECISION_OVERFLOW
-    assert wider.restraint is not None
-    assert wider.restraint.float32
+    assert wider.overrides is not None
+    assert wider.overrides.float32
 
 
 def test_new_trouble_late_in_a_long_one_is_seen() -> None:
@@ -239,7 +239,7 @@ def test_a_way_back_does_not_change_the_unit_a_loss_is_told_in() -> None:
     judge.rewound(149, 150)
     apart = (layers(k, swells=40.0, which=range(k % 3, 7, 2)) for k in range(30))  # this time it cannot be told again
     after = judged(judge, source.rows(30, times=40.0, swells=40.0), apart)
-    assert any(f.grave for f in of(Finding, after) if f.detector == "level")
+    assert any(f.severe for f in of(Finding, after) if f.detector == "level")
     assert "units" not in {f.detector for f in of(Finding, after)}
     assert actions(after) == []
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import pytest
 from made_rows import NAMES, Bench, Source, actions, judged, layers, of, trained
 
-from surefoot.judge.detectors.still import Still
+from surefoot.judge.detectors.frozen_weights import FrozenWeights
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.records import Action, Cause, Decision, Event, Finding, Outcome, Row, Verdict
+from surefoot.records import Action, Cause, Decision, Event, Finding, Outcome, StepMetrics, Verdict
 
 
-def evaluated(source: Source, loss: float, **values: float) -> Row:
+def evaluated(source: Source, loss: float, **values: float) -> StepMetrics:
     return source.row(eval_loss=loss, **values)
 
 
@@ -24,7 +24,7 @@ def decided(events: list[Event]) -> Decision:
     return decision
 
 
-def harmed(source: Source, *, after: float = 2.9) -> list[Row]:
+def harmed(source: Source, *, after: float = 2.9) -> list[StepMetrics]:
     """Garbage for a while: the loss leaps and stays, and held-out data is told of before and after."""
     rows = [evaluated(source, 2.0), *source.rows(20, times=1.5), evaluated(source, 2.8, times=1.5)]
     return [*rows, *source.rows(20, times=1.5), evaluated(source, after, times=1.5)]
@@ -36,8 +36,8 @@ def test_training_that_left_its_course_and_ruins_the_held_out_loss_is_undone() -
     decision = decided(judged(judge, harmed(source)))
     assert decision.action is Action.REWIND
     assert "held-out data is 2.9 and was 2" in decision.reason
-    assert decision.before <= well + 1, "all that was learnt since is left behind"
-    asked = decision.restraint
+    assert decision.max_attempt <= well + 1, "all that was learnt since is left behind"
+    asked = decision.overrides
     assert asked is not None
     assert math.isfinite(asked.loss_ceiling)
     assert asked.norm_ceiling
@@ -171,8 +171,8 @@ def test_held_out_losses_of_several_processes_may_differ_and_are_no_reason_to_ac
 def waiting() -> tuple[Source, list[Event], Decision]:
     judge, source = trained()
     decision = decided(judged(judge, harmed(source)))
-    judge.rewound(decision.before - 1, decision.before - 1)
-    events = judged(judge, [source.row(times=1.6, verdict=Verdict.OUTLANDISH, limit=9.0) for _ in range(120)])
+    judge.rewound(decision.max_attempt - 1, decision.max_attempt - 1)
+    events = judged(judge, [source.row(times=1.6, verdict=Verdict.NORM_OUTLIER, norm_limit=9.0) for _ in range(120)])
     events += judged(judge, source.rows(40))
     return source, events, decision
 
@@ -185,10 +185,10 @@ def test_batches_that_did_harm_are_waited_out_and_the_run_goes_on() -> None:
 
 
 def test_no_run_waits_for_ever() -> None:
-    judge, source = trained(Policy(hold=50))
+    judge, source = trained(Policy(max_vetoes_waiting=50))
     decision = decided(judged(judge, harmed(source)))
-    judge.rewound(decision.before - 1, decision.before - 1)
-    events = judged(judge, [source.row(times=1.6, verdict=Verdict.OUTLANDISH, limit=9.0) for _ in range(50)])
+    judge.rewound(decision.max_attempt - 1, decision.max_attempt - 1)
+    events = judged(judge, [source.row(times=1.6, verdict=Verdict.NORM_OUTLIER, norm_limit=9.0) for _ in range(50)])
     stop = decided(events)
     assert stop.action is Action.STOP
     assert "held-out" in stop.reason
@@ -199,7 +199,7 @@ def test_a_loss_scale_that_fell_too_low_is_set_back_without_losing_a_step() -> N
     rows = [source.row(loss_scale=2.0**-k, verdict=Verdict.OVERFLOW, norm=math.nan) for k in range(12)]
     events = judged(judge, [*rows, *source.rows(3, loss_scale=2.0**-12, norm=0.0)])
     decision = decided(events)
-    assert (decision.action, decision.scale) == (Action.RESTRAIN, 32768.0)
+    assert (decision.action, decision.loss_scale) == (Action.CONSTRAIN, 32768.0)
     (outcome,) = of(Outcome, judged(judge, source.rows(40)))
     assert outcome.helped
 
@@ -210,7 +210,7 @@ def test_a_loss_scale_that_falls_again_is_answered_by_going_back() -> None:
     assert actions(judged(judge, source.rows(8, loss_scale=2.0**-12))) == [Action.REWIND]
 
 
-def creeping(source: Source, rows: int, times: float = 1.0) -> list[Row]:
+def creeping(source: Source, rows: int, times: float = 1.0) -> list[StepMetrics]:
     """The rate creeps up to eight times what it was."""
     return [source.row(lr=min(1.1 ** (1 + k), 8.0) * 1e-3, times=times) for k in range(rows)]
 
@@ -218,12 +218,12 @@ def creeping(source: Source, rows: int, times: float = 1.0) -> list[Row]:
 def test_a_rate_that_crept_up_in_vain_is_held_and_what_was_learnt_is_kept() -> None:
     judge, source = trained(rows=400, source=Source(1, half=30.0))
     decision = decided(judged(judge, creeping(source, 60, times=1.03)))
-    assert decision.action is Action.RESTRAIN
-    assert decision.restraint is not None
-    assert decision.restraint.rate_cap == pytest.approx((1e-3,))
+    assert decision.action is Action.CONSTRAIN
+    assert decision.overrides is not None
+    assert decision.overrides.max_lr == pytest.approx((1e-3,))
 
 
-@pytest.mark.parametrize(("times", "done"), [(1.04, [Action.RESTRAIN]), (1.0, [])])
+@pytest.mark.parametrize(("times", "done"), [(1.04, [Action.CONSTRAIN]), (1.0, [])])
 def test_a_raised_momentum_under_which_the_loss_is_rather_higher_is_held(times: float, done: list[Action]) -> None:
     judge, source = trained(rows=400, source=Source(1, half=30.0))
     events = judged(judge, source.rows(50, momentum=0.99, times=times))
@@ -231,23 +231,23 @@ def test_a_raised_momentum_under_which_the_loss_is_rather_higher_is_held(times: 
     assert actions(events) == done
     for decision in of(Decision, events):
         assert decision.cause is Cause.MOMENTUM
-        assert decision.restraint is not None
-        assert decision.restraint.momentum_cap == pytest.approx((0.9,))
+        assert decision.overrides is not None
+        assert decision.overrides.max_momentum == pytest.approx((0.9,))
 
 
 def test_a_rate_that_leapt_up_in_vain_is_answered_by_going_back_to_right_before_it() -> None:
     judge, source = trained(rows=400, source=Source(1, half=30.0))
     decision = decided(judged(judge, source.rows(40, lr=8e-3, times=1.03)))
     assert decision.action is Action.REWIND
-    assert decision.before == 400
-    assert decision.restraint is not None
-    assert decision.restraint.rate_cap == pytest.approx((1e-3,))
+    assert decision.max_attempt == 400
+    assert decision.overrides is not None
+    assert decision.overrides.max_lr == pytest.approx((1e-3,))
 
 
 def test_a_held_rate_that_does_not_help_is_answered_by_going_back() -> None:
     judge, source = trained(rows=400, source=Source(1, half=30.0))
     events = judged(judge, [*creeping(source, 60, times=1.03), *source.rows(12, lr=8e-3, times=2.5)])
-    assert actions(events) == [Action.RESTRAIN, Action.REWIND]
+    assert actions(events) == [Action.CONSTRAIN, Action.REWIND]
 
 
 def test_a_raised_rate_that_held_out_data_speaks_against_is_taken_back_at_once() -> None:
@@ -265,7 +265,7 @@ def test_a_raised_rate_is_blamed_once_until_all_is_well_again() -> None:
     judge, source = trained(rows=0, source=Source(1, half=30.0))
     rows = [*source.rows(400), evaluated(source, 2.0, lr=8e-3), *source.rows(10, lr=8e-3)]
     decision = decided(judged(judge, [*rows, evaluated(source, 2.2, lr=8e-3)]))
-    judge.rewound(decision.before - 1, decision.before - 1)
+    judge.rewound(decision.max_attempt - 1, decision.max_attempt - 1)
     for _ in range(4):
         assert actions(judged(judge, [*source.rows(24, lr=8e-3), evaluated(source, 2.2, lr=8e-3)])) == []
 
@@ -291,11 +291,11 @@ def test_a_held_rate_that_has_done_harm_already_is_answered_by_going_back() -> N
     judge, source = trained(rows=400, source=Source(1, half=30.0))
     rows = [evaluated(source, 2.0), *creeping(source, 50, times=1.03)]
     events = judged(judge, [*rows, evaluated(source, 2.2)])
-    assert actions(events) == [Action.RESTRAIN, Action.REWIND]
+    assert actions(events) == [Action.CONSTRAIN, Action.REWIND]
     rewind = of(Decision, events)[-1]
-    assert rewind.before <= 400
-    assert rewind.restraint is not None
-    assert rewind.restraint.rate_cap == pytest.approx((1e-3,))
+    assert rewind.max_attempt <= 400
+    assert rewind.overrides is not None
+    assert rewind.overrides.max_lr == pytest.approx((1e-3,))
 
 
 def test_a_held_rate_that_has_done_harm_is_answered_by_going_back_also_when_that_is_told_right_away() -> None:
@@ -326,20 +326,20 @@ def test_a_raised_rate_that_went_well_is_blamed_for_what_comes_when_it_climbs_on
     assert "level" in {f.detector for f in of(Finding, events)}
     assert actions(events) == done
     for decision in of(Decision, events):
-        assert decision.restraint is not None
-        assert decision.restraint.rate_cap == pytest.approx((1e-3,)), "what it was before it was raised"
+        assert decision.overrides is not None
+        assert decision.overrides.max_lr == pytest.approx((1e-3,)), "what it was before it was raised"
 
 
 def test_updates_are_known_anew_after_a_rewind() -> None:
     bench, source = Bench(), Source(0)
-    detector = Still(("a", "b"), None, bench.normal, bench.past, adaptive=True)
+    detector = FrozenWeights(("a", "b"), None, bench.normal, bench.past, adaptive=True)
     damaged = [source.row(update_ratio=1e-3 * 1.5**k) for k in range(14)]
     assert bench.said(detector, [*source.rows(20, update_ratio=1e-3), *damaged]) == []
     detector.rewound()
     assert bench.said(detector, source.rows(60, update_ratio=1e-3)) == [], "small against the damaged ones only"
 
 
-def passing(source: Source, quiet: int) -> list[Row]:
+def passing(source: Source, quiet: int) -> list[StepMetrics]:
     """Garbage for a while that is long over in training when held-out data tells of the harm."""
     rows = [evaluated(source, 2.0), *source.rows(10, times=1.5), *source.rows(quiet), evaluated(source, 2.8)]
     return [*rows, *source.rows(20), evaluated(source, 2.9)]
@@ -350,11 +350,11 @@ def test_harm_that_held_out_data_tells_of_late_is_undone() -> None:
     well = source.attempt
     decision = decided(judged(judge, passing(source, quiet=70)))
     assert decision.action is Action.REWIND
-    assert decision.before <= well + 1
+    assert decision.max_attempt <= well + 1
 
 
 def test_harm_from_before_all_states_that_are_kept_is_told_and_no_more() -> None:
-    judge, source = trained(Policy(ring_reach=60))
+    judge, source = trained(Policy(snapshot_reach=60))
     events = judged(judge, passing(source, quiet=70))
     assert "astray" in {f.detector for f in of(Finding, events)}
     assert actions(events) == []
@@ -414,13 +414,13 @@ def test_a_single_leap_is_no_reason_to_take_a_rate_back_by_which_a_run_learns_at
 
 
 def test_a_batch_of_another_kind_that_ruins_the_held_out_loss_alone_is_undone() -> None:
-    usual = {"input_mean": 0.0, "input_spread": 1.0, "input_top": 3.0}
+    usual = {"input_mean": 0.0, "input_std": 1.0, "input_absmax": 3.0}
     judge, source = trained(source=Source(1, **usual))
     well = source.attempt
-    rows = [evaluated(source, 2.0), source.row(input_spread=1e5, input_top=3e5), *source.rows(20)]
+    rows = [evaluated(source, 2.0), source.row(input_std=1e5, input_absmax=3e5), *source.rows(20)]
     decision = decided(judged(judge, [*rows, evaluated(source, 3.0), *source.rows(20), evaluated(source, 3.0)]))
     assert decision.action is Action.REWIND
-    assert decision.before <= well + 1
+    assert decision.max_attempt <= well + 1
 
 
 @pytest.mark.parametrize(("after", "done"), [(1.6, [Action.REWIND]), (1.0, [])])
@@ -431,7 +431,7 @@ def test_a_huge_update_that_landed_is_undone_if_the_loss_has_risen_since(after: 
 
 def test_a_huge_update_that_was_refused_is_no_reason_for_what_comes_later() -> None:
     judge, source = trained()
-    refused = source.row(swells=300.0, verdict=Verdict.OUTLANDISH, limit=100.0)
+    refused = source.row(swells=300.0, verdict=Verdict.NORM_OUTLIER, norm_limit=100.0)
     assert actions(judged(judge, [refused, *source.rows(12, times=1.6)])) == []
 
 
@@ -475,16 +475,16 @@ def test_a_rate_that_was_lowered_by_surefoot_itself_explains_no_loss_that_is_hig
     judge, source = trained(source=Source(1, loss=2.0, floor=2.0), adaptive=False)
     for _ in range(3):
         decision = decided(judged(judge, source.rows(20, times=5.0)))
-        judge.rewound(decision.before - 1, source.step - 20)
+        judge.rewound(decision.max_attempt - 1, source.step - 20)
         judged(judge, source.rows(4))
-    assert "a quarter of the rate" in decision.rung
+    assert "a quarter of the rate" in decision.remedy
     assert decided(judged(judge, source.rows(20, times=5.0))).action is Action.STOP
 
 
 @pytest.mark.parametrize(("times", "done"), [(1.25, [Action.REWIND]), (1.05, [])])
 def test_an_update_too_large_for_its_rate_needs_no_great_rise_to_be_undone(times: float, done: list[Action]) -> None:
     judge, source = trained(rows=0, values=10_000)
-    weights = {"weight_norm": 10.0, "bad_weights": 0.0}
+    weights = {"weight_norm": 10.0, "nonfinite_params": 0.0}
     judged(judge, [source.row(**({"update_ratio": 1e-3} | weights if k % 10 == 0 else {})) for k in range(150)])
     events = judged(judge, [source.row(update_ratio=0.1, **weights), *source.rows(20, times=times)])
     assert actions(events) == done
@@ -495,7 +495,7 @@ def test_steps_as_large_as_the_first_of_a_new_optimizer_are_no_damage(apart: flo
     """Ten times as large as usual at the same rate, and the loss rises: unless each weight moves by about as many rates
     as with the first step of its optimizer."""
     judge, source = trained(rows=0, values=10_000, first=first)
-    weights = {"weight_norm": 10.0, "bad_weights": 0.0}
+    weights = {"weight_norm": 10.0, "nonfinite_params": 0.0}
     large = apart * 1e-3 * math.sqrt(10_000) / 10.0
     usual = {"update_ratio": large / 10.0} | weights
     judged(judge, [source.row(**(usual if k % 10 == 0 else {})) for k in range(150)])

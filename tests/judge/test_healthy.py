@@ -10,7 +10,7 @@ from benchmarks.zoo.scoreboard.score import gated
 from benchmarks.zoo.traces import PRELUDE, TRACES, rows
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.records import Decision, Finding, Row
+from surefoot.records import Decision, Finding, StepMetrics
 
 
 @settings(max_examples=40)
@@ -42,7 +42,7 @@ def test_a_healthy_run_is_left_alone(
     assert of(Decision, judged(Judge(Policy()), told)) == []
 
 
-def first_sign(given_rows: list[Row]) -> int:
+def first_sign(given_rows: list[StepMetrics]) -> int:
     judge = Judge(Policy())
     return next(row.attempt for row in gated(given_rows) if of(Finding, judge.update(row)))
 

@@ -7,9 +7,9 @@ import math
 import pytest
 from made_rows import Source, actions, judged, of, trained
 
-from surefoot.judge.baselines import Baseline, Normal
+from surefoot.judge.baselines import Baseline, Baselines
 from surefoot.judge.judge import Judge
-from surefoot.judge.policy import WHILE, Policy, Sight
+from surefoot.judge.policy import WHILE, Policy, Thresholds
 from surefoot.records import Diagnosis, Finding, Verdict
 
 
@@ -36,7 +36,7 @@ def test_values_that_are_all_the_same_have_a_spread() -> None:
 
 
 def test_baselines_form_within_the_first_dozens_of_steps() -> None:
-    normal, source = Normal(Sight()), Source(0)
+    normal, source = Baselines(Thresholds()), Source(0)
     formed = next(k for k in range(100) if normal.take(source.row()) or normal.formed)
     assert formed < 40
     judge, source = Judge(Policy()), Source(0)
@@ -45,7 +45,7 @@ def test_baselines_form_within_the_first_dozens_of_steps() -> None:
 
 
 def test_the_last_rows_are_being_judged_and_are_not_normal_yet() -> None:
-    normal, source = Normal(Sight()), Source(0, half=1e9)
+    normal, source = Baselines(Thresholds()), Source(0, half=1e9)
     for row in source.rows(150):
         normal.take(row)
     middle = normal.loss.middle
@@ -58,14 +58,14 @@ def test_the_last_rows_are_being_judged_and_are_not_normal_yet() -> None:
 
 
 def test_spikes_are_no_part_of_it_unless_they_stay() -> None:
-    normal, source = Normal(Sight()), Source(0)
+    normal, source = Baselines(Thresholds()), Source(0)
     for k in range(200):
         normal.take(source.row(swells=100.0 if k % 40 == 39 else 1.0))
     assert normal.norms[0].top < math.log(4.0)
 
 
 def test_what_was_refused_is_no_part_of_it() -> None:
-    normal, source = Normal(Sight()), Source(0)
+    normal, source = Baselines(Thresholds()), Source(0)
     for row in source.rows(100):
         normal.take(row)
     before = repr(normal.state_dict())
@@ -75,7 +75,7 @@ def test_what_was_refused_is_no_part_of_it() -> None:
 
 
 def test_a_rewind_takes_back_what_came_after_it() -> None:
-    normal, source = Normal(Sight()), Source(0)
+    normal, source = Baselines(Thresholds()), Source(0)
     for row in source.rows(100):
         normal.take(row)
     for row in source.rows(50, times=1.2, lr=5e-3):
@@ -87,7 +87,7 @@ def test_a_rewind_takes_back_what_came_after_it() -> None:
 
 
 def test_each_optimizer_has_norms_of_its_own() -> None:
-    normal, source = Normal(Sight()), Source(0)
+    normal, source = Baselines(Thresholds()), Source(0)
     for _ in range(100):
         normal.take(source.row())
         normal.take(source.row(optimizer=1, swells=1000.0))

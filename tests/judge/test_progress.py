@@ -10,10 +10,10 @@ from made_rows import Source, actions, judged, of
 
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.records import Action, Finding, JudgedBy, Row
+from surefoot.records import Action, Finding, JudgedBy, StepMetrics
 
 
-def about_zero(source: Source, count: int, level: float = 0.0, seed: int = 0) -> list[Row]:
+def about_zero(source: Source, count: int, level: float = 0.0, seed: int = 0) -> list[StepMetrics]:
     """Losses of a policy gradient: rounding errors around zero, and a penalty on top."""
     chance = random.Random(seed)
     return [source.row(loss=level + chance.gauss(0.0, 1e-8)) for _ in range(count)]
@@ -43,7 +43,7 @@ def test_what_the_loop_names_is_judged_instead_of_the_loss() -> None:
     judge, source = Judge(Policy()), Source(0)
     chance = random.Random(0)
 
-    def named(level: float, count: int) -> list[Row]:
+    def named(level: float, count: int) -> list[StepMetrics]:
         given = {"loss": 0.0, "judged_by": JudgedBy.PROGRESS}
         return [source.row(**given, progress=level + chance.gauss(0.0, 0.05)) for _ in range(count)]
 
@@ -51,7 +51,7 @@ def test_what_the_loop_names_is_judged_instead_of_the_loss() -> None:
     events = judged(judge, named(60.0, 40))
     assert Action.REWIND in actions(events)
     (decision,) = [e for e in events if getattr(e, "action", None) is Action.REWIND]
-    assert decision.restraint.loss_ceiling == math.inf, "no ceiling of another number is put on the loss"
+    assert decision.overrides.loss_ceiling == math.inf, "no ceiling of another number is put on the loss"
 
 
 @pytest.mark.parametrize("leap", [1.0, 50.0])

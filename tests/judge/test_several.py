@@ -13,7 +13,7 @@ from made_rows import NAMES, Source, actions, judged, layers, of
 from surefoot.judge.judge import Judge
 from surefoot.judge.multi_optimizer import SeveralJudge, judge_of
 from surefoot.judge.policy import Policy
-from surefoot.records import Action, Decision, Event, Finding, Row, Verdict
+from surefoot.records import Action, Decision, Event, Finding, StepMetrics, Verdict
 
 SCOPES = ((0, 3), (3, len(NAMES)))
 
@@ -24,7 +24,7 @@ def judge(policy: Policy | None = None, scopes: Any = SCOPES) -> SeveralJudge:
     return made
 
 
-def in_turn(rows: int, *sources: Source, first: int = 0) -> Iterator[Row]:
+def in_turn(rows: int, *sources: Source, first: int = 0) -> Iterator[StepMetrics]:
     """One row of each source after the other; each on a backward of its own."""
     for i in range(rows):
         for k, source in enumerate(sources):
@@ -50,7 +50,7 @@ def test_one_optimizer_has_the_judge_it_always_had() -> None:
 
 
 def test_optimizers_that_step_together_are_judged_as_ever() -> None:
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[StepMetrics]:
         one, other = Source(1), Source(2, norm=5.0)
         for i in range(200):
             swells = 1e3 if i == 120 else 1.0
@@ -66,12 +66,12 @@ def test_optimizers_that_step_together_are_judged_as_ever() -> None:
     assert told(judge()) == expected
 
 
-def refused(row: Row) -> Row:
+def refused(row: StepMetrics) -> StepMetrics:
     return dataclasses.replace(row, verdict=Verdict.NONFINITE, loss=float("nan"), nonfinite=3.0)
 
 
 def test_refusals_in_a_row_are_those_of_one_optimizer() -> None:
-    several = judge(Policy(limit=4))
+    several = judge(Policy(max_consecutive_vetoes=4))
     judged(several, in_turn(60, *sides()))
     critic, maker = sides()
     events: list[Event] = []
@@ -94,7 +94,7 @@ def test_while_the_run_is_to_go_back_for_one_nothing_is_decided_for_the_other() 
             decided += of(Decision, several.update(refused(row)))
     acted = [d for d in decided if d.action is not Action.REFUSE]
     assert [d.action for d in acted] == [Action.REWIND]
-    assert 200 <= acted[0].before <= 201, "told by the run's own count of attempts"
+    assert 200 <= acted[0].max_attempt <= 201, "told by the run's own count of attempts"
     several.rewound(180, 90)
     assert several.quiet or actions(judged(several, in_turn(40, *sides(), first=300))) == []
 

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from made_rows import NAMES, Source, actions, judged, layers, of, trained
 
-from surefoot.judge.baselines import Baseline, Normal
+from surefoot.judge.baselines import Baseline, Baselines
 from surefoot.judge.detectors.layers import LayerPast
 from surefoot.judge.detectors.nonfinite import NonFinite
-from surefoot.judge.detectors.outlandish import Outlandish
+from surefoot.judge.detectors.norm_outlier import NormOutlier
 from surefoot.judge.history import History
 from surefoot.judge.judge import Judge
-from surefoot.judge.policy import Policy, Sight
-from surefoot.judge.remediation import Treatment
-from surefoot.records import Action, Decision, Row, Verdict
+from surefoot.judge.policy import Policy, Thresholds
+from surefoot.judge.remediation import Remediation
+from surefoot.records import Action, Decision, StepMetrics, Verdict
 
-Fed = tuple[Row, np.ndarray]
+Fed = tuple[StepMetrics, np.ndarray]
 
 
 @cache
@@ -32,10 +32,10 @@ def rows(seed: int, count: int) -> list[Fed]:
     """Rows of every kind, many of them in a row of the same kind, with all that a row can hold."""
     rng, source = random.Random(seed), Source(seed, noise=0.1)
     made: list[Fed] = []
-    verdict, busy, times, swells, lr, scale = Verdict.LANDED, 0.3, 1.0, 1.0, 1e-3, 65536.0
+    verdict, busy, times, swells, lr, scale = Verdict.APPLIED, 0.3, 1.0, 1.0, 1e-3, 65536.0
     for i in range(count):
         if rng.random() < 0.05:
-            verdict = rng.choice([*Verdict, *[Verdict.LANDED] * 20])
+            verdict = rng.choice([*Verdict, *[Verdict.APPLIED] * 20])
         if rng.random() < 0.02:
             times, swells, lr = (
                 rng.choice((1.0, 1.0, 3.0)),
@@ -44,11 +44,11 @@ def rows(seed: int, count: int) -> list[Fed]:
             )
         if rng.random() < 0.01:
             busy, scale = rng.choice((0.2, 0.9, math.nan)), rng.choice((65536.0, 8.0))
-        row = source.row(times=times, swells=swells, lr=lr, verdict=verdict, limit=0.5, loss_scale=scale)
+        row = source.row(times=times, swells=swells, lr=lr, verdict=verdict, norm_limit=0.5, loss_scale=scale)
         if verdict is Verdict.NONFINITE:
             row = replace(row, nonfinite=2.0, loss=rng.choice((math.nan, math.inf)), norm=math.nan)
         clipped = min(1.0, 0.5 / row.norm)
-        row = replace(row, clip=0.5, clipped=clipped, clip_share=0.95, memory=1e9 * (1 + i / 100), samples=32.0)
+        row = replace(row, clip=0.5, clip_factor=clipped, clip_fraction=0.95, memory=1e9 * (1 + i / 100), samples=32.0)
         row = replace(
             row, update_ratio=lr * rng.random() if i % 10 == 0 else math.nan, momentum=rng.choice((0.9, 0.99))
         )
@@ -71,24 +71,25 @@ class Keeps:
         return self._feed(self._part, fed)
 
 
-def _treated(part: Treatment, fed: Fed) -> Any:
+def _treated(part: Remediation, fed: Fed) -> Any:
     return part.watch(fed[0], trouble=fed[0].attempt % 7 == 0)
 
 
 STATEFUL: dict[str, Callable[[], Keeps]] = {
     "NonFinite": lambda: Keeps(NonFinite(), lambda p, fed: p.update(fed[0])),
-    "Outlandish": lambda: Keeps(Outlandish(Normal(Sight())), lambda p, fed: p.update(fed[0])),
+    "Outlandish": lambda: Keeps(NormOutlier(Baselines(Thresholds())), lambda p, fed: p.update(fed[0])),
     "History": lambda: Keeps(History(), lambda p, fed: p.add(fed[0].loss, fed[0].norm)),
     "Baseline": lambda: Keeps(
         Baseline(32), lambda p, fed: (p.add(fed[0].attempt, fed[0].loss), p.middle, p.top, p.spread, p.last)
     ),
     "Normal": lambda: Keeps(
-        Normal(Sight()), lambda p, fed: (p.take(fed[0]), p.z(fed[0].loss), p.norm_ratio(fed[0]), p.rate_ratio(fed[0]))
+        Baselines(Thresholds()),
+        lambda p, fed: (p.take(fed[0]), p.z(fed[0].loss), p.norm_ratio(fed[0]), p.rate_ratio(fed[0])),
     ),
     "LayerPast": lambda: Keeps(
-        LayerPast(), lambda p, fed: (p.take(*fed, learn=fed[0].landed), p.now.tolist(), p.zeros_now.tolist())
+        LayerPast(), lambda p, fed: (p.take(*fed, learn=fed[0].applied), p.now.tolist(), p.zeros_now.tolist())
     ),
-    "Treatment": lambda: Keeps(Treatment(Policy(), Normal(Sight())), _treated),
+    "Treatment": lambda: Keeps(Remediation(Policy(), Baselines(Thresholds())), _treated),
 }
 
 
@@ -175,7 +176,7 @@ def test_restraints_and_books_survive() -> None:
     going_on = source.rows(200)
     told, again = judged(judge, going_on), judged(after, going_on)
     assert repr(again) == repr(told)
-    assert actions(again) == [Action.LOOSEN]
+    assert actions(again) == [Action.RELAX]
 
 
 def test_a_trouble_that_is_still_there_after_loading_shows_again() -> None:
@@ -187,8 +188,8 @@ def test_a_trouble_that_is_still_there_after_loading_shows_again() -> None:
     events = judged(after, [source.nan() for _ in range(3)])
     assert actions(events) == [Action.REWIND]
     (decision,) = [d for d in of(Decision, events) if d.action is Action.REWIND]
-    assert decision.restraint is not None
-    assert decision.restraint.rate_cap == (1e-3,)
+    assert decision.overrides is not None
+    assert decision.overrides.max_lr == (1e-3,)
 
 
 def test_a_judge_that_is_loaded_waits_for_no_rewind() -> None:

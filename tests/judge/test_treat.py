@@ -9,10 +9,10 @@ from made_rows import Source, actions, judged, of, trained
 
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import AGAIN, Policy
-from surefoot.records import Action, Decision, Event, Finding, Outcome, Restraint, Row
+from surefoot.records import Action, Decision, Event, Finding, Outcome, StepMetrics, StepOverrides
 
 
-def dies(source: Source) -> list[Row]:
+def dies(source: Source) -> list[StepMetrics]:
     return [source.nan() for _ in range(3)]
 
 
@@ -25,9 +25,9 @@ def back(judge: Judge, source: Source, events: list[Event]) -> Decision:
     return decision
 
 
-def held(decision: Decision) -> Restraint:
-    assert decision.restraint is not None
-    return decision.restraint
+def held(decision: Decision) -> StepOverrides:
+    assert decision.overrides is not None
+    return decision.overrides
 
 
 def test_the_ladder_goes_up_and_ends_with_a_stop_that_says_why() -> None:
@@ -46,18 +46,18 @@ def test_the_ladder_goes_up_and_ends_with_a_stop_that_says_why() -> None:
     assert "3 attempts in a row did not help" in stop.reason
     assert "the loss is nan" in stop.reason
     assert [o.helped for o in outcomes] == [False] * 3
-    assert len({d.rung for d in tried}) == 3
-    rates = [held(d).rate for d in tried]
+    assert len({d.remedy for d in tried}) == 3
+    rates = [held(d).lr_factor for d in tried]
     assert rates == sorted(rates, reverse=True), "from the least harmful on"
     assert rates[0] == 1.0
-    assert [d.reset for d in tried] == [False, False, True]
+    assert [d.reset_optimizer for d in tried] == [False, False, True]
 
 
 def test_progress_resets_the_ladder() -> None:
     judge, source = trained()
     rungs: list[str] = []
     for _ in range(5):
-        rungs.append(back(judge, source, judged(judge, dies(source))).rung)
+        rungs.append(back(judge, source, judged(judge, dies(source))).remedy)
         (outcome,) = of(Outcome, judged(judge, source.rows(40)))
         assert outcome.helped
     assert len(set(rungs)) == 1, "each time the least harmful one, and never a stop"
@@ -70,7 +70,7 @@ def test_an_outcome_has_numbers() -> None:
     (good,) = of(Outcome, judged(judge, source.rows(40)))
     assert good.action is Action.REWIND
     assert good.values["before"] == pytest.approx(before)
-    assert good.values["updates"] == Policy().probation
+    assert good.values["updates"] == Policy().healthy_steps_to_confirm
     assert good.values["loss"] == pytest.approx(before, rel=0.2)
     assert "it helped" in good.detail
     back(judge, source, judged(judge, dies(source)))
@@ -88,17 +88,17 @@ def test_an_outcome_is_told_by_the_losses_after_it() -> None:
     assert outcome.values["loss"] > 1.3 * outcome.values["before"]
     judged(judge, source.rows(20))
     second = back(judge, source, judged(judge, dies(source)))
-    assert second.rung != first.rung, "what did not help is not tried again"
+    assert second.remedy != first.remedy, "what did not help is not tried again"
     judged(judge, source.rows(60, times=1.6))
-    judged(judge, source.rows(Policy().loosen_after + 40))
-    assert back(judge, source, judged(judge, dies(source))).rung == first.rung, "until there was progress"
+    judged(judge, source.rows(Policy().relax_after + 40))
+    assert back(judge, source, judged(judge, dies(source))).remedy == first.remedy, "until there was progress"
 
 
-def overflows(source: Source, scale: float = 1024.0) -> Row:
+def overflows(source: Source, scale: float = 1024.0) -> StepMetrics:
     return source.nan(loss=math.inf, loss_scale=scale)
 
 
-def now_and_then(source: Source, scale: float = 1024.0) -> list[Row]:
+def now_and_then(source: Source, scale: float = 1024.0) -> list[StepMetrics]:
     """Losses that float16 cannot hold, among others that it can."""
     sound = [source.rows(2, loss_scale=scale) for _ in range(AGAIN)]
     return [row for rows in sound for row in (*rows, overflows(source, scale))]
@@ -107,9 +107,9 @@ def now_and_then(source: Source, scale: float = 1024.0) -> list[Row]:
 def test_losses_that_float16_cannot_hold_now_and_then_are_computed_in_float32_without_a_way_back() -> None:
     judge, source = trained(source=Source(1, loss_scale=1024.0))
     decision = of(Decision, judged(judge, now_and_then(source)))[-1]
-    assert decision.action is Action.RESTRAIN
+    assert decision.action is Action.CONSTRAIN
     assert held(decision).float32
-    assert not held(decision).rate_cap, "nothing but the format is to blame"
+    assert not held(decision).max_lr, "nothing but the format is to blame"
     (outcome,) = of(Outcome, judged(judge, source.rows(40)))
     assert outcome.helped
 
@@ -130,7 +130,7 @@ def test_when_float32_alone_does_not_help_the_run_goes_back_in_float32() -> None
 def test_updates_made_before_float32_is_in_force_are_not_held_against_it() -> None:
     judge, source = trained(source=Source(1, loss_scale=1024.0))
     events = judged(judge, [overflows(source) for _ in range(3 + 4)])
-    assert actions(events) == [Action.RESTRAIN]
+    assert actions(events) == [Action.CONSTRAIN]
     (outcome,) = of(Outcome, judged(judge, source.rows(40)))
     assert outcome.helped
 
@@ -140,38 +140,38 @@ def test_signs_of_before_a_restraint_are_not_held_against_it() -> None:
     judge, source = trained(source=Source(1, loss_scale=2.0**16))
     events = judged(judge, [overflows(source) for _ in range(3 + 4)])
     events += judged(judge, source.rows(6, loss_scale=2.0**4))
-    assert actions(events) == [Action.RESTRAIN] * 2
-    assert of(Decision, events)[-1].scale == 2.0**16
+    assert actions(events) == [Action.CONSTRAIN] * 2
+    assert of(Decision, events)[-1].loss_scale == 2.0**16
     assert actions(judged(judge, source.rows(40))) == []
 
 
 def test_where_nothing_has_landed_since_the_first_sign_the_last_state_before_it_will_do() -> None:
     judge, source = trained()
     first = back(judge, source, judged(judge, dies(source)))
-    assert (first.before, first.dated) == (150, True)
+    assert (first.max_attempt, first.onset_known) == (150, True)
     judged(judge, source.rows(5))
     second = back(judge, source, judged(judge, dies(source)))
-    assert not second.dated, "that did not help: only a state that proved good will do"
+    assert not second.onset_known, "that did not help: only a state that proved good will do"
 
 
 def test_a_loss_that_has_risen_may_have_its_reason_in_a_state_before() -> None:
     judge, source = trained()
     decision = back(judge, source, judged(judge, [source.row(lr=4e-2, times=1.25**k) for k in range(1, 6)]))
-    assert not decision.dated
+    assert not decision.onset_known
 
 
 def test_a_trouble_of_another_kind_begins_with_what_was_not_tried_yet() -> None:
     judge, source = trained(source=Source(1, loss_scale=1024.0))
-    tried = [of(Decision, judged(judge, [overflows(source) for _ in range(3)]))[-1].rung]
+    tried = [of(Decision, judged(judge, [overflows(source) for _ in range(3)]))[-1].remedy]
     events = judged(judge, [*source.rows(5), *dies(source)])
-    tried.append(back(judge, source, events).rung)
+    tried.append(back(judge, source, events).remedy)
     events = judged(judge, [*source.rows(5), *(overflows(source) for _ in range(3))])
-    tried.append(back(judge, source, events).rung)
+    tried.append(back(judge, source, events).remedy)
     assert len(set(tried)) == 3
 
 
 def test_a_run_has_only_so_many_actions() -> None:
-    judge, source = trained(Policy(actions=2))
+    judge, source = trained(Policy(max_actions=2))
     for _ in range(2):
         back(judge, source, judged(judge, dies(source)))
         judged(judge, source.rows(40))
@@ -180,18 +180,18 @@ def test_a_run_has_only_so_many_actions() -> None:
     assert "2 actions are enough" in of(Decision, events)[-1].reason
 
 
-def loosened(events: list[Event]) -> list[Restraint]:
-    return [held(d) for d in of(Decision, events) if d.action is Action.LOOSEN]
+def loosened(events: list[Event]) -> list[StepOverrides]:
+    return [held(d) for d in of(Decision, events) if d.action is Action.RELAX]
 
 
 def test_what_is_not_needed_is_dropped_after_a_while() -> None:
     judge, source = trained()
     asked = held(back(judge, source, judged(judge, dies(source))))
-    assert asked.rate_cap
+    assert asked.max_lr
     assert asked.norm_ceiling
     assert judged(judge, source.rows(95)) != []
     events = judged(judge, source.rows(10))
-    assert loosened(events) == [Restraint()]
+    assert loosened(events) == [StepOverrides()]
     (decision,) = of(Decision, events)
     assert decision.reason.startswith("100 healthy updates")
     assert actions(judged(judge, source.rows(600))) == [], "that was all"
@@ -201,9 +201,9 @@ def test_a_cap_that_is_still_needed_is_widened_step_by_step() -> None:
     judge, source = trained()
     rising = [source.row(lr=4e-2, times=1.25**k) for k in range(1, 6)]
     asked = held(back(judge, source, judged(judge, rising)))
-    assert asked.rate_cap == (1e-3,)
+    assert asked.max_lr == (1e-3,)
     looser = loosened(judged(judge, source.rows(250, lr=4e-3)))
-    caps = [r.rate_cap[0] for r in looser]
+    caps = [r.max_lr[0] for r in looser]
     assert len(caps) > 1
     assert caps == pytest.approx([1e-3 * 1.5 ** (k + 1) for k in range(len(caps))])
     assert all(not r.norm_ceiling for r in looser), "nothing was refused"
@@ -215,31 +215,31 @@ def test_a_cap_is_not_widened_while_the_loop_still_asks_for_what_did_the_harm() 
     asked = held(back(judge, source, judged(judge, rising)))
     looser = loosened(judged(judge, source.rows(800, lr=4e-2)))
     assert looser, "the rest of it is loosened"
-    assert {r.rate_cap for r in looser} == {asked.rate_cap}
+    assert {r.max_lr for r in looser} == {asked.max_lr}
 
 
 def test_a_momentum_that_is_still_wrong_stays_capped() -> None:
     judge, source = trained()
     back(judge, source, judged(judge, source.rows(1, momentum=1.02)))
     (looser,) = loosened(judged(judge, source.rows(250, momentum=1.02)))
-    assert looser.momentum_cap == (0.9,)
-    assert looser.rate_cap == ()
+    assert looser.max_momentum == (0.9,)
+    assert looser.max_lr == ()
 
 
 def test_ceilings_that_refused_something_are_kept() -> None:
     judge, source = trained()
     asked = held(back(judge, source, judged(judge, dies(source))))
-    rows = [*source.rows(30), source.far(norm=30.0, limit=6.0), *source.rows(130)]
+    rows = [*source.rows(30), source.far(norm=30.0, norm_limit=6.0), *source.rows(130)]
     (looser,) = loosened(judged(judge, rows))
     assert looser.norm_ceiling == asked.norm_ceiling
     assert looser.loss_ceiling == asked.loss_ceiling
-    assert looser.rate_cap == ()
+    assert looser.max_lr == ()
 
 
 def test_a_batch_that_no_ceiling_refused_keeps_none() -> None:
     judge, source = trained()
     back(judge, source, judged(judge, dies(source)))
-    assert loosened(judged(judge, [*source.rows(30), source.nan(), *source.rows(130)])) == [Restraint()]
+    assert loosened(judged(judge, [*source.rows(30), source.nan(), *source.rows(130)])) == [StepOverrides()]
 
 
 def test_a_cap_outlives_the_next_trouble() -> None:
@@ -248,7 +248,7 @@ def test_a_cap_outlives_the_next_trouble() -> None:
     back(judge, source, judged(judge, [source.row(lr=4e-2, times=1.25**k) for k in range(1, 6)]))
     judged(judge, source.rows(80, lr=4e-2))
     again = held(back(judge, source, judged(judge, [source.nan(lr=4e-2) for _ in range(3)])))
-    assert again.rate_cap == (1e-3,)
+    assert again.max_lr == (1e-3,)
 
 
 def test_what_could_not_be_done_is_not_in_force() -> None:
@@ -257,18 +257,18 @@ def test_what_could_not_be_done_is_not_in_force() -> None:
     judge.failed(of(Decision, events)[-1], "no states are kept")
     assert actions(judged(judge, source.rows(300))) == [], "there is nothing to loosen"
     (again,) = [d for d in of(Decision, judged(judge, dies(source))) if d.action is Action.REWIND]
-    assert again.rung != of(Decision, events)[-1].rung, "the next rung"
+    assert again.remedy != of(Decision, events)[-1].remedy, "the next rung"
 
 
 def test_what_still_stands_out_after_a_rewind_is_the_new_normal() -> None:
     judge, source = trained()
     assert held(back(judge, source, judged(judge, dies(source)))).norm_ceiling
     judged(judge, source.rows(3))
-    events = judged(judge, [source.far(norm=30.0, limit=6.0) for _ in range(6)])
+    events = judged(judge, [source.far(norm=30.0, norm_limit=6.0) for _ in range(6)])
     assert actions(events) == [Action.ACCEPT]
     accepted = held(of(Decision, events)[-1])
     assert accepted.norm_ceiling == ()
-    assert accepted.rate_cap, "it is only the ceilings that were wrong"
+    assert accepted.max_lr, "it is only the ceilings that were wrong"
     after = judged(judge, source.rows(150, norm=30.0))
     assert Action.REWIND not in actions(after)
     assert Action.STOP not in actions(after)
@@ -297,7 +297,7 @@ def test_observing_never_decides_twice_in_a_row() -> None:
 
 
 def test_a_state_is_proven_by_the_healthy_updates_after_it() -> None:
-    judge, source = Judge(Policy(proof=10)), Source(1)
+    judge, source = Judge(Policy(healthy_steps_to_trust=10)), Source(1)
     assert judge.proven == -1
     judged(judge, source.rows(100))
     assert judge.proven == 89

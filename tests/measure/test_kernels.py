@@ -12,7 +12,7 @@ from torch import Tensor
 
 from surefoot.gate import rule as rule_of
 from surefoot.gate.clip import Clip, Unit
-from surefoot.measure.block_layout import HEAD, MICROS, Head, fused_summariser, portable_summariser
+from surefoot.measure.block_layout import HEAD, MICROS, SummarySlot, fused_summariser, portable_summariser
 from surefoot.records import LAYER_STATS, Verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # the interpreter works with NumPy
@@ -21,9 +21,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 def fused(tensors: list[Tensor | None], device: torch.device, numels: list[int] | None = None) -> Callable[..., Tensor]:
     """A pass over tensors of these sizes, to be called again and again."""
-    from surefoot.measure.stats_triton import FusedPass
+    from surefoot.measure.stats_triton import TritonStats
 
-    each = FusedPass(numels or [11 if t is None else t.numel() for t in tensors], device)
+    each = TritonStats(numels or [11 if t is None else t.numel() for t in tensors], device)
 
     def measure(tensors: list[Tensor | None], scale: float | None = None) -> Tensor:
         out = torch.full((len(tensors), len(LAYER_STATS)), 7.7, device=device)
@@ -116,7 +116,7 @@ def test_bitwise_repeatable_at_any_address(cuda: torch.device) -> None:
 
 
 def test_measuring_never_waits_for_the_device(cuda: torch.device) -> None:
-    from surefoot.measure.stats_triton import FusedPass
+    from surefoot.measure.stats_triton import TritonStats
 
     tensors: list[Tensor | None] = [
         None,
@@ -125,7 +125,7 @@ def test_measuring_never_waits_for_the_device(cuda: torch.device) -> None:
         torch.randn(4, 5, device=cuda).t(),
         torch.randn(5, 1, device=cuda).expand(5, 7),
     ]
-    each = FusedPass([7 if t is None else t.numel() for t in tensors], cuda)
+    each = TritonStats([7 if t is None else t.numel() for t in tensors], cuda)
     out = torch.zeros(len(tensors), len(LAYER_STATS), device=cuda)
     scale = torch.tensor(2.0, device=cuda)
     each.measure(tensors, out=out, scale=scale)
@@ -178,7 +178,7 @@ def test_both_rules_say_the_same(optimizer: int, clips: str, kernels: torch.devi
     spans = (slice(0, 3), slice(3, 5), slice(5, 9))
     owners = (0, 1, 1)
     units = [Unit(k, span, clip) for k, span, clip in zip(owners, spans, UNIT_SETS[clips], strict=True)]
-    rule = rule_of.Rule(100.0, 20, 0.99)
+    rule = rule_of.NormRule(100.0, 20, 0.99)
     memories = [rule_of.memory_for(optimizer, units, kernels) for _ in range(2)]
     deciders = (rule_of._portable(memories[0], rule), rule_of._fused(memories[1], rule))
     if clips == "adaptive":  # as after 990 updates, so that the ring soon turns over
@@ -193,24 +193,26 @@ def test_both_rules_say_the_same(optimizer: int, clips: str, kernels: torch.devi
                 m.ceilings.copy_(torch.tensor([1.125, 0.75, 0.25]))
         totals = _totals(i, generator).to(kernels)
         joint = None if i % 4 else torch.tensor(float(i // 4 % 4), dtype=torch.float64, device=kernels)
-        said = [torch.zeros(len(rule_of.Said), dtype=torch.float64, device=kernels) for _ in deciders]
+        said = [torch.zeros(len(rule_of.VerdictSlot), dtype=torch.float64, device=kernels) for _ in deciders]
         for decide, words in zip(deciders, said, strict=True):
             decide(totals, said=words, scaled=i % 3 == 1, joint=joint, commit=i % 7 != 0)
         torch.testing.assert_close(said[0], said[1], rtol=1e-12, atol=0.0, equal_nan=True)
         for name in ("baseline", "thresholds", "norms", "factors", "refuse", "spoilt", "divisor"):
             a, b = (getattr(m, name) for m in memories)
             torch.testing.assert_close(a, b, rtol=1e-6, atol=0.0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
-        if totals[Head.BAD_BUFFERS] > 0 and joint is None:
-            assert said[0][rule_of.Said.VERDICT] == Verdict.NONFINITE, "an overflow of the loss scale spares buffers"
-        seen.add(int(said[0][rule_of.Said.VERDICT]))
-        assert said[0][rule_of.Said.LIMIT] <= (math.inf if i < 70 else 1.125)
-        assert said[0][rule_of.Said.CLIP] <= (math.inf if i < 70 else 0.25)
-        large = said[0][rule_of.Said.NORM] > 1.125 or said[0][rule_of.Said.LOSS] > 0.75
-        assert i < 70 or not large or said[0][rule_of.Said.VERDICT] != Verdict.LANDED
+        if totals[SummarySlot.BAD_BUFFERS] > 0 and joint is None:
+            assert said[0][rule_of.VerdictSlot.VERDICT] == Verdict.NONFINITE, (
+                "an overflow of the loss scale spares buffers"
+            )
+        seen.add(int(said[0][rule_of.VerdictSlot.VERDICT]))
+        assert said[0][rule_of.VerdictSlot.LIMIT] <= (math.inf if i < 70 else 1.125)
+        assert said[0][rule_of.VerdictSlot.CLIP] <= (math.inf if i < 70 else 0.25)
+        large = said[0][rule_of.VerdictSlot.NORM] > 1.125 or said[0][rule_of.VerdictSlot.LOSS] > 0.75
+        assert i < 70 or not large or said[0][rule_of.VerdictSlot.VERDICT] != Verdict.APPLIED
         if i % 10 == 0:
             for m in memories:
                 m.refresh()
-    assert seen == {Verdict.LANDED, Verdict.NONFINITE, Verdict.OUTLANDISH, Verdict.OVERFLOW}
+    assert seen == {Verdict.APPLIED, Verdict.NONFINITE, Verdict.NORM_OUTLIER, Verdict.OVERFLOW}
 
 
 def _totals(i: int, generator: torch.Generator) -> Tensor:
@@ -218,7 +220,7 @@ def _totals(i: int, generator: torch.Generator) -> Tensor:
     totals = torch.rand(HEAD + 6, generator=generator, dtype=torch.float64)
     totals[1] = 1 + i % 3
     totals[HEAD + 1 :: 2] = 0.0
-    totals[Head.BAD_BUFFERS] = 2.0 if i % 14 == 4 else 0.0
+    totals[SummarySlot.BAD_BUFFERS] = 2.0 if i % 14 == 4 else 0.0
     if i % 11 == 5:
         totals[HEAD + 1 + 2 * (i % 3)] = 3.0
         totals[HEAD + 2 * (i % 3)] = math.nan

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from surefoot.measure.readback import LAG, Mailbox
+from surefoot.measure.readback import LAG, AsyncReadback
 
 
 def test_rows_come_two_sends_later_and_in_order(device: torch.device) -> None:
-    box: Mailbox[int] = Mailbox(16, device)
+    box: AsyncReadback[int] = AsyncReadback(16, device)
     row = torch.zeros(16, dtype=torch.uint8, device=device)
     seen: list[int] = []
     for i in range(20):
@@ -30,7 +30,7 @@ def test_rows_come_two_sends_later_and_in_order(device: torch.device) -> None:
 
 
 def test_the_rest_waits_for_the_device(cuda: torch.device) -> None:
-    box: Mailbox[str] = Mailbox(8, cuda)
+    box: AsyncReadback[str] = AsyncReadback(8, cuda)
     row = torch.zeros(8, dtype=torch.uint8, device=cuda)
     torch.cuda._sleep(50_000_000)
     row.fill_(7)
@@ -41,7 +41,7 @@ def test_the_rest_waits_for_the_device(cuda: torch.device) -> None:
 
 
 def test_a_row_left_lying_is_our_own_fault_and_is_told() -> None:
-    box: Mailbox[int] = Mailbox(4, torch.device("cpu"))
+    box: AsyncReadback[int] = AsyncReadback(4, torch.device("cpu"))
     row = torch.zeros(4, dtype=torch.uint8)
     for i in range(LAG + 1):
         box.send(row, i)

@@ -9,16 +9,16 @@ import torch
 from reference import reference
 from torch import nn
 
-from surefoot.measure.block_layout import HEAD, MICROS, Head, portable_summariser
-from surefoot.measure.grad_stats import Meter
+from surefoot.measure.block_layout import HEAD, MICROS, SummarySlot, portable_summariser
+from surefoot.measure.grad_stats import GradStats
 from surefoot.measure.layout import layout_of
 from surefoot.records import LAYER_STATS
 
 
-def meter_of(model: nn.Module, device: torch.device) -> Meter:
+def meter_of(model: nn.Module, device: torch.device) -> GradStats:
     """Two units: the first layer's tensors, and the last layer's."""
     layout = layout_of(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
-    return Meter(layout, [slice(0, 2), slice(2, 4)], device)
+    return GradStats(layout, [slice(0, 2), slice(2, 4)], device)
 
 
 def model_on(device: torch.device) -> nn.Sequential:
@@ -40,8 +40,8 @@ def test_gradients_of_accumulated_micro_batches(device: torch.device) -> None:
     block = meter.unpack(meter.raw.cpu().numpy().copy())
     assert meter.micro == 3
     assert meter.present == (True,) * 4
-    assert math.isclose(float(block.summary[Head.LOSS]), sum(losses), rel_tol=1e-6)
-    assert block.summary[Head.MICROS] == 3
+    assert math.isclose(float(block.summary[SummarySlot.LOSS]), sum(losses), rel_tol=1e-6)
+    assert block.summary[SummarySlot.MICROS] == 3
     units = [reference(p.grad)[0] ** 2 for p in model.parameters() if p.grad is not None]
     assert block.summary[HEAD::2].tolist() == pytest.approx([sum(units[:2]), sum(units[2:])], rel=1e-5)
     assert block.micros[:3, 0].tolist() == pytest.approx(losses, rel=1e-6)
@@ -52,10 +52,10 @@ def test_gradients_of_accumulated_micro_batches(device: torch.device) -> None:
     meter.begin()
     assert meter.micro == 0
     meter.measure(torch.tensor(7.0, device=device), scale=None)
-    assert meter.block.summary[: Head.ALIVE].tolist() == [7.0, 1.0]  # the sums of the last update are gone
+    assert meter.block.summary[: SummarySlot.ALIVE].tolist() == [7.0, 1.0]  # the sums of the last update are gone
     meter.begin()
     meter.measure(None, scale=None)
-    assert meter.block.summary[: Head.ALIVE].tolist() == [0.0, 0.0]
+    assert meter.block.summary[: SummarySlot.ALIVE].tolist() == [0.0, 0.0]
 
 
 def test_more_micro_batches_than_are_told_apart(device: torch.device) -> None:
@@ -64,8 +64,8 @@ def test_more_micro_batches_than_are_told_apart(device: torch.device) -> None:
     one = torch.tensor(2.0, device=device)
     for _ in range(MICROS + 6):
         meter.measure(one, scale=None)
-    assert meter.block.summary[Head.LOSS] == 2.0 * (MICROS + 6)
-    assert meter.block.summary[Head.MICROS] == MICROS + 6
+    assert meter.block.summary[SummarySlot.LOSS] == 2.0 * (MICROS + 6)
+    assert meter.block.summary[SummarySlot.MICROS] == MICROS + 6
 
 
 def test_a_step_nobody_watched_is_measured_all_the_same(device: torch.device) -> None:
@@ -87,7 +87,7 @@ def test_losses_of_any_kind_add_up_exactly(dtype: torch.dtype, shape: tuple[int,
     values = [1.0, 2.0**-12, 2.0**-12]  # the sum is neither a bfloat16 nor a float16
     for value in values:
         meter.measure(torch.full(shape, value, dtype=dtype, device=device), scale=None)
-    assert float(meter.block.summary[Head.LOSS]) == sum(values)
+    assert float(meter.block.summary[SummarySlot.LOSS]) == sum(values)
     assert meter.block.micros[:3, 0].tolist() == values
 
 
@@ -109,14 +109,14 @@ def test_weights_and_buffers_that_are_not_finite_are_counted(device: torch.devic
     buffers = [torch.zeros(3, device=device), torch.tensor([1, 2], device=device)]
     meter.measure_weights(change, sampled, buffers)
     summary = meter.block.summary
-    assert math.isclose(math.sqrt(float(summary[Head.WEIGHTS])), wanted, rel_tol=1e-5)
-    assert summary[Head.BAD_WEIGHTS] == 0
-    assert [summary[Head.CHANGE], summary[Head.SAMPLED]] == [4.0, 16.0]
+    assert math.isclose(math.sqrt(float(summary[SummarySlot.WEIGHTS])), wanted, rel_tol=1e-5)
+    assert summary[SummarySlot.BAD_WEIGHTS] == 0
+    assert [summary[SummarySlot.CHANGE], summary[SummarySlot.SAMPLED]] == [4.0, 16.0]
     with torch.no_grad():
         model[0].weight[0, :2] = math.nan
         buffers[0][1] = math.inf
     meter.measure_weights(change, sampled, buffers)
-    assert summary[Head.BAD_WEIGHTS] == 3
+    assert summary[SummarySlot.BAD_WEIGHTS] == 3
 
 
 def test_tensors_another_process_counts_are_not_counted_here() -> None:
@@ -131,4 +131,4 @@ def test_tensors_another_process_counts_are_not_counted_here() -> None:
     stats[1, 5] = 2  # what is broken is refused wherever it is seen
     summarise(stats, once=once, loss=torch.tensor(1.5), summary=summary, micros=micros, micro=1)
     assert summary[HEAD:].tolist() == [9.0, 2.0, 144.0, 0.0]
-    assert summary[: Head.ALIVE].tolist() == [3.0, 2.0]
+    assert summary[: SummarySlot.ALIVE].tolist() == [3.0, 2.0]

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from surefoot.measure.nan_tracer import FOUND, Tracer
+from surefoot.measure.nan_tracer import FOUND, NanTracer
 
 
 class Attention(nn.Module):
@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 def traced(net: Net, x: Tensor, mask: Tensor | None = None) -> tuple[str, str, bool, bool]:
-    tracer = Tracer(net)
+    tracer = NanTracer(net)
     tracer.arm()
     net(x, torch.ones(3, 3, dtype=torch.bool) if mask is None else mask)
     tracer.settle(7)
@@ -72,7 +72,7 @@ def test_weights_that_hold_it() -> None:
 
 def test_nothing_is_left_on_the_model_once_it_is_known() -> None:
     net, x, mask = Net(), torch.full((2, 3, 4), math.nan), torch.ones(3, 3, dtype=torch.bool)
-    tracer = Tracer(net)
+    tracer = NanTracer(net)
     tracer.arm()
     copied = copy.deepcopy(net)
     for k in range(FOUND):
@@ -87,7 +87,7 @@ def test_nothing_is_left_on_the_model_once_it_is_known() -> None:
 
 def test_evaluations_are_not_looked_at() -> None:
     net = Net()
-    tracer = Tracer(net)
+    tracer = NanTracer(net)
     tracer.arm()
     with torch.no_grad():
         net(torch.full((2, 3, 4), math.nan), torch.ones(3, 3, dtype=torch.bool))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reference import ABSENT, PLANTED, assert_row, odd_tensor
 
 from surefoot.measure.cross_rank import merge_parts
-from surefoot.measure.stats_torch import PortablePass
+from surefoot.measure.stats_torch import TorchStats
 from surefoot.records import LAYER_STATS
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 def rows(tensors: list[torch.Tensor | None]) -> torch.Tensor:
     """What one process measures."""
     out = torch.zeros(len(tensors), len(LAYER_STATS))
-    PortablePass([0 if t is None else t.numel() for t in tensors], CPU).measure(tensors, out=out)
+    TorchStats([0 if t is None else t.numel() for t in tensors], CPU).measure(tensors, out=out)
     return out
 
 

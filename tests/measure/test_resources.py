@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from surefoot.measure.environment import describe
-from surefoot.measure.system import Clock, Machine, samples_in
+from surefoot.measure.system import StepTimer, SystemMonitor, samples_in
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_samples_unknown(batch: Any) -> None:
 
 
 def test_the_clock_tells_waiting_from_working() -> None:
-    clock = Clock()
+    clock = StepTimer()
     clock.forward_began()
     first = clock.step_ended()
     assert all(map(math.isnan, first)), "there is no step before the first"
@@ -51,7 +51,7 @@ def test_the_clock_tells_waiting_from_working() -> None:
 
 def test_the_machine_is_read_now_and_then(device: torch.device) -> None:
     held = torch.ones(1000, device=device)
-    machine = Machine(device, every=5.0)
+    machine = SystemMonitor(device, every=5.0)
     reading = machine.read()
     assert reading.memory >= held.nbytes
     assert reading.memory_peak >= reading.memory

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import ABSENT, DTYPES, LAYOUTS, PLANTED, assert_row, odd_tensor, reference
 
-from surefoot.measure.stats_torch import _PIECE, PortablePass, _on_device
+from surefoot.measure.stats_torch import _PIECE, TorchStats, _on_device
 from surefoot.records import LAYER_STATS
 
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ def measured(tensor: torch.Tensor | None, *, numel: int | None = None, scale: fl
     assert numel is not None
     out = torch.full((1, len(LAYER_STATS)), 7.7, device=device)
     factor = None if scale is None else torch.tensor(scale, device=device)
-    PortablePass([numel], device).measure([tensor], out=out, scale=factor)
+    TorchStats([numel], device).measure([tensor], out=out, scale=factor)
     return out[0].cpu()
 
 
@@ -121,7 +121,7 @@ def test_measuring_writes_nothing_but_its_row() -> None:
     tensors = [odd_tensor(layout, torch.float32, seed=1) for layout in sorted(LAYOUTS)]
     copies = [t.clone() for t in tensors]
     out = torch.zeros(len(tensors), len(LAYER_STATS))
-    PortablePass([t.numel() for t in tensors], CPU).measure(tensors, out=out, scale=torch.tensor(8.0))
+    TorchStats([t.numel() for t in tensors], CPU).measure(tensors, out=out, scale=torch.tensor(8.0))
     for t, was, row in zip(tensors, copies, out, strict=True):
         assert torch.equal(t.to_dense(), was.to_dense())
         assert_row(row, t, 8.0)
@@ -135,6 +135,6 @@ def test_the_reference_itself() -> None:
 def test_a_loss_scale_that_has_collapsed_is_no_error(scale: float) -> None:
     tensors = [torch.ones(3), torch.full((2,), 1e-30)]
     out = torch.zeros(2, 8)
-    PortablePass([3, 2], torch.device("cpu")).measure(tensors, out=out, scale=torch.tensor(scale))
+    TorchStats([3, 2], torch.device("cpu")).measure(tensors, out=out, scale=torch.tensor(scale))
     assert out.shape == (2, 8)
     assert not out[:, 5].isnan().any()

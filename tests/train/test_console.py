@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import surefoot
-from surefoot.records import NAN, TOLD, Action, Checkpoint, Decision, Note, Row, Verdict
+from surefoot.records import EVENT_MARK, NAN, Action, CheckpointEvent, Decision, Note, StepMetrics, Verdict
 from surefoot.train.console import Console
 from surefoot.train.figures import Figures, Figuring, fitting, in_words, span
 from surefoot.train.recipe.schema import Log, Recipe
@@ -20,8 +20,8 @@ from surefoot.train.spoken import Paper
 RECIPE = Recipe.model_validate({"model": "none:needed", "name": "short", "log": Log(every=10)})
 
 
-def row(attempt: int, **figures: float) -> Row:
-    return Row(step=attempt, attempt=attempt, time=0.0, **figures)  # pyright: ignore[reportArgumentType]
+def row(attempt: int, **figures: float) -> StepMetrics:
+    return StepMetrics(step=attempt, attempt=attempt, time=0.0, **figures)  # pyright: ignore[reportArgumentType]
 
 
 def lines(first: bool = True) -> tuple[Console, io.StringIO]:
@@ -59,7 +59,7 @@ def test_what_it_prints_can_be_diagnosed_as_a_log(tmp_path: Path) -> None:
 def test_an_update_that_did_not_land_gets_no_line_of_its_own() -> None:
     console, file = lines()
     console.follow(row(0, loss=2.0))
-    console.follow(Row(step=9, attempt=9, time=0.0, loss=NAN, verdict=Verdict.NONFINITE))
+    console.follow(StepMetrics(step=9, attempt=9, time=0.0, loss=NAN, verdict=Verdict.NONFINITE))
     assert file.getvalue().count("\n") == 1
 
 
@@ -68,7 +68,7 @@ def test_rows_of_a_time_that_is_gone_are_not_shown_after_a_rewind() -> None:
     console.follow(row(0, loss=2.0))
     console.event(Note(step=3, attempt=39, name="rewound", values={"step": 3, "attempt": 3}))
     assert console.follow(row(39, loss=9.0)) is None  # read when the run went back, from before
-    assert console.follow(Row(step=9, attempt=40, time=0.0, loss=1.9)) is not None
+    assert console.follow(StepMetrics(step=9, attempt=40, time=0.0, loss=1.9)) is not None
     assert "9.0" not in file.getvalue()
 
 
@@ -78,7 +78,7 @@ def test_other_ranks_say_only_what_went_wrong_with_them() -> None:
     with console:
         console.begin({"model": "tiny"})
         console.follow(row(0, loss=2.0))
-        console.event(Checkpoint(step=1, attempt=1, name="failed", detail="the disk is full"))
+        console.event(CheckpointEvent(step=1, attempt=1, name="failed", detail="the disk is full"))
         console.evaluated(1, 2.0)
         console.say("hello")
         console.end({"loss": 2.0})
@@ -96,9 +96,9 @@ def test_what_is_logged_is_shown_once() -> None:
     with console:
         console.begin({})
         log.warning("surefoot: the optimizer is not fused")
-        log.warning("surefoot: not saved: the disk is full", extra={TOLD: True})
-        console.event(Checkpoint(step=7, attempt=9, name="failed", detail="not saved: the disk is full"))
-        console.event(Checkpoint(step=9, attempt=11, name="saved", values={"step": 8}))
+        log.warning("surefoot: not saved: the disk is full", extra={EVENT_MARK: True})
+        console.event(CheckpointEvent(step=7, attempt=9, name="failed", detail="not saved: the disk is full"))
+        console.event(CheckpointEvent(step=9, attempt=11, name="saved", values={"step": 8}))
     assert file.getvalue().splitlines()[1:] == [
         "warning: the optimizer is not fused",
         "step 7       failed    not saved: the disk is full",

@@ -167,7 +167,7 @@ def test_a_run_that_was_stopped_is_known_the_next_time(tmp_path: Path) -> None:
                 optimizer.zero_grad()
 
     with pytest.raises(surefoot.TrainingStopped):
-        run(surefoot.Policy(limit=1), torch.nan)
+        run(surefoot.Policy(max_consecutive_vetoes=1), torch.nan)
     assert "nan" in (exits.was_stopped(tmp_path) or "")
     run(surefoot.Policy(), 1.0)
     assert exits.was_stopped(tmp_path) is None

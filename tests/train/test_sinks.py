@@ -87,7 +87,9 @@ def test_what_a_killed_run_wrote_after_its_last_checkpoint_is_hidden_once_it_goe
 def test_steps_that_go_back_in_a_rewind_are_shown_once(tmp_path: Path) -> None:
     sinks = opened(TENSORBOARD, tmp_path)
     write(sinks, range(1, 31))
-    sinks.event(Decision(step=30, attempt=30, action=Action.REWIND, reason="the loss grows", rung="with half the rate"))
+    sinks.event(
+        Decision(step=30, attempt=30, action=Action.REWIND, reason="the loss grows", remedy="with half the rate")
+    )
     sinks.event(rewound(step=20, attempt=30))
     write(sinks, range(21, 26), attempts=10)
     sinks.close()

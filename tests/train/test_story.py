@@ -42,7 +42,7 @@ def test_a_rewind_is_told_where_it_was_decided_with_its_cause_and_what_came_of_i
     story.event(Finding(detector="growth", detail="the loss grows", **at))
     story.event(Diagnosis(cause=Cause.LEARNING_RATE, confidence=0.8, detail="Too high a rate. It is 1.", **at))
     story.event(Diagnosis(cause=Cause.DRIFT, confidence=0.1, detail="The data drifts", **at))
-    story.event(Decision(action=Action.REWIND, reason="the loss grows, and twice", rung="with half the rate", **at))
+    story.event(Decision(action=Action.REWIND, reason="the loss grows, and twice", remedy="with half the rate", **at))
     story.event(Note(step=70, attempt=97, name="rewound", values={"step": 70, "attempt": 74}))
     story.event(Outcome(step=120, attempt=140, action=Action.REWIND, helped=True, detail="it helped: the loss is 2"))
     assert beats == [

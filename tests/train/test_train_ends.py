@@ -34,7 +34,7 @@ def test_a_signal_saves_the_run_and_the_same_command_goes_on_to_the_same_weights
 def test_a_run_that_surefoot_stops_asks_not_to_be_restarted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = failing(tmp_path, "nan", steps=40, protection={"figures": {"limit": 1}})
+    recipe = failing(tmp_path, "nan", steps=40, protection={"figures": {"max_consecutive_vetoes": 1}})
     assert show(recipe, ()) == exits.LEAVE
     assert "A restart would come to the same end" in capsys.readouterr().err
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # as a launcher does that starts again whatever ends

@@ -67,7 +67,7 @@ def test_only_the_spoilt_update_is_refused(task, tmp_path, precision, accumulate
     assert not task.finite(bare)
 
     train(guarded, task.rows(spoilt=True), run_dir=tmp_path, **options)
-    want = [Verdict.LANDED] * (12 // accumulate)
+    want = [Verdict.APPLIED] * (12 // accumulate)
     want[task.update(accumulate)] = Verdict.NONFINITE
     assert task.verdicts(tmp_path) == want
     train(spared, task.rows(without=task.partners(accumulate)), **options)
@@ -83,7 +83,7 @@ def test_a_healthy_run_is_left_alone(task, tmp_path, precision, accumulate, fuse
     norms, _ = train(bare, task.rows(), **options)
     train(guarded, task.rows(), run_dir=tmp_path, **options)
     assert task.same(bare, guarded)
-    assert task.verdicts(tmp_path) == [Verdict.LANDED] * (12 // accumulate)
+    assert task.verdicts(tmp_path) == [Verdict.APPLIED] * (12 // accumulate)
     assert surefoot.read(tmp_path).scalars["norm"].tolist() == pytest.approx(norms, rel=1e-5)
 
 
@@ -97,5 +97,5 @@ def test_an_overflow_of_the_loss_scale_is_no_refusal(task, tmp_path, accumulate,
     verdicts = task.verdicts(tmp_path)
     assert scales == want
     assert len(verdicts) == 12 // accumulate
-    assert set(verdicts) == {Verdict.OVERFLOW, Verdict.LANDED}
+    assert set(verdicts) == {Verdict.OVERFLOW, Verdict.APPLIED}
     assert task.same(bare, guarded)

@@ -110,7 +110,7 @@ def test_only_the_spoilt_update_is_refused(task, tmp_path, precision, accumulate
     assert not task.finite(bare)
 
     train(guarded, task.rows(spoilt=True), tmp_path, attach={"run_dir": tmp_path / "run"}, **options)
-    want = [Verdict.LANDED] * (12 // accumulate)
+    want = [Verdict.APPLIED] * (12 // accumulate)
     want[task.update(accumulate)] = Verdict.NONFINITE
     assert task.verdicts(tmp_path / "run") == want
     train(spared, task.rows(without=task.partners(accumulate)), tmp_path, **options)
@@ -123,7 +123,7 @@ def test_a_healthy_run_is_left_alone(task, tmp_path, options):
     train(bare, task.rows(), tmp_path, **options)
     train(guarded, task.rows(), tmp_path, attach={"run_dir": tmp_path / "run"}, **options)
     assert task.same(bare, guarded)
-    assert task.verdicts(tmp_path / "run") == [Verdict.LANDED] * 12
+    assert task.verdicts(tmp_path / "run") == [Verdict.APPLIED] * 12
 
 
 def test_a_callback_is_enough(task, tmp_path):
@@ -141,7 +141,12 @@ def test_a_hopeless_run_is_stopped(task, tmp_path):
     rows = [row | {"x": row["x"] * float("nan")} for row in task.rows()]
     net = task.net()
     with pytest.raises(surefoot.TrainingStopped, match="2 updates in a row were refused"):
-        train(net, rows, tmp_path, attach={"run_dir": tmp_path / "run", "policy": surefoot.Policy(limit=2)})
+        train(
+            net,
+            rows,
+            tmp_path,
+            attach={"run_dir": tmp_path / "run", "policy": surefoot.Policy(max_consecutive_vetoes=2)},
+        )
     assert task.same(net, task.net())
 
 
@@ -170,7 +175,7 @@ def test_an_overflow_of_the_loss_scale_is_no_refusal(task, tmp_path, accumulate,
     other = train(guarded, task.rows(), tmp_path, attach={"run_dir": tmp_path / "run"}, **options)
     verdicts = task.verdicts(tmp_path / "run")
     assert len(verdicts) == 12 // accumulate
-    assert set(verdicts) == {Verdict.OVERFLOW, Verdict.LANDED}  # at a scale near the limit they may take turns
+    assert set(verdicts) == {Verdict.OVERFLOW, Verdict.APPLIED}  # at a scale near the limit they may take turns
     scales = [2.0 ** (20 - verdicts[:i].count(Verdict.OVERFLOW)) for i in range(12 // accumulate)]
     assert surefoot.read(tmp_path / "run").scalars["loss_scale"].tolist() == scales
     assert one.accelerator.scaler.get_scale() == other.accelerator.scaler.get_scale()

@@ -124,7 +124,7 @@ def test_only_the_spoilt_update_is_refused(task, tmp_path, precision, kind, accu
     assert not task.finite(bare)
 
     train(kind, guarded, task.rows(spoilt=True), attach={"run_dir": tmp_path}, **options)
-    want = [Verdict.LANDED] * (12 // accumulate)
+    want = [Verdict.APPLIED] * (12 // accumulate)
     want[task.update(accumulate)] = Verdict.NONFINITE
     assert task.verdicts(tmp_path) == want
     train(kind, spared, task.rows(without=task.partners(accumulate)), **options)
@@ -138,7 +138,7 @@ def test_a_healthy_run_is_left_alone(task, tmp_path, precision, kind):
     train(kind, bare, task.rows(), fused=True, **precision)
     train(kind, guarded, task.rows(), fused=True, attach={"run_dir": tmp_path}, **precision)
     assert task.same(bare, guarded)
-    assert set(task.verdicts(tmp_path)) == {Verdict.LANDED}
+    assert set(task.verdicts(tmp_path)) == {Verdict.APPLIED}
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -149,7 +149,7 @@ def test_an_overflow_of_the_loss_scale_is_no_refusal(task, tmp_path, kind, fused
     other = train(kind, guarded, task.rows(), fused=fused, loss_scale=2.0**20, attach={"run_dir": tmp_path})
     verdicts = task.verdicts(tmp_path)
     assert len(verdicts) == (12 if kind is Automatic else 6)
-    assert set(verdicts) == {Verdict.OVERFLOW, Verdict.LANDED}
+    assert set(verdicts) == {Verdict.OVERFLOW, Verdict.APPLIED}
     assert one.get_scale() == other.get_scale()
     assert task.same(bare, guarded)
 
@@ -162,7 +162,7 @@ def test_each_of_two_optimizers_refuses_the_spoilt_batch(task, tmp_path, fused):
     seen = surefoot.read(tmp_path).scalars
     for which in (0, 1):
         verdicts = seen["verdict"][seen["optimizer"] == which].tolist()
-        assert [i for i, verdict in enumerate(verdicts) if verdict != Verdict.LANDED] == [task.update(1)]
+        assert [i for i, verdict in enumerate(verdicts) if verdict != Verdict.APPLIED] == [task.update(1)]
     assert task.same(guarded, spared)
 
 
@@ -170,7 +170,7 @@ def test_a_hopeless_run_is_stopped(task, tmp_path):
     rows = [row | {"x": row["x"] * float("nan")} for row in task.rows()]
     net = task.net()
     with pytest.raises(surefoot.TrainingStopped, match="2 updates in a row were refused"):
-        train(Automatic, net, rows, attach={"run_dir": tmp_path, "policy": surefoot.Policy(limit=2)})
+        train(Automatic, net, rows, attach={"run_dir": tmp_path, "policy": surefoot.Policy(max_consecutive_vetoes=2)})
     assert task.same(net, task.net())
 
 

@@ -58,7 +58,7 @@ def test_norms_are_those_of_the_unscaled_gradients(task, tmp_path, tell, unscale
     norms, scales = train(bare, task.batches(), unscale=unscale, fused=fused)
     assert train(guarded, task.batches(), run_dir=tmp_path, tell=tell, unscale=unscale, fused=fused)[1] == scales
     seen = surefoot.read(tmp_path).scalars
-    assert task.verdicts(tmp_path) == [Verdict.LANDED] * 12
+    assert task.verdicts(tmp_path) == [Verdict.APPLIED] * 12
     assert seen["norm"].tolist() == pytest.approx(norms, rel=1e-5)
     assert seen["loss_scale"].tolist() == scales[:-1]
     assert task.same(bare, guarded)
@@ -81,7 +81,7 @@ def test_an_overflow_is_no_refusal(task, tmp_path, tell, unscale, to_none, fused
     _, scales = train(bare, task.batches(), **options)
     assert train(guarded, task.batches(), run_dir=tmp_path, tell=tell, **options)[1] == scales
     verdicts = task.verdicts(tmp_path)
-    fell = [Verdict.OVERFLOW if after < before else Verdict.LANDED for before, after in pairwise(scales)]
+    fell = [Verdict.OVERFLOW if after < before else Verdict.APPLIED for before, after in pairwise(scales)]
     assert Verdict.OVERFLOW in fell
     assert verdicts == fell
     assert not [e for e in surefoot.read(tmp_path).events if e["kind"] == "decision"]
@@ -103,7 +103,7 @@ def test_a_spoilt_batch_leaves_no_trace(task, tmp_path, to_none, fused):
     _, scales = train(bare, task.batches(spoilt=True), **options)
     assert not task.finite(bare)
     assert train(guarded, task.batches(spoilt=True), run_dir=tmp_path, **options)[1] == scales
-    want = [Verdict.LANDED] * 12
+    want = [Verdict.APPLIED] * 12
     want[task.update(1)] = Verdict.NONFINITE
     assert task.verdicts(tmp_path) == want
     train(spared, task.batches(without=task.partners(1)), **options)

@@ -15,7 +15,7 @@ from benchmarks.zoo.scoreboard.score import Cured, Look, Seen, Wolf, gated, ours
 from benchmarks.zoo.scoreboard.table import tables
 from benchmarks.zoo.traces import TRACES, rows
 from benchmarks.zoo.work import BARE, OURS, Job, everything
-from surefoot.records import Row, Verdict
+from surefoot.records import StepMetrics, Verdict
 
 ONE = "poisoned_sample-autoencoder-brutal"
 """A part of the zoo that is soon made."""
@@ -134,9 +134,13 @@ def test_shares_of_endings() -> None:
 def test_published_numbers_get_the_gates_verdict() -> None:
     trace = next(t for t in TRACES if t.name == "translation_convolutions")
     verdicts = [row.verdict for row in gated(rows(trace))]
-    assert set(verdicts[:100]) == {Verdict.LANDED}
-    assert Verdict.OUTLANDISH in verdicts[100:]
+    assert set(verdicts[:100]) == {Verdict.APPLIED}
+    assert Verdict.NORM_OUTLIER in verdicts[100:]
     look = ours(
-        [Row(step=0, attempt=0, time=0.0, loss=1.0, norm=float("nan"), nonfinite=1.0, verdict=Verdict.NONFINITE)]
+        [
+            StepMetrics(
+                step=0, attempt=0, time=0.0, loss=1.0, norm=float("nan"), nonfinite=1.0, verdict=Verdict.NONFINITE
+            )
+        ]
     )
     assert look.alarms == (0,)

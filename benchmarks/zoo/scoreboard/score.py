@@ -16,11 +16,11 @@ from benchmarks.zoo.rules import LOOKING
 from benchmarks.zoo.scenario import TWIN, Scenario
 from benchmarks.zoo.work import OURS
 from surefoot.gate.clip import Clip, Unit
-from surefoot.gate.rule import Rule, Said, decider_for, memory_for
+from surefoot.gate.rule import NormRule, VerdictSlot, decider_for, memory_for
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.measure.block_layout import HEAD, Head
-from surefoot.records import Cause, Diagnosis, Finding, Row, Verdict
+from surefoot.measure.block_layout import HEAD, SummarySlot
+from surefoot.records import Cause, Diagnosis, Finding, StepMetrics, Verdict
 
 EACH = 100_000
 """False alarms are told per this many healthy steps."""
@@ -35,11 +35,11 @@ class Look:
     cause: Cause | None = None
 
 
-def looking() -> dict[str, Callable[[Iterable[Row]], Look]]:
+def looking() -> dict[str, Callable[[Iterable[StepMetrics]], Look]]:
     """Every rule that looks, by name; ours first, which in the zoo is not asked but read: see `told`."""
 
-    def with_rule(make: Callable[[], object]) -> Callable[[Iterable[Row]], Look]:
-        def look(rows: Iterable[Row]) -> Look:
+    def with_rule(make: Callable[[], object]) -> Callable[[Iterable[StepMetrics]], Look]:
+        def look(rows: Iterable[StepMetrics]) -> Look:
             rule: object = make()
             update = rule.update  # pyright: ignore[reportAttributeAccessIssue]
             return Look(tuple(row.attempt for row in rows if update(row.loss, row.norm, row.lr)))
@@ -49,7 +49,7 @@ def looking() -> dict[str, Callable[[Iterable[Row]], Look]]:
     return {OURS: ours} | {make().name: with_rule(make) for make in LOOKING}
 
 
-def ours(rows: Iterable[Row]) -> Look:
+def ours(rows: Iterable[StepMetrics]) -> Look:
     """The judge as it stands, on numbers that were published."""
     judge = Judge(Policy(observe=True))
     alarms: list[int] = []
@@ -75,18 +75,18 @@ def told(run_dir: Path, scenario: Scenario) -> Look:
     return Look(tuple(alarms), next(named, None))
 
 
-def gated(rows: Iterable[Row]) -> Iterator[Row]:
+def gated(rows: Iterable[StepMetrics]) -> Iterator[StepMetrics]:
     """Rows that were only published, with the verdict the gate would have given on them."""
     policy, home = Policy(), torch.device("cpu")
-    rule = Rule(policy.outlandish, policy.warmup, policy.fade)
+    rule = NormRule(policy.max_norm_ratio, policy.warmup, policy.norm_max_decay)
     memory = memory_for(0, [Unit(0, slice(0, 1), Clip())], home)
     decide = decider_for(memory, rule)
     for row in rows:
         totals = torch.zeros(HEAD + 2, dtype=torch.float64)
-        totals[Head.LOSS], totals[Head.ALIVE], totals[HEAD] = row.loss, 1.0, row.norm**2
-        said = torch.zeros(len(Said), dtype=torch.float64)
+        totals[SummarySlot.LOSS], totals[SummarySlot.ALIVE], totals[HEAD] = row.loss, 1.0, row.norm**2
+        said = torch.zeros(len(VerdictSlot), dtype=torch.float64)
         decide(totals, said=said, scaled=False, joint=None, commit=True)
-        yield replace(row, verdict=Verdict(int(said[Said.VERDICT])), limit=float(said[Said.LIMIT]))
+        yield replace(row, verdict=Verdict(int(said[VerdictSlot.VERDICT])), norm_limit=float(said[VerdictSlot.LIMIT]))
 
 
 @dataclass(slots=True)

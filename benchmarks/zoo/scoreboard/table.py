@@ -17,7 +17,7 @@ from benchmarks.zoo.scoreboard.score import Cured, Look, Seen, Wolf, gated, look
 from benchmarks.zoo.traces import PRELUDE, TRACES, Trace, shown
 from benchmarks.zoo.traces import rows as trace_rows
 from benchmarks.zoo.work import BARE, OURS, Job, Result
-from surefoot.records import Row, Verdict
+from surefoot.records import StepMetrics, Verdict
 
 ALL = "all"
 HARMLESS = "harmless"
@@ -92,7 +92,7 @@ def board_of(scenarios: Sequence[Scenario], results: Mapping[tuple[str, str], Re
     return board
 
 
-def published(trace: Trace) -> list[Row]:
+def published(trace: Trace) -> list[StepMetrics]:
     """A public run as rules are shown it."""
     return [replace(row, norm=norm) for row, (_, norm, _) in zip(trace_rows(trace), shown(trace), strict=True)]
 

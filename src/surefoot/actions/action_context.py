@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from surefoot.actions.step_overrides import Reins
-from surefoot.checkpoint.snapshots import Ring, State
+from surefoot.actions.step_overrides import OverrideApplier
+from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 
 
 class CannotAct(Exception):
     """What was decided cannot be done, and nothing of it was; the message says why."""
 
 
-class Run(Protocol):
+class ActionContext(Protocol):
     """One run in training, between a step and the next forward pass."""
 
     @property
-    def ring(self) -> Ring | None: ...
+    def ring(self) -> SnapshotRing | None: ...
 
     @property
-    def reins(self) -> Reins: ...
+    def reins(self) -> OverrideApplier: ...
 
     def shared(self, attempts: Sequence[int]) -> Sequence[int]:
         """Those of these attempts that every process has named."""
         ...
 
-    def went_back(self, state: State) -> None:
+    def went_back(self, state: Snapshot) -> None:
         """Everything that follows the run goes on from this state."""
         ...
 

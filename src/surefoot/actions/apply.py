@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot.actions.action_context import CannotAct, Run
+from surefoot.actions.action_context import ActionContext, CannotAct
 from surefoot.actions.rescale import Rescale
 from surefoot.actions.reset import Reset
 from surefoot.actions.rewind import Rewind
@@ -10,21 +10,21 @@ from surefoot.actions.stop import Stop
 from surefoot.records import Action, Decision
 
 
-def carry_out(decision: Decision, run: Run) -> str:
+def apply(decision: Decision, run: ActionContext) -> str:
     """Do all that was decided, or raise `CannotAct` and do nothing; says in words what was done."""
     if decision.action is Action.STOP:
-        Stop(decision.reason, decision.before).apply(run)
-    asked = decision.restraint
+        Stop(decision.reason, decision.max_attempt).apply(run)
+    asked = decision.overrides
     objection = None if asked is None else run.reins.objection(asked)
     if objection is not None:
         raise CannotAct(objection)
     done: list[str] = []
     if decision.action is Action.REWIND:
-        done.append(f"back to step {Rewind(decision.before, decision.dated).apply(run).step}")
-    if decision.reset:
+        done.append(f"back to step {Rewind(decision.max_attempt, decision.onset_known).apply(run).step}")
+    if decision.reset_optimizer:
         Reset().apply(run)
-    if decision.scale > 0:
-        Rescale(decision.scale).apply(run)
+    if decision.loss_scale > 0:
+        Rescale(decision.loss_scale).apply(run)
     if asked is not None:
         run.reins.set(asked, decision.optimizers)
-    return ", ".join([*done, decision.rung] if decision.rung else done)
+    return ", ".join([*done, decision.remedy] if decision.remedy else done)

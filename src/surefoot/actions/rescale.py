@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from surefoot.actions.action_context import CannotAct, Run
+from surefoot.actions.action_context import ActionContext, CannotAct
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Rescale:
 
     scale: float
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: ActionContext) -> None:
         scaler = run.scaler
         if scaler is None or not scaler.is_enabled() or scaler._scale is None:
             raise CannotAct("there is no loss scale to be set: pass your GradScaler as scaler=")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surefoot.actions.action_context import Run
+from surefoot.actions.action_context import ActionContext
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
     """Empties the optimizers' state: the next step is as a first one."""
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: ActionContext) -> None:
         run.empty()

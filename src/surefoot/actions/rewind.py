@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surefoot.actions.action_context import CannotAct, Run
-from surefoot.checkpoint.snapshots import Ring, State
+from surefoot.actions.action_context import ActionContext, CannotAct
+from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import CannotGoBack
 
 
@@ -23,7 +23,7 @@ class Rewind:
     before: int = -1
     dated: bool = False
 
-    def apply(self, run: Run) -> State:
+    def apply(self, run: ActionContext) -> Snapshot:
         """The state the run is in now."""
         if run.ring is None:
             raise CannotAct("no states are kept")
@@ -40,7 +40,7 @@ class Rewind:
         run.went_back(state)
         return state
 
-    def _newest(self, run: Run, ring: Ring) -> State:
+    def _newest(self, run: ActionContext, ring: SnapshotRing) -> Snapshot:
         """Memory may have run out on one process only, so all of them look for a state that every one has."""
         ring.verify()  # what is offered to the others must be fit to go back to
         early = [s for s in ring.states if self.before < 0 or s.attempt < self.before]

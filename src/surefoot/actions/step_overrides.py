@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.actions.force_float32 import Float32
-from surefoot.records import Restraint
+from surefoot.records import StepOverrides
 
-FREE = Restraint()
+FREE = StepOverrides()
 
 
 class Ceilings(Protocol):
@@ -23,11 +23,11 @@ class Ceilings(Protocol):
     def restrain(self, *, norm: float = math.inf, loss: float = math.inf, clip: float = math.inf) -> None: ...
 
 
-class Reins:
+class OverrideApplier:
     """Holds the restraints in force over all optimizers of a run, each its own."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], gates: Sequence[Ceilings]) -> None:
-        self._asked: list[Restraint] = [FREE] * len(optimizers)
+        self._asked: list[StepOverrides] = [FREE] * len(optimizers)
         self._places = list(range(len(optimizers)))
         """Where the figures of each optimizer stand in what is asked of it."""
         self._optimizers = optimizers
@@ -40,24 +40,24 @@ class Reins:
         self._changed: list[list[_Change]] = [[] for _ in optimizers]
 
     @property
-    def restraint(self) -> Restraint:
+    def restraint(self) -> StepOverrides:
         """What is asked of the optimizers; of the first one that is asked for anything, where they differ."""
         return next((asked for asked in self._asked if asked != FREE), FREE)
 
-    def objection(self, restraint: Restraint) -> str | None:
+    def objection(self, restraint: StepOverrides) -> str | None:
         """Why this cannot be asked of the run, if it cannot."""
         return self._float32.objection() if restraint.float32 else None
 
-    def set(self, restraint: Restraint, optimizers: Sequence[int] = ()) -> None:
+    def set(self, restraint: StepOverrides, optimizers: Sequence[int] = ()) -> None:
         """From the next step on this is asked of these optimizers, or of all, and nothing else."""
         for place, k in enumerate(optimizers or range(len(self._optimizers))):
-            if not restraint.rate_cap:
+            if not restraint.max_lr:
                 self._peaks.pop(k, None)
             self._asked[k], self._places[k], self._steps[k] = restraint, place, 0
         self._float32.switch(any(asked.float32 for asked in self._asked))
         self._restrain_gates()
 
-    def lift(self, restraint: Restraint) -> bool:
+    def lift(self, restraint: StepOverrides) -> bool:
         """No longer ask this of those optimizers that are asked for nothing but this; whether there was one."""
         found = [k for k, asked in enumerate(self._asked) if asked == restraint]
         if found:
@@ -89,7 +89,7 @@ class Reins:
         factor = self._factor(k, groups[0].get("lr"))
         if factor is not None:
             self._change(k, "lr", lambda lr: _product(lr, factor))
-        cap = _of(asked.momentum_cap, self._places[k], math.inf)
+        cap = _of(asked.max_momentum, self._places[k], math.inf)
         if cap < math.inf:
             self._change(k, "momentum", lambda held: _least(held, cap))
             self._change(k, "betas", lambda held: (_least(held[0], cap), *held[1:]))
@@ -97,7 +97,7 @@ class Reins:
 
     def empty(self) -> bool:
         """Gradients are left over, and backward is about to add to them: emptied, if that is asked for."""
-        if not any(asked.empty for asked in self._asked):
+        if not any(asked.zero_stale_grads for asked in self._asked):
             return False
         left = [p.grad for o in self._optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
         with torch.no_grad():
@@ -119,8 +119,8 @@ class Reins:
     def _factor(self, k: int, first: float | Tensor | None) -> float | Tensor | None:
         """What the rates are multiplied by in this step, a tensor where the rate is one; None for nothing."""
         asked = self._asked[k]
-        risen = min(1.0, (self._steps[k] + 1) / asked.rewarm) if asked.rewarm > 0 else 1.0
-        factor, cap = asked.rate * risen, _of(asked.rate_cap, self._places[k], math.inf)
+        risen = min(1.0, (self._steps[k] + 1) / asked.rewarmup_steps) if asked.rewarmup_steps > 0 else 1.0
+        factor, cap = asked.lr_factor * risen, _of(asked.max_lr, self._places[k], math.inf)
         if first is None or (factor == 1.0 and cap == math.inf):
             return None
         if cap == math.inf:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surefoot.actions.action_context import CannotAct, Run
+from surefoot.actions.action_context import ActionContext, CannotAct
 from surefoot.actions.rewind import Rewind
 
 
@@ -19,7 +19,7 @@ class Stop:
     reason: str
     before: int = -1
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: ActionContext) -> None:
         back = ""
         if self.before >= 0:
             try:

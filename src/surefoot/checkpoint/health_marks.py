@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from surefoot.background import Errand
+from surefoot.background import BackgroundTask
 from surefoot.checkpoint.store import SaveFailed, Store
 
 
-class Marking:
+class HealthMarks:
     """Follows the checkpoints of a live run; marks are put behind the training's back, the disk may take its time."""
 
-    def __init__(self, store: Store, behind: Callable[[Callable[[], None]], Errand[None]], *, first: bool) -> None:
+    def __init__(
+        self, store: Store, behind: Callable[[Callable[[], None]], BackgroundTask[None]], *, first: bool
+    ) -> None:
         self._store, self._behind, self._first = store, behind, first
         self._unproven: dict[str, tuple[int, int]] = {}
         """Checkpoints by name, with the attempt after which they were taken, and their step."""
         self._proven = -1
         self.sound = -1
         """The step of the newest that proved healthy."""
-        self._last: Errand[None] | None = None
+        self._last: BackgroundTask[None] | None = None
         self.troubles: list[str] = []
         """What could not be marked."""
 

@@ -15,14 +15,14 @@ import torch
 from surefoot.checkpoint.copies import Copy
 from surefoot.checkpoint.format.hashing import hash_of
 from surefoot.checkpoint.format.load import put_together
-from surefoot.checkpoint.health_marks import Marking
-from surefoot.checkpoint.pending_save import Earlier, Outcome, Taken
-from surefoot.checkpoint.rank_rendezvous import Team, forget, part
-from surefoot.checkpoint.replay_check import Probe, Proof
-from surefoot.checkpoint.save_interval import Pace
-from surefoot.checkpoint.saver import Saving
-from surefoot.checkpoint.store import Kept, Retention, Store
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.health_marks import HealthMarks
+from surefoot.checkpoint.pending_save import EarlierState, Outcome, PendingSave
+from surefoot.checkpoint.rank_rendezvous import RankGroup, forget, part
+from surefoot.checkpoint.replay_check import Proof, ReplayCheck
+from surefoot.checkpoint.save_interval import SaveInterval
+from surefoot.checkpoint.saver import AsyncSaver
+from surefoot.checkpoint.store import Retention, Store, StoredCheckpoint
+from surefoot.checkpoint.train_state import TrainState
 
 PATIENCE = 300.0
 """Seconds for which a disk may not answer before that is told, and nobody waits for it any more."""
@@ -48,34 +48,34 @@ class Resumed:
     notes: tuple[str, ...] = ()
 
 
-class Keeping:
+class CheckpointManager:
     """Saves a run as it goes, one checkpoint after the other, and finds the right one to go on from."""
 
     def __init__(
         self,
         root: Path,
-        whole: Whole,
+        whole: TrainState,
         *,
         tell: Tell,
-        team: Team | None = None,
-        pace: Pace | None = None,
+        team: RankGroup | None = None,
+        pace: SaveInterval | None = None,
         keep: Retention | None = None,
         about: Mapping[str, Any] | None = None,
-        probe: Probe | None = None,
+        probe: ReplayCheck | None = None,
     ) -> None:
-        self.team = team or Team()
-        self.pace = pace or Pace()
+        self.team = team or RankGroup()
+        self.pace = pace or SaveInterval()
         self.store = Store(root, keep=keep, patience=PATIENCE)
         self.metrics: dict[str, float | torch.Tensor] = {}
         """The latest of each, to be told with the next checkpoint."""
-        self._saving = Saving(whole, self.store, self.team, probe=probe)
+        self._saving = AsyncSaver(whole, self.store, self.team, probe=probe)
         self._whole = whole
         self._tell = tell
         self._about = {"versions": {"torch": torch.__version__, "python": platform.python_version()}, **(about or {})}
         self._began = time.monotonic()
-        self._taken: Taken | None = None
+        self._taken: PendingSave | None = None
         """Copied, and waiting for the numbers of its last update."""
-        self._health = Marking(self.store, self._saving.behind, first=self.team.rank == 0)
+        self._health = HealthMarks(self.store, self._saving.behind, first=self.team.rank == 0)
         self._saved = -1
         self._doubted = False
         self._silent = False
@@ -124,7 +124,7 @@ class Keeping:
         """The moment was not the right one: the next will do."""
         self.pace.hurry()
 
-    def take(self, attempt: int, earlier: Earlier | None = None) -> None:
+    def take(self, attempt: int, earlier: EarlierState | None = None) -> None:
         """Copy the run as it is between two updates; it is written when the numbers of the last one are known."""
         if not self.idle:
             self._saving.absent(_BUSY)
@@ -151,7 +151,7 @@ class Keeping:
         self._begin(taken, step, guard())
 
     def save(
-        self, step: int, attempt: int, guard: Any, *, kind: str = "regular", earlier: Earlier | None = None
+        self, step: int, attempt: int, guard: Any, *, kind: str = "regular", earlier: EarlierState | None = None
     ) -> Outcome | None:
         """Save now and wait for it; what is under way is waited for too. The last outcome, for the first process."""
         self._drop()
@@ -167,7 +167,7 @@ class Keeping:
         """Have a state written that is kept in memory, as an emergency checkpoint; nobody waits for it."""
         self._saving.write(self._saving.lend(copy, attempt), step, self._said(), guard)
 
-    def _begin(self, taken: Taken, step: int, guard: Any) -> None:
+    def _begin(self, taken: PendingSave, step: int, guard: Any) -> None:
         self._saving.write(taken, step, self._said(), guard)
         if self.team.world == 1:
             self.pace.done(step)
@@ -220,7 +220,7 @@ class Keeping:
 
     # -- the way back
 
-    def newest(self) -> Kept | None:
+    def newest(self) -> StoredCheckpoint | None:
         """The checkpoint to go on from, verified; None where there is none. Raises NothingWhole."""
         return self.store.newest()
 
@@ -229,7 +229,7 @@ class Keeping:
         self.store.clean(alone=True)
         forget(self.store.root)
 
-    def resume(self, kept: Kept) -> Resumed:
+    def resume(self, kept: StoredCheckpoint) -> Resumed:
         """Put the run back to what a checkpoint holds, and prove it: what is there now hashes to what was there."""
         names = self._saving.names()
         restored = put_together(kept.folder, self._whole, names, rank=self.team.rank, world_size=self.team.world)

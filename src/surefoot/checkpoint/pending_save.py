@@ -11,12 +11,12 @@ from torch import Tensor
 from surefoot.checkpoint.copies import Copy, Look
 from surefoot.checkpoint.format.param_names import Names
 from surefoot.checkpoint.replay_check import Probed
-from surefoot.checkpoint.store import Kept
+from surefoot.checkpoint.store import StoredCheckpoint
 from surefoot.checkpoint.tree import freeze
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class PendingSave:
     """A run as it was after an attempt, on its way to the disk."""
 
     attempt: int
@@ -41,7 +41,7 @@ class Outcome:
     step: int
     attempt: int
     kind: str
-    kept: Kept | None = None
+    kept: StoredCheckpoint | None = None
     """The checkpoint; only the first process has it."""
     error: str = ""
     seconds: float = 0.0
@@ -55,7 +55,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class EarlierState:
     """What moves on when a loop fetches its next batch, as it was before that."""
 
     extra: Mapping[str, Any]

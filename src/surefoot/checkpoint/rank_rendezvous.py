@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
+class RankGroup:
     """The processes of a run, and a word they have agreed on, so that no file of an earlier run is taken for theirs."""
 
     rank: int = 0
@@ -42,7 +42,7 @@ class Team:
 class Meeting:
     """One save of a team, by its number, which all count alike."""
 
-    def __init__(self, root: Path, team: Team, number: int) -> None:
+    def __init__(self, root: Path, team: RankGroup, number: int) -> None:
         self._root = root
         self._team = team
         self._number = number
@@ -164,7 +164,7 @@ def _write(path: Path, told: Mapping[str, Any]) -> None:
     os.replace(draft, path)
 
 
-def part(root: Path, team: Team) -> None:
+def part(root: Path, team: RankGroup) -> None:
     """The first process goes: what it said may go too, as soon as the others have heard it."""
     if team.world == 1 or team.rank > 0:
         return

@@ -60,7 +60,7 @@ class Proof:
         }[self.verdict]
 
 
-class Probe:
+class ReplayCheck:
     """Runs `step_fn` on the last watched batch when a run is saved, and on a saved one when it is resumed."""
 
     def __init__(self, model: nn.Module, step_fn: StepFn | None, *, every: int = 1) -> None:

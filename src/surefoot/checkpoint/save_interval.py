@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Pace:
+class SaveInterval:
     """How often a run is saved."""
 
     steps: int = 1000

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.background import Errand, Runner
+from surefoot.background import BackgroundTask, BackgroundWorker
 from surefoot.checkpoint.copies import Copy, Look
 from surefoot.checkpoint.format.consistency import check
 from surefoot.checkpoint.format.hashing import Hashing
@@ -24,13 +24,13 @@ from surefoot.checkpoint.format.pieces import Pieces, add_probe, not_finite, tak
 from surefoot.checkpoint.format.staging import Stage, prepare_stage
 from surefoot.checkpoint.format.write_files import write_pieces
 from surefoot.checkpoint.observed_file import Pulse, opener
-from surefoot.checkpoint.pending_save import Earlier, Outcome, Taken
-from surefoot.checkpoint.rank_rendezvous import Meeting, Team
-from surefoot.checkpoint.replay_check import Probe
+from surefoot.checkpoint.pending_save import EarlierState, Outcome, PendingSave
+from surefoot.checkpoint.rank_rendezvous import Meeting, RankGroup
+from surefoot.checkpoint.replay_check import ReplayCheck
 from surefoot.checkpoint.side_stream import aside
 from surefoot.checkpoint.snapshot_memory import Home, free_bytes
 from surefoot.checkpoint.store import Entry, Saved, SaveFailed, Store
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.train_state import TrainState
 
 ROOM = 0.5
 """Share of the free memory of a device that a copy may take there."""
@@ -38,21 +38,21 @@ _POLL = 0.002
 
 
 @dataclass(slots=True)
-class Saving:
+class AsyncSaver:
     """At most one save at a time."""
 
-    whole: Whole
+    whole: TrainState
     store: Store
-    team: Team = field(default_factory=Team)
+    team: RankGroup = field(default_factory=RankGroup)
     pulse: Pulse = field(default_factory=Pulse)
     """Of the disk, while tensors are written to it; what else is done, the store watches itself."""
-    probe: Probe | None = None
-    _runner: Runner = field(default_factory=lambda: Runner("surefoot-save"))
+    probe: ReplayCheck | None = None
+    _runner: BackgroundWorker = field(default_factory=lambda: BackgroundWorker("surefoot-save"))
     home: Home | None = None
     """Where copies are made; chosen by the room there is when it is not said."""
     _meetings: int = 0
-    _errand: Errand[Outcome] | None = None
-    _making: Errand[Copy] | None = None
+    _errand: BackgroundTask[Outcome] | None = None
+    _making: BackgroundTask[Copy] | None = None
     _spare: Copy | None = None
     _names: Names | None = None
     _arriving: Copy | None = None
@@ -72,13 +72,13 @@ class Saving:
         if self._spare is not None or self._making is not None or not look.devices:
             return
         if self._where(look) == "host":
-            self._making = self._runner.send(lambda: Copy("host").make_room(look))
+            self._making = self._runner.submit(lambda: Copy("host").make_room(look))
         else:
             copy = self._spare = self.whole.keep(look, home="device")
             names, team = self._named(look), self.team
-            self._runner.send(lambda: _rehearse(take_apart(copy, names, rank=team.rank, world_size=team.world)))
+            self._runner.submit(lambda: _rehearse(take_apart(copy, names, rank=team.rank, world_size=team.world)))
 
-    def take(self, attempt: int, *, kind: str = "regular", earlier: Earlier | None = None) -> Taken:
+    def take(self, attempt: int, *, kind: str = "regular", earlier: EarlierState | None = None) -> PendingSave:
         """Copy the run as it is now: the only thing that training waits for.
 
         Of some things `earlier` knows how they were before the loop went on to its next batch.
@@ -96,15 +96,15 @@ class Saving:
         self._meetings += 1
         ready = (*ready, *(e for _, e in copy.arrivals))
         told: dict[str, Any] = {"attempt": attempt, "kind": kind, "names": self._named(look), "probed": probed}
-        return Taken(copy=copy, meeting=self._meetings, ready=ready, **told)
+        return PendingSave(copy=copy, meeting=self._meetings, ready=ready, **told)
 
-    def lend(self, copy: Copy, attempt: int) -> Taken:
+    def lend(self, copy: Copy, attempt: int) -> PendingSave:
         """A copy that somebody else has made, and keeps as it is until it is written."""
         self._meetings += 1
         devices = {t.device for t in copy.tensors if t.is_cuda}
         ready = tuple(torch.cuda.current_stream(d).record_event() for d in devices)
         told: dict[str, Any] = {"attempt": attempt, "kind": "emergency", "names": self._named(self.whole.look())}
-        return Taken(copy=copy, meeting=self._meetings, ready=ready, lent=True, **told)
+        return PendingSave(copy=copy, meeting=self._meetings, ready=ready, lent=True, **told)
 
     def _named(self, look: Look) -> Names:
         """The names of what was found; made anew only when something is there that has none."""
@@ -121,17 +121,17 @@ class Saving:
             self._arriving.settle()
             self._arriving = None
 
-    def write(self, taken: Taken, step: int, about: Mapping[str, Any], guard: Any = None) -> None:
+    def write(self, taken: PendingSave, step: int, about: Mapping[str, Any], guard: Any = None) -> None:
         """Have a copy written, as the state after so many updates; `guard` is what else is to be told in JSON."""
         if self._errand is not None:
             raise RuntimeError("a save is still under way")
-        self._errand = self._runner.send(lambda: self._save(taken, step, about, guard))
+        self._errand = self._runner.submit(lambda: self._save(taken, step, about, guard))
 
-    def behind(self, work: Callable[[], None]) -> Errand[None]:
+    def behind(self, work: Callable[[], None]) -> BackgroundTask[None]:
         """Have something small done on the disk, after the save that is under way."""
-        return self._runner.send(work)
+        return self._runner.submit(work)
 
-    def forget(self, taken: Taken) -> None:
+    def forget(self, taken: PendingSave) -> None:
         """The copy will not be written after all; its memory serves the next one."""
         self._spare = taken.copy
 
@@ -169,7 +169,7 @@ class Saving:
 
     # -- in the other thread
 
-    def _save(self, taken: Taken, step: int, about: Mapping[str, Any], guard: Any) -> Outcome:
+    def _save(self, taken: PendingSave, step: int, about: Mapping[str, Any], guard: Any) -> Outcome:
         began = time.monotonic()
         probe = None if taken.probed is None else taken.probed.seconds
         told: dict[str, Any] = {"step": step, "attempt": taken.attempt, "kind": taken.kind, "probe": probe}
@@ -188,7 +188,7 @@ class Saving:
             self._spare = self._spare if taken.lent else taken.copy
         return Outcome(**told, seconds=time.monotonic() - began)
 
-    def _pieces(self, taken: Taken, guard: Any, meeting: Meeting) -> tuple[Pieces, Hashing]:
+    def _pieces(self, taken: PendingSave, guard: Any, meeting: Meeting) -> tuple[Pieces, Hashing]:
         which = {"rank": self.team.rank, "world_size": self.team.world}
         pieces = take_apart(taken.copy, taken.names, **which)
         hashing = Hashing(taken.copy, pieces, taken.names)
@@ -209,7 +209,7 @@ class Saving:
         """Names for the run as it is now."""
         return names_of(zip(self.whole.root_names, self.whole.roots, strict=True), self.whole.optimizers)
 
-    def _together(self, taken: Taken, step: int, guard: Any, about: Mapping[str, Any]) -> dict[str, Any]:
+    def _together(self, taken: PendingSave, step: int, guard: Any, about: Mapping[str, Any]) -> dict[str, Any]:
         meeting = Meeting(self.store.root, self.team, taken.meeting)
         if self.team.rank > 0:
             try:

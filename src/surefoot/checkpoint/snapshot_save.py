@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from surefoot.checkpoint.copies import Copy, local
-from surefoot.checkpoint.train_state import Frozen, Whole
+from surefoot.checkpoint.train_state import Frozen, TrainState
 from surefoot.checkpoint.tree import Slot, freeze
 
 
-def lent(copy: Copy, whole: Whole, now: Mapping[str, Any], renamed: Mapping[str, str]) -> Copy:
+def lent(copy: Copy, whole: TrainState, now: Mapping[str, Any], renamed: Mapping[str, str]) -> Copy:
     """What a checkpoint of `whole` holds, on the memory of `copy`, which must stay as it is until that is written.
 
     A run that goes back goes on with its next batch, not with one it has seen. So the place in the data, and options

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
-from surefoot.background import Errand, Runner
+from surefoot.background import BackgroundTask, BackgroundWorker
 from surefoot.checkpoint.copies import Copy, Look
 from surefoot.checkpoint.frozen_params import BaseCheck, BaseCopy, SharedBase, describe_moved
 from surefoot.checkpoint.snapshot_memory import FEWEST, Home, choose_home, free_bytes, in_words
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.train_state import TrainState
 
 
 @dataclass(slots=True, eq=False)
-class State:
+class Snapshot:
     """A run as it was after one attempted update."""
 
     attempt: int
@@ -30,14 +30,14 @@ class State:
     """Whether the frozen parameters were those of the base it refers to; None once that is known."""
 
 
-class Ring:
+class SnapshotRing:
     """Takes states, forgets the old ones, and goes back to a good one.
 
     All processes of a run call it alike and at the same attempts. Memory may run out on one of them only, so they must
     agree on the state to go back to; `states` says what each of them has.
     """
 
-    def __init__(self, whole: Whole, *, size: int = 3, budget_bytes: int | None = None, reach: int = 0) -> None:
+    def __init__(self, whole: TrainState, *, size: int = 3, budget_bytes: int | None = None, reach: int = 0) -> None:
         if size < FEWEST:
             raise ValueError(f"a ring needs room for {FEWEST} states or more, a good one and the next; got size={size}")
         self.off: str | None = None
@@ -47,7 +47,7 @@ class Ring:
         self._budget = budget_bytes
         self._reach = reach
         """An old good state is kept as long as it is no older than so many attempts, and others between go instead."""
-        self._states: list[State] = []
+        self._states: list[Snapshot] = []
         self._spare: list[Copy] = []
         """Memory of states that were forgotten, for the next ones."""
         self._base = SharedBase()
@@ -58,12 +58,12 @@ class Ring:
         self.home: Home = "device"
         """Where the next states live."""
         self._arriving: Copy | None = None
-        self._runner = Runner("surefoot-ring")
-        self._making: Errand[Copy] | None = None
+        self._runner = BackgroundWorker("surefoot-ring")
+        self._making: BackgroundTask[Copy] | None = None
         """Memory for a state to come, where that takes long to get."""
 
     @property
-    def states(self) -> tuple[State, ...]:
+    def states(self) -> tuple[Snapshot, ...]:
         """What is held, oldest first."""
         return tuple(self._states)
 
@@ -79,7 +79,7 @@ class Ring:
 
     # -- taking
 
-    def take(self, attempt: int, step: int, *, wait: bool = True) -> State | None:
+    def take(self, attempt: int, step: int, *, wait: bool = True) -> Snapshot | None:
         """Keep the run as it is now, unproven; None when there is no room that may be given up for it.
 
         With `wait` false also None while its memory is still being made: pages of the host that a GPU may write to
@@ -123,7 +123,7 @@ class Ring:
         lacking = base is not None and not base.has_memory
         if slow and self._making is None and (lacking or not any(copy.fits(look) for copy in self._spare)):
             into = self._spare.pop() if self._spare else Copy(self.home)
-            self._making = self._runner.send(functools.partial(_allocate, into, look, base))
+            self._making = self._runner.submit(functools.partial(_allocate, into, look, base))
 
     def settle(self) -> None:
         """To be called before an optimizer's step: the last state may still be on its way to the host."""
@@ -190,7 +190,7 @@ class Ring:
             self._forget(victims[0])
         return True
 
-    def _oldest_first(self, good: list[State]) -> list[State]:
+    def _oldest_first(self, good: list[Snapshot]) -> list[Snapshot]:
         """Good states that may be given up, in this order; the newest may not."""
         free = [s for s in good[:-1] if not s.held]
         if len(free) < 2 or self._states[-1].attempt - free[0].attempt > self._reach:
@@ -199,13 +199,13 @@ class Ring:
         gaps = {id(b): b.attempt - a.attempt for a, b in itertools.pairwise(free)}
         return sorted(free[1:], key=lambda s: gaps[id(s)])
 
-    def _forget(self, state: State) -> None:
+    def _forget(self, state: Snapshot) -> None:
         self._states.remove(state)
         if state.copy.home == self.home:
             state.copy.release_shared()
             self._spare.append(state.copy)
 
-    def _try(self, look: Look, attempt: int, step: int, *, wait: bool) -> tuple[State | None, str]:
+    def _try(self, look: Look, attempt: int, step: int, *, wait: bool) -> tuple[Snapshot | None, str]:
         """A state, or why there is no memory for one; no reason where it is only a matter of time."""
         self._base.assign(look, self.home)
         try:
@@ -222,7 +222,7 @@ class Ring:
             if into is not None:
                 self._spare.remove(into)
             check = self._check(look)
-            return State(attempt, step, self._whole.keep(look, into, home=self.home), check=check), ""
+            return Snapshot(attempt, step, self._whole.keep(look, into, home=self.home), check=check), ""
         except (RuntimeError, MemoryError) as error:
             if not _is_shortage(error):
                 raise
@@ -272,14 +272,14 @@ class Ring:
                 if names:
                     self.messages.append(describe_moved(names, state.attempt))
 
-    def newest_good(self, before: int | None = None) -> State | None:
+    def newest_good(self, before: int | None = None) -> Snapshot | None:
         """The newest good state, or the newest taken before an attempt."""
         fitting = (s for s in reversed(self._states) if s.good and (before is None or s.attempt < before))
         return next(fitting, None)
 
     # -- going back
 
-    def rewind(self, state: State) -> None:
+    def rewind(self, state: Snapshot) -> None:
         """Put a state back; those taken after it belong to a past that did not happen, and are forgotten."""
         self.verify()
         if state not in self._states:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.checkpoint.dataloader import position_of
-from surefoot.checkpoint.manager import Keeping, Resumed
-from surefoot.checkpoint.save_interval import Pace
+from surefoot.checkpoint.manager import CheckpointManager, Resumed
+from surefoot.checkpoint.save_interval import SaveInterval
 from surefoot.checkpoint.store import Retention
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.train_state import TrainState
 
 log = logging.getLogger("surefoot")
 PROOF = 10
@@ -60,10 +60,12 @@ class Checkpoints:
                 log.warning("surefoot: %s", position.warning)
             if position.keeper is not None:
                 extra["_loader"] = position.keeper
-        whole = Whole(model, optimizer, scheduler=scheduler, scaler=scaler, extra=extra)
+        whole = TrainState(model, optimizer, scheduler=scheduler, scaler=scaler, extra=extra)
         self.count = 0
         """Updates so far, those before a resume counted."""
-        self._keeping = Keeping(Path(run_dir) / "checkpoints", whole, tell=_tell, pace=Pace(every, seconds), keep=keep)
+        self._keeping = CheckpointManager(
+            Path(run_dir) / "checkpoints", whole, tell=_tell, pace=SaveInterval(every, seconds), keep=keep
+        )
 
     def resume(self) -> Resumed | None:
         """Go on from the newest checkpoint that is whole; None where there is none."""

@@ -21,7 +21,7 @@ from surefoot.checkpoint.scaler import freeze_scaler, thaw_scaler
 from surefoot.checkpoint.snapshot_memory import Home, choose_home
 from surefoot.checkpoint.tree import Slot, Stateful, freeze, thaw
 
-__all__ = ["Copy", "Look", "Stateful", "Whole", "choose_home"]
+__all__ = ["Copy", "Look", "Stateful", "TrainState", "choose_home"]
 
 
 @runtime_checkable
@@ -87,7 +87,7 @@ class CannotGoBack(RuntimeError):
     """The run has changed too much since the state was taken; nothing was written."""
 
 
-class Whole:
+class TrainState:
     """A run: its model and optimizers, and whatever else has to go back with them.
 
     Call it between a step and the next forward pass, and put back at the point of the loop at which you took: what

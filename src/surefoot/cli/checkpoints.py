@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.checkpoint.store import Kept, Store
+from surefoot.checkpoint.store import Store, StoredCheckpoint
 from surefoot.journal.output_files import OutputRefused, check_output
 from surefoot.logs.table import Unreadable
 
@@ -91,7 +91,7 @@ def _root(run: Path) -> Path:
     raise Unreadable(f"{run} is no run directory: it holds neither checkpoints nor a run.json")
 
 
-def _chosen(store: Store, which: str) -> Kept:
+def _chosen(store: Store, which: str) -> StoredCheckpoint:
     """A checkpoint by its name, by its step (the last saved of that step), or as `newest`."""
     there = store.all()
     for kept in there:
@@ -120,7 +120,7 @@ def _list(store: Store, wishes: Wishes) -> int:
     return TROUBLE if any(kept.wrong and not kept.foreign for kept in there) else FINE
 
 
-def _print_details(kept: Kept) -> None:
+def _print_details(kept: StoredCheckpoint) -> None:
     for problem in kept.wrong:
         print(f"{kept.name}: {problem}")
     if kept.extra:
@@ -129,7 +129,7 @@ def _print_details(kept: Kept) -> None:
         print(f"{kept.name}: {kept.health}, {kept.why}")
 
 
-def _verified(store: Store, there: Sequence[Kept]) -> Iterable[Kept]:
+def _verified(store: Store, there: Sequence[StoredCheckpoint]) -> Iterable[StoredCheckpoint]:
     """Read all of each; on a terminal it is shown how far that has come."""
     total = sum(kept.size for kept in there)
     with _progress(total) as advance:
@@ -162,7 +162,7 @@ class _Bar:
         self._progress.stop()
 
 
-def _row(kept: Kept, now: float, *, read: bool) -> dict[str, Any]:
+def _row(kept: StoredCheckpoint, now: float, *, read: bool) -> dict[str, Any]:
     when = kept.about.get("time")
     age = now - when if isinstance(when, int | float) else None
     return {
@@ -213,7 +213,7 @@ def _size(count: float) -> str:
 # -- weights for inference
 
 
-def _export(store: Store, kept: Kept, out: Path, weights: str) -> dict[str, Any]:
+def _export(store: Store, kept: StoredCheckpoint, out: Path, weights: str) -> dict[str, Any]:
     """The weights alone, from a checkpoint that was verified first."""
     check_output(out, new=True)
     wrong = store.verify(kept).wrong

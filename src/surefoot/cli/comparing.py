@@ -9,7 +9,7 @@ from typing import Any
 
 import xxhash
 
-from surefoot.checkpoint.store import Kept
+from surefoot.checkpoint.store import StoredCheckpoint
 from surefoot.logs.checkpoint import safefile
 from surefoot.logs.table import Unreadable
 
@@ -43,7 +43,7 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compare(first: Kept, second: Kept) -> Comparison:
+def compare(first: StoredCheckpoint, second: StoredCheckpoint) -> Comparison:
     """Two checkpoints whose manifests can be read; raises Unreadable for a file that cannot."""
     found = Comparison(first.name, second.name, _compared(first.files, second.files))
     # Tensors may lie in other files when the number of processes changed, so all files are looked at, unless equal.
@@ -65,7 +65,7 @@ def _compared(first: Any, second: Any) -> dict[str, list[str]]:
     }
 
 
-def _tensors(kept: Kept, leave: set[str]) -> dict[str, list[Look]]:
+def _tensors(kept: StoredCheckpoint, leave: set[str]) -> dict[str, list[Look]]:
     """By name, what each file holds of a tensor."""
     looks: dict[str, list[Look]] = defaultdict(list)
     for file in sorted(kept.files):
@@ -79,7 +79,7 @@ def _tensors(kept: Kept, leave: set[str]) -> dict[str, list[Look]]:
     return looks
 
 
-def _names(kept: Kept, file: str) -> list[str]:
+def _names(kept: StoredCheckpoint, file: str) -> list[str]:
     return [name for name in safefile.header(kept.folder / file)[0] if name != "__metadata__"]
 
 

@@ -14,13 +14,13 @@ from typing import Any
 from benchmarks.recorded import recorded
 from benchmarks.replay import UNJUDGED, Pair, Replay, replay
 from surefoot.journal.strict_json import plain
-from surefoot.judge.policy import Policy, Sight
+from surefoot.judge.policy import Policy, Thresholds
 from surefoot.records import Action, Decision
 
 NAMED = {"protect": Policy(), "observe": Policy(observe=True)}
-_SIGHT = "sight."
-_KINDS = {f.name: str(f.type) for f in fields(Policy) if f.name != "sight"} | {
-    _SIGHT + f.name: str(f.type) for f in fields(Sight)
+_THRESHOLDS = "thresholds."
+_KINDS = {f.name: str(f.type) for f in fields(Policy) if f.name != "thresholds"} | {
+    _THRESHOLDS + f.name: str(f.type) for f in fields(Thresholds)
 }
 
 
@@ -50,9 +50,11 @@ def _policy(run_dir: Path, name: str, figures: Sequence[str]) -> Policy | None:
 
 def changed(policy: Policy, changes: dict[str, Any]) -> Policy:
     """A policy with some of its figures changed."""
-    sight = {name.removeprefix(_SIGHT): value for name, value in changes.items() if name.startswith(_SIGHT)}
-    own = {name: value for name, value in changes.items() if not name.startswith(_SIGHT)}
-    return replace(policy, **own, sight=replace(policy.sight, **sight))
+    thresholds = {
+        name.removeprefix(_THRESHOLDS): value for name, value in changes.items() if name.startswith(_THRESHOLDS)
+    }
+    own = {name: value for name, value in changes.items() if not name.startswith(_THRESHOLDS)}
+    return replace(policy, **own, thresholds=replace(policy.thresholds, **thresholds))
 
 
 def _figure(told: str) -> tuple[str, Any]:
@@ -68,7 +70,7 @@ def _figure(told: str) -> tuple[str, Any]:
 
 def _nearest(name: str) -> str:
     known = [one for one in _KINDS if one not in UNJUDGED]
-    last = {one.removeprefix(_SIGHT): one for one in reversed(known)}
+    last = {one.removeprefix(_THRESHOLDS): one for one in reversed(known)}
     near = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(name.rpartition(".")[2], last, 1)
     return f"Did you mean {last.get(near[0], near[0])}?" if near else f"There are {', '.join(known)}."
 
@@ -83,10 +85,10 @@ def _value(told: str, name: str, word: str) -> Any:
         value = int(word) if kind == "int" else float(word)
     except ValueError:
         value = math.nan
-    in_sight = name.startswith(_SIGHT)
-    if not value >= 0 or (in_sight and value == 0):
+    in_thresholds = name.startswith(_THRESHOLDS)
+    if not value >= 0 or (in_thresholds and value == 0):
         wanted = "a whole number" if kind == "int" else "a number"
-        raise ValueError(f"--set {told}: {name} must be {wanted}, {'above 0' if in_sight else '0 or above'}.")
+        raise ValueError(f"--set {told}: {name} must be {wanted}, {'above 0' if in_thresholds else '0 or above'}.")
     return value
 
 
@@ -148,7 +150,7 @@ def _words(decision: Decision | None) -> str:
     told = decision.action.value
     if decision.action in (Action.REWIND, Action.STOP) and decision.cause != "unknown":
         told += f" ({decision.cause})"
-    told += f", {decision.rung}" if decision.rung else ""
+    told += f", {decision.remedy}" if decision.remedy else ""
     return told if decision.applied else f"only told: {told}"
 
 

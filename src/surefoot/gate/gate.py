@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.gate.clip import Unit
-from surefoot.gate.rule import Ceiling, Decider, Memory, Rule, Said, decider_for, memory_for
+from surefoot.gate.rule import Ceiling, Decider, GateMemory, NormRule, VerdictSlot, decider_for, memory_for
 from surefoot.gate.skip_step import StepOptions
-from surefoot.gate.veto import Way, step_is_compiled, way_of
+from surefoot.gate.veto import VetoMethod, step_is_compiled, veto_method_of
 from surefoot.measure.layout import local
 from surefoot.records import Verdict
 
@@ -32,16 +32,16 @@ class Gate:
         *,
         units: Sequence[Unit],
         params: Sequence[Tensor],
-        rule: Rule,
+        rule: NormRule,
         device: torch.device,
     ) -> None:
         self.optimizer = optimizer
-        self.way, self.why = way_of(optimizer)
-        self.memory: Memory = memory_for(number, units, device)
+        self.veto_method, self.why = veto_method_of(optimizer)
+        self.memory: GateMemory = memory_for(number, units, device)
         self.decide: Decider = decider_for(self.memory, rule)
         self.refused: bool | None = False
         """Whether the step under way was refused; None when only the device knows."""
-        self.spoilt: bool | Tensor = False
+        self.buffers_tainted: bool | Tensor = False
         """Whether what the batch left in the buffers must go too; a tensor when only the device knows."""
         self.options = StepOptions(optimizer)
         self.units = [units[i] for i in self.memory.units]
@@ -74,18 +74,18 @@ class Gate:
         """A step is about to begin."""
         self.refused = False
         self.options.before()
-        if self.way is Way.COPY:
+        if self.veto_method is VetoMethod.COPY:
             self._copy = _Copy(self.optimizer)
 
     def apply(self, said: Tensor, present: tuple[bool, ...]) -> None:
         """Make the verdict hold for the step that is about to use the gradients."""
-        if self.way is Way.DEVICE and self._has_state(present) and not step_is_compiled():
-            self.refused, self.spoilt = None, self.memory.spoilt
+        if self.veto_method is VetoMethod.DEVICE and self._has_state(present) and not step_is_compiled():
+            self.refused, self.buffers_tainted = None, self.memory.spoilt
             self._arm()
             return
-        verdict, *_, factor = said[: Said.CLIPPED + 1].tolist()  # the one host read of this way; free on a CPU
-        self.refused = verdict != Verdict.LANDED
-        self.spoilt = verdict not in (Verdict.LANDED, Verdict.OVERFLOW)
+        verdict, *_, factor = said[: VerdictSlot.CLIPPED + 1].tolist()  # the one host read of this way; free on a CPU
+        self.refused = verdict != Verdict.APPLIED
+        self.buffers_tainted = verdict not in (Verdict.APPLIED, Verdict.OVERFLOW)
         if self.refused:
             self.hide()
         elif self._clips:
@@ -121,8 +121,8 @@ class Gate:
             spoilt = spoilt or not all(bool(p.isfinite().all()) for p in self._own())
             if self.refused or spoilt:
                 self._copy.restore()
-            self.spoilt = bool(self.refused) or spoilt
-            self.refused = self.spoilt
+            self.buffers_tainted = bool(self.refused) or spoilt
+            self.refused = self.buffers_tainted
             self._copy = None
         if self.refused:
             self.options.restore()

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from surefoot.gate import clip as clips
 from surefoot.gate.clip import Unit
-from surefoot.measure.block_layout import HEAD, Head
+from surefoot.measure.block_layout import HEAD, SummarySlot
 from surefoot.measure.grad_stats import VERDICT, has_triton
 from surefoot.records import Verdict
 
 
-class Said(IntEnum):
+class VerdictSlot(IntEnum):
     """Places of a decision in the measured block."""
 
     VERDICT = 0
@@ -42,11 +42,11 @@ class Said(IntEnum):
     """Processes that still measure: one whose protection has ended only stands in."""
 
 
-assert len(Said) == VERDICT
+assert len(VerdictSlot) == VERDICT
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class NormRule:
     """When a finite update is outlandish."""
 
     factor: float
@@ -75,7 +75,7 @@ class Decider(Protocol):
 
 
 @dataclass(slots=True)
-class Memory:
+class GateMemory:
     """What one optimizer's gate remembers, all on the device."""
 
     units: Sequence[int]
@@ -117,12 +117,12 @@ class Memory:
         self.thresholds.copy_(top.where(self.adaptive, self.thresholds))
 
 
-def memory_for(number: int, units: Sequence[Unit], device: torch.device) -> Memory:
+def memory_for(number: int, units: Sequence[Unit], device: torch.device) -> GateMemory:
     """An empty memory for one optimizer."""
     real = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
     mine = [i for i, u in enumerate(units) if u.optimizer == number]
     adaptive = [units[i].clip.adaptive for i in mine]
-    return Memory(
+    return GateMemory(
         units=mine,
         baseline=torch.zeros(3, dtype=real, device=device),
         ceilings=torch.full((len(Ceiling),), math.inf, dtype=real, device=device),
@@ -138,31 +138,31 @@ def memory_for(number: int, units: Sequence[Unit], device: torch.device) -> Memo
     )
 
 
-def decider_for(memory: Memory, rule: Rule) -> Decider:
+def decider_for(memory: GateMemory, rule: NormRule) -> Decider:
     """The decider for the device the memory lives on."""
     return _fused(memory, rule) if has_triton(memory.baseline.device) else _portable(memory, rule)
 
 
-def _portable(memory: Memory, rule: Rule) -> Decider:
+def _portable(memory: GateMemory, rule: NormRule) -> Decider:
     low, high = HEAD + 2 * memory.units[0], HEAD + 2 * memory.units[-1] + 2
 
     def decide(totals: Tensor, *, said: Tensor, scaled: bool, joint: Tensor | None, commit: bool) -> None:
         squares, nonfinite = totals[low:high:2], totals[low + 1 : high : 2].sum()
         norm = squares.sum().sqrt()
-        loss = totals[Head.LOSS] / totals[Head.ALIVE].clamp(min=1)
+        loss = totals[SummarySlot.LOSS] / totals[SummarySlot.ALIVE].clamp(min=1)
         recent, ever, count = memory.baseline.unbind()
         norm_ceiling, loss_ceiling, clip = memory.ceilings.unbind()
         limit = torch.maximum(recent * rule.factor, ever).where(count >= rule.warmup, math.inf)
         limit = torch.minimum(limit, norm_ceiling)
         outlandish = (norm > limit) | (loss > loss_ceiling)
-        spoils = totals[Head.BAD_BUFFERS] > 0
+        spoils = totals[SummarySlot.BAD_BUFFERS] > 0
         bad = ~norm.isfinite() | ~loss.isfinite() | (nonfinite > 0) | spoils
         kind = torch.where(
             loss.isfinite() & ~spoils,
             float(Verdict.OVERFLOW if scaled else Verdict.NONFINITE),
             float(Verdict.NONFINITE),
         )
-        verdict = kind.where(bad, torch.where(outlandish, float(Verdict.OUTLANDISH), float(Verdict.LANDED)))
+        verdict = kind.where(bad, torch.where(outlandish, float(Verdict.NORM_OUTLIER), float(Verdict.APPLIED)))
         if joint is not None:
             verdict = torch.maximum(verdict.to(joint.dtype), joint)
         each = squares.sqrt()
@@ -173,24 +173,24 @@ def _portable(memory: Memory, rule: Rule) -> Decider:
         memory.divisor.copy_(1.0 / factors[0])
         memory.refuse.copy_(verdict != 0)
         memory.spoilt.copy_((verdict != 0) & (verdict != float(Verdict.OVERFLOW)))
-        said[Said.VERDICT] = verdict
-        said[Said.NORM] = norm
-        said[Said.NONFINITE] = nonfinite
-        said[Said.LIMIT] = limit
-        said[Said.CLIP] = thresholds.amin()
-        said[Said.CLIPPED] = factors.amin()
-        said[Said.LOSS] = loss
-        said[Said.WEIGHT_NORM] = totals[Head.WEIGHTS].sqrt()
-        said[Said.BAD_WEIGHTS] = totals[Head.BAD_WEIGHTS]
-        said[Said.UPDATE_RATIO] = (totals[Head.CHANGE] / totals[Head.SAMPLED]).sqrt()
-        said[Said.ALIVE] = totals[Head.ALIVE]
+        said[VerdictSlot.VERDICT] = verdict
+        said[VerdictSlot.NORM] = norm
+        said[VerdictSlot.NONFINITE] = nonfinite
+        said[VerdictSlot.LIMIT] = limit
+        said[VerdictSlot.CLIP] = thresholds.amin()
+        said[VerdictSlot.CLIPPED] = factors.amin()
+        said[VerdictSlot.LOSS] = loss
+        said[VerdictSlot.WEIGHT_NORM] = totals[SummarySlot.WEIGHTS].sqrt()
+        said[VerdictSlot.BAD_WEIGHTS] = totals[SummarySlot.BAD_WEIGHTS]
+        said[VerdictSlot.UPDATE_RATIO] = (totals[SummarySlot.CHANGE] / totals[SummarySlot.SAMPLED]).sqrt()
+        said[VerdictSlot.ALIVE] = totals[SummarySlot.ALIVE]
         if commit:
             _remember(memory, rule, norm, each, landed=(verdict == 0) & (norm > 0))
 
     return decide
 
 
-def _remember(memory: Memory, rule: Rule, norm: Tensor, each: Tensor, *, landed: Tensor) -> None:
+def _remember(memory: GateMemory, rule: NormRule, norm: Tensor, each: Tensor, *, landed: Tensor) -> None:
     recent, ever, count = memory.baseline.unbind()
     if memory.norms.numel():
         here = torch.arange(clips.MEMORY, device=norm.device) == count % clips.MEMORY
@@ -200,7 +200,7 @@ def _remember(memory: Memory, rule: Rule, norm: Tensor, each: Tensor, *, landed:
     memory.baseline[2] += landed
 
 
-def _fused(memory: Memory, rule: Rule) -> Decider:
+def _fused(memory: GateMemory, rule: NormRule) -> Decider:
     from surefoot.gate import kernels
     from surefoot.triton_launch import Launch
 

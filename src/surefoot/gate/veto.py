@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 
-class Way(StrEnum):
+class VetoMethod(StrEnum):
     """How a refusal reaches an optimizer."""
 
     DEVICE = "device"
@@ -40,7 +40,7 @@ def unwrap(optimizer: object) -> Optimizer:
     return optimizer
 
 
-def way_of(optimizer: Optimizer) -> tuple[Way, str]:
+def veto_method_of(optimizer: Optimizer) -> tuple[VetoMethod, str]:
     """The way this optimizer is refused, and a sentence that says why."""
     name = type(optimizer).__name__
     params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -50,16 +50,19 @@ def way_of(optimizer: Optimizer) -> tuple[Way, str]:
             "are known. Step after backward, or leave this model unguarded."
         )
     if isinstance(optimizer, torch.optim.LBFGS):
-        return Way.COPY, f"{name} moves the weights while it searches: they are copied before each step"
+        return VetoMethod.COPY, f"{name} moves the weights while it searches: they are copied before each step"
     fused = [bool(group.get("fused")) for group in optimizer.param_groups]
     if type(optimizer) in FUSED and all(fused):
-        return Way.DEVICE, f"{name} is fused: refusals stay on the device"
+        return VetoMethod.DEVICE, f"{name} is fused: refusals stay on the device"
     if not on_accelerator(params):
-        return Way.HOST, f"{name} runs on the CPU: the verdict is read on the host, for free"
+        return VetoMethod.HOST, f"{name} runs on the CPU: the verdict is read on the host, for free"
     if type(optimizer) in FUSED:
         how = "some groups are not fused" if any(fused) else "it is not fused"
-        return Way.HOST, f"one host read a step for {name}, because {how}: pass fused=True to all of it to lose that"
-    return Way.HOST, f"one host read a step: {name} cannot be told on the device to refuse an update"
+        return (
+            VetoMethod.HOST,
+            f"one host read a step for {name}, because {how}: pass fused=True to all of it to lose that",
+        )
+    return VetoMethod.HOST, f"one host read a step: {name} cannot be told on the device to refuse an update"
 
 
 def could_be_fused(optimizer: Optimizer) -> bool:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from surefoot.gate.clip import ClipOption
 from surefoot.guard import validate
-from surefoot.guard.attached import GUARDED, LiveGuard
+from surefoot.guard.attached import GUARDED, AttachedGuard
 from surefoot.guard.guard import Guard, OffGuard
 from surefoot.judge.policy import Policy
 
@@ -70,7 +70,7 @@ def attach(
     model = validate.check_model(model)
     optimizers = validate.check_optimizers(optimizer, model)
     validate.check_free(optimizers, GUARDED)
-    return LiveGuard(
+    return AttachedGuard(
         model,
         optimizers,
         run_dir=validate.check_run_dir(run_dir),

@@ -23,21 +23,21 @@ from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.clip import ClipOption
 from surefoot.gate.skip_step import SkippableStep, StepRefused
-from surefoot.gate.veto import Way
+from surefoot.gate.veto import VetoMethod
 from surefoot.guard import validate
 from surefoot.guard.batches import Batches, FetchesThrough, Through
 from surefoot.guard.guard import LOSS, Guard, Progress
 from surefoot.guard.hooks import EndTiming, Timing, called_by_loop, close_if_alive, contained, uncompiled
-from surefoot.guard.open_run import hold, open_desk
-from surefoot.guard.recovery import Footing
+from surefoot.guard.open_run import open_checkpointer, open_metrics_reader
+from surefoot.guard.recovery import Recovery
 from surefoot.guard.run_info import config_of, judge_for
-from surefoot.guard.step_pipeline import Rounds
+from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.judge.policy import Policy
-from surefoot.measure.system import Clock, samples_in
-from surefoot.records import Action, Event, JudgedBy, Row, Verdict
+from surefoot.measure.system import StepTimer, samples_in
+from surefoot.records import Action, Event, JudgedBy, StepMetrics, Verdict
 
 if TYPE_CHECKING:
-    from surefoot.guard.checkpointer import Anchor
+    from surefoot.guard.checkpointer import Checkpointer
 
 log = logging.getLogger("surefoot")
 T = TypeVar("T")
@@ -45,7 +45,7 @@ GUARDED: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 """Optimizers that have a guard already."""
 
 
-class LiveGuard(Guard):
+class AttachedGuard(Guard):
     """Follows one model and its optimizers step by step."""
 
     def __init__(
@@ -75,16 +75,16 @@ class LiveGuard(Guard):
         """Steps in a row that were made although no backward ran from the watched loss."""
         self._thread = threading.get_ident()
         """The thread that trains."""
-        self._clock = Clock()
+        self._clock = StepTimer()
         self._shadow = None if policy.observe else BufferShadow(model)
         self._build = functools.partial(
-            Rounds, model, optimizers, clip=clip, policy=policy, clock=self._clock, shadow=self._shadow
+            StepPipeline, model, optimizers, clip=clip, policy=policy, clock=self._clock, shadow=self._shadow
         )
         try:
             self._rounds = self._build()
             self._rounds.scaler = scaler
             judge = judge_for(model, policy, self._rounds)
-            self._desk = open_desk(
+            self._desk = open_metrics_reader(
                 self._rounds,
                 optimizers[0],
                 judge,
@@ -94,7 +94,7 @@ class LiveGuard(Guard):
                 clock=self._clock,
                 steps_of=steps_of,
             )
-            self._footing = Footing(
+            self._footing = Recovery(
                 model,
                 optimizers,
                 rounds=self._rounds,
@@ -106,9 +106,9 @@ class LiveGuard(Guard):
                 ring=ring,
             )
             self._rounds.attempt = self._desk.journal.last_attempt + 1
-            self._anchor: Anchor | None = None
+            self._anchor: Checkpointer | None = None
             if resume:
-                self._anchor = hold(
+                self._anchor = open_checkpointer(
                     model,
                     optimizers,
                     run_dir=Path(run_dir),
@@ -148,7 +148,7 @@ class LiveGuard(Guard):
         return list(self._desk.history.losses), list(self._desk.history.norms)
 
     @property
-    def latest(self) -> Row | None:
+    def latest(self) -> StepMetrics | None:
         return self._desk.last
 
     def on_event(self, listener: Callable[[Event], None]) -> None:
@@ -323,7 +323,7 @@ class LiveGuard(Guard):
     def _closure(self, k: int, closure: Callable[[], Any], calls: list[int]) -> Any:
         """The user's closure, and the gate after it: its backward runs inside the step."""
         calls.append(k)
-        searching = len(calls) > 1 and self._rounds.gates[k].way is Way.COPY
+        searching = len(calls) > 1 and self._rounds.gates[k].veto_method is VetoMethod.COPY
         self._rounds.searching = searching
         with torch.enable_grad():
             result = closure()
@@ -337,7 +337,7 @@ class LiveGuard(Guard):
     def _leave(self, k: int, result: Any = None) -> None:
         """Leave a step that was refused, where it can be left: else it runs without gradients."""
         gate = self._rounds.gates[k]
-        if gate.refused and gate.way is not Way.COPY and self._steps[k].active:
+        if gate.refused and gate.veto_method is not VetoMethod.COPY and self._steps[k].active:
             raise StepRefused(gate.optimizer, result)
 
     def _refused(self, k: int) -> None:
@@ -398,7 +398,7 @@ class LiveGuard(Guard):
     def _look_closer(self) -> None:
         """In trouble: at the weights, and at where in the model it begins."""
         rounds, row = self._rounds, self._desk.last
-        rounds.curious = self._desk.judge.curious
+        rounds.curious = self._desk.judge.wants_weight_check
         if row is not None and row.verdict is Verdict.NONFINITE and not math.isfinite(row.loss):
             origin = rounds.tracer.ask(row.attempt)
             if origin is None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from surefoot.checkpoint.pending_save import Earlier
+from surefoot.checkpoint.pending_save import EarlierState
 from surefoot.checkpoint.rng import States, moved, moved_host, moved_torch, set_random_states, with_torch
-from surefoot.guard.data_position import NAME, Whereabouts
-from surefoot.guard.step_pipeline import Rounds
+from surefoot.guard.data_position import NAME, DataPosition
+from surefoot.guard.step_pipeline import StepPipeline
 
 WAIT = 32
 """Updates without a fetch between them for which a save waits for one, as a loop may use a batch several times."""
@@ -70,7 +70,7 @@ CLOSED = (
 class CapturePoint:
     """Follows the fetches, forward passes and updates of one loop."""
 
-    def __init__(self, where: Whereabouts) -> None:
+    def __init__(self, where: DataPosition) -> None:
         self._where = where
         self.announced = False
         """Fetches are announced."""
@@ -82,8 +82,8 @@ class CapturePoint:
         """No forward pass in training has begun since the last round or the start."""
         self._marked = self._fetched = False
         """Since the last round a batch was fetched: before any forward pass; at all."""
-        self._earlier: Earlier | None = None
-        self._next: Earlier | None = None
+        self._earlier: EarlierState | None = None
+        self._next: EarlierState | None = None
         """As it was before a batch was fetched ahead."""
         self._torch: States = []
         """Of the end of the last round, or of the fetch that came after it."""
@@ -103,16 +103,16 @@ class CapturePoint:
 
     # -- a resumed process
 
-    def started(self, rounds: Rounds, *, resumed: bool) -> None:
+    def started(self, rounds: StepPipeline, *, resumed: bool) -> None:
         """The loop is about to begin; when it was `resumed`, random numbers are put back before its first fetch."""
         self._known = self._where.random(rounds)
         if resumed:
             self._restore = self._known, self._where.generators()
-            self._earlier = Earlier({}, self._known)
+            self._earlier = EarlierState({}, self._known)
 
     # -- fetches
 
-    def before_fetch(self, rounds: Rounds, *, due: bool) -> None:
+    def before_fetch(self, rounds: StepPipeline, *, due: bool) -> None:
         """The loop asks for a batch."""
         self.announced = self._fetched = True
         if self._restore is not None:
@@ -132,7 +132,7 @@ class CapturePoint:
 
     # -- rounds
 
-    def round_ended(self, rounds: Rounds, *, due: bool) -> bool:
+    def round_ended(self, rounds: StepPipeline, *, due: bool) -> bool:
         """All optimizers have stepped; whether it was noticed now that batches are fetched ahead."""
         new = self._fetched and not self._marked and not self.ahead
         self.ahead |= new
@@ -152,12 +152,12 @@ class CapturePoint:
         self.between = self._waiting = False
         self._restore = None
 
-    def forward_ended(self, rounds: Rounds) -> None:
+    def forward_ended(self, rounds: StepPipeline) -> None:
         """A forward pass in training is over, or a loss is there whose forward pass was not seen."""
         if not self.announced and self._rounds_seen < _LOOKED:
             self._after_forward = self._where.random(rounds)
 
-    def drawn_ahead(self, rounds: Rounds) -> list[str]:
+    def drawn_ahead(self, rounds: StepPipeline) -> list[str]:
         """The generators that were drawn from between the last forward pass and the end of its round, just now."""
         before, self._after_forward = self._after_forward, None
         return [] if before is None or self.announced else moved(before, self._where.random(rounds))
@@ -167,7 +167,7 @@ class CapturePoint:
         """Whether it is to be looked at now what was drawn since the last round, though nothing is saved."""
         return self._waiting and not self.announced and self._rounds_seen <= _LOOKED
 
-    def drawn(self, rounds: Rounds) -> list[str]:
+    def drawn(self, rounds: StepPipeline) -> list[str]:
         """The generators that were drawn from since the last round; where fetches are announced it does not matter."""
         if self.announced or self._earlier is None or self._earlier.chance is None:
             return []
@@ -175,11 +175,11 @@ class CapturePoint:
 
     # -- what a save is made with
 
-    def at_fetch(self) -> Earlier | None:
+    def at_fetch(self) -> EarlierState | None:
         self._waited = 0
         return self._earlier
 
-    def at_forward(self, rounds: Rounds) -> Earlier | None:
+    def at_forward(self, rounds: StepPipeline) -> EarlierState | None:
         """None where a fetch is still to be waited for."""
         earlier = self._earlier
         if not self.announced:
@@ -194,7 +194,7 @@ class CapturePoint:
         self._waited, self.held = 0, True
         return replace(self._read(rounds, due=True, fetching=True), inexact=(HELD,))
 
-    def evaluates(self, rounds: Rounds) -> None:
+    def evaluates(self, rounds: StepPipeline) -> None:
         """The model is used without gradients between two rounds."""
         if self._evaluated is None:
             self._evaluated, self._evaluating = self._where.random(rounds), time.monotonic()
@@ -204,7 +204,7 @@ class CapturePoint:
         """In an evaluation that will not be done again after a resume, and has only begun: its end is worth a wait."""
         return self.announced and not self._marked and time.monotonic() - self._evaluating < PATIENCE
 
-    def at_evaluation(self, rounds: Rounds) -> Earlier:
+    def at_evaluation(self, rounds: StepPipeline) -> EarlierState:
         """In the middle of an evaluation, which may take longer than there is time."""
         assert self._evaluated is not None
         if self._marked and self._earlier is not None:  # it will be done again, after the same fetch
@@ -216,7 +216,7 @@ class CapturePoint:
         chance = earlier.chance or with_torch(self._evaluated, self._torch)
         return replace(earlier, chance=chance, inexact=(EVALUATING, *self._late(earlier)))
 
-    def at_close(self, rounds: Rounds) -> Earlier | None:
+    def at_close(self, rounds: StepPipeline) -> EarlierState | None:
         """At the end of the run, which may be resumed to train on; None: as everything is now."""
         if not self.between:
             return None
@@ -225,15 +225,15 @@ class CapturePoint:
             return self._with_host(self._earlier, now)
         if self.announced or self._earlier is None:
             drew = moved_torch(self._torch, self._where.torch(rounds))
-            return Earlier({}, inexact=(CLOSED,)) if drew else None
+            return EarlierState({}, inexact=(CLOSED,)) if drew else None
         chance = self._earlier.chance or with_torch(now, self._torch)
         return replace(self._earlier, chance=chance, inexact=self._late(self._earlier))
 
-    def _late(self, earlier: Earlier) -> tuple[str, ...]:
+    def _late(self, earlier: EarlierState) -> tuple[str, ...]:
         """The place in the data takes long to ask for, and was not asked for in time."""
         return (LATE,) if self._where.keeper is not None and NAME not in earlier.extra else ()
 
-    def _with_host(self, earlier: Earlier, now: States) -> Earlier:
+    def _with_host(self, earlier: EarlierState, now: States) -> EarlierState:
         """Complete a reading of torch's states alone: those of `random` and NumPy are those of now."""
         late = self._late(earlier)
         if earlier.chance is not None:
@@ -242,14 +242,14 @@ class CapturePoint:
         words = (HOST.format(" and ".join(drawn)),) if drawn else ()
         return replace(earlier, chance=with_torch(now, self._torch), inexact=(*words, *late))
 
-    def _read(self, rounds: Rounds, *, due: bool, fetching: bool = False) -> Earlier:
+    def _read(self, rounds: StepPipeline, *, due: bool, fetching: bool = False) -> EarlierState:
         """Where data and random numbers stand; only what is read quickly unless a save is `due`."""
         states = self._where.generators()
         if due or self._where.quick:
             states |= self._where.data()
         self._torch = self._where.torch(rounds)
         if not due:
-            return Earlier(states)
+            return EarlierState(states)
         states |= self._where.extras(fetching=fetching)
         self._known = self._where.random(rounds)
-        return Earlier(states, self._known)
+        return EarlierState(states, self._known)

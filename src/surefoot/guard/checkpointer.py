@@ -15,24 +15,24 @@ from torch.optim import Optimizer
 
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.dataloader import position_of
-from surefoot.checkpoint.manager import Keeping, Resumed
-from surefoot.checkpoint.pending_save import Earlier
-from surefoot.checkpoint.rank_rendezvous import Team
-from surefoot.checkpoint.replay_check import Probe
-from surefoot.checkpoint.save_interval import Pace
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.manager import CheckpointManager, Resumed
+from surefoot.checkpoint.pending_save import EarlierState
+from surefoot.checkpoint.rank_rendezvous import RankGroup
+from surefoot.checkpoint.replay_check import ReplayCheck
+from surefoot.checkpoint.save_interval import SaveInterval
+from surefoot.checkpoint.train_state import TrainState
 from surefoot.checkpoint.tree import Stateful
 from surefoot.guard.batches import FetchesThrough
 from surefoot.guard.capture_point import AHEAD, DRAWN, DRAWN_AHEAD, ELSEWHERE, EXACT_IF, HELD, CapturePoint
-from surefoot.guard.checkpoint_events import Herald
-from surefoot.guard.data_position import NAME, Whereabouts
-from surefoot.guard.emergency_save import Rescue, known_of
-from surefoot.guard.metrics_reader import Desk
-from surefoot.guard.preemption import Parting
-from surefoot.guard.rank_consensus import Agreement
-from surefoot.guard.recovery import Footing
-from surefoot.guard.resume import Resuming
-from surefoot.guard.step_pipeline import Rounds
+from surefoot.guard.checkpoint_events import CheckpointEventLog
+from surefoot.guard.data_position import NAME, DataPosition
+from surefoot.guard.emergency_save import EmergencySaver, known_of
+from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard.preemption import Preemption
+from surefoot.guard.rank_consensus import RankConsensus
+from surefoot.guard.recovery import Recovery
+from surefoot.guard.resume import Resumer
+from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.judge.policy import Policy
 
 FOLDER = "checkpoints"
@@ -41,7 +41,7 @@ _SOON = 10.0
 _GATES = "surefoot.gates"
 
 
-class Anchor:
+class Checkpointer:
     """Checkpoints of one attached run."""
 
     def __init__(
@@ -50,9 +50,9 @@ class Anchor:
         optimizers: Sequence[Optimizer],
         *,
         run_dir: Path,
-        rounds: Rounds,
-        desk: Desk,
-        footing: Footing,
+        rounds: StepPipeline,
+        desk: MetricsReader,
+        footing: Recovery,
         policy: Policy,
         scheduler: Sequence[Stateful],
         extra: Mapping[str, Any],
@@ -65,29 +65,29 @@ class Anchor:
         ranks = rounds.meter.ranks
         word = ranks.from_first(secrets.token_hex(8))
         alone = self._alone = ranks.world == 1
-        self._where = Whereabouts(loader, extra)
+        self._where = DataPosition(loader, extra)
         self._loader = loader
         self._point = CapturePoint(self._where)
         data = {} if self._where.keeper is None else {NAME: self._where.keeper}
-        self._whole = Whole(model, optimizers, scheduler=scheduler, extra={**extra, _GATES: footing, **data})
-        self._herald = Herald(desk, rounds)
-        self._probe = Probe(model, step_fn, every=policy.probe_every)
-        self._keeping = Keeping(
+        self._whole = TrainState(model, optimizers, scheduler=scheduler, extra={**extra, _GATES: footing, **data})
+        self._herald = CheckpointEventLog(desk, rounds)
+        self._probe = ReplayCheck(model, step_fn, every=policy.probe_every)
+        self._keeping = CheckpointManager(
             run_dir / FOLDER,
             self._whole,
             tell=self._herald.tell,
-            team=Team(ranks.rank, ranks.world, word),
-            pace=Pace(policy.save_every, policy.save_seconds if alone else float("inf")),
+            team=RankGroup(ranks.rank, ranks.world, word),
+            pace=SaveInterval(policy.save_every, policy.save_seconds if alone else float("inf")),
             probe=self._probe,
         )
-        self._resuming = Resuming(
+        self._resuming = Resumer(
             self._keeping, herald=self._herald, desk=desk, footing=footing, policy=policy, run_dir=run_dir
         )
         told = {"desk": desk, "footing": footing, "herald": self._herald}
-        self._rescue = Rescue(self._keeping, self._whole, gates=_GATES, **told)
-        self._agreement = Agreement(ranks.rank, ranks.world, word)
-        self._parting = Parting(self._agreement)
-        self._hourly = Pace(1 << 62, policy.save_seconds) if not alone and ranks.rank == 0 else None
+        self._rescue = EmergencySaver(self._keeping, self._whole, gates=_GATES, **told)
+        self._agreement = RankConsensus(ranks.rank, ranks.world, word)
+        self._parting = Preemption(self._agreement)
+        self._hourly = SaveInterval(1 << 62, policy.save_seconds) if not alone and ranks.rank == 0 else None
         self._due: str | None = None
         """What is to be done before the next forward pass: take, save, or stop:SIGNAL."""
         self._inexact: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ class Anchor:
 
     # -- step by step
 
-    def rewire(self, rounds: Rounds) -> None:
+    def rewire(self, rounds: StepPipeline) -> None:
         """The optimizers hold other parameters now."""
         self._rounds = self._herald.rounds = rounds
 
@@ -228,7 +228,7 @@ class Anchor:
                 self._act(earlier)
         self._point.forward_began()
 
-    def _act(self, earlier: Earlier | None) -> None:
+    def _act(self, earlier: EarlierState | None) -> None:
         """Do what is due, with some of the state as it was `earlier`."""
         if self._due == "take" and self._alone and not self._keeping.idle:
             return  # as soon as the save that is under way has ended
@@ -278,7 +278,7 @@ class Anchor:
 
     # -- now
 
-    def save(self, kind: str, earlier: Earlier | None = None) -> None:
+    def save(self, kind: str, earlier: EarlierState | None = None) -> None:
         """Save now, with every number read."""
         self._whole.scaler = self._rounds.scaler
         self._keeping.settle()
@@ -288,7 +288,7 @@ class Anchor:
     def _known(self) -> dict[str, Any]:
         return {**known_of(self._desk), "inexact": list(self._inexact)}
 
-    def _obey(self, what: str, earlier: Earlier | None) -> None:
+    def _obey(self, what: str, earlier: EarlierState | None) -> None:
         for block, tag in self._rounds.arrived(rest=True):
             self._desk.read(block, tag)
         kind, _, number = what.partition(":")

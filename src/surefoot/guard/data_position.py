@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from surefoot.checkpoint.dataloader import LoaderPosition, SameRandomNumbers, position_of
 from surefoot.checkpoint.rng import States, random_states, torch_states
 from surefoot.checkpoint.tree import Stateful
-from surefoot.guard.step_pipeline import Rounds
+from surefoot.guard.step_pipeline import StepPipeline
 
 NAME = "surefoot.loader"
 """What a checkpoint calls the place in the data."""
@@ -23,7 +23,7 @@ _SMALL = 1 << 20
 such as averaged weights."""
 
 
-class Whereabouts:
+class DataPosition:
     """Reads the loader, the random numbers and the extras of one loop."""
 
     def __init__(self, loader: Any, extra: Mapping[str, Any]) -> None:
@@ -32,7 +32,7 @@ class Whereabouts:
         self.keeper: Stateful | None = None if keeper is None else SameRandomNumbers(keeper)
         self.quick = True
         """Where the data stands is told in so few words that it can be asked after every step."""
-        self._devices: tuple[Rounds, set[torch.device]] | None = None
+        self._devices: tuple[StepPipeline, set[torch.device]] | None = None
         self._extra = {name: thing for name, thing in extra.items() if not isinstance(thing, nn.Module)}
         self._generators = {name: thing for name, thing in self._extra.items() if not isinstance(thing, Stateful)}
         self._fed = {name: thing for name, thing in self._extra.items() if isinstance(thing, Iterable)}
@@ -60,13 +60,13 @@ class Whereabouts:
         chosen = self._extra if fetching else self._fed
         return {name: _copied(thing.state_dict()) for name, thing in chosen.items() if isinstance(thing, Stateful)}
 
-    def random(self, rounds: Rounds) -> States:
+    def random(self, rounds: StepPipeline) -> States:
         return random_states(self._devices_of(rounds))
 
-    def torch(self, rounds: Rounds) -> States:
+    def torch(self, rounds: StepPipeline) -> States:
         return torch_states(self._devices_of(rounds))
 
-    def _devices_of(self, rounds: Rounds) -> set[torch.device]:
+    def _devices_of(self, rounds: StepPipeline) -> set[torch.device]:
         """The accelerators that hold parameters; a model may have thousands, so they are gone through once."""
         if self._devices is None or self._devices[0] is not rounds:
             self._devices = rounds, {p.device for p in rounds.layout.params if p.is_cuda}

@@ -9,30 +9,37 @@ from typing import Any
 import torch
 
 from surefoot.actions.action_context import CannotAct
-from surefoot.checkpoint.manager import Keeping
+from surefoot.checkpoint.manager import CheckpointManager
 from surefoot.checkpoint.snapshot_save import lent
-from surefoot.checkpoint.snapshots import State
-from surefoot.checkpoint.train_state import Whole
-from surefoot.guard.checkpoint_events import Herald
-from surefoot.guard.metrics_reader import Desk
-from surefoot.guard.recovery import GATES, Footing
+from surefoot.checkpoint.snapshots import Snapshot
+from surefoot.checkpoint.train_state import TrainState
+from surefoot.guard.checkpoint_events import CheckpointEventLog
+from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard.recovery import GATES, Recovery
 from surefoot.measure.layout import local
 
 log = logging.getLogger("surefoot")
 
 
-class Rescue:
+class EmergencySaver:
     """Emergency checkpoints of one run, other than those at signals; all processes act alike."""
 
     def __init__(
-        self, keeping: Keeping, whole: Whole, *, desk: Desk, footing: Footing, herald: Herald, gates: str
+        self,
+        keeping: CheckpointManager,
+        whole: TrainState,
+        *,
+        desk: MetricsReader,
+        footing: Recovery,
+        herald: CheckpointEventLog,
+        gates: str,
     ) -> None:
         self._keeping, self._whole, self._desk, self._footing, self._herald = keeping, whole, desk, footing, herald
         self._gates = gates
         """What a checkpoint calls the memory of the gates."""
         self._quiet = True
         self._wanted = False
-        self._held: State | None = None
+        self._held: Snapshot | None = None
         """It is on its way to the disk, and stays in the ring until then."""
         self._stopped = -1
 
@@ -59,7 +66,7 @@ class Rescue:
         self._keeping.lend(copy, state.step, state.attempt, known)
         return True
 
-    def _newest_good(self) -> State | None:
+    def _newest_good(self) -> Snapshot | None:
         """The newest good state that every process has, if the disk has none as new."""
         ring, ranks = self._footing.ring, self._herald.rounds.meter.ranks
         if ring is None:
@@ -93,7 +100,7 @@ class Rescue:
             log.error("surefoot: the stopped run was not saved: %s", error, exc_info=error)
 
 
-def known_of(desk: Desk) -> dict[str, Any]:
+def known_of(desk: MetricsReader) -> dict[str, Any]:
     """What is saved of the guard itself: the judge, the last 100 losses and norms, and the order of the optimizers."""
     return {
         "judge": desk.judge.state_dict(),

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 from torch import Tensor
 
 from surefoot.guard.batches import Batches
-from surefoot.records import Event, Row
+from surefoot.records import Event, StepMetrics
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Guard(ABC):
 
     @property
     @abstractmethod
-    def latest(self) -> Row | None:
+    def latest(self) -> StepMetrics | None:
         """The numbers that were read last, two updates behind the loop; None before the first. Its `optimizer` says
         whose they are."""
 
@@ -106,7 +106,7 @@ class OffGuard(Guard):
         return [], []
 
     @property
-    def latest(self) -> Row | None:
+    def latest(self) -> StepMetrics | None:
         return None
 
     def on_event(self, listener: Callable[[Event], None]) -> None:

@@ -25,7 +25,7 @@ Steps = tuple["int | None", ...]
 """Optimizers in the order in which they stepped; None for a step that loss scaling skipped."""
 
 
-class StepOrder:
+class IterationOrder:
     """Follows the steps of all optimizers of a run, each as it is made."""
 
     def __init__(self, optimizers: int) -> None:

@@ -7,24 +7,24 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.gate.rule import Said
-from surefoot.guard.iteration_order import StepOrder
-from surefoot.guard.step_metrics import Tag, bad_buffers, row_from, worst_tensors
+from surefoot.gate.rule import VerdictSlot
+from surefoot.guard.iteration_order import IterationOrder
+from surefoot.guard.step_metrics import StepContext, bad_buffers, step_metrics_from, worst_tensors
 from surefoot.journal.writer import Journal
 from surefoot.judge.history import History
 from surefoot.judge.multi_optimizer import AnyJudge
 from surefoot.judge.policy import Policy
-from surefoot.measure.block_layout import Head
-from surefoot.measure.grad_stats import Arrived
+from surefoot.measure.block_layout import SummarySlot
+from surefoot.measure.grad_stats import HostBlock
 from surefoot.measure.nan_tracer import Origin
-from surefoot.measure.rank_agreement import Agreed
-from surefoot.measure.system import Clock
-from surefoot.records import NAN, TOLD, Action, Decision, Event, Note, Outcome, Row, Verdict
+from surefoot.measure.rank_agreement import SharedSlot
+from surefoot.measure.system import StepTimer
+from surefoot.records import EVENT_MARK, NAN, Action, Decision, Event, Note, Outcome, StepMetrics, Verdict
 
 log = logging.getLogger("surefoot")
 
 
-class Desk:
+class MetricsReader:
     """Reads each block exactly once, in order; the only place that knows how many iterations have landed."""
 
     def __init__(
@@ -33,12 +33,12 @@ class Desk:
         judge: AnyJudge,
         *,
         policy: Policy,
-        clock: Clock,
-        order: StepOrder | None = None,
+        clock: StepTimer,
+        order: IterationOrder | None = None,
         steps_of: int | None = None,
     ) -> None:
         self.journal = journal
-        self.order = order or StepOrder(1)
+        self.order = order or IterationOrder(1)
         self._steps_of = steps_of
         """The optimizer whose landed updates are the steps; None where a step is an iteration of the loop."""
         self.step = 0
@@ -62,12 +62,12 @@ class Desk:
         """The last one that was read."""
         self.known = -1
         """The last one of which every row was read: other optimizers that step on the same backward bring one, too."""
-        self.last: Row | None = None
+        self.last: StepMetrics | None = None
 
-    def read(self, block: Arrived, tag: Tag, *, judged: bool = True) -> list[Decision]:
+    def read(self, block: HostBlock, tag: StepContext, *, judged: bool = True) -> list[Decision]:
         """Take in the numbers of one attempted update; what is to be done is handed back."""
         self._count_completed(tag.completed)
-        row = row_from(
+        row = step_metrics_from(
             block,
             tag,
             step=self.step,
@@ -79,16 +79,16 @@ class Desk:
         self.attempt, self.last = tag.attempt, row
         self.known = tag.attempt if tag.ends else tag.attempt - 1
         layers = block.stats
-        self.alive = min(self.alive, block.verdict[Said.ALIVE])
-        self.busy = block.head[Head.BUSY] != 0
+        self.alive = min(self.alive, block.verdict[VerdictSlot.ALIVE])
+        self.busy = block.head[SummarySlot.BUSY] != 0
         self.journal.row(row, layers)
-        if row.landed or (self._observes and row.verdict < Verdict.OVERFLOW):
+        if row.applied or (self._observes and row.verdict < Verdict.OVERFLOW):
             self._open += 1
             self.step += tag.optimizer == self._steps_of
             self._stops = 0
         self._count_completed(tag.completed + tag.ends)
         # Where the gradients of the ranks differ after backward, so do the numbers of the layers: none may act on them.
-        synced = len(block.losses) < 2 or not block.agreed[Agreed.UNSYNCED] > 0
+        synced = len(block.losses) < 2 or not block.agreed[SharedSlot.UNSYNCED] > 0
         events = self.judge.update(row, layers if synced else None) if judged else []
         if not events:
             return []
@@ -119,23 +119,23 @@ class Desk:
         often = self._stops & (self._stops - 1)
         return [e for e in events if not (often and isinstance(e, Decision) and e.action is Action.STOP)]
 
-    def _tell(self, event: Event, row: Row, block: Arrived) -> None:
+    def _tell(self, event: Event, row: StepMetrics, block: HostBlock) -> None:
         if isinstance(event, Outcome):
             log.info("surefoot: step %d: %s: %s", event.step, event.action, event.detail)
         elif isinstance(event, Decision) and event.action is Action.REFUSE:
             done = "refused" if event.applied else "would have been refused"
             told = row.step, row.attempt, done, event.reason
-            log.warning("surefoot: update %d (attempt %d) %s: %s", *told, extra={TOLD: True})
+            log.warning("surefoot: update %d (attempt %d) %s: %s", *told, extra={EVENT_MARK: True})
             worst = worst_tensors(self.judge.names, block.stats, row)
-            if worst or not row.bad_buffers > 0:
+            if worst or not row.nonfinite_buffers > 0:
                 self.note("tensors", "where the gradients stood out", at=row, values={"tensors": worst})
-            if row.bad_buffers > 0:
+            if row.nonfinite_buffers > 0:
                 bad = bad_buffers(self.judge.buffers, block.buffers)
                 self.note("buffers", "buffers that the batch made non-finite", at=row, values={"buffers": bad})
         elif isinstance(event, Decision) and not event.applied:
-            log.info("surefoot: step %d: %s; would have been done: %s", event.step, event.reason, event.rung)
+            log.info("surefoot: step %d: %s; would have been done: %s", event.step, event.reason, event.remedy)
 
-    def locate(self, row: Row, origin: Origin) -> None:
+    def locate(self, row: StepMetrics, origin: Origin) -> None:
         """It was found out where in the model this row's trouble began."""
         told = {"inputs": origin.inputs, "weights": origin.weights}
         for event in self.judge.located(row, origin.module, origin.kind, **told):
@@ -152,7 +152,7 @@ class Desk:
         name: str,
         detail: str = "",
         *,
-        at: Row | None = None,
+        at: StepMetrics | None = None,
         values: Mapping[str, Any] | None = None,
         attempt: int = 0,
     ) -> None:

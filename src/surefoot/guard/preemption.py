@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import signal
 
-from surefoot.guard.rank_consensus import Agreement
-from surefoot.guard.signal_handlers import Hearing
+from surefoot.guard.rank_consensus import RankConsensus
+from surefoot.guard.signal_handlers import SignalHandlers
 
 
-class Parting:
+class Preemption:
     """Hears signals, and ends the run as they would have it once it is saved."""
 
-    def __init__(self, agreement: Agreement) -> None:
+    def __init__(self, agreement: RankConsensus) -> None:
         self._agreement = agreement
-        self._hearing: Hearing | None = None
+        self._hearing: SignalHandlers | None = None
         self._asked: int | None = None
         """A signal that came."""
         self._tried = -1
@@ -21,7 +21,7 @@ class Parting:
 
     def listen(self) -> None:
         """From here on signals end the run at a good moment."""
-        self._hearing = Hearing(self._signalled)
+        self._hearing = SignalHandlers(self._signalled)
 
     def close(self) -> None:
         if self._hearing is not None:

@@ -25,7 +25,7 @@ _POLL = 0.25
 _SHORT = 0.02
 
 
-class Agreement:
+class RankConsensus:
     """What the processes will do together, and after which attempt."""
 
     def __init__(self, rank: int, world: int, word: str) -> None:

@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.judge.policy import WHILE
-from surefoot.measure.grad_stats import Meter
-from surefoot.measure.rank_agreement import Agreed
+from surefoot.measure.grad_stats import GradStats
+from surefoot.measure.rank_agreement import SharedSlot
 from surefoot.records import NAN
 
 
 class RankExchange:
     """Takes part in one gather for each attempt, whether it ends with a step or without."""
 
-    def __init__(self, meter: Meter, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, meter: GradStats, optimizers: Sequence[Optimizer]) -> None:
         self._meter = meter
         self._optimizers = optimizers
         self._settings: dict[int, tuple[float | Tensor, float]] = {}
@@ -33,13 +33,13 @@ class RankExchange:
         if self._compare_at is None:  # early enough to know soon whether the loop keeps the replicas equal
             self._compare_at = {attempt + WHILE // 2, attempt + WHILE}
 
-    def gather(self, known: Mapping[Agreed, float | Tensor], *, stepping: int | None) -> Tensor:
+    def gather(self, known: Mapping[SharedSlot, float | Tensor], *, stepping: int | None) -> Tensor:
         """The totals over all ranks; `stepping` is the optimizer in whose step they are asked for."""
         host = self._meter.host
         if host is not None:
-            told: Mapping[Agreed, float | Tensor] = {**known, Agreed.COMPARED: self._compared}
+            told: Mapping[SharedSlot, float | Tensor] = {**known, SharedSlot.COMPARED: self._compared}
             pairs = [self._settings[k] if k == stepping else settings_of(o) for k, o in enumerate(self._optimizers)]
-            host.write([told.get(place, NAN) for place in Agreed] + [number for pair in pairs for number in pair])
+            host.write([told.get(place, NAN) for place in SharedSlot] + [number for pair in pairs for number in pair])
             self._compared = False
         return self._meter.totals()
 

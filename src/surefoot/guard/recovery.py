@@ -16,24 +16,24 @@ from torch import nn
 from torch.optim import Optimizer
 
 from surefoot.actions.action_context import CannotAct
-from surefoot.actions.apply import carry_out
-from surefoot.actions.step_overrides import Reins
+from surefoot.actions.apply import apply
+from surefoot.actions.step_overrides import OverrideApplier
 from surefoot.actions.stop import TrainingStopped
 from surefoot.checkpoint.buffers import BufferShadow
-from surefoot.checkpoint.snapshots import Ring, State
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
+from surefoot.checkpoint.train_state import TrainState
 from surefoot.checkpoint.tree import Stateful
-from surefoot.gate.rule import Said
-from surefoot.guard.metrics_reader import Desk
-from surefoot.guard.step_pipeline import Rounds
+from surefoot.gate.rule import VerdictSlot
+from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.judge.policy import Policy
-from surefoot.records import TOLD, Action, Decision
+from surefoot.records import EVENT_MARK, Action, Decision
 
 log = logging.getLogger("surefoot")
 GATES = "what the gates of surefoot remember"
 
 
-class Footing:
+class Recovery:
     """The run as actions see it; `act.run.Run` says what they may reach."""
 
     def __init__(
@@ -41,8 +41,8 @@ class Footing:
         model: nn.Module,
         optimizers: Sequence[Optimizer],
         *,
-        rounds: Rounds,
-        desk: Desk,
+        rounds: StepPipeline,
+        desk: MetricsReader,
         policy: Policy,
         shadow: BufferShadow | None,
         scheduler: Sequence[Stateful],
@@ -50,17 +50,17 @@ class Footing:
         ring: int | None,
     ) -> None:
         self.rounds = rounds
-        self.reins = Reins(model, optimizers, rounds.gates)
+        self.reins = OverrideApplier(model, optimizers, rounds.gates)
         self._desk = desk
         self._policy = policy
         self._shadow = shadow
-        self._whole = Whole(
+        self._whole = TrainState(
             model, optimizers, scheduler=scheduler, extra={**extra, GATES: self}, groups=bool(scheduler)
         )
         self._whole.changes = {id(gate.optimizer): gate.options for gate in rounds.gates}
         keeps = ring != 0 and not policy.observe
-        kept: dict[str, Any] = {"size": policy.ring_size, "reach": policy.ring_reach, "budget_bytes": ring}
-        self.ring = Ring(self._whole, **kept) if keeps else None
+        kept: dict[str, Any] = {"size": policy.max_snapshots, "reach": policy.snapshot_reach, "budget_bytes": ring}
+        self.ring = SnapshotRing(self._whole, **kept) if keeps else None
         self._prefilled = [(o, bool(o.state)) for o in self._whole.optimizers]
         """The optimizers, each with whether it had state before its first step, as Adagrad does."""
         self._taken: int | None = None
@@ -123,7 +123,7 @@ class Footing:
         if self.ring is not None:
             self.ring.doubt(attempt - 1)
         if self._taken == attempt:
-            self._taken = attempt - self._policy.ring_every
+            self._taken = attempt - self._policy.snapshot_every
 
     def round_ended(self) -> None:
         """All optimizers have stepped."""
@@ -132,11 +132,11 @@ class Footing:
             self._grown = True
             self.ring.prepare()
             self._tell_of(self.ring)
-        since = self.rounds.attempt - self._policy.ring_every
+        since = self.rounds.attempt - self._policy.snapshot_every
         if self._desk.judge.quiet and (self._taken is None or self._taken <= since):
             self._take(self.rounds.attempt, wait=False)
 
-    def rewire(self, rounds: Rounds) -> None:
+    def rewire(self, rounds: StepPipeline) -> None:
         """The optimizers hold other parameters now."""
         for old, gate in zip(self.rounds.gates, rounds.gates, strict=True):
             gate.options = old.options
@@ -151,7 +151,7 @@ class Footing:
 
     # -- states
 
-    def _take(self, attempt: int, *, wait: bool) -> State | None:
+    def _take(self, attempt: int, *, wait: bool) -> Snapshot | None:
         """Processes take their states at the same attempts: one whose memory is not there yet leaves this one out."""
         self._taken = attempt
         if self.ring is None or self.ring.off is not None:
@@ -165,7 +165,7 @@ class Footing:
         if self.ring is not None and self.ring.messages:
             self._tell_of(self.ring)
 
-    def _tell_of(self, ring: Ring) -> None:
+    def _tell_of(self, ring: SnapshotRing) -> None:
         messages, ring.messages = ring.messages, []
         for message in messages:
             self._desk.note("ring", message, attempt=self.rounds.attempt)
@@ -193,7 +193,7 @@ class Footing:
         self._tell_messages()
         for decision in decided:
             try:
-                done = carry_out(decision, self)
+                done = apply(decision, self)
             except TrainingStopped:
                 if self.on_stop is not None:
                     self.on_stop()
@@ -201,14 +201,14 @@ class Footing:
             except CannotAct as why:
                 self._desk.judge.failed(decision, str(why))
                 self._desk.note("failed", f"{decision.action}: {why}", attempt=self.rounds.attempt)
-                self._say(logging.WARNING, decision, f"{decision.rung or decision.action} cannot be done: {why}")
+                self._say(logging.WARNING, decision, f"{decision.remedy or decision.action} cannot be done: {why}")
             else:
-                self._say(logging.INFO if decision.action is Action.LOOSEN else logging.WARNING, decision, done)
+                self._say(logging.INFO if decision.action is Action.RELAX else logging.WARNING, decision, done)
 
     def _say(self, level: int, decision: Decision, done: str) -> None:
         if self._desk.journal.rank == 0 and decision.action is not Action.REFUSE:
             told = decision.step, decision.reason, done or decision.action
-            log.log(level, "surefoot: step %d: %s; %s", *told, extra={TOLD: True})
+            log.log(level, "surefoot: step %d: %s; %s", *told, extra={EVENT_MARK: True})
 
     # -- what actions reach
 
@@ -217,13 +217,13 @@ class Footing:
         return self.rounds.scaler
 
     def shared(self, attempts: Sequence[int]) -> Sequence[int]:
-        ranks, newest = self.rounds.meter.ranks, self.rounds.meter.block.verdict[Said.ALIVE]
+        ranks, newest = self.rounds.meter.ranks, self.rounds.meter.block.verdict[VerdictSlot.ALIVE]
         # Rows are read two steps late, and one may have gone since. To ask the device is a wait, but a seldom one.
         if ranks.world > 1 and min(self._desk.alive, float(newest)) < ranks.world:  # it would not answer
             raise CannotAct("one of the processes has lost its protection, so they cannot go back together")
-        return ranks.shared(attempts, self._policy.ring_size)
+        return ranks.shared(attempts, self._policy.max_snapshots)
 
-    def went_back(self, state: State) -> None:
+    def went_back(self, state: Snapshot) -> None:
         at = self.rounds.attempt
         for block, tag in self.rounds.arrived(rest=True):
             self._desk.read(block, tag, judged=False)  # of a time that is gone: written down, and no more

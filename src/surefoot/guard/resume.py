@@ -7,13 +7,13 @@ import logging
 import time
 from pathlib import Path
 
-from surefoot.checkpoint.manager import Keeping, Resumed
-from surefoot.guard.checkpoint_events import Herald
-from surefoot.guard.metrics_reader import Desk
-from surefoot.guard.recovery import Footing
+from surefoot.checkpoint.manager import CheckpointManager, Resumed
+from surefoot.guard.checkpoint_events import CheckpointEventLog
+from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard.recovery import Recovery
 from surefoot.journal.reader import read
 from surefoot.judge.policy import Policy
-from surefoot.records import Restraint
+from surefoot.records import StepOverrides
 
 log = logging.getLogger("surefoot")
 _STATE = {
@@ -23,15 +23,22 @@ _STATE = {
 }
 
 
-class Resuming:
+class Resumer:
     """Puts one run back, and lets go of it when all goes well."""
 
     def __init__(
-        self, keeping: Keeping, *, herald: Herald, desk: Desk, footing: Footing, policy: Policy, run_dir: Path
+        self,
+        keeping: CheckpointManager,
+        *,
+        herald: CheckpointEventLog,
+        desk: MetricsReader,
+        footing: Recovery,
+        policy: Policy,
+        run_dir: Path,
     ) -> None:
         self._keeping, self._herald, self._desk, self._footing = keeping, herald, desk, footing
         self._policy, self._run_dir = policy, run_dir
-        self._careful: Restraint | None = None
+        self._careful: StepOverrides | None = None
         self._free_at = 0
 
     def resume(self) -> Resumed | None:
@@ -56,7 +63,7 @@ class Resuming:
         began = time.monotonic()
         resumed = self._keeping.resume(kept)
         self._take_up(resumed, time.monotonic() - began)
-        if self._policy.careful and ranks.from_first(_crashed(self._run_dir)):
+        if self._policy.cautious_after_crash and ranks.from_first(_crashed(self._run_dir)):
             self._go_carefully()
         return resumed
 
@@ -74,7 +81,7 @@ class Resuming:
                 self._desk.order.load_state_dict(told["order"])
             reins = self._footing.reins
             for optimizers, asked in self._desk.judge.restraints:
-                if asked != Restraint() and reins.objection(asked) is None:
+                if asked != StepOverrides() and reins.objection(asked) is None:
                     reins.set(asked, optimizers)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             notes.append(f"the judge begins anew, since what it knew was of another version: {error!r}")
@@ -106,8 +113,8 @@ class Resuming:
     def _go_carefully(self) -> None:
         """The run before this one crashed, and nobody knows why: smaller steps until it is clear that it goes well."""
         count = len(self._herald.rounds.gates)
-        self._careful = Restraint(rate=0.5, clip=(0.5,) * count)
-        self._free_at = self._desk.step + self._policy.loosen_after
+        self._careful = StepOverrides(lr_factor=0.5, clip=(0.5,) * count)
+        self._free_at = self._desk.step + self._policy.relax_after
         self._footing.reins.set(self._careful)
         self._herald.tell("careful", "resumed after a crash with half the rate, and gradients clipped at 0.5")
 
@@ -116,7 +123,7 @@ class Resuming:
         if self._careful is None or self._desk.step < self._free_at:
             return
         if self._footing.reins.lift(self._careful):  # else the judge has asked for something of its own
-            words = f"{self._policy.loosen_after} updates went well: the rate is the loop's again"
+            words = f"{self._policy.relax_after} updates went well: the rate is the loop's again"
             self._herald.tell("loosened", words)
         self._careful = None
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from surefoot.gate.clip import ClipOption
-from surefoot.guard.step_pipeline import Rounds
+from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.journal.lock import RunDirectoryInUse
 from surefoot.journal.writer import Journal
 from surefoot.judge.multi_optimizer import AnyJudge, judge_of
@@ -34,13 +34,13 @@ _MORE: ContextVar[Mapping[str, Any]] = ContextVar("more", default=MappingProxyTy
 """What whoever attaches tells of the run besides."""
 
 
-def judge_for(model: nn.Module, policy: Policy, rounds: Rounds) -> AnyJudge:
+def judge_for(model: nn.Module, policy: Policy, rounds: StepPipeline) -> AnyJudge:
     """A judge that knows what the tensors of this run are."""
     names, known = rounds.meter.ranks.from_first((rounds.layout.names, _judged(model, rounds)))
     return judge_of(policy, names, **known)
 
 
-def _judged(model: nn.Module, rounds: Rounds) -> dict[str, Any]:
+def _judged(model: nn.Module, rounds: StepPipeline) -> dict[str, Any]:
     """What a judge is told of a run besides the names of its tensors; written down, so that it can be told again."""
     holders = {id(p): type(m).__name__ for m in model.modules() for p in m._parameters.values() if p is not None}
     optimizers = [getattr(g.optimizer, "optim", g.optimizer) for g in rounds.gates]  # inside a sharded one
@@ -74,12 +74,12 @@ def _largest(alpha: float, momentum: float) -> float:
     return max(before, pushed)
 
 
-def config_of(model: nn.Module, clip: ClipOption, policy: Policy, rounds: Rounds) -> dict[str, Any]:
+def config_of(model: nn.Module, clip: ClipOption, policy: Policy, rounds: StepPipeline) -> dict[str, Any]:
     """What stands in `run.json`."""
     optimizers = [
         {
             "class": type(g.optimizer).__name__,
-            "way": g.way,
+            "way": g.veto_method,
             "groups": [{k: v for k, v in group.items() if k != "params"} for group in g.optimizer.param_groups],
         }
         for g in rounds.gates

@@ -19,7 +19,7 @@ _ENDING = 30.0
 """Seconds in which a process that has raised SystemExit is expected to end."""
 
 
-class Hearing:
+class SignalHandlers:
     """Tells `heard`, a method, of each signal; it keeps nobody alive, and signals that are ignored stay so."""
 
     def __init__(self, heard: Callable[[int], None]) -> None:
@@ -48,7 +48,7 @@ class Hearing:
     def before(self, number: int) -> Any:
         """What the program itself had wanted to be done at this signal."""
         found = self._before.get(number)
-        while isinstance(found, Hearing) and found._over:
+        while isinstance(found, SignalHandlers) and found._over:
             found = found._before.get(number)
         return signal.SIG_DFL if isinstance(found, Ending) else found
 
@@ -94,5 +94,5 @@ class Ending:
         """In its last moments the interpreter gives every signal that a function handles its default action back."""
         for number in SIGNALS:
             handler = signal.getsignal(number)
-            if handler is self or (isinstance(handler, Hearing) and handler._ending is self):
+            if handler is self or (isinstance(handler, SignalHandlers) and handler._ending is self):
                 signal.signal(number, signal.SIG_IGN)

@@ -11,14 +11,14 @@ import numpy as np
 
 from surefoot.judge.history import History
 from surefoot.judge.policy import MANIFOLD, NOTHING
-from surefoot.measure.block_layout import MICROS, Head
-from surefoot.measure.grad_stats import Arrived
-from surefoot.measure.rank_agreement import Agreed, setting
+from surefoot.measure.block_layout import MICROS, SummarySlot
+from surefoot.measure.grad_stats import HostBlock
+from surefoot.measure.rank_agreement import SharedSlot, setting
 from surefoot.measure.system import Reading
-from surefoot.records import NAN, JudgedBy, Row, Verdict
+from surefoot.records import NAN, JudgedBy, StepMetrics, Verdict
 
 
-class Tag(NamedTuple):
+class StepContext(NamedTuple):
     """What the host knew of an update when its numbers were sent."""
 
     attempt: int
@@ -55,70 +55,72 @@ class Tag(NamedTuple):
 
 
 _VERDICTS = tuple(Verdict)
-_TROUBLE = (Verdict.NONFINITE, Verdict.OUTLANDISH, Verdict.OVERFLOW)
+_TROUBLE = (Verdict.NONFINITE, Verdict.NORM_OUTLIER, Verdict.OVERFLOW)
 
 
-def row_from(
-    block: Arrived, tag: Tag, *, step: int, history: History, run: History, left: float, repeated: bool
-) -> Row:
+def step_metrics_from(
+    block: HostBlock, tag: StepContext, *, step: int, history: History, run: History, left: float, repeated: bool
+) -> StepMetrics:
     """The row of one attempted update; `history` is that of the optimizer that stepped, `run` that of the first;
     `repeated` when another optimizer has brought a row for this attempt already."""
     more, replicas, odd = block.head, NAN, -1
     dropped = False
     if len(block.losses) > 1:
         agreed = block.agreed
-        dropped = agreed[Agreed.DROPPED] > 0
+        dropped = agreed[SharedSlot.DROPPED] > 0
         tag = _agreed(tag, agreed, repeated=repeated)
-        if agreed[Agreed.COMPARED] == 1.0 and not repeated:
+        if agreed[SharedSlot.COMPARED] == 1.0 and not repeated:
             replicas, odd = _compared(block.replicas, run)
-        if block.verdict[0] == Verdict.LANDED:
-            history.unequal.append(bool(agreed[Agreed.UNEQUAL] > 0))
+        if block.verdict[0] == Verdict.APPLIED:
+            history.unequal.append(bool(agreed[SharedSlot.UNEQUAL] > 0))
     # All at once, in the order of `Said`: to ask for each place by its name takes longer than the rest.
     said, norm, nonfinite, limit, clip, clipped, loss, scale, lr, weight_norm, bad_weights, ratio, _ = block.verdict
     verdict = _VERDICTS[int(said)]
-    if dropped and verdict is Verdict.LANDED:
-        verdict = Verdict.DROPPED  # on some ranks; all of them must judge the same
+    if dropped and verdict is Verdict.APPLIED:
+        verdict = Verdict.DISCARDED  # on some ranks; all of them must judge the same
     trouble = verdict in _TROUBLE
     loss = loss if tag.watched else NAN
     d1, d2 = history.add(loss, norm)
     reading = tag.reading
-    bad: list[int] = np.flatnonzero(block.buffers).tolist() if more[Head.BAD_BUFFERS] > 0 else []
+    bad: list[int] = np.flatnonzero(block.buffers).tolist() if more[SummarySlot.BAD_BUFFERS] > 0 else []
     # Where only a buffer went wrong, the gradients do not tell which micro-batch it was.
     spared = bool(bad) and math.isfinite(loss) and math.isfinite(norm) and nonfinite == 0
-    return Row(
+    return StepMetrics(
         step=step,
         attempt=tag.attempt,
         time=tag.time,
         optimizer=tag.optimizer,
         verdict=verdict,
-        micro=_culprit(block.micros[: min(tag.micros, MICROS)]) if trouble and tag.watched and not spared else -1,
-        micros=tag.micros,
+        bad_microbatch=_culprit(block.micros[: min(tag.micros, MICROS)])
+        if trouble and tag.watched and not spared
+        else -1,
+        num_microbatches=tag.micros,
         judged_by=tag.judged_by,
         rank=_odd_one(block.losses) if trouble else odd,
-        bad_buffer=bad[0] if bad else -1,
+        first_nonfinite_buffer=bad[0] if bad else -1,
         **_as_written(
             loss=loss,
             loss_d1=d1,
             loss_d2=d2,
             norm=norm,
             nonfinite=nonfinite,
-            limit=limit if math.isfinite(limit) else NAN,
+            norm_limit=limit if math.isfinite(limit) else NAN,
             clip=clip if tag.clips else NAN,
-            clipped=clipped if tag.clips else NAN,
-            clip_share=history.clip_share(clipped) if tag.clips else NAN,
+            clip_factor=clipped if tag.clips else NAN,
+            clip_fraction=history.clip_share(clipped) if tag.clips else NAN,
             lr=lr if tag.lr is None else tag.lr,
             momentum=tag.momentum,
             loss_scale=NAN if not tag.scaled else scale if tag.scale is None else tag.scale,
             weight_norm=weight_norm if tag.weights else NAN,
             update_ratio=ratio if tag.weights else NAN,
-            bad_weights=bad_weights if tag.weights else NAN,
-            bad_buffers=float(len(bad)) if tag.buffers else NAN,
-            unmoved=more[Head.UNMOVED] if tag.weights else NAN,
-            applied_norm=math.sqrt(more[Head.APPLIED]) if tag.changed else NAN,
-            left_over=tag.left_over,
-            input_mean=more[Head.INPUT_MEAN] if tag.fed else NAN,
-            input_spread=more[Head.INPUT_SPREAD] if tag.fed else NAN,
-            input_top=NAN if not tag.fed else top if math.isfinite(top := more[Head.INPUT_TOP]) else math.inf,
+            nonfinite_params=bad_weights if tag.weights else NAN,
+            nonfinite_buffers=float(len(bad)) if tag.buffers else NAN,
+            unchanged_fraction=more[SummarySlot.UNMOVED] if tag.weights else NAN,
+            applied_norm=math.sqrt(more[SummarySlot.APPLIED]) if tag.changed else NAN,
+            stale_grads=tag.left_over,
+            input_mean=more[SummarySlot.INPUT_MEAN] if tag.fed else NAN,
+            input_std=more[SummarySlot.INPUT_SPREAD] if tag.fed else NAN,
+            input_absmax=NAN if not tag.fed else top if math.isfinite(top := more[SummarySlot.INPUT_TOP]) else math.inf,
             eval_loss=tag.eval_loss,
             seconds=tag.seconds,
             data_wait=tag.data_wait,
@@ -129,13 +131,13 @@ def row_from(
             memory_reserved=reading.memory_reserved,
             utilisation=reading.utilisation,
             seconds_left=left,
-            progress=more[Head.PROGRESS] if tag.judged_by is JudgedBy.PROGRESS else NAN,
+            progress=more[SummarySlot.PROGRESS] if tag.judged_by is JudgedBy.PROGRESS else NAN,
             replicas=replicas,
         ),
     )
 
 
-def _agreed(tag: Tag, agreed: np.ndarray, *, repeated: bool) -> Tag:
+def _agreed(tag: StepContext, agreed: np.ndarray, *, repeated: bool) -> StepContext:
     """With what all processes agreed on in place of what this one alone knew: they judge by the same numbers.
 
     Times and memory stay this process's own; nothing is done because of them.
@@ -144,16 +146,16 @@ def _agreed(tag: Tag, agreed: np.ndarray, *, repeated: bool) -> Tag:
     once = {"left_over": NAN, "samples": NAN, "weights": False, "fed": False}  # told with the first optimizer's row
     if not repeated:
         once = {
-            "left_over": float(agreed[Agreed.LEFT_OVER]),
-            "samples": float(agreed[Agreed.SAMPLES]),
-            "weights": agreed[Agreed.WEIGHED] == 1.0,
-            "fed": agreed[Agreed.FED] == 1.0,
+            "left_over": float(agreed[SharedSlot.LEFT_OVER]),
+            "samples": float(agreed[SharedSlot.SAMPLES]),
+            "weights": agreed[SharedSlot.WEIGHED] == 1.0,
+            "fed": agreed[SharedSlot.FED] == 1.0,
         }
     return tag._replace(
-        watched=agreed[Agreed.WATCHED] > 0,
-        changed=agreed[Agreed.CHANGED] == 1.0,
-        scaled=bool(np.isfinite(agreed[Agreed.SCALE])),
-        scale=float(agreed[Agreed.SCALE]),
+        watched=agreed[SharedSlot.WATCHED] > 0,
+        changed=agreed[SharedSlot.CHANGED] == 1.0,
+        scaled=bool(np.isfinite(agreed[SharedSlot.SCALE])),
+        scale=float(agreed[SharedSlot.SCALE]),
         lr=float(agreed[place]),
         momentum=float(agreed[place + 1]),
         **once,
@@ -215,7 +217,7 @@ def _odd_one(losses: np.ndarray) -> int:
     return top if abs(losses[top]) > 10 * others.max() else -1
 
 
-def worst_tensors(names: Sequence[str], layers: np.ndarray, row: Row, most: int = 5) -> list[dict[str, Any]]:
+def worst_tensors(names: Sequence[str], layers: np.ndarray, row: StepMetrics, most: int = 5) -> list[dict[str, Any]]:
     """The tensors with non-finite gradients, else those with the largest norms."""
     nonfinite, norms = layers[:, 5], layers[:, 0]
     if row.verdict is Verdict.NONFINITE:

@@ -21,22 +21,22 @@ from surefoot.checkpoint.buffer_check import BufferCheck
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.gate.clip import ClipOption, units_of
 from surefoot.gate.gate import Gate
-from surefoot.gate.rule import Rule, Said
-from surefoot.gate.veto import Way
-from surefoot.guard.iteration_order import StepOrder
+from surefoot.gate.rule import NormRule, VerdictSlot
+from surefoot.gate.veto import VetoMethod
+from surefoot.guard.iteration_order import IterationOrder
 from surefoot.guard.rank_exchange import RankExchange, settings_of
-from surefoot.guard.step_metrics import Tag
+from surefoot.guard.step_metrics import StepContext
 from surefoot.judge.policy import Policy
-from surefoot.measure.alternating import Turns
+from surefoot.measure.alternating import AlternatingWeights
 from surefoot.measure.batch_stats import measure_inputs, numbers_in
-from surefoot.measure.block_layout import Head
-from surefoot.measure.grad_stats import VERDICT, Arrived, Meter
+from surefoot.measure.block_layout import SummarySlot
+from surefoot.measure.grad_stats import VERDICT, GradStats, HostBlock
 from surefoot.measure.layout import Layout, layout_of, local
-from surefoot.measure.nan_tracer import Tracer
-from surefoot.measure.rank_agreement import Agreed
-from surefoot.measure.readback import Mailbox
+from surefoot.measure.nan_tracer import NanTracer
+from surefoot.measure.rank_agreement import SharedSlot
+from surefoot.measure.readback import AsyncReadback
 from surefoot.measure.stats_torch import flat_values
-from surefoot.measure.system import Clock, Machine
+from surefoot.measure.system import StepTimer, SystemMonitor
 from surefoot.measure.weight_stats import UpdateSample
 from surefoot.records import NAN, JudgedBy, Verdict
 
@@ -65,7 +65,7 @@ class _Gradient:
         return gradient is not None and bool(flat_values(local(gradient)).any())
 
 
-class Rounds:
+class StepPipeline:
     """Everything between a backward and the numbers it leaves behind, for one set of tensors."""
 
     judged_by: JudgedBy = JudgedBy.LOSS
@@ -78,7 +78,7 @@ class Rounds:
         *,
         clip: ClipOption,
         policy: Policy,
-        clock: Clock,
+        clock: StepTimer,
         shadow: BufferShadow | None,
     ) -> None:
         self.layout: Layout = layout_of(model, optimizers)
@@ -94,11 +94,11 @@ class Rounds:
         self._clock = clock
         self.device = _home(self.layout)
         units = units_of(clip, self.layout)
-        rule = Rule(policy.outlandish, policy.warmup, policy.fade)
-        self.meter = Meter(
+        rule = NormRule(policy.max_norm_ratio, policy.warmup, policy.norm_max_decay)
+        self.meter = GradStats(
             self.layout, [u.span for u in units], self.device, buffers=len(shadow.names) if shadow else 0
         )
-        self.buffers = BufferCheck(shadow, self.meter.block.buffers, self.meter.block.summary[Head.BAD_BUFFERS])
+        self.buffers = BufferCheck(shadow, self.meter.block.buffers, self.meter.block.summary[SummarySlot.BAD_BUFFERS])
         self.gates = [
             Gate(k, o, units=units, params=self.layout.params, rule=rule, device=self.device)
             for k, o in enumerate(optimizers)
@@ -106,8 +106,8 @@ class Rounds:
         self._shadow = shadow
         self._exchange = RankExchange(self.meter, optimizers)
         self._sample = UpdateSample(self.layout.params, self.meter.ranks.once, self.device)
-        self._machine = Machine(self.device, every=policy.machine_every)
-        self._mailbox: Mailbox[Tag] = Mailbox(self.meter.raw.numel(), self.device)
+        self._machine = SystemMonitor(self.device, every=policy.system_every)
+        self._mailbox: AsyncReadback[StepContext] = AsyncReadback(self.meter.raw.numel(), self.device)
         self._verdicts = self.meter.block.verdict.new_zeros(len(self.gates), VERDICT)
         self._totals: Tensor | None = None
         self._measured = self._weighed = self._changed = self._fed = False
@@ -119,14 +119,14 @@ class Rounds:
         """The attempt before which the weights were sampled."""
         self._had: list[_Gradient] = []
         """Some gradients as they were when they were measured."""
-        self.tracer = Tracer(model)
+        self.tracer = NanTracer(model)
         self.curious = False
         """The weights are to be looked at in the next step."""
         self._used: list[_Gradient] = []
         """Some of the gradients that the last step used."""
         self._stepped: set[int] = set()
-        self._turns = Turns(self.layout, self.meter.ranks.once, self.device, every=policy.weights_every)
-        self.order = StepOrder(len(self.gates))
+        self._turns = AlternatingWeights(self.layout, self.meter.ranks.once, self.device, every=policy.weights_every)
+        self.order = IterationOrder(len(self.gates))
 
     @property
     def fits(self) -> bool:
@@ -176,14 +176,14 @@ class Rounds:
             values = numbers_in(batch, self.device)
             self._fed = values is not None
             if values is not None:
-                measure_inputs(values, self.meter.block.summary[Head.INPUT_MEAN : Head.INPUT_TOP + 1])
+                measure_inputs(values, self.meter.block.summary[SummarySlot.INPUT_MEAN : SummarySlot.INPUT_TOP + 1])
 
     def take_progress(self, progress: Tensor | float | None) -> None:
         """Keep what the loop says is judged instead of the loss: the mean over the micro-batches of an update."""
         self.judged_by = JudgedBy.NOTHING if progress is None else JudgedBy.PROGRESS
         if progress is None:
             return
-        mean = self.meter.block.summary[Head.PROGRESS]
+        mean = self.meter.block.summary[SummarySlot.PROGRESS]
         earlier = 0 if self._stepped else self.meter.micro
         with torch.no_grad():
             value: Any = progress
@@ -192,7 +192,7 @@ class Rounds:
             if earlier:
                 mean += (value - mean) / (earlier + 1)
             else:
-                self.meter.block.summary[Head.PROGRESS] = value
+                self.meter.block.summary[SummarySlot.PROGRESS] = value
 
     def backward_ended(self, loss: Tensor, weight: Tensor) -> None:
         """Measure all gradients as they are now; `weight` is what backward began with, by which the loss counts."""
@@ -208,7 +208,7 @@ class Rounds:
         if scale is None:
             return
         gate, block = self.gates[self.order.expected], self.meter.block
-        block.verdict[Said.SCALE] = scale.to(self.device, non_blocking=True)
+        block.verdict[VerdictSlot.SCALE] = scale.to(self.device, non_blocking=True)
         self._updates = scale, scale._version
         if self._shadow is not None:  # loss scaling may skip the step without a word to anyone
             self.buffers.count()
@@ -241,13 +241,13 @@ class Rounds:
         if self._turns.alternates(k):
             unmoved = self._turns.before(k, curious=self.curious)
             if unmoved is not None:
-                self.meter.block.summary[Head.UNMOVED] = unmoved
+                self.meter.block.summary[SummarySlot.UNMOVED] = unmoved
             self.gates[k].before()
             return
         if self._sampled == coming - 1 and self._weighed:
             unmoved = self._sample.unmoved()
             if unmoved is not None:
-                self.meter.block.summary[Head.UNMOVED] = unmoved
+                self.meter.block.summary[SummarySlot.UNMOVED] = unmoved
         due = coming % self._policy.weights_every == 0 or (self.curious and coming > self._sampled + 4)
         if due and self._sampled != coming:
             self._sample.take()
@@ -261,7 +261,7 @@ class Rounds:
     def tell_busy(self, busy: bool) -> None:
         """Let all processes know, with the numbers of this attempt, whether this one is at a save."""
         if self.meter.ranks.world > 1:
-            self.meter.block.summary[Head.BUSY] = float(busy)
+            self.meter.block.summary[SummarySlot.BUSY] = float(busy)
 
     def decide(self, k: int) -> None:
         """Decide over this optimizer's update, together with those that step on the same backward."""
@@ -282,7 +282,7 @@ class Rounds:
         for j in others:
             if j not in self._stepped:
                 self.gates[j].decide(self._totals, said=self._verdicts[j], scaled=scaled, joint=None, commit=False)
-        joint = torch.stack([self._verdicts[j, Said.VERDICT] for j in others]).amax() if others else None
+        joint = torch.stack([self._verdicts[j, VerdictSlot.VERDICT] for j in others]).amax() if others else None
         gate.decide(self._totals, said=said, scaled=scaled, joint=joint, commit=True)
         if others:
             self._verdicts[k].copy_(said)
@@ -292,15 +292,15 @@ class Rounds:
     def _gather(self, *, stepping: int | None) -> Tensor:
         """The numbers of all processes; None where the gradients were thrown away without a step."""
         scale = self.scale()
-        known: dict[Agreed, float | Tensor] = {
-            Agreed.WEIGHED: self._has_weights(self.order.expected if stepping is None else stepping),
-            Agreed.FED: self._fed,
-            Agreed.CHANGED: self._changed and len(self.gates) == 1,
-            Agreed.WATCHED: self.meter.micro > 0,
-            Agreed.DROPPED: stepping is None,
-            Agreed.LEFT_OVER: self._left_over,
-            Agreed.SAMPLES: self.samples,
-            Agreed.SCALE: NAN if scale is None else scale,
+        known: dict[SharedSlot, float | Tensor] = {
+            SharedSlot.WEIGHED: self._has_weights(self.order.expected if stepping is None else stepping),
+            SharedSlot.FED: self._fed,
+            SharedSlot.CHANGED: self._changed and len(self.gates) == 1,
+            SharedSlot.WATCHED: self.meter.micro > 0,
+            SharedSlot.DROPPED: stepping is None,
+            SharedSlot.LEFT_OVER: self._left_over,
+            SharedSlot.SAMPLES: self.samples,
+            SharedSlot.SCALE: NAN if scale is None else scale,
         }
         return self._exchange.gather(known, stepping=stepping)
 
@@ -308,12 +308,12 @@ class Rounds:
         """The step is over: tidy up, settle the buffers and send the numbers off."""
         self.searching = False
         gate = self.gates[k]
-        gate.after(spoilt=gate.way is Way.COPY and self.buffers.found())
-        if gate.way is Way.COPY and gate.refused:
+        gate.after(spoilt=gate.veto_method is VetoMethod.COPY and self.buffers.found())
+        if gate.veto_method is VetoMethod.COPY and gate.refused:
             said = self.meter.block.verdict
-            said[Said.VERDICT] = said[Said.VERDICT].clamp(min=float(Verdict.NONFINITE))
+            said[VerdictSlot.VERDICT] = said[VerdictSlot.VERDICT].clamp(min=float(Verdict.NONFINITE))
         if self._shadow is not None:
-            self._shadow.settle(gate.spoilt)
+            self._shadow.settle(gate.buffers_tainted)
         gate.refresh()
         self.order.step(k, self.attempt)
         self._send(k)
@@ -361,9 +361,11 @@ class Rounds:
         self.gates[k].decide(totals, said=said, scaled=scaled, joint=None, commit=False)
         if self._shadow is not None and not scaled:  # with loss scaling that was done after backward
             self._shadow.settle(self.gates[k].memory.spoilt, keep=False)
-        said[Said.VERDICT] = said[Said.VERDICT].where(said[Said.VERDICT] > 0, float(Verdict.DROPPED))
+        said[VerdictSlot.VERDICT] = said[VerdictSlot.VERDICT].where(
+            said[VerdictSlot.VERDICT] > 0, float(Verdict.DISCARDED)
+        )
         if last:
-            said[Said.ALIVE] = self.meter.ranks.world  # nobody was asked
+            said[VerdictSlot.ALIVE] = self.meter.ranks.world  # nobody was asked
         self.order.step(None, self.attempt)
         self._send(k)
         self._begin()
@@ -372,9 +374,9 @@ class Rounds:
         said, gate = self.meter.block.verdict, self.gates[k]
         scale, (lr, momentum) = self.scale(), settings_of(gate.optimizer)
         if isinstance(lr, Tensor):
-            said[Said.LR] = lr.detach().to(said.device, non_blocking=True)
+            said[VerdictSlot.LR] = lr.detach().to(said.device, non_blocking=True)
         seconds, wait = self._clock.step_ended()
-        tag = Tag(
+        tag = StepContext(
             attempt=self.attempt,
             time=time.time(),
             optimizer=k,
@@ -406,7 +408,7 @@ class Rounds:
 
     # -- two steps later
 
-    def arrived(self, *, rest: bool = False) -> Iterator[tuple[Arrived, Tag]]:
+    def arrived(self, *, rest: bool = False) -> Iterator[tuple[HostBlock, StepContext]]:
         """The blocks sent two steps ago, or all that are still under way."""
         raw: np.ndarray
         for raw, tag in self._mailbox.rest() if rest else self._mailbox.due():
@@ -415,11 +417,13 @@ class Rounds:
                 self._follow_buffers(block, tag)
             yield block, tag
 
-    def _follow_buffers(self, block: Arrived, tag: Tag) -> None:
-        verdict, norm, nonfinite = (block.verdict[place] for place in (Said.VERDICT, Said.NORM, Said.NONFINITE))
-        bad = np.flatnonzero(block.buffers).tolist() if block.head[Head.BAD_BUFFERS] > 0 else []
-        alone = math.isfinite(block.verdict[Said.LOSS]) and math.isfinite(norm) and nonfinite == 0
-        self.buffers.follow(tag.attempt, bad, alone=alone, landed=verdict == Verdict.LANDED)
+    def _follow_buffers(self, block: HostBlock, tag: StepContext) -> None:
+        verdict, norm, nonfinite = (
+            block.verdict[place] for place in (VerdictSlot.VERDICT, VerdictSlot.NORM, VerdictSlot.NONFINITE)
+        )
+        bad = np.flatnonzero(block.buffers).tolist() if block.head[SummarySlot.BAD_BUFFERS] > 0 else []
+        alone = math.isfinite(block.verdict[VerdictSlot.LOSS]) and math.isfinite(norm) and nonfinite == 0
+        self.buffers.follow(tag.attempt, bad, alone=alone, landed=verdict == Verdict.APPLIED)
 
     def release(self) -> None:
         """Put back whatever a step was not to see."""

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from surefoot.journal.row_file import Header
-from surefoot.records import JudgedBy, Row, Verdict
+from surefoot.records import JudgedBy, StepMetrics, Verdict
 
 
 class Scalars(Mapping[str, np.ndarray]):
     """Columns of the attempted updates, one value per row, in the order written: `scalars["loss"]`.
 
-    The names are the fields of `surefoot.records.Row`. Arrays are read-only; a column that some of the rows lack,
+    The names are the fields of `surefoot.records.StepMetrics`. Arrays are read-only; a column that some of the rows lack,
     because another version wrote them, is NaN there. `rows` says how many rows there are.
     """
 
@@ -33,15 +33,15 @@ class Scalars(Mapping[str, np.ndarray]):
             self._columns[name] = _joined([_column(part, name) for part in self._parts])
         return self._columns[name]
 
-    def as_rows(self, part: slice = slice(None)) -> Iterator[Row]:
+    def as_rows(self, part: slice = slice(None)) -> Iterator[StepMetrics]:
         """The updates one by one, to single precision, as they were judged; a missing column has its default."""
-        names = [f.name for f in fields(Row) if f.name in self._names]
+        names = [f.name for f in fields(StepMetrics) if f.name in self._names]
         for values in zip(*(self[name][part].tolist() for name in names), strict=True):
             row: dict[str, Any] = dict(zip(names, values, strict=True))
             row["verdict"] = Verdict(row["verdict"])
             judged_by = row.get("judged_by", math.nan)  # NaN where an earlier version wrote the row
             row["judged_by"] = JudgedBy.LOSS if math.isnan(judged_by) else JudgedBy(int(judged_by))
-            yield Row(**row)
+            yield StepMetrics(**row)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

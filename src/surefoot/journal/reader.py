@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from surefoot.journal.aliases import upgraded_columns, upgraded_event
 from surefoot.journal.append import regular_size
 from surefoot.journal.columns import Layers, Scalars
 from surefoot.journal.row_file import BadHeader, Header, NotBegun, map_rows
@@ -32,7 +33,7 @@ class Run:
     info: dict[str, Any]
     """The content of `run.json`; empty if there is none."""
     scalars: Scalars
-    """`scalars["loss"]`: one NumPy array per field of `Row`."""
+    """`scalars["loss"]`: one NumPy array per field of `StepMetrics`."""
     layers: Layers
     """`layers["block.0.weight"]["norm"]`, standing at `layers.steps` and `layers.attempts`."""
     events: list[dict[str, Any]]
@@ -63,7 +64,7 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
     path = Path(run_dir)
     _must_be_run(path)
     notes: list[str] = []
-    scalars = [rows for _, rows in _signals(path / SIGNALS, "scalars", notes)]
+    scalars = [upgraded_columns(rows) for _, rows in _signals(path / SIGNALS, "scalars", notes)]
     layers = _signals(path / SIGNALS, "layers", notes)
     events, skipped = _events(path)
     info = _info(path / RUN, notes)
@@ -142,7 +143,7 @@ def _keyed(events: list[dict[str, Any]], rank: int) -> Iterator[tuple[tuple[floa
     """
     attempt = moment = float("-inf")
     for line, event in enumerate(events):
-        event = {"kind": "note", "step": -1, "attempt": -1, "rank": rank, "time": 0.0} | event
+        event = upgraded_event({"kind": "note", "step": -1, "attempt": -1, "rank": rank, "time": 0.0} | event)
         now = _number(event["attempt"])
         if now > attempt:
             attempt, moment = now, float("-inf")

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from surefoot.journal.append import AppendOnly, regular_size
-from surefoot.records import LAYER_STATS, SCHEMA, Row
+from surefoot.records import LAYER_STATS, SCHEMA, StepMetrics
 
 _FORMAT = "surefoot-signals"
 _PLAIN = re.compile(r"\|[iu]1|<[iu][248]|<f[248]")
@@ -98,11 +98,11 @@ def _checked(header: Header) -> Header:
 
 
 def _scalar_columns() -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    return tuple((f.name, _WIDE.get(f.name) or _NARROW.get(str(f.type), "<f4"), ()) for f in fields(Row))
+    return tuple((f.name, _WIDE.get(f.name) or _NARROW.get(str(f.type), "<f4"), ()) for f in fields(StepMetrics))
 
 
 SCALARS = Header(kind="scalars", columns=_scalar_columns())
-"""Columns straight from `Row`; a value beyond single precision is written as infinite."""
+"""Columns straight from `StepMetrics`; a value beyond single precision is written as infinite."""
 
 
 def layers_header(names: Sequence[str], numels: Sequence[int]) -> Header:

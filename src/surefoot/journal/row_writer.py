@@ -14,12 +14,12 @@ from surefoot.journal.layers import LayerLog
 from surefoot.journal.row_file import SCALARS, RowFile
 from surefoot.journal.run_json import SIGNALS, events_name
 from surefoot.journal.segments import resume_or_start
-from surefoot.records import LAYER_STATS, Row
+from surefoot.records import LAYER_STATS, StepMetrics
 
-_values = attrgetter(*(f.name for f in fields(Row)))
+_values = attrgetter(*(f.name for f in fields(StepMetrics)))
 
 
-class Scribe:
+class RowWriter:
     """Owns the open files of one journal; every OSError goes up to it. Files are opened when first written to."""
 
     def __init__(self, run_dir: Path, *, rank: int, window: int, budget: int) -> None:
@@ -40,7 +40,7 @@ class Scribe:
         if self._layers is not None:
             self._layers.layout(names, numels)
 
-    def rows(self, rows: Sequence[tuple[Row, np.ndarray | None]]) -> None:
+    def rows(self, rows: Sequence[tuple[StepMetrics, np.ndarray | None]]) -> None:
         if not rows or self._layers is None:
             return
         if self._scalars is None:
@@ -70,7 +70,9 @@ class Scribe:
             if file is not None:
                 file.close()
 
-    def _encoded(self, rows: Sequence[tuple[Row, np.ndarray | None]]) -> tuple[np.ndarray, list[np.ndarray | None]]:
+    def _encoded(
+        self, rows: Sequence[tuple[StepMetrics, np.ndarray | None]]
+    ) -> tuple[np.ndarray, list[np.ndarray | None]]:
         encoded = _as_array([row for row, _ in rows])
         if encoded is None:  # one row holds a value that is no number: the others must not go with it
             writable = [item for item in rows if _as_array([item[0]]) is not None]
@@ -81,7 +83,7 @@ class Scribe:
         return encoded, [stats for _, stats in rows]
 
 
-def _as_array(rows: Sequence[Row]) -> np.ndarray | None:
+def _as_array(rows: Sequence[StepMetrics]) -> np.ndarray | None:
     try:
         with np.errstate(all="ignore"):
             return np.array([_values(row) for row in rows], SCALARS.dtype)

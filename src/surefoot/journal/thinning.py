@@ -121,7 +121,7 @@ def thinned(rows: np.ndarray, job: Job) -> tuple[np.ndarray, int, int]:
         return rows[_stays(rows, landed, refused)], landed, refused
     if len(rows) < 2:
         return rows[:0], landed, refused
-    mostly_refused = 2 * np.count_nonzero(rows["verdict"] != Verdict.LANDED) > len(rows)
+    mostly_refused = 2 * np.count_nonzero(rows["verdict"] != Verdict.APPLIED) > len(rows)
     stays = np.ones(len(rows), bool)
     # A doubled stride may by chance spare a small part; double until something goes.
     while stays.all() and max(landed, refused) < 1 << 63:
@@ -131,7 +131,7 @@ def thinned(rows: np.ndarray, job: Job) -> tuple[np.ndarray, int, int]:
 
 
 def _stays(rows: np.ndarray, landed: int, refused: int) -> np.ndarray:
-    is_landed = rows["verdict"] == Verdict.LANDED
+    is_landed = rows["verdict"] == Verdict.APPLIED
     return np.where(is_landed, spared(rows["attempt"], landed), spared(rows["attempt"], refused))
 
 

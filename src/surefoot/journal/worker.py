@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from surefoot.journal.lock import WriterLock
-from surefoot.journal.row_writer import Scribe
-from surefoot.journal.write_queue import Inbox, Item, Layout, Mark, RowItem, line
+from surefoot.journal.row_writer import RowWriter
+from surefoot.journal.write_queue import Item, Layout, Mark, RowItem, WriteQueue, line
 from surefoot.records import Note
 
 
@@ -18,8 +18,8 @@ class Worker(threading.Thread):
 
     def __init__(
         self,
-        inbox: Inbox,
-        scribe: Scribe,
+        inbox: WriteQueue,
+        scribe: RowWriter,
         lock: WriterLock | None,
         *,
         on_failure: Callable[[str], None],

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 
 from surefoot.journal.strict_json import dumps
-from surefoot.records import LAYER_STATS, Event, Row
+from surefoot.records import LAYER_STATS, Event, StepMetrics
 
 PAUSE = 0.25
 """Seconds that rows may wait in memory to be written together; what a kill can lose."""
@@ -20,7 +20,7 @@ _BATCH = 1024
 _FEWEST_ROWS = 16
 _FLOAT = np.dtype("<f4")
 
-RowItem = tuple[Row, np.ndarray | None]
+RowItem = tuple[StepMetrics, np.ndarray | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Mark:
 Item = RowItem | bytes | Layout | Mark
 
 
-class Inbox:
+class WriteQueue:
     """Holds what is not written yet; when the disk is too slow it loses rows first, events much later, and counts."""
 
     def __init__(self, *, rows: int, row_bytes: int, events: int) -> None:
@@ -59,7 +59,7 @@ class Inbox:
         self._most_rows = max(_FEWEST_ROWS, min(self._rows, self._row_bytes // one))
         self._queue.put(Layout(tuple(names), tuple(numels)))
 
-    def row(self, row: Row, layers: np.ndarray | None) -> None:
+    def row(self, row: StepMetrics, layers: np.ndarray | None) -> None:
         if self._queue.qsize() >= self._most_rows:
             self.lost_rows += 1
             return

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from surefoot.journal.lock import WriterLock
-from surefoot.journal.row_writer import Scribe
+from surefoot.journal.row_writer import RowWriter
 from surefoot.journal.run_json import SIGNALS, describe, last_attempt
 from surefoot.journal.segments import sweep
 from surefoot.journal.worker import Worker, in_words
-from surefoot.journal.write_queue import Inbox
-from surefoot.records import Event, Row
+from surefoot.journal.write_queue import WriteQueue
+from surefoot.records import Event, StepMetrics
 
 log = logging.getLogger("surefoot")
 _CLOSE_SECONDS = 30.0
@@ -67,10 +67,10 @@ class Journal:
         self._pid = os.getpid()
         self._closed = False
         self._lock = WriterLock(self.run_dir, interval=limits.heartbeat) if rank == 0 else None
-        self._inbox = Inbox(rows=limits.queue_rows, row_bytes=limits.queue_bytes, events=limits.queue_events)
+        self._inbox = WriteQueue(rows=limits.queue_rows, row_bytes=limits.queue_bytes, events=limits.queue_events)
         try:
             self._prepare(info)
-            scribe = Scribe(self.run_dir, rank=rank, window=limits.window, budget=limits.budget)
+            scribe = RowWriter(self.run_dir, rank=rank, window=limits.window, budget=limits.budget)
         except BaseException as error:
             with contextlib.suppress(OSError):
                 if self._lock is not None:
@@ -102,7 +102,7 @@ class Journal:
         if not self._silent():
             self._inbox.layout(names, numels)
 
-    def row(self, row: Row, layers: np.ndarray | None = None) -> None:
+    def row(self, row: StepMetrics, layers: np.ndarray | None = None) -> None:
         """Record one attempted update and, if measured, its [tensors, LAYER_STATS] numbers, which are copied."""
         if not self._silent():
             self._inbox.row(row, layers)

@@ -8,8 +8,8 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from surefoot.judge.policy import DOUBLE, FEW, SMALL, WHILE, Sight
-from surefoot.records import Restraint, Row
+from surefoot.judge.policy import DOUBLE, FEW, SMALL, WHILE, Thresholds
+from surefoot.records import StepMetrics, StepOverrides
 
 
 def held_back(known: int) -> int:
@@ -90,10 +90,10 @@ class Baseline:
         self._spread = 0.0
 
 
-class Normal:
+class Baselines:
     """Baselines of the loss and of each optimizer's gradient norm, and the rows that are being judged against them."""
 
-    def __init__(self, sight: Sight, *, contested: bool = False) -> None:
+    def __init__(self, sight: Thresholds, *, contested: bool = False) -> None:
         self.sight = sight
         self.contested = contested
         """The loss depends on what other optimizers do in turn, as a generator's does on its critic: that it rises, or
@@ -106,7 +106,7 @@ class Normal:
         """What momentum was when things were well."""
         self.applied = Baseline(sight.window)
         """Of the logarithms of the norms that the first optimizer was handed, where the loop changes gradients."""
-        self.asked = Restraint()
+        self.asked = StepOverrides()
         """What is asked of the steps."""
         self.judges_loss = True
         """Whether these are baselines of the loss itself, and not of another measure of progress."""
@@ -120,8 +120,8 @@ class Normal:
         """The last losses that landed, finite or not."""
         self.landed = 0
         self._first: list[float] = []
-        self._waiting: deque[Row] = deque()
-        self._looked_at: Row | None = None
+        self._waiting: deque[StepMetrics] = deque()
+        self._looked_at: StepMetrics | None = None
         """The row that was last asked about, and whether it stands out."""
         self._stands_out = False
         self._spikes = 0
@@ -146,7 +146,7 @@ class Normal:
         """Samples in a batch, usually."""
         return self.sizes.middle if len(self.sizes) else math.nan
 
-    def expect(self, row: Row) -> None:
+    def expect(self, row: StepMetrics) -> None:
         """A mean over fewer samples scatters further, by the root of how many fewer they are, until next to all that is
         known comes from such batches."""
         fewer = self.sizes.quantile(1 - SMALL) / row.samples if row.samples > 0 else math.nan
@@ -161,39 +161,39 @@ class Normal:
         """How many deviations a loss lies above what is normal."""
         return (loss - self.loss.middle) / (self.wider * self.loss.spread) if self.formed else math.nan
 
-    def norm_ratio(self, row: Row) -> float:
+    def norm_ratio(self, row: StepMetrics) -> float:
         """The norm over the largest accepted one lately, as a logarithm."""
         known = self.norms.get(row.optimizer)
         if known is None or len(known) < self.sight.least or not row.norm > 0:
             return math.nan
         return math.log(row.norm / self.wider) - known.top if math.isfinite(row.norm) else math.inf
 
-    def norm_z(self, row: Row) -> float:
+    def norm_z(self, row: StepMetrics) -> float:
         known = self.norms.get(row.optimizer)
         if known is None or len(known) < self.sight.least or not row.norm > 0:
             return math.nan
         return (math.log(row.norm) - known.middle) / max(known.spread, SMALL) if math.isfinite(row.norm) else math.inf
 
-    def rate_ratio(self, row: Row) -> float:
+    def rate_ratio(self, row: StepMetrics) -> float:
         """The rate over what it usually was."""
         known = self.rates.get(row.optimizer)
         return self.rate(row) / known.middle if known is not None and len(known) and known.middle > 0 else math.nan
 
-    def rate(self, row: Row) -> float:
+    def rate(self, row: StepMetrics) -> float:
         """The rate that a step is made with, whatever the loop has set."""
         asked, k = self.asked, row.optimizer
-        return min(row.lr * asked.rate, asked.rate_cap[k] if k < len(asked.rate_cap) else math.inf)
+        return min(row.lr * asked.lr_factor, asked.max_lr[k] if k < len(asked.max_lr) else math.inf)
 
-    def momentum(self, row: Row) -> float:
+    def momentum(self, row: StepMetrics) -> float:
         """The same for the momentum."""
-        caps = self.asked.momentum_cap
+        caps = self.asked.max_momentum
         return min(row.momentum, caps[row.optimizer]) if row.optimizer < len(caps) else row.momentum
 
-    def handed(self, row: Row) -> float:
+    def handed(self, row: StepMetrics) -> float:
         """The norm of the gradients that the optimizer was handed, after whatever the loop did to them."""
         return row.norm if math.isnan(row.applied_norm) else row.applied_norm
 
-    def spikes(self, row: Row) -> bool:
+    def spikes(self, row: StepMetrics) -> bool:
         """Whether this value stands out so far that it is no part of what is normal, unless it stays."""
         if self._looked_at is not row:  # three ask of each row
             self._looked_at = row
@@ -202,9 +202,9 @@ class Normal:
             )
         return self._stands_out
 
-    def take(self, row: Row) -> None:
+    def take(self, row: StepMetrics) -> None:
         """Hold a row that landed back for a while, and take in the one whose time has come."""
-        if not row.landed:
+        if not row.applied:
             return
         self.landed += 1
         if row.optimizer == 0:
@@ -223,7 +223,7 @@ class Normal:
         if len(self._waiting) > held_back(self.landed):
             self._accept(self._waiting.popleft())
 
-    def _accept(self, row: Row) -> None:
+    def _accept(self, row: StepMetrics) -> None:
         self._looked_at = None
         if row.optimizer == 0:
             self.loss.add(row.attempt, row.loss)
@@ -293,7 +293,7 @@ class Normal:
         self.start, self._first, self.landed = state["start"], list(state["first"]), state["landed"]
         self.recent = deque(state["recent"], maxlen=WHILE)
         self._spikes, self._spiked = state["spikes"], list(state["spiked"])
-        self._waiting = deque(Row(**content) for content in state["waiting"])
+        self._waiting = deque(StepMetrics(**content) for content in state["waiting"])
 
 
 def _least(rates: Baseline) -> float:
@@ -301,7 +301,7 @@ def _least(rates: Baseline) -> float:
     return min(rates.last, rates.middle) if len(rates) else math.inf
 
 
-def _packed(row: Row) -> dict[str, Any]:
+def _packed(row: StepMetrics) -> dict[str, Any]:
     """What of a row is taken in later."""
     names = ("step", "attempt", "time", "optimizer", "loss", "norm", "applied_norm", "lr", "momentum", "samples")
     return {name: getattr(row, name) for name in names}

@@ -9,8 +9,8 @@ from itertools import zip_longest
 
 import numpy as np
 
-from surefoot.judge.policy import Sight
-from surefoot.records import Finding, Row, Verdict
+from surefoot.judge.policy import Thresholds
+from surefoot.records import Finding, StepMetrics, Verdict
 
 SUFFERS = ("level", "growth", "oscillation")
 """Detectors that tell of a loss which is not what it was."""
@@ -19,10 +19,10 @@ SILENCE = ("vanishing", "dead")
 
 
 @dataclass(slots=True)
-class Moment:
+class IncidentStep:
     """One step of the trouble, against what was normal before it."""
 
-    row: Row
+    row: StepMetrics
     z: float
     """Deviations of the loss above normal."""
     norm_ratio: float
@@ -45,7 +45,7 @@ class Moment:
 
 
 @dataclass(slots=True)
-class Case:
+class Incident:
     """One trouble, from its first sign on."""
 
     onset: int
@@ -53,7 +53,7 @@ class Case:
     """The level the loss began at."""
     normal: float
     """What the loss was before."""
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[IncidentStep] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     named: bool = False
     treated: bool = False
@@ -72,18 +72,18 @@ class Case:
     """How many times larger an update was than its rate and gradients explain."""
     weights: float = math.nan
     """How much the weights have changed since before, beyond what training does, as a logarithm of their norm."""
-    sight: Sight = field(default_factory=Sight)
+    sight: Thresholds = field(default_factory=Thresholds)
     """From when on something is worth a word."""
 
     def found(self, *detectors: str) -> list[Finding]:
         return [f for f in self.findings if f.detector in detectors]
 
     @property
-    def first(self) -> Moment:
+    def first(self) -> IncidentStep:
         return self.moments[0]
 
     @property
-    def last(self) -> Moment:
+    def last(self) -> IncidentStep:
         return self.moments[-1]
 
     @property
@@ -91,7 +91,7 @@ class Case:
         """Refusals in a row at the end."""
         count = 0
         for moment in reversed(self.moments):
-            if moment.row.verdict not in (Verdict.NONFINITE, Verdict.OUTLANDISH):
+            if moment.row.verdict not in (Verdict.NONFINITE, Verdict.NORM_OUTLIER):
                 break
             count += 1
         return count
@@ -113,7 +113,7 @@ def least(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
     return caps if any(map(math.isfinite, caps)) else ()
 
 
-def evidence_of(case: Case) -> dict[str, object]:
+def evidence_of(case: Incident) -> dict[str, object]:
     """The numbers a diagnosis rests on."""
     first = case.first
     return {

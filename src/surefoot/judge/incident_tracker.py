@@ -12,30 +12,31 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.journal.aliases import COLUMNS, DETECTORS, EVENTS, renamed
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.inputs import Inputs
 from surefoot.judge.detectors.layers import NONFINITE, NORM, LayerPast
-from surefoot.judge.detectors.units import Units
-from surefoot.judge.incident import SILENCE, SUFFERS, Case, Moment, leads, least
-from surefoot.judge.policy import CLEARLY, FEW, LONG, MANIFOLD, NOTHING, SMALL, STRETCH, WHILE, Sight
-from surefoot.records import Finding, Pattern, Row, Verdict
+from surefoot.judge.detectors.loss_rescaled import LossRescaled
+from surefoot.judge.incident import SILENCE, SUFFERS, Incident, IncidentStep, leads, least
+from surefoot.judge.policy import CLEARLY, FEW, LONG, MANIFOLD, NOTHING, SMALL, STRETCH, WHILE, Thresholds
+from surefoot.records import Finding, Pattern, StepMetrics, Verdict
 
-STANDING = ("settings", "left_over", "lost_clip")
+STANDING = ("settings", "stale_grads", "lost_clip")
 """What these have found goes on, and may be the reason for what comes of it much later."""
 SPENT = frozenset(
-    {"level", "growth", "oscillation", "vanishing", "dead", "units", "left_over", "lost_clip", "astray", "replicas"}
+    {"level", "growth", "oscillation", "vanishing", "dead", "units", "stale_grads", "lost_clip", "astray", "replicas"}
 )
 """Signs that a decision has answered; should they come again, they are told again."""
 
 
-class Casebook:
+class IncidentTracker:
     """Opens a case at the first sign, adds to it, and closes it when all has been quiet for long."""
 
     def __init__(
         self,
-        normal: Normal,
+        normal: Baselines,
         past: LayerPast,
-        units: Units,
+        units: LossRescaled,
         inputs: Inputs,
         *,
         heads: Sequence[int],
@@ -45,7 +46,7 @@ class Casebook:
         first: float,
         reach: int,
     ) -> None:
-        self.case: Case | None = None
+        self.case: Incident | None = None
         self.quiet_rows = 0
         self._normal = normal
         self._past = past
@@ -71,7 +72,7 @@ class Casebook:
         self._signs: deque[Finding] = deque(maxlen=WHILE)
         self._unit: list[Finding] = []
         """The loss was told in another unit before the last action, which does not change that."""
-        self._bore: Case | None = None
+        self._bore: Incident | None = None
         """A rate was raised in this case, and the run bore it."""
 
     @property
@@ -88,7 +89,7 @@ class Casebook:
         self.case = self._bore = None
         self._signs.clear()
 
-    def answered(self, case: Case) -> None:
+    def answered(self, case: Incident) -> None:
         """Something was decided about a case: its signs need no further answer."""
         self._unit = case.found("units")[:1]
         self._forget(SPENT)
@@ -100,11 +101,11 @@ class Casebook:
 
     def _forget(self, signs: Set[str]) -> None:
         if self.case is not None:
-            self.case.findings = [f for f in self.case.findings if not f.grave and f.detector not in signs]
+            self.case.findings = [f for f in self.case.findings if not f.severe and f.detector not in signs]
 
-    def opened(self, row: Row, found: Sequence[Finding] = ()) -> Case:
+    def opened(self, row: StepMetrics, found: Sequence[Finding] = ()) -> Incident:
         """A new case that begins with this row."""
-        return Case(
+        return Incident(
             onset=row.attempt,
             start=self._normal.start,
             normal=self._normal.loss.middle,
@@ -116,7 +117,7 @@ class Casebook:
             sight=self._normal.sight,
         )
 
-    def follow(self, row: Row, layers: np.ndarray | None, found: Sequence[Finding]) -> None:
+    def follow(self, row: StepMetrics, layers: np.ndarray | None, found: Sequence[Finding]) -> None:
         before = self.case
         if found and (before is None or (before.named and self.quiet_rows > WHILE)):
             self.case, self.quiet_rows = self._after(before, row, found), 0
@@ -136,13 +137,13 @@ class Casebook:
         if row.optimizer == 0:
             case.moments.append(self.moment(row, layers))
             del case.moments[LONG // 2 : -LONG // 2]
-        calm = not found and row.landed and not self._normal.z(row.loss) > self._normal.raised
+        calm = not found and row.applied and not self._normal.z(row.loss) > self._normal.raised
         self.quiet_rows = self.quiet_rows + 1 if calm else 0
         if self.quiet_rows >= LONG:
             self._bore = case if _rate_raised(case) else self._bore
             self.case = None
 
-    def _after(self, before: Case | None, row: Row, found: Sequence[Finding]) -> Case:
+    def _after(self, before: Incident | None, row: StepMetrics, found: Sequence[Finding]) -> Incident:
         """A new case, with what is left of the one before and of signs that are now known to have meant something."""
         case = self.opened(row, self._unit)
         self._unit = []
@@ -167,16 +168,16 @@ class Casebook:
             case.onset = min([case.onset, *(f.attempt for f in signs)])
         return case
 
-    def _climbs(self, row: Row, bore: Case) -> bool:
+    def _climbs(self, row: StepMetrics, bore: Incident) -> bool:
         """A raised rate that the run bore is higher still by now, and not yet what is usual."""
         told = max(f.evidence["lr"] for f in _rate_raised(bore))
         usual, _ = self._normal.settings
         return row.lr > CLEARLY * told and usual[0] < told
 
-    def moment(self, row: Row, layers: np.ndarray | None) -> Moment:
+    def moment(self, row: StepMetrics, layers: np.ndarray | None) -> IncidentStep:
         """One row against what is normal."""
         normal = self._normal
-        return Moment(
+        return IncidentStep(
             row=row,
             z=normal.z(row.loss),
             norm_ratio=normal.norm_ratio(row),
@@ -202,13 +203,13 @@ class Casebook:
 
     # -- the weights, where they were looked at
 
-    def _look(self, row: Row, case: Case | None) -> None:
+    def _look(self, row: StepMetrics, case: Incident | None) -> None:
         self._look_at_weights(row, case)
         if row.optimizer == 0 and row.norm > 0:
             self._norms.append(row.norm)  # only now: a row tells of the weights after the update before it
 
-    def _look_at_weights(self, row: Row, case: Case | None) -> None:
-        if math.isnan(row.weight_norm) and not row.bad_weights > 0:
+    def _look_at_weights(self, row: StepMetrics, case: Incident | None) -> None:
+        if math.isnan(row.weight_norm) and not row.nonfinite_params > 0:
             return
         self._look_at_update(row, case)
         if math.isfinite(row.update_ratio):
@@ -218,7 +219,7 @@ class Casebook:
         elif case.onset < row.attempt <= case.onset + STRETCH:  # a row tells of the weights after the update before it
             case.weights = self._changed(case.onset, row)
 
-    def _changed(self, onset: int, row: Row) -> float:
+    def _changed(self, onset: int, row: StepMetrics) -> float:
         """How much the weights have changed since before the trouble, as a logarithm of their norm: nothing to speak
         of is 0, and what updates may have done is not told."""
         looks = [(attempt, known) for attempt, known in self._weights if attempt <= onset - WHILE // 2 and known > 0]
@@ -233,7 +234,7 @@ class Casebook:
             return 0.0
         return change if abs(change) > (row.attempt - at) * max(self._ratios, default=0.0) else math.nan
 
-    def _look_at_update(self, row: Row, case: Case | None) -> None:
+    def _look_at_update(self, row: StepMetrics, case: Incident | None) -> None:
         """How large the update of the attempt before was, beyond what its rate and its gradients explain."""
         rate, known = self._normal.rate(row), self._normal.norms.get(row.optimizer)
         if not row.update_ratio > 0 or not rate > 0:
@@ -288,11 +289,11 @@ def _one_bad_tensor(layers: np.ndarray) -> bool:
     return int(bad.sum()) == 1 and not bad[np.argmax(layers[:, NONFINITE] >= 0)]
 
 
-def _rate_raised(case: Case) -> list[Finding]:
+def _rate_raised(case: Incident) -> list[Finding]:
     return [f for f in case.found("settings") if "times" in f.evidence]
 
 
-def _packed(case: Case) -> dict[str, Any]:
+def _packed(case: Incident) -> dict[str, Any]:
     """A case in plain values."""
     told = {name: getattr(case, name) for name in case.__slots__ if name not in ("moments", "findings", "sight")}
     return _plain(told | {"moments": [asdict(m) for m in case.moments], "findings": [asdict(f) for f in case.findings]})
@@ -307,15 +308,20 @@ def _plain(value: Any) -> Any:
     return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _unpacked(told: dict[str, Any], sight: Sight) -> Case:
-    moments = [
-        Moment(**m | {"row": Row(**m["row"] | {"verdict": Verdict(m["row"]["verdict"])})}) for m in told["moments"]
-    ]
+def _unpacked(told: dict[str, Any], sight: Thresholds) -> Incident:
+    moments = [IncidentStep(**m | {"row": _row(m["row"])}) for m in told["moments"]]
     findings = [_finding(f) for f in told["findings"]]
     tuples: dict[str, Any] = {name: tuple(told[name]) for name in ("rates", "momenta")}
-    return Case(**told | tuples | {"moments": moments, "findings": findings, "sight": sight})
+    return Incident(**told | tuples | {"moments": moments, "findings": findings, "sight": sight})
 
 
 def _finding(told: dict[str, Any]) -> Finding:
-    pattern: dict[str, Any] = {"pattern": Pattern(told["pattern"])}
-    return Finding(**told | pattern)
+    detector = DETECTORS.get(told["detector"], told["detector"])
+    own: dict[str, Any] = {"pattern": Pattern(told["pattern"]), "detector": detector}
+    return Finding(**renamed(told, EVENTS["finding"]) | own)
+
+
+def _row(told: dict[str, Any]) -> StepMetrics:
+    row: dict[str, Any] = renamed(told, COLUMNS)
+    row["verdict"] = Verdict(row["verdict"])
+    return StepMetrics(**row)

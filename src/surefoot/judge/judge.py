@@ -9,50 +9,61 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.cause_catalog import CAUSES
 from surefoot.judge.decision_tree import Facts, walk
-from surefoot.judge.detectors.astray import Astray
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.detectors.bottleneck import Bottleneck
 from surefoot.judge.detectors.clipping import Clipping
+from surefoot.judge.detectors.eval_regression import EvalRegression
 from surefoot.judge.detectors.evaluation import Evaluation
 from surefoot.judge.detectors.fewsamples import FewSamples
+from surefoot.judge.detectors.frozen_weights import FrozenWeights
 from surefoot.judge.detectors.growth import Growth
 from surefoot.judge.detectors.inputs import Inputs
 from surefoot.judge.detectors.jump import Jump
 from surefoot.judge.detectors.layers import Dead, Exploding, LayerPast, Vanishing
-from surefoot.judge.detectors.leftover import LeftOver
 from surefoot.judge.detectors.level import Level
+from surefoot.judge.detectors.loss_rescaled import LossRescaled
 from surefoot.judge.detectors.lossscale import LossScale
 from surefoot.judge.detectors.lostclip import LostClip
 from surefoot.judge.detectors.memory import MemoryCreep
 from surefoot.judge.detectors.nonfinite import NonFinite
+from surefoot.judge.detectors.norm_outlier import NormOutlier
 from surefoot.judge.detectors.oscillation import Oscillation
-from surefoot.judge.detectors.outlandish import Outlandish
-from surefoot.judge.detectors.pace import Pace
+from surefoot.judge.detectors.periodic_spikes import PeriodicSpikes
 from surefoot.judge.detectors.plateau import Plateau
-from surefoot.judge.detectors.repeats import Repeats
+from surefoot.judge.detectors.repeated_batches import RepeatedBatches
 from surefoot.judge.detectors.replicas import Replicas
-from surefoot.judge.detectors.rhythm import Rhythm
 from surefoot.judge.detectors.settings import Settings
+from surefoot.judge.detectors.slow_steps import SlowSteps
+from surefoot.judge.detectors.stale_grads import StaleGrads
 from surefoot.judge.detectors.start import Start
-from surefoot.judge.detectors.still import Still
-from surefoot.judge.detectors.units import Units
 from surefoot.judge.detectors.weights import Weights
-from surefoot.judge.incident import Case, evidence_of
-from surefoot.judge.incident_tracker import Casebook
+from surefoot.judge.incident import Incident, evidence_of
+from surefoot.judge.incident_tracker import IncidentTracker
 from surefoot.judge.nan_causes import cause_of
 from surefoot.judge.param_roles import Role, role_of
 from surefoot.judge.policy import AGAIN, LONG, UNDER_WAY, WHILE, Policy
 from surefoot.judge.progress_filter import ProgressFilter
-from surefoot.judge.rank_causes import causes
-from surefoot.judge.remediation import Treatment
+from surefoot.judge.rank_causes import rank_causes
+from surefoot.judge.remediation import Remediation
 from surefoot.judge.remedies import EQUAL
-from surefoot.judge.severity import grave
-from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, Pattern, Restraint, Row, Verdict
+from surefoot.judge.severity import is_severe
+from surefoot.records import (
+    Action,
+    Cause,
+    Decision,
+    Diagnosis,
+    Event,
+    Finding,
+    Pattern,
+    StepMetrics,
+    StepOverrides,
+    Verdict,
+)
 
-REFUSED = (Verdict.NONFINITE, Verdict.OUTLANDISH)
+REFUSED = (Verdict.NONFINITE, Verdict.NORM_OUTLIER)
 ASIDE = frozenset(
     {"bottleneck", "pace", "memory", "clipping", "plateau", "rhythm", "repeats", "start", "evaluation", "progress"}
 )
@@ -91,14 +102,14 @@ class Judge:
         """States taken at this attempt or before it are known to be good by the steps that followed."""
         self._adaptive = adaptive
         roles = [role_of(name, kind) for name, kind in zip_longest(names, kinds[: len(names)], fillvalue="")]
-        self.normal = Normal(policy.sight, contested=contested)
+        self.normal = Baselines(policy.thresholds, contested=contested)
         self._progress = ProgressFilter()
         self._alone = alone
         self._past = LayerPast()
-        self._units = Units(self.normal, self._past)
-        inputs = Inputs(policy.sight)
+        self._units = LossRescaled(self.normal, self._past)
+        inputs = Inputs(policy.thresholds)
         normed = any(kind.startswith(("BatchNorm", "SyncBatchNorm")) for kind in kinds)
-        self._book = Casebook(
+        self._book = IncidentTracker(
             self.normal,
             self._past,
             self._units,
@@ -108,40 +119,40 @@ class Judge:
             adaptive=adaptive,
             values=values,
             first=first,
-            reach=policy.ring_reach,
+            reach=policy.snapshot_reach,
         )
         self._replicas = Replicas()
-        self._outright: Sequence[NonFinite | Outlandish] = (NonFinite(buffers), Outlandish(self.normal))
+        self._outright: Sequence[NonFinite | NormOutlier] = (NonFinite(buffers), NormOutlier(self.normal))
         self.detectors: Sequence[Detector] = (
             self._units,
             inputs,
             FewSamples(self.normal, normed=normed),
             Weights(),
-            LeftOver(),
+            StaleGrads(),
             LostClip(self.normal),
             Settings(self.normal),
-            LossScale(policy.sight),
-            Still(names, owned, self.normal, self._past, adaptive=adaptive),
+            LossScale(policy.thresholds),
+            FrozenWeights(names, owned, self.normal, self._past, adaptive=adaptive),
             Jump(self.normal),
             Level(self.normal, self._units),
             Growth(self.normal),
             Oscillation(self.normal),
-            Exploding(self._past, names, policy.sight),
-            Vanishing(self._past, names, policy.sight),
-            Dead(self._past, names, policy.sight),
-            Rhythm(self.normal),
-            Repeats(policy.sight),
-            Start(policy.sight),
+            Exploding(self._past, names, policy.thresholds),
+            Vanishing(self._past, names, policy.thresholds),
+            Dead(self._past, names, policy.thresholds),
+            PeriodicSpikes(self.normal),
+            RepeatedBatches(policy.thresholds),
+            Start(policy.thresholds),
             Plateau(self.normal),
             Evaluation(self.normal),
-            Astray(self.normal, alone=alone),
-            Clipping(policy.sight),
-            Pace(policy.sight),
-            MemoryCreep(policy.sight),
-            Bottleneck(policy.sight),
+            EvalRegression(self.normal, alone=alone),
+            Clipping(policy.thresholds),
+            SlowSteps(policy.thresholds),
+            MemoryCreep(policy.thresholds),
+            Bottleneck(policy.thresholds),
             self._replicas,
         )
-        self._treatment = Treatment(policy, self.normal)
+        self._treatment = Remediation(policy, self.normal)
         self._refused = 0
         self._overflows = 0
         self._attempt = -1
@@ -153,12 +164,12 @@ class Judge:
         """Another judge of the same run has decided that it goes back: nothing is decided until then."""
 
     @property
-    def awaits(self) -> bool:
+    def rewind_pending(self) -> bool:
         """A rewind was decided and is still to come."""
         return self._awaits
 
     @property
-    def restraints(self) -> list[tuple[tuple[int, ...], Restraint]]:
+    def restraints(self) -> list[tuple[tuple[int, ...], StepOverrides]]:
         """What is asked of which optimizers; none named are all of them."""
         return [((), self.restraint)]
 
@@ -168,12 +179,12 @@ class Judge:
         return self._book.case is None and self._refused == 0
 
     @property
-    def restraint(self) -> Restraint:
+    def restraint(self) -> StepOverrides:
         """What is asked of the steps."""
         return self._treatment.restraint
 
     @property
-    def curious(self) -> bool:
+    def wants_weight_check(self) -> bool:
         """A look at the weights would help to tell what has happened."""
         return self._book.curious
 
@@ -204,12 +215,12 @@ class Judge:
         """What was decided could not be done; the next rung is tried at the next sign of trouble."""
         self._treatment.failed()
         self._awaits = False
-        if decision.rung == EQUAL.words:
+        if decision.remedy == EQUAL.words:
             self._replicas.cannot_restore(why)
             if self._book.case is not None:
                 self._book.case.findings = [f for f in self._book.case.findings if f.detector != "replicas"]
 
-    def located(self, row: Row, module: str, kind: str, *, inputs: bool, weights: bool) -> list[Event]:
+    def located(self, row: StepMetrics, module: str, kind: str, *, inputs: bool, weights: bool) -> list[Event]:
         """In which module a value that is not finite came up was found out, after its row was judged."""
         cause, why = cause_of(module, kind, inputs=inputs, weights=weights)
         finding = Finding(
@@ -227,11 +238,11 @@ class Judge:
 
     # -- one row
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Event]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Event]:
         """Findings first, then what they mean, then what is decided."""
         self._count(row)
         if layers is not None and row.optimizer == 0:
-            self._past.take(row, layers, learn=row.landed and self._book.learns)
+            self._past.take(row, layers, learn=row.applied and self._book.learns)
         self.normal.asked = self._treatment.restraint
         self.normal.expect(row)
         found = [f for d in self._outright for f in d.update(row)]
@@ -247,7 +258,7 @@ class Judge:
             events += self._aside(row, [f for f in found if _told_only(f)])
         self._book.follow(row, layers, [f for f in found if not _told_only(f)])
         if refused and not silent:
-            reason = "; ".join(f.detail for f in found if f.detector in ("nonfinite", "outlandish"))
+            reason = "; ".join(f.detail for f in found if f.detector in ("nonfinite", "norm_outlier"))
             events.append(self._decision(row, Action.REFUSE, reason))
         events += self._named(row)
         events += self._decided(row, events)
@@ -255,7 +266,7 @@ class Judge:
         self._prove(row)
         return events
 
-    def _told_of_progress(self, row: Row) -> list[Finding]:
+    def _told_of_progress(self, row: StepMetrics) -> list[Finding]:
         """Stop judging a loss that turns out to be no measure of progress, and say so once."""
         if not self._progress.update(row):
             return []
@@ -274,44 +285,44 @@ class Judge:
             )
         ]
 
-    def _count(self, row: Row) -> None:
-        if row.landed:
+    def _count(self, row: StepMetrics) -> None:
+        if row.applied:
             self._refused = self._overflows = 0
         if row.attempt != self._attempt:  # an update counts once, however many optimizers took part in it
-            if not row.landed:
+            if not row.applied:
                 self._refused += row.verdict in REFUSED
                 self._overflows += row.verdict is Verdict.OVERFLOW
             self._attempt = row.attempt
 
-    def _prove(self, row: Row) -> None:
-        if self._book.case is None and row.landed:
-            self.proven = max(self.proven, row.attempt - self.policy.proof)
+    def _prove(self, row: StepMetrics) -> None:
+        if self._book.case is None and row.applied:
+            self.proven = max(self.proven, row.attempt - self.policy.healthy_steps_to_trust)
 
     # -- the cause
 
-    def _named(self, row: Row) -> list[Event]:
+    def _named(self, row: StepMetrics) -> list[Event]:
         """The cause, once enough is known: what follows the first sign tells one cause from another, and by then the
         weights have been looked at. A vague case is given longer."""
         case = self._book.case
         if case is None or case.named or not case.findings or not case.moments:
             return []
-        vague = causes(case)[0][1] < 0.5
+        vague = rank_causes(case)[0][1] < 0.5
         if len(case.moments) <= (WHILE if vague else 2 * AGAIN) and not self._grave(case):
             return []
         case.named = True
         return self._diagnoses(row, case)
 
-    def _grave(self, case: Case) -> str:
-        return grave(case, adaptive=self._adaptive, clipped=bool(self._treatment.restraint.clip))
+    def _grave(self, case: Incident) -> str:
+        return is_severe(case, adaptive=self._adaptive, clipped=bool(self._treatment.restraint.clip))
 
-    def _diagnoses(self, row: Row, case: Case) -> list[Event]:
-        ranked = causes(case)
+    def _diagnoses(self, row: StepMetrics, case: Incident) -> list[Event]:
+        ranked = rank_causes(case)
         path = walk(
             Facts(
                 step=row.step,
                 mixed_precision=not math.isnan(row.loss_scale),
                 scaled=not math.isnan(row.loss_scale),
-                large_gradients=case.first.norm_ratio > math.log(self.policy.sight.jump),
+                large_gradients=case.first.norm_ratio > math.log(self.policy.thresholds.jump),
                 good_state=self.proven >= 0,
                 pattern=_pattern(case.findings),
             )
@@ -331,7 +342,7 @@ class Judge:
             for place, (cause, sure, why) in enumerate(ranked[:3])
         ]
 
-    def _aside(self, row: Row, found: Sequence[Finding]) -> list[Event]:
+    def _aside(self, row: StepMetrics, found: Sequence[Finding]) -> list[Event]:
         """What is told with its cause and is no reason to act."""
         telling = [f for f in found if f.detector not in ("clipping", "rhythm", "replicas", "progress")]
         if not telling or self._book.case is not None:
@@ -342,51 +353,51 @@ class Judge:
 
     # -- what is done
 
-    def _decided(self, row: Row, events: Sequence[Event]) -> list[Event]:
+    def _decided(self, row: StepMetrics, events: Sequence[Event]) -> list[Event]:
         if self._awaits or self.held:
             return []
         if 0 <= self._blind < row.attempt:
             self._watch_anew()
-        limit = self.policy.hold if self._treatment.holds(row) else self.policy.limit
+        limit = self.policy.max_vetoes_waiting if self._treatment.holds(row) else self.policy.max_consecutive_vetoes
         if self._refused == limit or (self._refused > limit and not self.policy.observe):
             return [self._decision(row, Action.STOP, self._why_refused(row, events))]
-        if row.verdict is Verdict.OUTLANDISH:
+        if row.verdict is Verdict.NORM_OUTLIER:
             self._treatment.refused()
             if self._treatment.holds(row):
                 return []  # what this run waits out
         return self._treated(row)
 
-    def _treated(self, row: Row) -> list[Event]:
+    def _treated(self, row: StepMetrics) -> list[Event]:
         case = self._book.case
         why = self._grave(case) if case is not None and case.moments and self._blind < 0 else ""
         if case is not None and why and not (self.policy.observe and case.treated):
             case.treated = True
             return self._treatment_of(row, case, why)
-        if self._overflows == self.policy.overflow_limit:
+        if self._overflows == self.policy.max_consecutive_overflows:
             return [self._decision(row, Action.STOP, self._why_overflows(row))]
         return self._treatment.watch(row, trouble=case is not None and self._book.quiet_rows == 0)
 
-    def _treatment_of(self, row: Row, case: Case, why: str) -> list[Event]:
+    def _treatment_of(self, row: StepMetrics, case: Incident, why: str) -> list[Event]:
         accepted = self._treatment.accept(row, self._refused)
         if accepted:
             self._book.close()
             return accepted
-        cause = next((c for c, _, _ in causes(case)), Cause.UNKNOWN)
+        cause = next((c for c, _, _ in rank_causes(case)), Cause.UNKNOWN)
         decided = self._treatment.act(row, case, cause, why)
         done = {d.action for d in decided if isinstance(d, Decision) and d.applied}
         self._awaits = Action.REWIND in done
-        if Action.RESTRAIN in done:
+        if Action.CONSTRAIN in done:
             self._blind = row.attempt + UNDER_WAY
         self._book.answered(case)
         return decided
 
-    def _why_refused(self, row: Row, found: Sequence[Event]) -> str:
+    def _why_refused(self, row: StepMetrics, found: Sequence[Event]) -> str:
         last = next((e.reason for e in found if isinstance(e, Decision)), "")
         if self._treatment.holds(row):
             way_out = "Training on such batches has made the loss on held-out data worse: look at the data since then."
-        elif row.bad_weights > 0:
+        elif row.nonfinite_params > 0:
             way_out = "The weights themselves are damaged: go back to a checkpoint from before."
-        elif row.verdict is Verdict.OUTLANDISH:
+        elif row.verdict is Verdict.NORM_OUTLIER:
             way_out = (
                 "Look at the batches since then, lower the learning rate or clip. If this level is meant to be, allow "
                 "it with policy=surefoot.Policy(outlandish=...)."
@@ -398,14 +409,14 @@ class Judge:
             f"(attempt {row.attempt}): {last}. None of them touched weights or optimizer. {way_out}"
         )
 
-    def _why_overflows(self, row: Row) -> str:
+    def _why_overflows(self, row: StepMetrics) -> str:
         return (
             f"the loss scale overflowed {self._overflows} times in a row (it is now {row.loss_scale:.3g}), so no "
             "update has landed: the gradients themselves are not finite. Use bfloat16 or float32, or look at the "
             "batches since then."
         )
 
-    def _decision(self, row: Row, action: Action, reason: str) -> Decision:
+    def _decision(self, row: StepMetrics, action: Action, reason: str) -> Decision:
         return Decision(
             step=row.step,
             attempt=row.attempt,
@@ -457,7 +468,7 @@ class Judge:
 
 def _told_only(finding: Finding) -> bool:
     """Told, and never a reason to touch the run."""
-    return finding.detector in ASIDE or (finding.detector == "replicas" and not finding.grave)
+    return finding.detector in ASIDE or (finding.detector == "replicas" and not finding.severe)
 
 
 def _pattern(findings: Sequence[Finding]) -> Pattern:

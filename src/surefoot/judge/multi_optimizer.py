@@ -16,7 +16,7 @@ import numpy as np
 
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import AGAIN, LONG, Policy
-from surefoot.records import Action, Decision, Diagnosis, Event, Finding, Outcome, Restraint, Row
+from surefoot.records import Action, Decision, Diagnosis, Event, Finding, Outcome, StepMetrics, StepOverrides
 
 Scope = tuple[int, int]
 """The first tensor of an optimizer, and the one after its last."""
@@ -24,7 +24,7 @@ KEPT = 16 * LONG
 """Attempts of a group that are remembered by their number in the run."""
 ACTIVE = 4 * LONG
 """Attempts of the run after which a group that did not step has no say."""
-FREE = Restraint()
+FREE = StepOverrides()
 
 
 class Group:
@@ -44,7 +44,7 @@ class Group:
         """The last attempt of the run that was theirs; -1 before the first."""
         return self._attempts[-1] if self._attempts else -1
 
-    def update(self, row: Row, layers: np.ndarray | None) -> list[Event]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None) -> list[Event]:
         if row.attempt != self.latest:
             self._attempts.append(row.attempt)
             if len(self._attempts) > KEPT:
@@ -54,7 +54,7 @@ class Group:
         events = self.judge.update(self._inside(row), own)
         return [self._outside(event) for event in events]
 
-    def located(self, row: Row, *args: str, **told: bool) -> list[Event]:
+    def located(self, row: StepMetrics, *args: str, **told: bool) -> list[Event]:
         events = self.judge.located(self._inside(row), *args, **told)  # pyright: ignore[reportCallIssue]
         return [self._outside(event) for event in events]
 
@@ -66,7 +66,7 @@ class Group:
     def proven(self) -> int:
         return self._of_run(self.judge.proven)
 
-    def _inside(self, row: Row) -> Row:
+    def _inside(self, row: StepMetrics) -> StepMetrics:
         """A row as the group's own judge sees it."""
         own = self._first + bisect.bisect_right(self._attempts, row.attempt) - 1
         return replace(row, attempt=own, optimizer=self.members.index(row.optimizer))
@@ -83,7 +83,7 @@ class Group:
         told: dict[str, Any] = {"attempt": self._of_run(event.attempt)}
         if isinstance(event, Decision):
             told["optimizers"] = self.members
-            told["before"] = self._of_run(event.before) if event.before > 0 else event.before
+            told["max_attempt"] = self._of_run(event.max_attempt) if event.max_attempt > 0 else event.max_attempt
         if isinstance(event, Decision):
             told["reason"] = f"{self._label}: {event.reason}"
         elif isinstance(event, Finding | Diagnosis | Outcome):
@@ -129,7 +129,7 @@ class SeveralJudge:
 
     # -- which optimizers are judged as one
 
-    def _in_turn(self, row: Row) -> bool:
+    def _in_turn(self, row: StepMetrics) -> bool:
         """Whether this row says that the optimizers step in turn, and not together."""
         k = row.optimizer
         if row.attempt == self._attempt:
@@ -150,7 +150,7 @@ class SeveralJudge:
             self._mates = [set() for _ in self._mates]
         return alone or self._apart >= AGAIN
 
-    def _split(self, row: Row) -> list[Event]:
+    def _split(self, row: StepMetrics) -> list[Event]:
         """From here on each group has a judge of its own, which begins anew; what was asked of the steps ends."""
         whole, self._whole = self._whole, None
         parts = {frozenset({k} | mates) for k, mates in enumerate(self._mates)}
@@ -160,9 +160,9 @@ class SeveralJudge:
         words = "the optimizers step in turn and are judged one by one: what was asked of all of them ends"
         where: dict[str, Any] = {"step": row.step, "attempt": row.attempt, "time": row.time}
         applied = not self.policy.observe
-        return [Decision(**where, action=Action.LOOSEN, reason=words, applied=applied, restraint=FREE)]
+        return [Decision(**where, action=Action.RELAX, reason=words, applied=applied, overrides=FREE)]
 
-    def _join(self, row: Row) -> None:
+    def _join(self, row: StepMetrics) -> None:
         """An optimizer that steps for the first time, on a backward of others, is judged with them."""
         group = self._of(row.optimizer)
         other = next((g for g in self._groups if g is not group and g.latest == row.attempt), None)
@@ -194,7 +194,7 @@ class SeveralJudge:
 
     # -- one row
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Event]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Event]:
         events: list[Event] = []
         if self._whole is not None and self._in_turn(row):
             events = self._split(row)
@@ -202,10 +202,10 @@ class SeveralJudge:
             return self._whole.update(row, layers)
         self._join(row)
         group = self._of(row.optimizer)
-        group.judge.held = any(other.judge.awaits for other in self._groups if other is not group)
+        group.judge.held = any(other.judge.rewind_pending for other in self._groups if other is not group)
         return [*events, *group.update(row, layers)]
 
-    def located(self, row: Row, module: str, kind: str, *, inputs: bool, weights: bool) -> list[Event]:
+    def located(self, row: StepMetrics, module: str, kind: str, *, inputs: bool, weights: bool) -> list[Event]:
         judge = self._whole or self._of(row.optimizer)
         return judge.located(row, module, kind, inputs=inputs, weights=weights)
 
@@ -234,8 +234,8 @@ class SeveralJudge:
         return all(judge.quiet for judge in self._active())
 
     @property
-    def curious(self) -> bool:
-        return any(judge.curious for judge in self._active())
+    def wants_weight_check(self) -> bool:
+        return any(judge.wants_weight_check for judge in self._active())
 
     @property
     def proven(self) -> int:
@@ -246,7 +246,7 @@ class SeveralJudge:
         return min(group.proven for group in self._groups if group.judge in active)
 
     @property
-    def restraints(self) -> list[tuple[tuple[int, ...], Restraint]]:
+    def restraints(self) -> list[tuple[tuple[int, ...], StepOverrides]]:
         if self._whole is not None:
             return self._whole.restraints
         return [(group.members, group.judge.restraint) for group in self._groups]

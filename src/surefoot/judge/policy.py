@@ -54,7 +54,7 @@ ROUNDING = 1e5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class Thresholds:
     """From when on something in the numbers is worth a word."""
 
     window: int = LONG
@@ -152,50 +152,50 @@ class Sight:
 class Policy:
     """How a run is protected; every figure that decides over an update stands here.
 
-    >>> Policy(limit=5).limit
+    >>> Policy(max_consecutive_vetoes=5).max_consecutive_vetoes
     5
     """
 
     observe: bool = False
     """Only watch, and tell what would have been done."""
-    outlandish: float = 100.0
+    max_norm_ratio: float = 100.0
     """A finite update is refused when its norm is above this many times the largest one accepted lately, and above
     every one accepted so far. Far from anything a healthy run does: what is merely large is for clipping."""
     warmup: int = 20
     """Accepted updates before a finite one can be refused."""
-    fade: float = 0.999
+    norm_max_decay: float = 0.999
     """What is left of the recent largest norm after each step: half of it after 693 steps."""
-    limit: int = 20
+    max_consecutive_vetoes: int = 20
     """Refused updates in a row after which the run is stopped."""
-    hold: int = 200
+    max_vetoes_waiting: int = 200
     """The same while a run, back from data that did harm by its held-out loss, waits for such data to be over."""
-    overflow_limit: int = 60
+    max_consecutive_overflows: int = 60
     """Overflows of the loss scale in a row after which the run is stopped: 2^16 has been halved to 2^-44 by then."""
-    failures: int = 3
+    max_failed_actions: int = 3
     """Actions in a row that did not help, after which the run is stopped; progress resets the count."""
-    actions: int = 50
+    max_actions: int = 50
     """Actions in the whole run after which it is stopped."""
-    probation: int = 20
+    healthy_steps_to_confirm: int = 20
     """Healthy updates after which an action has helped."""
-    loosen_after: int = 100
+    relax_after: int = 100
     """Healthy updates after which what was asked of the steps is taken back; twice as many if that was too early."""
-    ceiling: float = 3.0
+    norm_ceiling: float = 3.0
     """While a restraint is in force: updates above this many times the largest accepted norm are refused."""
-    strict: float = CLEARLY
+    tight_ceiling: float = CLEARLY
     """The same while such data may still come: both for norms, and for how far losses lay above the middle."""
-    proof: int = 10
+    healthy_steps_to_trust: int = 10
     """Healthy updates that must follow a state before it counts as good."""
-    sight: Sight = field(default_factory=Sight)
+    thresholds: Thresholds = field(default_factory=Thresholds)
     """What is worth a word."""
     weights_every: int = 100
     """Steps between two looks at the weights themselves."""
-    machine_every: float = 5.0
+    system_every: float = 5.0
     """Seconds between two readings of memory and utilisation; 0 reads them at every step."""
-    ring_every: int = 50
+    snapshot_every: int = 50
     """Steps between two states kept in memory, to go back to."""
-    ring_size: int = 4
+    max_snapshots: int = 4
     """States kept at most; two are the least that is of use."""
-    ring_reach: int = 150
+    snapshot_reach: int = 150
     """Attempts that the oldest of them may lie back: some trouble tells only long after it began."""
 
     save_every: int = 1000
@@ -205,39 +205,41 @@ class Policy:
     probe_every: int = 1
     """Where `step_fn=` is given: every so many checkpoints the last batch is saved with its loss, which costs the
     training one forward pass; 0 saves none."""
-    careful: bool = False
+    cautious_after_crash: bool = False
     """After a crash resume with half the rate and gradients clipped at 0.5, until `loosen_after` updates went well."""
 
     def __post_init__(self) -> None:
         wrong = [name for name in AT_LEAST_ONE if not getattr(self, name) >= 1]
         if wrong:
             raise ValueError(f"Policy: {', '.join(wrong)} must be at least 1.")
-        if not self.ring_size >= 2:
-            raise ValueError("Policy: ring_size must be at least 2; attach(..., ring=False) keeps no states at all.")
+        if not self.max_snapshots >= 2:
+            raise ValueError(
+                "Policy: max_snapshots must be at least 2; attach(..., ring=False) keeps no states at all."
+            )
         if not self.probe_every >= 0:
             raise ValueError("Policy: probe_every must be at least 0.")
-        if not self.machine_every >= 0.0:
+        if not self.system_every >= 0.0:
             raise ValueError("Policy: machine_every must be at least 0.")
-        if not 0.0 < self.fade <= 1.0:
-            raise ValueError("Policy: fade must be above 0 and at most 1.")
+        if not 0.0 < self.norm_max_decay <= 1.0:
+            raise ValueError("Policy: norm_max_decay must be above 0 and at most 1.")
 
 
 AT_LEAST_ONE = (
-    "outlandish",
+    "max_norm_ratio",
     "warmup",
-    "limit",
-    "hold",
-    "overflow_limit",
-    "failures",
-    "actions",
-    "probation",
-    "loosen_after",
-    "ceiling",
-    "strict",
-    "proof",
+    "max_consecutive_vetoes",
+    "max_vetoes_waiting",
+    "max_consecutive_overflows",
+    "max_failed_actions",
+    "max_actions",
+    "healthy_steps_to_confirm",
+    "relax_after",
+    "norm_ceiling",
+    "tight_ceiling",
+    "healthy_steps_to_trust",
     "weights_every",
-    "ring_every",
-    "ring_reach",
+    "snapshot_every",
+    "snapshot_reach",
     "save_every",
     "save_seconds",
 )

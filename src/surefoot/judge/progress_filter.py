@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot.judge.policy import LONG, WHILE
-from surefoot.records import NAN, JudgedBy, Row, Verdict
+from surefoot.records import NAN, JudgedBy, StepMetrics, Verdict
 
 
 class ProgressFilter:
@@ -23,7 +23,7 @@ class ProgressFilter:
         """Of each optimizer's last losses that landed: whether they were positive; zeros are left out."""
         self._around_zero: set[int] = set()
 
-    def judged(self, row: Row) -> Row:
+    def judged(self, row: StepMetrics) -> StepMetrics:
         """The row as the judge sees it; a loss that is not finite is trouble, whatever is judged."""
         judged_by = row.judged_by
         if judged_by == JudgedBy.LOSS and row.optimizer not in self._around_zero:
@@ -34,9 +34,9 @@ class ProgressFilter:
             return replace(row, loss=row.progress)
         return row if row.verdict is Verdict.NONFINITE else replace(row, loss=NAN)
 
-    def update(self, row: Row) -> bool:
+    def update(self, row: StepMetrics) -> bool:
         """Take in a loss; True when it has just turned out to be no measure of progress."""
-        if not row.landed or row.judged_by != JudgedBy.LOSS or not math.isfinite(row.loss) or row.loss == 0:
+        if not row.applied or row.judged_by != JudgedBy.LOSS or not math.isfinite(row.loss) or row.loss == 0:
             return False
         signs = self._signs.setdefault(row.optimizer, deque(maxlen=LONG))
         signs.append(row.loss > 0)

@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from surefoot.judge.baselines import Normal
-from surefoot.judge.incident import Case, least
+from surefoot.journal.aliases import ACTIONS, OVERRIDES, renamed
+from surefoot.judge.baselines import Baselines
+from surefoot.judge.incident import Incident, least
 from surefoot.judge.policy import AGAIN, CLEARLY, HUGE, WHILE, Policy
-from surefoot.judge.remedies import ASTRAY, EARLY, HELD, HOLD, LADDERS, LEFT_OVER, LOW_SCALE, REPLICAS, USUAL, Rung
+from surefoot.judge.remedies import ASTRAY, EARLY, HELD, HOLD, LADDERS, LEFT_OVER, LOW_SCALE, REPLICAS, USUAL, Remedy
 from surefoot.judge.severity import in_units_at_once, only_raised
-from surefoot.records import Action, Cause, Decision, Event, Outcome, Restraint, Row, Verdict
+from surefoot.records import Action, Cause, Decision, Event, Outcome, StepMetrics, StepOverrides, Verdict
 
-FREE = Restraint()
+FREE = StepOverrides()
 
 
-class Treatment:
+class Remediation:
     """Keeps the books of what was tried: rungs, failures in a row, what is still restrained, and for how long."""
 
-    def __init__(self, policy: Policy, normal: Normal) -> None:
+    def __init__(self, policy: Policy, normal: Baselines) -> None:
         self._policy = policy
         self._normal = normal
         self.restraint = self._former = FREE
@@ -35,7 +36,7 @@ class Treatment:
         """Updates that landed since the last action; -1 when none is on trial."""
         self._calm = 0
         """Healthy updates since the last action or loosening."""
-        self._patience = policy.loosen_after
+        self._patience = policy.relax_after
         self._loosened = False
         """Something was loosened, and it is not yet known whether that was too early."""
         self._refusals = 0
@@ -51,17 +52,17 @@ class Treatment:
     def on_trial(self) -> bool:
         return self._since >= 0
 
-    def watch(self, row: Row, *, trouble: bool) -> list[Event]:
+    def watch(self, row: StepMetrics, *, trouble: bool) -> list[Event]:
         """A row that calls for no action: did the last one help, and may restraints be loosened?"""
-        if row.optimizer or not row.landed:
+        if row.optimizer or not row.applied:
             return []
         self._calm = 0 if trouble else self._calm + 1
         if self._loosened and self._calm >= self._patience:
-            self._loosened, self._patience = False, self._policy.loosen_after
+            self._loosened, self._patience = False, self._policy.relax_after
         events: list[Event] = []
         if self.on_trial:
             self._since += 1
-            if self._since >= self._policy.probation and not trouble:
+            if self._since >= self._policy.healthy_steps_to_confirm and not trouble:
                 helped = not self._still_high()
                 events.append(self._outcome(row, helped=helped))
                 if helped:
@@ -69,16 +70,16 @@ class Treatment:
                 else:  # nothing more is asked for, but at the next sign this is not tried again
                     self._tried.append(self._rung)
                 self._since = -1
-        if self._calm >= self._policy.loosen_after and not self.on_trial:
+        if self._calm >= self._policy.relax_after and not self.on_trial:
             self.failures, self._tried = 0, []  # that is progress, whatever it was that helped
-        patience = self._patience // 4 if self.restraint.rate < 1 else self._patience
+        patience = self._patience // 4 if self.restraint.lr_factor < 1 else self._patience
         if self.restraint != FREE and self._calm >= patience and not self.on_trial:
             looser, words = self._looser(row), f"{self._calm} healthy updates: what was asked of the steps is loosened"
             self._calm = self._refusals = 0
             self._loosened = True
             if looser != self.restraint:
                 self.restraint = looser
-                events.append(self._decision(row, Action.LOOSEN, words, restraint=looser))
+                events.append(self._decision(row, Action.RELAX, words, overrides=looser))
         return events
 
     def _still_high(self) -> bool:
@@ -86,51 +87,51 @@ class Treatment:
         recent = sorted(self._normal.recent)
         return bool(recent) and self._normal.z(recent[len(recent) // 2]) > self._normal.raised
 
-    def holds(self, row: Row) -> bool:
+    def holds(self, row: StepMetrics) -> bool:
         """This update was refused on purpose, to wait something out."""
-        return self._waits and row.verdict is Verdict.OUTLANDISH and self.restraint.norm_ceiling != ()
+        return self._waits and row.verdict is Verdict.NORM_OUTLIER and self.restraint.norm_ceiling != ()
 
     def refused(self) -> None:
         """A finite update was refused, perhaps by a ceiling that is in force."""
         self._refusals += 1
 
-    def _looser(self, row: Row) -> Restraint:
+    def _looser(self, row: StepMetrics) -> StepOverrides:
         """What has not been needed lately is dropped, and what is still needed is widened step by step."""
         held = self.restraint
         rate = row.lr if row.lr > 0 else 0.0
-        cap = held.rate_cap
+        cap = held.max_lr
         if cap and rate > self._normal.sight.faster * cap[0]:
             pass  # the loop still asks for what did the harm
         elif cap and rate > cap[0]:
             cap = tuple(CLEARLY * c for c in cap)
         elif cap:
             cap = ()
-        momentum = held.momentum_cap if held.momentum_cap and row.momentum > held.momentum_cap[0] else ()
+        momentum = held.max_momentum if held.max_momentum and row.momentum > held.max_momentum[0] else ()
         clip = tuple(CLEARLY * c for c in held.clip) if held.clip and row.norm > held.clip[0] / 2 else ()
-        if held.rate < 1:  # one thing at a time: first what was lowered further than it ever was
-            return replace(held, rate=min(1.0, 2 * held.rate), rewarm=0)
+        if held.lr_factor < 1:  # one thing at a time: first what was lowered further than it ever was
+            return replace(held, lr_factor=min(1.0, 2 * held.lr_factor), rewarmup_steps=0)
         return replace(
             held,
-            rewarm=0,
-            rate_cap=cap,
-            momentum_cap=momentum,
+            rewarmup_steps=0,
+            max_lr=cap,
+            max_momentum=momentum,
             clip=clip,
             norm_ceiling=held.norm_ceiling if self._refusals else (),
             loss_ceiling=held.loss_ceiling if self._refusals else math.inf,
             float32=False,
-            empty=held.empty and row.left_over > 0,
+            zero_stale_grads=held.zero_stale_grads and row.stale_grads > 0,
         )
 
-    def accept(self, row: Row, refused: int) -> list[Event]:
+    def accept(self, row: StepMetrics, refused: int) -> list[Event]:
         """A lasting, finite change that is still there after a rewind, on other batches, is the new normal."""
         ours = self.restraint.norm_ceiling or math.isfinite(self.restraint.loss_ceiling)
-        if not ours or refused < 2 * AGAIN or row.verdict is not Verdict.OUTLANDISH:
+        if not ours or refused < 2 * AGAIN or row.verdict is not Verdict.NORM_OUTLIER:
             return []
         self.restraint = replace(self.restraint, norm_ceiling=(), loss_ceiling=math.inf)
         words = f"{refused} finite updates in a row stood out alike, after a rewind too: this is the new normal"
-        return [self._decision(row, Action.ACCEPT, words, restraint=self.restraint)]
+        return [self._decision(row, Action.ACCEPT, words, overrides=self.restraint)]
 
-    def act(self, row: Row, case: Case, cause: Cause, reason: str) -> list[Event]:
+    def act(self, row: StepMetrics, case: Incident, cause: Cause, reason: str) -> list[Event]:
         """The next rung, or the end."""
         events: list[Event] = []
         held = self.on_trial and self._rung == HOLD.words
@@ -142,14 +143,14 @@ class Treatment:
             self._loosened, self._patience = False, 2 * self._patience
         early = not _apart(case) and any(f.evidence.get("early") for f in case.found("settings"))
         ladder = _ladder(case, cause, early=early, held=held)
-        spent = self.actions >= self._policy.actions
+        spent = self.actions >= self._policy.max_actions
         tried = [] if ladder is REPLICAS else self._tried  # another fault of that kind has the same answer
         rung = next((r for r in ladder if r.words not in (*tried, *self._cannot)), None)
-        if self.failures >= self._policy.failures or rung is None or spent:
+        if self.failures >= self._policy.max_failed_actions or rung is None or spent:
             why = f"{self.failures} attempts in a row did not help"
             why = why if self.failures else "nothing that is left to try can be done"
             why = f"{self.actions} actions are enough" if spent else why
-            events.append(self._decision(row, Action.STOP, f"{reason}; {why}", cause=cause, before=case.onset))
+            events.append(self._decision(row, Action.STOP, f"{reason}; {why}", cause=cause, max_attempt=case.onset))
             return events
         asked = self.restraint if rung.rescale or rung.keep else self._restraint(rung, case)
         self.actions += 1
@@ -159,15 +160,15 @@ class Treatment:
             self._since, self._calm, self._refusals, self._before = 0, 0, 0, self._normal.loss.middle
         decision = self._decision(
             row,
-            Action.REWIND if rung.back else Action.RESTRAIN,
+            Action.REWIND if rung.back else Action.CONSTRAIN,
             reason,
-            rung=rung.words,
+            remedy=rung.words,
             cause=cause,
-            restraint=asked,
-            before=0 if early else _sound_before(case),
-            dated=not early and not self._tried and _dated(case),
-            reset=rung.reset,
-            scale=_usual_scale(case) if rung.rescale else 0.0,
+            overrides=asked,
+            max_attempt=0 if early else _sound_before(case),
+            onset_known=not early and not self._tried and _dated(case),
+            reset_optimizer=rung.reset,
+            loss_scale=_usual_scale(case) if rung.rescale else 0.0,
         )
         self._last = decision
         return [*events, decision]
@@ -181,9 +182,9 @@ class Treatment:
     @property
     def _rung(self) -> str:
         """What was tried last, in words."""
-        return "" if self._last is None else self._last.rung
+        return "" if self._last is None else self._last.remedy
 
-    def _restraint(self, rung: Rung, case: Case) -> Restraint:
+    def _restraint(self, rung: Remedy, case: Incident) -> StepOverrides:
         normal, before = self._normal, _sound_before(case)
         count = 1 + max(normal.norms, default=-1)
         norms = [normal.norms[k].before(before) if k in normal.norms else None for k in range(count)]
@@ -191,22 +192,25 @@ class Treatment:
         middles = [math.inf if known is None else known.middle for known in norms]
         if middles and len(normal.applied):
             middles[0] = min(middles[0], normal.applied.middle)  # the loop itself used to clip
-        loss, above = normal.loss.before(before), self._policy.strict if rung.strict else self._policy.ceiling
+        loss, above = (
+            normal.loss.before(before),
+            self._policy.tight_ceiling if rung.strict else self._policy.norm_ceiling,
+        )
         room = above * (loss.top - loss.middle)
         room = room if rung.strict else max(room, HUGE * loss.spread)
-        return Restraint(
-            rate=rung.rate,
-            rewarm=rung.rewarm,
-            rate_cap=least(_sound_rates(case), self.restraint.rate_cap) if rung.hold else (),
-            momentum_cap=least(case.momenta, self.restraint.momentum_cap) if rung.hold else (),
+        return StepOverrides(
+            lr_factor=rung.rate,
+            rewarmup_steps=rung.rewarm,
+            max_lr=least(_sound_rates(case), self.restraint.max_lr) if rung.hold else (),
+            max_momentum=least(case.momenta, self.restraint.max_momentum) if rung.hold else (),
             clip=tuple(_exp(m) for m in middles) if rung.clip else (),
             norm_ceiling=tuple(above * _exp(t) for t in tops) if rung.ceilings and not rung.clip else (),
             loss_ceiling=loss.top + room if rung.ceilings and normal.bounds_loss else math.inf,
             float32=rung.float32,
-            empty=rung.empty,
+            zero_stale_grads=rung.empty,
         )
 
-    def _outcome(self, row: Row, *, helped: bool) -> Outcome:
+    def _outcome(self, row: StepMetrics, *, helped: bool) -> Outcome:
         last = self._last
         action = Action.REWIND if last is None else last.action
         now = self._normal.recent[-1] if self._normal.recent else row.loss
@@ -218,7 +222,7 @@ class Treatment:
         where: dict[str, Any] = {"step": row.step, "attempt": row.attempt, "time": row.time}
         return Outcome(**where, action=action, helped=helped, detail=detail, values=values)
 
-    def _decision(self, row: Row, action: Action, reason: str, **more: Any) -> Decision:
+    def _decision(self, row: StepMetrics, action: Action, reason: str, **more: Any) -> Decision:
         where: dict[str, Any] = {"step": row.step, "attempt": row.attempt, "time": row.time}
         return Decision(**where, action=action, reason=reason, applied=not self._policy.observe, **more)
 
@@ -236,28 +240,34 @@ class Treatment:
             "refusals": self._refusals,
             "waits": self._waits,
             "before": self._before,
-            "last": None if self._last is None else [self._last.action.value, self._last.rung],
+            "last": None if self._last is None else [self._last.action.value, self._last.remedy],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        held: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in state["restraint"].items()}
-        self.restraint = self._former = Restraint(**held)
+        held: dict[str, Any] = {
+            n: tuple(v) if isinstance(v, list) else v for n, v in renamed(state["restraint"], OVERRIDES).items()
+        }
+        self.restraint = self._former = StepOverrides(**held)
         self.failures, self.actions = state["failures"], state["actions"]
         self._tried, self._cannot = list(state.get("tried", [])), list(state.get("cannot", []))
         self._since, self._calm, self._patience = state["since"], state["calm"], state["patience"]
         self._before, self._refusals, self._loosened = state["before"], state["refusals"], state["loosened"]
         last, self._waits = state["last"], state.get("waits", False)
         action, rung = last if isinstance(last, list) else (last, "")  # a checkpoint may be older
-        self._last = None if last is None else Decision(step=0, attempt=0, action=Action(action), reason="", rung=rung)
+        self._last = (
+            None
+            if last is None
+            else Decision(step=0, attempt=0, action=Action(ACTIONS.get(action, action)), reason="", remedy=rung)
+        )
 
 
-def _ladder(case: Case, cause: Cause, *, early: bool, held: bool) -> Sequence[Rung]:
+def _ladder(case: Incident, cause: Cause, *, early: bool, held: bool) -> Sequence[Remedy]:
     """What was found may speak for a ladder of its own, whatever the cause."""
     if _apart(case):
         return REPLICAS
     if early:
         return EARLY
-    if case.found("left_over"):
+    if case.found("stale_grads"):
         return LEFT_OVER
     if _usual_scale(case):
         return LOW_SCALE
@@ -266,7 +276,7 @@ def _ladder(case: Case, cause: Cause, *, early: bool, held: bool) -> Sequence[Ru
     return HELD if held or only_raised(case) else LADDERS.get(cause, USUAL)
 
 
-def _sound_before(case: Case) -> int:
+def _sound_before(case: Incident) -> int:
     """States from before this attempt are sound: the first sign, or a little earlier when held-out data told of it
     late, for the first sign may have been late too."""
     for told in case.found("astray"):
@@ -275,29 +285,29 @@ def _sound_before(case: Case) -> int:
     return case.onset
 
 
-def _apart(case: Case) -> bool:
+def _apart(case: Incident) -> bool:
     """The ranks hold different weights, and are to be made equal."""
-    return any(f.grave for f in case.found("replicas"))
+    return any(f.severe for f in case.found("replicas"))
 
 
-def _dated(case: Case) -> bool:
+def _dated(case: Incident) -> bool:
     """It is known with which update this began, and that until then nothing was wrong: what came from outside was."""
     if _apart(case) and case.onset == case.found("replicas")[-1].evidence["well"]:
         return True
     told = case.found("lost_clip") or in_units_at_once(case)
-    landed = any(m.row.landed for m in case.moments)
+    landed = any(m.row.applied for m in case.moments)
     return not case.found("astray") and (bool(told) or not landed or case.first.strange >= 1)
 
 
-def _sound_rates(case: Case) -> Sequence[float]:
+def _sound_rates(case: Incident) -> Sequence[float]:
     """The rates when things were well; held-out data knows best when that was."""
     told = [f.evidence["rate"] for f in case.found("astray")]
     return least(case.rates, told[:1])
 
 
-def _usual_scale(case: Case) -> float:
+def _usual_scale(case: Incident) -> float:
     """The loss scale before it fell too low; 0 when it did not."""
-    return next((float(f.evidence["usual"]) for f in case.found("loss_scale") if f.grave), 0.0)
+    return next((float(f.evidence["usual"]) for f in case.found("loss_scale") if f.severe), 0.0)
 
 
 def _exp(value: float) -> float:

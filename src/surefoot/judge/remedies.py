@@ -9,7 +9,7 @@ from surefoot.records import Cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
+class Remedy:
     """One thing to try; nearly each begins with the way back to the last good state, and goes on past the data."""
 
     words: str
@@ -37,32 +37,32 @@ class Rung:
     """The loss scale is set to what it usually was."""
 
 
-BACK = Rung(words="on past the data, with rate and momentum no higher than there")
-CLIP = Rung(words="with gradients clipped at their usual norm", clip=True, ceilings=False)
-LOWER = Rung(words="with half the rate, warmed up again", rate=0.5, rewarm=10, clip=True)
-FRESH = Rung(
+BACK = Remedy(words="on past the data, with rate and momentum no higher than there")
+CLIP = Remedy(words="with gradients clipped at their usual norm", clip=True, ceilings=False)
+LOWER = Remedy(words="with half the rate, warmed up again", rate=0.5, rewarm=10, clip=True)
+FRESH = Remedy(
     words="with a fresh optimizer at a quarter of the rate, warmed up again",
     rate=0.25,
     rewarm=20,
     clip=True,
     reset=True,
 )
-SINGLE = Rung(words="in float32 for a while", back=False, hold=False, ceilings=False, float32=True)
-WIDER = Rung(words="in float32 for a while, with rate and momentum no higher than there", float32=True)
+SINGLE = Remedy(words="in float32 for a while", back=False, hold=False, ceilings=False, float32=True)
+WIDER = Remedy(words="in float32 for a while, with rate and momentum no higher than there", float32=True)
 
-EMPTY = Rung(words="with gradients emptied before each backward", empty=True, ceilings=False)
+EMPTY = Remedy(words="with gradients emptied before each backward", empty=True, ceilings=False)
 
-PAST = Rung(words="past all batches that stand out, with rate and momentum no higher than there", strict=True)
-RESCALE = Rung(words="with the loss scale set back to what it was", back=False, hold=False, rescale=True)
-HOLD = Rung(words="with rate and momentum held at what they were when things were well", back=False)
+PAST = Remedy(words="past all batches that stand out, with rate and momentum no higher than there", strict=True)
+RESCALE = Remedy(words="with the loss scale set back to what it was", back=False, hold=False, rescale=True)
+HOLD = Remedy(words="with rate and momentum held at what they were when things were well", back=False)
 
-WARM = Rung(words="with the rate warmed up", rewarm=30, ceilings=False, hold=False)
-WARMER = Rung(words="with a tenth of the rate, warmed up", rate=0.1, rewarm=50, ceilings=False, hold=False)
+WARM = Remedy(words="with the rate warmed up", rewarm=30, ceilings=False, hold=False)
+WARMER = Remedy(words="with a tenth of the rate, warmed up", rate=0.1, rewarm=50, ceilings=False, hold=False)
 
-EQUAL = Rung(words="with equal weights on all ranks", hold=False, ceilings=False, keep=True)
+EQUAL = Remedy(words="with equal weights on all ranks", hold=False, ceilings=False, keep=True)
 
 USUAL = (BACK, LOWER, FRESH)
-LADDERS: Mapping[Cause, tuple[Rung, ...]] = {
+LADDERS: Mapping[Cause, tuple[Remedy, ...]] = {
     Cause.PRECISION_OVERFLOW: (SINGLE, WIDER, LOWER),
     Cause.PRECISION_UNDERFLOW: (BACK, WIDER, LOWER),
     Cause.ACCUMULATION: (CLIP, LOWER, FRESH),

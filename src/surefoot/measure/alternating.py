@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from surefoot.measure.grad_stats import Meter
+from surefoot.measure.grad_stats import GradStats
 from surefoot.measure.layout import Layout
 from surefoot.measure.weight_stats import UpdateSample
 
@@ -15,7 +15,7 @@ Group = frozenset[int]
 """Optimizers that step on the same backward."""
 
 
-class Turns:
+class AlternatingWeights:
     """Knows who steps together, and says when a group's weights are measured: its own, at its own steps. The block has
     room for one group's numbers at a time, and they wait there until the next row of that group is sent."""
 
@@ -61,7 +61,7 @@ class Turns:
         self._steps[group] = step + 1
         return unmoved
 
-    def after(self, k: int, meter: Meter, buffers: Sequence[Tensor]) -> bool:
+    def after(self, k: int, meter: GradStats, buffers: Sequence[Tensor]) -> bool:
         """The step is over: measure how far it moved the weights, if they were sampled; whether they were."""
         group = self.partners[k]
         if self._taken != group:

@@ -13,7 +13,7 @@ MICROS = 64
 """Micro-batches of one update that are told apart; later ones share the last place."""
 
 
-class Head(IntEnum):
+class SummarySlot(IntEnum):
     """The first places of a summary; after them two for each unit: sum of squares, count of non-finite values."""
 
     LOSS = 0
@@ -46,7 +46,7 @@ class Head(IntEnum):
     """What the loop handed to `guard.watch(progress=...)`, the mean over the micro-batches so far."""
 
 
-HEAD = len(Head)
+HEAD = len(SummarySlot)
 
 
 class Pass(Protocol):
@@ -99,8 +99,8 @@ def portable_summariser(units: Sequence[slice]) -> Summariser:
             loss = loss.reshape(()).to(summary.dtype)
             loss = loss if weight is None else loss * weight.reshape(()).to(summary.dtype)
             place[0] = loss
-            summary[Head.LOSS] = loss + (summary[Head.LOSS] if micro else 0.0)
-            summary[Head.MICROS] = micro + 1
+            summary[SummarySlot.LOSS] = loss + (summary[SummarySlot.LOSS] if micro else 0.0)
+            summary[SummarySlot.MICROS] = micro + 1
 
     return summarise
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from surefoot.measure.block_layout import (
     HEAD,
     MICROS,
-    Head,
     Pass,
     Summariser,
+    SummarySlot,
     fused_summariser,
     portable_summariser,
 )
@@ -25,14 +25,14 @@ from surefoot.measure.cross_rank import Ranks, merge_parts, ranks_of
 from surefoot.measure.layout import Layout, gradients, local
 from surefoot.measure.rank_agreement import HostNumbers, agree
 from surefoot.measure.replica_checksum import ReplicaChecksum, checksum
-from surefoot.measure.stats_torch import PortablePass
+from surefoot.measure.stats_torch import TorchStats
 from surefoot.records import LAYER_STATS
 
 VERDICT = 13
 """Float64 places at the start of the block that the gate writes its decision to."""
 
 
-SHARED = slice(Head.UNMOVED, HEAD)
+SHARED = slice(SummarySlot.UNMOVED, HEAD)
 """Places of the summary that are read as they are, by all processes alike: the mean over those that measure."""
 
 _NO_RANKS = np.zeros(0)
@@ -54,7 +54,7 @@ class Block:
     stats: Tensor
 
 
-class Arrived:
+class HostBlock:
     """The same on the host: the parts that every row needs, and the others when somebody asks for them."""
 
     __slots__ = ("_numbers", "_raw", "_tail", "agreed", "head", "losses", "replicas", "stats", "verdict")
@@ -77,13 +77,13 @@ class Arrived:
 
     def _read_ranks(self) -> None:
         heads = self._real[self._tail[2] : self._tail[3]].reshape(-1, HEAD)
-        alive = heads[:, Head.ALIVE] > 0
-        self.losses = heads[:, Head.LOSS]
+        alive = heads[:, SummarySlot.ALIVE] > 0
+        self.losses = heads[:, SummarySlot.LOSS]
         self.agreed, self.replicas = agree(self._real[self._tail[3] :].reshape(len(heads), -1), alive)
         shared = heads[alive, SHARED]
         unmoved = shared[~np.isnan(shared[:, 0]), 0]  # of processes that hold weights which count
         told = float(unmoved.mean()) if len(unmoved) else math.nan
-        self.head = (*self.head[: Head.UNMOVED], told, *shared[:, 1:].mean(0).tolist())
+        self.head = (*self.head[: SummarySlot.UNMOVED], told, *shared[:, 1:].mean(0).tolist())
 
     @property
     def summary(self) -> np.ndarray:
@@ -105,7 +105,7 @@ class Arrived:
         return self._raw[: len(self._raw) - self.stats.nbytes].view(kind)
 
 
-class Meter:
+class GradStats:
     """Measures gradients and weights of one layout into its block; never waits for the device."""
 
     def __init__(self, layout: Layout, units: Sequence[slice], device: torch.device, *, buffers: int = 0) -> None:
@@ -133,7 +133,7 @@ class Meter:
         """Bytes before the statistics."""
         self.raw = torch.zeros(self._head + 4 * 8 * self._tensors, dtype=torch.uint8, device=device)
         self.block = self._cut()
-        self.block.summary[Head.ALIVE] = 1.0
+        self.block.summary[SummarySlot.ALIVE] = 1.0
         sharded = self.ranks.parts is not None
         self._local = torch.zeros_like(self.block.stats) if sharded else self.block.stats
         self._all = torch.ones_like(self.ranks.once)
@@ -156,10 +156,10 @@ class Meter:
             verdict, summary, buffers, micros.view(MICROS, 3), heads.view(world, -1), told.view(world, -1), stats
         )
 
-    def unpack(self, raw: np.ndarray) -> Arrived:
+    def unpack(self, raw: np.ndarray) -> HostBlock:
         """The parts of a block that has arrived on the host."""
         tail = tuple(accumulate(self._widths))[1:]
-        return Arrived(raw, self._numbers, tail, self._tensors)
+        return HostBlock(raw, self._numbers, tail, self._tensors)
 
     def measure(self, loss: Tensor | None, *, weight: Tensor | None = None, scale: Tensor | None) -> None:
         """Measure all gradients as they are now: at the end of a backward, or before a step nobody watched.
@@ -173,7 +173,7 @@ class Meter:
         self.present = tuple([g is not None for g in found])
         self._rows(found, out=self._local, scale=scale)
         if loss is None and self.micro == 0:
-            self.block.summary[: Head.ALIVE] = 0.0  # nobody watched: there is no loss to write over the last one
+            self.block.summary[: SummarySlot.ALIVE] = 0.0  # nobody watched: there is no loss to write over the last one
         if loss is not None and loss.device != self.device:
             loss, weight = (loss if weight is None else loss * weight).to(self.device, non_blocking=True), None
         block = self.block
@@ -205,7 +205,7 @@ class Meter:
             if applied:
                 self._handed = checksum(torch.stack(applied), self._real)
                 parts = self.ranks.world if self.ranks.parts is not None else 1  # of which the mean will be taken
-                self.block.summary[Head.APPLIED] = torch.stack(applied).sum() * parts
+                self.block.summary[SummarySlot.APPLIED] = torch.stack(applied).sum() * parts
 
     def _rows(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None) -> None:
         if len(self._passes) == 1:
@@ -278,14 +278,14 @@ class Meter:
             self._rows([local(p.detach()) for p in self.layout.params], out=stats, scale=None)
             summary, once = self.block.summary, self.ranks.once != 0
             once = once if own is None else once & own
-            summary[Head.WEIGHTS] = stats[:, 0].to(self._real).square().where(once, 0.0).sum()
+            summary[SummarySlot.WEIGHTS] = stats[:, 0].to(self._real).square().where(once, 0.0).sum()
             bad = stats[:, 5].where(once, 0.0).sum()
             for b in buffers:
                 if b.is_floating_point():
                     bad = bad + (~local(b).isfinite()).sum()
-            summary[Head.BAD_WEIGHTS] = bad
-            summary[Head.CHANGE] = change
-            summary[Head.SAMPLED] = sampled
+            summary[SummarySlot.BAD_WEIGHTS] = bad
+            summary[SummarySlot.CHANGE] = change
+            summary[SummarySlot.SAMPLED] = sampled
 
 
 def _norms(tensors: list[Tensor]) -> list[Tensor]:
@@ -311,7 +311,7 @@ def has_triton(device: torch.device) -> bool:
 
 def _pass_for(numels: Sequence[int], device: torch.device) -> Pass:
     if has_triton(device):
-        from surefoot.measure.stats_triton import FusedPass
+        from surefoot.measure.stats_triton import TritonStats
 
-        return FusedPass(numels, device)
-    return PortablePass(numels, device)
+        return TritonStats(numels, device)
+    return TorchStats(numels, device)

@@ -41,7 +41,7 @@ class _Call:
     held: Tensor | None
 
 
-class Tracer:
+class NanTracer:
     """Looks at what goes into and out of every module, once it is armed; answers stay on the device till asked."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -108,7 +108,7 @@ class Tracer:
 class _Look:
     """The hook; a copy of the model, saved or deep, carries an idle one."""
 
-    def __init__(self, tracer: Tracer | None = None) -> None:
+    def __init__(self, tracer: NanTracer | None = None) -> None:
         self._tracer = tracer
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class Agreed(IntEnum):
+class SharedSlot(IntEnum):
     """Places of the agreed numbers; after them learning rate and momentum of each optimizer. NaN: not known.
 
     A number is the mean over the ranks that know it, so a flag is 1 only when it is set on all of them.
@@ -49,7 +49,7 @@ its replicas, and the norm of the replicas."""
 
 def setting(optimizer: int) -> int:
     """The place of an optimizer's learning rate; its momentum comes next."""
-    return len(Agreed) + 2 * optimizer
+    return len(SharedSlot) + 2 * optimizer
 
 
 class HostNumbers:
@@ -91,5 +91,5 @@ def agree(told: np.ndarray, alive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     count = (~np.isnan(numbers)).sum(0)
     agreed = np.where(count > 0, np.nansum(numbers, axis=0) / np.maximum(count, 1), np.nan)
     gradients = checksums[alive, :2]
-    agreed[Agreed.UNSYNCED : Agreed.UNEQUAL + 1] = (gradients != gradients[:1]).any(0)
+    agreed[SharedSlot.UNSYNCED : SharedSlot.UNEQUAL + 1] = (gradients != gradients[:1]).any(0)
     return agreed, checksums[:, 2:]

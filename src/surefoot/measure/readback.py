@@ -19,7 +19,7 @@ _POLL = 0.0002
 T = TypeVar("T")
 
 
-class Mailbox(Generic[T]):
+class AsyncReadback(Generic[T]):
     """Sends byte rows with a tag through page-locked memory and hands them out `LAG` sends later."""
 
     def __init__(self, size: int, device: torch.device) -> None:

@@ -23,7 +23,7 @@ _PIECE = 1 << 17
 """Elements looked at together on the CPU: the scratch stays in the cache, and memory stays flat."""
 
 
-class PortablePass:
+class TorchStats:
     """Measures a list of tensors into one row each: `measure(tensors, out=..., scale=...)`."""
 
     def __init__(self, numels: Sequence[int], device: torch.device) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.measure import kernels
-from surefoot.measure.stats_torch import PortablePass
+from surefoot.measure.stats_torch import TorchStats
 from surefoot.triton_launch import Launch
 
 _Reached = tuple[list[int], list[int], Sequence[int], Sequence[Tensor]]
@@ -21,7 +21,7 @@ _ROTATION = 8
 """Pinned address tables: one is rewritten only when the copy before it by this many is long over."""
 
 
-class FusedPass:
+class TritonStats:
     """Measures a list of tensors into one row each; same numbers and same signature as `PortablePass`."""
 
     def __init__(self, numels: Sequence[int], device: torch.device) -> None:
@@ -47,7 +47,7 @@ class FusedPass:
         self._sent: tuple[list[int], list[int]] | None = None
         self._kind, self._aligned = -1, False
         """Kind of all tensors, -1 for several; whether all can be read in large pieces."""
-        self._odd: dict[int, PortablePass] = {}
+        self._odd: dict[int, TorchStats] = {}
         self._even = all(n % 8 == 0 for n in self.numels)
         self._alike = {kind: [kind] * len(counts) for kind in _KINDS.values()}
         self._measure = Launch(kernels.measure_chunks, device, num_warps=kernels.WARPS)
@@ -89,7 +89,7 @@ class FusedPass:
         )
         for i in odd:
             if i not in self._odd:
-                self._odd[i] = PortablePass([self.numels[i]], self.device)
+                self._odd[i] = TorchStats([self.numels[i]], self.device)
             self._odd[i].measure([tensors[i]], out=out[i : i + 1], scale=scale)
 
     def _straight(self, tensors: Sequence[Tensor | None]) -> _Reached | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from surefoot.records import NAN
 
 
-class Clock:
+class StepTimer:
     """Marks the moments of a step on the host."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Reading:
     utilisation: float = NAN
 
 
-class Machine:
+class SystemMonitor:
     """Reads memory and utilisation of the device the model lives on, every few seconds."""
 
     def __init__(self, device: torch.device, *, every: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.live import Live
 from rich.text import Text
 
-from surefoot.records import Event, Row
+from surefoot.records import Event, StepMetrics
 from surefoot.train.figures import Figures, Figuring, fitting, in_words
 from surefoot.train.recipe.schema import Recipe
 from surefoot.train.spoken import Loud, Paper
@@ -66,13 +66,13 @@ class Console:
             self._live = Live(Text("the first update is on its way"), console=self._paper, refresh_per_second=4)
             self._live.start()
 
-    def follow(self, row: Row | None) -> Figures | None:
+    def follow(self, row: StepMetrics | None) -> Figures | None:
         """Take in the latest row; its figures come back when it is time for a line, and are shown."""
         if not self._first or row is None or not self._figuring.take(row):
             return None
         self._story.row(step=row.step, attempt=row.attempt, loss=row.loss)
         done = row.step + 1
-        due = row.landed and (done % self._every == 0 or done == self._total or self._shown < 0)
+        due = row.applied and (done % self._every == 0 or done == self._total or self._shown < 0)
         if due:
             self._shown = done
             figures = self._figuring.now()

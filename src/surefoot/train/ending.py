@@ -44,7 +44,7 @@ def _applied_losses(run: Run) -> NDArray[np.floating]:
     verdicts, steps, losses = (np.asarray(run.scalars[name]) for name in ("verdict", "step", "loss"))
     config = run.info.get("config") or {}
     observed = (config.get("policy") or {}).get("observe", False)  # then only loss scaling keeps updates back
-    applied = ~np.isin(verdicts, (Verdict.OVERFLOW, Verdict.DROPPED)) if observed else verdicts == Verdict.LANDED
+    applied = ~np.isin(verdicts, (Verdict.OVERFLOW, Verdict.DISCARDED)) if observed else verdicts == Verdict.APPLIED
     steps, losses = steps[applied], losses[applied]
     # A row whose step number comes again later was undone, or belongs to a further optimizer of the same step.
     later = np.append(np.minimum.accumulate(steps[::-1])[::-1][1:], np.inf)[: len(steps)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.filesize import decimal
 
-from surefoot.records import NAN, Row
+from surefoot.records import NAN, StepMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Figuring:
     """Takes rows one after the other; speed is that of the last `window` of them."""
 
     def __init__(self, window: int) -> None:
-        self._rows: deque[Row] = deque(maxlen=window)
+        self._rows: deque[StepMetrics] = deque(maxlen=window)
         self._memory = self._peak = NAN
         self._upto = -1
 
@@ -46,7 +46,7 @@ class Figuring:
         """After this attempt the run went back: rows of updates up to it are of no interest any more."""
         self._upto = max(self._upto, attempt)
 
-    def take(self, row: Row) -> bool:
+    def take(self, row: StepMetrics) -> bool:
         """False for a row that was taken before, or is of a time that is gone."""
         if row.attempt <= self._upto:
             return False
@@ -59,7 +59,7 @@ class Figuring:
     def now(self) -> Figures:
         row = self._rows[-1]
         return Figures(
-            step=row.step + row.landed,
+            step=row.step + row.applied,
             attempt=row.attempt,
             loss=row.loss,
             rate=row.lr,

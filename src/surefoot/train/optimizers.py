@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from surefoot.gate.veto import FUSED, unwrap, way_of
+from surefoot.gate.veto import FUSED, unwrap, veto_method_of
 from surefoot.train.naming import optimizer_class
 from surefoot.train.recipe.schema import OPTIMIZER_DEFAULTS
 from surefoot.train.recipe.schema import Optimizer as Spec
@@ -36,7 +36,7 @@ class Plan:
         except (TypeError, ValueError, RuntimeError) as problem:
             raise ValueError(f"optimizer: {_called(self.kind)} cannot be made like this: {problem}") from problem
         made = unwrap(made)
-        way_of(made)
+        veto_method_of(made)
         return made
 
 

@@ -11,7 +11,7 @@ from typing import IO
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from surefoot.records import TOLD
+from surefoot.records import EVENT_MARK
 
 
 class Paper(RichConsole):
@@ -46,7 +46,7 @@ class Loud(logging.Handler):
         super().__init__(logging.WARNING if first else logging.ERROR)
         self._paper = paper
         self._where = "" if first else f"rank {rank}: "
-        self.addFilter(lambda record: not getattr(record, TOLD, False))
+        self.addFilter(lambda record: not getattr(record, EVENT_MARK, False))
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

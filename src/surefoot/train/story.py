@@ -68,7 +68,7 @@ class Story:
         return bool(self._refused) and event["attempt"] == self._refused[-1] + 1
 
     def _finding(self, event: Mapping[str, Any]) -> None:
-        known = self._in_a_row(event) and event["detector"] in ("nonfinite", "outlandish")
+        known = self._in_a_row(event) and event["detector"] in ("nonfinite", "norm_outlier")
         if event["detector"] not in self._left_out and not known:
             self._once(event, "saw", event["detail"], "yellow")
 
@@ -83,7 +83,7 @@ class Story:
     def _decision(self, event: Mapping[str, Any]) -> None:
         action, at = event["action"], event[self._counted]
         if not event.get("applied", True):
-            self._once(event, "would", event.get("rung") or f"{action}: {event['reason']}", "bold")
+            self._once(event, "would", event.get("remedy") or f"{action}: {event['reason']}", "bold")
         elif action == "refuse":
             in_a_row = self._in_a_row(event)
             self._refused = [*self._refused, event["attempt"]] if in_a_row else [event["attempt"]]
@@ -107,7 +107,7 @@ class Story:
             back = event["values"][self._counted]
             at = self._decided.get("step", at) if self._counted == "step" else at  # the note's step is the one now
             self.acts[at] = f"back to step {back}"
-            rung = self._decided.get("rung", "to be safe")
+            rung = self._decided.get("remedy", "to be safe")
             self._say(at, "did", f"went back to step {back}, {rung}{self._why(self._decided)}", "bold")
         elif event["name"] in ("failed", "degraded"):
             self._say(at, "failed", event["detail"], "red")

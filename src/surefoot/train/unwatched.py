@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from surefoot.guard.guard import LOSS, OffGuard, Progress
 from surefoot.measure.system import samples_in
-from surefoot.records import NAN, Row
+from surefoot.records import NAN, StepMetrics
 
 _KEPT = 20
 """Losses that the last mean is made of."""
@@ -29,7 +29,7 @@ class Unwatched(OffGuard):
         self._recent: deque[Tensor] = deque(maxlen=_KEPT)
         self._rate = self._tokens = self._samples = 0.0
         self._since = time.monotonic()
-        self._row: Row | None = None
+        self._row: StepMetrics | None = None
 
     @property
     def step(self) -> int:
@@ -54,12 +54,12 @@ class Unwatched(OffGuard):
         self._tokens += values.get("tokens", 0.0)
 
     @property
-    def latest(self) -> Row | None:
+    def latest(self) -> StepMetrics | None:
         """The update that was made last, when its line is due; else the one before."""
         due = self.step % self._every == 0 or self.step == self._total or self._row is None
         if due and self._losses and (self._row is None or self._row.attempt < self._at):
             now = time.monotonic()
-            self._row = Row(
+            self._row = StepMetrics(
                 step=self._at,
                 attempt=self._at,
                 time=time.time(),

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from surefoot.checkpoint.format import pieces
 from surefoot.checkpoint.format.consistency import check
 from surefoot.checkpoint.format.mismatch import DoesNotFit
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.train_state import TrainState
 
 TWO = ("ddp", "fsdp2", "zero")
 FOUR = ("hsdp", "fsdp2 x tp")
@@ -79,8 +79,8 @@ class Run:
             sow(100 * seed + self.part)
 
     @property
-    def whole(self) -> Whole:
-        return Whole(self.model, self.optimizer, scheduler=self.scheduler, extra={"own": self.own})
+    def whole(self) -> TrainState:
+        return TrainState(self.model, self.optimizer, scheduler=self.scheduler, extra={"own": self.own})
 
     def train(self, i: int) -> float:
         alone = self.kind in ("one", "one x tp", "by hand")

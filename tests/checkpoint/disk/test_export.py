@@ -23,7 +23,7 @@ from surefoot.checkpoint.format.export import export
 from surefoot.checkpoint.format.mismatch import DoesNotFit
 from surefoot.checkpoint.format.safetensors_headers import tensors
 from surefoot.checkpoint.store import Store
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.train_state import TrainState
 from surefoot.cli import app
 
 
@@ -45,7 +45,7 @@ def saved(tmp_path: Path) -> tuple[Net, AveragedModel, Path]:
     with torch.no_grad():
         model.norm.weight.add_(1)
     compiled: Any = torch.compile(model, backend="eager")
-    save(Whole(compiled, torch.optim.Adam(model.parameters()), extra={"ema": average}), tmp_path / "saved")
+    save(TrainState(compiled, torch.optim.Adam(model.parameters()), extra={"ema": average}), tmp_path / "saved")
     return model, average, tmp_path / "saved"
 
 

@@ -9,7 +9,7 @@ import torch
 from saved import load, save
 from torch import Tensor, nn
 
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.train_state import TrainState
 
 
 class Counting(nn.Module):
@@ -31,9 +31,9 @@ class Counting(nn.Module):
         self.calls, self.mean = state["calls"], state["mean"].clone()
 
 
-def run() -> tuple[nn.Sequential, Whole]:
+def run() -> tuple[nn.Sequential, TrainState]:
     model = nn.Sequential(nn.Linear(3, 3), Counting())
-    return model, Whole(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return model, TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def counter(model: nn.Sequential) -> tuple[int, list[float]]:
@@ -58,7 +58,7 @@ def test_it_comes_back_from_the_disk_also_under_another_wrapper(tmp_path: Path) 
     save(whole, tmp_path)
     other, _ = run()
     wrapped = nn.DataParallel(other)
-    notes = load(Whole(wrapped, torch.optim.SGD(other.parameters(), lr=0.1)), tmp_path).notes
+    notes = load(TrainState(wrapped, torch.optim.SGD(other.parameters(), lr=0.1)), tmp_path).notes
     assert counter(other) == counter(model)
     assert not [note for note in notes if "extra state" in note]
 
@@ -67,5 +67,5 @@ def test_a_model_that_has_none_any_more_says_so(tmp_path: Path) -> None:
     _, whole = run()
     save(whole, tmp_path)
     plain = nn.Sequential(nn.Linear(3, 3), nn.Identity())
-    notes = load(Whole(plain, torch.optim.SGD(plain.parameters(), lr=0.1)), tmp_path).notes
+    notes = load(TrainState(plain, torch.optim.SGD(plain.parameters(), lr=0.1)), tmp_path).notes
     assert [note for note in notes if "model.1 was saved, and no module takes it now" in note]

@@ -25,7 +25,7 @@ from surefoot.checkpoint.format.consistency import check
 from surefoot.checkpoint.format.mismatch import DoesNotFit
 from surefoot.checkpoint.format.safetensors_headers import shard_file, tensors
 from surefoot.checkpoint.format.state_files import state_file
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.train_state import TrainState
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -34,13 +34,13 @@ def net(*sizes: int, **more: Any) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(a, b, **more) for a, b in itertools.pairwise(sizes)))
 
 
-def run(model: nn.Module, make: Make = lambda m: torch.optim.Adam(m.parameters()), **more: Any) -> Whole:
+def run(model: nn.Module, make: Make = lambda m: torch.optim.Adam(m.parameters()), **more: Any) -> TrainState:
     optimizer = make(model)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     if not isinstance(optimizer, torch.optim.LBFGS):
         optimizer.step()
-    return Whole(model, optimizer, **more)
+    return TrainState(model, optimizer, **more)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def refused(state: Whole, folder: Path, *words: str, **which: int) -> None:
+def refused(state: TrainState, folder: Path, *words: str, **which: int) -> None:
     """Refused with these words, and the run is what it was."""
     before = hashed(state)
     with pytest.raises(DoesNotFit) as caught:
@@ -78,7 +78,7 @@ def two_groups(m: Any) -> torch.optim.Optimizer:
             ["gone: model.1.bias, model.1.weight"],
         ),
         (
-            lambda: Whole(
+            lambda: TrainState(
                 m := net(2, 3, 2), [torch.optim.Adam(m[0].parameters()), torch.optim.Adam(m[1].parameters())]
             ),
             ["1 optimizers, and 2 are there"],
@@ -86,7 +86,7 @@ def two_groups(m: Any) -> torch.optim.Optimizer:
     ],
     ids=["layer more", "layer less", "wider", "type", "class", "groups", "fewer held", "two optimizers"],
 )
-def test_another_run_is_refused(build: Callable[[], Whole], words: list[str], saved: Path) -> None:
+def test_another_run_is_refused(build: Callable[[], TrainState], words: list[str], saved: Path) -> None:
     refused(build(), saved, *words)
 
 
@@ -98,7 +98,9 @@ def test_a_schedule_that_came_since_is_refused(saved: Path) -> None:
     model = net(2, 3, 2)
     optimizer = torch.optim.Adam(model.parameters())
     refused(
-        Whole(model, optimizer, scheduler=lr_scheduler.StepLR(optimizer, 1)), saved, "0 schedulers, and 1 are there"
+        TrainState(model, optimizer, scheduler=lr_scheduler.StepLR(optimizer, 1)),
+        saved,
+        "0 schedulers, and 1 are there",
     )
 
 
@@ -110,7 +112,7 @@ def test_lbfgs_counts_on_the_order_of_its_parameters(tmp_path: Path) -> None:
 
 def test_a_model_that_waits_for_its_shapes_is_told_to_run_first(saved: Path) -> None:
     model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2))
-    refused(Whole(model, torch.optim.Adam(model[1].parameters())), saved, "Run a forward pass first")
+    refused(TrainState(model, torch.optim.Adam(model[1].parameters())), saved, "Run a forward pass first")
 
 
 # -- files that are missing, or make no sense

@@ -23,7 +23,7 @@ from saved import hashed, load, save, there_and_back
 
 from surefoot.checkpoint.format.param_names import names_in
 from surefoot.checkpoint.format.pieces import not_finite, take_apart
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.train_state import TrainState
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
@@ -31,7 +31,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 def goes_on(build: Callable[[], Run], folder: Path, **more: Callable[[Run], Any]) -> None:
     """Three steps, a save, a new run from the files, two steps more: the same as five in a row."""
 
-    def of(run: Run) -> Whole:
+    def of(run: Run) -> TrainState:
         return whole(run, **{name: make(run) for name, make in more.items()})
 
     run = build()
@@ -309,7 +309,7 @@ def test_tensors_of_every_type_and_layout_come_back_to_the_bit(tmp_path: Path) -
     then, now = Tensors(4.0), Tensors(1.0)
     then.later = torch.ones(2)
     before = {name: t.data_ptr() for name, t in now.named_parameters()}
-    states = [Whole(m, torch.optim.SGD([m.scalar], lr=0.1)) for m in (then, now)]
+    states = [TrainState(m, torch.optim.SGD([m.scalar], lr=0.1)) for m in (then, now)]
     assert there_and_back(*states, tmp_path).notes == []
     for (name, a), (other, b) in zip(_all(then), _all(now), strict=True):
         assert name == other
@@ -327,8 +327,8 @@ def test_a_cache_that_is_no_state_may_have_grown(tmp_path: Path) -> None:
     then, now = nn.Linear(2, 2), nn.Linear(2, 2)
     then.register_buffer("cache", torch.ones(5), persistent=False)
     now.register_buffer("cache", torch.ones(3), persistent=False)
-    save(Whole(then, torch.optim.SGD(then.parameters())), tmp_path)
-    (note,) = load(Whole(now, torch.optim.SGD(now.parameters())), tmp_path).notes
+    save(TrainState(then, torch.optim.SGD(then.parameters())), tmp_path)
+    (note,) = load(TrainState(now, torch.optim.SGD(now.parameters())), tmp_path).notes
     assert "stays as it is" in note
     assert now.cache.shape == (3,)
 
@@ -337,7 +337,7 @@ def test_a_buffer_of_another_size_is_made_anew(tmp_path: Path) -> None:
     then, now = nn.Linear(2, 2), nn.Linear(2, 2)
     then.register_buffer("seen", torch.ones(5))
     now.register_buffer("seen", torch.zeros(3))
-    there_and_back(*(Whole(m, torch.optim.SGD(m.parameters())) for m in (then, now)), tmp_path)
+    there_and_back(*(TrainState(m, torch.optim.SGD(m.parameters())) for m in (then, now)), tmp_path)
     assert now.seen.equal(torch.ones(5))
 
 
@@ -363,17 +363,17 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
     then, now = Tied(), Tied()
-    pieces = save(Whole(then, adam(then)), tmp_path)
+    pieces = save(TrainState(then, adam(then)), tmp_path)
     assert [name for name in pieces.shards if name.startswith("model.")] == ["model.table.weight"]
-    assert load(Whole(now, adam(now)), tmp_path).notes == []
+    assert load(TrainState(now, adam(now)), tmp_path).notes == []
     assert now.head.weight is now.table.weight
     assert now.head.weight.equal(then.head.weight)
 
 
 def test_weights_tied_then_and_not_now_get_the_same_values(tmp_path: Path) -> None:
     then, now = Tied(), Tied(tied=False)
-    save(Whole(then, torch.optim.SGD([then.table.weight])), tmp_path)
-    (note,) = load(Whole(now, torch.optim.SGD([now.table.weight])), tmp_path).notes
+    save(TrainState(then, torch.optim.SGD([then.table.weight])), tmp_path)
+    (note,) = load(TrainState(now, torch.optim.SGD([now.table.weight])), tmp_path).notes
     assert note.startswith("tied when saved and not now")
     assert now.head.weight.equal(then.table.weight)
     assert now.table.weight.equal(then.table.weight)
@@ -381,32 +381,32 @@ def test_weights_tied_then_and_not_now_get_the_same_values(tmp_path: Path) -> No
 
 def test_weights_tied_now_and_not_then_are_told(tmp_path: Path) -> None:
     then, now = Tied(tied=False), Tied()
-    save(Whole(then, torch.optim.SGD([then.table.weight])), tmp_path)
-    (note,) = load(Whole(now, torch.optim.SGD([now.table.weight])), tmp_path).notes
+    save(TrainState(then, torch.optim.SGD([then.table.weight])), tmp_path)
+    (note,) = load(TrainState(now, torch.optim.SGD([now.table.weight])), tmp_path).notes
     assert note.startswith("tied now and not when saved")
     assert now.head.weight.equal(then.table.weight)
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_compiled_model_is_the_same_model(first: bool, tmp_path: Path) -> None:
-    def build(compiled: bool) -> Whole:
+    def build(compiled: bool) -> TrainState:
         model: Any = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
         if compiled:
             model[0] = torch.compile(model[0], backend="eager")
             model = torch.compile(model, backend="eager")
-        return Whole(model, adam(model))
+        return TrainState(model, adam(model))
 
     there_and_back(build(first), build(not first), tmp_path)
 
 
 def test_several_optimizers_and_weights_that_only_one_of_them_holds(tmp_path: Path) -> None:
-    def build(seed: int) -> tuple[Whole, nn.Parameter]:
+    def build(seed: int) -> tuple[TrainState, nn.Parameter]:
         torch.manual_seed(seed)
         model, alone = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), nn.Parameter(torch.rand(4))
         alone.grad = torch.ones(4)
         rest = torch.optim.SGD([{"params": model[1].parameters()}, {"params": [alone], "lr": 0.5 * seed}], momentum=0.9)
         rest.step()
-        return Whole(model, [adam(model[0]), rest]), alone
+        return TrainState(model, [adam(model[0]), rest]), alone
 
     (one, then), (two, now) = build(1), build(2)
     there_and_back(one, two, tmp_path)
@@ -421,8 +421,8 @@ def test_parameters_in_another_order_are_matched_by_name(tmp_path: Path) -> None
         p.grad = torch.full_like(p, n + 1)
     one.step()
     two.param_groups[0]["params"].reverse()
-    save(Whole(models[0], one), tmp_path)
-    (note,) = load(Whole(models[1], two), tmp_path).notes
+    save(TrainState(models[0], one), tmp_path)
+    (note,) = load(TrainState(models[1], two), tmp_path).notes
     assert "another order" in note
     for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert one.state[p]["exp_avg"].equal(two.state[q]["exp_avg"])
@@ -435,8 +435,8 @@ def test_parameters_in_other_groups_are_matched_by_name(tmp_path: Path) -> None:
         torch.optim.Adam([{"params": list(m[i].parameters()), "lr": lr} for i, lr in order])
         for m, order in zip(models, orders, strict=True)
     )
-    save(Whole(models[0], one), tmp_path)
-    (note,) = load(Whole(models[1], two), tmp_path).notes
+    save(TrainState(models[0], one), tmp_path)
+    (note,) = load(TrainState(models[1], two), tmp_path).notes
     assert "grouped otherwise" in note
     assert [g["lr"] for g in two.param_groups] == [0.2, 0.1]
 
@@ -466,7 +466,7 @@ def test_one_changed_bit_changes_the_hash() -> None:
 def test_weights_that_are_not_finite_are_named(name: str) -> None:
     model = Tensors(1.0)
     model.tiny = nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn), requires_grad=False)
-    whole = Whole(model, torch.optim.SGD(model.parameters()))
+    whole = TrainState(model, torch.optim.SGD(model.parameters()))
     assert not_finite(take_apart(whole.take(), names_in(whole))) == []
     with torch.no_grad():
         getattr(model, name).fill_(float("inf"))
@@ -478,7 +478,7 @@ def test_weights_that_are_not_finite_are_named(name: str) -> None:
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16, torch.complex64])
 def test_one_bad_value_in_a_large_tensor_is_found(kind: torch.dtype, bad: str, device: str) -> None:
     model = nn.ParameterList([torch.ones(300_000, dtype=kind), torch.ones(0), torch.ones(3)]).to(device)
-    whole = Whole(model, torch.optim.SGD(model.parameters()))
+    whole = TrainState(model, torch.optim.SGD(model.parameters()))
     with torch.no_grad():
         model[0][299_000] = float(bad)
     assert not_finite(take_apart(whole.take(), names_in(whole))) == ["model.0"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.checkpoint.store import Health, Kept, Problem, Retention, Store
+from surefoot.checkpoint.store import Health, Problem, Retention, Store, StoredCheckpoint
 from surefoot.checkpoint.store.retention import going
 
 from .conftest import Saver
@@ -19,14 +19,14 @@ YEAR = 365 * 24 * HOUR
 ORDERED = Retention(apart=0)
 
 
-def made(step: int, health: Health = "unproven", *, wrong: str = "", **about: Any) -> Kept:
+def made(step: int, health: Health = "unproven", *, wrong: str = "", **about: Any) -> StoredCheckpoint:
     problems = (Problem("weights", wrong),) if wrong else ()
-    return Kept(
+    return StoredCheckpoint(
         folder=Path(f"step-{step:08d}"), step=step, attempt=step, about=about, health=health, seal="x", wrong=problems
     )
 
 
-def left(kept: Iterable[Kept], keep: Retention = ORDERED) -> list[int]:
+def left(kept: Iterable[StoredCheckpoint], keep: Retention = ORDERED) -> list[int]:
     kept = list(kept)
     gone = {one.name for one in going(kept, keep)}
     return sorted(one.step for one in kept if one.name not in gone)
@@ -65,7 +65,7 @@ def test_one_an_hour_stays() -> None:
 
 
 def test_deciding_anew_at_every_save_keeps_the_same_ones_as_deciding_once() -> None:
-    kept: list[Kept] = []
+    kept: list[StoredCheckpoint] = []
     for step in range(40):
         kept.append(made(step, seconds=step * HOUR / 4))
         gone = {one.name for one in going(kept, Retention(spaced=5))}

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from surefoot.checkpoint.store import CheckpointWarning, Files, Health, Kept, Retention, Store, folder_names
+from surefoot.checkpoint.store import CheckpointWarning, Files, Health, Retention, Store, StoredCheckpoint, folder_names
 from surefoot.checkpoint.store.leftovers import LONG
 
 from .conftest import Saver
@@ -20,7 +20,7 @@ T = TypeVar("T")
 YEAR = 365 * 24 * 3600
 
 
-def newest(store: Store, trust: Health = "unproven") -> Kept:
+def newest(store: Store, trust: Health = "unproven") -> StoredCheckpoint:
     kept = store.newest(trust=trust)
     assert kept is not None
     return kept

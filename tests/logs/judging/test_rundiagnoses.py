@@ -14,7 +14,7 @@ from surefoot.cli import app
 from surefoot.journal import Journal
 from surefoot.logs.answer import Answer, State
 from surefoot.logs.diagnosing import diagnose
-from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, Row
+from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, StepMetrics
 
 FALL = [2.0 + 6.0 * 0.97**step + 0.02 * (step % 3) for step in range(200)]
 JUMP = [*FALL[:150], *(30.0 + step % 5 for step in range(50))]
@@ -35,7 +35,7 @@ def answer(folder: Path, losses: Sequence[float], *events: Event) -> Answer:
     """What is said of a run with these losses and events."""
     journal = Journal(folder, info={}, on_failure=pytest.fail)
     for step, loss in enumerate(losses):
-        journal.row(Row(step=step, attempt=step, time=1e9 + step, loss=loss, norm=1.0, lr=0.1))
+        journal.row(StepMetrics(step=step, attempt=step, time=1e9 + step, loss=loss, norm=1.0, lr=0.1))
     for event in events:
         journal.event(event)
     journal.close()

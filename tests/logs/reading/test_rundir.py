@@ -10,7 +10,7 @@ import pytest
 from surefoot.journal import Journal
 from surefoot.logs.reading import door, rundir
 from surefoot.logs.table import Unreadable
-from surefoot.records import Action, Cause, Decision, Diagnosis, Row, Verdict
+from surefoot.records import Action, Cause, Decision, Diagnosis, StepMetrics, Verdict
 
 
 @pytest.fixture
@@ -20,14 +20,14 @@ def run(tmp_path: Path) -> Path:
     for step in range(50):
         bad = step == 40
         journal.row(
-            Row(
+            StepMetrics(
                 step=step,
                 attempt=step,
                 time=1e9 + step,
                 loss=float("nan") if bad else 2.0 - step / 100,
                 norm=1.0,
                 lr=0.1,
-                verdict=Verdict.NONFINITE if bad else Verdict.LANDED,
+                verdict=Verdict.NONFINITE if bad else Verdict.APPLIED,
             )
         )
     journal.event(Diagnosis(step=40, attempt=40, cause=Cause.LEARNING_RATE, confidence=0.75, detail="Too high."))

@@ -26,8 +26,8 @@ def refused(*overrides: str, source: str = "lm-tiny") -> str:
         ("stesp=1", "steps"),
         ("checkpoint.every=1", "checkpoints"),
         ("precision.dtype=bfloat16", "precision.compute"),
-        ("protection.figures.ring_evry=5", "ring_every"),
-        ("protection.figures.sight.jmp=5", "jump"),
+        ("protection.figures.snapshot_evry=5", "snapshot_every"),
+        ("protection.figures.thresholds.jmp=5", "jump"),
     ],
 )
 def test_a_key_that_does_not_exist_is_answered_with_the_one_that_was_meant(wrong: str, right: str) -> None:
@@ -54,8 +54,8 @@ def test_a_key_like_no_other_is_answered_with_where_to_look() -> None:
         ("protection.clip=0", "expected a number above 0, adaptive, or null"),
         ("optimizer.betas=[0.9,0.95,1]", "expected a list of two numbers"),
         ("optimizer.betas=[0.9,1.5]", "expected two numbers from 0 to below 1"),
-        ("protection.figures.limit=0", "limit must be at least 1"),
-        ("protection.figures.limit=few", "expected a valid integer"),
+        ("protection.figures.max_consecutive_vetoes=0", "max_consecutive_vetoes must be at least 1"),
+        ("protection.figures.max_consecutive_vetoes=few", "expected a valid integer"),
         ("protection.figures.save_every=5", "set checkpoints.every instead"),
         ("optimizer=fast", "expected keys and values below it"),
         ("model=decoder", "expected module:name"),
@@ -129,9 +129,18 @@ def test_what_runs_but_may_not_be_wanted_is_remarked() -> None:
 
 
 def test_figures_of_the_policy_and_intervals_of_the_checkpoints_make_one_policy() -> None:
-    figures = ["protection.figures.limit=5", "protection.figures.sight.jump=8", "protection.policy=observe"]
+    figures = [
+        "protection.figures.max_consecutive_vetoes=5",
+        "protection.figures.thresholds.jump=8",
+        "protection.policy=observe",
+    ]
     policy = policy_of(load("lm-tiny", figures)[0])
-    assert (policy.limit, policy.sight.jump, policy.observe, policy.save_every) == (5, 8.0, True, 200)
+    assert (policy.max_consecutive_vetoes, policy.thresholds.jump, policy.observe, policy.save_every) == (
+        5,
+        8.0,
+        True,
+        200,
+    )
 
 
 def make(width: int, *, heads: int = 4, dropout: float = 0.0) -> None:

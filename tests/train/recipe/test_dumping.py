@@ -17,12 +17,14 @@ def test_what_is_recorded_is_a_recipe_again(tmp_path: Path) -> None:
 def test_a_resumed_run_is_told_what_changed() -> None:
     old = json.loads(json.dumps(as_plain(load("lm-tiny", ["model.dropout=0.1"])[0])))
     assert differences(old, load("lm-tiny", ["model.dropout=0.1"])[0]) == []
-    new = load("lm-tiny", ["optimizer.lr=1e-3", "protection.figures.limit=5", "optimizer.betas=[0.9, 0.99]"])[0]
+    new = load(
+        "lm-tiny", ["optimizer.lr=1e-3", "protection.figures.max_consecutive_vetoes=5", "optimizer.betas=[0.9, 0.99]"]
+    )[0]
     assert sorted(differences(old, new)) == [
         ("model.dropout", 0.1, None),
         ("optimizer.betas", [0.9, 0.95], [0.9, 0.99]),
         ("optimizer.lr", 0.003, 0.001),
-        ("protection.figures.limit", None, 5),
+        ("protection.figures.max_consecutive_vetoes", None, 5),
     ]
 
 

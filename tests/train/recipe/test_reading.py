@@ -126,8 +126,8 @@ def test_json_that_cannot_be_read_is_told_too(write: Write, text: str, told: tup
 
 
 def test_anchors_save_typing_and_cannot_blow_up(write: Write) -> None:
-    text = f"{SMALL}data: &d {{context: 64}}\nprotection:\n  figures:\n    <<: {{limit: 5}}\n    warmup: 9\n"
-    assert only(write(text)).protection.figures == {"limit": 5, "warmup": 9}
+    text = f"{SMALL}data: &d {{context: 64}}\nprotection:\n  figures:\n    <<: {{max_consecutive_vetoes: 5}}\n    warmup: 9\n"
+    assert only(write(text)).protection.figures == {"max_consecutive_vetoes": 5, "warmup": 9}
     bomb = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"{b}: &{b} [{','.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
     )

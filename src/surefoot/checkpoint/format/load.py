@@ -21,7 +21,7 @@ from surefoot.checkpoint.format.reader import dtype_of, read_into
 from surefoot.checkpoint.format.safetensors_headers import read_entries
 from surefoot.checkpoint.format.state_files import has_any, read_states, tensors_in
 from surefoot.checkpoint.rng import random_states
-from surefoot.checkpoint.train_state import Whole
+from surefoot.checkpoint.train_state import TrainState
 from surefoot.checkpoint.tree import Nested, Stateful
 
 __all__ = ["DoesNotFit", "Restored", "put_together"]
@@ -41,7 +41,7 @@ class Restored:
     """What the state must hash to; empty where it was saved by another number of processes."""
 
 
-def put_together(folder: Path, whole: Whole, names: Names, *, rank: int = 0, world_size: int = 1) -> Restored:
+def put_together(folder: Path, whole: TrainState, names: Names, *, rank: int = 0, world_size: int = 1) -> Restored:
     """Make the run what it was when the files in `folder` were written; raises DoesNotFit before anything changes."""
     told = read_states(folder)
     saved = Saved(str(folder), told, read_entries(folder, len(told)), rank, world_size)
@@ -57,7 +57,7 @@ def put_together(folder: Path, whole: Whole, names: Names, *, rank: int = 0, wor
 class _Together:
     """All that is to be done, found out when it is made, and done by `done`."""
 
-    def __init__(self, saved: Saved, whole: Whole, names: Names) -> None:
+    def __init__(self, saved: Saved, whole: TrainState, names: Names) -> None:
         self._saved, self._whole, self._names = saved, whole, names
         self._restored = Restored()
         self._fresh: dict[str, Tensor] = {}

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from surefoot.checkpoint.format.state_files import root_of
-from surefoot.checkpoint.train_state import Whole, has_own_state
+from surefoot.checkpoint.train_state import TrainState, has_own_state
 
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What compiling, sharding and recomputation put between a model and its parts."""
@@ -80,7 +80,7 @@ def free(name: str, taken: Collection[str]) -> str:
     return next(one for i in itertools.count(2) if (one := f"{name}#{i}") not in taken)
 
 
-def names_in(whole: Whole, *, alike: Collection[str] = ()) -> Names:
+def names_in(whole: TrainState, *, alike: Collection[str] = ()) -> Names:
     """Names for a run; `alike` tells which of its models (`model`, `extra.ema`) are the same in all processes.
 
     A parameter under DistributedDataParallel is known to be. One that is spread over processes is written in parts.

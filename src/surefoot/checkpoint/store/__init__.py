@@ -1,6 +1,6 @@
 """Checkpoints on disk: whole or not there, verified before anything is read from them. Knows no tensors."""
 
-from surefoot.checkpoint.store.entry import Health, Kept
+from surefoot.checkpoint.store.entry import Health, StoredCheckpoint
 from surefoot.checkpoint.store.failures import CheckpointWarning, NothingWhole, Problem, SaveFailed
 from surefoot.checkpoint.store.files import Entry, Files, entry_of, settle
 from surefoot.checkpoint.store.retention import Retention
@@ -13,13 +13,13 @@ __all__ = [
     "Entry",
     "Files",
     "Health",
-    "Kept",
     "NothingWhole",
     "Problem",
     "Retention",
     "SaveFailed",
     "Saved",
     "Store",
+    "StoredCheckpoint",
     "entry_of",
     "settle",
 ]

@@ -21,7 +21,7 @@ _LARGE = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class StoredCheckpoint:
     """One checkpoint."""
 
     folder: Path
@@ -65,7 +65,7 @@ class Kept:
         return any(problem.foreign for problem in self.wrong)
 
 
-def found(folder: Path) -> Kept:
+def found(folder: Path) -> StoredCheckpoint:
     """A checkpoint by its manifest and the sizes of its files; their content is not read. Never raises for damage."""
     told = folder_names.parsed(folder.name)
     assert told is not None, f"{folder.name} is no name of a checkpoint"
@@ -74,8 +74,8 @@ def found(folder: Path) -> Kept:
         known = manifest.read(folder)
         _same_place(folder, known, step, attempt)
     except Damage as damage:
-        return Kept(folder=folder, step=step, attempt=attempt or 0, wrong=(damage.problem,))
-    kept = Kept(
+        return StoredCheckpoint(folder=folder, step=step, attempt=attempt or 0, wrong=(damage.problem,))
+    kept = StoredCheckpoint(
         folder=folder,
         step=known.step,
         attempt=known.attempt,
@@ -87,7 +87,9 @@ def found(folder: Path) -> Kept:
     return replace(kept, wrong=wrong, extra=_extra(folder, kept.files))
 
 
-def verified(kept: Kept, files: Files, *, cold: bool = False, progress: Callable[[int], None] | None = None) -> Kept:
+def verified(
+    kept: StoredCheckpoint, files: Files, *, cold: bool = False, progress: Callable[[int], None] | None = None
+) -> StoredCheckpoint:
     """The same, with every byte of every file read and compared."""
 
     def look(item: tuple[str, Entry]) -> Problem | None:
@@ -112,7 +114,7 @@ def verified(kept: Kept, files: Files, *, cold: bool = False, progress: Callable
     return replace(kept, wrong=(*kept.wrong, *(problem for problem in looked if problem)))
 
 
-def fingerprint(kept: Kept) -> tuple[tuple[int, int, int], ...] | None:
+def fingerprint(kept: StoredCheckpoint) -> tuple[tuple[int, int, int], ...] | None:
     """What changes when somebody writes to one of the files; None when one cannot be looked at."""
     try:
         looks = [os.lstat(kept.folder / name) for name in (manifest.NAME, *sorted(kept.files))]

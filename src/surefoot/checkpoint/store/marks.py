@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import cast
 
 from surefoot.checkpoint.store import folder_names, manifest
-from surefoot.checkpoint.store.entry import Health, Kept
+from surefoot.checkpoint.store.entry import Health, StoredCheckpoint
 from surefoot.checkpoint.store.failures import Damage
 from surefoot.checkpoint.store.files import Files
 
 _DAMAGED = "its mark is damaged, and does not count"
 
 
-def write(kept: Kept, health: Health, why: str, files: Files) -> None:
+def write(kept: StoredCheckpoint, health: Health, why: str, files: Files) -> None:
     """Put a mark, whole or not at all, in place of any there was."""
     content = {"surefoot": "health", "schema": manifest.SCHEMA, "health": health, "why": why[:2000], "of": kept.seal}
     draft = kept.folder / folder_names.owned("marking")
@@ -28,7 +28,7 @@ def write(kept: Kept, health: Health, why: str, files: Files) -> None:
     files.flush_folder(kept.folder)
 
 
-def marked(kept: Kept) -> Kept:
+def marked(kept: StoredCheckpoint) -> StoredCheckpoint:
     """The checkpoint with its mark; one that is damaged, or belongs to another checkpoint, leaves it unproven."""
     if not (kept.folder / manifest.MARK).exists() or not kept.seal:
         return kept

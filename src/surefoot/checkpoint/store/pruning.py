@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot.checkpoint.store.entry import Kept, fingerprint, verified
+from surefoot.checkpoint.store.entry import StoredCheckpoint, fingerprint, verified
 from surefoot.checkpoint.store.files import Files
 from surefoot.checkpoint.store.retention import Retention, going
 from surefoot.checkpoint.store.write import retire
@@ -15,11 +15,11 @@ class Pruning:
         self._keep = keep
         self._known: dict[str, object] = {}
 
-    def trust(self, kept: Kept) -> None:
+    def trust(self, kept: StoredCheckpoint) -> None:
         """Every byte of it was right just now."""
         self._known[kept.name] = fingerprint(kept)
 
-    def prune(self, there: list[Kept], newest: Kept, files: Files) -> list[str]:
+    def prune(self, there: list[StoredCheckpoint], newest: StoredCheckpoint, files: Files) -> list[str]:
         """Remove what the rules let go, the newest first in `there`; tells what went."""
         gone = going(there, self._keep, protect={newest.name})
         spared = self._spared(there, gone, files) if gone else set[str]()
@@ -31,7 +31,7 @@ class Pruning:
                 removed.append(kept.name)
         return removed
 
-    def _spared(self, there: list[Kept], gone: list[Kept], files: Files) -> set[str]:
+    def _spared(self, there: list[StoredCheckpoint], gone: list[StoredCheckpoint], files: Files) -> set[str]:
         """Of those that should go the ones that must stay, because too few of the others are whole."""
         leaving = {kept.name for kept in gone}
         whole = 0
@@ -44,7 +44,7 @@ class Pruning:
                 spared |= {kept.name} & leaving
         return spared
 
-    def _whole(self, kept: Kept, files: Files) -> bool:
+    def _whole(self, kept: StoredCheckpoint, files: Files) -> bool:
         """Whether every byte is right: read now, unless it was read before and no file has been touched since."""
         now = fingerprint(kept)
         if now is None or kept.wrong:

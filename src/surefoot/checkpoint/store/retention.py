@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-from surefoot.checkpoint.store.entry import Kept
+from surefoot.checkpoint.store.entry import StoredCheckpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,9 @@ class Retention:
             )
 
 
-def going(all_kept: Sequence[Kept], keep: Retention, *, protect: Collection[str] = ()) -> list[Kept]:
+def going(
+    all_kept: Sequence[StoredCheckpoint], keep: Retention, *, protect: Collection[str] = ()
+) -> list[StoredCheckpoint]:
     """Those that may be removed, in the order to do it: damaged and suspect ones first, then the oldest."""
     ordered = sorted(all_kept, key=lambda kept: kept.order)
     sound = [kept for kept in ordered if not kept.wrong]
@@ -61,7 +63,7 @@ def going(all_kept: Sequence[Kept], keep: Retention, *, protect: Collection[str]
     return sorted(gone, key=lambda kept: (not kept.wrong, kept.health != "suspect", kept.order))
 
 
-def _reasons(sound: list[Kept], keep: Retention) -> list[Sequence[Kept]]:
+def _reasons(sound: list[StoredCheckpoint], keep: Retention) -> list[Sequence[StoredCheckpoint]]:
     """The choice of each rule that asks no clock, from checkpoints in the order of training."""
     trusted = [kept for kept in sound if kept.health != "suspect"]
     regular = [kept for kept in trusted if kept.kind != "emergency"]
@@ -79,7 +81,7 @@ def _reasons(sound: list[Kept], keep: Retention) -> list[Sequence[Kept]]:
     ]
 
 
-def _best(trusted: list[Kept], keep: Retention) -> Sequence[Kept]:
+def _best(trusted: list[StoredCheckpoint], keep: Retention) -> Sequence[StoredCheckpoint]:
     if not keep.best:
         return [kept for kept in trusted if kept.kind == "best"][-1:]
     scored = [(value, kept) for kept in trusted if (value := _metric(kept, keep.best)) is not None]
@@ -90,16 +92,16 @@ def _best(trusted: list[Kept], keep: Retention) -> Sequence[Kept]:
     return [min(scored, key=lambda pair: (sign * pair[0], pair[1].order))[1]]
 
 
-def _metric(kept: Kept, name: str) -> float | None:
+def _metric(kept: StoredCheckpoint, name: str) -> float | None:
     metrics = kept.about.get("metrics")
     return _number(metrics.get(name)) if isinstance(metrics, dict) else None
 
 
-def _spaced(sound: list[Kept], keep: Retention) -> Sequence[Kept]:
+def _spaced(sound: list[StoredCheckpoint], keep: Retention) -> Sequence[StoredCheckpoint]:
     """The oldest, and from there on each that comes long enough after the one before, or before it by the clock."""
     if keep.apart <= 0 or not keep.spaced:
         return []
-    chosen: list[Kept] = []
+    chosen: list[StoredCheckpoint] = []
     last: float | None = None
     for kept in sound:
         if kept.health == "suspect" or kept.kind == "emergency":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from surefoot.checkpoint.store import folder_names, marks
-from surefoot.checkpoint.store.entry import Health, Kept, found, verified
+from surefoot.checkpoint.store.entry import Health, StoredCheckpoint, found, verified
 from surefoot.checkpoint.store.failures import CheckpointWarning, NothingWhole, SaveFailed, failed, not_saved
 from surefoot.checkpoint.store.files import Entry, Files
 from surefoot.checkpoint.store.leftovers import clean
@@ -33,7 +33,7 @@ _TIERS: dict[Health, tuple[frozenset[Health], ...]] = {
 class Saved:
     """What came of a commit."""
 
-    kept: Kept
+    kept: StoredCheckpoint
     removed: tuple[str, ...] = ()
     """Older checkpoints that went."""
     trouble: str = ""
@@ -128,30 +128,30 @@ class Store:
 
     # -- reading
 
-    def all(self) -> list[Kept]:
+    def all(self) -> list[StoredCheckpoint]:
         """Every checkpoint, the newest first, by manifests and sizes; what is damaged is listed with what is wrong."""
         kept = [marks.marked(found(folder)) for folder in self._folders()]
         return sorted(kept, key=lambda one: one.order, reverse=True)
 
-    def get(self, name: str) -> Kept | None:
+    def get(self, name: str) -> StoredCheckpoint | None:
         """One checkpoint by its name, not verified; None if it is not there."""
         folder = self.root / name
         if folder_names.parsed(name) is None or not folder.is_dir():
             return None
         return marks.marked(found(folder))
 
-    def verify(self, kept: Kept, progress: Callable[[int], None] | None = None) -> Kept:
+    def verify(self, kept: StoredCheckpoint, progress: Callable[[int], None] | None = None) -> StoredCheckpoint:
         """The checkpoint with all that is wrong with it: every byte of every file is read."""
         return verified(kept, self._files, progress=progress)
 
-    def newest(self, *, trust: Health = "unproven") -> Kept | None:
+    def newest(self, *, trust: Health = "unproven") -> StoredCheckpoint | None:
         """The newest checkpoint that is whole; None when there are none at all.
 
         Newest is the highest step, then attempt; no clock is asked. One that is less than `trust` is passed over while
         an older one that is whole reaches it: by default a suspect one for a healthy or unproven one. What was passed
         over is told in a warning and in `passed`. Raises NothingWhole when some exist and none may be loaded.
         """
-        looked: dict[str, Kept] = {}
+        looked: dict[str, StoredCheckpoint] = {}
         try:
             there = self.all()
         except OSError as error:
@@ -196,7 +196,7 @@ class Store:
             raise
         return Draft(folder, step, attempt)
 
-    def _chosen(self, kept: Kept, newer: list[Kept]) -> Kept:
+    def _chosen(self, kept: StoredCheckpoint, newer: list[StoredCheckpoint]) -> StoredCheckpoint:
         passed = tuple(_words(one) for one in newer if one.folder.exists())
         if passed:
             listed = "; ".join(passed)
@@ -221,7 +221,9 @@ class Store:
                 files.mkdir(folder)
             files.flush_folder(folder.parent)
 
-    def _save(self, draft: Draft, known: Mapping[str, Entry], about: Mapping[str, Any], files: Files) -> Kept:
+    def _save(
+        self, draft: Draft, known: Mapping[str, Entry], about: Mapping[str, Any], files: Files
+    ) -> StoredCheckpoint:
         there = draft.folder
         try:
             data = fill(draft, known, about, files)
@@ -237,7 +239,7 @@ class Store:
         return kept
 
 
-def _words(kept: Kept) -> str:
+def _words(kept: StoredCheckpoint) -> str:
     if kept.wrong:
         more = f" and {len(kept.wrong) - 3} more" if len(kept.wrong) > 3 else ""
         return f"{kept.name}: " + ", ".join(map(str, kept.wrong[:3])) + more

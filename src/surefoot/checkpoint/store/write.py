@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.store import folder_names
-from surefoot.checkpoint.store.entry import Kept, found, plain_files, verified
+from surefoot.checkpoint.store.entry import StoredCheckpoint, found, plain_files, verified
 from surefoot.checkpoint.store.failures import SaveFailed, not_saved
 from surefoot.checkpoint.store.files import Entry, Files
 from surefoot.checkpoint.store.manifest import NAME, Manifest, safe_name
@@ -67,7 +67,7 @@ def land(draft: Draft, root: Path, data: bytes, files: Files) -> Path:
     raise SaveFailed(f"{not_saved(draft.step)}: no name is free in {root}")
 
 
-def read_back(draft: Draft, folder: Path, data: bytes, files: Files) -> Kept:
+def read_back(draft: Draft, folder: Path, data: bytes, files: Files) -> StoredCheckpoint:
     """The checkpoint as the disk gives it back; raises SaveFailed if that is not what was written."""
     kept = verified(found(folder), files, cold=True)
     if kept.wrong or not _holds(folder, data):

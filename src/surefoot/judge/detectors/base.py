@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from surefoot.records import Finding, Pattern, Row
+from surefoot.records import Finding, Pattern, StepMetrics
 
 
 class Detector:
@@ -16,7 +16,7 @@ class Detector:
     kept: ClassVar[tuple[str, ...]] = ()
     """Attributes that are its state: plain numbers, and lists of them."""
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         raise NotImplementedError
 
     def rewound(self) -> None:
@@ -31,7 +31,7 @@ class Detector:
             setattr(self, name, type(held)(state[name]) if isinstance(held, list | set) else state[name])
 
     def found(
-        self, row: Row, detail: str, pattern: Pattern = Pattern.NONE, *, grave: bool = False, **evidence: Any
+        self, row: StepMetrics, detail: str, pattern: Pattern = Pattern.NONE, *, severe: bool = False, **evidence: Any
     ) -> list[Finding]:
         return [
             Finding(
@@ -41,7 +41,7 @@ class Detector:
                 detector=self.name,
                 pattern=pattern,
                 detail=detail,
-                grave=grave,
+                severe=severe,
                 evidence=evidence,
             )
         ]

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detectors.base import Detector
-from surefoot.judge.policy import Sight
-from surefoot.records import Finding, Row
+from surefoot.judge.policy import Thresholds
+from surefoot.records import Finding, StepMetrics
 
 
 class Bottleneck(Detector):
@@ -18,14 +18,14 @@ class Bottleneck(Detector):
     name: ClassVar = "bottleneck"
     kept: ClassVar = ("_low", "_since", "_wait", "_told")
 
-    def __init__(self, sight: Sight) -> None:
+    def __init__(self, sight: Thresholds) -> None:
         self._sight = sight
         self._low = 0
         self._since: float | None = None
         self._wait = 0.0
         self._told = False
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         if math.isnan(row.utilisation):
             return []
         if row.utilisation >= self._sight.idle:

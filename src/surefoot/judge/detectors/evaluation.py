@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.policy import AGAIN, WHILE
-from surefoot.records import Finding, Pattern, Row
+from surefoot.records import Finding, Pattern, StepMetrics
 
 
 class Evaluation(Detector):
@@ -19,7 +19,7 @@ class Evaluation(Detector):
     name: ClassVar = "evaluation"
     kept: ClassVar = ("_best", "_trained", "_worse", "_told")
 
-    def __init__(self, normal: Normal) -> None:
+    def __init__(self, normal: Baselines) -> None:
         self._normal = normal
         self._best = math.nan
         self._trained = math.nan
@@ -27,7 +27,7 @@ class Evaluation(Detector):
         self._worse = 0
         self._told = False
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         if row.optimizer or math.isnan(row.eval_loss):
             return []
         recent = [loss for loss in self._normal.recent if math.isfinite(loss)]

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.policy import AGAIN, DOUBLE, FEW
-from surefoot.records import Finding, Row
+from surefoot.records import Finding, StepMetrics
 
 
 class FewSamples(Detector):
@@ -18,7 +18,7 @@ class FewSamples(Detector):
     name: ClassVar = "few_samples"
     kept: ClassVar = ("_since",)
 
-    def __init__(self, normal: Normal, *, normed: bool) -> None:
+    def __init__(self, normal: Baselines, *, normed: bool) -> None:
         self._normal = normal
         self._normed = normed
         self._since = 0
@@ -26,7 +26,7 @@ class FewSamples(Detector):
     def rewound(self) -> None:
         self._since = 0
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         usual = self._normal.samples
         if not self._normed or row.optimizer or not (0 < row.samples <= FEW and DOUBLE * row.samples <= usual):
             self._since = 0

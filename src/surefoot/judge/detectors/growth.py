@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.policy import AGAIN
-from surefoot.records import Finding, Pattern, Row
+from surefoot.records import Finding, Pattern, StepMetrics
 
 STEPS = 2 * AGAIN
 """Steps in a row that must each be larger."""
@@ -22,7 +22,7 @@ class Growth(Detector):
     name: ClassVar = "growth"
     kept: ClassVar = ("_losses", "_norms", "_told")
 
-    def __init__(self, normal: Normal) -> None:
+    def __init__(self, normal: Baselines) -> None:
         self._normal = normal
         self._losses: list[float] = []
         self._norms: list[float] = []
@@ -31,8 +31,8 @@ class Growth(Detector):
     def rewound(self) -> None:
         self._losses, self._norms, self._told = [], [], False
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
-        if row.optimizer or not row.landed:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
+        if row.optimizer or not row.applied:
             return []
         self._losses = [*self._losses, row.loss][-STEPS - 1 :]
         self._norms = [*self._norms, row.norm][-STEPS - 1 :]

@@ -10,8 +10,8 @@ import numpy as np
 
 from surefoot.judge.baselines import Baseline, held_back
 from surefoot.judge.detectors.base import Detector
-from surefoot.judge.policy import WHILE, Sight
-from surefoot.records import Finding, Row
+from surefoot.judge.policy import WHILE, Thresholds
+from surefoot.records import Finding, StepMetrics
 
 
 class Inputs(Detector):
@@ -20,7 +20,7 @@ class Inputs(Detector):
     name: ClassVar = "inputs"
     kept: ClassVar = ("_recent", "_told", "_moved", "_quiet", "_strange")
 
-    def __init__(self, sight: Sight) -> None:
+    def __init__(self, sight: Thresholds) -> None:
         self._sight = sight
         self._means = Baseline(sight.slow_window)
         self._spreads = Baseline(sight.slow_window)
@@ -34,20 +34,20 @@ class Inputs(Detector):
         self.strange = 0.0
         """How unlike those before this batch is, in units of what is told; 1 and more is strange."""
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         before, self.strange = self.strange, 0.0
-        if row.optimizer or math.isnan(row.input_top):
+        if row.optimizer or math.isnan(row.input_absmax):
             return []
-        if math.isinf(row.input_top):
+        if math.isinf(row.input_absmax):
             self.strange, self._quiet = math.inf, 0
-            return self.found(row, "the batch holds values that are not finite", top=row.input_top, broken=True)
-        spread = math.log(max(row.input_spread, 1e-30))
+            return self.found(row, "the batch holds values that are not finite", top=row.input_absmax, broken=True)
+        spread = math.log(max(row.input_std, 1e-30))
         found = self._compare(row, spread, before) if len(self._means) >= self._sight.least else []
         self._quiet = 0 if self.strange >= 1 else self._quiet + 1
         self._strange = self._strange + 1 if self.strange >= 1 else 0
         if self._strange >= self._sight.window:
             self._start_over()
-        if row.landed:
+        if row.applied:
             self._take(row, spread)
         return found
 
@@ -58,7 +58,7 @@ class Inputs(Detector):
         self._waiting.clear()
         self._recent, self._strange, self._told = [], 0, False
 
-    def _take(self, row: Row, spread: float) -> None:
+    def _take(self, row: StepMetrics, spread: float) -> None:
         self._recent = [*self._recent, row.input_mean][-WHILE:]
         if self.strange >= 1 and len(self._means) >= self._sight.least:
             return
@@ -68,7 +68,7 @@ class Inputs(Detector):
             self._means.add(attempt, mean)
             self._spreads.add(attempt, log)
 
-    def _compare(self, row: Row, spread: float, before: float) -> list[Finding]:
+    def _compare(self, row: StepMetrics, spread: float, before: float) -> list[Finding]:
         sight, size = self._sight, math.exp(self._spreads.middle)
         beside = abs(row.input_mean - self._means.middle)
         wider = abs(spread - self._spreads.middle)
@@ -82,13 +82,13 @@ class Inputs(Detector):
             return []
         self._told = True
         detail = (
-            f"the batch is unlike those before: mean {row.input_mean:.3g} and spread {row.input_spread:.3g}, "
+            f"the batch is unlike those before: mean {row.input_mean:.3g} and spread {row.input_std:.3g}, "
             f"where {self._means.middle:.3g} and {size if size > 1e-12 else 0.0:.3g} are usual"
         )
         slowly = before > self.strange / 2
-        return self.found(row, detail, mean=row.input_mean, spread=row.input_spread, usual=size, slowly=slowly)
+        return self.found(row, detail, mean=row.input_mean, spread=row.input_std, usual=size, slowly=slowly)
 
-    def _drifts(self, row: Row, size: float) -> list[Finding]:
+    def _drifts(self, row: StepMetrics, size: float) -> list[Finding]:
         """The mean of the last inputs has left its place, by little steps."""
         if len(self._recent) < WHILE:
             return []

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.policy import AGAIN, LONG
-from surefoot.records import Finding, Pattern, Row, Verdict
+from surefoot.records import Finding, Pattern, StepMetrics, Verdict
 
 
 class Jump(Detector):
@@ -19,15 +19,15 @@ class Jump(Detector):
     name: ClassVar = "jump"
     kept: ClassVar = ("_last", "_quiet", "_episodes")
 
-    def __init__(self, normal: Normal) -> None:
+    def __init__(self, normal: Baselines) -> None:
         self._normal = normal
         self._last = -LONG - 1
         self._quiet = AGAIN
         self._episodes = 0
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         normal = self._normal
-        if row.verdict not in (Verdict.LANDED, Verdict.OUTLANDISH) or not normal.formed:
+        if row.verdict not in (Verdict.APPLIED, Verdict.NORM_OUTLIER) or not normal.formed:
             return []
         if not normal.spikes(row):
             self._quiet += 1
@@ -48,11 +48,11 @@ class Jump(Detector):
             row,
             " and ".join(what),
             Pattern.JUMP,
-            grave=row.landed and ((leaps and self._episodes > 1) or (huge and z > normal.sight.far)),
+            severe=row.applied and ((leaps and self._episodes > 1) or (huge and z > normal.sight.far)),
             loss=row.loss,
             norm=row.norm,
             deviations=z,
             norm_ratio=ratio,
-            huge=huge and row.landed,
+            huge=huge and row.applied,
             times=self._episodes,
         )

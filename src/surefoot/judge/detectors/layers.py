@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from surefoot.judge.detectors.base import Detector
-from surefoot.judge.policy import FEW, HUGE, ROUNDING, STRETCH, Sight
-from surefoot.records import LAYER_STATS, Finding, Row
+from surefoot.judge.policy import FEW, HUGE, ROUNDING, STRETCH, Thresholds
+from surefoot.records import LAYER_STATS, Finding, StepMetrics
 
 NORM, ZEROS, NONFINITE = (LAYER_STATS.index(name) for name in ("norm", "zeros", "nonfinite"))
 
@@ -35,7 +35,7 @@ class LayerPast:
         self.now, self.zeros_now = self._now
         """Logarithm of the norm over the usual one, smoothed over the last few rows; the same for zeros."""
 
-    def take(self, row: Row, layers: np.ndarray, *, learn: bool) -> None:
+    def take(self, row: StepMetrics, layers: np.ndarray, *, learn: bool) -> None:
         """Take in a row; what is normal is learnt from healthy rows alone."""
         norm = layers[:, NORM]
         if len(norm) == len(self._all) and self.rows and _sound(norm):
@@ -111,7 +111,7 @@ class _OfLayers(Detector):
     kept: ClassVar = ("_since", "_told")
     stays: ClassVar = FEW
 
-    def __init__(self, past: LayerPast, names: Sequence[str], sight: Sight) -> None:
+    def __init__(self, past: LayerPast, names: Sequence[str], sight: Thresholds) -> None:
         self._past = past
         self._names = names
         self._sight = sight
@@ -121,8 +121,8 @@ class _OfLayers(Detector):
     def rewound(self) -> None:
         self._since, self._told = 0, False
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
-        if layers is None or row.optimizer or not row.landed:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
+        if layers is None or row.optimizer or not row.applied:
             return []
         which = self._beyond(layers) if self._any_beyond(layers) else None
         if which is None or not which.any():
@@ -142,7 +142,7 @@ class _OfLayers(Detector):
     def _beyond(self, layers: np.ndarray) -> np.ndarray:
         raise NotImplementedError
 
-    def _say(self, row: Row, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
+    def _say(self, row: StepMetrics, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
         raise NotImplementedError
 
 
@@ -158,7 +158,7 @@ class Exploding(_OfLayers):
         large = layers[:, NORM] > self._sight.explodes
         return large & (self._past.now > np.log(HUGE)) & self._past.formed
 
-    def _say(self, row: Row, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
+    def _say(self, row: StepMetrics, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
         top = float(layers[which, NORM].max())
         severe = "severe: " if top > HUGE * self._sight.explodes else ""
         detail = f"{severe}the gradients of {len(worst)} or more layers explode, up to {top:.3g}: {', '.join(worst)}"
@@ -180,7 +180,7 @@ class Vanishing(_OfLayers):
         silent = self._past.zeros_now > self._sight.dead / 2  # fallen silent, which is another trouble
         return (tiny | faded) & ~silent & self._past.counts & self._past.formed
 
-    def _say(self, row: Row, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
+    def _say(self, row: StepMetrics, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
         least = float(layers[which, NORM].min())
         detail = f"the gradients of {int(which.sum())} tensors vanish, down to {least:.3g}: {', '.join(worst)}"
         return self.found(row, detail, layers=worst, share=float(which.mean()), norm=least)
@@ -198,7 +198,7 @@ class Dead(_OfLayers):
     def _beyond(self, layers: np.ndarray) -> np.ndarray:
         return (self._past.zeros_now > self._sight.dead) & self._past.formed & self._past.present
 
-    def _say(self, row: Row, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
+    def _say(self, row: StepMetrics, layers: np.ndarray, which: np.ndarray, worst: list[str]) -> list[Finding]:
         most = float(layers[which, ZEROS].max())
         detail = f"up to {most:.0%} of the gradients are exactly zero, far more than before: {', '.join(worst)}"
         return self.found(row, detail, layers=worst, share=float(which.mean()), zeros=most)

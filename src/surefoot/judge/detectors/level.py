@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
-from surefoot.judge.detectors.units import Units
+from surefoot.judge.detectors.loss_rescaled import LossRescaled
 from surefoot.judge.policy import STRETCH, WHILE
-from surefoot.records import Finding, Pattern, Row
+from surefoot.records import Finding, Pattern, StepMetrics
 
 
 class Level(Detector):
@@ -20,7 +20,7 @@ class Level(Detector):
     name: ClassVar = "level"
     kept: ClassVar = ("_told", "_grave", "_losses", "_lowest", "_slowly")
 
-    def __init__(self, normal: Normal, units: Units) -> None:
+    def __init__(self, normal: Baselines, units: LossRescaled) -> None:
         self._normal = normal
         self._units = units
         self._told = False
@@ -34,7 +34,7 @@ class Level(Detector):
         self._told = self._grave = False
         self._losses = []
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         normal, sight = self._normal, self._normal.sight
         recent = [loss for loss in normal.recent if math.isfinite(loss)]
         if row.optimizer or not normal.formed or len(recent) < sight.lasting:
@@ -42,9 +42,9 @@ class Level(Detector):
         slowly = [] if normal.contested else self._little_by_little(row)
         return [*self._at_once(row, recent), *slowly]
 
-    def _little_by_little(self, row: Row) -> list[Finding]:
+    def _little_by_little(self, row: StepMetrics) -> list[Finding]:
         """The mean of one stretch of losses after the other, against the lowest of them."""
-        if row.landed and math.isfinite(row.loss):
+        if row.applied and math.isfinite(row.loss):
             self._losses.append(row.loss)
         if len(self._losses) < STRETCH:
             return []
@@ -76,7 +76,7 @@ class Level(Detector):
             slowly=True,
         )
 
-    def _at_once(self, row: Row, recent: list[float]) -> list[Finding]:
+    def _at_once(self, row: StepMetrics, recent: list[float]) -> list[Finding]:
         normal, sight = self._normal, self._normal.sight
         last = sorted(recent[-sight.lasting :])
         level = last[len(last) // 2]
@@ -92,7 +92,7 @@ class Level(Detector):
             and normal.start > 0  # else no multiple of what it began with means anything
             and sudden > sight.far
             and real > sight.lost * max(normal.start, normal.loss.top) > 0
-            and row.landed
+            and row.applied
         )
         lost = lost and normal.z(last[0]) > sight.raised  # all of them: under a heavy tail some are as ever
         if self._told and (self._grave or not lost):
@@ -105,7 +105,7 @@ class Level(Detector):
             row,
             f"the loss has risen from {normal.loss.middle:.4g} to {shown:.4g} and stays there ({compared})",
             Pattern.JUMP if sudden > sight.far else Pattern.NONE,
-            grave=grave,
+            severe=grave,
             level=shown,
             normal=normal.loss.middle,
             deviations=far,

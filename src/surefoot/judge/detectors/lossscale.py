@@ -8,15 +8,15 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detectors.base import Detector
-from surefoot.judge.policy import MANIFOLD, NOTHING, STRETCH, Sight
-from surefoot.records import Finding, Pattern, Row, Verdict
+from surefoot.judge.policy import MANIFOLD, NOTHING, STRETCH, Thresholds
+from surefoot.records import Finding, Pattern, StepMetrics, Verdict
 
 
 class LossScale(Detector):
     name: ClassVar = "loss_scale"
     kept: ClassVar = ("_usual", "_landed", "_skipped", "_streak_told", "_low_told", "_by_skips")
 
-    def __init__(self, sight: Sight) -> None:
+    def __init__(self, sight: Thresholds) -> None:
         self._sight = sight
         self._usual = math.nan
         self._landed = 0
@@ -28,12 +28,12 @@ class LossScale(Detector):
     def rewound(self) -> None:
         self._skipped, self._by_skips, self._streak_told, self._low_told = 0, 0, False, False
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         if math.isnan(row.loss_scale) or row.optimizer:
             return []
         if row.verdict is Verdict.OVERFLOW:
             return self._overflow(row)
-        if not row.landed:
+        if not row.applied:
             return []
         self._skipped, self._streak_told = 0, False
         self._landed += 1
@@ -55,13 +55,13 @@ class LossScale(Detector):
             row,
             detail,
             Pattern.OVERFLOW_SKIPS if self._by_skips else Pattern.NONE,
-            grave=True,
+            severe=True,
             scale=row.loss_scale,
             usual=self._usual,
             skipped=self._by_skips,
         )
 
-    def _overflow(self, row: Row) -> list[Finding]:
+    def _overflow(self, row: StepMetrics) -> list[Finding]:
         self._skipped += 1
         self._by_skips += 1
         if self._landed < STRETCH or self._skipped < self._sight.streak or self._streak_told:

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.policy import AGAIN, SMALL
-from surefoot.records import Finding, Row
+from surefoot.records import Finding, StepMetrics
 
 
 class LostClip(Detector):
@@ -19,7 +19,7 @@ class LostClip(Detector):
     name: ClassVar = "lost_clip"
     kept: ClassVar = ("_beyond", "_told")
 
-    def __init__(self, normal: Normal) -> None:
+    def __init__(self, normal: Baselines) -> None:
         self._normal = normal
         self._beyond = 0
         self._told = False
@@ -27,7 +27,7 @@ class LostClip(Detector):
     def rewound(self) -> None:
         self._beyond, self._told = 0, False
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         known, raw, handed = self._normal.applied, self._normal.norms.get(0), self._normal.handed(row)
         if row.optimizer or raw is None or len(known) < self._normal.sight.least or not 0 < handed < math.inf:
             return []
@@ -45,7 +45,7 @@ class LostClip(Detector):
         )
         return self.found(row, detail, usual=usual, handed=handed, times=times)
 
-    def _times(self, row: Row, handed: float) -> float:
+    def _times(self, row: StepMetrics, handed: float) -> float:
         """How many times the usual norm is handed over, if that is the loop's doing; else 1."""
         known, raw, sight = self._normal.applied, self._normal.norms[0], self._normal.sight
         times = math.exp(handed - known.middle)

@@ -9,21 +9,21 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detectors.base import Detector
-from surefoot.judge.policy import LONG, PART, WHILE, Sight
-from surefoot.records import Finding, Row
+from surefoot.judge.policy import LONG, PART, WHILE, Thresholds
+from surefoot.records import Finding, StepMetrics
 
 
 class MemoryCreep(Detector):
     name: ClassVar = "memory"
     kept: ClassVar = ("_readings", "_last", "_told")
 
-    def __init__(self, sight: Sight) -> None:
+    def __init__(self, sight: Thresholds) -> None:
         self._sight = sight
         self._readings: list[float] = []
         self._last = math.nan
         self._told = False
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         if row.step < LONG or not row.memory > 0 or row.memory == self._last:
             return []
         self._last = row.memory

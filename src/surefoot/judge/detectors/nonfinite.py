@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from surefoot.records import Finding, Pattern, Row, Verdict
+from surefoot.records import Finding, Pattern, StepMetrics, Verdict
 
 
 class NonFinite:
@@ -16,7 +16,7 @@ class NonFinite:
         self._buffers = buffers
         """Names of the buffers that are checked."""
 
-    def update(self, row: Row) -> list[Finding]:
+    def update(self, row: StepMetrics) -> list[Finding]:
         what: list[str] = []
         if row.verdict is Verdict.NONFINITE:
             if not math.isfinite(row.loss):
@@ -25,10 +25,10 @@ class NonFinite:
                 what.append(f"{row.nonfinite:.0f} gradient values are not finite")
             elif not math.isfinite(row.norm):
                 what.append("the gradients are finite, but too large for a norm in float32")
-            if row.bad_buffers > 0:
+            if row.nonfinite_buffers > 0:
                 what.append(self._about_buffers(row))
-        if row.bad_weights > 0:
-            what.append(f"{row.bad_weights:.0f} values in weights or buffers are not finite")
+        if row.nonfinite_params > 0:
+            what.append(f"{row.nonfinite_params:.0f} values in weights or buffers are not finite")
         if not what:
             return []
         evidence: dict[str, Any] = {"loss": row.loss, "norm": row.norm, "nonfinite": row.nonfinite}
@@ -44,10 +44,10 @@ class NonFinite:
             )
         ]
 
-    def _about_buffers(self, row: Row) -> str:
-        known = 0 <= row.bad_buffer < len(self._buffers)
-        first = f"buffer {self._buffers[row.bad_buffer]}" if known else "a buffer of the model"
-        more = f" and {row.bad_buffers - 1:.0f} more" if row.bad_buffers > 1 else ""
+    def _about_buffers(self, row: StepMetrics) -> str:
+        known = 0 <= row.first_nonfinite_buffer < len(self._buffers)
+        first = f"buffer {self._buffers[row.first_nonfinite_buffer]}" if known else "a buffer of the model"
+        more = f" and {row.nonfinite_buffers - 1:.0f} more" if row.nonfinite_buffers > 1 else ""
         return f"the batch made {first}{more} non-finite"
 
     def state_dict(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class NonFinite:
         del state
 
 
-def where(row: Row) -> dict[str, int]:
+def where(row: StepMetrics) -> dict[str, int]:
     """The micro-batch and the process that brought the trouble, where they are known."""
-    found = {"micro": row.micro} if row.micro >= 0 and row.micros > 1 else {}
+    found = {"bad_microbatch": row.bad_microbatch} if row.bad_microbatch >= 0 and row.num_microbatches > 1 else {}
     return found | ({"culprit_rank": row.rank} if row.rank >= 0 else {})

@@ -7,24 +7,24 @@ from typing import ClassVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.loss_shape import shape
-from surefoot.records import Finding, Pattern, Row
+from surefoot.records import Finding, Pattern, StepMetrics
 
 
 class Oscillation(Detector):
     name: ClassVar = "oscillation"
     kept: ClassVar = ("_told",)
 
-    def __init__(self, normal: Normal) -> None:
+    def __init__(self, normal: Baselines) -> None:
         self._normal = normal
         self._told = False
 
     def rewound(self) -> None:
         self._told = False
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         normal = self._normal
         if row.optimizer or not normal.formed or not math.isfinite(row.loss):
             return []

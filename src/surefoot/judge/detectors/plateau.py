@@ -7,17 +7,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.policy import NOTHING, PATIENCE, SMALL, WHILE
-from surefoot.records import Finding, Pattern, Row
+from surefoot.records import Finding, Pattern, StepMetrics
 
 
 class Plateau(Detector):
     name: ClassVar = "plateau"
     kept: ClassVar = ("_told", "_fallen", "_best", "_since")
 
-    def __init__(self, normal: Normal) -> None:
+    def __init__(self, normal: Baselines) -> None:
         self._normal = normal
         self._told = False
         self._fallen = False
@@ -27,15 +27,15 @@ class Plateau(Detector):
     def rewound(self) -> None:
         self._since = 0
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         normal = self._normal
         recent = [loss for loss in normal.recent if math.isfinite(loss)]
-        if row.optimizer or not row.landed or not normal.formed or len(recent) < WHILE or normal.contested:
+        if row.optimizer or not row.applied or not normal.formed or len(recent) < WHILE or normal.contested:
             return []
         mean = sum(recent) / len(recent)
         return [*self._flat(row, mean), *self._falling(row, mean, max(recent))]
 
-    def _flat(self, row: Row, mean: float) -> list[Finding]:
+    def _flat(self, row: StepMetrics, mean: float) -> list[Finding]:
         normal = self._normal
         if mean < self._best - NOTHING * abs(self._best) or math.isinf(self._best):
             self._best, self._since = mean, 0
@@ -48,7 +48,7 @@ class Plateau(Detector):
         detail = f"the loss is {mean:.4g} and began at {normal.start:.4g}; nothing was gained for {self._since} steps"
         return self.found(row, detail, Pattern.PLATEAU, level=mean, start=normal.start)
 
-    def _falling(self, row: Row, mean: float, top: float) -> list[Finding]:
+    def _falling(self, row: StepMetrics, mean: float, top: float) -> list[Finding]:
         """Even the worst of the last losses lies below the best of those before."""
         normal = self._normal
         below = (normal.loss.middle - mean) / normal.loss.spread

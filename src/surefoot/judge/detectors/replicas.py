@@ -9,7 +9,7 @@ import numpy as np
 
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.policy import AGAIN
-from surefoot.records import Finding, Row
+from surefoot.records import Finding, StepMetrics
 
 CHECK = "Check that rank's device and memory (ECC and Xid errors), and code that runs on one rank only."
 _EQUALISE = "If all ranks should hold the same weights, use DistributedDataParallel or broadcast them from rank 0."
@@ -49,19 +49,19 @@ class Replicas(Detector):
         """What was asked for cannot be done."""
         self._why, self._off = why, True
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         if self._why:
             return self._stuck(row)
         if self._off or math.isnan(row.replicas):
             return []
         return self._differ(row) if row.replicas > 0 else self._are_equal(row)
 
-    def _are_equal(self, row: Row) -> list[Finding]:
+    def _are_equal(self, row: StepMetrics) -> list[Finding]:
         again, self._restored = self._restored, False
         self._equal, self._well, self._differs, self._asked = self._equal + 1, row.attempt, 0, False
         return self.found(row, "all ranks hold the same weights again, by checksum", equal=True) if again else []
 
-    def _differ(self, row: Row) -> list[Finding]:
+    def _differ(self, row: StepMetrics) -> list[Finding]:
         self._differs += 1
         who = f"rank {row.rank} holds" if row.rank >= 0 and row.replicas == 1 else f"{row.replicas:.0f} ranks hold"
         who = "the ranks hold" if row.rank < 0 else who
@@ -82,9 +82,9 @@ class Replicas(Detector):
         self._asked = True
         other = "weights that the other ranks do not" if row.rank >= 0 else "different weights"
         detail = f"{who} {other}, by checksum; at attempt {self._well} all were equal"
-        return self._tell(row, detail, grave=True)
+        return self._tell(row, detail, severe=True)
 
-    def _stuck(self, row: Row) -> list[Finding]:
+    def _stuck(self, row: StepMetrics) -> list[Finding]:
         why, self._why = self._why, ""
         detail = (
             f"the ranks hold different weights and cannot be made equal here: {why}. Stop the run, and start all ranks "
@@ -92,6 +92,6 @@ class Replicas(Detector):
         )
         return self._tell(row, detail)
 
-    def _tell(self, row: Row, detail: str, *, grave: bool = False) -> list[Finding]:
+    def _tell(self, row: StepMetrics, detail: str, *, severe: bool = False) -> list[Finding]:
         told = {"ranks": row.replicas, "culprit_rank": row.rank, "well": self._well, "equal": False}
-        return self.found(row, detail, grave=grave, **told)
+        return self.found(row, detail, severe=severe, **told)

@@ -7,17 +7,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.policy import PART, PATIENCE
-from surefoot.records import Finding, Row
+from surefoot.records import Finding, StepMetrics
 
 
 class Settings(Detector):
     name: ClassVar = "settings"
     kept: ClassVar = ("_rate", "_momentum", "_fast", "_slow")
 
-    def __init__(self, normal: Normal) -> None:
+    def __init__(self, normal: Baselines) -> None:
         self._normal = normal
         self._rate = math.nan
         self._momentum = math.nan
@@ -25,18 +25,18 @@ class Settings(Detector):
         self._slow = False
 
     def rewound(self) -> None:
-        self._fast = self._fast and bool(self._normal.asked.rate_cap)  # held now, and told already
+        self._fast = self._fast and bool(self._normal.asked.max_lr)  # held now, and told already
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         if row.optimizer:
             return []
         found = [*self._faster(row), *self._slower(row), *self._stiffer(row)]
         self._rate, self._momentum = row.lr, row.momentum
         return found
 
-    def _faster(self, row: Row) -> list[Finding]:
+    def _faster(self, row: StepMetrics) -> list[Finding]:
         ratio, sight = self._normal.rate_ratio(row), self._normal.sight
-        held = self._normal.asked.rate_cap
+        held = self._normal.asked.max_lr
         if held and row.lr > sight.faster * held[0]:
             ratio = row.lr / held[0]  # no step is made with it, but the loop has set it
         if not self._normal.formed or not ratio > sight.faster:
@@ -50,7 +50,7 @@ class Settings(Detector):
         at_once = row.lr / self._rate if self._rate > 0 else math.nan
         return self.found(row, detail, lr=row.lr, times=ratio, at_once=at_once)
 
-    def _slower(self, row: Row) -> list[Finding]:
+    def _slower(self, row: StepMetrics) -> list[Finding]:
         fell = self._rate / row.lr if row.lr > 0 else math.inf if row.lr == 0 and self._rate > 0 else math.nan
         if not fell > self._normal.sight.slower:
             self._slow = self._slow and not row.lr > self._rate
@@ -63,9 +63,9 @@ class Settings(Detector):
         early = row.step < PATIENCE and start > 0 and level > (1 - PART) * start
         began = "; before that it was so high that nothing was learnt" if early else ""
         detail = f"the rate fell from {self._rate:.3g} to {row.lr:.3g} in one step{began}"
-        return self.found(row, detail, grave=early, lr=row.lr, before=self._rate, early=early)
+        return self.found(row, detail, severe=early, lr=row.lr, before=self._rate, early=early)
 
-    def _stiffer(self, row: Row) -> list[Finding]:
+    def _stiffer(self, row: StepMetrics) -> list[Finding]:
         before, now = self._momentum, row.momentum
         if not (math.isfinite(before) and math.isfinite(now)) or now <= before:
             return []

@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detectors.base import Detector
-from surefoot.judge.policy import FEW, Sight
-from surefoot.records import Finding, Row
+from surefoot.judge.policy import FEW, Thresholds
+from surefoot.records import Finding, StepMetrics
 
 
 class Start(Detector):
@@ -17,12 +17,12 @@ class Start(Detector):
     name: ClassVar = "start"
     kept: ClassVar = ("_norms",)
 
-    def __init__(self, sight: Sight) -> None:
+    def __init__(self, sight: Thresholds) -> None:
         self._sight = sight
         self._norms: list[float] = []
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
-        if row.optimizer or not row.landed or len(self._norms) >= FEW:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
+        if row.optimizer or not row.applied or len(self._norms) >= FEW:
             return []
         self._norms = [*self._norms, row.norm]
         middle = sorted(self._norms)[len(self._norms) // 2]

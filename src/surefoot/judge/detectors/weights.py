@@ -10,7 +10,7 @@ import numpy as np
 
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.policy import CLEARLY, FEW, MANIFOLD, WHILE
-from surefoot.records import Finding, Row
+from surefoot.records import Finding, StepMetrics
 
 
 class Weights(Detector):
@@ -28,7 +28,7 @@ class Weights(Detector):
         """Those of the states that were left tell nothing of the one that the run has gone back to."""
         self._at, self._norms = [], []
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         if not 0 < row.weight_norm < math.inf:
             return []
         if row.update_ratio > 0:
@@ -38,7 +38,7 @@ class Weights(Detector):
         self._norms = [*self._norms, row.weight_norm][-FEW:]
         return found
 
-    def _leapt(self, row: Row) -> list[Finding]:
+    def _leapt(self, row: StepMetrics) -> list[Finding]:
         times = row.weight_norm / self._norms[-1]
         usual = max(abs(math.log(b / a)) for a, b in itertools.pairwise(self._norms))
         trained = (row.attempt - self._at[-1]) * max(self._ratios, default=0.0)
@@ -48,4 +48,4 @@ class Weights(Detector):
             return []
         detail = f"the norm of the weights is {times:.3g} times what it was, which no update explains"
         # Where next to nothing can be left of what was learnt there is no need to wait for the loss.
-        return self.found(row, detail, grave=leapt > math.log(MANIFOLD), times=times, well=self._at[-1])
+        return self.found(row, detail, severe=leapt > math.log(MANIFOLD), times=times, well=self._at[-1])

@@ -7,7 +7,7 @@ import numpy as np
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.logs.course import Course, Floats, Trace
-from surefoot.records import NAN, Cause, Diagnosis, Row, Verdict
+from surefoot.records import NAN, Cause, Diagnosis, StepMetrics, Verdict
 
 BEFORE = 1000
 """Updates before the onset that the judge is shown, to know what was normal."""
@@ -53,13 +53,13 @@ def _beside(trace: Trace, steps: Floats) -> Floats:
     return np.where(near, trace.values[index], NAN)
 
 
-def _row(number: int, loss: float, norm: float, rate: float, scale: float) -> Row:
+def _row(number: int, loss: float, norm: float, rate: float, scale: float) -> StepMetrics:
     bad = not np.isfinite(loss) or not np.isfinite(norm)
-    return Row(
+    return StepMetrics(
         step=number,
         attempt=number,
         time=float(number),
-        verdict=Verdict.NONFINITE if bad else Verdict.LANDED,
+        verdict=Verdict.NONFINITE if bad else Verdict.APPLIED,
         loss=loss,
         norm=norm,
         lr=rate,

@@ -17,9 +17,9 @@ from surefoot.records import Verdict
 
 FORMAT = "run"
 _NAMES = {"norm": "grad_norm"}
-_LEFT_OUT = frozenset({"verdict", "optimizer", "micro", "micros", "rank", "loss_d1", "loss_d2"})
+_LEFT_OUT = frozenset({"verdict", "optimizer", "bad_microbatch", "num_microbatches", "rank", "loss_d1", "loss_d2"})
 _TOLD = 12
-_INTERVENTIONS = ("restrain", "rewind", "stop")
+_INTERVENTIONS = ("constrain", "rewind", "stop")
 """Decisions that change the run beyond leaving out an update."""
 _RECENT = 20
 """Attempts before a diagnosis within which a finding belongs to it."""
@@ -138,7 +138,7 @@ def _rows(scalars: reader.Scalars, gatherer: Gatherer) -> None:
     skipped = verdicts == Verdict.OVERFLOW
     if skipped.any():
         gatherer.put("skipped", rows, np.cumsum(skipped).astype(np.float64))
-    refused = int((broken | (verdicts == Verdict.OUTLANDISH)).sum())
+    refused = int((broken | (verdicts == Verdict.NORM_OUTLIER)).sum())
     if refused:
         gatherer.facts["refused"] = float(refused)
         gatherer.note(f"{refused} updates were refused before they reached the weights")

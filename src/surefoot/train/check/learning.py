@@ -19,7 +19,7 @@ _FIRST = 3
 _RISES = 1.05
 _BOLD, _WILD = 0.1, 0.5
 """Change of the weights in one update, as a share of them, that seldom goes well, and never; 0.001 is usual."""
-_GRAVE = ("restrain", "rewind", "stop")
+_GRAVE = ("constrain", "rewind", "stop")
 
 
 def answers(trial: Trial, run: Run) -> Iterator[Item]:
@@ -57,7 +57,7 @@ def _stands(run: Run) -> Item:
     name = "nothing had to be done"
     acts = Counter(str(event.get("action")) for event in run.events if event["kind"] == "decision")
     acts.pop("accept", None)
-    acts.pop("loosen", None)
+    acts.pop("relax", None)
     why = [event for event in run.events if event["kind"] == "diagnosis"]
     if not run.scalars.rows:
         return skipped(name, "no update was made")

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from surefoot.judge.policy import Policy, Sight
+from surefoot.journal.aliases import upgraded_policy
+from surefoot.judge.policy import Policy, Thresholds
 from surefoot.train.recipe.mistakes import Mistake, Place
 from surefoot.train.recipe.nearest import nearest
 from surefoot.train.recipe.schema import Recipe
@@ -18,7 +19,7 @@ _ELSEWHERE = {
     "observe": "protection.policy",
     "save_every": "checkpoints.every",
     "save_seconds": "checkpoints.seconds",
-    "careful": "checkpoints.careful",
+    "cautious_after_crash": "checkpoints.careful",
 }
 """Figures that have a key of their own."""
 
@@ -29,14 +30,14 @@ def policy_of(recipe: Recipe) -> Policy:
         "observe": recipe.protection.policy == "observe",
         "save_every": recipe.checkpoints.every,
         "save_seconds": recipe.checkpoints.seconds,
-        "careful": recipe.checkpoints.careful,
+        "cautious_after_crash": recipe.checkpoints.careful,
     }
-    return TypeAdapter(Policy).validate_python(own | recipe.protection.figures)
+    return TypeAdapter(Policy).validate_python(own | upgraded_policy(recipe.protection.figures))
 
 
 def wrong_figures(recipe: Recipe) -> list[Mistake]:
     """Figures that do not exist or stand elsewhere; or else those whose values cannot be."""
-    given = recipe.protection.figures
+    given = upgraded_policy(recipe.protection.figures)
     return [*_misnamed(given)] or [*_impossible(recipe)]
 
 
@@ -46,12 +47,12 @@ def _misnamed(given: Mapping[str, Any]) -> Iterator[Mistake]:
             yield Mistake((*_PLACE, name), f"set {_ELSEWHERE[name]} instead")
         else:
             yield from _unknown((name,), Policy)
-    if isinstance(sight := given.get("sight"), dict):
+    if isinstance(sight := given.get("thresholds"), dict):
         for name in sight:
-            yield from _unknown(("sight", name), Sight)
+            yield from _unknown(("thresholds", name), Thresholds)
 
 
-def _unknown(at: Place, kind: type[Policy | Sight]) -> Iterator[Mistake]:
+def _unknown(at: Place, kind: type[Policy | Thresholds]) -> Iterator[Mistake]:
     known = [each.name for each in fields(kind) if each.name not in _ELSEWHERE]
     if at[-1] not in known:
         near = nearest(at[-1], known)

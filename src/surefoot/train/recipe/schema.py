@@ -217,7 +217,9 @@ class Protection(Section):
     ring: str | bool | None = Field(
         default=None, description='Memory for states to go back to, such as "8GB"; false: none.'
     )
-    figures: dict[str, Any] = Field(default={}, description="Other figures of surefoot.Policy, such as ring_every: 20.")
+    figures: dict[str, Any] = Field(
+        default={}, description="Other figures of surefoot.Policy, such as snapshot_every: 20."
+    )
 
 
 class Checkpoints(Section):

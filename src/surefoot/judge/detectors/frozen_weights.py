@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.detectors.layers import NONFINITE, LayerPast
 from surefoot.judge.policy import AGAIN, FEW
-from surefoot.records import Finding, Row
+from surefoot.records import Finding, StepMetrics
 
 
-class Still(Detector):
+class FrozenWeights(Detector):
     name: ClassVar = "still"
     kept: ClassVar = (
         "_owned_told",
@@ -31,7 +31,7 @@ class Still(Detector):
     )
 
     def __init__(
-        self, names: Sequence[str], owned: int | None, normal: Normal, past: LayerPast, *, adaptive: bool
+        self, names: Sequence[str], owned: int | None, normal: Baselines, past: LayerPast, *, adaptive: bool
     ) -> None:
         self._names = names
         self._owned = len(names) if owned is None else owned
@@ -62,12 +62,12 @@ class Still(Detector):
         self._usual, self._looks, self._slow, self._slow_told = math.nan, 0, 0, False
         self._moving = []
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         told = [*self._unowned(row), *self._absent(row, layers), *self._small(row), *self._rounded(row)]
-        self._landed = row.attempt if row.landed else self._landed
+        self._landed = row.attempt if row.applied else self._landed
         return told
 
-    def _unowned(self, row: Row) -> list[Finding]:
+    def _unowned(self, row: StepMetrics) -> list[Finding]:
         if self._owned_told or self._owned >= len(self._names):
             return []
         self._owned_told = True
@@ -75,9 +75,9 @@ class Still(Detector):
         detail = f"{len(left)} trainable tensors are in no optimizer and will never move: {', '.join(left[:5])}"
         return self.found(row, detail, layers=left[:5], tensors=len(left), of=len(self._names))
 
-    def _absent(self, row: Row, layers: np.ndarray | None) -> list[Finding]:
+    def _absent(self, row: StepMetrics, layers: np.ndarray | None) -> list[Finding]:
         """Tensors that had gradients and have none any more."""
-        if layers is None or row.optimizer or not row.landed:
+        if layers is None or row.optimizer or not row.applied:
             return []
         if self._past.whole and self._had_all:
             self._without, self._absent_told = 0, False
@@ -99,7 +99,7 @@ class Still(Detector):
         detail = f"{int(gone.sum())} tensors have no gradient any more: {', '.join(names)}"
         return self.found(row, detail, layers=names, tensors=int(gone.sum()), of=len(present))
 
-    def _small(self, row: Row) -> list[Finding]:
+    def _small(self, row: StepMetrics) -> list[Finding]:
         """Updates that have become far smaller than the rate explains."""
         if not row.update_ratio > 0 or not (rate := self._normal.rate(row)) > 0:
             return []
@@ -129,21 +129,21 @@ class Still(Detector):
         zeros = self._past.zeros_now
         return bool(zeros.size) and float(np.median(zeros)) > self._normal.sight.dead / 2
 
-    def _rounded(self, row: Row) -> list[Finding]:
+    def _rounded(self, row: StepMetrics) -> list[Finding]:
         """Weights that a whole step leaves exactly as they were, though there are gradients and a rate."""
         if self._landed != row.attempt - 1:  # the step that `unmoved` tells of was refused, which moves nothing
             return []
-        if math.isnan(row.unmoved) or not row.landed or not row.lr > 0 or not row.norm > 0:
+        if math.isnan(row.unchanged_fraction) or not row.applied or not row.lr > 0 or not row.norm > 0:
             return []
-        known, self._moving = self._moving, [*self._moving, row.unmoved][-AGAIN - 1 :]
+        known, self._moving = self._moving, [*self._moving, row.unchanged_fraction][-AGAIN - 1 :]
         if len(known) <= AGAIN:
             return []
         bound = min(known[:-1]) + self._normal.sight.rounded
-        if not min(known[-1], row.unmoved) > bound or self._silent:
+        if not min(known[-1], row.unchanged_fraction) > bound or self._silent:
             return []
         self._moving = []  # from here on this is the usual
-        detail = f"{row.unmoved:.0%} of the weights are exactly what they were a step before: updates are rounded away"
-        return self.found(row, detail, unmoved=row.unmoved)
+        detail = f"{row.unchanged_fraction:.0%} of the weights are exactly what they were a step before: updates are rounded away"
+        return self.found(row, detail, unchanged_fraction=row.unchanged_fraction)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"had": self._had.tolist()}

@@ -7,26 +7,26 @@ from typing import ClassVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.policy import AGAIN, LONG
-from surefoot.records import Finding, Row, Verdict
+from surefoot.records import Finding, StepMetrics, Verdict
 
 
-class Rhythm(Detector):
+class PeriodicSpikes(Detector):
     """Speaks once the distances between refused or leaping steps repeat."""
 
     name: ClassVar = "rhythm"
     kept: ClassVar = ("_at", "_last", "_told")
 
-    def __init__(self, normal: Normal) -> None:
+    def __init__(self, normal: Baselines) -> None:
         self._normal = normal
         self._at: list[int] = []
         self._last = -LONG
         self._told = False
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
-        bad = row.verdict in (Verdict.NONFINITE, Verdict.OUTLANDISH) or (row.landed and self._normal.spikes(row))
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
+        bad = row.verdict in (Verdict.NONFINITE, Verdict.NORM_OUTLIER) or (row.applied and self._normal.spikes(row))
         if not bad or row.optimizer:
             return []
         before, self._last = self._last, row.attempt

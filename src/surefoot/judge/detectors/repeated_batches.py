@@ -8,17 +8,17 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detectors.base import Detector
-from surefoot.judge.policy import LONG, STRETCH, WHILE, Sight
-from surefoot.records import Finding, Pattern, Row
+from surefoot.judge.policy import LONG, STRETCH, WHILE, Thresholds
+from surefoot.records import Finding, Pattern, StepMetrics
 
 
-class Repeats(Detector):
+class RepeatedBatches(Detector):
     """From one round to the next such losses differ by their trend alone, where they used to differ by chance."""
 
     name: ClassVar = "repeats"
     kept: ClassVar = ("_losses", "_usual", "_rows", "_told")
 
-    def __init__(self, sight: Sight) -> None:
+    def __init__(self, sight: Thresholds) -> None:
         self._sight = sight
         self._losses: list[float] = []
         self._usual = math.nan
@@ -29,8 +29,8 @@ class Repeats(Detector):
     def rewound(self) -> None:
         self._losses = []
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
-        if row.optimizer or not row.landed or not math.isfinite(row.loss):
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
+        if row.optimizer or not row.applied or not math.isfinite(row.loss):
             return []
         self._losses = [*self._losses, row.loss][-LONG:]
         self._rows += 1

@@ -7,18 +7,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.detectors.layers import NORM, LayerPast
 from surefoot.judge.policy import AGAIN, ALIKE, CLEARLY, FEW, MANIFOLD, PART
-from surefoot.records import Finding, Row
+from surefoot.records import Finding, StepMetrics
 
 
-class Units(Detector):
+class LossRescaled(Detector):
     name: ClassVar = "units"
     kept: ClassVar = ("_told", "factor", "_factors")
 
-    def __init__(self, normal: Normal, past: LayerPast) -> None:
+    def __init__(self, normal: Baselines, past: LayerPast) -> None:
         self._normal = normal
         self._past = past
         self._told = False
@@ -34,7 +34,7 @@ class Units(Detector):
         """The middle one of the last few steps' factors."""
         return sorted(self._factors)[len(self._factors) // 2] if self._factors else 1.0
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         # One side of a game that gains ground makes the loss and all gradients of the other one grow alike.
         self.factor = 1.0 if self._normal.contested else self._factor(row, layers)
         self._factors = [*self._factors, self.factor][-FEW:]
@@ -46,7 +46,7 @@ class Units(Detector):
         detail = f"the loss and all gradients are about {self.factor:.3g} times what they were"
         return self.found(row, detail, factor=self.factor)
 
-    def _factor(self, row: Row, layers: np.ndarray | None) -> float:
+    def _factor(self, row: StepMetrics, layers: np.ndarray | None) -> float:
         past, normal = self._past, self._normal
         if layers is None or row.optimizer or not past.formed or not normal.loss.middle > 0 or not row.loss > 0:
             return 1.0

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Normal
+from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
 from surefoot.judge.policy import AGAIN, CLEARLY, DOUBLE, WHILE
-from surefoot.records import Finding, Row
+from surefoot.records import Finding, StepMetrics
 
 
-class Astray(Detector):
+class EvalRegression(Detector):
     """Speaks when two evaluations running are far above the best one and it does not heal, when the first is twice as
     far above it, when one is above the very first, or above the best one and the rate was raised; knows when, and at
     which rate, all was well."""
@@ -33,7 +33,7 @@ class Astray(Detector):
         "_lately",
     )
 
-    def __init__(self, normal: Normal, *, alone: bool) -> None:
+    def __init__(self, normal: Baselines, *, alone: bool) -> None:
         self._normal = normal
         self._alone = alone
         """Several processes may each be told of another loss, or one of them alone: then nothing follows from it."""
@@ -63,7 +63,7 @@ class Astray(Detector):
         self._far = math.nan
         self._lately.clear()
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         if not self._alone or row.optimizer:
             return []
         # What is evaluated are the weights before this row's update.

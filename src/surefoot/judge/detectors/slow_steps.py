@@ -8,17 +8,17 @@ import numpy as np
 
 from surefoot.judge.baselines import Baseline
 from surefoot.judge.detectors.base import Detector
-from surefoot.judge.policy import WHILE, Sight
-from surefoot.records import Finding, Row
+from surefoot.judge.policy import WHILE, Thresholds
+from surefoot.records import Finding, StepMetrics
 
 
-class Pace(Detector):
+class SlowSteps(Detector):
     """Speaks of throughput, and of waiting for data where that is the reason."""
 
     name: ClassVar = "pace"
     kept: ClassVar = ("_rows", "_slow", "_waiting", "_told")
 
-    def __init__(self, sight: Sight) -> None:
+    def __init__(self, sight: Thresholds) -> None:
         self._sight = sight
         self._seconds = Baseline(sight.slow_window)
         self._waits = Baseline(sight.slow_window)
@@ -27,7 +27,7 @@ class Pace(Detector):
         self._waiting = 0
         self._told = False
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         if row.optimizer or not row.seconds > 0:
             return []
         self._rows += 1

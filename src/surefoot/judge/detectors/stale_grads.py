@@ -7,25 +7,25 @@ from typing import ClassVar
 import numpy as np
 
 from surefoot.judge.detectors.base import Detector
-from surefoot.records import Finding, Row
+from surefoot.records import Finding, StepMetrics
 
 
-class LeftOver(Detector):
+class StaleGrads(Detector):
     """Speaks once it has happened at two updates running, and again only after it has ended."""
 
-    name: ClassVar = "left_over"
+    name: ClassVar = "stale_grads"
     kept: ClassVar = ("_times", "_told")
 
     def __init__(self) -> None:
         self._times = 0
         self._told = False
 
-    def update(self, row: Row, layers: np.ndarray | None = None) -> list[Finding]:
-        if row.optimizer or not row.left_over >= 0:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
+        if row.optimizer or not row.stale_grads >= 0:
             return []
-        self._times = self._times + 1 if row.left_over >= 1 else 0
+        self._times = self._times + 1 if row.stale_grads >= 1 else 0
         if self._times < 2:  # once may be meant
-            self._told = self._told and row.left_over > 0
+            self._told = self._told and row.stale_grads > 0
             return []
         if self._told:
             return []
