@@ -18,7 +18,7 @@ from surefoot.guard.rank_consensus import RankConsensus
 def store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
     """The store that processes met by, here two of one process."""
     held = dist.HashStore()
-    monkeypatch.setattr(rank_consensus, "_store", lambda: held)
+    monkeypatch.setattr(rank_consensus, "_connect", lambda: held)
     return held
 
 
@@ -40,18 +40,18 @@ def test_what_one_is_asked_for_the_other_hears_of(store: dist.HashStore) -> None
 def test_a_process_that_can_no_longer_hear_says_so(store: dist.HashStore, caplog: pytest.LogCaptureFixture) -> None:
     deaf = RankConsensus(0, 2, "word")
     dist.PrefixStore("surefoot/word", store).set("0", "what nobody has ever said")
-    assert within(10, lambda: "no longer hears" in caplog.text)
+    assert within(10, lambda: "lost contact with the rank store" in caplog.text)
     assert deaf.pending is None
 
 
 ENDS = """
 import time
 import torch.distributed as dist
-from surefoot import agreement
+from surefoot.guard import rank_consensus
 
-rank_consensus._POLL = 0.0  # so that it is always in the midst of asking
+rank_consensus._POLL_SECONDS = 0.0  # so that it is always in the midst of asking
 dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", 0, 1, True), rank=0, world_size=1)
-agreements = [rank_consensus.Agreement(0, 2, f"word{k}") for k in range(4)]
+agreements = [rank_consensus.RankConsensus(0, 2, f"word{k}") for k in range(4)]
 time.sleep(0.1)
 """
 

@@ -87,20 +87,20 @@ def test_nothing_is_left_of_a_runner_nor_of_what_it_worked_on() -> None:
 ENDS = """
 import time
 import torch
-from surefoot.background import Ending, Runner, unless_ending
+from surefoot.background import BackgroundWorker, ProcessExiting, raise_if_exiting
 
 def work():
     try:
         for _ in range(10_000):
             values.add_(1)  # most of the time is spent in C++
-            unless_ending()
-    except Ending:
+            raise_if_exiting()
+    except ProcessExiting:
         print("cut short", flush=True)
         raise
 
-values, runner = torch.zeros(1 << 24), Runner("helper")
-first = runner.send(work)
-runner.send(lambda: print("begun too late", flush=True))
+values, runner = torch.zeros(1 << 24), BackgroundWorker("helper")
+first = runner.submit(work)
+runner.submit(lambda: print("begun too late", flush=True))
 while not values[0]:
     time.sleep(0.01)
 print("over", flush=True)

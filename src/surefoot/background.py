@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-LIMIT = 60.0
+EXIT_WAIT = 60.0
 """Seconds that the end of a process waits for work that is under way; that on a disk may hang for ever."""
 _GLOO = "(pt_gloo_runloop) "
 """What the system calls the threads in which torch exchanges tensors of the host, before it tells what they do."""
@@ -22,7 +22,7 @@ _LET_GO = 2.0
 """Seconds that the end of a process waits for those, at most; they need a few thousandths."""
 
 
-class Ending(Exception):
+class ProcessExiting(Exception):
     """The process is about to end, and what was being made is of no use to anybody any more."""
 
 
@@ -54,7 +54,7 @@ class _AtWork:
     def _end(self) -> None:
         with self._changed:
             self.ending = True
-            self._changed.wait_for(lambda: not self._busy, timeout=LIMIT)
+            self._changed.wait_for(lambda: not self._busy, timeout=EXIT_WAIT)
         _let_go()
 
     def _forked(self) -> None:
@@ -65,7 +65,7 @@ class _AtWork:
 _at_work = _AtWork()
 
 
-def in_time(work: Callable[[], None]) -> bool:
+def run_unless_exiting(work: Callable[[], None]) -> bool:
     """Do it, in a thread of one's own, and have the end of the process wait for it; False: it is too late for that."""
     return _at_work.do(work)
 
@@ -94,10 +94,10 @@ def _gloo_at_work() -> bool | None:
     return found
 
 
-def unless_ending() -> None:
+def raise_if_exiting() -> None:
     """To be called now and then in the midst of long work that only serves what comes after it."""
     if _at_work.ending:
-        raise Ending
+        raise ProcessExiting
 
 
 class BackgroundTask(Generic[T]):
@@ -121,7 +121,7 @@ class BackgroundTask(Generic[T]):
                 self._error = error
 
     @property
-    def over(self) -> bool:
+    def done(self) -> bool:
         """Whether the result is there."""
         return self._work is None and not self._lock.locked()
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 
-def place() -> dict[str, str]:
+def pid_scope() -> dict[str, str]:
     """Where process numbers mean the same: one host, one boot of it, one process namespace (container)."""
     place = {"host": socket.gethostname(), "boot": "", "namespace": ""}
     try:
@@ -33,7 +33,7 @@ def start_time(pid: int) -> int | None:
         return None
 
 
-def running(pid: object, start: object) -> bool | None:
+def is_running(pid: object, start: object) -> bool | None:
     """Whether the process that began at `start` runs here; None where the system does not tell."""
     if not isinstance(pid, int) or not isinstance(start, int) or start_time(os.getpid()) is None:
         return None

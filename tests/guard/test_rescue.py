@@ -49,7 +49,7 @@ class Loop:
 def test_when_trouble_begins_the_last_good_state_is_saved(tmp_path: Path) -> None:
     loop = Loop(tmp_path, poison=40, max_consecutive_vetoes=500, max_failed_actions=50, max_actions=50)
     loop.train(46)
-    loop.guard._anchor._keeping.close()  # type: ignore[attr-defined]
+    loop.guard._checkpointer._manager.close()  # type: ignore[attr-defined]
     (kept,) = loop.kept()
     assert kept.kind == "emergency"
     assert kept.health == "healthy"
@@ -60,7 +60,7 @@ def test_when_trouble_begins_the_last_good_state_is_saved(tmp_path: Path) -> Non
     again = Loop(tmp_path)
     assert again.guard.step == kept.step
     again.train(30)
-    assert again.guard._desk.judge.quiet  # type: ignore[attr-defined]
+    assert again.guard._reader.judge.quiet  # type: ignore[attr-defined]
     assert again.guard.step > kept.step + 20
     again.guard.close()
 
@@ -99,7 +99,7 @@ def test_without_states_in_memory_trouble_passes_as_before(tmp_path: Path, ring:
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    guard = surefoot.attach(model, optimizer, run_dir=tmp_path, resume=True, ring=ring)
+    guard = surefoot.attach(model, optimizer, run_dir=tmp_path, resume=True, snapshot_memory=ring)
     with pytest.raises(TrainingStopped), guard:
         for i in range(80):
             x = torch.randn(3, 4) * (float("nan") if i > 30 else 1.0)
