@@ -374,7 +374,7 @@ def test_no_memory_for_states_is_told_once(attach: Attach, read: Read, caplog: p
     assert "1 of 2 states" in notes[0]
     assert len(notes) == 2, "with the optimizer's state there is no room any more"
     assert "do not fit in the budget of 1 kB" in notes[1]
-    assert len([r for r in caplog.records if "cannot go back" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "cannot be rewound" in r.getMessage()]) == 1
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

@@ -239,7 +239,7 @@ def test_a_loader_that_attach_was_not_given_is_told(tmp_path: Path, caplog: pyte
         guard.batches(range(guard.step, 10))
         assert caplog.text == ""
         guard.batches(make_loader(torch.randn(8, 2), 2, seed=0))
-    assert "was given no loader, so the place in the data is not kept. Pass loader=" in caplog.text
+    assert "was given no loader, so the position in the data is not saved. Pass loader=" in caplog.text
 
 
 def test_a_copied_loader_goes_its_way_alone(tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ def test_a_run_goes_on_bit_for_bit_however_its_model_is_called(tmp_path: Path, f
     again.guard.close()
 
 
-def test_watching_alone_refuses_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="touches nothing"):
+def test_observing_refuses_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="changes nothing"):
         Loop(called, tmp_path, policy="observe")
 
 

@@ -97,7 +97,7 @@ CASES: dict[str, tuple[Callable[[Net, torch.optim.Optimizer], dict[str, Any]], t
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_attach_refuses_and_touches_nothing(case: str, attach: Attach, tmp_path: Path) -> None:
+def test_attach_raises_and_changes_nothing(case: str, attach: Attach, tmp_path: Path) -> None:
     model = net()
     optimizer = sgd(model)
     for i in range(2):
@@ -145,7 +145,7 @@ def guards_well(attach: Attach, model: Net, optimizer: torch.optim.Optimizer) ->
         ("100", 100),
     ],
 )
-def test_the_memory_for_states_as_people_write_it(given: Any, wanted: int | None) -> None:
+def test_snapshot_memory_in_every_notation(given: Any, wanted: int | None) -> None:
     assert check_snapshot_memory(given) == wanted
 
 
@@ -250,7 +250,7 @@ def test_watch_refuses_what_is_no_loss(case: str, attach: Attach) -> None:
     train(model, optimizer, guard.watch, 0)  # and the guard goes on
 
 
-def test_a_loss_that_was_never_watched_is_told_before_the_weights_change(attach: Attach) -> None:
+def test_a_loss_that_was_never_watched_raises_before_the_weights_change(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -264,7 +264,7 @@ def test_a_loss_that_was_never_watched_is_told_before_the_weights_change(attach:
     assert not same(before, snapshot(model, optimizer))
 
 
-def test_a_closure_that_never_watches_is_told_before_the_weights_change(attach: Attach) -> None:
+def test_a_closure_that_never_watches_raises_before_the_weights_change(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
     attach(model, optimizer)
@@ -282,7 +282,7 @@ def test_a_closure_that_never_watches_is_told_before_the_weights_change(attach: 
 
 
 @pytest.mark.parametrize("values", [{"tokens": "many"}, {"total_steps": None}])
-def test_a_report_that_is_no_number_is_told_and_the_protection_stays(values: dict[str, Any], attach: Attach) -> None:
+def test_a_report_that_is_no_number_raises_and_the_protection_stays(values: dict[str, Any], attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)

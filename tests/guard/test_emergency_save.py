@@ -46,7 +46,7 @@ class Loop:
         return Store(self.run / "checkpoints").all()
 
 
-def test_when_trouble_begins_the_last_good_state_is_saved(tmp_path: Path) -> None:
+def test_when_an_incident_begins_the_last_good_snapshot_is_saved(tmp_path: Path) -> None:
     loop = Loop(tmp_path, poison=40, max_consecutive_vetoes=500, max_failed_actions=50, max_actions=50)
     loop.train(46)
     loop.guard._checkpointer._manager.close()  # type: ignore[attr-defined]
@@ -65,7 +65,7 @@ def test_when_trouble_begins_the_last_good_state_is_saved(tmp_path: Path) -> Non
     again.guard.close()
 
 
-def test_a_run_that_is_stopped_is_saved_and_told_once(tmp_path: Path) -> None:
+def test_a_stopped_run_is_saved_and_reported_once(tmp_path: Path) -> None:
     loop = Loop(tmp_path, poison=40, max_consecutive_vetoes=8)
     stops = 0
     with loop.guard:
@@ -95,7 +95,7 @@ def test_a_healthy_run_is_saved_at_its_end_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ring", [False])
-def test_without_states_in_memory_trouble_passes_as_before(tmp_path: Path, ring: bool) -> None:
+def test_without_snapshots_an_incident_saves_nothing(tmp_path: Path, ring: bool) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
