@@ -243,7 +243,7 @@ def _surefoot(whole: TrainState, folder: Path, home: Home) -> list[Way]:
         saving.write(saving.take(number), number, {})
 
     def over() -> bool:
-        return saving._errand is None or saving._errand.over
+        return saving._errand is None or saving._errand.done
 
     def end() -> None:
         outcome = saving.outcome(wait=True)

@@ -42,12 +42,17 @@ WHERE: dict[str, tuple[tuple[Any, str], ...]] = {
     "mailbox": (
         (AttachedGuard, "_after_step"),
         (AsyncReadback, "send"),
-        (step_pipeline.StepPipeline, "arrived"),
+        (step_pipeline.StepPipeline, "arrived_blocks"),
         (metrics_reader, "step_metrics_from"),
     ),
     "judge": ((Judge, "update"),),
     "journal": ((Journal, "row"),),
-    "ring": ((Recovery, "round_ended"), (Recovery, "begin"), (SnapshotRing, "settle"), (SnapshotRing, "prove")),
+    "ring": (
+        (Recovery, "iteration_ended"),
+        (Recovery, "forward_began"),
+        (SnapshotRing, "settle"),
+        (SnapshotRing, "prove"),
+    ),
 }
 """What belongs to each part."""
 

@@ -228,9 +228,9 @@ def _kept(run: Run) -> Iterator[tuple[int, Callable[[Tensor, Tensor], Tensor], C
     ) as guard:
 
         def wait(done: int) -> None:
-            anchor = getattr(guard, "_anchor", None)
-            if plan.way == "waiting" and anchor is not None:
-                anchor._keeping.heard(wait=True)
+            manager = getattr(getattr(guard, "_checkpointer", None), "_manager", None)
+            if plan.way == "waiting" and manager is not None:
+                manager.heard(wait=True)
             passed(done)
 
         yield guard.step, guard.watch, wait

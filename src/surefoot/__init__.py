@@ -1,4 +1,5 @@
-"""surefoot keeps PyTorch training runs alive."""
+"""surefoot keeps PyTorch training runs alive: `surefoot.attach` guards a training loop, `surefoot.diagnose` explains a
+failed run. Names are imported on first use, so that `import surefoot` does not import torch."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ __all__ = [
     "read",
 ]
 
-_HOMES = {
+_MODULES = {
     "Guard": "surefoot.guard.attach",
     "attach": "surefoot.guard.attach",
     "Policy": "surefoot.judge.policy",
@@ -45,10 +46,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'surefoot' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value

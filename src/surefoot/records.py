@@ -1,4 +1,4 @@
-"""The frozen records and enums that travel between rooms; nothing here computes."""
+"""The frozen records and enums that packages exchange; nothing here computes."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from enum import IntEnum, StrEnum
 from typing import Any, ClassVar
 
 SCHEMA = 2
-"""Version of everything written to a run directory; stands in `run.json` and in every signals header."""
+"""Version of everything written to a run directory; in `run.json` and in every signals header."""
 
 EVENT_MARK = "surefoot_event"
-"""Marks a line of the log that tells an event: who shows events leaves the line out."""
+"""Marks a log record that repeats an event, so that a console that prints events can leave it out."""
 
 
 class Verdict(IntEnum):
-    """What became of one attempted update; the numbers are written to disk and never reused."""
+    """What happened to one attempted update; the numbers are written to disk and never reused."""
 
     APPLIED = 0
     NONFINITE = 1
-    """Refused: a loss, a gradient, the norm or a buffer that the batch has changed was NaN or infinite."""
+    """Refused: the loss, a gradient, the norm or a buffer changed by the batch was NaN or infinite."""
     NORM_OUTLIER = 2
-    """Refused: finite, but far outside anything this run has accepted."""
+    """Refused: finite, but far above every norm this run has accepted."""
     OVERFLOW = 3
-    """Skipped: the loss scale was too high for this batch; loss scaling lowers it and goes on."""
+    """Skipped: the loss scale was too high for this batch; the GradScaler lowers it."""
     DISCARDED = 4
-    """The gradients were thrown away before any optimizer stepped."""
+    """The gradients were discarded before any optimizer stepped."""
 
 
 class JudgedBy(IntEnum):
-    """Which number tells whether a run makes progress; the numbers are written to disk and never reused."""
+    """Which number shows whether a run makes progress; the numbers are written to disk and never reused."""
 
     LOSS = 0
     PROGRESS = 1
-    """What the loop handed to `guard.watch(progress=...)`."""
+    """The value the loop passed to `guard.watch(progress=...)`."""
     NOTHING = 2
-    """The loop passed `progress=None`: the loss is only checked for being finite."""
+    """The loop passed `progress=None`: only non-finite losses are detected."""
 
 
 class Cause(StrEnum):
-    """Why a run is in trouble."""
+    """Why a run fails or learns badly."""
 
     BAD_BATCH = "bad_batch"
     INPUT_SCALE = "input_scale"
@@ -74,7 +74,7 @@ class Cause(StrEnum):
 
 
 class Pattern(StrEnum):
-    """The shape of the trouble in the numbers."""
+    """The shape of the failure in the numbers."""
 
     NONE = "none"
     NONFINITE = "nonfinite"
@@ -96,21 +96,21 @@ class StepMetrics:
     """The numbers of one attempted update, as the host reads them two steps later; NaN where unknown."""
 
     step: int
-    """Iterations of the loop that landed before this one; with one optimizer, updates. Several optimizers may have
-    rows of the same step."""
+    """Iterations with an applied update before this one; with one optimizer, applied updates. Several optimizers may
+    have rows of the same step."""
     attempt: int
-    """Updates tried before this one; only grows."""
+    """Updates attempted before this one; never decreases, not even in a rewind."""
     time: float
-    """Seconds since the epoch at the moment of the step."""
+    """Seconds since the epoch at the step."""
     optimizer: int = 0
     """Which of the attached optimizers stepped."""
     verdict: Verdict = Verdict.APPLIED
     bad_microbatch: int = -1
-    """The micro-batch that brought the trouble; -1 when there was none."""
+    """The micro-batch that caused the veto; -1 when there was none."""
     num_microbatches: int = 1
     """Micro-batches accumulated into this update."""
     rank: int = -1
-    """The process that brought the trouble, or whose weights differ; -1 when there was none or it cannot be told."""
+    """The rank that caused the veto, or whose weights differ; -1 when there is none or it is unknown."""
     loss: float = NAN
     loss_d1: float = NAN
     loss_d2: float = NAN
@@ -119,13 +119,13 @@ class StepMetrics:
     nonfinite: float = NAN
     """Count of non-finite gradient values."""
     norm_limit: float = NAN
-    """The norm above which this update would have been refused as outlandish; NaN while the baseline forms."""
+    """The norm above which this update would have been refused as NORM_OUTLIER; NaN while the baseline forms."""
     clip: float = NAN
-    """The clip threshold in force; NaN when none is."""
+    """The clip threshold in force; NaN when there is none."""
     clip_factor: float = NAN
-    """The factor the gradients were multiplied by: 1 when clipping left them alone; NaN when no clip is set."""
+    """The factor the gradients were multiplied by: 1 when they were not clipped; NaN when no clip is set."""
     clip_fraction: float = NAN
-    """Share of the recent updates that were clipped."""
+    """Fraction of the recent updates that were clipped."""
     lr: float = NAN
     """Learning rate of the optimizer's first group, as the loop has set it."""
     momentum: float = NAN
@@ -133,67 +133,67 @@ class StepMetrics:
     loss_scale: float = NAN
     weight_norm: float = NAN
     update_ratio: float = NAN
-    """Norm of the change of the weights over the norm of the weights, on a sample of the weights."""
+    """Norm of the update over the norm of the weights, on a sample of the weights."""
     nonfinite_params: float = NAN
     """Count of non-finite values in weights and buffers."""
     nonfinite_buffers: float = NAN
-    """Count of buffers with values that the batch has made non-finite."""
+    """Count of buffers in which the batch made values non-finite."""
     first_nonfinite_buffer: int = -1
-    """The first of these, by its place in the list of buffers in `run.json`; -1 when there is none."""
+    """Index of the first of these in the list of buffers in `run.json`; -1 when there is none."""
     unchanged_fraction: float = NAN
-    """Share of the sampled weights that are exactly what they were a whole step before."""
+    """Fraction of the sampled weights that are exactly what they were a whole step before."""
     applied_norm: float = NAN
-    """Global gradient norm that the optimizer was handed, where the loop has changed the gradients after backward."""
+    """Global gradient norm that the optimizer received, where the loop has changed the gradients after backward."""
     stale_grads: float = NAN
-    """1 when the gradients of the update before were still there as the first backward of this one began, 1/2 when
-    they were emptied because that was asked for, else 0."""
+    """1 when the gradients of the previous update were still there as the first backward of this one began, 1/2 when
+    they were zeroed because of `StepOverrides.zero_stale_grads`, else 0."""
     input_mean: float = NAN
-    """Of the first tensor of real numbers in the batch, as far as it lives on the device."""
+    """Mean of the first floating-point tensor in the batch, if it is on the device."""
     input_std: float = NAN
     """Its standard deviation."""
     input_absmax: float = NAN
-    """Its largest magnitude; infinite when one of its values is not finite."""
+    """Its largest magnitude; infinite when any value is not finite."""
     eval_loss: float = NAN
-    """Loss on held-out data, at the first update after the loop has told it."""
+    """Loss on held-out data, in the row of the first update after the loop reported it."""
     seconds: float = NAN
-    """Wall time from the end of the step before to the end of this one."""
+    """Wall time from the end of the previous step to the end of this one."""
     data_wait: float = NAN
-    """Part of `seconds` between the end of the step before and the start of the forward pass."""
+    """Part of `seconds` between the end of the previous step and the start of the forward pass."""
     samples: float = NAN
     tokens: float = NAN
     memory: float = NAN
-    """Bytes: on the accelerator the allocated ones, on a CPU the process's resident ones."""
+    """Bytes: allocated on the accelerator, or resident memory of the process on a CPU."""
     memory_peak: float = NAN
     memory_reserved: float = NAN
     """Bytes reserved on the accelerator but unused."""
     utilisation: float = NAN
-    """Share of the time the device was busy, 0 to 1."""
+    """Fraction of the time the device was busy, 0 to 1."""
     seconds_left: float = NAN
     judged_by: JudgedBy = JudgedBy.LOSS
-    """Which number is compared with the run's past."""
+    """Which number is compared with the baseline."""
     progress: float = NAN
-    """What the loop handed to `guard.watch(progress=...)`, the mean over micro-batches and processes."""
+    """The value passed to `guard.watch(progress=...)`, averaged over micro-batches and ranks."""
     replicas: float = NAN
-    """How many ranks hold other weights than most ranks do, by a checksum of what should be equal on all of them;
+    """How many ranks hold other weights than the majority, by a checksum of what should be equal on all of them;
     0 when all are equal, infinite when they differ and so did the gradients they applied, NaN where not compared."""
 
     @property
     def applied(self) -> bool:
-        return not self.verdict  # APPLIED is 0; this is asked many times a step
+        return not self.verdict  # APPLIED is 0; this is read many times a step
 
 
 ADDED_COLUMNS = ("judged_by", "progress", "replicas", "nonfinite_buffers", "first_nonfinite_buffer")
-"""Columns of a row that files of this schema may lack, because an earlier version wrote them."""
+"""Columns that files of this schema may lack, because an earlier version wrote them."""
 
 LAYER_STATS = ("norm", "mean", "std", "absmax", "zeros", "nonfinite", "tiny", "sub")
-"""Columns of a per-tensor row. `zeros`, `tiny` (under 6.1e-5) and `sub` (under 5.96e-8) are shares of the elements,
-`nonfinite` is a count; mean, std and absmax are over the finite elements. A tensor that had no gradient has
+"""Columns of a per-tensor row. `zeros`, `tiny` (under 6.1e-5) and `sub` (under 5.96e-8) are fractions of the elements,
+`nonfinite` is a count; mean, std and absmax are over the finite elements. A tensor without a gradient has
 `nonfinite` = -1 and zeros elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened at a step; each kind of record adds its own fields."""
+    """Something that happened at a step; each kind adds its own fields."""
 
     kind: ClassVar[str] = "note"
     step: int
@@ -207,20 +207,20 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding(Event):
-    """A detector saw something in the numbers."""
+    """A detector found something in the numbers."""
 
     kind: ClassVar[str] = "finding"
     detector: str
     pattern: Pattern = Pattern.NONE
     detail: str = ""
     severe: bool = False
-    """The run is being damaged: something is to be done about it, not only told."""
+    """The run is being damaged: act on it, instead of only reporting it."""
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis(Event):
-    """A named cause for what was found."""
+    """A cause for the findings."""
 
     kind: ClassVar[str] = "diagnosis"
     cause: Cause
@@ -232,87 +232,87 @@ class Diagnosis(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOverrides:
-    """What is asked of every step until it is loosened again; all of it is taken off outside the step.
+    """Changes to every step (lower lr, tighter clip) until they are lifted; undone outside the step.
 
-    Figures that differ between optimizers are tuples with one for each of them; an empty tuple asks nothing. Of
-    several optimizers it is asked of those that the decision names.
+    Values that differ between optimizers are tuples with one for each; an empty tuple changes nothing. With several
+    optimizers they apply to those that the decision names.
     """
 
     lr_factor: float = 1.0
-    """Factor on the rate."""
+    """Factor on the learning rate."""
     rewarmup_steps: int = 0
-    """Steps over which that factor rises from nothing to what it is."""
+    """Steps over which that factor rises linearly from 0 to its value."""
     max_lr: tuple[float, ...] = ()
-    """The rate of the first group, and in proportion that of the others, is no higher than this."""
+    """Cap on the learning rate of the first group; the other groups are lowered in proportion."""
     max_momentum: tuple[float, ...] = ()
-    """Momentum, or the first beta, is no higher than this."""
+    """Cap on momentum, or on the first beta."""
     clip: tuple[float, ...] = ()
-    """Global norm that gradients are clipped at, on top of what the loop or `clip=` does."""
+    """Global norm to clip gradients at, on top of the loop's own clipping or `clip=`."""
     norm_ceiling: tuple[float, ...] = ()
-    """Updates with a larger norm are refused as outlandish."""
+    """Updates with a larger norm are refused as NORM_OUTLIER."""
     loss_ceiling: float = math.inf
-    """Updates with a larger loss are refused as outlandish."""
+    """Updates with a larger loss are refused as NORM_OUTLIER."""
     float32: bool = False
-    """The model computes in float32, whatever autocast says."""
+    """Compute in float32, whatever autocast says."""
     zero_stale_grads: bool = False
-    """Gradients that are left over from the update before are emptied before backward adds to them."""
+    """Zero the gradients left over from the previous update before backward adds to them."""
 
     def as_json(self) -> dict[str, Any]:
-        """Only what is asked for."""
-        free = StepOverrides()
-        told = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in told.items() if value != getattr(free, name)}
+        """Only the fields that change something."""
+        defaults = StepOverrides()
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if value != getattr(defaults, name)}
 
 
 class Action(StrEnum):
-    """What may be done about a run, from the least harmful on."""
+    """What the policy may do, from the least intrusive on."""
 
     REFUSE = "refuse"
-    """This update was left out, in its own step."""
+    """This update was not applied."""
     CONSTRAIN = "constrain"
-    """The steps from here on are asked for something: see `Restraint`."""
+    """Override the steps from here on: see `StepOverrides`."""
     REWIND = "rewind"
-    """Back to the last good state and on from there, with the restraint that is told."""
+    """Go back to the last good snapshot and continue from there, with the overrides given."""
     RELAX = "relax"
-    """A restraint is taken back, wholly or in part."""
+    """Lift overrides, wholly or in part."""
     ACCEPT = "accept"
-    """What looked like trouble is the new normal."""
+    """Accept what looked like an incident as the new baseline."""
     STOP = "stop"
-    """Going on would do no good."""
+    """End the run: continuing would do no good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision(Event):
-    """What the policy chose to do; `applied` is false when the policy only observes."""
+    """What the policy decided; `applied` is false when the policy only observes."""
 
     kind: ClassVar[str] = "decision"
     action: Action
     reason: str
     applied: bool = True
     remedy: str = ""
-    """In words, the rung of the ladder that this is."""
+    """The remedy in words."""
     cause: Cause = Cause.UNKNOWN
     overrides: StepOverrides | None = None
-    """What steps are asked for from now on, all of it; None leaves it as it is."""
+    """All overrides from now on; None leaves them as they are."""
     max_attempt: int = -1
-    """A rewind goes to the newest good state taken before this attempt."""
+    """A rewind goes to the newest good snapshot taken before this attempt."""
     onset_known: bool = False
-    """It is known to have begun there: a state from before need not have proved good."""
+    """The incident is known to have begun there: a snapshot from before need not have proved good."""
     reset_optimizer: bool = False
-    """The optimizers' state is emptied, after the rewind if there is one."""
+    """Clear the optimizers' state, after the rewind if there is one."""
     loss_scale: float = 0.0
-    """The loss scale is set to this; 0 leaves it as it is."""
+    """Set the loss scale to this; 0 leaves it as it is."""
     optimizers: tuple[int, ...] = ()
-    """The optimizers whose steps are asked for it, of several that step in turn; empty for all of them."""
+    """The optimizers the overrides apply to, of several that alternate; empty for all of them."""
 
     def as_json(self) -> dict[str, Any]:
-        told = super(Decision, self).as_json()
-        return told | {"overrides": None if self.overrides is None else self.overrides.as_json()}
+        values = super(Decision, self).as_json()
+        return values | {"overrides": None if self.overrides is None else self.overrides.as_json()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(Event):
-    """What came of an action, by the numbers after it."""
+    """Whether an action helped, by the numbers after it."""
 
     kind: ClassVar[str] = "outcome"
     action: Action
@@ -323,7 +323,7 @@ class Outcome(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointEvent(Event):
-    """Something about a state on disk: saved, not saved, resumed from, marked."""
+    """Something that happened to a checkpoint: saved, not saved, resumed from, marked."""
 
     kind: ClassVar[str] = "checkpoint"
     name: str
@@ -334,7 +334,7 @@ class CheckpointEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note(Event):
-    """Anything a reader of the journal should know: a start, an end, a degradation, a reported value."""
+    """Anything else a reader of the journal should know: a start, an end, a degradation, a reported value."""
 
     kind: ClassVar[str] = "note"
     name: str

@@ -51,14 +51,14 @@ class Scripted:
 def script(guard: Any, plan: Mapping[int, Mapping[str, Any]], **options: Any) -> Scripted:
     """Have this guard's judge decide by plan."""
     judge = Scripted(plan, **options)
-    judge.names = guard._desk.judge.names
-    guard._desk.judge = judge
+    judge.names = guard._reader.judge.names
+    guard._reader.judge = judge
     return judge
 
 
 def restrain(guard: Any, **asked: Any) -> None:
     """Ask for something from the next step on, as a decision would."""
-    guard._footing.reins.set(StepOverrides(**asked))
+    guard._recovery.reins.set(StepOverrides(**asked))
 
 
 class Watched(Run):

@@ -42,7 +42,7 @@ def test_a_run_with_adapters_goes_back_as_if_nothing_had_been(attach: Attach) ->
     for i in [*range(16), *range(20, 26)]:
         train(*twin, i)
     assert equal(state_of(*twin), state_of(model, optimizer))
-    ring = guard._footing.ring
+    ring = guard._recovery.ring
     held = {t.untyped_storage().data_ptr(): t.nbytes for s in ring.states for t in s.copy.tensors}
     frozen = nbytes(model.base.parameters())
     assert len(ring.states) == 4
@@ -87,7 +87,7 @@ def test_a_state_whose_frozen_part_is_unknown_is_passed_over(attach: Attach) -> 
     assert judge.rewinds == [(11, 12)]
     assert kept is not None
     assert equal(kept, state_of(model, optimizer))
-    assert not guard.lost
+    assert not guard.disabled
 
 
 def test_weights_thawed_on_the_way_go_back_to_their_frozen_values(attach: Attach) -> None:
@@ -105,13 +105,13 @@ def test_weights_thawed_on_the_way_go_back_to_their_frozen_values(attach: Attach
     kept = None
     for i in range(20, 30):
         train(model, optimizer, i, guard.watch)
-        ring = guard._footing.ring
+        ring = guard._recovery.ring
         if ring.states[-1].attempt == i:
             kept = state_of(model, optimizer)
     assert not model.base.weight.equal(frozen)
     assert len(judge.rewinds) == 2
     assert kept is not None
-    assert not guard.lost
+    assert not guard.disabled
 
 
 def test_an_emergency_checkpoint_holds_the_frozen_part(tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_an_emergency_checkpoint_holds_the_frozen_part(tmp_path: Path) -> None:
         guard.watch((model(x) - x).square().mean(), x).backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert guard._footing.ring.base_nbytes == nbytes(frozen)
-    guard._anchor._keeping.close()
+    assert guard._recovery.ring.base_nbytes == nbytes(frozen)
+    guard._checkpointer._manager.close()
     (kept,) = Store(tmp_path / "checkpoints").all()
     assert kept.kind == "emergency"
     guard.__exit__(RuntimeError, RuntimeError("the plug is pulled"), None)

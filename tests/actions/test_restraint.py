@@ -273,9 +273,9 @@ def test_a_ceiling_refuses_in_the_same_step(what: str, name: str, attach: Attach
     judge = script(guard, {})
     for i in range(4):
         train(model, optimizer, guard.watch, i)
-    norms = guard._desk.history.norms
+    norms = guard._reader.history.norms
     top = 3 * max(norms) if what == "norm" else 1e9
-    restrain(guard, norm_ceiling=(top,), loss_ceiling=1e9 if what == "norm" else 3 * max(guard._desk.history.losses))
+    restrain(guard, norm_ceiling=(top,), loss_ceiling=1e9 if what == "norm" else 3 * max(guard._reader.history.losses))
     train(model, optimizer, guard.watch, 4)
     before = snapshot(model, optimizer)
     train(model, optimizer, guard.watch, 5, "burst")
@@ -416,9 +416,9 @@ def test_back_and_reset(attach: Attach) -> None:
         kept = snapshot(model) if i == 7 else kept
     assert same(kept, snapshot(model))
     assert not optimizer.state
-    assert guard._footing.reins.restraint.lr_factor == 0.5
+    assert guard._recovery.reins.restraint.lr_factor == 0.5
     train(model, optimizer, guard.watch, 12)
-    assert not guard.lost
+    assert not guard.disabled
 
 
 # -- precision --------------------------------------------------------------------------------------------------------
@@ -486,4 +486,4 @@ def test_a_model_in_another_type_cannot(attach: Attach) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert judge.failures == ["the model cannot compute in float32: it holds weights in torch.bfloat16"]
-    assert guard._footing.reins.restraint == StepOverrides(), "none of it is done"
+    assert guard._recovery.reins.restraint == StepOverrides(), "none of it is done"

@@ -104,7 +104,7 @@ def test_the_start_is_where_training_starts(without: Callable[[], Any], attach: 
     assert judge.rewinds == [(-1, 0)]
     assert same(start, snapshot(model))
     train(model, optimizer, guard.watch, 6)
-    assert not guard.lost
+    assert not guard.disabled
 
 
 def test_states_proven_after_the_trouble_began_are_passed_over(attach: Attach) -> None:
@@ -144,7 +144,7 @@ def test_no_state_is_taken_while_something_is_amiss(attach: Attach) -> None:
     for i in range(11):
         judge.quiet = not 3 <= i <= 8
         train(model, optimizer, guard.watch, i)
-    assert [s.attempt for s in guard._footing.ring.states] == [-1, 9]
+    assert [s.attempt for s in guard._recovery.ring.states] == [-1, 9]
 
 
 def test_a_state_is_never_taken_between_micro_batches(attach: Attach) -> None:
@@ -203,7 +203,7 @@ def test_two_sides_that_take_turns(attach: Attach) -> None:
             side.zero_grad()
             guard.watch(sign * model["judge"](seen).mean(), None).backward()
             side.step()
-    assert not guard.lost
+    assert not guard.disabled
     assert len(judge.rewinds) == 2
 
 
@@ -212,7 +212,7 @@ def test_what_the_gate_remembers_goes_back_too(attach: Attach) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     guard = attach(model, optimizer, policy=EVERY4, clip="adaptive")
     script(guard, {9: BACK})
-    memory = guard._rounds.gates[0].memory
+    memory = guard._pipeline.gates[0].memory
     for i in range(8):
         train(model, optimizer, guard.watch, i)
     then = {k: v.clone() for k, v in memory.state_dict().items()}
@@ -284,14 +284,14 @@ def test_without_a_good_state_the_judge_hears_of_it(
 ) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    guard = attach(model, optimizer, ring=False)
+    guard = attach(model, optimizer, snapshot_memory=False)
     judge = script(guard, {2: BACK, 4: BACK | {"remedy": "half the rate"}})
     for i in range(8):
         train(model, optimizer, guard.watch, i)
     assert judge.failures == ["no states are kept"] * 2
     assert judge.rewinds == []
     assert guard.step == 6
-    assert not guard.lost
+    assert not guard.disabled
     assert "half the rate cannot be done: no states are kept" in caplog.text
     guard.close()
     assert len([e for e in read().events if e.get("name") == "failed"]) == 2
@@ -302,8 +302,8 @@ def test_no_state_from_before_the_trouble(attach: Attach) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
     judge = script(guard, {9: BACK | {"overrides": surefoot_restraint(0.5)}})
-    guard._footing.begin()
-    for state in guard._footing.ring.states:
+    guard._recovery.forward_began()
+    for state in guard._recovery.ring.states:
         state.attempt = 50
     judge.proves = 100
     for i in range(14):
@@ -313,7 +313,7 @@ def test_no_state_from_before_the_trouble(attach: Attach) -> None:
     for i in range(14, 20):
         train(model, optimizer, guard.watch, i)
     assert "no good state" in judge.failures[0]
-    assert guard._footing.reins.restraint.lr_factor == 0.5, "what goes with the way back is not done without it"
+    assert guard._recovery.reins.restraint.lr_factor == 0.5, "what goes with the way back is not done without it"
 
 
 def surefoot_restraint(rate: float) -> Any:
@@ -336,7 +336,7 @@ def test_a_model_that_has_changed_since(attach: Attach) -> None:
         train(model, optimizer, guard.watch, i)
     assert len(judge.failures) == 1
     assert "last.weight" in judge.failures[0]
-    assert not guard.lost
+    assert not guard.disabled
     assert not same(before, snapshot(model))
 
 
@@ -366,7 +366,7 @@ def test_a_way_back_that_breaks_off_ends_the_protection_loudly(
 def test_no_memory_for_states_is_told_once(attach: Attach, read: Read, caplog: pytest.LogCaptureFixture) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    guard = attach(model, optimizer, policy=EVERY4, ring="1 kB")
+    guard = attach(model, optimizer, policy=EVERY4, snapshot_memory="1 kB")
     for i in range(20):
         train(model, optimizer, guard.watch, i)
     guard.close()
@@ -374,7 +374,7 @@ def test_no_memory_for_states_is_told_once(attach: Attach, read: Read, caplog: p
     assert "1 of 2 states" in notes[0]
     assert len(notes) == 2, "with the optimizer's state there is no room any more"
     assert "do not fit in the budget of 1 kB" in notes[1]
-    assert len([r for r in caplog.records if "cannot go back" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "cannot be rewound" in r.getMessage()]) == 1
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -414,7 +414,7 @@ def test_a_stop_hands_back_the_last_good_model(attach: Attach, read: Read, reaso
 def test_a_stop_without_states_leaves_the_model_alone(before: int, attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    guard = attach(model, optimizer, ring=False)
+    guard = attach(model, optimizer, snapshot_memory=False)
     script(guard, {9: {"action": Action.STOP, "reason": "it diverged.", "max_attempt": before}})
     with pytest.raises(surefoot.TrainingStopped) as caught:
         for i in range(20):
@@ -435,7 +435,7 @@ def test_observing_nothing_is_done(attach: Attach, read: Read) -> None:
         train(model, optimizer, guard.watch, i)
         train(other, plain, bare, i)
     assert same(snapshot(model, optimizer), snapshot(other, plain))
-    assert guard._footing.ring is None
+    assert guard._recovery.ring is None
     assert judge.rewinds == []
     guard.close()
     assert [e["action"] for e in read().events if e["kind"] == "decision"] == ["rewind", "stop"]

@@ -44,14 +44,19 @@ def trial(kind: str, lacking: bool, out: Path) -> dict[str, Any]:
     for i in range(12):
         run.train(2 * i + rank, 1.0 if i < 8 else 30.0)
         if lacking and rank == 1 and i == 9:
-            guard._footing.ring._forget(guard._footing.ring.states[-1])
+            guard._recovery.ring._forget(guard._recovery.ring.states[-1])
     for i in range(12, 16):
         run.train(2 * i + rank)
     twin = watched(kind)
     for i in [*range(back + 1), *range(12, 16)]:
         twin.train(2 * i + rank)
     guard.close()
-    return {"rewinds": judge.rewinds, "on": same(contents(twin), contents(run)), "step": guard.step, "lost": guard.lost}
+    return {
+        "rewinds": judge.rewinds,
+        "on": same(contents(twin), contents(run)),
+        "step": guard.step,
+        "lost": guard.disabled,
+    }
 
 
 def restrained(kind: str, out: Path) -> bool:
@@ -84,7 +89,7 @@ def with_one_lost(out: Path) -> dict[str, Any]:
     run, guard, judge = attached("ddp", out / "lost", {9: {"action": Action.REWIND}})
     for i in range(14):
         if rank == 1 and i == 4:
-            guard.lose(RuntimeError("planted"), "a test")
+            guard.disable(RuntimeError("planted"), "a test")
         run.train(2 * i + rank)
     guard.close()
     return {"failures": judge.failures, "rewinds": judge.rewinds}

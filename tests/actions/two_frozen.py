@@ -68,7 +68,7 @@ def trial(kind: str, moved: bool, out: Path) -> dict[str, Any]:
         if moved and dist.get_rank() == 1 and i == 5:
             base_of(model).data.mul_(1.25)
         train(model, optimizer, i, guard.watch, 1.0 if i < 8 else 30.0)
-    ring: Any = guard._footing.ring  # type: ignore[attr-defined]
+    ring: Any = guard._recovery.ring  # type: ignore[attr-defined]
     whole = sum(mine(p).nbytes for p in model.parameters() if not p.requires_grad)
     once = ring.base_nbytes <= whole and len(ring.states) > 1
     for i in range(12, 16):
@@ -77,7 +77,7 @@ def trial(kind: str, moved: bool, out: Path) -> dict[str, Any]:
     for i in [*range(back + 1), *range(12, 16)]:
         train(*twin, i, lambda loss, _: loss)
     on = all(a.equal(b) for a, b in zip(contents(*twin), contents(model, optimizer), strict=True))
-    told = {"rewinds": judge.rewinds, "on": on, "lost": guard.lost, "once": once}
+    told = {"rewinds": judge.rewinds, "on": on, "lost": guard.disabled, "once": once}
     guard.close()
     return told
 

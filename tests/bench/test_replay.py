@@ -272,8 +272,8 @@ class Loop:
 
     def spy(self, plan: dict[int, Action]) -> Spy:
         judge = Spy(plan)
-        judge.names = self.guard._desk.judge.names
-        self.guard._desk.judge = judge
+        judge.names = self.guard._reader.judge.names
+        self.guard._reader.judge = judge
         return judge
 
     def loss(self) -> Tensor:
@@ -293,7 +293,7 @@ class Loop:
 @pytest.mark.parametrize("optimizers", [1, 2, 3])
 @pytest.mark.parametrize("ring", [None, False])
 def test_the_judge_is_told_the_same_at_the_same_place(optimizers: int, ring: bool | None, tmp_path: Path) -> None:
-    loop = Loop(tmp_path / "run", optimizers, ring=ring)
+    loop = Loop(tmp_path / "run", optimizers, snapshot_memory=ring)
     spy = loop.spy({6: Action.REWIND, 14: Action.RELAX, 20: Action.REWIND, 21: Action.REWIND})
     loop.train(30, drops=(7, 8, 16, 22))
     loop.guard.close()
@@ -302,7 +302,7 @@ def test_the_judge_is_told_the_same_at_the_same_place(optimizers: int, ring: boo
 
 
 def test_the_same_after_other_parameters(tmp_path: Path) -> None:
-    loop = Loop(tmp_path / "run", ring=False)
+    loop = Loop(tmp_path / "run", snapshot_memory=False)
     spy = loop.spy({7: Action.REWIND, 12: Action.REWIND})
     loop.train(8)
     loop.model.append(nn.Linear(4, 4))

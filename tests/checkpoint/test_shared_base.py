@@ -109,7 +109,7 @@ def test_on_the_host_the_memory_of_the_base_is_made_behind_the_runs_back(monkeyp
     assert ring.take(0, 0, wait=False) is None
     come.set()
     for attempt in range(1, 5):
-        while ring._making is not None and not ring._making.over:
+        while ring._making is not None and not ring._making.done:
             time.sleep(0.001)
         train(model, optimizer, attempt)
         assert ring.take(attempt, attempt, wait=False) is not None

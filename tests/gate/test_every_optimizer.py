@@ -163,7 +163,7 @@ def test_a_run_that_goes_back_goes_on_as_if_it_had_never_been_there(
     if name in OUTSIDE:
         pytest.skip(OUTSIDE[name])
     run, without = start(name, "with"), start(name, "without")
-    whole: TrainState = run.guard._footing._whole  # pyright: ignore[reportAttributeAccessIssue]
+    whole: TrainState = run.guard._recovery._train_state  # pyright: ignore[reportAttributeAccessIssue]
     first = whole.take()
     for i in (7, 8):
         run.train(i)

@@ -80,7 +80,7 @@ def trial(tensors: int, damage: str, where: Path) -> dict[str, Any]:
         optimizer.zero_grad()
         if step == AT:
             harm(damage, model, optimizer)
-    lost, landed = guard.lost, guard.step
+    lost, landed = guard.disabled, guard.step
     guard.close()
     findings = [e for e in told if e["kind"] == "finding" and e["detector"] == "replicas"]
     return {

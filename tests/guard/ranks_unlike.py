@@ -95,7 +95,7 @@ def train(
             optimizer.zero_grad()
         if after is not None:
             after(step, model, optimizer)
-    lost, landed = guard.lost, guard.step
+    lost, landed = guard.disabled, guard.step
     guard.close()
     return {
         "stopped": stopped,
@@ -175,7 +175,7 @@ TRIALS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "ddp then local": ddp_then_local,
     "averaged by the loop": lambda where: averaged_by_loop(where, harmed=False),
     "averaged by the loop, nudged": lambda where: averaged_by_loop(where, harmed=True),
-    "no state to go back to": lambda where: train(where, after=nudge, ring=False),
+    "no state to go back to": lambda where: train(where, after=nudge, snapshot_memory=False),
     "observed": lambda where: train(where, after=nudge, policy=replace(POLICY, observe=True)),
     "gradients kept on one rank": lambda where: train(where, keep=lambda step: step >= AT and dist.get_rank() == 1),
     "rate raised on one rank": lambda where: train(where, after=set_rate),

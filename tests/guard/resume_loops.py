@@ -75,13 +75,13 @@ class Job:
         policy = surefoot.Policy(save_every=2)
         run = f"{self.run}" if self.resume else f"{self.run}.bare"
         guard = surefoot.attach(model, optimizer, run_dir=run, policy=policy, resume=self.resume, **options)
-        self._anchor = getattr(guard, "_anchor", None)
+        self._manager: Any = getattr(getattr(guard, "_checkpointer", None), "_manager", None)
         return guard
 
     def loss(self, step: int, loss: Tensor) -> None:
         os.write(self._losses, f"{step} {float(loss.detach()).hex()}\n".encode())
-        if self._anchor is not None:  # such short steps would all be over before the first save is
-            self._anchor._keeping.heard(wait=True)
+        if self._manager is not None:  # such short steps would all be over before the first save is
+            self._manager.heard(wait=True)
         if dist.is_initialized():  # processes need a while to agree on the step at which they end
             time.sleep(0.1)
 
@@ -414,7 +414,7 @@ def live(name: str, make: Callable[[], Job], rank: int, port: int) -> NoReturn:
         if port:
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
             dist.init_process_group("gloo")
-            rank_consensus.AHEAD, rank_consensus._POLL = 0.4, 0.05  # as seldom as saves are, so short are these runs
+            rank_consensus.LEAD_SECONDS, rank_consensus._POLL_SECONDS = 0.4, 0.05  # these runs are short
         for seed in (torch.manual_seed, np.random.seed, random.seed):
             seed(1 + rank)
         LOOPS[name](job)

@@ -58,9 +58,9 @@ def train(run: str, moment: str, first: int, second: int) -> None:
                         signalled("evaluation", 6)
                         model(x)
         if moment == "closing":
-            keeping = guard._anchor._keeping
-            save = keeping.save
-            keeping.save = lambda *args, **options: (os.kill(os.getpid(), first), save(*args, **options))
+            manager = guard._checkpointer._manager
+            save = manager.save
+            manager.save = lambda *args, **options: (os.kill(os.getpid(), first), save(*args, **options))
 
 
 def main() -> None:

@@ -53,8 +53,9 @@ class Run:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.guard._anchor is not None:  # type: ignore[attr-defined]
-            self.guard._anchor._keeping.heard(wait=True)  # type: ignore[attr-defined]
+        manager: Any = getattr(self.guard._checkpointer, "_manager", None)  # type: ignore[attr-defined]
+        if manager is not None:
+            manager.heard(wait=True)
 
     def pull_the_plug(self) -> None:
         self.guard.__exit__(RuntimeError, RuntimeError("the plug is pulled"), None)
@@ -173,7 +174,7 @@ def test_batches_fetched_in_another_thread_are_told_and_harm_nothing(tmp_path: P
 def test_a_stop_in_an_evaluation_before_the_next_fetch_is_told_after_the_resume(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture_point, "PATIENCE", 0.0)  # as if it took long
+    monkeypatch.setattr(capture_point, "EVAL_WAIT", 0.0)  # as if it took long
     run = Run(tmp_path)
     with pytest.raises(SystemExit), run.guard:
         for x in run.guard.batches(run.loader):
@@ -238,7 +239,7 @@ def test_a_loader_that_attach_was_not_given_is_told(tmp_path: Path, caplog: pyte
         guard.batches(range(guard.step, 10))
         assert caplog.text == ""
         guard.batches(make_loader(torch.randn(8, 2), 2, seed=0))
-    assert "was given no loader, so the place in the data is not kept. Pass loader=" in caplog.text
+    assert "was given no loader, so the position in the data is not saved. Pass loader=" in caplog.text
 
 
 def test_a_copied_loader_goes_its_way_alone(tmp_path: Path) -> None:

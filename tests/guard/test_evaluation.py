@@ -55,7 +55,7 @@ class Loop:
 
 
 @pytest.mark.parametrize("ours", [True, False], ids=["a loader", "batches drawn by the loop"])
-def test_a_signal_in_an_evaluation_is_answered_before_its_end(tmp_path: Path, ours: bool) -> None:
+def test_a_signal_during_an_evaluation_ends_the_run_before_its_end(tmp_path: Path, ours: bool) -> None:
     straight = Loop(tmp_path / "a", ours=ours)
     expected = straight.to(35)
     straight.guard.close()

@@ -88,7 +88,7 @@ def test_a_million_fold_gradient_is_refused_after_the_warm_up(name: str, attach:
     assert rows["norm"][26] < rows["norm_limit"][26] < rows["norm"][25], "a rejected norm moves no baseline"
 
 
-def test_before_the_warm_up_a_finite_gradient_lands(attach: Attach, read: Read) -> None:
+def test_before_the_warm_up_a_finite_gradient_is_applied(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -100,7 +100,7 @@ def test_before_the_warm_up_a_finite_gradient_lands(attach: Attach, read: Read) 
     assert read().scalars["verdict"].tolist() == [0, 0]
 
 
-def test_the_figures_of_a_policy_are_obeyed(attach: Attach, read: Read) -> None:
+def test_the_thresholds_of_a_policy_are_obeyed(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer, policy=surefoot.Policy(max_norm_ratio=math.inf, warmup=1))
@@ -114,7 +114,7 @@ def test_the_figures_of_a_policy_are_obeyed(attach: Attach, read: Read) -> None:
     assert read().scalars["verdict"].tolist() == [0] * 6
 
 
-def test_observing_touches_nothing_and_tells_what_it_would_have_done(
+def test_observing_changes_nothing_and_records_what_it_would_have_done(
     attach: Attach, read: Read, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, other = net(), net()
@@ -134,7 +134,7 @@ def test_observing_touches_nothing_and_tells_what_it_would_have_done(
     assert not any(e["applied"] for e in refusals)
 
 
-def test_observed_updates_count_as_what_they_are_landed(attach: Attach, read: Read) -> None:
+def test_observed_updates_count_as_applied(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer, policy="observe")
@@ -173,7 +173,7 @@ def test_refusals_in_a_row_stop_the_run_with_the_reason(attach: Attach, read: Re
     assert stops[0]["reason"] in told
 
 
-def test_the_reason_does_not_claim_what_is_no_longer_so(attach: Attach) -> None:
+def test_the_reason_of_a_stop_is_still_true(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer, policy=surefoot.Policy(max_consecutive_vetoes=2))
@@ -197,7 +197,7 @@ def test_an_accepted_step_resets_the_count(attach: Attach) -> None:
     assert guard.step == 10
 
 
-def test_a_stopped_run_says_so_again_when_it_is_driven_on(attach: Attach) -> None:
+def test_a_stopped_run_that_continues_is_stopped_again(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer, policy=surefoot.Policy(max_consecutive_vetoes=1))
@@ -286,7 +286,7 @@ def test_the_last_hundred_losses_and_norms_are_at_hand(attach: Attach) -> None:
     assert all(norm > 0 for norm in norms)
 
 
-def test_weights_are_looked_at_now_and_then(attach: Attach, read: Read) -> None:
+def test_weights_are_measured_now_and_then(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer, policy=surefoot.Policy(weights_every=3))
@@ -341,7 +341,7 @@ def test_where_the_bad_gradients_were(attach: Attach, read: Read, caplog: pytest
 # -- watching and reporting -------------------------------------------------------------------------------------------
 
 
-def test_watch_hands_back_the_very_same_tensor(attach: Attach) -> None:
+def test_watch_returns_the_very_same_tensor(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -354,7 +354,7 @@ def test_watch_hands_back_the_very_same_tensor(attach: Attach) -> None:
     assert guard.watch(loss) is loss, "also after the end"
 
 
-def test_a_loss_of_an_evaluation_is_handed_back_and_counts_for_nothing(attach: Attach, read: Read) -> None:
+def test_the_loss_of_an_evaluation_is_returned_and_not_recorded(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -439,7 +439,7 @@ def test_switched_off_nothing_happens_at_all(word: str, tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_guard_that_does_nothing_can_be_asked_the_same(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_off_guard_has_the_same_methods(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     model = net()
     live = attach(model, sgd(model))
     monkeypatch.setenv("SUREFOOT", "off")
@@ -484,7 +484,7 @@ def test_a_context_that_ends_in_an_error_writes_it_down(tmp_path: Path) -> None:
     assert notes[0]["detail"] == "ZeroDivisionError: by zero"
 
 
-def test_closing_lets_go_and_may_be_done_again(attach: Attach, read: Read) -> None:
+def test_close_removes_all_hooks_and_may_be_called_again(attach: Attach, read: Read) -> None:
     model, other = net(), net()
     optimizer, plain = sgd(model), sgd(other)
     guard = attach(model, optimizer)
@@ -518,7 +518,7 @@ def test_attached_again_attempts_go_on(attach: Attach, read: Read) -> None:
     assert len(read().info["earlier"]) == 2
 
 
-def test_attached_again_no_number_is_made_up(attach: Attach, read: Read) -> None:
+def test_attached_again_no_attempt_is_numbered_twice(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     for _ in range(2):
@@ -549,7 +549,7 @@ def test_a_loss_that_is_kept_does_not_keep_its_batch(attach: Attach) -> None:
     assert [alive() for alive in batches] == [None] * 3
 
 
-def test_a_guard_that_is_thrown_away_lets_go_of_everything(tmp_path: Path) -> None:
+def test_a_guard_that_is_collected_releases_everything(tmp_path: Path) -> None:
     def use() -> weakref.ref[nn.Module]:
         model = net()
         optimizer = sgd(model)

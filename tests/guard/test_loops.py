@@ -50,9 +50,7 @@ def accumulate(
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("culprit", [0, 2, 3])
 @pytest.mark.parametrize("fault", ["nan", "burst", "inf"])
-def test_the_micro_batch_that_brought_the_trouble(
-    fault: str, culprit: int, fused: bool, attach: Attach, read: Read
-) -> None:
+def test_the_bad_micro_batch_is_found(fault: str, culprit: int, fused: bool, attach: Attach, read: Read) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
     guard = attach(model, optimizer, policy=surefoot.Policy(warmup=5))
@@ -101,7 +99,7 @@ def test_it_is_the_same_loss_whether_it_is_watched_before_or_after_it_is_divided
     assert read().scalars["loss"].tolist() == pytest.approx(means, rel=1e-6)
 
 
-def test_more_micro_batches_than_can_be_told_apart(attach: Attach, read: Read) -> None:
+def test_more_micro_batches_than_the_block_has_slots(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model.parameters())
     guard = attach(model, optimizer)
@@ -119,7 +117,7 @@ def test_more_micro_batches_than_can_be_told_apart(attach: Attach, read: Read) -
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_gradients_thrown_away_are_told_as_dropped(to_none: bool, attach: Attach, read: Read) -> None:
+def test_discarded_gradients_are_recorded_as_discarded(to_none: bool, attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model.parameters())
     guard = attach(model, optimizer)
@@ -136,7 +134,7 @@ def test_gradients_thrown_away_are_told_as_dropped(to_none: bool, attach: Attach
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_a_bad_batch_the_loop_throws_away_itself(to_none: bool, attach: Attach, read: Read) -> None:
+def test_a_bad_batch_that_the_loop_discards_itself(to_none: bool, attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model.parameters())
     guard = attach(model, optimizer)
@@ -189,7 +187,7 @@ def test_a_closure(name: str, how: str, attach: Attach, read: Read) -> None:
     assert read().scalars["verdict"].tolist() == [0, 0, 0, 1, 0]
 
 
-def test_weights_are_looked_at_when_backward_runs_in_a_closure(attach: Attach, read: Read) -> None:
+def test_weights_are_measured_when_backward_runs_in_a_closure(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model.parameters())
     guard = attach(model, optimizer, policy=surefoot.Policy(weights_every=2))
@@ -224,7 +222,7 @@ def two(model: Net) -> list[torch.optim.Optimizer]:
 
 
 @pytest.mark.parametrize("where", ["first", "last"])
-def test_one_backward_two_optimizers_stand_or_fall_together(where: str, attach: Attach, read: Read) -> None:
+def test_two_optimizers_on_one_backward_share_the_verdict(where: str, attach: Attach, read: Read) -> None:
     model = net()
     optimizers = two(model)
     guard = attach(model, optimizers)
@@ -523,7 +521,7 @@ def test_a_large_factor_before_the_loss_is_not_taken_for_loss_scaling(attach: At
     del proxy
 
 
-def test_a_backward_nobody_watched_after_the_watched_one(attach: Attach) -> None:
+def test_an_unwatched_backward_after_the_watched_one(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model.parameters())
     guard = attach(model, optimizer)

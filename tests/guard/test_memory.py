@@ -43,7 +43,7 @@ def test_under_one_percent_of_the_weights(policy: str, clip: float | str, attach
     model = Decoder(SIZES["10m"])
     model.register_buffer("cache", torch.zeros(100_000))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    guard = attach(model, optimizer, policy=policy, clip=clip, ring=False)
+    guard = attach(model, optimizer, policy=policy, clip=clip, snapshot_memory=False)
     most = 0
     params = sum(p.numel() * p.element_size() for p in model.parameters())
     assert params > 40_000_000

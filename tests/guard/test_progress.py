@@ -50,7 +50,7 @@ WAYS: dict[str, Callable[[Tensor], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_loss_that_is_about_zero_by_construction_is_no_trouble(way: str, attach: Attach, read: Read) -> None:
+def test_a_loss_that_is_about_zero_by_construction_is_no_incident(way: str, attach: Attach, read: Read) -> None:
     guard, losses, told = None, [], []
     for policy, optimizer, loss, progress in group_relative(1, 300):
         guard = guard or attach(policy, optimizer)
@@ -105,7 +105,7 @@ def test_a_loss_that_is_not_judged_is_still_refused_when_it_is_not_finite(attach
 def test_progress_that_is_no_number_is_refused_with_the_way_out(progress: Any, attach: Attach) -> None:
     model = net()
     guard = attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    with pytest.raises(ValueError, match=r"progress= must be one number.*falls as the run gets better"):
+    with pytest.raises(ValueError, match=r"progress= must be one number.*falls as the run improves"):
         guard.watch(loss_of(model, batch(0)), progress=progress)
 
 
@@ -118,7 +118,7 @@ def steps_on_another_loss(model: Net, guard: surefoot.Guard, optimizer: torch.op
         optimizer.step()
 
 
-def test_a_watched_loss_from_which_backward_never_runs_is_told(
+def test_a_watched_loss_without_backward_is_reported(
     attach: Attach, read: Read, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = net()

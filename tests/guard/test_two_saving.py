@@ -18,7 +18,7 @@ def told(two_processes: Callable[[Path], list[dict[str, Any]]]) -> list[dict[str
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_both_prove_that_they_go_on_from_where_they_were(kind: str, told: list[dict[str, Any]]) -> None:
+def test_both_ranks_verify_their_resume(kind: str, told: list[dict[str, Any]]) -> None:
     seen = told[0][kind]
     assert seen["second"]["begun"] == 40
     assert seen["second"]["proofs"] == [["proved", True, "equal"]] * 2  # each tells of itself
@@ -27,13 +27,13 @@ def test_both_prove_that_they_go_on_from_where_they_were(kind: str, told: list[d
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_trouble_on_one_of_them_brings_a_good_state_to_the_disk(kind: str, told: list[dict[str, Any]]) -> None:
+def test_an_incident_on_one_rank_saves_a_good_snapshot(kind: str, told: list[dict[str, Any]]) -> None:
     kinds = told[0][kind]["second"]["kinds"]
     assert ["emergency", "healthy"] in kinds.values()
     assert told[1][kind]["third"]["begun"] == told[0][kind]["third"]["begun"] > 40
 
 
-def test_both_answer_a_signal_to_one_of_them_in_the_middle_of_an_evaluation(told: list[dict[str, Any]]) -> None:
+def test_a_signal_to_one_rank_during_an_evaluation_ends_both(told: list[dict[str, Any]]) -> None:
     for seen in (one["evaluated"] for one in told):
         assert seen["code"] == 128 + signal.SIGTERM
         assert 5 <= seen["calls"] < 1999

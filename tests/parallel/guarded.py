@@ -21,7 +21,7 @@ def refused(world: parallel.World, how: str, kind: type[torch.optim.Optimizer], 
     optimizer = parallel.optimizer_for(make(model), how, world)
     policy = surefoot.Policy(warmup=2)
     held = False
-    with surefoot.attach(model, optimizer, run_dir=where, policy=policy, ring=False) as guard:
+    with surefoot.attach(model, optimizer, run_dir=where, policy=policy, snapshot_memory=False) as guard:
         for step in range(5):
             before = [whole(p).clone() for p in model.parameters()]
             for number in range(2):
@@ -47,7 +47,7 @@ def scaled(world: parallel.World, how: str, where: Path) -> dict[str, Any]:
     optimizer = parallel.optimizer_for(make(model), how, world)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     losses: list[float] = []
-    with surefoot.attach(model, optimizer, run_dir=where, scaler=scaler, ring=False) as guard:
+    with surefoot.attach(model, optimizer, run_dir=where, scaler=scaler, snapshot_memory=False) as guard:
         for step in range(2):
             inputs, targets = micro_batch(step, world.rank)
             with torch.autocast("cpu", torch.float16, enabled=how == "data"):

@@ -28,7 +28,7 @@ class HealthMarks:
     @property
     def busy(self) -> bool:
         """Whether a mark is on its way."""
-        return self._last is not None and not self._last.over
+        return self._last is not None and not self._last.done
 
     def saved(self, name: str, attempt: int, step: int) -> None:
         self._unproven[name] = attempt, step

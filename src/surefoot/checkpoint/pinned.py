@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.background import unless_ending
+from surefoot.background import raise_if_exiting
 
 PIECE = 64 << 20
 """Bytes that are taken over at a time, unless one tensor is larger."""
@@ -55,7 +55,7 @@ def pinned_like(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Pages]]:
     made: list[Tensor] = []
     pages: list[Pages] = []
     for several in _pieces(tensors):
-        unless_ending()
+        raise_if_exiting()
         piece = Pages(sum(_size(t) for t in several))
         pages.append(piece)
         offset = 0

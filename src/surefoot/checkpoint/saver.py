@@ -60,7 +60,7 @@ class AsyncSaver:
     @property
     def busy(self) -> bool:
         """Whether a save is under way, or the memory for one still being made."""
-        if self._making is not None and self._making.over:
+        if self._making is not None and self._making.done:
             self._spare, self._making = self._making.result(), None
         return self._errand is not None or self._making is not None
 
@@ -149,11 +149,11 @@ class AsyncSaver:
         With `wait` it is waited for, until this moment, and unless the disk is silent for longer than `patience`.
         """
         errand = self._errand
-        while wait and errand is not None and not errand.over:
+        while wait and errand is not None and not errand.done:
             if self.pulse.silent > patience or time.monotonic() > until:
                 return None
             time.sleep(_POLL)
-        if errand is None or not errand.over:
+        if errand is None or not errand.done:
             return None
         self._errand = None
         return errand.result()

@@ -209,7 +209,7 @@ class SnapshotRing:
         """A state, or why there is no memory for one; no reason where it is only a matter of time."""
         self._base.assign(look, self.home)
         try:
-            if self._making is not None and (wait or self._making.over):
+            if self._making is not None and (wait or self._making.done):
                 made, self._making = self._making, None
                 self._spare.append(made.result())
             into = next((copy for copy in self._spare if copy.fits(look)), None)

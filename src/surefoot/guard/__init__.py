@@ -1,1 +1,1 @@
-"""Everything that `surefoot.attach` wires to one model and its optimizers."""
+"""`surefoot.attach`: hooks that guard one model and its optimizers. Start reading at attach.py."""

@@ -1,19 +1,38 @@
-"""`attach`: the rooms wired to one model and its optimizers by hooks. It holds no rule of its own.
+"""`surefoot.attach`: wires one model and its optimizers to everything else by hooks. This is the map; read it first.
 
-A step, seen from here:
+One step of the training loop, in order. On the left what the loop does, on the right what its hook calls:
 
-    watch            the loss is handed through, and its backward will tell when it ends
-    backward ends    all gradients are measured in one pass                            -> Rounds, Meter
-    before the step  the gate decides, and clips or refuses                            -> Rounds, Gate
-    after the step   buffers settle and the numbers are sent off                       -> Rounds, Mailbox
-                     those of two steps ago are read, judged, written down             -> Desk, Judge, Journal
-    the round ends   what was decided is carried out, and a state is taken now and then -> Footing, act, Ring
+    model(batch)          AttachedGuard.forward_began     times the wait for data; the first time, takes a snapshot
+    guard.watch(loss)     AttachedGuard.watch             hooks the loss, so that its backward is seen
+    loss.backward()       StepPipeline.backward_ended     measures all gradients in one pass (GradStats)
+    optimizer.step()
+      pre-hook            Recovery.before_step            sets the overrides in force (lower lr, tighter clip)
+                          StepPipeline.decide             the Gate clips the update or vetoes it, on the device
+      post-hook           Recovery.after_step             takes the overrides off again
+                          StepPipeline.after_step         restores tainted buffers, sends the numbers to the host
+                          MetricsReader.read              reads the numbers of two steps ago: journal, then judge
+                          Recovery.iteration_ended        applies what the judge decided; now and then a snapshot
+                          Checkpointer.iteration_ended    with resume=True: saves when due, ends the run on a signal
+
+The host reads numbers two steps late, so that it never waits for the device; only the gate acts within the step.
+
+The files, by what they do:
+
+    attached            the hooks, and the order of the calls above (validate: arguments; hooks: errors, torch.compile)
+    step_pipeline       one attempted update on the device (grad_identity: discarded and stale gradients)
+    iteration_order     which optimizer steps end an iteration of the loop, with several optimizers
+    metrics_reader      numbers from the device -> journal and judge (step_metrics: block -> StepMetrics)
+    recovery            snapshots, overrides and decisions
+    run_info            what the judge and run.json are told about the run; opens the journal
+    checkpointer        saves: capture_point (when), data_position (loader and RNG), resume, emergency_save
+    preemption          signals: signal_handlers (installing), rank_consensus (all ranks act at the same attempt)
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Never
 
 from torch import Tensor, nn
@@ -22,6 +41,7 @@ from torch.optim import Optimizer
 from surefoot.gate.clip import ClipOption
 from surefoot.guard import validate
 from surefoot.guard.attached import GUARDED, AttachedGuard
+from surefoot.guard.context import GuardContext
 from surefoot.guard.guard import Guard, OffGuard
 from surefoot.judge.policy import Policy
 
@@ -38,31 +58,39 @@ def attach(
     scheduler: Any = None,
     scaler: Any = None,
     extra: Mapping[str, Any] | None = None,
-    ring: float | str | None = None,
+    snapshot_memory: float | str | None = None,
     loader: Any = None,
     resume: bool = False,
     step_fn: Callable[[nn.Module, Any], Tensor] | None = None,
     steps_of: Optimizer | None = None,
     **unknown: Never,
 ) -> Guard:
-    """Watch a model's training and refuse bad updates; hand the loss through `guard.watch` and train as before.
+    """Guard a model's training: pass the loss through `guard.watch`, train as before, and bad updates are refused.
 
-    `clip` is None, a number (global norm), "adaptive", {"value": x}, or a list with one of these for each parameter
-    group. `policy` is "protect", "observe" (touches nothing, tells what it would have done) or a `surefoot.Policy`.
-    `scheduler` (one or a list), `scaler` (the GradScaler in use) and `extra` ({name: anything with a state_dict}, such
-    as averaged weights) go back with the run when it has to. `ring` is the memory that states to go back to may take,
-    such as "8GB"; False keeps none. With `resume` the run is saved to `run_dir` as it goes, and goes on from the newest
-    checkpoint that is whole; `loader` is where its batches come from, so that the data goes on too, and `for batch in
-    guard.batches(loader):` makes it go on exactly where the loop draws random numbers of its own. `step_fn` (model,
-    batch -> loss) lets surefoot run a batch again: a checkpoint then holds the last batch and its loss, and a resume is
-    proven by having that loss again.
+    Args:
+        model: The module that is trained.
+        optimizer: Its optimizer, or a list of all optimizers that train it.
+        run_dir: Directory for the journal and the checkpoints of this run.
+        clip: None, a number (global norm), "adaptive", {"value": x}, or a list with one of these per parameter group.
+        policy: "protect", "observe" (changes nothing, records what it would have done) or a `surefoot.Policy`.
+        scheduler: One scheduler or a list; saved and rewound with the run.
+        scaler: The GradScaler in use; saved and rewound with the run.
+        extra: {name: object with a state_dict}, such as averaged weights; saved and rewound with the run.
+        snapshot_memory: Memory that snapshots to rewind to may take, such as "8GB"; False keeps none.
+        loader: Where the batches come from, so that a resumed run continues in the data where it was.
+        resume: Save the run to `run_dir` as it trains, and resume from the newest intact checkpoint there. A resume is
+            exact if the loop fetches with `for batch in guard.batches(loader):`, even if it draws random numbers.
+        step_fn: (model, batch) -> loss. Checkpoints then hold the last batch and its loss, and a resume is verified by
+            computing that loss again.
+        steps_of: The optimizer whose updates `guard.step` counts, for loops with several.
 
     With several optimizers `guard.step` counts iterations of the loop: optimizers that step on one backward share an
-    iteration, and those that step in turn (critic, generator) end one with the last of them. The order is recognised
-    once it has come twice, uneven ones too: five critic steps and one generator step are one iteration. In a loop whose
-    iteration is one critic step, and every fifth time a generator step besides, name what counts: `steps_of=critic_opt`
-    makes `guard.step` the number of that optimizer's updates. Runs are saved, and go back, at the end of such a cycle
-    only. With SUREFOOT=off in the environment nothing happens at all.
+    iteration; optimizers that alternate (critic, generator) end one with the last of them. The order is recognised
+    after it has occurred twice, also if it is uneven: five critic steps and one generator step are one iteration. If
+    your iteration is one critic step, plus a generator step every fifth time, pass `steps_of=critic_opt` to count its
+    updates. Runs are saved and rewound only at the end of such a cycle.
+
+    With SUREFOOT=off in the environment, attach does nothing and returns a guard that does nothing.
     """
     if validate.switched_off():
         return OffGuard()
@@ -71,17 +99,19 @@ def attach(
     optimizers = validate.check_optimizers(optimizer, model)
     validate.check_free(optimizers, GUARDED)
     return AttachedGuard(
-        model,
-        optimizers,
-        run_dir=validate.check_run_dir(run_dir),
-        clip=clip,
-        policy=validate.check_policy(policy),
-        scheduler=validate.check_scheduler(scheduler),
-        scaler=scaler,
-        extra=validate.check_extra(extra),
-        ring=validate.check_ring(ring),
-        loader=loader,
-        resume=validate.check_resume(resume, run_dir, policy),
-        step_fn=validate.check_step_fn(step_fn),
-        steps_of=validate.check_steps_of(steps_of, optimizers),
+        GuardContext(
+            model=model,
+            optimizers=optimizers,
+            run_dir=Path(validate.check_run_dir(run_dir)),
+            clip=clip,
+            policy=validate.check_policy(policy),
+            schedulers=validate.check_scheduler(scheduler),
+            scaler=scaler,
+            extra=validate.check_extra(extra),
+            snapshot_memory=validate.check_snapshot_memory(snapshot_memory),
+            loader=loader,
+            resume=validate.check_resume(resume, run_dir, policy),
+            step_fn=validate.check_step_fn(step_fn),
+            steps_of=validate.check_steps_of(steps_of, optimizers),
+        )
     )

@@ -1,4 +1,4 @@
-"""Batches fetched through a guard, which learns of the moment before each of them."""
+"""Batches fetched through a guard, which acts right before and after each fetch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
 Fetch = Callable[[Callable[[], Any]], Any]
-"""Calls a function that fetches a batch, and does what is to be done before and after it."""
+"""Calls a function that fetches a batch, and returns the batch."""
 
 
 class Batches(Generic[T]):
-    """The batches of a loader, as often as they are asked for; without a loader the numbers of the steps, endlessly."""
+    """The batches of a loader, restarted by each `iter`; without a loader, step numbers without end."""
 
     def __init__(self, loader: Iterable[T] | None, fetch: Fetch | None, *, first: Callable[[], int]) -> None:
         self._loader, self._fetch, self._first = loader, fetch, first
 
     def __iter__(self) -> Iterator[T]:
         batches: Iterator[Any] = itertools.count(self._first()) if self._loader is None else iter(self._loader)
-        return batches if self._fetch is None else _Fetched(batches, self._fetch)
+        return batches if self._fetch is None else _FetchedBatches(batches, self._fetch)
 
     def __len__(self) -> int:
         if self._loader is None:
@@ -28,7 +28,7 @@ class Batches(Generic[T]):
         return len(self._loader)  # type: ignore[arg-type]
 
 
-class _Fetched(Iterator[T]):
+class _FetchedBatches(Iterator[T]):
     def __init__(self, batches: Iterator[T], fetch: Fetch) -> None:
         self._batches, self._fetch = batches, fetch
 
@@ -37,25 +37,25 @@ class _Fetched(Iterator[T]):
 
 
 @runtime_checkable
-class FetchesThrough(Protocol):
-    """A loader that hands each of its fetches to whoever wants to know of them, as those of `surefoot.data`."""
+class HasFetchHook(Protocol):
+    """A loader that lets a hook run each of its fetches, as the loaders of `surefoot.data` do."""
 
     through: Fetch | None
 
 
-class Fetching(Protocol):
+class Fetcher(Protocol):
     def fetch(self, get: Callable[[], T]) -> T: ...
 
 
-class Through:
-    """Hands a loader's fetches to a guard; once that is gone, and in a copy of the loader, they go their way alone."""
+class FetchHook:
+    """Runs a loader's fetches through a guard; plain fetches once the guard is gone, and in a copy of the loader."""
 
-    def __init__(self, guard: Fetching | None = None) -> None:
+    def __init__(self, guard: Fetcher | None = None) -> None:
         self._guard = None if guard is None else weakref.ref(guard)
 
     def __call__(self, get: Callable[[], T]) -> T:
         guard = None if self._guard is None else self._guard()
         return get() if guard is None else guard.fetch(get)
 
-    def __reduce__(self) -> tuple[type[Through], tuple[()]]:
-        return Through, ()
+    def __reduce__(self) -> tuple[type[FetchHook], tuple[()]]:
+        return FetchHook, ()

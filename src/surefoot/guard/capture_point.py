@@ -1,9 +1,9 @@
-"""The point of a loop at which its state is captured: right before it fetches its next batch.
+"""The point of a loop at which its state is captured for a checkpoint: right before it fetches its next batch.
 
 A resumed process begins by fetching a batch, after everything that follows an update (scheduler, averaged weights).
-Where fetches are announced, by `guard.batches` or by a loader of `surefoot.data`, all that moves with them is read
-right before one. Elsewhere it is read after the optimizer's step, and it is noticed if random numbers are drawn between
-that and the next forward pass.
+Where fetches are announced, by `guard.batches` or by a loader of `surefoot.data`, everything that a fetch changes is
+read right before one. Elsewhere it is read after the optimizer's step, and it is noticed if random numbers are drawn
+between that and the next forward pass.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from dataclasses import replace
 
 from surefoot.checkpoint.pending_save import EarlierState
 from surefoot.checkpoint.rng import States, moved, moved_host, moved_torch, set_random_states, with_torch
-from surefoot.guard.data_position import NAME, DataPosition
+from surefoot.guard.data_position import LOADER_KEY, DataPosition
 from surefoot.guard.step_pipeline import StepPipeline
 
-WAIT = 32
-"""Updates without a fetch between them for which a save waits for one, as a loop may use a batch several times."""
-PATIENCE = 5.0
-"""Seconds that a run which is told to end waits for the end of an evaluation, after which it can be saved exactly."""
-_LOOKED = 3
-"""Updates at the start of a run after which it is looked at whether random numbers are drawn outside the model."""
-_OUT = (
+MAX_UPDATES_PER_BATCH = 32
+"""Updates for which a save waits for a fetch, as a loop may use a batch several times."""
+EVAL_WAIT = 5.0
+"""Seconds that a signal waits for the end of an evaluation, after which the run can be saved exactly."""
+_RNG_CHECKS = 3
+"""Iterations at the start of a run in which draws of random numbers outside the model are looked for."""
+
+# -- why a resume may not repeat an uninterrupted run
+
+_FIX = (
     "Write `for batch in guard.batches(loader):` (without a loader: `for step in guard.batches():`) to make this exact."
 )
 EXACT_IF = (
@@ -31,37 +34,39 @@ EXACT_IF = (
     "drawn before optimizer.step() for the step after it, and no random numbers are drawn between optimizer.step() and "
     "the next fetch; a warning follows if they are."
 )
-DRAWN = (
+RNG_USED = (
     "random numbers ({}) are drawn between optimizer.step() and the next forward pass. Those drawn before the next "
     "batch is fetched will be missing after a resume, and losses will then differ from those of an uninterrupted run. "
-    f"{_OUT}"
+    f"{_FIX}"
 )
-AHEAD = (
+FETCHES_AHEAD = (
     "the loop fetches its next batch before optimizer.step(). A resume repeats an uninterrupted run only if it fetches "
     "exactly one batch ahead and draws no random numbers between that fetch and the next forward pass."
 )
-DRAWN_AHEAD = (
+RNG_USED_BEFORE_STEP = (
     "random numbers ({}) are drawn between the forward pass and optimizer.step(). If the loop draws its next batch "
-    f"there, that batch will be left out after a resume, and losses will differ. {_OUT}"
+    f"there, that batch will be left out after a resume, and losses will differ. {_FIX}"
 )
-ELSEWHERE = (
+OTHER_THREAD = (
     "batches are fetched in another thread than the one that trains. Those that wait there when the run is saved will "
     "be left out after a resume. Fetch them with `for batch in guard.batches(loader):` in the loop itself."
 )
-HELD = (
-    f"no batch was fetched for {WAIT} updates, so the run was saved between two updates on the same batch: a resume "
-    "goes on with the next batch."
+SAME_BATCH = (
+    f"no batch was fetched for {MAX_UPDATES_PER_BATCH} updates, so the run was saved between two updates on the same "
+    "batch: a resume continues with the next batch."
 )
-EVALUATING = (
+DURING_EVAL = (
     "the run was saved in the middle of an evaluation. If that draws random numbers and is not done again after the "
     "resume, losses will differ from an uninterrupted run."
 )
-HOST = (
+HOST_RNG_USED = (
     "the run was saved after its next batch was fetched, and random numbers of {} may have been drawn for that batch: "
-    "a resume would go on after those."
+    "a resume would continue after those."
 )
-LATE = "the place in the data was only asked for after the next batch may have been fetched, which would be left out."
-CLOSED = (
+POSITION_READ_LATE = (
+    "the position in the data was only read after the next batch may have been fetched, which would be left out."
+)
+RNG_USED_AT_END = (
     "random numbers were drawn between the last update and the end of the run; a run that is resumed to train on "
     "repeats an uninterrupted one only if the loop draws them after each update."
 )
@@ -70,186 +75,184 @@ CLOSED = (
 class CapturePoint:
     """Follows the fetches, forward passes and updates of one loop."""
 
-    def __init__(self, where: DataPosition) -> None:
-        self._where = where
-        self.announced = False
-        """Fetches are announced."""
-        self.ahead = False
+    def __init__(self, position: DataPosition) -> None:
+        self._position = position
+        self.fetches_announced = False
+        self.fetches_ahead = False
         """Batches are fetched before the update that precedes them."""
-        self.between = False
-        """The last round has ended, and no forward pass in training has begun since."""
-        self._waiting = True
-        """No forward pass in training has begun since the last round or the start."""
-        self._marked = self._fetched = False
-        """Since the last round a batch was fetched: before any forward pass; at all."""
+        self.between_updates = False
+        """The last iteration has ended, and no forward pass in training has begun since."""
+        self._awaits_forward = True
+        """No forward pass in training has begun since the last iteration, or since the start."""
+        self._fetched_first = self._fetched = False
+        """Since the last iteration a batch was fetched: before any forward pass; at any time."""
         self._earlier: EarlierState | None = None
-        self._next: EarlierState | None = None
-        """As it was before a batch was fetched ahead."""
-        self._torch: States = []
-        """Of the end of the last round, or of the fetch that came after it."""
-        self._known: States | None = None
-        """The last complete reading of random states."""
-        self._evaluated: States | None = None
-        """Random states as the first evaluation after the last round found them."""
-        self._evaluating = 0.0
-        """Since when that goes on."""
-        self._after_forward: States | None = None
-        """Random states as the last forward pass of a round left them, in the first rounds."""
+        self._earlier_ahead: EarlierState | None = None
+        """The state before a batch was fetched ahead."""
+        self._torch_rng: States = []
+        """At the end of the last iteration, or at the fetch after it."""
+        self._last_rng: States | None = None
+        """The last complete reading of the random states."""
+        self._rng_at_eval: States | None = None
+        """Random states when the first evaluation after the last iteration began."""
+        self._eval_began = 0.0
+        self._rng_after_forward: States | None = None
+        """Random states after the last forward pass of an iteration, in the first iterations."""
         self._restore: tuple[States, dict[str, object]] | None = None
-        self._rounds_seen = 0
-        self._waited = 0
-        self.held = False
-        """A save has waited for a fetch in vain."""
+        """Random states to restore before the first fetch of a resumed run."""
+        self._iterations = 0
+        self._forwards_waited = 0
 
-    # -- a resumed process
-
-    def started(self, rounds: StepPipeline, *, resumed: bool) -> None:
-        """The loop is about to begin; when it was `resumed`, random numbers are put back before its first fetch."""
-        self._known = self._where.random(rounds)
+    def start(self, pipeline: StepPipeline, *, resumed: bool) -> None:
+        """The loop is about to begin; in a resumed run, random states are restored before its first fetch."""
+        self._last_rng = self._position.rng_states(pipeline)
         if resumed:
-            self._restore = self._known, self._where.generators()
-            self._earlier = EarlierState({}, self._known)
+            self._restore = self._last_rng, self._position.generator_states()
+            self._earlier = EarlierState({}, self._last_rng)
 
-    # -- fetches
+    # -- following the loop
 
-    def before_fetch(self, rounds: StepPipeline, *, due: bool) -> None:
+    def before_fetch(self, pipeline: StepPipeline, *, due: bool) -> None:
         """The loop asks for a batch."""
-        self.announced = self._fetched = True
+        self.fetches_announced = self._fetched = True
         if self._restore is not None:
             set_random_states(self._restore[0])
-            self._where.restore(self._restore[1])
+            self._position.restore_generators(self._restore[1])
             self._restore = None
-        if self._waiting and not self._marked:
-            self._marked = True
-            self._earlier = self._read(rounds, due=due, fetching=True)
-        elif self.ahead and not self._waiting:
-            self._next = self._read(rounds, due=True, fetching=True)
+        if self._awaits_forward and not self._fetched_first:
+            self._fetched_first = True
+            self._earlier = self._read(pipeline, due=due, fetching=True)
+        elif self.fetches_ahead and not self._awaits_forward:
+            self._earlier_ahead = self._read(pipeline, due=True, fetching=True)
+
+    def forward_began(self) -> None:
+        """A forward pass in training begins."""
+        self.between_updates = self._awaits_forward = False
+        self._restore = None
+
+    def forward_ended(self, pipeline: StepPipeline) -> None:
+        """A forward pass in training is over, or a loss was watched whose forward pass was not seen."""
+        if not self.fetches_announced and self._iterations < _RNG_CHECKS:
+            self._rng_after_forward = self._position.rng_states(pipeline)
+
+    def iteration_ended(self, pipeline: StepPipeline, *, due: bool) -> bool:
+        """All optimizers have stepped; returns True when it is first noticed that batches are fetched ahead."""
+        noticed = self._fetched and not self._fetched_first and not self.fetches_ahead
+        self.fetches_ahead |= noticed
+        self.between_updates = self._awaits_forward = True
+        self._fetched_first = self._fetched = False
+        self._rng_at_eval = None
+        self._iterations += 1
+        self._earlier, self._earlier_ahead = self._earlier_ahead, None
+        if self.fetches_announced:
+            self._torch_rng = self._position.torch_rng_states(pipeline)
+        else:
+            self._earlier = self._read(pipeline, due=due or self._iterations <= _RNG_CHECKS)
+        return noticed
+
+    def eval_began(self, pipeline: StepPipeline) -> None:
+        """The model is used without gradients between two iterations."""
+        if self._rng_at_eval is None:
+            self._rng_at_eval, self._eval_began = self._position.rng_states(pipeline), time.monotonic()
+
+    # -- random numbers drawn by the loop
+
+    @property
+    def checks_rng(self) -> bool:
+        """Whether to look now for draws since the last iteration, though nothing is saved."""
+        return self._awaits_forward and not self.fetches_announced and self._iterations <= _RNG_CHECKS
+
+    def generators_used(self, pipeline: StepPipeline) -> list[str]:
+        """The generators drawn from since the last iteration; where fetches are announced that does not matter."""
+        if self.fetches_announced or self._earlier is None or self._earlier.chance is None:
+            return []
+        return moved(self._earlier.chance, self._position.rng_states(pipeline))
+
+    def generators_used_before_step(self, pipeline: StepPipeline) -> list[str]:
+        """The generators drawn from between the last forward pass and the end of its iteration, just now."""
+        before, self._rng_after_forward = self._rng_after_forward, None
+        if before is None or self.fetches_announced:
+            return []
+        return moved(before, self._position.rng_states(pipeline))
+
+    # -- the state to save
 
     @property
     def exact(self) -> bool:
-        """Now is right after the first batch since the last round was fetched, and before anything was done with it."""
-        return self.between and self._marked
-
-    # -- rounds
-
-    def round_ended(self, rounds: StepPipeline, *, due: bool) -> bool:
-        """All optimizers have stepped; whether it was noticed now that batches are fetched ahead."""
-        new = self._fetched and not self._marked and not self.ahead
-        self.ahead |= new
-        self.between = self._waiting = True
-        self._marked = self._fetched = False
-        self._evaluated = None
-        self._rounds_seen += 1
-        self._earlier, self._next = self._next, None
-        if self.announced:
-            self._torch = self._where.torch(rounds)
-        else:
-            self._earlier = self._read(rounds, due=due or self._rounds_seen <= _LOOKED)
-        return new
-
-    def forward_began(self) -> None:
-        """A forward pass in training."""
-        self.between = self._waiting = False
-        self._restore = None
-
-    def forward_ended(self, rounds: StepPipeline) -> None:
-        """A forward pass in training is over, or a loss is there whose forward pass was not seen."""
-        if not self.announced and self._rounds_seen < _LOOKED:
-            self._after_forward = self._where.random(rounds)
-
-    def drawn_ahead(self, rounds: StepPipeline) -> list[str]:
-        """The generators that were drawn from between the last forward pass and the end of its round, just now."""
-        before, self._after_forward = self._after_forward, None
-        return [] if before is None or self.announced else moved(before, self._where.random(rounds))
-
-    @property
-    def looking(self) -> bool:
-        """Whether it is to be looked at now what was drawn since the last round, though nothing is saved."""
-        return self._waiting and not self.announced and self._rounds_seen <= _LOOKED
-
-    def drawn(self, rounds: StepPipeline) -> list[str]:
-        """The generators that were drawn from since the last round; where fetches are announced it does not matter."""
-        if self.announced or self._earlier is None or self._earlier.chance is None:
-            return []
-        return moved(self._earlier.chance, self._where.random(rounds))
-
-    # -- what a save is made with
+        """Right after the first fetch since the last iteration, before anything was done with the batch."""
+        return self.between_updates and self._fetched_first
 
     def at_fetch(self) -> EarlierState | None:
-        self._waited = 0
+        self._forwards_waited = 0
         return self._earlier
 
-    def at_forward(self, rounds: StepPipeline) -> EarlierState | None:
-        """None where a fetch is still to be waited for."""
+    def at_forward(self, pipeline: StepPipeline) -> EarlierState | None:
+        """None where the save should wait for a fetch."""
         earlier = self._earlier
-        if not self.announced:
-            drawn = self.drawn(rounds)
-            words = (DRAWN.format(", ".join(drawn)),) if drawn else ()
-            return earlier if earlier is None else replace(earlier, inexact=words)
-        if self.ahead and earlier is not None:
-            return replace(earlier, inexact=(AHEAD,))
-        self._waited += 1
-        if self._waited <= WAIT:
+        if not self.fetches_announced:
+            used = self.generators_used(pipeline)
+            reasons = (RNG_USED.format(", ".join(used)),) if used else ()
+            return earlier if earlier is None else replace(earlier, inexact=reasons)
+        if self.fetches_ahead and earlier is not None:
+            return replace(earlier, inexact=(FETCHES_AHEAD,))
+        self._forwards_waited += 1
+        if self._forwards_waited <= MAX_UPDATES_PER_BATCH:
             return None
-        self._waited, self.held = 0, True
-        return replace(self._read(rounds, due=True, fetching=True), inexact=(HELD,))
-
-    def evaluates(self, rounds: StepPipeline) -> None:
-        """The model is used without gradients between two rounds."""
-        if self._evaluated is None:
-            self._evaluated, self._evaluating = self._where.random(rounds), time.monotonic()
+        self._forwards_waited = 0
+        return replace(self._read(pipeline, due=True, fetching=True), inexact=(SAME_BATCH,))
 
     @property
-    def soon_exact(self) -> bool:
-        """In an evaluation that will not be done again after a resume, and has only begun: its end is worth a wait."""
-        return self.announced and not self._marked and time.monotonic() - self._evaluating < PATIENCE
+    def worth_waiting(self) -> bool:
+        """In an evaluation that will not be repeated after a resume and began a short while ago."""
+        waited = time.monotonic() - self._eval_began
+        return self.fetches_announced and not self._fetched_first and waited < EVAL_WAIT
 
-    def at_evaluation(self, rounds: StepPipeline) -> EarlierState:
-        """In the middle of an evaluation, which may take longer than there is time."""
-        assert self._evaluated is not None
-        if self._marked and self._earlier is not None:  # it will be done again, after the same fetch
-            return self._with_host(self._earlier, self._evaluated)
-        if self.announced:
-            now = self._read(rounds, due=True, fetching=True)
-            return replace(now, chance=self._evaluated, inexact=(EVALUATING,))
-        earlier = self._earlier or self._read(rounds, due=True)
-        chance = earlier.chance or with_torch(self._evaluated, self._torch)
-        return replace(earlier, chance=chance, inexact=(EVALUATING, *self._late(earlier)))
+    def at_eval(self, pipeline: StepPipeline) -> EarlierState:
+        """In the middle of an evaluation, which may take longer than the signal leaves time for."""
+        assert self._rng_at_eval is not None
+        if self._fetched_first and self._earlier is not None:  # it will be repeated, after the same fetch
+            return self._with_host_rng(self._earlier, self._rng_at_eval)
+        if self.fetches_announced:
+            now = self._read(pipeline, due=True, fetching=True)
+            return replace(now, chance=self._rng_at_eval, inexact=(DURING_EVAL,))
+        earlier = self._earlier or self._read(pipeline, due=True)
+        rng = earlier.chance or with_torch(self._rng_at_eval, self._torch_rng)
+        return replace(earlier, chance=rng, inexact=(DURING_EVAL, *self._late(earlier)))
 
-    def at_close(self, rounds: StepPipeline) -> EarlierState | None:
-        """At the end of the run, which may be resumed to train on; None: as everything is now."""
-        if not self.between:
+    def at_close(self, pipeline: StepPipeline) -> EarlierState | None:
+        """At the end of the run, which may be resumed to train on; None for the state as it is now."""
+        if not self.between_updates:
             return None
-        now = self._where.random(rounds)
-        if self._marked and self._earlier is not None:
-            return self._with_host(self._earlier, now)
-        if self.announced or self._earlier is None:
-            drew = moved_torch(self._torch, self._where.torch(rounds))
-            return EarlierState({}, inexact=(CLOSED,)) if drew else None
-        chance = self._earlier.chance or with_torch(now, self._torch)
-        return replace(self._earlier, chance=chance, inexact=self._late(self._earlier))
+        now = self._position.rng_states(pipeline)
+        if self._fetched_first and self._earlier is not None:
+            return self._with_host_rng(self._earlier, now)
+        if self.fetches_announced or self._earlier is None:
+            used = moved_torch(self._torch_rng, self._position.torch_rng_states(pipeline))
+            return EarlierState({}, inexact=(RNG_USED_AT_END,)) if used else None
+        rng = self._earlier.chance or with_torch(now, self._torch_rng)
+        return replace(self._earlier, chance=rng, inexact=self._late(self._earlier))
 
     def _late(self, earlier: EarlierState) -> tuple[str, ...]:
-        """The place in the data takes long to ask for, and was not asked for in time."""
-        return (LATE,) if self._where.keeper is not None and NAME not in earlier.extra else ()
+        """A loader whose state is slow to read was not read in time."""
+        return (POSITION_READ_LATE,) if self._position.loader is not None and LOADER_KEY not in earlier.extra else ()
 
-    def _with_host(self, earlier: EarlierState, now: States) -> EarlierState:
-        """Complete a reading of torch's states alone: those of `random` and NumPy are those of now."""
+    def _with_host_rng(self, earlier: EarlierState, now: States) -> EarlierState:
+        """Complete a reading of torch's states alone with those of `random` and NumPy as they are now."""
         late = self._late(earlier)
         if earlier.chance is not None:
             return replace(earlier, inexact=late)
-        drawn = [] if self._known is None else moved_host(self._known, now)
-        words = (HOST.format(" and ".join(drawn)),) if drawn else ()
-        return replace(earlier, chance=with_torch(now, self._torch), inexact=(*words, *late))
+        used = [] if self._last_rng is None else moved_host(self._last_rng, now)
+        reasons = (HOST_RNG_USED.format(" and ".join(used)),) if used else ()
+        return replace(earlier, chance=with_torch(now, self._torch_rng), inexact=(*reasons, *late))
 
-    def _read(self, rounds: StepPipeline, *, due: bool, fetching: bool = False) -> EarlierState:
-        """Where data and random numbers stand; only what is read quickly unless a save is `due`."""
-        states = self._where.generators()
-        if due or self._where.quick:
-            states |= self._where.data()
-        self._torch = self._where.torch(rounds)
+    def _read(self, pipeline: StepPipeline, *, due: bool, fetching: bool = False) -> EarlierState:
+        """Read the position in the data and the random states; only what is cheap to read unless a save is `due`."""
+        states = self._position.generator_states()
+        if due or self._position.cheap:
+            states |= self._position.loader_state()
+        self._torch_rng = self._position.torch_rng_states(pipeline)
         if not due:
             return EarlierState(states)
-        states |= self._where.extras(fetching=fetching)
-        self._known = self._where.random(rounds)
-        return EarlierState(states, self._known)
+        states |= self._position.extra_states(fetching=fetching)
+        self._last_rng = self._position.rng_states(pipeline)
+        return EarlierState(states, self._last_rng)

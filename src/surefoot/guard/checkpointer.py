@@ -1,338 +1,340 @@
-"""A run's hold on the disk: resumed when it is attached, saved as it goes, at trouble, and when it is told to end."""
+"""Saves and resumes one attached run: on attach, at intervals, on trouble, and when a signal asks it to end."""
 
 from __future__ import annotations
 
 import secrets
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.dataloader import position_of
-from surefoot.checkpoint.manager import CheckpointManager, Resumed
+from surefoot.checkpoint.manager import CheckpointManager
 from surefoot.checkpoint.pending_save import EarlierState
 from surefoot.checkpoint.rank_rendezvous import RankGroup
 from surefoot.checkpoint.replay_check import ReplayCheck
 from surefoot.checkpoint.save_interval import SaveInterval
 from surefoot.checkpoint.train_state import TrainState
-from surefoot.checkpoint.tree import Stateful
-from surefoot.guard.batches import FetchesThrough
-from surefoot.guard.capture_point import AHEAD, DRAWN, DRAWN_AHEAD, ELSEWHERE, EXACT_IF, HELD, CapturePoint
-from surefoot.guard.checkpoint_events import CheckpointEventLog
-from surefoot.guard.data_position import NAME, DataPosition
-from surefoot.guard.emergency_save import EmergencySaver, known_of
-from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard import capture_point
+from surefoot.guard.batches import HasFetchHook
+from surefoot.guard.capture_point import CapturePoint
+from surefoot.guard.context import GuardContext
+from surefoot.guard.data_position import LOADER_KEY, DataPosition
+from surefoot.guard.emergency_save import EmergencySaver, guard_state
+from surefoot.guard.metrics_reader import CheckpointEventLog, MetricsReader
 from surefoot.guard.preemption import Preemption
 from surefoot.guard.rank_consensus import RankConsensus
-from surefoot.guard.recovery import Recovery
+from surefoot.guard.recovery import GATE_MEMORY, Recovery
 from surefoot.guard.resume import Resumer
 from surefoot.guard.step_pipeline import StepPipeline
-from surefoot.judge.policy import Policy
 
 FOLDER = "checkpoints"
-_SOON = 10.0
-"""Seconds that a run which failed waits for a save that is under way: other processes may be gone."""
-_GATES = "surefoot.gates"
+_FAILED_RUN_WAIT = 10.0
+"""Seconds that a failed run waits for a save under way: other ranks may be gone."""
+_POSITION_NOT_SAVED = (
+    "surefoot.attach was given no loader, so the position in the data is not saved. Pass loader= to it as well."
+)
 
 
 class Checkpointer:
-    """Checkpoints of one attached run."""
+    """Decides when the run is saved, and with which state."""
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizers: Sequence[Optimizer],
+        context: GuardContext,
+        pipeline: StepPipeline,
+        reader: MetricsReader,
+        recovery: Recovery,
         *,
-        run_dir: Path,
-        rounds: StepPipeline,
-        desk: MetricsReader,
-        footing: Recovery,
-        policy: Policy,
-        scheduler: Sequence[Stateful],
-        extra: Mapping[str, Any],
-        loader: Any,
-        shadow: BufferShadow | None = None,
-        step_fn: Callable[[nn.Module, Any], Any] | None = None,
+        shadow: BufferShadow | None,
     ) -> None:
-        self._shadow = shadow
-        self._rounds, self._desk = rounds, desk
-        ranks = rounds.meter.ranks
-        word = ranks.from_first(secrets.token_hex(8))
-        alone = self._alone = ranks.world == 1
-        self._where = DataPosition(loader, extra)
-        self._loader = loader
-        self._point = CapturePoint(self._where)
-        data = {} if self._where.keeper is None else {NAME: self._where.keeper}
-        self._whole = TrainState(model, optimizers, scheduler=scheduler, extra={**extra, _GATES: footing, **data})
-        self._herald = CheckpointEventLog(desk, rounds)
-        self._probe = ReplayCheck(model, step_fn, every=policy.probe_every)
-        self._keeping = CheckpointManager(
-            run_dir / FOLDER,
-            self._whole,
-            tell=self._herald.tell,
-            team=RankGroup(ranks.rank, ranks.world, word),
-            pace=SaveInterval(policy.save_every, policy.save_seconds if alone else float("inf")),
-            probe=self._probe,
+        policy = context.policy
+        self._pipeline, self._reader, self._recovery, self._shadow = pipeline, reader, recovery, shadow
+        self._loader = context.loader
+        ranks = pipeline.grad_stats.ranks
+        token = ranks.from_first(secrets.token_hex(8))
+        single = self._single_rank = ranks.world == 1
+        self._position = DataPosition(context.loader, context.extra)
+        self._capture_point = CapturePoint(self._position)
+        loader_state = {} if self._position.loader is None else {LOADER_KEY: self._position.loader}
+        self._train_state = TrainState(
+            context.model,
+            context.optimizers,
+            scheduler=context.schedulers,
+            extra={**context.extra, GATE_MEMORY: recovery, **loader_state},
         )
-        self._resuming = Resumer(
-            self._keeping, herald=self._herald, desk=desk, footing=footing, policy=policy, run_dir=run_dir
+        self._events = CheckpointEventLog(reader, pipeline)
+        self._replay_check = ReplayCheck(context.model, context.step_fn, every=policy.probe_every)
+        self._manager = CheckpointManager(
+            context.run_dir / FOLDER,
+            self._train_state,
+            tell=self._events.record,
+            team=RankGroup(ranks.rank, ranks.world, token),
+            pace=SaveInterval(policy.save_every, policy.save_seconds if single else float("inf")),
+            probe=self._replay_check,
         )
-        told = {"desk": desk, "footing": footing, "herald": self._herald}
-        self._rescue = EmergencySaver(self._keeping, self._whole, gates=_GATES, **told)
-        self._agreement = RankConsensus(ranks.rank, ranks.world, word)
-        self._parting = Preemption(self._agreement)
-        self._hourly = SaveInterval(1 << 62, policy.save_seconds) if not alone and ranks.rank == 0 else None
+        self._resumer = Resumer(context, self._manager, events=self._events, reader=reader, recovery=recovery)
+        self._emergency = EmergencySaver(
+            self._manager, self._train_state, events=self._events, reader=reader, recovery=recovery
+        )
+        self._consensus = RankConsensus(ranks.rank, ranks.world, token)
+        self._preemption = Preemption(self._consensus)
+        self._timed_saves = SaveInterval(1 << 62, policy.save_seconds) if not single and ranks.rank == 0 else None
+        """Rank 0 proposes saves by the clock: clocks differ, steps do not."""
         self._due: str | None = None
-        """What is to be done before the next forward pass: take, save, or stop:SIGNAL."""
+        """What to do before the next forward pass: take (copy, write later), save (now), or stop:SIGNAL."""
         self._inexact: tuple[str, ...] = ()
-        """Why the state that was taken last may not lead to the same losses again."""
-        self._told: set[str] = set()
-        """What was said of exactness in this process."""
+        """Why the state captured last may not lead to the same losses again."""
+        self._reported: set[str] = set()
+        """Reasons for inexactness that this process has reported."""
         self._sees_forward_end = False
-        """The ends of forward passes are seen; not so in a compiled model."""
-        self.elsewhere = False
-        """Batches are fetched in another thread than the one that trains."""
+        """Whether forward hooks run; they do not in a compiled model."""
+        self._other_thread_fetches = False
         self._prepared = False
-        self._free = alone
-        """No process is at a save, as all of them know."""
-        self._since = -1
-        """The attempt after which a save was last begun."""
-        self.resumed: Resumed | None = None
+        self._no_save_running = single
+        """No rank is writing a checkpoint, as all of them know."""
+        self._save_attempt = -1
+        """The attempt after which a save last began."""
 
-    def resume(self) -> Resumed | None:
-        """Go on from the newest checkpoint that is whole, if there is one."""
-        self._whole.scaler = self._rounds.scaler
-        if not isinstance(self._loader, FetchesThrough):
-            self._herald.tell("exact_if", EXACT_IF)
-        self._tell_inexact(self._where.position.warning_for(announced=True))
-        self.resumed = self._resuming.resume()
-        self._point.started(self._rounds, resumed=self.resumed is not None)
-        return self.resumed
+    def start(self) -> None:
+        """Resume from the newest intact checkpoint, if there is one, and handle signals from here on."""
+        self._train_state.scaler = self._pipeline.scaler
+        if not isinstance(self._loader, HasFetchHook):
+            self._events.record("exact_if", capture_point.EXACT_IF)
+        self._report_inexact(self._position.position.warning_for(announced=True))
+        resumed = self._resumer.resume()
+        self._capture_point.start(self._pipeline, resumed=resumed is not None)
+        self._preemption.install()
+        self._recovery.on_rewind, self._recovery.on_stop = self._rewound, self._before_stop
+        if self._shadow is not None:
+            self._shadow.take()
 
-    def listen(self) -> None:
-        """From here on signals end the run at a good moment."""
-        self._parting.listen()
+    # -- 1. fetching a batch
 
-    # -- step by step
-
-    def rewire(self, rounds: StepPipeline) -> None:
-        """The optimizers hold other parameters now."""
-        self._rounds = self._herald.rounds = rounds
-
-    def before_step(self) -> None:
-        self._keeping.settle()
-        self._rounds.tell_busy(not self._keeping.idle)
-
-    def round_ended(self) -> None:
-        """All optimizers have stepped, and what was decided is done."""
-        attempt = self._rounds.attempt
-        if not self._prepared:
-            self._prepared = True
-            self._keeping.prepare()
-            self._begun()
-        self._keeping.heard()
-        self._ask(attempt)
-        self._due = self._agreement.due(attempt) or self._due
-        # While something is amiss no state is worth much; but one that may be doubted is better than none for long.
-        step = self._desk.step
-        if self._rescue.round_ended(self._where.data, free=self._keeping.idle if self._alone else self._free):
-            self._begun()
-        worth = self._desk.judge.quiet or self._keeping.pace.overdue(step)
-        if self._due is None and worth and self._keeping.due(step, free=self._free):
-            self._due = "take"
-        ahead = self._point.drawn_ahead(self._rounds)
-        self._tell_inexact(DRAWN_AHEAD.format(", ".join(ahead)) if ahead else None)
-        if self._point.round_ended(self._rounds, due=self._due is not None):
-            self._tell_inexact(AHEAD)
-        if self.elsewhere:
-            self._tell_inexact(ELSEWHERE)
-        if not self._point.announced:
-            self._tell_inexact(self._where.position.warning_for(announced=False))
-
-    def withdraw(self, attempt: int) -> None:
-        """This attempt was not the end of an iteration: what was taken there is not written, and a signal waits."""
-        self._due = None if self._due == "take" else self._due
-        self._point.between = False
-        self._keeping.withdraw(attempt)
-
-    def evaluates(self) -> None:
-        """The model is used without gradients: between two updates a signal need not wait for the end of that."""
-        if not self._point.between:
-            return
-        self._point.evaluates(self._rounds)
-        if not self._parting.wanted or self._point.soon_exact:
-            return
-        number = self._parting.now(self._rounds.attempt)
-        if number is not None:
-            self._due = None
-            self._begun()
-            self._obey(f"stop:{number}", self._point.at_evaluation(self._rounds))
-
-    def iterates(self, loader: Any) -> None:
-        """The loop takes its batches from this; if `attach` was given no loader, the place in the data is not kept."""
+    def check_loader(self, loader: Any) -> None:
+        """The loop iterates over this loader; warn if `attach` was given none, as the position is not saved then."""
         if loader is None or self._loader is not None or isinstance(loader, range):
             return
         position = position_of(loader)
-        known = "surefoot.attach was given no loader, so the place in the data is not kept. Pass loader= to it as well."
-        self._tell_inexact(known if position.keeper is not None else position.warning_for(announced=True))
+        saveable = position.keeper is not None
+        self._report_inexact(_POSITION_NOT_SAVED if saveable else position.warning_for(announced=True))
+
+    def fetched_in_other_thread(self) -> None:
+        self._other_thread_fetches = True
 
     def before_fetch(self) -> None:
-        """The loop asks for its next batch: the moment at which a resumed run begins."""
-        if not torch.is_grad_enabled():  # of an evaluation
+        """The loop is about to fetch its next batch: the point at which a resumed run begins."""
+        if not torch.is_grad_enabled():  # a batch of an evaluation
             return
-        if self._alone and self._point.between and self._parting.wanted:
-            self._parting.ask(self._rounds.attempt)
-            self._due = self._agreement.due(self._rounds.attempt) or self._due
-        self._point.before_fetch(self._rounds, due=self._due is not None)
+        if self._single_rank and self._capture_point.between_updates and self._preemption.requested:
+            self._preemption.propose(self._pipeline.attempt)
+            self._due = self._consensus.take_due(self._pipeline.attempt) or self._due
+        self._capture_point.before_fetch(self._pipeline, due=self._due is not None)
 
-    def fetched(self) -> None:
-        """The loop has a batch. Had there been none, a save would wait for the first one of the next epoch."""
-        if self._due is not None and self._point.exact and torch.is_grad_enabled():
-            self._act(self._point.at_fetch())
+    def after_fetch(self) -> None:
+        """The loop has a batch. At the end of an epoch there is none, and a save waits for the next epoch's first."""
+        if self._due is not None and self._capture_point.exact and torch.is_grad_enabled():
+            self._do_due(self._capture_point.at_fetch())
 
-    def _ask(self, attempt: int) -> None:
-        self._parting.ask(attempt)
-        if self._hourly is not None and self._hourly.due(0):
-            self._hourly.done(0)
-            self._agreement.propose("save", attempt)
+    # -- 2. forward
 
     def forward_began(self) -> None:
-        """The loop has done what it does after a step, such as a scheduler's, and goes on: now it can be saved.
+        """In training the loop has done what follows a step, such as the scheduler's: the run can be saved now.
 
-        It has fetched its next batch by then, which a resumed run will fetch again.
+        The next batch is already fetched, and a resumed run will fetch it again.
         """
-        self._goes_on(seen=True)
+        if torch.is_grad_enabled():
+            self._save_if_due(forward_seen=True)
+        else:
+            self._eval_forward_began()
+
+    def _eval_forward_began(self) -> None:
+        """During an evaluation between two updates a signal need not wait for its end."""
+        if not self._capture_point.between_updates:
+            return
+        self._capture_point.eval_began(self._pipeline)
+        if not self._preemption.requested or self._capture_point.worth_waiting:
+            return
+        number = self._preemption.signal_during_eval(self._pipeline.attempt)
+        if number is not None:
+            self._due = None
+            self._save_began()
+            self._save_now(f"stop:{number}", self._capture_point.at_eval(self._pipeline))
 
     def forward_ended(self) -> None:
         """A forward pass in training is over."""
         self._sees_forward_end = True
-        self._point.forward_ended(self._rounds)
+        self._capture_point.forward_ended(self._pipeline)
 
-    def _goes_on(self, *, seen: bool) -> None:
-        between, due = self._point.between, self._due is not None
-        if (due and between) or self._point.looking:
-            drawn = self._point.drawn(self._rounds)
-            self._tell_inexact(DRAWN.format(", ".join(drawn)) if drawn else None)
-        if due and between:
-            earlier = self._point.at_forward(self._rounds)
-            if earlier is not None:
-                if not seen and self._shadow is not None:
-                    earlier = replace(earlier, buffers=self._shadow.pairs)
-                self._tell_inexact(HELD if HELD in earlier.inexact else None)
-                self._act(earlier)
-        self._point.forward_began()
-
-    def _act(self, earlier: EarlierState | None) -> None:
-        """Do what is due, with some of the state as it was `earlier`."""
-        if self._due == "take" and self._alone and not self._keeping.idle:
-            return  # as soon as the save that is under way has ended
-        what, self._due = self._due or "", None
-        self._begun()
-        self._whole.scaler = self._rounds.scaler
-        if what == "take":
-            self._inexact = () if earlier is None else earlier.inexact
-            self._keeping.take(self._rounds.attempt, earlier)
-        else:
-            self._obey(what, earlier)
-        self._tell_of_probe()
-
-    def _begun(self) -> None:
-        """A save begins, in all processes; that it has ended in all of them is told with the rows of later attempts."""
-        self._free, self._since = self._rounds.meter.ranks.world == 1, self._rounds.attempt
-
-    def watched(self, batch: Any = None) -> None:
-        """A loss is there: the moment, where the forward pass before it was not seen, as in a compiled model."""
-        self._goes_on(seen=False)
+    def loss_watched(self, batch: Any = None) -> None:
+        """A loss was computed; in a compiled model, whose forward hooks do not run, this stands for the forward."""
+        self._save_if_due(forward_seen=False)
         if not self._sees_forward_end:
-            self._point.forward_ended(self._rounds)
-        self._probe.watched(batch)
+            self._capture_point.forward_ended(self._pipeline)
+        self._replay_check.watched(batch)
+
+    def _save_if_due(self, *, forward_seen: bool) -> None:
+        point = self._capture_point
+        due = self._due is not None and point.between_updates
+        if due or point.checks_rng:
+            used = point.generators_used(self._pipeline)
+            self._report_inexact(capture_point.RNG_USED.format(", ".join(used)) if used else None)
+        if due:
+            earlier = point.at_forward(self._pipeline)
+            if earlier is not None:
+                if not forward_seen and self._shadow is not None:
+                    earlier = replace(earlier, buffers=self._shadow.pairs)
+                same_batch = capture_point.SAME_BATCH in earlier.inexact
+                self._report_inexact(capture_point.SAME_BATCH if same_batch else None)
+                self._do_due(earlier)
+        point.forward_began()
+
+    # -- 3. optimizer.step()
+
+    def before_step(self) -> None:
+        self._manager.settle()
+        self._pipeline.set_saving(not self._manager.idle)
 
     def row_read(self) -> None:
         """A row was read and judged."""
-        if self._desk.attempt > self._since:
-            self._free = not self._desk.busy
-        self._keeping.row_read(self._desk.step, self._desk.known, self._known)
-        self._keeping.prove(self._desk.judge.proven)
-        self._rescue.row_read()
-        if self._desk.alive < self._rounds.meter.ranks.world:  # a spread model cannot be run by some of them alone
-            self._probe.off = "one of the processes has lost its protection"
-        self._resuming.loosen()
+        reader = self._reader
+        if reader.last_attempt > self._save_attempt:
+            self._no_save_running = not reader.save_running
+        self._manager.row_read(reader.step, reader.complete_attempt, self._guard_state)
+        self._manager.prove(reader.judge.proven)
+        self._emergency.row_read()
+        if reader.ranks_alive < self._pipeline.grad_stats.ranks.world:  # a sharded model needs all of its ranks
+            self._replay_check.off = "a rank has lost its protection"
+        self._resumer.relax()
 
-    def went_back(self, attempt: int) -> None:
-        """The run is again as it was after an attempt: what was saved since may hold the trouble."""
-        self._keeping.doubt(attempt, "the run went back behind it")
+    def iteration_ended(self) -> None:
+        """All optimizers have stepped and decisions are applied: find out what is due before the next forward."""
+        attempt = self._pipeline.attempt
+        if not self._prepared:
+            self._prepared = True
+            self._manager.prepare()
+            self._save_began()
+        self._manager.heard()
+        self._preemption.propose(attempt)
+        if self._timed_saves is not None and self._timed_saves.due(0):
+            self._timed_saves.done(0)
+            self._consensus.propose("save", attempt)
+        self._due = self._consensus.take_due(attempt) or self._due
+        step = self._reader.step
+        no_save_running = self._manager.idle if self._single_rank else self._no_save_running
+        if self._emergency.iteration_ended(self._position.loader_state, no_save_running=no_save_running):
+            self._save_began()
+        # During an incident a state is worth little; but a doubtful checkpoint is better than none for long.
+        worthwhile = self._reader.judge.quiet or self._manager.pace.overdue(step)
+        if self._due is None and worthwhile and self._manager.due(step, free=self._no_save_running):
+            self._due = "take"
+        self._find_inexact()
 
-    def stopped(self) -> None:
-        """The judge ends the run."""
-        self._begun()
-        self._rescue.stopped(self.save)
+    def _find_inexact(self) -> None:
+        point = self._capture_point
+        used = point.generators_used_before_step(self._pipeline)
+        self._report_inexact(capture_point.RNG_USED_BEFORE_STEP.format(", ".join(used)) if used else None)
+        if point.iteration_ended(self._pipeline, due=self._due is not None):
+            self._report_inexact(capture_point.FETCHES_AHEAD)
+        if self._other_thread_fetches:
+            self._report_inexact(capture_point.OTHER_THREAD)
+        if not point.fetches_announced:
+            self._report_inexact(self._position.position.warning_for(announced=False))
+
+    def withdraw(self, attempt: int) -> None:
+        """This attempt did not end an iteration after all: a state taken there is not written, and a signal waits."""
+        self._due = None if self._due == "take" else self._due
+        self._capture_point.between_updates = False
+        self._manager.withdraw(attempt)
+
+    def pipeline_replaced(self, pipeline: StepPipeline) -> None:
+        """The optimizers hold other parameters now."""
+        self._pipeline = self._events.pipeline = pipeline
 
     def report(self, values: Mapping[str, float]) -> None:
-        self._keeping.metrics |= values
+        self._manager.metrics |= values
 
-    # -- now
+    def _rewound(self, attempt: int) -> None:
+        """The run is again as it was after this attempt: checkpoints saved since may hold the trouble."""
+        self._manager.doubt(attempt, "the run went back behind it")
 
-    def save(self, kind: str, earlier: EarlierState | None = None) -> None:
-        """Save now, with every number read."""
-        self._whole.scaler = self._rounds.scaler
-        self._keeping.settle()
-        self._inexact = () if earlier is None else earlier.inexact
-        self._keeping.save(self._desk.step, self._rounds.attempt, self._known(), kind=kind, earlier=earlier)
+    def _before_stop(self) -> None:
+        """The judge stops the run."""
+        self._save_began()
+        self._emergency.before_stop(self._save)
 
-    def _known(self) -> dict[str, Any]:
-        return {**known_of(self._desk), "inexact": list(self._inexact)}
+    # -- saving
 
-    def _obey(self, what: str, earlier: EarlierState | None) -> None:
-        for block, tag in self._rounds.arrived(rest=True):
-            self._desk.read(block, tag)
-        kind, _, number = what.partition(":")
-        self.save("emergency" if kind == "stop" else "regular", earlier)
+    def _do_due(self, earlier: EarlierState | None) -> None:
+        """Do what is due, with part of the state as it was `earlier`."""
+        if self._due == "take" and self._single_rank and not self._manager.idle:
+            return  # once the save under way has ended
+        action, self._due = self._due or "", None
+        self._save_began()
+        self._train_state.scaler = self._pipeline.scaler
+        if action == "take":
+            self._inexact = () if earlier is None else earlier.inexact
+            self._manager.take(self._pipeline.attempt, earlier)
+        else:
+            self._save_now(action, earlier)
+        reason = self._replay_check.failed()
+        if reason:
+            self._events.record("unproven", f"a resume will be verified by the state alone: {reason}")
+
+    def _save_began(self) -> None:
+        """A save begins on all ranks; that it has ended on all of them is known from the rows of later attempts."""
+        self._no_save_running, self._save_attempt = self._single_rank, self._pipeline.attempt
+
+    def _save_now(self, action: str, earlier: EarlierState | None) -> None:
+        self._reader.drain(self._pipeline)
+        kind, _, number = action.partition(":")
+        self._save("emergency" if kind == "stop" else "regular", earlier)
         if kind == "stop":
-            self._stop(int(number))
+            self._end_run(int(number))
 
-    def _stop(self, number: int) -> None:
-        name = signal.Signals(number).name
-        done = "saved" if self._keeping.saved_step == self._desk.step else "NOT saved"
-        self._herald.tell("stopped", f"{name} came: {done} at step {self._desk.step}, and ended", {"signal": name})
-        self._desk.journal.flush()
-        self._parting.end(number)
+    def _save(self, kind: str, earlier: EarlierState | None = None) -> None:
+        """Save now and wait for it; every row must have been read."""
+        self._train_state.scaler = self._pipeline.scaler
+        self._manager.settle()
+        self._inexact = () if earlier is None else earlier.inexact
+        self._manager.save(self._reader.step, self._pipeline.attempt, self._guard_state(), kind=kind, earlier=earlier)
 
-    def close(self, *, whole: bool) -> None:
-        """The run ends: what is not saved yet is, if the run is `whole`, between two steps and unharmed.
+    def _guard_state(self) -> dict[str, Any]:
+        return {**guard_state(self._reader), "inexact": list(self._inexact)}
 
-        A signal that comes meanwhile waits for that, see `end_if_asked`.
+    def _end_run(self, number: int) -> None:
+        name, step = signal.Signals(number).name, self._reader.step
+        result = "saved" if self._manager.saved_step == step else "NOT saved"
+        self._events.record("stopped", f"{name} received: {result} at step {step}, and ended", {"signal": name})
+        self._reader.journal.flush()
+        self._preemption.end(number)
+
+    def close(self, *, intact: bool) -> None:
+        """Save what is not saved yet, if the run is `intact`: between two steps and without an error.
+
+        A signal that comes meanwhile waits for this, see `end_if_signalled`.
         """
-        self._agreement.close()
+        self._consensus.close()
         try:
-            if not whole:
-                self._keeping.close(wait=_SOON)
+            if not intact:
+                self._manager.close(wait=_FAILED_RUN_WAIT)
                 return
-            self._keeping.heard(wait=True)
-            if self._desk.step > self._keeping.saved_step:
-                self.save("regular", self._point.at_close(self._rounds))
-            self._keeping.close()
+            self._manager.heard(wait=True)
+            if self._reader.step > self._manager.saved_step:
+                self._save("regular", self._capture_point.at_close(self._pipeline))
+            self._manager.close()
         finally:
-            self._parting.close()
+            self._preemption.close()
 
-    def end_if_asked(self) -> None:
-        """A signal came that was not answered before the run was closed: end the process by it."""
-        self._parting.end_if_asked()
+    def end_if_signalled(self) -> None:
+        """End the process if a signal came that was not acted on before the run was closed."""
+        self._preemption.end_if_signalled()
 
-    # -- what is told
-
-    def _tell_inexact(self, words: str | None) -> None:
-        """Say, once, why losses after a resume may not be those of an uninterrupted run."""
-        if words and words not in self._told:
-            self._told.add(words)
-            self._herald.tell("inexact", words)
-
-    def _tell_of_probe(self) -> None:
-        why = self._probe.failed()
-        if why:
-            self._herald.tell("unproven", f"a resume will be proven by the state alone: {why}")
+    def _report_inexact(self, reason: str | None) -> None:
+        """Report, once, why losses after a resume may differ from those of an uninterrupted run."""
+        if reason and reason not in self._reported:
+            self._reported.add(reason)
+            self._events.record("inexact", reason)

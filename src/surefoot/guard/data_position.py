@@ -1,4 +1,4 @@
-"""What moves on when a loop fetches its next batch: the place in the data, and generators of random numbers."""
+"""Reads what a fetch of the next batch changes: the position in the data, and random number generators."""
 
 from __future__ import annotations
 
@@ -14,81 +14,81 @@ from surefoot.checkpoint.rng import States, random_states, torch_states
 from surefoot.checkpoint.tree import Stateful
 from surefoot.guard.step_pipeline import StepPipeline
 
-NAME = "surefoot.loader"
-"""What a checkpoint calls the place in the data."""
-_FEW = 64
-"""Values in which the place in the data is told, up to which it is asked for after every step."""
-_SMALL = 1 << 20
-"""Bytes of a tensor in a state up to which it is copied before a batch is fetched; a fetch does not change larger ones,
-such as averaged weights."""
+LOADER_KEY = "surefoot.loader"
+"""What a checkpoint calls the position in the data."""
+_CHEAP_VALUES = 64
+"""Values in a loader's state up to which it is read after every step."""
+_SMALL_BYTES = 1 << 20
+"""Size up to which tensors in a state are copied before a fetch; a fetch does not change larger ones, such as averaged
+weights."""
 
 
 class DataPosition:
-    """Reads the loader, the random numbers and the extras of one loop."""
+    """Reads the loader, the random number generators and the extras of one loop."""
 
     def __init__(self, loader: Any, extra: Mapping[str, Any]) -> None:
         self.position = LoaderPosition(None) if loader is None else position_of(loader)
         keeper = self.position.keeper
-        self.keeper: Stateful | None = None if keeper is None else SameRandomNumbers(keeper)
-        self.quick = True
-        """Where the data stands is told in so few words that it can be asked after every step."""
+        self.loader: Stateful | None = None if keeper is None else SameRandomNumbers(keeper)
+        self.cheap = True
+        """The loader's state is so small that it can be read after every step."""
         self._devices: tuple[StepPipeline, set[torch.device]] | None = None
-        self._extra = {name: thing for name, thing in extra.items() if not isinstance(thing, nn.Module)}
-        self._generators = {name: thing for name, thing in self._extra.items() if not isinstance(thing, Stateful)}
-        self._fed = {name: thing for name, thing in self._extra.items() if isinstance(thing, Iterable)}
-        """Extras that give out data themselves, such as a loader or a sampler."""
+        self._extra = {name: value for name, value in extra.items() if not isinstance(value, nn.Module)}
+        self._generators = {name: value for name, value in self._extra.items() if not isinstance(value, Stateful)}
+        self._data_sources = {name: value for name, value in self._extra.items() if isinstance(value, Iterable)}
+        """Extras that yield data themselves, such as a loader or a sampler."""
 
-    def data(self) -> dict[str, Any]:
-        """Where the data stands, by its name in a checkpoint."""
-        if self.keeper is None:
+    def loader_state(self) -> dict[str, Any]:
+        """The position in the data, by its name in a checkpoint."""
+        if self.loader is None:
             return {}
-        data = {NAME: copy.deepcopy(self.keeper.state_dict())}
-        self.quick = _few(data)
-        return data
+        state = {LOADER_KEY: copy.deepcopy(self.loader.state_dict())}
+        self.cheap = _is_cheap(state)
+        return state
 
-    def generators(self) -> dict[str, Any]:
-        """The generators in `extra`, as torch.Generator: few bytes, which can be read in every step."""
-        return {name: thing.get_state() for name, thing in self._generators.items()}
+    def generator_states(self) -> dict[str, Any]:
+        """The generators in `extra`, such as torch.Generator: a few bytes, which can be read at every step."""
+        return {name: generator.get_state() for name, generator in self._generators.items()}
 
-    def restore(self, states: Mapping[str, Any]) -> None:
-        """Put generators back."""
+    def restore_generators(self, states: Mapping[str, Any]) -> None:
         for name, state in states.items():
             self._generators[name].set_state(state)
 
-    def extras(self, *, fetching: bool) -> dict[str, Any]:
-        """What of `extra` a fetch may change: all of it if it is read right before one, else what gives out data."""
-        chosen = self._extra if fetching else self._fed
-        return {name: _copied(thing.state_dict()) for name, thing in chosen.items() if isinstance(thing, Stateful)}
+    def extra_states(self, *, fetching: bool) -> dict[str, Any]:
+        """What a fetch may change in `extra`: all of it if read right before a fetch, else only what yields data."""
+        chosen = self._extra if fetching else self._data_sources
+        return {name: _copy_small(value.state_dict()) for name, value in chosen.items() if isinstance(value, Stateful)}
 
-    def random(self, rounds: StepPipeline) -> States:
-        return random_states(self._devices_of(rounds))
+    def rng_states(self, pipeline: StepPipeline) -> States:
+        """All random states: of `random`, NumPy and torch."""
+        return random_states(self._devices_of(pipeline))
 
-    def torch(self, rounds: StepPipeline) -> States:
-        return torch_states(self._devices_of(rounds))
+    def torch_rng_states(self, pipeline: StepPipeline) -> States:
+        return torch_states(self._devices_of(pipeline))
 
-    def _devices_of(self, rounds: StepPipeline) -> set[torch.device]:
-        """The accelerators that hold parameters; a model may have thousands, so they are gone through once."""
-        if self._devices is None or self._devices[0] is not rounds:
-            self._devices = rounds, {p.device for p in rounds.layout.params if p.is_cuda}
+    def _devices_of(self, pipeline: StepPipeline) -> set[torch.device]:
+        """The accelerators that hold parameters; cached, as a model may have thousands of tensors."""
+        if self._devices is None or self._devices[0] is not pipeline:
+            self._devices = pipeline, {p.device for p in pipeline.layout.params if p.is_cuda}
         return self._devices[1]
 
 
-def _few(state: Any) -> bool:
+def _is_cheap(state: Any) -> bool:
     """Whether a state consists of a few plain values."""
-    heap, count = [state], 0
-    while heap and count <= _FEW:
-        one = heap.pop()
+    stack, count = [state], 0
+    while stack and count <= _CHEAP_VALUES:
+        value = stack.pop()
         count += 1
-        heap.extend(one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ())
-    return count <= _FEW
+        stack.extend(value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ())
+    return count <= _CHEAP_VALUES
 
 
-def _copied(state: Any) -> Any:
-    """A state in containers of its own, with copies of its small tensors."""
+def _copy_small(state: Any) -> Any:
+    """Copy a state's containers and its small tensors."""
     if isinstance(state, Tensor):
-        return state.clone() if state.device.type == "cpu" and state.nbytes <= _SMALL else state
+        return state.clone() if state.device.type == "cpu" and state.nbytes <= _SMALL_BYTES else state
     if type(state) is dict:
-        return {key: _copied(value) for key, value in state.items()}
+        return {key: _copy_small(value) for key, value in state.items()}
     if type(state) in (list, tuple):
-        return type(state)(_copied(value) for value in state)
+        return type(state)(_copy_small(value) for value in state)
     return copy.copy(state)

@@ -1,4 +1,5 @@
-"""When trouble begins, the last good state in memory goes to the disk: who knows how the trouble ends."""
+"""Emergency checkpoints: the newest good snapshot is written to disk when an incident begins, and the run when it is
+stopped."""
 
 from __future__ import annotations
 
@@ -13,97 +14,93 @@ from surefoot.checkpoint.manager import CheckpointManager
 from surefoot.checkpoint.snapshot_save import lent
 from surefoot.checkpoint.snapshots import Snapshot
 from surefoot.checkpoint.train_state import TrainState
-from surefoot.guard.checkpoint_events import CheckpointEventLog
-from surefoot.guard.metrics_reader import MetricsReader
-from surefoot.guard.recovery import GATES, Recovery
+from surefoot.guard.metrics_reader import CheckpointEventLog, MetricsReader
+from surefoot.guard.recovery import Recovery
 from surefoot.measure.layout import local
 
 log = logging.getLogger("surefoot")
 
 
 class EmergencySaver:
-    """Emergency checkpoints of one run, other than those at signals; all processes act alike."""
+    """Emergency checkpoints other than those at signals; all ranks act alike."""
 
     def __init__(
         self,
-        keeping: CheckpointManager,
-        whole: TrainState,
+        manager: CheckpointManager,
+        train_state: TrainState,
         *,
-        desk: MetricsReader,
-        footing: Recovery,
-        herald: CheckpointEventLog,
-        gates: str,
+        events: CheckpointEventLog,
+        reader: MetricsReader,
+        recovery: Recovery,
     ) -> None:
-        self._keeping, self._whole, self._desk, self._footing, self._herald = keeping, whole, desk, footing, herald
-        self._gates = gates
-        """What a checkpoint calls the memory of the gates."""
+        self._manager, self._train_state = manager, train_state
+        self._events, self._reader, self._recovery = events, reader, recovery
         self._quiet = True
-        self._wanted = False
-        self._held: Snapshot | None = None
-        """It is on its way to the disk, and stays in the ring until then."""
-        self._stopped = -1
+        self._save_wanted = False
+        self._saving: Snapshot | None = None
+        """The snapshot being written to disk; it stays in memory until then."""
+        self._stopped_step = -1
 
     def row_read(self) -> None:
-        """A row was read and judged: has trouble begun with it?"""
-        quiet = self._desk.judge.quiet
-        self._wanted |= self._quiet and not quiet
+        """A row was read and judged: ask for a save if an incident began with it."""
+        quiet = self._reader.judge.quiet
+        self._save_wanted |= self._quiet and not quiet
         self._quiet = quiet
 
-    def round_ended(self, now: Callable[[], dict[str, Any]], *, free: bool) -> bool:
-        """Between two steps; whether a save was begun. `free`: no process is at one; `now`: where the data stands."""
-        if self._held is not None and self._keeping.idle:
-            self._held.held = False
-            self._held = None
-        if not self._wanted or not free:
+    def iteration_ended(self, loader_state: Callable[[], dict[str, Any]], *, no_save_running: bool) -> bool:
+        """Begin a save if one is wanted and no rank is writing; returns whether one began."""
+        if self._saving is not None and self._manager.idle:
+            self._saving.held = False
+            self._saving = None
+        if not self._save_wanted or not no_save_running:
             return False
-        self._wanted = False
-        state = self._newest_good()
-        if state is None:
+        self._save_wanted = False
+        snapshot = self._newest_good()
+        if snapshot is None:
             return False
-        self._held, state.held = state, True
-        copy = lent(state.copy, self._whole, now(), {GATES: self._gates})
-        known = {**known_of(self._desk), "rewound": [state.attempt, state.step]}
-        self._keeping.lend(copy, state.step, state.attempt, known)
+        self._saving, snapshot.held = snapshot, True
+        copy = lent(snapshot.copy, self._train_state, loader_state(), {})
+        state = {**guard_state(self._reader), "rewound": [snapshot.attempt, snapshot.step]}
+        self._manager.lend(copy, snapshot.step, snapshot.attempt, state)
         return True
 
     def _newest_good(self) -> Snapshot | None:
-        """The newest good state that every process has, if the disk has none as new."""
-        ring, ranks = self._footing.ring, self._herald.rounds.meter.ranks
+        """The newest good snapshot that every rank has, if it is newer than what is on disk."""
+        ring, ranks = self._recovery.ring, self._events.pipeline.grad_stats.ranks
         if ring is None:
             return None
         ring.verify()
         good = {s.attempt: s for s in ring.states if s.good and s.step > 0}
         try:
-            shared = self._footing.shared(sorted(good))
+            shared = self._recovery.shared(sorted(good))
         except CannotAct:
             return None
-        state = good[max(shared)] if shared else None
-        newer = state is not None and state.step > self._keeping.sound_step
-        return state if ranks.from_first(newer) else None
+        snapshot = good[max(shared)] if shared else None
+        newer = snapshot is not None and snapshot.step > self._manager.sound_step
+        return snapshot if ranks.from_first(newer) else None
 
-    def stopped(self, save: Callable[[str], None]) -> None:
-        """The judge ends the run: what it is now is saved, unless its weights are beyond use."""
-        rounds = self._herald.rounds
-        ranks = rounds.meter.ranks
-        for block, tag in rounds.arrived(rest=True):
-            self._desk.read(block, tag, judged=False)
-        if self._desk.step == self._stopped or self._desk.alive < ranks.world:
+    def before_stop(self, save: Callable[[str], None]) -> None:
+        """The judge stops the run: save it as it is now, unless its weights are not finite."""
+        pipeline = self._events.pipeline
+        ranks = pipeline.grad_stats.ranks
+        self._reader.drain(pipeline, judge=False)
+        if self._reader.step == self._stopped_step or self._reader.ranks_alive < ranks.world:
             return
-        self._stopped = self._desk.step
-        finite = all(bool(torch.isfinite(local(p.detach())).all()) for p in rounds.layout.params)
+        self._stopped_step = self._reader.step
+        finite = all(bool(torch.isfinite(local(p.detach())).all()) for p in pipeline.layout.params)
         if ranks.shared([int(finite)], 1) != [1]:
-            self._herald.tell("failed", "not saved: the weights are not finite; what was saved before is kept")
+            self._events.record("failed", "not saved: the weights are not finite; earlier checkpoints are kept")
             return
         try:
             save("emergency")
-        except Exception as error:  # the reason for the stop is what the loop must hear
+        except Exception as error:  # the loop must get the reason for the stop, not this
             log.error("surefoot: the stopped run was not saved: %s", error, exc_info=error)
 
 
-def known_of(desk: MetricsReader) -> dict[str, Any]:
-    """What is saved of the guard itself: the judge, the last 100 losses and norms, and the order of the optimizers."""
+def guard_state(reader: MetricsReader) -> dict[str, Any]:
+    """What a checkpoint holds of the guard: the judge, the last 100 losses and norms, the order of the optimizers."""
     return {
-        "judge": desk.judge.state_dict(),
-        "history": desk.history.state_dict(),
-        "order": desk.order.state_dict(),
+        "judge": reader.judge.state_dict(),
+        "history": reader.history.state_dict(),
+        "order": reader.order.state_dict(),
     }

@@ -1,4 +1,4 @@
-"""The guard as a loop sees it, and the one that does nothing."""
+"""`Guard`, what `attach` returns, and `OffGuard`, which does nothing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from surefoot.records import Event, StepMetrics
 T = TypeVar("T")
 
 
-class JudgeTheLoss(Enum):
-    """The default of `watch(progress=...)`: None has a meaning of its own."""
+class ProgressDefault(Enum):
+    """The default of `watch(progress=...)`, where None already means something."""
 
     LOSS = "the loss itself"
 
 
-LOSS = JudgeTheLoss.LOSS
-Progress = Tensor | float | JudgeTheLoss | None
+LOSS = ProgressDefault.LOSS
+Progress = Tensor | float | ProgressDefault | None
 
 
 class Guard(ABC):
@@ -31,31 +31,32 @@ class Guard(ABC):
     @property
     @abstractmethod
     def step(self) -> int:
-        """Iterations known to have landed, which with one optimizer are updates; two updates behind the loop, because
-        that is when the numbers are read. With `attach(..., steps_of=)` the updates of that optimizer."""
+        """Iterations with an applied update; with one optimizer that is the number of applied updates. It lags two
+        updates behind the loop, because the numbers are read that late. With `attach(..., steps_of=)` it counts the
+        applied updates of that optimizer."""
 
     @property
     @abstractmethod
     def history(self) -> tuple[list[float], list[float]]:
-        """The last 100 losses and gradient norms, of the first optimizer where several step in turn."""
+        """The last 100 losses and gradient norms; of the first optimizer where several alternate."""
 
     @property
     @abstractmethod
     def latest(self) -> StepMetrics | None:
-        """The numbers that were read last, two updates behind the loop; None before the first. Its `optimizer` says
-        whose they are."""
+        """The newest metrics, two updates behind the loop; None before the first. `latest.optimizer` says which
+        optimizer they belong to."""
 
     @abstractmethod
     def on_event(self, listener: Callable[[Event], None]) -> None:
-        """Hand every event to `listener` from here on, as it is written down; one that raises hears no more."""
+        """Call `listener` with every event from now on, as it is written; a listener that raises is removed."""
 
     @abstractmethod
     def watch(self, loss: Tensor, batch: Any = None, *, progress: Progress = LOSS) -> Tensor:
-        """Hand the loss through, unchanged, so that its backward is seen; `batch` tells the number of samples.
+        """Return the loss unchanged, and follow its backward; `batch` gives the number of samples.
 
-        `progress` says what is judged where the loss does not tell whether the run learns, as in GRPO, PPO or a GAN: a
-        number that falls as the run gets better, such as minus the mean reward, or None, when the loss is only checked
-        for being finite.
+        `progress` says what to judge where the loss does not show whether the run learns, as in GRPO, PPO or a GAN: a
+        number that falls as the run improves, such as minus the mean reward, or None to only check that the loss is
+        finite.
         """
 
     @overload
@@ -65,27 +66,28 @@ class Guard(ABC):
     def batches(self) -> Batches[int]: ...
 
     def batches(self, loader: Iterable[T] | None = None) -> Batches[Any]:
-        """The batches of `loader`, for `for batch in guard.batches(loader):`; a resumed run then repeats an
+        """The batches of `loader`, for `for batch in guard.batches(loader):`. A resumed run then repeats an
         uninterrupted one exactly, wherever the loop and the data set draw random numbers.
 
-        The run is saved right before a batch is fetched; after a resume random numbers are put back right before the
-        first one is. Call it anew for each epoch. `loader` may be any iterable; pass the loader to `attach` as well
-        (`loader=`), so that the place in the data is kept. Without one it counts steps from `guard.step` on, endlessly.
+        The run is saved right before a batch is fetched, and a resume restores the random number generators right
+        before the first fetch. Call it again for each epoch. `loader` may be any iterable; also pass it to `attach`
+        (`loader=`), so that the position in the data is saved. Without a loader it yields step numbers from
+        `guard.step` on, without end.
         """
         return Batches(loader, self.fetch, first=lambda: self.step)
 
     def fetch(self, get: Callable[[], T]) -> T:
-        """Fetch one batch by `get`, for loops that `batches` does not suit."""
+        """Fetch one batch with `get`, for loops that `batches` does not suit."""
         return get()
 
     @abstractmethod
     def report(self, **values: float) -> None:
-        """Tell the journal values of your own; `tokens` and `total_steps` also feed speed and time left, and
+        """Write your own values to the journal. `tokens` and `total_steps` also feed throughput and time left;
         `eval_loss`, the loss on held-out data, is judged."""
 
     @abstractmethod
     def close(self) -> None:
-        """Read the last numbers, write everything down and let go of the model; may be called again."""
+        """Read the last numbers, write everything to disk and remove all hooks; may be called again."""
 
     def __enter__(self) -> Guard:
         return self
@@ -95,7 +97,7 @@ class Guard(ABC):
 
 
 class OffGuard(Guard):
-    """The guard that does nothing, for SUREFOOT=off."""
+    """Does nothing, for SUREFOOT=off."""
 
     @property
     def step(self) -> int:

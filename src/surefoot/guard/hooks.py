@@ -1,4 +1,4 @@
-"""How a guard hangs on a model: an error of its own never ends the training, and no compiler trips over it."""
+"""How the guard hooks into a model: its own errors never end the training, and torch.compile does not trace it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from surefoot.actions.stop import TrainingStopped
 from surefoot.guard import validate
 from surefoot.guard.guard import Guard
 
 
-class Losable(Protocol):
-    """What may break inside, and then stands aside."""
+class CanDisable(Protocol):
+    """A guard that can disable itself after an internal error."""
 
-    lost: bool
+    disabled: bool
 
-    def lose(self, error: Exception, where: str) -> None: ...
+    def disable(self, error: Exception, where: str) -> None: ...
 
 
-class Timed(Protocol):
-    """What wants to know when a forward pass begins."""
+class ForwardListener(Protocol):
+    """A guard that is called when a forward pass begins and ends."""
 
     def forward_began(self) -> None: ...
 
@@ -34,43 +35,43 @@ class Timed(Protocol):
 
 P = ParamSpec("P")
 R = TypeVar("R")
-L = TypeVar("L", bound=Losable)
+G = TypeVar("G", bound=CanDisable)
 
 
-def contained(method: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R | None]:
-    """An error inside the guard ends the protection, loudly, and never the training."""
+def contained(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R | None]:
+    """An error inside the method disables the guard, with a log entry, and never ends the training."""
 
     @functools.wraps(method)
-    def wrapper(self: L, *args: P.args, **kwargs: P.kwargs) -> R | None:
-        if self.lost:
+    def wrapper(self: G, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        if self.disabled:
             return None
         try:
             return method(self, *args, **kwargs)
         except (TrainingStopped, validate.Misuse):
             raise
         except Exception as error:
-            self.lose(error, method.__name__)
+            self.disable(error, method.__name__)
             return None
 
     return wrapper
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
-    """The compiler leaves this function alone, and what it calls."""
-    alone = cast(Callable[P, R], torch.compiler.disable(function))
+    """Keep torch.compile out of this function and of everything it calls."""
+    disabled = cast(Callable[P, R], torch.compiler.disable(function))
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        # To tell the compiler costs as much as what is done here, and there is seldom one at work.
-        return alone(*args, **kwargs) if torch.compiler.is_compiling() else function(*args, **kwargs)
+        # The wrapper of torch.compiler.disable costs as much as the hook itself, and is seldom needed.
+        return disabled(*args, **kwargs) if torch.compiler.is_compiling() else function(*args, **kwargs)
 
     return call
 
 
-class Timing:
-    """Tells when a forward pass begins; a copy of the model, saved or deep, carries an idle one."""
+class ForwardStartHook:
+    """Tells the guard when a forward pass begins; in a copy of the model, saved or deep, it does nothing."""
 
-    def __init__(self, guard: Timed | None = None) -> None:
+    def __init__(self, guard: ForwardListener | None = None) -> None:
         self._guard = None if guard is None else weakref.ref(guard)
 
     def __call__(self, *_: object) -> None:
@@ -78,29 +79,50 @@ class Timing:
             return
         guard = self._guard()
         if guard is not None:
-            self.tell(guard)
+            self.notify(guard)
 
-    def tell(self, guard: Timed) -> None:
+    def notify(self, guard: ForwardListener) -> None:
         guard.forward_began()
 
-    def __reduce__(self) -> tuple[type[Timing], tuple[()]]:
+    def __reduce__(self) -> tuple[type[ForwardStartHook], tuple[()]]:
         return type(self), ()
 
 
-class EndTiming(Timing):
-    """Tells when a forward pass has ended."""
+class ForwardEndHook(ForwardStartHook):
+    """Tells the guard when a forward pass has ended."""
 
-    def tell(self, guard: Timed) -> None:
+    def notify(self, guard: ForwardListener) -> None:
         guard.forward_ended()
 
 
-def called_by_loop(model: nn.Module) -> list[nn.Module]:
-    """The modules whose forward a loop calls: the model, or the parts of one that only holds them, as a GAN's may."""
-    return [model] if type(model).forward is not nn.Module.forward else list(model.children())
+class BackwardCheck:
+    """Notices a loop that watches one loss and runs backward from another."""
+
+    def __init__(self) -> None:
+        self.pending = False
+        """A loss was watched, and no backward has started from it yet."""
+        self._steps = 0
+        """Consecutive steps without a backward from the watched loss."""
+
+    def missed(self) -> bool:
+        """Called at each step; True once, when this has happened for several steps in a row."""
+        self._steps = self._steps + 1 if self.pending else 0
+        self.pending = False
+        return self._steps == validate.STEPS_WITHOUT_BACKWARD
+
+
+def register_forward_hooks(model: nn.Module, guard: ForwardListener, *, ends: bool) -> list[RemovableHandle]:
+    """Call the guard when a forward pass begins and, with `ends`, when it has ended."""
+    # A mere container, as some GANs use, has no forward: there the loop calls its children.
+    modules = [model] if type(model).forward is not nn.Module.forward else list(model.children())
+    handles = [m.register_forward_pre_hook(ForwardStartHook(guard), prepend=True) for m in modules]
+    if ends:
+        handles += [m.register_forward_hook(ForwardEndHook(guard)) for m in modules]
+    return handles
 
 
 def close_if_alive(guard: weakref.ref[Guard]) -> None:
-    """At the end of the process, which a signal need not ask for any more."""
+    """Close the guard at the exit of the process; a signal that came meanwhile has nothing left to end."""
     alive = guard()
     if alive is not None:
         with contextlib.suppress(SystemExit, KeyboardInterrupt):

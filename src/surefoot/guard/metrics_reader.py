@@ -1,4 +1,4 @@
-"""Where numbers are read: a row is made, written down and judged, and what was decided is told."""
+"""Reads the numbers of a step on the host: makes a row, writes it to the journal, has it judged, logs events."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from surefoot.checkpoint.buffer_check import REPEATS
 from surefoot.gate.rule import VerdictSlot
 from surefoot.guard.iteration_order import IterationOrder
 from surefoot.guard.step_metrics import StepContext, bad_buffers, step_metrics_from, worst_tensors
+from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.journal.writer import Journal
 from surefoot.judge.history import History
 from surefoot.judge.multi_optimizer import AnyJudge
@@ -19,13 +21,26 @@ from surefoot.measure.grad_stats import HostBlock
 from surefoot.measure.nan_tracer import Origin
 from surefoot.measure.rank_agreement import SharedSlot
 from surefoot.measure.system import StepTimer
-from surefoot.records import EVENT_MARK, NAN, Action, Decision, Event, Note, Outcome, StepMetrics, Verdict
+from surefoot.records import (
+    EVENT_MARK,
+    NAN,
+    Action,
+    CheckpointEvent,
+    Decision,
+    Event,
+    Note,
+    Outcome,
+    StepMetrics,
+    Verdict,
+)
 
 log = logging.getLogger("surefoot")
+_GOOD_NEWS = ("saved", "resumed", "proved", "exact_if")
+"""Checkpoint events that are logged as info, and by rank 0 only."""
 
 
 class MetricsReader:
-    """Reads each block exactly once, in order; the only place that knows how many iterations have landed."""
+    """Reads each block exactly once, in order; the only place that counts the steps of the run."""
 
     def __init__(
         self,
@@ -33,132 +48,183 @@ class MetricsReader:
         judge: AnyJudge,
         *,
         policy: Policy,
-        clock: StepTimer,
+        timer: StepTimer,
         order: IterationOrder | None = None,
         steps_of: int | None = None,
     ) -> None:
         self.journal = journal
-        self.order = order or IterationOrder(1)
-        self._steps_of = steps_of
-        """The optimizer whose landed updates are the steps; None where a step is an iteration of the loop."""
-        self.step = 0
-        self.total = NAN
-        """Steps the whole run will have, if the user has told."""
-        self.history = History()
         self.judge = judge
-        self.alive = math.inf
-        """The fewest processes that were seen to measure."""
-        self.busy = False
-        """Whether a process was at a save at the attempt that was read last, or that is not known."""
+        self.order = order or IterationOrder(1)
+        self.history = History()
+        self.step = 0
+        self.total_steps = NAN
+        """Steps the whole run will have, if the user has reported it."""
+        self.latest: StepMetrics | None = None
+        self.last_attempt = -1
+        """The attempt that was read last."""
+        self.complete_attempt = -1
+        """The last attempt with every row read: each optimizer that steps on the same backward adds one."""
+        self.ranks_alive = math.inf
+        """The smallest number of ranks seen to measure; fewer than the world once one has lost its protection."""
+        self.save_running = False
+        """Whether any rank was writing a checkpoint at the last attempt read."""
         self._observes = policy.observe
-        self._clock = clock
-        self._completed = 0
-        """Iterations that were known to have ended when the last row was sent."""
-        self._open = 0
-        """Updates that landed and belong to no iteration that was counted."""
+        self._timer = timer
+        self._steps_of = steps_of
+        """The optimizer whose applied updates are the steps; None where a step is an iteration of the loop."""
+        self._iterations = 0
+        """Iterations that had ended when the last row was sent."""
+        self._uncounted_updates = 0
+        """Applied updates since the last iteration that was counted."""
         self._stops = 0
-        """Times the run was stopped since an update landed."""
-        self.attempt = -1
-        """The last one that was read."""
-        self.known = -1
-        """The last one of which every row was read: other optimizers that step on the same backward bring one, too."""
-        self.last: StepMetrics | None = None
+        """Stop decisions since the last applied update."""
 
-    def read(self, block: HostBlock, tag: StepContext, *, judged: bool = True) -> list[Decision]:
-        """Take in the numbers of one attempted update; what is to be done is handed back."""
-        self._count_completed(tag.completed)
+    def read(self, block: HostBlock, context: StepContext, *, judge: bool = True) -> list[Decision]:
+        """Read the numbers of one attempted update; returns what the judge decided to do."""
+        self._count_iterations(context.iterations_before)
         row = step_metrics_from(
             block,
-            tag,
+            context,
             step=self.step,
-            history=self.history.of(tag.optimizer),
+            history=self.history.of(context.optimizer),
             run=self.history,
-            repeated=tag.attempt == self.attempt,
-            left=self._clock.left(self.total - self.step),
+            repeated=context.attempt == self.last_attempt,
+            seconds_left=self._timer.left(self.total_steps - self.step),
         )
-        self.attempt, self.last = tag.attempt, row
-        self.known = tag.attempt if tag.ends else tag.attempt - 1
+        self.last_attempt, self.latest = context.attempt, row
+        self.complete_attempt = context.attempt if context.ends_iteration else context.attempt - 1
         layers = block.stats
-        self.alive = min(self.alive, block.verdict[VerdictSlot.ALIVE])
-        self.busy = block.head[SummarySlot.BUSY] != 0
+        self.ranks_alive = min(self.ranks_alive, block.verdict[VerdictSlot.ALIVE])
+        self.save_running = block.head[SummarySlot.BUSY] != 0
         self.journal.row(row, layers)
         if row.applied or (self._observes and row.verdict < Verdict.OVERFLOW):
-            self._open += 1
-            self.step += tag.optimizer == self._steps_of
+            self._uncounted_updates += 1
+            self.step += context.optimizer == self._steps_of
             self._stops = 0
-        self._count_completed(tag.completed + tag.ends)
-        # Where the gradients of the ranks differ after backward, so do the numbers of the layers: none may act on them.
+        self._count_iterations(context.iterations_before + context.ends_iteration)
+        # Where gradients differ between ranks after backward, so do the per-layer numbers: no rank may act on them.
         synced = len(block.losses) < 2 or not block.agreed[SharedSlot.UNSYNCED] > 0
-        events = self.judge.update(row, layers if synced else None) if judged else []
+        events = self.judge.update(row, layers if synced else None) if judge else []
         if not events:
             return []
-        if self.journal.rank == 0:  # all processes judge alike, one tells
-            for event in self._worth_telling(events):
+        if self.journal.rank == 0:  # all ranks judge alike, one records it
+            for event in self._without_repeated_stops(events):
                 self.journal.event(event)
-                self._tell(event, row, block)
+                self._log_event(event, row, block)
         return [e for e in events if isinstance(e, Decision) and e.applied]
 
-    def _count_completed(self, completed: int) -> None:
-        """An iteration counts as a step when at least one of its updates has landed."""
-        if completed <= self._completed:
-            return
-        if self._steps_of is None:
-            self.step += min(completed - self._completed, self._open)
-        self._completed, self._open = completed, 0
+    def drain(self, pipeline: StepPipeline, *, judge: bool = True) -> list[Decision]:
+        """Wait for all blocks that are still under way and read them."""
+        blocks = pipeline.arrived_blocks(drain=True)
+        return [decision for block, context in blocks for decision in self.read(block, context, judge=judge)]
 
-    def finish_iteration(self) -> None:
-        """The loop is over: what has landed since the last known end of an iteration is one, too; or as many as there
-        were updates, where only one optimizer has stepped at all."""
-        self._count_completed(self._completed + (1 if self.order.several else self._open))
+    def follow_up(self, pipeline: StepPipeline) -> None:
+        """After a row was read: measure weights and trace a NaN if the judge needs it, report exempted buffers."""
+        row = self.latest
+        pipeline.check_weights = self.judge.wants_weight_check
+        if row is not None and row.verdict is Verdict.NONFINITE and not math.isfinite(row.loss):
+            origin = pipeline.nan_tracer.ask(row.attempt)
+            if origin is None:
+                pipeline.nan_tracer.arm()
+            else:
+                self._locate(row, origin)
+        for name in pipeline.buffer_check.exempted():
+            message = (
+                f"buffer {name} became non-finite in {REPEATS} updates in a row while loss and gradients were finite: "
+                "this is taken as intended, and the buffer is no longer checked"
+            )
+            if self.journal.rank == 0:
+                log.warning("surefoot: %s", message)
+            self.note("buffers", message, attempt=pipeline.attempt)
 
-    def _worth_telling(self, events: list[Event]) -> list[Event]:
-        """A loop that goes on after it was stopped is stopped again each time, which is not told each time."""
-        if not any(isinstance(e, Decision) and e.action is Action.STOP for e in events):
-            return events
-        self._stops += 1
-        often = self._stops & (self._stops - 1)
-        return [e for e in events if not (often and isinstance(e, Decision) and e.action is Action.STOP)]
-
-    def _tell(self, event: Event, row: StepMetrics, block: HostBlock) -> None:
-        if isinstance(event, Outcome):
-            log.info("surefoot: step %d: %s: %s", event.step, event.action, event.detail)
-        elif isinstance(event, Decision) and event.action is Action.REFUSE:
-            done = "refused" if event.applied else "would have been refused"
-            told = row.step, row.attempt, done, event.reason
-            log.warning("surefoot: update %d (attempt %d) %s: %s", *told, extra={EVENT_MARK: True})
-            worst = worst_tensors(self.judge.names, block.stats, row)
-            if worst or not row.nonfinite_buffers > 0:
-                self.note("tensors", "where the gradients stood out", at=row, values={"tensors": worst})
-            if row.nonfinite_buffers > 0:
-                bad = bad_buffers(self.judge.buffers, block.buffers)
-                self.note("buffers", "buffers that the batch made non-finite", at=row, values={"buffers": bad})
-        elif isinstance(event, Decision) and not event.applied:
-            log.info("surefoot: step %d: %s; would have been done: %s", event.step, event.reason, event.remedy)
-
-    def locate(self, row: StepMetrics, origin: Origin) -> None:
-        """It was found out where in the model this row's trouble began."""
-        told = {"inputs": origin.inputs, "weights": origin.weights}
-        for event in self.judge.located(row, origin.module, origin.kind, **told):
+    def _locate(self, row: StepMetrics, origin: Origin) -> None:
+        """The tracer found the module in which this row's NaN started."""
+        found_in = {"inputs": origin.inputs, "weights": origin.weights}
+        for event in self.judge.located(row, origin.module, origin.kind, **found_in):
             if self.journal.rank == 0:
                 self.journal.event(event)
 
-    def went_back(self, attempt: int, step: int) -> None:
+    # -- counting steps
+
+    def _count_iterations(self, iterations: int) -> None:
+        """An iteration counts as a step if at least one of its updates was applied."""
+        if iterations <= self._iterations:
+            return
+        if self._steps_of is None:
+            self.step += min(iterations - self._iterations, self._uncounted_updates)
+        self._iterations, self._uncounted_updates = iterations, 0
+
+    def finish_iteration(self) -> None:
+        """The loop is over: count the updates since the last known end of an iteration as one iteration; where only
+        one optimizer has stepped at all, as one iteration each."""
+        self._count_iterations(self._iterations + (1 if self.order.several else self._uncounted_updates))
+
+    def rewound(self, attempt: int, step: int) -> None:
         """The run is again as it was after this attempt."""
-        self.step, self._open = step, 0
+        self.step, self._uncounted_updates = step, 0
         self.judge.rewound(attempt, step)
+
+    # -- events
+
+    def _without_repeated_stops(self, events: list[Event]) -> list[Event]:
+        """A loop that ignores a stop is stopped at every step; only the 1st, 2nd, 4th, 8th ... time is recorded."""
+        if not any(isinstance(e, Decision) and e.action is Action.STOP for e in events):
+            return events
+        self._stops += 1
+        repeated = self._stops & (self._stops - 1)
+        return [e for e in events if not (repeated and isinstance(e, Decision) and e.action is Action.STOP)]
+
+    def _log_event(self, event: Event, row: StepMetrics, block: HostBlock) -> None:
+        if isinstance(event, Outcome):
+            log.info("surefoot: step %d: %s: %s", event.step, event.action, event.detail)
+        elif isinstance(event, Decision) and event.action is Action.REFUSE:
+            result = "refused" if event.applied else "would have been refused"
+            values = row.step, row.attempt, result, event.reason
+            log.warning("surefoot: update %d (attempt %d) %s: %s", *values, extra={EVENT_MARK: True})
+            worst = worst_tensors(self.judge.names, block.stats, row)
+            if worst or not row.nonfinite_buffers > 0:
+                self.note("tensors", "tensors with the most unusual gradients", row=row, values={"tensors": worst})
+            if row.nonfinite_buffers > 0:
+                bad = bad_buffers(self.judge.buffers, block.buffers)
+                self.note("buffers", "buffers that the batch made non-finite", row=row, values={"buffers": bad})
+        elif isinstance(event, Decision) and not event.applied:
+            log.info("surefoot: step %d: %s; would have been done: %s", event.step, event.reason, event.remedy)
 
     def note(
         self,
         name: str,
         detail: str = "",
         *,
-        at: StepMetrics | None = None,
+        row: StepMetrics | None = None,
         values: Mapping[str, Any] | None = None,
         attempt: int = 0,
     ) -> None:
-        """Write a note into the journal."""
-        step, attempt = (self.step, attempt) if at is None else (at.step, at.attempt)
+        """Write a note to the journal, at the step and attempt of `row` if given."""
+        step, attempt = (self.step, attempt) if row is None else (row.step, row.attempt)
         rank = self.journal.rank
         self.journal.event(
             Note(step=step, attempt=attempt, rank=rank, name=name, detail=detail, values=dict(values or {}))
         )
+
+
+class CheckpointEventLog:
+    """Writes checkpoint events to the journal and to the log."""
+
+    def __init__(self, reader: MetricsReader, pipeline: StepPipeline) -> None:
+        self._reader = reader
+        self.pipeline = pipeline
+
+    def record(self, name: str, message: str, values: Mapping[str, Any] | None = None) -> None:
+        rank = self._reader.journal.rank
+        event = CheckpointEvent(
+            step=self._reader.step,
+            attempt=self.pipeline.attempt,
+            rank=rank,
+            name=name,
+            detail=message,
+            values=dict(values or {}),
+        )
+        self._reader.journal.event(event)
+        if rank == 0 or name not in _GOOD_NEWS:
+            level = logging.INFO if name in _GOOD_NEWS else logging.WARNING
+            log.log(level, "surefoot: %s", message, extra={EVENT_MARK: True})

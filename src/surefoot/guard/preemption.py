@@ -1,4 +1,4 @@
-"""A run that is told to end: which signal came, what all processes agree on, and how it ends then."""
+"""Ends a run that a signal asks to end: all ranks agree on the attempt, the run is saved, and the process exits."""
 
 from __future__ import annotations
 
@@ -9,68 +9,69 @@ from surefoot.guard.signal_handlers import SignalHandlers
 
 
 class Preemption:
-    """Hears signals, and ends the run as they would have it once it is saved."""
+    """Receives signals, and ends the process as they would once the run is saved."""
 
-    def __init__(self, agreement: RankConsensus) -> None:
-        self._agreement = agreement
-        self._hearing: SignalHandlers | None = None
-        self._asked: int | None = None
-        """A signal that came."""
-        self._tried = -1
-        """The attempt after which the processes last tried to end in the middle of an evaluation."""
+    def __init__(self, consensus: RankConsensus) -> None:
+        self._consensus = consensus
+        self._handlers: SignalHandlers | None = None
+        self._signal: int | None = None
+        """The signal that was received."""
+        self._eval_attempt = -1
+        """The attempt after which the ranks last tried to end in the middle of an evaluation."""
 
-    def listen(self) -> None:
-        """From here on signals end the run at a good moment."""
-        self._hearing = SignalHandlers(self._signalled)
+    def install(self) -> None:
+        """Handle signals from here on."""
+        self._handlers = SignalHandlers(self._on_signal)
 
     def close(self) -> None:
-        if self._hearing is not None:
-            self._hearing.close()
+        if self._handlers is not None:
+            self._handlers.close()
 
-    def _signalled(self, number: int) -> None:
-        if self._asked is not None and number == signal.SIGINT:  # a person who asks twice does not want to wait
+    def _on_signal(self, number: int) -> None:
+        if self._signal is not None and number == signal.SIGINT:  # whoever presses Ctrl-C twice does not want to wait
             raise KeyboardInterrupt
-        if self._asked is None:  # launchers pass a signal on that the process group has had already: once is enough
-            self._asked = number
+        if self._signal is None:  # launchers forward a signal that the process group has received already
+            self._signal = number
 
-    def end_if_asked(self) -> None:
-        """End the process by a signal that came and was not answered before the guard was closed."""
-        if self._asked is not None:
-            self.end(self._asked)
+    def end_if_signalled(self) -> None:
+        """End the process if a signal was received and not acted on before the guard was closed."""
+        if self._signal is not None:
+            self.end(self._signal)
 
     @property
-    def wanted(self) -> bool:
-        """Whether the run is to end, by a signal here or in another process."""
-        return self._asked is not None or (self._agreement.pending or "").startswith("stop")
+    def requested(self) -> bool:
+        """Whether the run is to end, by a signal here or on another rank."""
+        return self._signal is not None or (self._consensus.pending or "").startswith("stop")
 
-    def ask(self, attempt: int) -> None:
-        """Let all processes know of a signal that came."""
-        if self._asked is not None:
-            self._agreement.propose(f"stop:{int(self._asked)}", attempt)
+    def propose(self, attempt: int) -> None:
+        """Tell all ranks of a signal that was received here."""
+        if self._signal is not None:
+            self._consensus.propose(f"stop:{int(self._signal)}", attempt)
 
-    def now(self, attempt: int) -> int | None:
-        """In an evaluation, which may take longer than there is time: the signal to end at, if all are at one too."""
-        self.ask(attempt)
-        what, _, number = (self._agreement.pending or "").partition(":")
-        if what != "stop" or self._tried == attempt:
+    def signal_during_eval(self, attempt: int) -> int | None:
+        """The signal to end by in the middle of an evaluation, if all ranks are in one; an evaluation may take longer
+        than the signal leaves time for."""
+        self.propose(attempt)
+        action, _, number = (self._consensus.pending or "").partition(":")
+        if action != "stop" or self._eval_attempt == attempt:
             return None
-        self._tried = attempt
-        if not self._agreement.together(attempt):
+        self._eval_attempt = attempt
+        if not self._consensus.all_waiting(attempt):
             return None
-        self._agreement.done()
+        self._consensus.done()
         return int(number)
 
     def end(self, number: int) -> None:
-        """End as the signal would have it: with exit code 128 + its number, for SIGINT by KeyboardInterrupt.
+        """End as the signal would: with exit code 128 + its number, for SIGINT with KeyboardInterrupt.
 
-        Where the program has a handler of its own, ending is up to that.
+        If the program has a handler of its own, that is called and decides.
         """
-        handler, self._asked = None if self._hearing is None else self._hearing.before(number), None
+        handler, self._signal = None if self._handlers is None else self._handlers.original(number), None
         if callable(handler) and handler is not signal.default_int_handler:
             handler(number, None)
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:
-            if self._hearing is not None:
-                self._hearing.process_ends(128 + number)
+            if self._handlers is not None:
+                self._handlers.process_ends(128 + number)
             raise SystemExit(128 + number)

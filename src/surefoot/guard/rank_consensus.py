@@ -1,7 +1,7 @@
-"""Processes agree on the moment at which all of them do something that only one of them may have been asked for.
+"""Ranks agree on the attempt after which all of them do what only one of them may have been asked to do.
 
-A signal reaches them at different moments, and clocks differ. Whoever is asked first names an attempt a little ahead,
-in the store the processes met by; the others learn of it before they are there. No collective is added to a step.
+A signal reaches the ranks at different times, and clocks differ. The first rank proposes an attempt a little ahead, in
+the store of torch.distributed; the others learn of it before they get there. No collective is added to a step.
 """
 
 from __future__ import annotations
@@ -13,130 +13,133 @@ from typing import Any
 
 import torch.distributed as dist
 
-from surefoot.background import in_time
+from surefoot.background import run_unless_exiting
 
 log = logging.getLogger("surefoot")
 
-AHEAD = 1.5
-"""Seconds ahead of now that are left for everyone to hear of it."""
-_LEAST = 3
+LEAD_SECONDS = 1.5
+"""How far ahead an action is proposed, so that every rank learns of it in time."""
+_MIN_LEAD_ATTEMPTS = 3
 """Attempts ahead, however long a step takes."""
-_POLL = 0.25
-_SHORT = 0.02
+_POLL_SECONDS = 0.25
+_WAIT_SECONDS = 0.02
 
 
 class RankConsensus:
-    """What the processes will do together, and after which attempt."""
+    """What the ranks will do together, and after which attempt."""
 
-    def __init__(self, rank: int, world: int, word: str) -> None:
-        self._alone, self._world = world == 1, world
+    def __init__(self, rank: int, world: int, token: str) -> None:
+        self._single_rank, self._world = world == 1, world
         self._number = 0
-        self._due: tuple[str, int] | None = None
+        """How many actions were agreed on and done; the key of the next one in the store."""
+        self._agreed: tuple[str, int] | None = None
+        """The action, and the attempt after which it is due."""
         self._began = time.monotonic()
-        self._first: int | None = None
+        self._first_attempt: int | None = None
         self._store: Any = None
-        self._over = threading.Event()
-        if not self._alone:
-            self._prefix = f"surefoot/{word}"
-            self._store = dist.PrefixStore(self._prefix, _store())
-            threading.Thread(target=self._listen, name="surefoot-agree", daemon=True).start()
+        self._closed = threading.Event()
+        if not self._single_rank:
+            self._prefix = f"surefoot/{token}"
+            self._store = dist.PrefixStore(self._prefix, _connect())
+            threading.Thread(target=self._poll, name="surefoot-agree", daemon=True).start()
 
     def close(self) -> None:
-        """Listen no more."""
-        self._over.set()
+        """Stop polling the store."""
+        self._closed.set()
 
-    def propose(self, what: str, attempt: int) -> None:
-        """Ask for it, as soon as all can be there; what was asked for earlier comes first."""
-        if self._due is not None:
+    def propose(self, action: str, attempt: int) -> None:
+        """Propose an action as soon as all ranks can take part; an earlier proposal comes first."""
+        if self._agreed is not None:
             return
-        if self._alone:
-            self._due = what, attempt
+        if self._single_rank:
+            self._agreed = action, attempt
             return
-        at = attempt + max(_LEAST, round(AHEAD / self._pace(attempt)))
+        at = attempt + max(_MIN_LEAD_ATTEMPTS, round(LEAD_SECONDS / self._seconds_per_attempt(attempt)))
         try:
-            told = self._store.compare_set(str(self._number), "", f"{what}@{at}")
-        except RuntimeError:  # the store has gone, and whoever held it with it: this process is on its own
-            self._due = what, attempt
+            entry = self._store.compare_set(str(self._number), "", f"{action}@{at}")
+        except RuntimeError:  # the store is gone, and with it the rank that held it: this rank is on its own
+            self._agreed = action, attempt
             return
-        self._hear(told.decode())
+        self._accept(entry.decode())
 
-    def due(self, attempt: int) -> str | None:
-        """What is to be done after this attempt, once."""
-        if self._first is None:
-            self._first, self._began = attempt, time.monotonic()
-        if self._due is None or attempt < self._due[1]:
+    def take_due(self, attempt: int) -> str | None:
+        """The action that is due after this attempt; returned once."""
+        if self._first_attempt is None:
+            self._first_attempt, self._began = attempt, time.monotonic()
+        if self._agreed is None or attempt < self._agreed[1]:
             return None
-        what, self._due = self._due[0], None
-        self._number += 1
-        return what
+        action = self._agreed[0]
+        self.done()
+        return action
 
     @property
     def pending(self) -> str | None:
-        """What was agreed on and is still to come."""
-        return None if self._due is None else self._due[0]
+        """The action that was agreed on and is still to come."""
+        return None if self._agreed is None else self._agreed[0]
 
     def done(self) -> None:
-        """What is pending was done earlier, by all."""
-        self._due = None
+        """All ranks have done the pending action."""
+        self._agreed = None
         self._number += 1
 
-    def together(self, attempt: int) -> bool:
-        """Whether all processes wait here, between this attempt and the next; all of them learn the same.
+    def all_waiting(self, attempt: int) -> bool:
+        """Whether all ranks wait here, between this attempt and the next; all of them get the same answer.
 
-        Each says that it is here. The first to see all of them says go, and the first to lose patience says no;
-        whichever was said first counts.
+        Each rank counts itself in. The first that sees all of them writes "go", and the first whose time is over
+        writes "no"; whichever was written first counts.
         """
-        if self._alone:
+        if self._single_rank:
             return True
-        here, word = f"here{attempt}", f"word{attempt}"
+        count_key, answer_key = f"here{attempt}", f"word{attempt}"
         try:
-            self._store.add(here, 1)
-            until = time.monotonic() + AHEAD
-            while time.monotonic() < until:
-                if self._store.add(here, 0) >= self._world:
-                    return self._store.compare_set(word, "", "go") == b"go"
-                if self._store.check([word]):
-                    return self._store.get(word) == b"go"
-                time.sleep(_SHORT)
-            return self._store.compare_set(word, "", "no") == b"go"
-        except RuntimeError:  # the store has gone
+            self._store.add(count_key, 1)
+            deadline = time.monotonic() + LEAD_SECONDS
+            while time.monotonic() < deadline:
+                if self._store.add(count_key, 0) >= self._world:
+                    return self._store.compare_set(answer_key, "", "go") == b"go"
+                if self._store.check([answer_key]):
+                    return self._store.get(answer_key) == b"go"
+                time.sleep(_WAIT_SECONDS)
+            return self._store.compare_set(answer_key, "", "no") == b"go"
+        except RuntimeError:  # the store is gone
             return False
 
-    def _pace(self, attempt: int) -> float:
-        done = max(1, attempt - (self._first if self._first is not None else attempt))
-        return max(1e-4, (time.monotonic() - self._began) / done)
+    def _seconds_per_attempt(self, attempt: int) -> float:
+        attempts = max(1, attempt - (self._first_attempt if self._first_attempt is not None else attempt))
+        return max(1e-4, (time.monotonic() - self._began) / attempts)
 
-    def _hear(self, told: str) -> None:
-        what, _, at = told.rpartition("@")
-        self._due = what, int(at)
+    def _accept(self, entry: str) -> None:
+        action, _, attempt = entry.rpartition("@")
+        self._agreed = action, int(attempt)
 
-    def _listen(self) -> None:
-        store = dist.PrefixStore(self._prefix, _store())  # two threads do not share a connection
+    def _poll(self) -> None:
+        store = dist.PrefixStore(self._prefix, _connect())  # two threads must not share a connection
 
         def look() -> None:
             number = self._number
-            if self._due is None and store.check([str(number)]):
-                told = store.get(str(number)).decode()
-                if number == self._number and self._due is None:
-                    self._hear(told)
+            if self._agreed is None and store.check([str(number)]):
+                entry = store.get(str(number)).decode()
+                if number == self._number and self._agreed is None:
+                    self._accept(entry)
 
-        while not self._over.wait(_POLL):
+        while not self._closed.wait(_POLL_SECONDS):
             try:
-                if not in_time(look):
+                if not run_unless_exiting(look):
                     return
-            except RuntimeError:  # the store has gone, the processes part: there is nobody left to agree with
+            except RuntimeError:  # the store is gone and the ranks are leaving: nobody is left to agree with
                 return
             except Exception as error:
                 log.warning(
-                    "surefoot: this process no longer hears what others are asked for, such as by a signal: %s: %s",
+                    "surefoot: lost contact with the rank store (%s: %s); saves and signals can no longer be "
+                    "coordinated with the other ranks",
                     type(error).__name__,
                     error,
                 )
                 return
 
 
-def _store() -> Any:
-    """A connection of our own to the store that the processes met by."""
+def _connect() -> Any:
+    """A connection of our own to the default store of torch.distributed."""
     store: Any = dist.distributed_c10d._get_default_store()
     try:
         return store.clone()

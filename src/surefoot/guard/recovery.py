@@ -1,18 +1,17 @@
-"""What keeps a run on its feet: states to go back to, what steps are asked for, and decisions carried out.
+"""Keeps snapshots to rewind to, holds the overrides in force, and applies the judge's decisions.
 
-A decision is carried out at the end of the round it was made in, when all optimizers have stepped and no gradient is
-half gathered. A state is taken at that same point, so that what the loop does from there on it does again.
+Decisions are applied at the end of the iteration they were made in, when all optimizers have stepped and no gradient is
+half accumulated. Snapshots are taken at that same point, so that after a rewind the loop continues from there.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from surefoot.actions.action_context import CannotAct
@@ -22,72 +21,71 @@ from surefoot.actions.stop import TrainingStopped
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import TrainState
-from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.rule import VerdictSlot
+from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
-from surefoot.judge.policy import Policy
 from surefoot.records import EVENT_MARK, Action, Decision
 
 log = logging.getLogger("surefoot")
-GATES = "what the gates of surefoot remember"
+GATE_MEMORY = "surefoot.gates"
+"""What snapshots and checkpoints call the memory of the gates."""
 
 
 class Recovery:
-    """The run as actions see it; `act.run.Run` says what they may reach."""
+    """Implements `ActionContext`: what actions may reach of a run."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizers: Sequence[Optimizer],
-        *,
-        rounds: StepPipeline,
-        desk: MetricsReader,
-        policy: Policy,
-        shadow: BufferShadow | None,
-        scheduler: Sequence[Stateful],
-        extra: Mapping[str, Any],
-        ring: int | None,
+        self, context: GuardContext, pipeline: StepPipeline, reader: MetricsReader, *, shadow: BufferShadow | None
     ) -> None:
-        self.rounds = rounds
-        self.reins = OverrideApplier(model, optimizers, rounds.gates)
-        self._desk = desk
-        self._policy = policy
+        policy = self._policy = context.policy
+        self.pipeline = pipeline
+        self.reins = OverrideApplier(context.model, context.optimizers, pipeline.gates)
+        self._reader = reader
         self._shadow = shadow
-        self._whole = TrainState(
-            model, optimizers, scheduler=scheduler, extra={**extra, GATES: self}, groups=bool(scheduler)
+        self._train_state = TrainState(
+            context.model,
+            context.optimizers,
+            scheduler=context.schedulers,
+            extra={**context.extra, GATE_MEMORY: self},
+            groups=bool(context.schedulers),
         )
-        self._whole.changes = {id(gate.optimizer): gate.options for gate in rounds.gates}
-        keeps = ring != 0 and not policy.observe
-        kept: dict[str, Any] = {"size": policy.max_snapshots, "reach": policy.snapshot_reach, "budget_bytes": ring}
-        self.ring = SnapshotRing(self._whole, **kept) if keeps else None
-        self._prefilled = [(o, bool(o.state)) for o in self._whole.optimizers]
+        self._train_state.changes = {id(gate.optimizer): gate.options for gate in pipeline.gates}
+        self.ring: SnapshotRing | None = None
+        if context.snapshot_memory != 0 and not policy.observe:
+            self.ring = SnapshotRing(
+                self._train_state,
+                size=policy.max_snapshots,
+                reach=policy.snapshot_reach,
+                budget_bytes=context.snapshot_memory,
+            )
+        self._prefilled = [(o, bool(o.state)) for o in self._train_state.optimizers]
         """The optimizers, each with whether it had state before its first step, as Adagrad does."""
-        self._taken: int | None = None
-        """The attempt after which a state was last taken, or tried to be."""
-        self._grown = False
-        """A first step was taken, after which the optimizers hold all they ever will."""
-        self._told = ""
-        """What was last said of the ring: where states live, or that it is off."""
-        self._decided: list[Decision] = []
-        self.on_return: Callable[[int], None] | None = None
-        """Told of the attempt to which the run went back."""
+        self._snapshot_attempt: int | None = None
+        """The attempt after which a snapshot was last taken, or should have been."""
+        self._ring_prepared = False
+        """Memory was prepared after the first step, when the optimizers hold all the state they ever will."""
+        self._reported_place = ""
+        """Where snapshots live, as last reported; "nowhere" if off."""
+        self._decisions: list[Decision] = []
+        self.on_rewind: Callable[[int], None] | None = None
+        """Called with the attempt that the run was rewound to."""
         self.on_stop: Callable[[], None] | None = None
-        """Told before the run is stopped."""
+        """Called before the run is stopped."""
 
     @property
     def pending(self) -> bool:
-        """Something was decided and is still to be done."""
-        return bool(self._decided)
+        """Whether a decision is still to be applied."""
+        return bool(self._decisions)
 
     # -- step by step
 
-    def begin(self) -> None:
-        """A forward pass is about to run; before the first in training, so that a run can go back to its very start."""
-        if self._taken is None and torch.is_grad_enabled():  # after an evaluation a loop may still load its weights
-            state = self._take(self.rounds.attempt - 1, wait=True)
-            if state is not None:
-                state.good = True  # there is nothing better
+    def forward_began(self) -> None:
+        """Before the first forward pass in training, take a snapshot, so that a run can rewind to its very start."""
+        if self._snapshot_attempt is None and torch.is_grad_enabled():  # after an evaluation a loop may load weights
+            snapshot = self._take_snapshot(self.pipeline.attempt - 1, wait=True)
+            if snapshot is not None:
+                snapshot.good = True  # there is nothing better
 
     def before_step(self, k: int) -> None:
         if self.ring is not None:
@@ -97,168 +95,172 @@ class Recovery:
     def after_step(self, k: int) -> None:
         self.reins.after(k)
 
-    def row_read(self, decided: Sequence[Decision]) -> None:
-        """A row was read and judged."""
+    def row_read(self, decisions: Sequence[Decision]) -> None:
+        """A row was read and judged; a stop is applied at once."""
         if self.ring is not None:
-            for state in self.ring.states:
-                if state.attempt == self._desk.attempt:
-                    state.step = self._desk.step  # only now it is known which updates have landed
-            self.ring.prove(self._desk.judge.proven)
-        self._decided += decided
-        if any(d.action is Action.STOP for d in decided):
-            self._desk.journal.flush()
-            self._carry_out_all()
+            for snapshot in self.ring.states:
+                if snapshot.attempt == self._reader.last_attempt:
+                    snapshot.step = self._reader.step  # only now it is known which updates were applied
+            self.ring.prove(self._reader.judge.proven)
+        self._decisions += decisions
+        if any(d.action is Action.STOP for d in decisions):
+            self._reader.journal.flush()
+            self._apply_decisions()
 
     def step_ended(self) -> None:
-        """An optimizer has stepped, and others have still to before the iteration of the loop is over.
+        """An optimizer has stepped, and others will before the iteration is over.
 
-        What is asked of the steps can be set now. Going back has to wait: the graph of the generator's loss may hang on
-        the weights as they are, and a loop that goes on in the middle of an iteration would not do it again as a whole.
+        Overrides can be set now. A rewind has to wait: the graph of the generator's loss may depend on the weights as
+        they are, and a loop that continues in the middle of an iteration would not repeat the whole of it.
         """
-        if not any(d.action is Action.REWIND for d in self._decided):
-            self._carry_out_all()
+        if not any(d.action is Action.REWIND for d in self._decisions):
+            self._apply_decisions()
+
+    def iteration_ended(self) -> None:
+        """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
+        self._apply_decisions()
+        if self.ring is not None and not self._ring_prepared:
+            self._ring_prepared = True
+            self.ring.prepare()
+            self._report_ring(self.ring)
+        due_since = self.pipeline.attempt - self._policy.snapshot_every
+        if self._reader.judge.quiet and (self._snapshot_attempt is None or self._snapshot_attempt <= due_since):
+            self._take_snapshot(self.pipeline.attempt, wait=False)
 
     def withdraw(self, attempt: int) -> None:
-        """A state taken after this attempt is from the middle of an iteration."""
+        """This attempt did not end an iteration after all: distrust a snapshot taken after it."""
         if self.ring is not None:
             self.ring.doubt(attempt - 1)
-        if self._taken == attempt:
-            self._taken = attempt - self._policy.snapshot_every
+        if self._snapshot_attempt == attempt:
+            self._snapshot_attempt = attempt - self._policy.snapshot_every
 
-    def round_ended(self) -> None:
-        """All optimizers have stepped."""
-        self._carry_out_all()
-        if self.ring is not None and not self._grown:
-            self._grown = True
-            self.ring.prepare()
-            self._tell_of(self.ring)
-        since = self.rounds.attempt - self._policy.snapshot_every
-        if self._desk.judge.quiet and (self._taken is None or self._taken <= since):
-            self._take(self.rounds.attempt, wait=False)
-
-    def rewire(self, rounds: StepPipeline) -> None:
+    def pipeline_replaced(self, pipeline: StepPipeline) -> None:
         """The optimizers hold other parameters now."""
-        for old, gate in zip(self.rounds.gates, rounds.gates, strict=True):
+        for old, gate in zip(self.pipeline.gates, pipeline.gates, strict=True):
             gate.options = old.options
-        self.rounds = rounds
-        self.reins.rewire(rounds.gates)
+        self.pipeline = pipeline
+        self.reins.rewire(pipeline.gates)
 
     def release(self) -> None:
-        """Let go of the run and leave it as the loop has set it."""
-        self._tell_messages()
+        """Lift all overrides and free the snapshots."""
+        self._report_messages()
         self.reins.release()
         self.ring = None
 
-    # -- states
+    # -- snapshots
 
-    def _take(self, attempt: int, *, wait: bool) -> Snapshot | None:
-        """Processes take their states at the same attempts: one whose memory is not there yet leaves this one out."""
-        self._taken = attempt
+    def _take_snapshot(self, attempt: int, *, wait: bool) -> Snapshot | None:
+        """All ranks take snapshots at the same attempts: a rank whose memory is not ready leaves this one out."""
+        self._snapshot_attempt = attempt
         if self.ring is None or self.ring.off is not None:
             return None
-        self._whole.scaler = self.rounds.scaler
-        state = self.ring.take(attempt, self._desk.step, wait=wait)
-        self._tell_of(self.ring)
-        return state
+        self._train_state.scaler = self.pipeline.scaler
+        snapshot = self.ring.take(attempt, self._reader.step, wait=wait)
+        self._report_ring(self.ring)
+        return snapshot
 
-    def _tell_messages(self) -> None:
+    def _report_messages(self) -> None:
         if self.ring is not None and self.ring.messages:
-            self._tell_of(self.ring)
+            self._report_ring(self.ring)
 
-    def _tell_of(self, ring: SnapshotRing) -> None:
+    def _report_ring(self, ring: SnapshotRing) -> None:
+        """Write the ring's messages to the journal, and where snapshots live if that has changed."""
         messages, ring.messages = ring.messages, []
         for message in messages:
-            self._desk.note("ring", message, attempt=self.rounds.attempt)
-            if self._desk.journal.rank == 0:
+            self._reader.note("ring", message, attempt=self.pipeline.attempt)
+            if self._reader.journal.rank == 0:
                 log.info("surefoot: %s", message)
         place = ring.home if ring.off is None else "nowhere"
-        if place != self._told:
-            self._told = place
-            self._desk.note("ring", ring.describe(), attempt=self.rounds.attempt)
+        if place != self._reported_place:
+            self._reported_place = place
+            self._reader.note("ring", ring.describe(), attempt=self.pipeline.attempt)
             if ring.off is not None:
-                log.warning("surefoot: the run cannot go back if it has to: %s", ring.describe())
+                log.warning("surefoot: the run cannot be rewound if it has to be: %s", ring.describe())
 
     def state_dict(self) -> dict[str, Any]:
-        """What the gates remember, which goes back with the run."""
-        return {str(k): gate.memory.state_dict() for k, gate in enumerate(self.rounds.gates)}
+        """The memory of the gates, which is rewound and saved with the run."""
+        return {str(k): gate.memory.state_dict() for k, gate in enumerate(self.pipeline.gates)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for k, gate in enumerate(self.rounds.gates):
+        for k, gate in enumerate(self.pipeline.gates):
             gate.memory.load_state_dict(state[str(k)])
 
     # -- decisions
 
-    def _carry_out_all(self) -> None:
-        decided, self._decided = self._decided, []
-        self._tell_messages()
-        for decision in decided:
+    def _apply_decisions(self) -> None:
+        decisions, self._decisions = self._decisions, []
+        self._report_messages()
+        for decision in decisions:
             try:
-                done = apply(decision, self)
+                result = apply(decision, self)
             except TrainingStopped:
                 if self.on_stop is not None:
                     self.on_stop()
                 raise
             except CannotAct as why:
-                self._desk.judge.failed(decision, str(why))
-                self._desk.note("failed", f"{decision.action}: {why}", attempt=self.rounds.attempt)
-                self._say(logging.WARNING, decision, f"{decision.remedy or decision.action} cannot be done: {why}")
+                self._reader.judge.failed(decision, str(why))
+                self._reader.note("failed", f"{decision.action}: {why}", attempt=self.pipeline.attempt)
+                self._log_decision(
+                    logging.WARNING, decision, f"{decision.remedy or decision.action} cannot be done: {why}"
+                )
             else:
-                self._say(logging.INFO if decision.action is Action.RELAX else logging.WARNING, decision, done)
+                level = logging.INFO if decision.action is Action.RELAX else logging.WARNING
+                self._log_decision(level, decision, result)
 
-    def _say(self, level: int, decision: Decision, done: str) -> None:
-        if self._desk.journal.rank == 0 and decision.action is not Action.REFUSE:
-            told = decision.step, decision.reason, done or decision.action
-            log.log(level, "surefoot: step %d: %s; %s", *told, extra={EVENT_MARK: True})
+    def _log_decision(self, level: int, decision: Decision, result: str) -> None:
+        if self._reader.journal.rank == 0 and decision.action is not Action.REFUSE:
+            values = decision.step, decision.reason, result or decision.action
+            log.log(level, "surefoot: step %d: %s; %s", *values, extra={EVENT_MARK: True})
 
-    # -- what actions reach
+    # -- ActionContext
 
     @property
     def scaler(self) -> Any:
-        return self.rounds.scaler
+        return self.pipeline.scaler
 
     def shared(self, attempts: Sequence[int]) -> Sequence[int]:
-        ranks, newest = self.rounds.meter.ranks, self.rounds.meter.block.verdict[VerdictSlot.ALIVE]
-        # Rows are read two steps late, and one may have gone since. To ask the device is a wait, but a seldom one.
-        if ranks.world > 1 and min(self._desk.alive, float(newest)) < ranks.world:  # it would not answer
-            raise CannotAct("one of the processes has lost its protection, so they cannot go back together")
+        ranks, newest = self.pipeline.grad_stats.ranks, self.pipeline.grad_stats.block.verdict[VerdictSlot.ALIVE]
+        # Rows are read two steps late, and a rank may have gone since. Reading `newest` waits for the device, which is
+        # fine: this is called for rewinds only.
+        if ranks.world > 1 and min(self._reader.ranks_alive, float(newest)) < ranks.world:  # it would not answer
+            raise CannotAct("a rank has lost its protection, so the ranks cannot be rewound together")
         return ranks.shared(attempts, self._policy.max_snapshots)
 
     def went_back(self, state: Snapshot) -> None:
-        at = self.rounds.attempt
-        for block, tag in self.rounds.arrived(rest=True):
-            self._desk.read(block, tag, judged=False)  # of a time that is gone: written down, and no more
+        attempt = self.pipeline.attempt
+        self._reader.drain(self.pipeline, judge=False)  # rows of updates that are undone now: written, not judged
         if self._shadow is not None:
             self._shadow.take()
-        self.rounds.start_over()
-        self._taken = self.rounds.attempt
-        self._desk.went_back(state.attempt, state.step)
-        if self.on_return is not None:
-            self.on_return(state.attempt)
-        self._desk.note(
+        self.pipeline.reset_after_rewind()
+        self._snapshot_attempt = self.pipeline.attempt
+        self._reader.rewound(state.attempt, state.step)
+        if self.on_rewind is not None:
+            self.on_rewind(state.attempt)
+        self._reader.note(
             "rewound",
             f"back to step {state.step}, as after attempt {state.attempt}",
             values={"step": state.step, "attempt": state.attempt},
-            attempt=at,
+            attempt=attempt,
         )
-        self._tell_messages()
+        self._report_messages()
 
     def empty(self) -> None:
         for optimizer, prefilled in self._prefilled:
             try:
                 initial = _initial_state(optimizer) if prefilled else {}
-            except Exception as error:  # of a constructor that wants more than parameters
+            except Exception as error:  # of a constructor that needs more than parameters
                 name = type(optimizer).__name__
-                log.warning("surefoot: the state of %s is kept, as it cannot be made anew: %s", name, error)
+                log.warning("surefoot: the state of %s is kept, as it cannot be created again: %s", name, error)
                 continue
             optimizer.state.clear()
             optimizer.state.update(initial)
-        for gate in self.rounds.gates:
+        for gate in self.pipeline.gates:
             gate.forget()
 
 
 def _initial_state(optimizer: Optimizer) -> dict[Any, Any]:
-    """The state that an optimizer of this class and these parameter groups begins with."""
+    """The state that an optimizer of this class with these parameter groups starts with."""
     make: Any = type(optimizer)
-    known = inspect.signature(make.__init__).parameters
-    options = {name: value for name, value in optimizer.defaults.items() if name in known}
+    parameters = inspect.signature(make.__init__).parameters
+    options = {name: value for name, value in optimizer.defaults.items() if name in parameters}
     return dict(make([dict(group) for group in optimizer.param_groups], **options).state)

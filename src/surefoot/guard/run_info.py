@@ -1,4 +1,4 @@
-"""How a run introduces itself: to its judge, in `run.json`, and in a journal that all processes open together."""
+"""What the judge and `run.json` are told about a run, and the journal that all ranks open together."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import functools
 import gc
 import itertools
 import logging
-import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -18,123 +19,145 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from surefoot.gate.clip import ClipOption
+from surefoot.gate.veto import VetoMethod, could_be_fused, on_accelerator
+from surefoot.guard.context import GuardContext
+from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.journal.lock import RunDirectoryInUse
 from surefoot.journal.writer import Journal
-from surefoot.judge.multi_optimizer import AnyJudge, judge_of
-from surefoot.judge.policy import Policy
+from surefoot.judge.multi_optimizer import judge_of
 from surefoot.measure.cross_rank import Ranks
 from surefoot.measure.environment import describe
+from surefoot.measure.system import StepTimer
 
 log = logging.getLogger("surefoot")
 _PROPORTIONAL = (torch.optim.SGD, torch.optim.ASGD, torch.optim.LBFGS)
 """Optimizers whose updates grow with the gradients."""
-_MORE: ContextVar[Mapping[str, Any]] = ContextVar("more", default=MappingProxyType({}))
-"""What whoever attaches tells of the run besides."""
+_EXTRA: ContextVar[Mapping[str, Any]] = ContextVar("extra_run_info", default=MappingProxyType({}))
 
 
-def judge_for(model: nn.Module, policy: Policy, rounds: StepPipeline) -> AnyJudge:
-    """A judge that knows what the tensors of this run are."""
-    names, known = rounds.meter.ranks.from_first((rounds.layout.names, _judged(model, rounds)))
-    return judge_of(policy, names, **known)
+@contextmanager
+def extra_run_info(extra: Mapping[str, Any]) -> Iterator[None]:
+    """Runs that are attached inside have this in their `run.json` too; mappings of one name are merged."""
+    before = _EXTRA.set(extra)
+    try:
+        yield
+    finally:
+        _EXTRA.reset(before)
 
 
-def _judged(model: nn.Module, rounds: StepPipeline) -> dict[str, Any]:
-    """What a judge is told of a run besides the names of its tensors; written down, so that it can be told again."""
-    holders = {id(p): type(m).__name__ for m in model.modules() for p in m._parameters.values() if p is not None}
-    optimizers = [getattr(g.optimizer, "optim", g.optimizer) for g in rounds.gates]  # inside a sharded one
-    owned = rounds.layout.scopes[-1].stop
-    scopes = [[span.start, span.stop] for span in rounds.layout.scopes]
+def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: StepTimer) -> MetricsReader:
+    """Open the journal and record how the run is attached; the journal is closed with the first optimizer, should
+    nobody close the guard."""
+    ranks, layout = pipeline.grad_stats.ranks, pipeline.layout
+    names, judged = ranks.from_first((layout.names, _judge_info(context.model, pipeline)))
+    judge = judge_of(context.policy, names, **judged)
+    journal = _open_journal(ranks, context.run_dir, _run_json(context, pipeline))
+    weakref.finalize(context.optimizers[0], journal.close)
+    reader = MetricsReader(
+        journal, judge, policy=context.policy, timer=timer, order=pipeline.order, steps_of=context.steps_of
+    )
+    journal.layout(layout.names, layout.numels)
+    reader.note("attached", "; ".join(g.why for g in pipeline.gates), attempt=journal.last_attempt + 1)
+    for gate in pipeline.gates:
+        if gate.veto_method is VetoMethod.HOST and on_accelerator(layout.params) and journal.rank == 0:
+            log.log(logging.WARNING if could_be_fused(gate.optimizer) else logging.INFO, "surefoot: %s", gate.why)
+    return reader
+
+
+# -- run.json
+
+
+def _judge_info(model: nn.Module, pipeline: StepPipeline) -> dict[str, Any]:
+    """What a judge needs besides the names of the tensors; written to `run.json`, so that a run can be judged again."""
+    owners = {id(p): type(m).__name__ for m in model.modules() for p in m._parameters.values() if p is not None}
+    optimizers = [getattr(g.optimizer, "optim", g.optimizer) for g in pipeline.gates]  # inside a sharded one
+    owned = pipeline.layout.scopes[-1].stop
+    scopes = [[span.start, span.stop] for span in pipeline.layout.scopes]
     return {
-        "kinds": [holders.get(id(p), "").removeprefix("FSDP") for p in rounds.layout.params],
+        "kinds": [owners.get(id(p), "").removeprefix("FSDP") for p in pipeline.layout.params],
         "owned": owned,
-        "values": sum(rounds.layout.numels[:owned]),
+        "values": sum(pipeline.layout.numels[:owned]),
         "first": max(map(first_update, optimizers)),
         "adaptive": not any(isinstance(o, _PROPORTIONAL) for o in optimizers),
-        "alone": rounds.meter.ranks.world == 1,
-        "buffers": list(rounds.buffers.names),
+        "alone": pipeline.grad_stats.ranks.world == 1,
+        "buffers": list(pipeline.buffer_check.names),
     } | ({"scopes": scopes} if len(scopes) > 1 else {})
 
 
 def first_update(optimizer: Optimizer) -> float:
-    """How far an update of an optimizer that divides by past gradients moves each weight at its start, in rates: the
-    very first, or the largest of the first ones where momentum adds them up and gradients stay as they are."""
-    if isinstance(optimizer, torch.optim.RMSprop):  # its average of squares begins at 0, and is not corrected for that
-        return max(_largest(group["alpha"], group["momentum"]) for group in optimizer.param_groups)
+    """How far, in multiples of the lr, an optimizer that divides by past gradients moves each weight at its start.
+
+    That is its very first update, or the largest of the first ones where momentum adds them up and gradients stay the
+    same.
+    """
+    if isinstance(optimizer, torch.optim.RMSprop):  # its mean of squares starts at 0, without bias correction
+        return max(_largest_update(group["alpha"], group["momentum"]) for group in optimizer.param_groups)
     return 1.0
 
 
-def _largest(alpha: float, momentum: float) -> float:
-    pushed = before = 0.0
+def _largest_update(alpha: float, momentum: float) -> float:
+    update = before = 0.0
     for step in itertools.count(1):
-        before, pushed = pushed, momentum * pushed + (1 - alpha**step) ** -0.5
-        if pushed <= before or step * (1 - alpha) > 1:
+        before, update = update, momentum * update + (1 - alpha**step) ** -0.5
+        if update <= before or step * (1 - alpha) > 1:
             break
-    return max(before, pushed)
+    return max(before, update)
 
 
-def config_of(model: nn.Module, clip: ClipOption, policy: Policy, rounds: StepPipeline) -> dict[str, Any]:
-    """What stands in `run.json`."""
+def _run_json(context: GuardContext, pipeline: StepPipeline) -> dict[str, Any]:
     optimizers = [
         {
             "class": type(g.optimizer).__name__,
             "way": g.veto_method,
             "groups": [{k: v for k, v in group.items() if k != "params"} for group in g.optimizer.param_groups],
         }
-        for g in rounds.gates
+        for g in pipeline.gates
     ]
     config = {
-        "policy": asdict(policy),
-        "judged": _judged(model, rounds),
-        "clip": clip,
-        "model": type(model).__name__,
-        "parameters": sum(rounds.layout.numels),
-        "tensors": len(rounds.layout.names),
+        "policy": asdict(context.policy),
+        "judged": _judge_info(context.model, pipeline),
+        "clip": context.clip,
+        "model": type(context.model).__name__,
+        "parameters": sum(pipeline.layout.numels),
+        "tensors": len(pipeline.layout.names),
         "optimizers": optimizers,
-        "processes": rounds.meter.ranks.world,
+        "processes": pipeline.grad_stats.ranks.world,
     }
-    told = {"config": config, "data": None} | describe(rounds.device)
-    for name, more in _MORE.get().items():
-        known = told.get(name)
-        told[name] = {**known, **more} if isinstance(known, Mapping) and isinstance(more, Mapping) else more
-    return told
+    info = {"config": config, "data": None} | describe(pipeline.device)
+    for name, extra in _EXTRA.get().items():
+        value = info.get(name)
+        info[name] = {**value, **extra} if isinstance(value, Mapping) and isinstance(extra, Mapping) else extra
+    return info
 
 
-@contextmanager
-def introduced(more: Mapping[str, Any]) -> Iterator[None]:
-    """Whatever is attached in here has this in its `run.json` too; what both tell of one thing is told together."""
-    before = _MORE.set(more)
-    try:
-        yield
-    finally:
-        _MORE.reset(before)
+# -- the journal
 
 
-def open_together(ranks: Ranks, run_dir: str | os.PathLike[str], info: dict[str, Any]) -> Journal:
-    """The first process takes the directory; the others follow it, in its failure too and in its count of attempts."""
-    opening = functools.partial(Journal, run_dir, rank=ranks.rank, info=info, on_failure=_tell_failure)
-    journal, wrong = None, None
+def _open_journal(ranks: Ranks, run_dir: Path, info: dict[str, Any]) -> Journal:
+    """Rank 0 opens the directory first; if that fails, all ranks raise. All continue from its count of attempts."""
+    open_journal = functools.partial(Journal, run_dir, rank=ranks.rank, info=info, on_failure=_log_failure)
+    journal, error = None, None
     if ranks.rank == 0:
         try:
-            journal = _open_again(opening)
-        except ValueError as error:
-            wrong = error
-    said = ranks.from_first(str(wrong) if wrong else None)
-    if said is not None:
-        raise wrong or ValueError(said)
-    journal = journal or opening()
+            journal = _open_or_collect(open_journal)
+        except ValueError as reason:
+            error = reason
+    message = ranks.from_first(str(error) if error else None)
+    if message is not None:
+        raise error or ValueError(message)
+    journal = journal or open_journal()
     journal.last_attempt = ranks.from_first(journal.last_attempt)
     return journal
 
 
-def _open_again(opening: Callable[[], Journal]) -> Journal:
+def _open_or_collect(open_journal: Callable[[], Journal]) -> Journal:
     try:
-        return opening()
+        return open_journal()
     except RunDirectoryInUse:
         gc.collect()  # an earlier guard of this process may only be waiting to be collected
-        return opening()
+        return open_journal()
 
 
-def _tell_failure(reason: str) -> None:
+def _log_failure(reason: str) -> None:
     log.error("surefoot: the journal has stopped, training and protection go on: %s", reason)

@@ -1,4 +1,4 @@
-"""Signals that a run hears instead of being ended by them, as long as it lives; then they are what they were."""
+"""Signal handlers that let a run end in its own time; closing them restores the previous handlers."""
 
 from __future__ import annotations
 
@@ -15,64 +15,64 @@ from typing import Any
 _NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 """What a cluster, or a person, sends before a process has to end."""
-_ENDING = 30.0
-"""Seconds in which a process that has raised SystemExit is expected to end."""
+_EXIT_SECONDS = 30.0
+"""Time in which a process that has raised SystemExit is expected to end."""
 
 
 class SignalHandlers:
-    """Tells `heard`, a method, of each signal; it keeps nobody alive, and signals that are ignored stay so."""
+    """Calls `on_signal`, a bound method, for each signal; holds it weakly, and leaves ignored signals ignored."""
 
-    def __init__(self, heard: Callable[[int], None]) -> None:
-        self._heard = weakref.WeakMethod(heard)
-        self._before: dict[int, Any] = {}
-        self._ending: Ending | None = None
-        self._over = threading.current_thread() is not threading.main_thread()
-        for number in () if self._over else SIGNALS:
-            before = signal.getsignal(number)
-            if before is not None and before is not signal.SIG_IGN:
-                self._before[number] = before
+    def __init__(self, on_signal: Callable[[int], None]) -> None:
+        self._on_signal = weakref.WeakMethod(on_signal)
+        self._originals: dict[int, Any] = {}
+        self._exit_code: ExitCodeKeeper | None = None
+        self._closed = threading.current_thread() is not threading.main_thread()
+        for number in () if self._closed else SIGNALS:
+            original = signal.getsignal(number)
+            if original is not None and original is not signal.SIG_IGN:
+                self._originals[number] = original
                 signal.signal(number, self)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._ending is not None and number != signal.SIGINT:
-            self._ending(number, frame)
+        if self._exit_code is not None and number != signal.SIGINT:
+            self._exit_code(number, frame)
             return
-        heard = self._heard()
-        if heard is not None and not self._over:
-            heard(number)
+        on_signal = self._on_signal()
+        if on_signal is not None and not self._closed:
+            on_signal(number)
             return
-        self.close()  # whoever listened has gone without a word
+        self.close()  # the owner was collected without closing this
         if signal.getsignal(number) is not self:
             signal.raise_signal(number)
 
-    def before(self, number: int) -> Any:
-        """What the program itself had wanted to be done at this signal."""
-        found = self._before.get(number)
-        while isinstance(found, SignalHandlers) and found._over:
-            found = found._before.get(number)
-        return signal.SIG_DFL if isinstance(found, Ending) else found
+    def original(self, number: int) -> Any:
+        """The handler that the program itself had installed."""
+        handler = self._originals.get(number)
+        while isinstance(handler, SignalHandlers) and handler._closed:
+            handler = handler._originals.get(number)
+        return signal.SIG_DFL if isinstance(handler, ExitCodeKeeper) else handler
 
     def process_ends(self, code: int) -> None:
-        """The process is about to end with this exit code: the same signal again is not to change that."""
-        self._ending = Ending(code)
-        if self._over:
-            self._ending.install(self._before)
+        """The process is about to exit with this code: the same signal again must not change that."""
+        self._exit_code = ExitCodeKeeper(code)
+        if self._closed:
+            self._exit_code.install(self._originals)
 
     def close(self) -> None:
-        """Let signals be what they were, unless somebody has put a handler on top of this one."""
-        self._over = True
+        """Restore the original handlers, unless somebody has installed one on top of this."""
+        self._closed = True
         if threading.current_thread() is threading.main_thread():
-            for number in self._before:
+            for number in self._originals:
                 if signal.getsignal(number) is self:
-                    signal.signal(number, self.before(number))
-            if self._ending is not None:
-                self._ending.install(self._before)
+                    signal.signal(number, self.original(number))
+            if self._exit_code is not None:
+                self._exit_code.install(self._originals)
 
 
-class Ending:
-    """Ignores the signals that come again while a process ends, so that its exit code stays the same.
+class ExitCodeKeeper:
+    """Ignores signals that come again while a process exits, so that its exit code stays the same.
 
-    Without this the second SIGTERM of a launcher, or one in the last moments of the interpreter, would kill it.
+    Without this a launcher's second SIGTERM, or one in the last moments of the interpreter, would kill it.
     """
 
     def __init__(self, code: int) -> None:
@@ -81,18 +81,18 @@ class Ending:
         atexit.register(self._ignore)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if time.monotonic() - self._since > _ENDING:  # somebody has caught SystemExit, and the process lives on
+        if time.monotonic() - self._since > _EXIT_SECONDS:  # somebody caught SystemExit, and the process lives on
             os._exit(self._code)
 
     def install(self, numbers: Iterable[int]) -> None:
-        """Take those of the signals that would kill the process; SIGINT stays with whoever sits at the keyboard."""
+        """Handle those of the signals that would kill the process; SIGINT stays with the person at the keyboard."""
         for number in numbers if threading.current_thread() is threading.main_thread() else ():
             if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, self)
 
     def _ignore(self) -> None:
-        """In its last moments the interpreter gives every signal that a function handles its default action back."""
+        """In its last moments the interpreter restores the default action of every signal with a Python handler."""
         for number in SIGNALS:
             handler = signal.getsignal(number)
-            if handler is self or (isinstance(handler, SignalHandlers) and handler._ending is self):
+            if handler is self or (isinstance(handler, SignalHandlers) and handler._exit_code is self):
                 signal.signal(number, signal.SIG_IGN)

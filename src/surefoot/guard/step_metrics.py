@@ -1,188 +1,250 @@
-"""From a block of numbers that arrived on the host to the row that is judged and written down."""
+"""What the host adds to the numbers of an update, what ranks exchange about it, and the `StepMetrics` made of both."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
+from torch.optim import Optimizer
 
 from surefoot.judge.history import History
-from surefoot.judge.policy import MANIFOLD, NOTHING
+from surefoot.judge.policy import MANIFOLD, NOTHING, WHILE
 from surefoot.measure.block_layout import MICROS, SummarySlot
-from surefoot.measure.grad_stats import HostBlock
+from surefoot.measure.grad_stats import GradStats, HostBlock
 from surefoot.measure.rank_agreement import SharedSlot, setting
 from surefoot.measure.system import Reading
 from surefoot.records import NAN, JudgedBy, StepMetrics, Verdict
 
 
 class StepContext(NamedTuple):
-    """What the host knew of an update when its numbers were sent."""
+    """What the host knew of an update when its numbers were sent; travels with the block."""
 
     attempt: int
     time: float
     optimizer: int
-    micros: int
+    num_microbatches: int
     watched: bool
     lr: float | None
+    """None where the learning rate is a tensor, which travels in the block."""
     momentum: float
     scaled: bool
-    clips: bool
-    weights: bool
-    """Whether the numbers of the weights are new."""
-    fed: bool
-    """Whether those of the batch are."""
-    changed: bool
-    """The loop has changed the gradients after backward."""
-    left_over: float
+    """Whether the loss is scaled by a GradScaler."""
+    clips_by_norm: bool
+    has_weight_stats: bool
+    """Whether the block holds new numbers of the weights."""
+    has_input_stats: bool
+    """Whether it holds new numbers of the batch."""
+    grads_changed: bool
+    """Whether the loop has changed the gradients after backward."""
+    stale_grads: float
     eval_loss: float
     seconds: float
     data_wait: float
     samples: float
     tokens: float
-    reading: Reading
-    completed: int
+    system: Reading
+    iterations_before: int
     """Iterations of the loop that had ended before this update."""
-    ends: bool
-    """Whether this update ends one."""
+    ends_iteration: bool
     judged_by: JudgedBy = JudgedBy.LOSS
-    scale: float | None = None
-    """The loss scale that all processes agreed on; None in a single one."""
-    buffers: bool = False
-    """Whether buffers were checked for values that became non-finite."""
+    agreed_scale: float | None = None
+    """The loss scale that all ranks agreed on; None with a single rank."""
+    buffers_checked: bool = False
+
+
+class RankExchange:
+    """What a rank adds to the one gather of each attempt, and when the weights of the ranks are compared."""
+
+    def __init__(self, grad_stats: GradStats, optimizers: Sequence[Optimizer]) -> None:
+        self._grad_stats = grad_stats
+        self._optimizers = optimizers
+        self._settings: dict[int, tuple[float | Tensor, float]] = {}
+        """Learning rate and momentum, as the loop has set them, of an optimizer that is about to step."""
+        self._checksum_unsent = False
+        """A checksum of the weights was computed, and goes out with the next gather."""
+        self._compare_at: set[int] | None = None
+        """Attempts after which weights are compared, besides those at which they are measured."""
+
+    def before_step(self, k: int, attempt: int) -> None:
+        """A step of optimizer `k` begins, before any override changes its learning rate."""
+        self._settings[k] = lr_and_momentum(self._optimizers[k])
+        if self._compare_at is None:  # early enough to know soon whether the loop keeps the weights equal
+            self._compare_at = {attempt + WHILE // 2, attempt + WHILE}
+
+    def gather(self, values: Mapping[SharedSlot, float | Tensor], *, stepping: int | None) -> Tensor:
+        """The totals over all ranks; `stepping` is the optimizer that is stepping, if any."""
+        host = self._grad_stats.host
+        if host is not None:
+            values = {**values, SharedSlot.COMPARED: self._checksum_unsent}
+            pairs = [self._settings[k] if k == stepping else lr_and_momentum(o) for k, o in enumerate(self._optimizers)]
+            host.write([values.get(slot, NAN) for slot in SharedSlot] + [number for pair in pairs for number in pair])
+            self._checksum_unsent = False
+        return self._grad_stats.totals()
+
+    def after_step(self, attempt: int, *, weights_measured: bool) -> None:
+        """Compute a checksum of the weights where they were measured, or where a comparison is due."""
+        if weights_measured or (self._compare_at and attempt in self._compare_at):
+            self._checksum_unsent = self._grad_stats.compare_replicas()
+
+    def rewound(self, attempt: int) -> None:
+        """All ranks have restored the same weights; a comparison after their next step, this attempt's, proves it."""
+        self._checksum_unsent = False
+        self._compare_at = {attempt, *(a for a in self._compare_at or () if a > attempt)}
+
+
+def lr_and_momentum(optimizer: Optimizer) -> tuple[float | Tensor, float]:
+    """Learning rate of the first group; and momentum or first beta, NaN where it is a tensor."""
+    group = optimizer.param_groups[0]
+    momentum = group["betas"][0] if "betas" in group else group.get("momentum", NAN)
+    return group.get("lr", NAN), NAN if isinstance(momentum, Tensor) else float(momentum)
 
 
 _VERDICTS = tuple(Verdict)
-_TROUBLE = (Verdict.NONFINITE, Verdict.NORM_OUTLIER, Verdict.OVERFLOW)
+_VETOED = (Verdict.NONFINITE, Verdict.NORM_OUTLIER, Verdict.OVERFLOW)
 
 
 def step_metrics_from(
-    block: HostBlock, tag: StepContext, *, step: int, history: History, run: History, left: float, repeated: bool
+    block: HostBlock,
+    context: StepContext,
+    *,
+    step: int,
+    history: History,
+    run: History,
+    seconds_left: float,
+    repeated: bool,
 ) -> StepMetrics:
-    """The row of one attempted update; `history` is that of the optimizer that stepped, `run` that of the first;
-    `repeated` when another optimizer has brought a row for this attempt already."""
-    more, replicas, odd = block.head, NAN, -1
-    dropped = False
+    """The row of one attempted update; `history` is that of the optimizer that stepped, `run` that of the first.
+
+    `repeated` means that another optimizer has already made a row of this attempt.
+    """
+    summary, replicas, odd_rank = block.head, NAN, -1
+    discarded = False
     if len(block.losses) > 1:
         agreed = block.agreed
-        dropped = agreed[SharedSlot.DROPPED] > 0
-        tag = _agreed(tag, agreed, repeated=repeated)
+        discarded = agreed[SharedSlot.DROPPED] > 0
+        context = _agreed(context, agreed, repeated=repeated)
         if agreed[SharedSlot.COMPARED] == 1.0 and not repeated:
-            replicas, odd = _compared(block.replicas, run)
+            replicas, odd_rank = _compare_replicas(block.replicas, run)
         if block.verdict[0] == Verdict.APPLIED:
             history.unequal.append(bool(agreed[SharedSlot.UNEQUAL] > 0))
-    # All at once, in the order of `Said`: to ask for each place by its name takes longer than the rest.
-    said, norm, nonfinite, limit, clip, clipped, loss, scale, lr, weight_norm, bad_weights, ratio, _ = block.verdict
-    verdict = _VERDICTS[int(said)]
-    if dropped and verdict is Verdict.APPLIED:
+    # All at once, in the order of `VerdictSlot`: indexing each slot by name takes longer than the rest.
+    code, norm, nonfinite, limit, clip, factor, loss, scale, lr, weight_norm, bad_params, ratio, _ = block.verdict
+    verdict = _VERDICTS[int(code)]
+    if discarded and verdict is Verdict.APPLIED:
         verdict = Verdict.DISCARDED  # on some ranks; all of them must judge the same
-    trouble = verdict in _TROUBLE
-    loss = loss if tag.watched else NAN
+    vetoed = verdict in _VETOED
+    loss = loss if context.watched else NAN
     d1, d2 = history.add(loss, norm)
-    reading = tag.reading
-    bad: list[int] = np.flatnonzero(block.buffers).tolist() if more[SummarySlot.BAD_BUFFERS] > 0 else []
-    # Where only a buffer went wrong, the gradients do not tell which micro-batch it was.
-    spared = bool(bad) and math.isfinite(loss) and math.isfinite(norm) and nonfinite == 0
+    system = context.system
+    buffers: list[int] = np.flatnonzero(block.buffers).tolist() if summary[SummarySlot.BAD_BUFFERS] > 0 else []
+    # Where only a buffer went wrong, the gradients do not show which micro-batch did it.
+    buffers_only = bool(buffers) and math.isfinite(loss) and math.isfinite(norm) and nonfinite == 0
+    blames_microbatch = vetoed and context.watched and not buffers_only
     return StepMetrics(
         step=step,
-        attempt=tag.attempt,
-        time=tag.time,
-        optimizer=tag.optimizer,
+        attempt=context.attempt,
+        time=context.time,
+        optimizer=context.optimizer,
         verdict=verdict,
-        bad_microbatch=_culprit(block.micros[: min(tag.micros, MICROS)])
-        if trouble and tag.watched and not spared
+        bad_microbatch=_bad_microbatch(block.micros[: min(context.num_microbatches, MICROS)])
+        if blames_microbatch
         else -1,
-        num_microbatches=tag.micros,
-        judged_by=tag.judged_by,
-        rank=_odd_one(block.losses) if trouble else odd,
-        first_nonfinite_buffer=bad[0] if bad else -1,
-        **_as_written(
+        num_microbatches=context.num_microbatches,
+        judged_by=context.judged_by,
+        rank=_odd_loss(block.losses) if vetoed else odd_rank,
+        first_nonfinite_buffer=buffers[0] if buffers else -1,
+        **_as_float32(
             loss=loss,
             loss_d1=d1,
             loss_d2=d2,
             norm=norm,
             nonfinite=nonfinite,
             norm_limit=limit if math.isfinite(limit) else NAN,
-            clip=clip if tag.clips else NAN,
-            clip_factor=clipped if tag.clips else NAN,
-            clip_fraction=history.clip_share(clipped) if tag.clips else NAN,
-            lr=lr if tag.lr is None else tag.lr,
-            momentum=tag.momentum,
-            loss_scale=NAN if not tag.scaled else scale if tag.scale is None else tag.scale,
-            weight_norm=weight_norm if tag.weights else NAN,
-            update_ratio=ratio if tag.weights else NAN,
-            nonfinite_params=bad_weights if tag.weights else NAN,
-            nonfinite_buffers=float(len(bad)) if tag.buffers else NAN,
-            unchanged_fraction=more[SummarySlot.UNMOVED] if tag.weights else NAN,
-            applied_norm=math.sqrt(more[SummarySlot.APPLIED]) if tag.changed else NAN,
-            stale_grads=tag.left_over,
-            input_mean=more[SummarySlot.INPUT_MEAN] if tag.fed else NAN,
-            input_std=more[SummarySlot.INPUT_SPREAD] if tag.fed else NAN,
-            input_absmax=NAN if not tag.fed else top if math.isfinite(top := more[SummarySlot.INPUT_TOP]) else math.inf,
-            eval_loss=tag.eval_loss,
-            seconds=tag.seconds,
-            data_wait=tag.data_wait,
-            samples=tag.samples,
-            tokens=tag.tokens,
-            memory=reading.memory,
-            memory_peak=reading.memory_peak,
-            memory_reserved=reading.memory_reserved,
-            utilisation=reading.utilisation,
-            seconds_left=left,
-            progress=more[SummarySlot.PROGRESS] if tag.judged_by is JudgedBy.PROGRESS else NAN,
+            clip=clip if context.clips_by_norm else NAN,
+            clip_factor=factor if context.clips_by_norm else NAN,
+            clip_fraction=history.clip_share(factor) if context.clips_by_norm else NAN,
+            lr=lr if context.lr is None else context.lr,
+            momentum=context.momentum,
+            loss_scale=NAN if not context.scaled else scale if context.agreed_scale is None else context.agreed_scale,
+            weight_norm=weight_norm if context.has_weight_stats else NAN,
+            update_ratio=ratio if context.has_weight_stats else NAN,
+            nonfinite_params=bad_params if context.has_weight_stats else NAN,
+            nonfinite_buffers=float(len(buffers)) if context.buffers_checked else NAN,
+            unchanged_fraction=summary[SummarySlot.UNMOVED] if context.has_weight_stats else NAN,
+            applied_norm=math.sqrt(summary[SummarySlot.APPLIED]) if context.grads_changed else NAN,
+            stale_grads=context.stale_grads,
+            input_mean=summary[SummarySlot.INPUT_MEAN] if context.has_input_stats else NAN,
+            input_std=summary[SummarySlot.INPUT_SPREAD] if context.has_input_stats else NAN,
+            input_absmax=(absmax if math.isfinite(absmax := summary[SummarySlot.INPUT_TOP]) else math.inf)
+            if context.has_input_stats
+            else NAN,
+            eval_loss=context.eval_loss,
+            seconds=context.seconds,
+            data_wait=context.data_wait,
+            samples=context.samples,
+            tokens=context.tokens,
+            memory=system.memory,
+            memory_peak=system.memory_peak,
+            memory_reserved=system.memory_reserved,
+            utilisation=system.utilisation,
+            seconds_left=seconds_left,
+            progress=summary[SummarySlot.PROGRESS] if context.judged_by is JudgedBy.PROGRESS else NAN,
             replicas=replicas,
         ),
     )
 
 
-def _agreed(tag: StepContext, agreed: np.ndarray, *, repeated: bool) -> StepContext:
-    """With what all processes agreed on in place of what this one alone knew: they judge by the same numbers.
+def _agreed(context: StepContext, agreed: np.ndarray, *, repeated: bool) -> StepContext:
+    """Replace what this rank alone knew by what all ranks agreed on, so that they judge by the same numbers.
 
-    Times and memory stay this process's own; nothing is done because of them.
+    Times and memory stay this rank's own: nothing is decided by them.
     """
-    place = setting(tag.optimizer)
-    once = {"left_over": NAN, "samples": NAN, "weights": False, "fed": False}  # told with the first optimizer's row
+    slot = setting(context.optimizer)
+    # The first row of an attempt has these; the rows of other optimizers have not.
+    once = {"stale_grads": NAN, "samples": NAN, "has_weight_stats": False, "has_input_stats": False}
     if not repeated:
         once = {
-            "left_over": float(agreed[SharedSlot.LEFT_OVER]),
+            "stale_grads": float(agreed[SharedSlot.LEFT_OVER]),
             "samples": float(agreed[SharedSlot.SAMPLES]),
-            "weights": agreed[SharedSlot.WEIGHED] == 1.0,
-            "fed": agreed[SharedSlot.FED] == 1.0,
+            "has_weight_stats": agreed[SharedSlot.WEIGHED] == 1.0,
+            "has_input_stats": agreed[SharedSlot.FED] == 1.0,
         }
-    return tag._replace(
+    return context._replace(
         watched=agreed[SharedSlot.WATCHED] > 0,
-        changed=agreed[SharedSlot.CHANGED] == 1.0,
+        grads_changed=agreed[SharedSlot.CHANGED] == 1.0,
         scaled=bool(np.isfinite(agreed[SharedSlot.SCALE])),
-        scale=float(agreed[SharedSlot.SCALE]),
-        lr=float(agreed[place]),
-        momentum=float(agreed[place + 1]),
+        agreed_scale=float(agreed[SharedSlot.SCALE]),
+        lr=float(agreed[slot]),
+        momentum=float(agreed[slot + 1]),
         **once,
     )
 
 
-def _compared(replicas: np.ndarray, history: History) -> tuple[float, int]:
-    """How many ranks hold other weights than most do, and which one; -1 when that cannot be told."""
+def _compare_replicas(replicas: np.ndarray, history: History) -> tuple[float, int]:
+    """How many ranks hold other weights than the majority, and which rank; -1 when that is undecided."""
     checksums, norms = replicas.T
     alive = np.flatnonzero(~np.isnan(checksums))
-    kinds, counts = np.unique(checksums[alive], return_counts=True)
+    distinct, counts = np.unique(checksums[alive], return_counts=True)
     if len(alive) < 2:
         return NAN, -1
-    if len(kinds) == 1:
+    if len(distinct) == 1:
         history.replica_norm = float(norms[alive[0]])
         return 0.0, -1
     if history.ranks_unequal:
         return math.inf, -1
-    most = counts.max()
-    apart = float(len(alive) - most)
-    if 2 * most > len(alive):
-        return apart, int(next(rank for rank in alive if checksums[rank] != kinds[counts.argmax()]))
-    return apart, _furthest(norms, alive, history.replica_norm)
+    majority = counts.max()
+    differing = float(len(alive) - majority)
+    if 2 * majority > len(alive):
+        return differing, int(next(rank for rank in alive if checksums[rank] != distinct[counts.argmax()]))
+    return differing, _furthest(norms, alive, history.replica_norm)
 
 
 def _furthest(norms: np.ndarray, alive: np.ndarray, before: float) -> int:
-    """The rank whose weights are not finite, or alone have left the norm that all had; -1 when none stands out."""
+    """The only rank whose weights are not finite, or have moved away from the norm all had; -1 for none or several."""
     bad = [int(rank) for rank in alive if not np.isfinite(norms[rank])]
     if bad or not before > 0:
         return bad[0] if len(bad) == 1 else -1
@@ -191,13 +253,13 @@ def _furthest(norms: np.ndarray, alive: np.ndarray, before: float) -> int:
     return first if moved[first] > max(MANIFOLD * moved[second], NOTHING) else -1
 
 
-def _as_written(**figures: float) -> dict[str, float]:
-    """In single precision, as they will be read back: a row that is judged like this can be judged again."""
-    return dict(zip(figures, array("f", figures.values()), strict=True))
+def _as_float32(**values: float) -> dict[str, float]:
+    """Round to single precision, as the journal stores them, so that a stored row is judged exactly as this one."""
+    return dict(zip(values, array("f", values.values()), strict=True))
 
 
-def _culprit(micros: np.ndarray) -> int:
-    """The micro-batch after which the accumulated gradients went wrong: the first bad one, else the largest leap."""
+def _bad_microbatch(micros: np.ndarray) -> int:
+    """The micro-batch after which the accumulated gradients went wrong: the first bad one, else the largest jump."""
     loss, squares, nonfinite = micros.T
     bad = ~np.isfinite(loss) | (nonfinite > 0) | ~np.isfinite(squares)
     if bad.any():
@@ -205,31 +267,31 @@ def _culprit(micros: np.ndarray) -> int:
     return int(np.diff(np.sqrt(squares), prepend=0.0).argmax())
 
 
-def _odd_one(losses: np.ndarray) -> int:
-    """The process whose loss is not finite, or far above all others; -1 when none stands out."""
+def _odd_loss(losses: np.ndarray) -> int:
+    """The rank whose loss is not finite, or over 10 times that of every other; -1 when none stands out."""
     if len(losses) < 2:
         return -1
     bad = ~np.isfinite(losses)
     if bad.any():
         return int(bad.argmax()) if bad.sum() < len(losses) else -1
-    top = int(np.abs(losses).argmax())
-    others = np.abs(np.delete(losses, top))
-    return top if abs(losses[top]) > 10 * others.max() else -1
+    largest = int(np.abs(losses).argmax())
+    others = np.abs(np.delete(losses, largest))
+    return largest if abs(losses[largest]) > 10 * others.max() else -1
 
 
-def worst_tensors(names: Sequence[str], layers: np.ndarray, row: StepMetrics, most: int = 5) -> list[dict[str, Any]]:
+def worst_tensors(names: Sequence[str], layers: np.ndarray, row: StepMetrics, limit: int = 5) -> list[dict[str, Any]]:
     """The tensors with non-finite gradients, else those with the largest norms."""
     nonfinite, norms = layers[:, 5], layers[:, 0]
     if row.verdict is Verdict.NONFINITE:
-        order = np.argsort(-nonfinite, kind="stable")[:most]
+        order = np.argsort(-nonfinite, kind="stable")[:limit]
         chosen = [int(i) for i in order if nonfinite[i] > 0]
     else:
-        chosen = [int(i) for i in np.argsort(-np.nan_to_num(norms), kind="stable")[:most]]
+        chosen = [int(i) for i in np.argsort(-np.nan_to_num(norms), kind="stable")[:limit]]
     return [{"name": names[i], "norm": float(norms[i]), "nonfinite": float(nonfinite[i])} for i in chosen]
 
 
 def bad_buffers(names: Sequence[str], counts: np.ndarray) -> list[dict[str, Any]]:
-    """The buffers that became non-finite, each with how many of its values did."""
+    """The buffers that became non-finite, each with its number of non-finite values."""
     return [
         {"name": names[i], "nonfinite": float(counts[i])} for i in np.flatnonzero(counts).tolist() if i < len(names)
     ]

@@ -1,32 +1,31 @@
-"""Attempts at an update, followed on the device: measured, gated, settled, and their numbers sent off.
+"""One attempted update on the device: gradients measured, gated, and the numbers sent to the host.
 
-A round begins with the first backward after a step and ends with the steps of all optimizers that use it.
+An attempt begins with the first backward after a step, and ends with the steps of all optimizers that use that
+backward. Nothing here waits for the device unless a comment says so.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.weak import TensorWeakRef
+from torch import Tensor
 
 from surefoot.checkpoint.buffer_check import BufferCheck
 from surefoot.checkpoint.buffers import BufferShadow
-from surefoot.gate.clip import ClipOption, units_of
+from surefoot.gate.clip import units_of
 from surefoot.gate.gate import Gate
 from surefoot.gate.rule import NormRule, VerdictSlot
 from surefoot.gate.veto import VetoMethod
+from surefoot.guard import grad_identity
+from surefoot.guard.context import GuardContext
+from surefoot.guard.grad_identity import SeenGrad, see_grads
 from surefoot.guard.iteration_order import IterationOrder
-from surefoot.guard.rank_exchange import RankExchange, settings_of
-from surefoot.guard.step_metrics import StepContext
-from surefoot.judge.policy import Policy
+from surefoot.guard.step_metrics import RankExchange, StepContext, lr_and_momentum
 from surefoot.measure.alternating import AlternatingWeights
 from surefoot.measure.batch_stats import measure_inputs, numbers_in
 from surefoot.measure.block_layout import SummarySlot
@@ -35,156 +34,98 @@ from surefoot.measure.layout import Layout, layout_of, local
 from surefoot.measure.nan_tracer import NanTracer
 from surefoot.measure.rank_agreement import SharedSlot
 from surefoot.measure.readback import AsyncReadback
-from surefoot.measure.stats_torch import flat_values
 from surefoot.measure.system import StepTimer, SystemMonitor
 from surefoot.measure.weight_stats import UpdateSample
 from surefoot.records import NAN, JudgedBy, Verdict
 
 
-class _Gradient:
-    """The gradient a parameter has now, to be recognised later; it is not kept alive.
-
-    A freed gradient's memory may be given to the next one, so its address would not tell them apart.
-    """
-
-    __slots__ = ("_gradient", "_version", "param")
-
-    def __init__(self, param: Tensor, gradient: Tensor) -> None:
-        self.param = param
-        self._gradient = TensorWeakRef(gradient)
-        self._version = gradient._version
-
-    def unchanged(self) -> bool:
-        """Whether the parameter still has this very tensor, and nobody has written to it."""
-        now = self.param.grad
-        return now is not None and now is self._gradient() and now._version == self._version
-
-    def nonzero(self) -> bool:
-        """Whether any of its values is; waits for the device."""
-        gradient = self.param.grad
-        return gradient is not None and bool(flat_values(local(gradient)).any())
-
-
 class StepPipeline:
-    """Everything between a backward and the numbers it leaves behind, for one set of tensors."""
+    """Follows the attempts at updating one set of tensors; replaced when the optimizers get other parameters."""
 
     judged_by: JudgedBy = JudgedBy.LOSS
-    """Which number tells the progress of the update under way."""
+    """Which number shows the progress of the current update."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizers: Sequence[Optimizer],
-        *,
-        clip: ClipOption,
-        policy: Policy,
-        clock: StepTimer,
-        shadow: BufferShadow | None,
-    ) -> None:
-        self.layout: Layout = layout_of(model, optimizers)
+    def __init__(self, context: GuardContext, *, timer: StepTimer, shadow: BufferShadow | None) -> None:
+        policy, optimizers = context.policy, context.optimizers
+        self.layout: Layout = layout_of(context.model, optimizers)
         self.attempt = 0
-        self.scaler: Any = None
-        self.samples = self.tokens = self.eval_loss = self._left_over = NAN
-        """Told by the loop, or found, since the last update."""
-        self.searching = False
-        """An optimizer is evaluating the loss on its way; only the point it started from is judged."""
-        self._model = model
-        self._optimizers = optimizers
-        self._policy = policy
-        self._clock = clock
-        self.device = _home(self.layout)
-        units = units_of(clip, self.layout)
+        self.scaler: Any = context.scaler
+        self.samples = self.tokens = self.eval_loss = self._stale_grads = NAN
+        """Reported or found since the last update."""
+        self.in_line_search = False
+        """An optimizer such as LBFGS is evaluating the loss again; only its starting point is judged."""
+        self._model, self._optimizers, self._policy = context.model, optimizers, policy
+        self._timer, self._shadow = timer, shadow
+        self.device = _main_device(self.layout)
+        units = units_of(context.clip, self.layout)
         rule = NormRule(policy.max_norm_ratio, policy.warmup, policy.norm_max_decay)
-        self.meter = GradStats(
+        self.grad_stats = GradStats(
             self.layout, [u.span for u in units], self.device, buffers=len(shadow.names) if shadow else 0
         )
-        self.buffers = BufferCheck(shadow, self.meter.block.buffers, self.meter.block.summary[SummarySlot.BAD_BUFFERS])
+        block = self.grad_stats.block
+        self.buffer_check = BufferCheck(shadow, block.buffers, block.summary[SummarySlot.BAD_BUFFERS])
         self.gates = [
             Gate(k, o, units=units, params=self.layout.params, rule=rule, device=self.device)
             for k, o in enumerate(optimizers)
         ]
-        self._shadow = shadow
-        self._exchange = RankExchange(self.meter, optimizers)
-        self._sample = UpdateSample(self.layout.params, self.meter.ranks.once, self.device)
-        self._machine = SystemMonitor(self.device, every=policy.system_every)
-        self._mailbox: AsyncReadback[StepContext] = AsyncReadback(self.meter.raw.numel(), self.device)
-        self._verdicts = self.meter.block.verdict.new_zeros(len(self.gates), VERDICT)
-        self._totals: Tensor | None = None
-        self._measured = self._weighed = self._changed = self._fed = False
-        """Gradients were measured; the summary holds unsent numbers of the weights, of gradients that the loop has
-        changed after backward, of what came into the model."""
-        self._updates: tuple[Tensor, int] | None = None
-        """The loss scale, and its version when gradients were last measured."""
-        self._sampled = -1
-        """The attempt before which the weights were sampled."""
-        self._had: list[_Gradient] = []
-        """Some gradients as they were when they were measured."""
-        self.tracer = NanTracer(model)
-        self.curious = False
-        """The weights are to be looked at in the next step."""
-        self._used: list[_Gradient] = []
-        """Some of the gradients that the last step used."""
-        self._stepped: set[int] = set()
-        self._turns = AlternatingWeights(self.layout, self.meter.ranks.once, self.device, every=policy.weights_every)
+        self.nan_tracer = NanTracer(context.model)
         self.order = IterationOrder(len(self.gates))
+        self._exchange = RankExchange(self.grad_stats, optimizers)
+        self._system = SystemMonitor(self.device, every=policy.system_every)
+        self._readback: AsyncReadback[StepContext] = AsyncReadback(self.grad_stats.raw.numel(), self.device)
+        self._verdicts = block.verdict.new_zeros(len(self.gates), VERDICT)
+        self._totals: Tensor | None = None
+        self._stepped: set[int] = set()
+        """Optimizers that have stepped in the current attempt."""
+        self._grads_measured = self._weights_measured = self._grads_changed = self._inputs_measured = False
+        """Gradients were measured; the block holds unsent numbers of the weights, of gradients that the loop has
+        changed after backward, of the batch."""
+        self._measured_scale: tuple[Tensor, int] | None = None
+        """The loss scale, and its version, when gradients were last measured."""
+        self._measured_grads: list[SeenGrad] = []
+        self._used_grads: list[SeenGrad] = []
+        """Gradients that the last step used."""
+        self.check_weights = False
+        """Measure the weights at the next step, though it is not their turn."""
+        self._update_sample = UpdateSample(self.layout.params, self.grad_stats.ranks.once, self.device)
+        self._sampled_attempt = -1
+        """The attempt before which the weights were sampled."""
+        self._alternating = AlternatingWeights(
+            self.layout, self.grad_stats.ranks.once, self.device, every=policy.weights_every
+        )
 
     @property
-    def fits(self) -> bool:
-        """Whether the optimizers still hold the tensors this was made for."""
+    def matches_optimizers(self) -> bool:
+        """Whether the optimizers still hold the tensors this was built for."""
         return self.layout.fits(self._optimizers)
 
-    def scale(self) -> Tensor | None:
-        """The loss scale in force, on the device."""
+    @property
+    def iteration_ended(self) -> bool:
+        """Whether the last step ended an iteration of the loop: no optimizer's step is missing."""
+        return self.order.ended
+
+    def loss_scale(self) -> Tensor | None:
+        """The current loss scale, on the device."""
         return self.scaler._scale if self.scaler is not None and self.scaler.is_enabled() else None
 
-    # -- backward
+    # -- 1. guard.watch
 
-    def dropped(self) -> bool:
-        """Whether gradients that were measured are gone now, without any step."""
-        if not self._measured or self._stepped or self.searching:
-            return False
-        scale = self.scale()
-        known = self._updates
-        if scale is not None and (known is None or scale is not known[0] or scale._version != known[1]):
-            return True  # the scaler has moved on to the next update
-        if any(had.param.grad is None for had in self._had):
-            return all(had.param.grad is None for had in self._had)
-        touched = [g for had in self._had if (g := had.param.grad) is not None and not had.unchanged()]
-        # Gradients set to zero in place, or only clipped? Asked for only here, between two backwards without a step.
-        return bool(touched) and not any(bool(local(g).any()) for g in touched)
-
-    def backward_began(self) -> bool:
-        """Whether the gradients that the last step used are still there, the same tensors and unchanged.
-
-        The device is asked for nothing, unless it is: some loops empty gradients behind torch's back. Of several
-        processes each would find something else in its own part, so there the tensor alone counts.
-        """
-        if not self._stepped or not self._used or len(self.gates) > 1:  # several have several rounds to keep them
-            return False
-        used, self._used = self._used, []
-        same = all(each.unchanged() for each in used)
-        self._left_over = float(same and (self.meter.ranks.world > 1 or any(each.nonzero() for each in used)))
-        return self._left_over > 0
-
-    def emptied(self) -> None:
-        """What was left over has been taken away."""
-        self._left_over = 0.5
-
-    def take_inputs(self, batch: Any) -> None:
-        """Measure what comes into the model, of the first micro-batch of an update."""
-        if self.meter.micro == 0 or self._stepped:
+    def record_inputs(self, batch: Any) -> None:
+        """Measure the batch, for the first micro-batch of an update."""
+        if self.grad_stats.micro == 0 or self._stepped:
             values = numbers_in(batch, self.device)
-            self._fed = values is not None
+            self._inputs_measured = values is not None
             if values is not None:
-                measure_inputs(values, self.meter.block.summary[SummarySlot.INPUT_MEAN : SummarySlot.INPUT_TOP + 1])
+                slots = slice(SummarySlot.INPUT_MEAN, SummarySlot.INPUT_TOP + 1)
+                measure_inputs(values, self.grad_stats.block.summary[slots])
 
-    def take_progress(self, progress: Tensor | float | None) -> None:
-        """Keep what the loop says is judged instead of the loss: the mean over the micro-batches of an update."""
+    def record_progress(self, progress: Tensor | float | None) -> None:
+        """Store the number that is judged instead of the loss: the mean over the micro-batches of an update."""
         self.judged_by = JudgedBy.NOTHING if progress is None else JudgedBy.PROGRESS
         if progress is None:
             return
-        mean = self.meter.block.summary[SummarySlot.PROGRESS]
-        earlier = 0 if self._stepped else self.meter.micro
+        mean = self.grad_stats.block.summary[SummarySlot.PROGRESS]
+        earlier = 0 if self._stepped else self.grad_stats.micro
         with torch.no_grad():
             value: Any = progress
             if isinstance(progress, Tensor):
@@ -192,251 +133,262 @@ class StepPipeline:
             if earlier:
                 mean += (value - mean) / (earlier + 1)
             else:
-                self.meter.block.summary[SummarySlot.PROGRESS] = value
+                self.grad_stats.block.summary[SummarySlot.PROGRESS] = value
+
+    # -- 2. backward
+
+    def grads_discarded(self) -> bool:
+        """Whether measured gradients are gone now, without any step."""
+        if not self._grads_measured or self._stepped or self.in_line_search:
+            return False
+        scale, measured = self.loss_scale(), self._measured_scale
+        if scale is not None and (measured is None or scale is not measured[0] or scale._version != measured[1]):
+            return True  # the scaler has moved on to the next update
+        return grad_identity.discarded(self._measured_grads)
+
+    def find_stale_grads(self) -> bool:
+        """As backward begins: whether the gradients that the last step used are still there, the same and unchanged."""
+        if not self._stepped or not self._used_grads or len(self.gates) > 1:  # several may use one backward
+            return False
+        used, self._used_grads = self._used_grads, []
+        self._stale_grads = float(grad_identity.stale(used, check_values=self.grad_stats.ranks.world == 1))
+        return self._stale_grads > 0
+
+    def stale_grads_zeroed(self) -> None:
+        """The stale gradients were set to zero before backward added to them."""
+        self._stale_grads = 0.5
 
     def backward_ended(self, loss: Tensor, weight: Tensor) -> None:
-        """Measure all gradients as they are now; `weight` is what backward began with, by which the loss counts."""
+        """Measure all gradients; `weight` is the gradient that backward began with, and the weight of this loss."""
         if self._stepped:
-            self._begin()
-        scale = self.scale()
+            self._begin_attempt()
+        scale = self.loss_scale()
         if scale is None:
-            self.meter.measure(loss, weight=weight, scale=None)
+            self.grad_stats.measure(loss, weight=weight, scale=None)
         else:
-            self.meter.measure(loss * weight / scale, scale=scale)
-        self._measured = True
-        self._remember()
+            self.grad_stats.measure(loss * weight / scale, scale=scale)
+        self._grads_measured = True
+        self._measured_grads = see_grads(self.layout.params[: self.layout.scopes[-1].stop])
         if scale is None:
             return
-        gate, block = self.gates[self.order.expected], self.meter.block
+        gate, block = self.gates[self.order.expected], self.grad_stats.block
         block.verdict[VerdictSlot.SCALE] = scale.to(self.device, non_blocking=True)
-        self._updates = scale, scale._version
-        if self._shadow is not None:  # loss scaling may skip the step without a word to anyone
-            self.buffers.count()
+        self._measured_scale = scale, scale._version
+        if self._shadow is not None:  # the GradScaler may skip the step, and no hook would run
+            self.buffer_check.count()
             gate.decide(block.summary, said=block.verdict, scaled=True, joint=None, commit=False)
             self._shadow.settle(gate.memory.spoilt, keep=False)
 
-    def _remember(self) -> None:
-        """Some of the gradients as they are now, to tell later whether anyone has touched them."""
-        self._had = _some_gradients(self.layout.params[: self.layout.scopes[-1].stop])
-
-    def _touched(self) -> bool:
-        return not all(had.unchanged() for had in self._had)
-
-    def _begin(self) -> None:
+    def _begin_attempt(self) -> None:
         if self._stepped:
-            self._turns.ended(frozenset(self._stepped))
+            self._alternating.ended(frozenset(self._stepped))
         self._stepped.clear()
         self.attempt += 1
-        self._measured = False
+        self._grads_measured = False
         self._totals = None
-        self.meter.begin()
-        self.buffers.begin()
+        self.grad_stats.begin()
+        self.buffer_check.begin()
 
-    # -- step
+    # -- 3. optimizer.step()
 
-    def before(self, k: int) -> None:
-        """A step of this optimizer begins."""
+    def before_step(self, k: int) -> None:
+        """A step of optimizer `k` begins: sample the weights if it is time to."""
         coming = self.attempt + (k in self._stepped)  # with a closure the backward of this attempt is still to come
-        self._exchange.before(k, coming)
-        if self._turns.alternates(k):
-            unmoved = self._turns.before(k, curious=self.curious)
-            if unmoved is not None:
-                self.meter.block.summary[SummarySlot.UNMOVED] = unmoved
+        self._exchange.before_step(k, coming)
+        if self._alternating.alternates(k):
+            unchanged = self._alternating.before(k, curious=self.check_weights)
+            if unchanged is not None:
+                self.grad_stats.block.summary[SummarySlot.UNMOVED] = unchanged
             self.gates[k].before()
             return
-        if self._sampled == coming - 1 and self._weighed:
-            unmoved = self._sample.unmoved()
-            if unmoved is not None:
-                self.meter.block.summary[SummarySlot.UNMOVED] = unmoved
-        due = coming % self._policy.weights_every == 0 or (self.curious and coming > self._sampled + 4)
-        if due and self._sampled != coming:
-            self._sample.take()
-            self._sampled = coming
+        if self._sampled_attempt == coming - 1 and self._weights_measured:
+            unchanged = self._update_sample.unmoved()
+            if unchanged is not None:
+                self.grad_stats.block.summary[SummarySlot.UNMOVED] = unchanged
+        early = self.check_weights and coming > self._sampled_attempt + 4
+        if (early or coming % self._policy.weights_every == 0) and self._sampled_attempt != coming:
+            self._update_sample.take()
+            self._sampled_attempt = coming
         self.gates[k].before()
 
-    def _has_weights(self, k: int) -> bool:
-        """Whether the block holds numbers of this optimizer's weights that have not been sent."""
-        return self._turns.holds(k) if self._turns.alternates(k) else self._weighed
-
-    def tell_busy(self, busy: bool) -> None:
-        """Let all processes know, with the numbers of this attempt, whether this one is at a save."""
-        if self.meter.ranks.world > 1:
-            self.meter.block.summary[SummarySlot.BUSY] = float(busy)
+    def set_saving(self, saving: bool) -> None:
+        """Tell all ranks, with the numbers of this attempt, whether this one is writing a checkpoint."""
+        if self.grad_stats.ranks.world > 1:
+            self.grad_stats.block.summary[SummarySlot.BUSY] = float(saving)
 
     def decide(self, k: int) -> None:
-        """Decide over this optimizer's update, together with those that step on the same backward."""
+        """Decide on the update of optimizer `k`, jointly with those that step on the same backward."""
         if k in self._stepped:
-            self._begin()
-        if not self._measured:
-            self.meter.measure(None, scale=None)
-            self._measured = True
-            self._remember()
+            self._begin_attempt()
+        if not self._grads_measured:
+            self.grad_stats.measure(None, scale=None)
+            self._grads_measured = True
+            self._measured_grads = see_grads(self.layout.params[: self.layout.scopes[-1].stop])
         if self._totals is None:
-            self._changed = self._touched()  # clipped by the loop, or by another backward that nobody watched
-            if self._changed:
-                self.meter.look_again()
-            self.buffers.count()
+            # By the loop's own clipping, or by another backward whose loss was not watched.
+            self._grads_changed = grad_identity.changed(self._measured_grads)
+            if self._grads_changed:
+                self.grad_stats.look_again()
+            self.buffer_check.count()
             self._totals = self._gather(stepping=k)
-        gate, said, scaled = self.gates[k], self.meter.block.verdict, self.scale() is not None
-        others = sorted(self._turns.partners[k] - {k})
+        gate, verdict, scaled = self.gates[k], self.grad_stats.block.verdict, self.loss_scale() is not None
+        others = sorted(self._alternating.partners[k] - {k})
         for j in others:
             if j not in self._stepped:
                 self.gates[j].decide(self._totals, said=self._verdicts[j], scaled=scaled, joint=None, commit=False)
         joint = torch.stack([self._verdicts[j, VerdictSlot.VERDICT] for j in others]).amax() if others else None
-        gate.decide(self._totals, said=said, scaled=scaled, joint=joint, commit=True)
+        gate.decide(self._totals, said=verdict, scaled=scaled, joint=joint, commit=True)
         if others:
-            self._verdicts[k].copy_(said)
+            self._verdicts[k].copy_(verdict)
         if not self._policy.observe:
-            gate.apply(said, self.meter.present)
+            gate.apply(verdict, self.grad_stats.present)
 
     def _gather(self, *, stepping: int | None) -> Tensor:
-        """The numbers of all processes; None where the gradients were thrown away without a step."""
-        scale = self.scale()
-        known: dict[SharedSlot, float | Tensor] = {
-            SharedSlot.WEIGHED: self._has_weights(self.order.expected if stepping is None else stepping),
-            SharedSlot.FED: self._fed,
-            SharedSlot.CHANGED: self._changed and len(self.gates) == 1,
-            SharedSlot.WATCHED: self.meter.micro > 0,
+        """The totals over all ranks; `stepping` is None where the gradients were discarded without a step."""
+        scale = self.loss_scale()
+        values: dict[SharedSlot, float | Tensor] = {
+            SharedSlot.WEIGHED: self._has_weight_stats(self.order.expected if stepping is None else stepping),
+            SharedSlot.FED: self._inputs_measured,
+            SharedSlot.CHANGED: self._grads_changed and len(self.gates) == 1,
+            SharedSlot.WATCHED: self.grad_stats.micro > 0,
             SharedSlot.DROPPED: stepping is None,
-            SharedSlot.LEFT_OVER: self._left_over,
+            SharedSlot.LEFT_OVER: self._stale_grads,
             SharedSlot.SAMPLES: self.samples,
             SharedSlot.SCALE: NAN if scale is None else scale,
         }
-        return self._exchange.gather(known, stepping=stepping)
+        return self._exchange.gather(values, stepping=stepping)
 
-    def after(self, k: int) -> None:
-        """The step is over: tidy up, settle the buffers and send the numbers off."""
-        self.searching = False
+    def _has_weight_stats(self, k: int) -> bool:
+        """Whether the block holds unsent numbers of this optimizer's weights."""
+        return self._alternating.holds(k) if self._alternating.alternates(k) else self._weights_measured
+
+    def after_step(self, k: int) -> None:
+        """Undo what the gate did for the step, settle the buffers, send the numbers and measure the weights."""
+        self.in_line_search = False
         gate = self.gates[k]
-        gate.after(spoilt=gate.veto_method is VetoMethod.COPY and self.buffers.found())
+        gate.after(spoilt=gate.veto_method is VetoMethod.COPY and self.buffer_check.found())
         if gate.veto_method is VetoMethod.COPY and gate.refused:
-            said = self.meter.block.verdict
-            said[VerdictSlot.VERDICT] = said[VerdictSlot.VERDICT].clamp(min=float(Verdict.NONFINITE))
+            verdict = self.grad_stats.block.verdict
+            verdict[VerdictSlot.VERDICT] = verdict[VerdictSlot.VERDICT].clamp(min=float(Verdict.NONFINITE))
         if self._shadow is not None:
             self._shadow.settle(gate.buffers_tainted)
         gate.refresh()
         self.order.step(k, self.attempt)
         self._send(k)
-        self.tracer.settle(self.attempt)
+        self.nan_tracer.settle(self.attempt)
         self._stepped.add(k)
-        # Only what the optimizer itself holds: nobody need empty gradients that no optimizer uses.
-        self._used = _some_gradients(self.layout.params[self.layout.scopes[k]])
-        if self._turns.alternates(k):
-            looked = self._turns.after(k, self.meter, list(self._model.buffers()))
-            self._exchange.after(self.attempt, looked=looked)
-            return
-        change = self._sample.compare() if self._sampled == self.attempt else None
-        if change is not None:
-            self.meter.measure_weights(*change, list(self._model.buffers()))
-            self._weighed = True
-        self._exchange.after(self.attempt, looked=change is not None)
+        # Only the optimizer's own parameters: a loop need not zero gradients that no optimizer uses.
+        self._used_grads = see_grads(self.layout.params[self.layout.scopes[k]])
+        if self._alternating.alternates(k):
+            measured = self._alternating.after(k, self.grad_stats, list(self._model.buffers()))
+        else:
+            change = self._update_sample.compare() if self._sampled_attempt == self.attempt else None
+            measured = change is not None
+            if change is not None:
+                self.grad_stats.measure_weights(*change, list(self._model.buffers()))
+                self._weights_measured = True
+        self._exchange.after_step(self.attempt, weights_measured=measured)
 
-    @property
-    def over(self) -> bool:
-        """Whether the last step has ended an iteration of the loop: no optimizer's step is missing."""
-        return self.order.over
+    def discard_attempt(self, *, last: bool = False) -> None:
+        """An attempt ended without a step: an overflow with loss scaling, or the loop discarded the gradients.
 
-    def start_over(self) -> None:
-        """The run went back: nothing measured so far belongs to what comes."""
-        self._begin()
-        self._had.clear()
-        self._weighed = False
-        self._exchange.went_back(self.attempt)
-        self._sample.forget()
-        self._turns.forget()
-        for gate in self.gates:
-            gate.forget()
-
-    def drop(self, *, last: bool = False) -> None:
-        """A round ended without a step: loss scaling found an overflow, or the loop threw it away.
-
-        The processes exchange their numbers as for a step, so that all of them judge the same; except for the `last`
-        one, at the end of a run, when others may be gone and nothing is done about it any more.
+        The ranks exchange their numbers as for a step, so that all of them judge the same. Not for the `last` attempt
+        of a run: other ranks may be gone, and nothing is done about it any more.
         """
-        said, scaled, k = self.meter.block.verdict, self.scale() is not None, self.order.expected
-        if not self.buffers.begun:
-            self.buffers.count()
-        self.tell_busy(True)
-        totals = self.meter.block.summary if last else self._gather(stepping=None)
-        self.gates[k].decide(totals, said=said, scaled=scaled, joint=None, commit=False)
-        if self._shadow is not None and not scaled:  # with loss scaling that was done after backward
+        verdict, scaled, k = self.grad_stats.block.verdict, self.loss_scale() is not None, self.order.expected
+        if not self.buffer_check.begun:
+            self.buffer_check.count()
+        self.set_saving(True)
+        totals = self.grad_stats.block.summary if last else self._gather(stepping=None)
+        self.gates[k].decide(totals, said=verdict, scaled=scaled, joint=None, commit=False)
+        if self._shadow is not None and not scaled:  # with loss scaling `backward_ended` has done this
             self._shadow.settle(self.gates[k].memory.spoilt, keep=False)
-        said[VerdictSlot.VERDICT] = said[VerdictSlot.VERDICT].where(
-            said[VerdictSlot.VERDICT] > 0, float(Verdict.DISCARDED)
+        verdict[VerdictSlot.VERDICT] = verdict[VerdictSlot.VERDICT].where(
+            verdict[VerdictSlot.VERDICT] > 0, float(Verdict.DISCARDED)
         )
         if last:
-            said[VerdictSlot.ALIVE] = self.meter.ranks.world  # nobody was asked
+            verdict[VerdictSlot.ALIVE] = self.grad_stats.ranks.world  # no rank was asked
         self.order.step(None, self.attempt)
         self._send(k)
-        self._begin()
+        self._begin_attempt()
 
     def _send(self, k: int) -> None:
-        said, gate = self.meter.block.verdict, self.gates[k]
-        scale, (lr, momentum) = self.scale(), settings_of(gate.optimizer)
+        """Start the copy of this attempt's numbers to the host."""
+        verdict, gate = self.grad_stats.block.verdict, self.gates[k]
+        scale, (lr, momentum) = self.loss_scale(), lr_and_momentum(gate.optimizer)
         if isinstance(lr, Tensor):
-            said[VerdictSlot.LR] = lr.detach().to(said.device, non_blocking=True)
-        seconds, wait = self._clock.step_ended()
-        tag = StepContext(
+            verdict[VerdictSlot.LR] = lr.detach().to(verdict.device, non_blocking=True)
+        seconds, wait = self._timer.step_ended()
+        context = StepContext(
             attempt=self.attempt,
             time=time.time(),
             optimizer=k,
-            micros=max(self.meter.micro, 1),
-            watched=self.meter.micro > 0,
+            num_microbatches=max(self.grad_stats.micro, 1),
+            watched=self.grad_stats.micro > 0,
             lr=None if isinstance(lr, Tensor) else float(lr),
             momentum=momentum,
             scaled=scale is not None,
-            clips=gate.by_norm,
-            weights=self._has_weights(k),
-            fed=self._fed,
-            changed=self._changed and len(self.gates) == 1,
-            left_over=self._left_over,
+            clips_by_norm=gate.by_norm,
+            has_weight_stats=self._has_weight_stats(k),
+            has_input_stats=self._inputs_measured,
+            grads_changed=self._grads_changed and len(self.gates) == 1,
+            stale_grads=self._stale_grads,
             eval_loss=self.eval_loss,
             seconds=seconds,
             data_wait=wait,
             samples=self.samples,
             tokens=self.tokens,
-            reading=self._machine.read(),
+            system=self._system.read(),
             judged_by=self.judged_by,
-            buffers=self._shadow is not None,
-            completed=self.order.before,
-            ends=self.order.over,
+            buffers_checked=self._shadow is not None,
+            iterations_before=self.order.before,
+            ends_iteration=self.order.ended,
         )
-        self.samples = self.tokens = self.eval_loss = self._left_over = NAN
-        self._weighed = self._changed = self._fed = False
-        self._turns.sent(k)
-        self._mailbox.send(self.meter.raw, tag)
+        self.samples = self.tokens = self.eval_loss = self._stale_grads = NAN
+        self._weights_measured = self._grads_changed = self._inputs_measured = False
+        self._alternating.sent(k)
+        self._readback.send(self.grad_stats.raw, context)
 
-    # -- two steps later
+    # -- 4. two steps later
 
-    def arrived(self, *, rest: bool = False) -> Iterator[tuple[HostBlock, StepContext]]:
-        """The blocks sent two steps ago, or all that are still under way."""
+    def arrived_blocks(self, *, drain: bool = False) -> Iterator[tuple[HostBlock, StepContext]]:
+        """The blocks sent two steps ago; with `drain`, waits for all that are under way."""
         raw: np.ndarray
-        for raw, tag in self._mailbox.rest() if rest else self._mailbox.due():
-            block = self.meter.unpack(raw)
-            if self.buffers.names:
-                self._follow_buffers(block, tag)
-            yield block, tag
+        for raw, context in self._readback.rest() if drain else self._readback.due():
+            block = self.grad_stats.unpack(raw)
+            if self.buffer_check.names:
+                self._follow_buffers(block, context)
+            yield block, context
 
-    def _follow_buffers(self, block: HostBlock, tag: StepContext) -> None:
+    def _follow_buffers(self, block: HostBlock, context: StepContext) -> None:
         verdict, norm, nonfinite = (
-            block.verdict[place] for place in (VerdictSlot.VERDICT, VerdictSlot.NORM, VerdictSlot.NONFINITE)
+            block.verdict[slot] for slot in (VerdictSlot.VERDICT, VerdictSlot.NORM, VerdictSlot.NONFINITE)
         )
         bad = np.flatnonzero(block.buffers).tolist() if block.head[SummarySlot.BAD_BUFFERS] > 0 else []
         alone = math.isfinite(block.verdict[VerdictSlot.LOSS]) and math.isfinite(norm) and nonfinite == 0
-        self.buffers.follow(tag.attempt, bad, alone=alone, landed=verdict == Verdict.APPLIED)
+        self.buffer_check.follow(context.attempt, bad, alone=alone, landed=verdict == Verdict.APPLIED)
+
+    # -- rewind and release
+
+    def reset_after_rewind(self) -> None:
+        """The run was rewound: nothing measured so far belongs to what follows."""
+        self._begin_attempt()
+        self._measured_grads.clear()
+        self._weights_measured = False
+        self._exchange.rewound(self.attempt)
+        self._update_sample.forget()
+        self._alternating.forget()
+        for gate in self.gates:
+            gate.forget()
 
     def release(self) -> None:
-        """Put back whatever a step was not to see."""
-        self.tracer.disarm()
+        """Put back whatever was hidden from a step."""
+        self.nan_tracer.disarm()
         for gate in self.gates:
             gate.after()
 
 
-def _some_gradients(params: Sequence[Tensor]) -> list[_Gradient]:
-    return list(itertools.islice((_Gradient(p, p.grad) for p in params if p.grad is not None), 8))
-
-
-def _home(layout: Layout) -> torch.device:
+def _main_device(layout: Layout) -> torch.device:
     """The device the numbers live on: the first accelerator that holds a parameter, else the CPU."""
     devices = [local(p).device for p in layout.params]
     return next((d for d in devices if d.type != "cpu"), devices[0])

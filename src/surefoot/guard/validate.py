@@ -1,4 +1,4 @@
-"""Everything a user can get wrong at `attach` and `watch`, told in one sentence with the way out."""
+"""Checks what a user passes to `attach`, `watch` and `report`; each error says in a sentence what to change."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ OPTIONS = (
     "scheduler",
     "scaler",
     "extra",
-    "ring",
+    "snapshot_memory",
     "loader",
     "resume",
     "step_fn",
     "steps_of",
 )
+_RENAMED = {"ring": "snapshot_memory"}
 
 
 class Misuse(ValueError):
@@ -43,9 +44,12 @@ def switched_off() -> bool:
     return os.environ.get("SUREFOOT", "").lower() in ("off", "0", "false")
 
 
+# -- attach
+
+
 def check_options(unknown: Iterable[str]) -> None:
     for name in unknown:
-        near = difflib.get_close_matches(name, OPTIONS, n=1)
+        near = [_RENAMED[name]] if name in _RENAMED else difflib.get_close_matches(name, OPTIONS, n=1)
         hint = f" Did you mean {near[0]}=?" if near else ""
         raise Misuse(f"attach: there is no option {name}=.{hint} The options are {', '.join(OPTIONS)}.")
 
@@ -54,22 +58,24 @@ def check_model(model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise Misuse(f"attach: the model must be a torch.nn.Module, not {type(model).__name__}.")
     if not any(p.requires_grad for p in model.parameters()):
-        what = "has only frozen parameters" if any(True for _ in model.parameters()) else "has no parameters"
-        raise Misuse(f"attach: the model {what}, so there is nothing to train or to guard. Pass the module you train.")
+        problem = "has only frozen parameters" if any(True for _ in model.parameters()) else "has no parameters"
+        raise Misuse(
+            f"attach: the model {problem}, so there is nothing to train or to guard. Pass the module you train."
+        )
     return model
 
 
 def check_optimizers(given: object, model: nn.Module) -> tuple[Optimizer, ...]:
-    many = given if isinstance(given, list | tuple) else [given]
-    if not many:
+    items = given if isinstance(given, list | tuple) else [given]
+    if not items:
         raise Misuse("attach: no optimizer was given. Pass the optimizer, or a list of all that train this model.")
-    optimizers = tuple(unwrap(o) for o in many)
+    optimizers = tuple(unwrap(o) for o in items)
     for i, o in enumerate(optimizers):
         if any(o is other for other in optimizers[:i]):
             raise Misuse(f"attach: the same {type(o).__name__} was given twice. Name each optimizer once.")
-    own = {id(p) for p in model.parameters()}
+    params = {id(p) for p in model.parameters()}
     for o in optimizers:
-        if not any(id(p) in own for group in o.param_groups for p in group["params"]):
+        if not any(id(p) in params for group in o.param_groups for p in group["params"]):
             raise Misuse(
                 f"attach: {type(o).__name__} holds none of the model's parameters. Was it made from another model, or "
                 "before the model was wrapped or moved? Make it from the model you attach, after wrapping."
@@ -87,12 +93,12 @@ def check_free(optimizers: Iterable[Optimizer], guarded: Collection[Optimizer]) 
 
 def check_resume(resume: object, run_dir: object, policy: object = "protect") -> bool:
     if not isinstance(resume, bool):
-        raise Misuse(f"attach: resume= is True or False, not {resume!r}. The run that goes on is the one in run_dir=.")
+        raise Misuse(f"attach: resume= is True or False, not {resume!r}. The run to resume is the one in run_dir=.")
     if resume and run_dir is None:
         raise Misuse("attach: resume=True needs run_dir=, the folder in which the run's checkpoints are kept.")
     if resume and check_policy(policy).observe:
         raise Misuse(
-            "attach: policy='observe' touches nothing, so it can neither go on from a checkpoint nor save one. Use "
+            "attach: policy='observe' changes nothing, so it can neither resume from a checkpoint nor save one. Use "
             "policy='protect', or leave resume= out."
         )
     return resume
@@ -108,16 +114,16 @@ def check_step_fn(step_fn: object) -> Any:
 
 
 def check_steps_of(given: object, optimizers: Sequence[Optimizer]) -> int | None:
-    """The place of the optimizer whose updates `guard.step` counts; None for iterations of the loop."""
+    """The index of the optimizer whose updates `guard.step` counts; None for iterations of the loop."""
     if given is None:
         return None
     try:
         inner = unwrap(given)
     except ValueError:
         inner = None
-    for place, optimizer in enumerate(optimizers):
+    for index, optimizer in enumerate(optimizers):
         if optimizer is inner:
-            return place
+            return index
     raise Misuse(
         f"attach: steps_of={type(given).__name__} is none of the {len(optimizers)} attached optimizers. Pass one of "
         "those given as the second argument, such as attach(model, [opt_d, opt_g], steps_of=opt_d): guard.step then "
@@ -136,16 +142,16 @@ def check_policy(policy: object) -> Policy:
 
 
 def check_scheduler(given: object) -> list[Stateful]:
-    many = given if isinstance(given, list | tuple) else [] if given is None else [given]
-    found: list[Stateful] = []
-    for each in many:
-        if isinstance(each, type) or not isinstance(each, Stateful):
+    items = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    schedulers: list[Stateful] = []
+    for item in items:
+        if isinstance(item, type) or not isinstance(item, Stateful):
             raise Misuse(
-                f"attach: scheduler={each!r} has no state_dict and load_state_dict, so it cannot go back with the run. "
-                "Pass the scheduler itself, or a list of them."
+                f"attach: scheduler={item!r} has no state_dict and load_state_dict, so it cannot be rewound with the "
+                "run. Pass the scheduler itself, or a list of them."
             )
-        found.append(each)
-    return found
+        schedulers.append(item)
+    return schedulers
 
 
 def check_extra(given: object) -> dict[str, Any]:
@@ -153,20 +159,20 @@ def check_extra(given: object) -> dict[str, Any]:
         return {}
     if not isinstance(given, Mapping):
         raise Misuse(f"attach: extra= must be a mapping of names to objects, not {type(given).__name__}.")
-    for name, thing in given.items():
-        if not isinstance(thing, Stateful | Generator) or isinstance(thing, type):
+    for name, value in given.items():
+        if not isinstance(value, Stateful | Generator) or isinstance(value, type):
             raise Misuse(
-                f"attach: extra[{name!r}] is a {type(thing).__name__}, which cannot go back with the run. It needs "
+                f"attach: extra[{name!r}] is a {type(value).__name__}, which cannot be rewound with the run. It needs "
                 "state_dict and load_state_dict, or get_state and set_state."
             )
-    return {str(name): thing for name, thing in given.items()}
+    return {str(name): value for name, value in given.items()}
 
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
 
 
-def check_ring(given: object) -> int | None:
-    """Bytes that states kept in memory may take: 0 for no states, None for what there is room for."""
+def check_snapshot_memory(given: object) -> int | None:
+    """Bytes that snapshots may take: 0 for no snapshots, None for what there is room for."""
     if given is None or given is True:
         return None
     if isinstance(given, int | float) and given >= 0 and math.isfinite(given):
@@ -174,8 +180,8 @@ def check_ring(given: object) -> int | None:
     size = _SIZE.fullmatch(given) if isinstance(given, str) else None
     if size is None:
         raise Misuse(
-            f"attach: ring={given!r} is not understood. Use None (states take what room there is), False (keep none), "
-            "or the memory they may take, in bytes or such as '8GB'."
+            f"attach: snapshot_memory={given!r} is not understood. Use None (snapshots take what room there is), False "
+            "(keep none), or the memory they may take, in bytes or such as '8GB'."
         )
     number, unit, binary = size.groups()
     return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))
@@ -187,6 +193,9 @@ def check_run_dir(run_dir: object) -> Any:
     if not isinstance(run_dir, str | os.PathLike):
         raise Misuse(f"attach: run_dir={run_dir!r} is no path. Name a directory, such as run_dir='runs/a'.")
     return run_dir
+
+
+# -- watch and report
 
 
 def check_loss(loss: object) -> Tensor:
@@ -203,25 +212,13 @@ def check_loss(loss: object) -> Tensor:
 
 
 def check_progress(progress: object) -> None:
-    number = isinstance(progress, int | float) or (isinstance(progress, Tensor) and progress.numel() == 1)
-    if not number:
-        what = f"of shape {tuple(progress.shape)}" if isinstance(progress, Tensor) else type(progress).__name__
+    is_number = isinstance(progress, int | float) or (isinstance(progress, Tensor) and progress.numel() == 1)
+    if not is_number:
+        actual = f"of shape {tuple(progress.shape)}" if isinstance(progress, Tensor) else type(progress).__name__
         raise Misuse(
-            f"watch: progress= must be one number, not {what}. Pass a number that falls as the run gets better, such "
-            "as -rewards.mean(), or None to check the loss only for being finite."
+            f"watch: progress= must be one number, not {actual}. Pass a number that falls as the run improves, such as "
+            "-rewards.mean(), or None to only check that the loss is finite."
         )
-
-
-STEPS_WITHOUT_BACKWARD = 3
-NO_BACKWARD = (
-    f"backward() did not run from the watched loss in {STEPS_WITHOUT_BACKWARD} steps in a row, so losses are recorded "
-    "as NaN. Pass guard.watch the loss that you call backward() on, or that it is computed from."
-)
-
-NEVER_WATCHED = (
-    "the optimizer stepped, but guard.watch was never called. Write `loss = guard.watch(loss, batch)` before "
-    "`loss.backward()`."
-)
 
 
 def check_report(values: Mapping[str, Any]) -> dict[str, float]:
@@ -235,12 +232,30 @@ def check_report(values: Mapping[str, Any]) -> dict[str, float]:
     return numbers
 
 
-SCALED = 64.0
-"""A loss multiplied by this much or more before backward is taken to be scaled."""
+STEPS_WITHOUT_BACKWARD = 3
+NO_BACKWARD = (
+    f"backward() did not run from the watched loss in {STEPS_WITHOUT_BACKWARD} steps in a row, so losses are recorded "
+    "as NaN. Pass guard.watch the loss that you call backward() on, or that it is computed from."
+)
+NEVER_WATCHED = (
+    "the optimizer stepped, but guard.watch was never called. Write `loss = guard.watch(loss, batch)` before "
+    "`loss.backward()`."
+)
+
+# -- the GradScaler
+
+MIN_LOSS_SCALE = 64.0
+"""A loss multiplied by this much or more before backward is taken to be scaled by a GradScaler."""
+_SCALER_FOUND = "found a GradScaler in use; pass it as scaler= to be sure that it is the right one"
+_NO_SCALER = (
+    "the loss is scaled by {:g} before backward, but no GradScaler was found, so gradient norms are those of the "
+    "scaled loss. Pass your GradScaler as scaler=."
+)
 
 
-def find_scaler(factor: float) -> Any | None:
-    """The one GradScaler that can have multiplied a loss by this; its scale may be divided by micro-batches."""
-    found = [s for s in gc.get_objects() if issubclass(type(s), torch.amp.GradScaler) and s.is_enabled()]
-    at_work = [s for s in found if s._scale is not None and (s.get_scale() / factor).is_integer()]
-    return at_work[0] if len(at_work) == 1 else None
+def find_scaler(factor: float) -> tuple[Any | None, str]:
+    """The only GradScaler that can have scaled a loss by this factor, and a message; its scale may be divided by the
+    number of micro-batches."""
+    enabled = [s for s in gc.get_objects() if issubclass(type(s), torch.amp.GradScaler) and s.is_enabled()]
+    matching = [s for s in enabled if s._scale is not None and (s.get_scale() / factor).is_integer()]
+    return (matching[0], _SCALER_FOUND) if len(matching) == 1 else (None, _NO_SCALER.format(factor))

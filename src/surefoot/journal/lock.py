@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.journal.append import AppendOnly
-from surefoot.process_identity import place, running, start_time
+from surefoot.process_identity import is_running, pid_scope, start_time
 
 _SIZE = 512
 _LOOKS = 20
@@ -38,7 +38,7 @@ class WriterLock:
         self._pid = os.getpid()
         self._beats = 0
         self._record = {
-            **place(),
+            **pid_scope(),
             "pid": self._pid,
             "start": start_time(self._pid),
             "token": secrets.token_hex(8),
@@ -123,8 +123,8 @@ class WriterLock:
 
     def _alive(self, path: Path, found: bytes) -> bool:
         owner = _owner(found)
-        if all(owner.get(key) == value for key, value in place().items()):
-            alive = running(owner.get("pid"), owner.get("start"))
+        if all(owner.get(key) == value for key, value in pid_scope().items()):
+            alive = is_running(owner.get("pid"), owner.get("start"))
             if alive is not None:
                 return alive
         interval = owner.get("interval")
@@ -140,7 +140,7 @@ class WriterLock:
     def _refusal(self, owner: dict[str, Any]) -> str:
         who = f"process {owner.get('pid', '?')} on {owner.get('host', 'an unknown host')}"
         stop = "stop that process"
-        if owner.get("pid") == self._pid and all(owner.get(key) == value for key, value in place().items()):
+        if owner.get("pid") == self._pid and all(owner.get(key) == value for key, value in pid_scope().items()):
             who, stop = f"this very process ({self._pid})", "close what writes there first"
         return (
             f"{self.path.parent} is in use: {who} has been writing to it since {owner.get('since', 'an unknown time')}."

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from surefoot.guard.signal_handlers import SIGNALS, Ending
+from surefoot.guard.signal_handlers import SIGNALS, ExitCodeKeeper
 from surefoot.train.recipe.mistakes import RecipeError
 
 DONE, FAILED, USAGE, RESTART, LEAVE = 0, 1, 2, 75, 76
@@ -75,12 +75,12 @@ class _End:
     """Ends the run at the first signal; another Ctrl-C, of a person who does not want to wait, is heard as well."""
 
     def __init__(self) -> None:
-        self.ending: Ending | None = None
+        self.ending: ExitCodeKeeper | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.ending is not None and number != signal.SIGINT:
             return
-        self.ending = self.ending or Ending(RESTART)
+        self.ending = self.ending or ExitCodeKeeper(RESTART)
         raise ToldToEnd(number)
 
 

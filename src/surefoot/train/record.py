@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from surefoot.guard.run_info import introduced
+from surefoot.guard.run_info import extra_run_info
 from surefoot.train.recipe.dumping import as_plain
 from surefoot.train.recipe.loading import find
 from surefoot.train.recipe.mistakes import RecipeError
@@ -47,7 +47,7 @@ def recorded(
         told["data"] = {"hash": data.hash, "samples": data.samples, "tokens": data.tokens}
     if effective_batch is not None:
         told["config"] = {"effective_batch": effective_batch}
-    return introduced(told)
+    return extra_run_info(told)
 
 
 def _text(source: str) -> str | None:

@@ -94,7 +94,7 @@ def attached(parts: Parts, given: Given, recipe: Recipe | None = None) -> Guard:
             policy=policy,
             scheduler=parts.schedules,
             scaler=parts.precision.scaler,
-            ring=wanted.ring,
+            snapshot_memory=wanted.ring,
             loader=parts.data.train,
             resume=not policy.observe,
         )

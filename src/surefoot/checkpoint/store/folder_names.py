@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Collection
 from functools import cache
 
-from surefoot.process_identity import place, running, start_time
+from surefoot.process_identity import is_running, pid_scope, start_time
 
 _WHOLE = re.compile(r"step-(\d{8,19})(?:-attempt-(\d{8,19})(?:-(\d{1,9}))?)?")
 _OWNED = re.compile(r"\.(writing|marking|removing)-.*-([0-9a-f]{12})-(\d{1,10})-(\d{1,19})-[0-9a-f]{16}")
@@ -38,7 +38,7 @@ def free_name(taken: Collection[str], step: int, attempt: int) -> str:
 
 def owned(kind: str, about: str = "") -> str:
     """A name that no other process on any host will ever choose, and that tells who chose it."""
-    host = re.sub(r"[^A-Za-z0-9]", "", place()["host"])[:24] or "host"
+    host = re.sub(r"[^A-Za-z0-9]", "", pid_scope()["host"])[:24] or "host"
     pid = os.getpid()
     return f".{kind}-{about or 'it'}-{host}-{_place()}-{pid}-{start_time(pid) or 0}-{secrets.token_hex(8)}"
 
@@ -54,7 +54,7 @@ def owner_runs(name: str) -> bool | None:
     found = _OWNED.fullmatch(name)
     if found is None or found[2] != _place():
         return None
-    return running(int(found[3]), int(found[4]))
+    return is_running(int(found[3]), int(found[4]))
 
 
 def mine(name: str) -> bool:
@@ -66,4 +66,4 @@ def mine(name: str) -> bool:
 
 @cache
 def _place() -> str:
-    return hashlib.sha256(repr(sorted(place().items())).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr(sorted(pid_scope().items())).encode()).hexdigest()[:12]

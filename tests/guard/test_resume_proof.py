@@ -73,7 +73,7 @@ def test_a_saved_batch_has_the_loss_it_had_and_the_journal_says_so(tmp_path: Pat
 
 
 @pytest.mark.parametrize("forward", [None, lambda model, x: model.forward(x)], ids=["seen", "unseen"])
-def test_being_asked_changes_nothing_in_the_training(tmp_path: Path, forward: Any) -> None:
+def test_the_replay_check_changes_nothing_in_the_training(tmp_path: Path, forward: Any) -> None:
     plain = Loop(tmp_path / "a", None)
     expected = plain.to(20, forward)
     plain.guard.close()
@@ -89,7 +89,7 @@ def test_being_asked_changes_nothing_in_the_training(tmp_path: Path, forward: An
     assert verdicts(tmp_path / "b")[-1]["values"]["probe"] == "equal"
 
 
-def test_a_model_whose_code_has_changed_is_told_loudly_and_goes_on(
+def test_a_model_whose_code_has_changed_is_reported_and_resumes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ended(tmp_path)
@@ -115,10 +115,10 @@ def test_without_a_step_fn_only_the_state_is_proven_and_that_is_said(tmp_path: P
     Loop(tmp_path, None).guard.close()
     (told,) = verdicts(tmp_path)
     assert (told["name"], told["values"]["probe"]) == ("proved", "none")
-    assert "only that is proven" in told["detail"]
+    assert "only that is verified" in told["detail"]
 
 
-def test_it_can_be_switched_off_or_done_now_and_then_and_its_cost_is_told(tmp_path: Path) -> None:
+def test_the_replay_check_can_be_off_or_rare_and_its_cost_is_recorded(tmp_path: Path) -> None:
     def probed(run: Path) -> list[bool]:
         return ["probe_seconds" in e["values"] for e in read(run).events if e.get("name") == "saved"]
 

@@ -1,4 +1,4 @@
-"""What a loop can hear from its guard while it runs."""
+"""What a loop can read from its guard while it runs: `latest` and `on_event`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_latest_row_is_the_last_one_in_the_journal(attach: Attach, read: Cal
     assert guard.latest.loss == losses[-1]
 
 
-def test_every_event_is_heard_as_it_is_written_down(attach: Attach, read: Callable[[], surefoot.Run]) -> None:
+def test_a_listener_gets_every_event_as_it_is_written(attach: Attach, read: Callable[[], surefoot.Run]) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
@@ -50,7 +50,7 @@ def test_every_event_is_heard_as_it_is_written_down(attach: Attach, read: Callab
     assert sorted((e.kind, e.attempt) for e in heard) == sorted(written)
 
 
-def test_the_length_of_a_run_is_written_down_once_however_often_it_is_told(
+def test_total_steps_is_written_once_however_often_it_is_reported(
     attach: Attach, read: Callable[[], surefoot.Run]
 ) -> None:
     model = net()
@@ -64,7 +64,7 @@ def test_the_length_of_a_run_is_written_down_once_however_often_it_is_told(
     assert told == [{"total_steps": 10}, {"total_steps": 20}]
 
 
-def test_a_listener_that_raises_hears_no_more_and_training_goes_on(
+def test_a_listener_that_raises_is_removed_and_training_goes_on(
     attach: Attach, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = net()
@@ -88,7 +88,7 @@ def test_a_listener_that_raises_hears_no_more_and_training_goes_on(
     assert "listens no longer, training goes on" in caplog.text
 
 
-def test_a_guard_that_is_off_has_nothing_to_tell() -> None:
+def test_an_off_guard_has_no_history_and_no_events() -> None:
     guard = OffGuard()
     guard.on_event(print)
     assert guard.latest is None

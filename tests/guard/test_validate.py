@@ -17,7 +17,7 @@ from loops import Net, batch, hooks_on, loss_of, net, same, snapshot, train
 from torch import nn
 
 import surefoot
-from surefoot.guard.validate import check_ring
+from surefoot.guard.validate import check_snapshot_memory
 
 Attach = Callable[..., Any]
 
@@ -69,9 +69,16 @@ CASES: dict[str, tuple[Callable[[Net, torch.optim.Optimizer], dict[str, Any]], t
     "scheduler is its class": (lambda m, o: {"scheduler": torch.optim.lr_scheduler.StepLR}, ("StepLR", "itself")),
     "extra is a list": (lambda m, o: {"extra": [m]}, ("extra=", "mapping", "list")),
     "extra without a state": (lambda m, o: {"extra": {"ema": 1.0}}, ("extra['ema']", "float", "load_state_dict")),
-    "ring is a word": (lambda m, o: {"ring": "big"}, ("ring='big'", "False", "8GB")),
-    "ring is negative": (lambda m, o: {"ring": -1}, ("ring=-1", "in bytes")),
-    "ring is not a number": (lambda m, o: {"ring": math.nan}, ("ring=nan", "in bytes")),
+    "option was renamed": (lambda m, o: {"ring": "8GB"}, ("no option ring=", "Did you mean snapshot_memory=?")),
+    "snapshot_memory is a word": (
+        lambda m, o: {"snapshot_memory": "big"},
+        ("snapshot_memory='big'", "False", "8GB"),
+    ),
+    "snapshot_memory is negative": (lambda m, o: {"snapshot_memory": -1}, ("snapshot_memory=-1", "in bytes")),
+    "snapshot_memory is not a number": (
+        lambda m, o: {"snapshot_memory": math.nan},
+        ("snapshot_memory=nan", "in bytes"),
+    ),
     "clip is zero": (lambda m, o: {"clip": 0}, ("clip=0", "positive number")),
     "clip is negative": (lambda m, o: {"clip": -1.0}, ("clip=-1.0", "positive number")),
     "clip is NaN": (lambda m, o: {"clip": math.nan}, ("clip=nan", "positive number")),
@@ -90,7 +97,7 @@ CASES: dict[str, tuple[Callable[[Net, torch.optim.Optimizer], dict[str, Any]], t
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_attach_refuses_and_touches_nothing(case: str, attach: Attach, tmp_path: Path) -> None:
+def test_attach_raises_and_changes_nothing(case: str, attach: Attach, tmp_path: Path) -> None:
     model = net()
     optimizer = sgd(model)
     for i in range(2):
@@ -138,14 +145,14 @@ def guards_well(attach: Attach, model: Net, optimizer: torch.optim.Optimizer) ->
         ("100", 100),
     ],
 )
-def test_the_memory_for_states_as_people_write_it(given: Any, wanted: int | None) -> None:
-    assert check_ring(given) == wanted
+def test_snapshot_memory_in_every_notation(given: Any, wanted: int | None) -> None:
+    assert check_snapshot_memory(given) == wanted
 
 
-def test_a_policy_with_too_small_a_ring() -> None:
-    with pytest.raises(ValueError, match="ring_size must be at least 2"):
+def test_a_policy_with_too_few_snapshots() -> None:
+    with pytest.raises(ValueError, match="max_snapshots must be at least 2"):
         surefoot.Policy(max_snapshots=1)
-    with pytest.raises(ValueError, match="ring_every must be at least 1"):
+    with pytest.raises(ValueError, match="snapshot_every must be at least 1"):
         surefoot.Policy(snapshot_every=0)
 
 
@@ -243,7 +250,7 @@ def test_watch_refuses_what_is_no_loss(case: str, attach: Attach) -> None:
     train(model, optimizer, guard.watch, 0)  # and the guard goes on
 
 
-def test_a_loss_that_was_never_watched_is_told_before_the_weights_change(attach: Attach) -> None:
+def test_a_loss_that_was_never_watched_raises_before_the_weights_change(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -257,7 +264,7 @@ def test_a_loss_that_was_never_watched_is_told_before_the_weights_change(attach:
     assert not same(before, snapshot(model, optimizer))
 
 
-def test_a_closure_that_never_watches_is_told_before_the_weights_change(attach: Attach) -> None:
+def test_a_closure_that_never_watches_raises_before_the_weights_change(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
     attach(model, optimizer)
@@ -275,7 +282,7 @@ def test_a_closure_that_never_watches_is_told_before_the_weights_change(attach: 
 
 
 @pytest.mark.parametrize("values", [{"tokens": "many"}, {"total_steps": None}])
-def test_a_report_that_is_no_number_is_told_and_the_protection_stays(values: dict[str, Any], attach: Attach) -> None:
+def test_a_report_that_is_no_number_raises_and_the_protection_stays(values: dict[str, Any], attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)

@@ -1,4 +1,4 @@
-"""Work done behind the training's back is done once, and is there when it is asked for."""
+"""Background tasks run once, and the process exits cleanly whatever they are doing."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import pytest
 from surefoot.background import BackgroundTask, BackgroundWorker
 
 
-def test_it_is_done_once_by_whoever_comes_first() -> None:
+def test_a_task_runs_once_in_the_first_thread_that_needs_it() -> None:
     by: list[str] = []
-    errand = BackgroundTask(lambda: by.append(threading.current_thread().name))
-    threads = [threading.Thread(target=errand.run, name=f"thread {k}") for k in range(4)]
+    task = BackgroundTask(lambda: by.append(threading.current_thread().name))
+    threads = [threading.Thread(target=task.run, name=f"thread {k}") for k in range(4)]
     for t in threads:
         t.start()
-    errand.result()
+    task.result()
     for t in threads:
         t.join()
     assert len(by) == 1
 
 
-def test_who_asks_waits_for_the_thread_that_is_at_it() -> None:
+def test_result_waits_for_the_thread_that_runs_the_task() -> None:
     begun, go = threading.Event(), threading.Event()
 
     def work() -> str:
@@ -35,49 +35,49 @@ def test_who_asks_waits_for_the_thread_that_is_at_it() -> None:
         go.wait(10)
         return threading.current_thread().name
 
-    errand = BackgroundWorker("helper").submit(work)
+    task = BackgroundWorker("helper").submit(work)
     assert begun.wait(10)
     threading.Timer(0.05, go.set).start()
-    assert errand.result() == "helper"
+    assert task.result() == "helper"
 
 
-def test_who_asks_does_it_himself_while_the_thread_is_busy() -> None:
+def test_result_runs_the_task_itself_while_the_worker_is_busy() -> None:
     begun, go = threading.Event(), threading.Event()
-    runner = BackgroundWorker("helper")
+    worker = BackgroundWorker("helper")
 
     def busy() -> None:
         begun.set()
         go.wait(10)
 
-    first = runner.submit(busy)
+    first = worker.submit(busy)
     assert begun.wait(10)
-    assert runner.submit(lambda: threading.current_thread().name).result() == threading.current_thread().name
+    assert worker.submit(lambda: threading.current_thread().name).result() == threading.current_thread().name
     go.set()
     first.result()
 
 
-def test_an_error_comes_out_where_the_result_is_asked_for() -> None:
-    runner = BackgroundWorker("helper")
-    errand = runner.submit(lambda: 1 // 0)
+def test_result_raises_the_error_of_the_task() -> None:
+    worker = BackgroundWorker("helper")
+    task = worker.submit(lambda: 1 // 0)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            errand.result()
-    assert runner.submit(lambda: 7).result() == 7
+            task.result()
+    assert worker.submit(lambda: 7).result() == 7
 
 
-def test_nothing_is_left_of_a_runner_nor_of_what_it_worked_on() -> None:
+def test_a_worker_and_its_work_are_collected() -> None:
     class Thing:
         pass
 
-    runner, thing = BackgroundWorker("short-lived"), Thing()
+    worker, thing = BackgroundWorker("short-lived"), Thing()
     seen = weakref.ref(thing)
-    runner.submit(lambda kept=thing: kept).result()
+    worker.submit(lambda kept=thing: kept).result()
     del thing
     until = time.monotonic() + 10
     while seen() is not None and time.monotonic() < until:
         time.sleep(0.001)
     assert seen() is None
-    del runner
+    del worker
     gc.collect()
     while any(t.name == "short-lived" for t in threading.enumerate()) and time.monotonic() < until:
         time.sleep(0.001)
@@ -87,27 +87,27 @@ def test_nothing_is_left_of_a_runner_nor_of_what_it_worked_on() -> None:
 ENDS = """
 import time
 import torch
-from surefoot.background import Ending, Runner, unless_ending
+from surefoot.background import BackgroundWorker, ProcessExiting, raise_if_exiting
 
 def work():
     try:
         for _ in range(10_000):
             values.add_(1)  # most of the time is spent in C++
-            unless_ending()
-    except Ending:
+            raise_if_exiting()
+    except ProcessExiting:
         print("cut short", flush=True)
         raise
 
-values, runner = torch.zeros(1 << 24), Runner("helper")
-first = runner.send(work)
-runner.send(lambda: print("begun too late", flush=True))
+values, worker = torch.zeros(1 << 24), BackgroundWorker("helper")
+first = worker.submit(work)
+worker.submit(lambda: print("begun too late", flush=True))
 while not values[0]:
     time.sleep(0.01)
 print("over", flush=True)
 """
 
 
-def test_a_process_that_ends_while_something_is_being_made_ends_well() -> None:
+def test_a_process_that_exits_during_a_task_exits_cleanly() -> None:
     """A thread that comes back from C++ to an interpreter that is gone would take the process down."""
     done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.split("\n"), done.stderr) == (0, ["over", "cut short", ""], "")
@@ -136,7 +136,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are told apart as Linux names them")
-def test_a_process_that_exchanged_tensors_last_thing_ends_well(tmp_path: Path) -> None:
+def test_a_process_that_exits_after_a_collective_exits_cleanly(tmp_path: Path) -> None:
     """Torch's threads would give them back to an interpreter that is gone: without care most such pairs abort."""
     for k in range(4):
         command = [sys.executable, "-c", EXCHANGED]

@@ -20,7 +20,7 @@ def ends(steps: Iterable[int | None], *, together: bool = False) -> tuple[list[i
         order.step(k, place // 2 if together else place)
         if order.withdrawn is not None:
             assert found.pop() == place
-        if order.over:
+        if order.ended:
             found.append(place + 1)
     return found, order
 
@@ -51,7 +51,7 @@ def test_one_optimizer_ends_an_iteration_with_each_step() -> None:
     order = IterationOrder(1)
     for attempt in range(5):
         order.step(0, attempt)
-        assert order.over
+        assert order.ended
     assert order.completed == 5
 
 
@@ -85,7 +85,7 @@ def test_without_any_order_every_step_counts_in_the_end() -> None:
     order = IterationOrder(3)
     for attempt in range(3000):
         order.step(chance.choice([0, 1, 2]), attempt)
-    assert order.over
+    assert order.ended
     assert order.completed > 100
 
 
@@ -102,7 +102,7 @@ def test_the_order_is_known_again_after_a_resume() -> None:
     over = []
     for attempt, k in enumerate(([CRITIC] * 5 + [MAKER]) * 2):
         after.step(k, attempt)
-        over.append(after.over)
+        over.append(after.ended)
     assert over == ([False] * 5 + [True]) * 2
     assert after.completed == 2
 
@@ -113,4 +113,4 @@ def test_what_was_never_recognised_is_not_known_after_a_resume_either() -> None:
     after.load_state_dict(before.state_dict())
     after.step(CRITIC, 0)
     after.step(MAKER, 1)
-    assert not after.over
+    assert not after.ended

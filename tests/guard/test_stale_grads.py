@@ -107,7 +107,7 @@ def test_a_backward_that_is_not_watched_comes_first(elsewhere: bool, attach: Att
     assert not any("emptied" in words for words in told(read()))
 
 
-def test_gradients_emptied_behind_torchs_back(attach: Attach, read: Read) -> None:
+def test_gradients_zeroed_behind_torchs_back(attach: Attach, read: Read) -> None:
     """As a kernel of one's own does it: the same tensor, and no new version of it."""
     torch.manual_seed(0)
     model = nn.Linear(6, 1)
@@ -125,7 +125,7 @@ def test_gradients_emptied_behind_torchs_back(attach: Attach, read: Read) -> Non
 
 
 @pytest.mark.parametrize("build", ["dense", "sparse", "first without a gradient"])
-def test_gradients_that_nobody_empties_are_found(build: str, attach: Attach, read: Read) -> None:
+def test_stale_gradients_are_found(build: str, attach: Attach, read: Read) -> None:
     torch.manual_seed(0)
     model: Any = Bag(both=build == "first without a gradient")
     if build == "dense":

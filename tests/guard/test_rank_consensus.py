@@ -1,4 +1,4 @@
-"""What one process is asked for, all of them hear."""
+"""Ranks agree on what all of them do, through the store of torch.distributed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from surefoot.guard.rank_consensus import RankConsensus
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
-    """The store that processes met by, here two of one process."""
+    """The default store, here shared by two ranks in one process."""
     held = dist.HashStore()
-    monkeypatch.setattr(rank_consensus, "_store", lambda: held)
+    monkeypatch.setattr(rank_consensus, "_connect", lambda: held)
     return held
 
 
@@ -29,7 +29,7 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
     return holds()
 
 
-def test_what_one_is_asked_for_the_other_hears_of(store: dist.HashStore) -> None:
+def test_a_proposal_of_one_rank_reaches_the_other(store: dist.HashStore) -> None:
     one, other = RankConsensus(0, 2, "word"), RankConsensus(1, 2, "word")
     one.propose("save", 10)
     assert within(10, lambda: other.pending == "save")
@@ -37,25 +37,25 @@ def test_what_one_is_asked_for_the_other_hears_of(store: dist.HashStore) -> None
     other.close()
 
 
-def test_a_process_that_can_no_longer_hear_says_so(store: dist.HashStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_losing_the_rank_store_is_logged(store: dist.HashStore, caplog: pytest.LogCaptureFixture) -> None:
     deaf = RankConsensus(0, 2, "word")
     dist.PrefixStore("surefoot/word", store).set("0", "what nobody has ever said")
-    assert within(10, lambda: "no longer hears" in caplog.text)
+    assert within(10, lambda: "lost contact with the rank store" in caplog.text)
     assert deaf.pending is None
 
 
 ENDS = """
 import time
 import torch.distributed as dist
-from surefoot import agreement
+from surefoot.guard import rank_consensus
 
-rank_consensus._POLL = 0.0  # so that it is always in the midst of asking
+rank_consensus._POLL_SECONDS = 0.0  # so that it is always in the midst of asking
 dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", 0, 1, True), rank=0, world_size=1)
-agreements = [rank_consensus.Agreement(0, 2, f"word{k}") for k in range(4)]
+agreements = [rank_consensus.RankConsensus(0, 2, f"word{k}") for k in range(4)]
 time.sleep(0.1)
 """
 
 
-def test_a_process_that_ends_while_it_listens_ends_well() -> None:
+def test_a_process_that_exits_while_it_polls_exits_cleanly() -> None:
     done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")

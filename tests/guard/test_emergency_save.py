@@ -46,10 +46,10 @@ class Loop:
         return Store(self.run / "checkpoints").all()
 
 
-def test_when_trouble_begins_the_last_good_state_is_saved(tmp_path: Path) -> None:
+def test_when_an_incident_begins_the_last_good_snapshot_is_saved(tmp_path: Path) -> None:
     loop = Loop(tmp_path, poison=40, max_consecutive_vetoes=500, max_failed_actions=50, max_actions=50)
     loop.train(46)
-    loop.guard._anchor._keeping.close()  # type: ignore[attr-defined]
+    loop.guard._checkpointer._manager.close()  # type: ignore[attr-defined]
     (kept,) = loop.kept()
     assert kept.kind == "emergency"
     assert kept.health == "healthy"
@@ -60,12 +60,12 @@ def test_when_trouble_begins_the_last_good_state_is_saved(tmp_path: Path) -> Non
     again = Loop(tmp_path)
     assert again.guard.step == kept.step
     again.train(30)
-    assert again.guard._desk.judge.quiet  # type: ignore[attr-defined]
+    assert again.guard._reader.judge.quiet  # type: ignore[attr-defined]
     assert again.guard.step > kept.step + 20
     again.guard.close()
 
 
-def test_a_run_that_is_stopped_is_saved_and_told_once(tmp_path: Path) -> None:
+def test_a_stopped_run_is_saved_and_reported_once(tmp_path: Path) -> None:
     loop = Loop(tmp_path, poison=40, max_consecutive_vetoes=8)
     stops = 0
     with loop.guard:
@@ -95,11 +95,11 @@ def test_a_healthy_run_is_saved_at_its_end_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ring", [False])
-def test_without_states_in_memory_trouble_passes_as_before(tmp_path: Path, ring: bool) -> None:
+def test_without_snapshots_an_incident_saves_nothing(tmp_path: Path, ring: bool) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    guard = surefoot.attach(model, optimizer, run_dir=tmp_path, resume=True, ring=ring)
+    guard = surefoot.attach(model, optimizer, run_dir=tmp_path, resume=True, snapshot_memory=ring)
     with pytest.raises(TrainingStopped), guard:
         for i in range(80):
             x = torch.randn(3, 4) * (float("nan") if i > 30 else 1.0)
