@@ -23,7 +23,7 @@ The files, by what they do:
     iteration_order     which optimizer steps end an iteration of the loop, with several optimizers
     metrics_reader      numbers from the device -> journal and judge (step_metrics: block -> StepMetrics)
     recovery            snapshots, overrides and decisions
-    run_info            what the judge and run.json are told about the run; opens the journal
+    run_info            describes the run for the judge and run.json; opens the journal
     checkpointer        saves: capture_point (when), data_position (loader and RNG), resume, emergency_save
     preemption          signals: signal_handlers (installing), rank_consensus (all ranks act at the same attempt)
 """
