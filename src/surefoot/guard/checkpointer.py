@@ -1,4 +1,4 @@
-"""Saves and resumes one attached run: on attach, at intervals, at the start of an incident, and when a signal ends it."""
+"""Saves and resumes one attached run: on attach, at intervals, when an incident begins, and when a signal ends it."""
 
 from __future__ import annotations
 
