@@ -22,28 +22,28 @@ from leftovers import pytest_configure, pytest_runtest_teardown, pytest_sessionf
 # On a busy machine threads that wait for each other make small tensors many times slower.
 torch.set_num_threads(1)
 
-# A shell that runs us in the background has interrupts ignored, and nohup a terminal that closes; what is ignored stays
-# so in every process we start.
+# A shell that runs us in the background ignores SIGINT, and nohup ignores SIGHUP; every process we start would inherit
+# that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Inductor's cache does not tell what it compiled for which vector width: kernels left by a run with another
-# ATEN_CPU_CAPABILITY, or on another processor, give wrong numbers or crash. Each test run has a cache of its own.
+# Inductor's cache does not record for which vector width it compiled: kernels left by a run with another
+# ATEN_CPU_CAPABILITY, or on another processor, give wrong numbers or crash. Each test run has its own cache.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     inductor_cache = tempfile.TemporaryDirectory(prefix="surefoot-inductor-", ignore_cleanup_errors=True)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = inductor_cache.name
 
-# No test asserts a time, and that includes the time hypothesis gives an example.
-# The same examples each time: of some thousand noisy courses a few are rightly called another name, and main is not to
-# be red by chance. To look for new ones: pytest --hypothesis-profile=explore
+# No test asserts a time, so hypothesis has no deadline. Its examples are the same each time: of some thousand noisy
+# curves a few rightly get another diagnosis, and main must not fail by chance. To look for new ones:
+# pytest --hypothesis-profile=explore
 hypothesis.settings.register_profile("surefoot", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile("surefoot")
 
 LONG = ("zoo/test_bench.py", "demo/test_demo.py", "chaos/test_chaos.py", "parallel/test_two_processes.py")
-"""Files that take minutes: begun first, so that at the end no core waits for one of them."""
+"""Files that take minutes: started first, so that no core waits for one of them at the end."""
 TRAINS = (
     "actions/test_restraint.py",
     "actions/test_rewind.py",
@@ -52,7 +52,7 @@ TRAINS = (
     "guard/test_clip.py",
     "guard/test_guard.py",
     "guard/test_loops.py",
-    "guard/test_proof.py",
+    "guard/test_resume_proof.py",
     "models/test_decoder.py",
     "parallel/test_two_processes.py",
     "checkpoint/test_ring.py",
@@ -66,7 +66,7 @@ TRAINS = (
     "zoo/test_bench.py",
     "zoo/test_rules.py",
 )
-"""Files whose tests rest on what a training run comes to: `make portable` runs them as on another processor."""
+"""Files whose tests depend on the result of a training run: `make portable` runs them as on another processor."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -81,7 +81,7 @@ TwoProcesses = Callable[..., list[Any]]
 
 @pytest.fixture(scope="session")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> TwoProcesses:
-    """Runs a script in two processes under torchrun; it is told a folder and leaves told-0.json and told-1.json."""
+    """Runs a script on two ranks under torchrun; it gets a folder and writes told-0.json and told-1.json there."""
 
     def run(script: Path, *options: str) -> list[Any]:
         out = tmp_path_factory.mktemp(script.stem)
@@ -116,5 +116,5 @@ def attach(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[[], surefoot.Run]:
-    """What the test's run directory holds now."""
+    """Read the test's run directory."""
     return lambda: surefoot.read(tmp_path / "run")

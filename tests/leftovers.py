@@ -1,4 +1,4 @@
-"""The hooks by which a process that outlives its tests makes the test run fail."""
+"""pytest hooks that fail the test run if a process outlives its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`guard.batches`: what it gives out, when a run over it is saved, and what is told where a resume cannot be exact."""
+"""`guard.batches`: what it yields, when a run over it is saved, and the warnings where a resume cannot be exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Being watched changes no bit; the long form of this is `surefoot bench equal`."""
+"""A guarded run is bit-identical to an unguarded one; the long form of this is `surefoot bench equal`."""
 
 from __future__ import annotations
 

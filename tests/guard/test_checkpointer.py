@@ -1,4 +1,4 @@
-"""What a loop notices of being saved: signals, other loops, and what is refused."""
+"""Saving and resuming through `attach(resume=True)`: signals, kinds of loops, misuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fault of surefoot's own, or of the disk, ends the protection or the journal; never the training."""
+"""An internal error or a full disk ends the protection or the journal, never the training."""
 
 from __future__ import annotations
 

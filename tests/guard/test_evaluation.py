@@ -1,4 +1,4 @@
-"""A run that is told to end in the middle of a long evaluation: it is saved at once, exactly."""
+"""A signal in the middle of a long evaluation: the run is saved at once, exactly."""
 
 from __future__ import annotations
 

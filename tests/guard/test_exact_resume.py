@@ -1,5 +1,5 @@
-"""Each kind of loop, killed five times in five ways: every loss is the one of a run that nobody killed, or the user was
-told that it may not be, and why."""
+"""Each kind of loop, killed five times in five ways: every loss is that of an uninterrupted run, or the user was
+warned that it may not be, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GAN as a user writes it: two optimizers that step in turn, each with a loss of its own."""
+"""A GAN as a user writes it: two optimizers that alternate, each with its own loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shapes of training loops: accumulation, closures, several optimizers, dropped gradients, changing groups."""
+"""The shapes of training loops: accumulation, closures, several optimizers, discarded gradients, changing groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guard keeps for itself beside the model and the states to go back to.
+"""Memory of the guard besides the model and the snapshots.
 
 That is under one percent of the weights, and the shadow of the buffers.
 """

@@ -1,4 +1,4 @@
-"""Runs whose loss does not tell whether they learn, and loops that watch the wrong loss."""
+"""Runs whose loss does not show whether they learn, and loops that watch the wrong loss."""
 
 from __future__ import annotations
 

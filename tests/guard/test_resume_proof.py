@@ -1,4 +1,4 @@
-"""A resume that is proven: the batch that was saved has the loss it had, and nobody notices that it was asked."""
+"""A resume is verified by computing the loss of the saved batch again, without a trace in the training."""
 
 from __future__ import annotations
 

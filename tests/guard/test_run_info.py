@@ -1,4 +1,4 @@
-"""How far the first updates of an optimizer move the weights: what a judge takes for no damage."""
+"""How far the first updates of an optimizer move the weights, which the judge must not take for damage."""
 
 from __future__ import annotations
 

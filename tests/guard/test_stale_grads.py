@@ -1,4 +1,4 @@
-"""Gradients that nobody has emptied are recognised as what they are, and nothing else is taken for them."""
+"""Gradients that the loop never zeroes are recognised, and nothing else is taken for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes that are saved, proven and in trouble together."""
+"""Two ranks that save, verify a resume and handle an incident together."""
 
 from __future__ import annotations
 

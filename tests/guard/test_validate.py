@@ -1,4 +1,4 @@
-"""Whatever a user can get wrong is told in one sentence, before anything is trained or hooked."""
+"""Every misuse raises an error of one sentence, before anything is trained or hooked."""
 
 from __future__ import annotations
 

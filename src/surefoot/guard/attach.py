@@ -2,6 +2,7 @@
 
 One step of the training loop, in order. On the left what the loop does, on the right what its hook calls:
 
+    next(loader)          Checkpointer.after_fetch        with resume=True: saves if due, ends the run on a signal
     model(batch)          AttachedGuard.forward_began     times the wait for data; the first time, takes a snapshot
     guard.watch(loss)     AttachedGuard.watch             hooks the loss, so that its backward is seen
     loss.backward()       StepPipeline.backward_ended     measures all gradients in one pass (GradStats)
@@ -12,19 +13,25 @@ One step of the training loop, in order. On the left what the loop does, on the 
                           StepPipeline.after_step         restores tainted buffers, sends the numbers to the host
                           MetricsReader.read              reads the numbers of two steps ago: journal, then judge
                           Recovery.iteration_ended        applies what the judge decided; now and then a snapshot
-                          Checkpointer.iteration_ended    with resume=True: saves when due, ends the run on a signal
+                          Checkpointer.iteration_ended    with resume=True: is a save or a stop due?
 
-The host reads numbers two steps late, so that it never waits for the device; only the gate acts within the step.
+The host reads numbers two steps late, so that it never waits for the device; only the gate acts within the step. An
+attempt whose gradients are gone without a step (overflow with a GradScaler, or discarded by the loop) is recorded by
+StepPipeline.discard_attempt at the next forward or backward. Where fetches are not seen (no `guard.batches`), the
+checkpointer saves when the next forward begins.
 
 The files, by what they do:
 
-    attached            the hooks, and the order of the calls above (validate: arguments; hooks: errors, torch.compile)
+    attached            the hooks, and the order of the calls above (hooks: internal errors, torch.compile)
+    guard, batches      what the user holds: Guard, OffGuard, guard.batches
+    context, validate   the arguments of attach, checked once and passed on as one GuardContext
     step_pipeline       one attempted update on the device (grad_identity: discarded and stale gradients)
     iteration_order     which optimizer steps end an iteration of the loop, with several optimizers
     metrics_reader      numbers from the device -> journal and judge (step_metrics: block -> StepMetrics)
     recovery            snapshots, overrides and decisions
-    run_info            what the judge and run.json are told about the run; opens the journal
-    checkpointer        saves: capture_point (when), data_position (loader and RNG), resume, emergency_save
+    run_info            describes the run for the judge and run.json; opens the journal
+    checkpointer        saves: capture_point (when), data_position (loader and RNG), resume, emergency_save;
+                        null_checkpointer takes its place without resume=True
     preemption          signals: signal_handlers (installing), rank_consensus (all ranks act at the same attempt)
 """
 

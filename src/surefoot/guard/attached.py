@@ -41,7 +41,7 @@ GUARDED: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 class AttachedGuard(Guard):
-    """Guards one model and its optimizers; attach.py shows a step as a whole."""
+    """Guards one model and its optimizers; attach.py shows all of a step."""
 
     def __init__(self, context: GuardContext) -> None:
         self.disabled = False

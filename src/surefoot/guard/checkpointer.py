@@ -1,4 +1,4 @@
-"""Saves and resumes one attached run: on attach, at intervals, on trouble, and when a signal asks it to end."""
+"""Saves and resumes one attached run: on attach, at intervals, when an incident begins, and when a signal ends it."""
 
 from __future__ import annotations
 
@@ -258,8 +258,8 @@ class Checkpointer:
         self._manager.metrics |= values
 
     def _rewound(self, attempt: int) -> None:
-        """The run is again as it was after this attempt: checkpoints saved since may hold the trouble."""
-        self._manager.doubt(attempt, "the run went back behind it")
+        """The run is again as it was after this attempt: checkpoints saved since may be damaged."""
+        self._manager.doubt(attempt, "the run was rewound to before it")
 
     def _before_stop(self) -> None:
         """The judge stops the run."""

@@ -1,4 +1,4 @@
-"""Ranks agree on the attempt after which all of them do what only one of them may have been asked to do.
+"""Ranks agree on the attempt after which all of them do what perhaps only one was asked to do.
 
 A signal reaches the ranks at different times, and clocks differ. The first rank proposes an attempt a little ahead, in
 the store of torch.distributed; the others learn of it before they get there. No collective is added to a step.

@@ -1,4 +1,4 @@
-"""What the judge and `run.json` are told about a run, and the journal that all ranks open together."""
+"""Describes a run for the judge and for `run.json`, and opens the journal on all ranks."""
 
 from __future__ import annotations
 

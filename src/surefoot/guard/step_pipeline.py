@@ -307,7 +307,7 @@ class StepPipeline:
             verdict[VerdictSlot.VERDICT] > 0, float(Verdict.DISCARDED)
         )
         if last:
-            verdict[VerdictSlot.ALIVE] = self.grad_stats.ranks.world  # no rank was asked
+            verdict[VerdictSlot.ALIVE] = self.grad_stats.ranks.world  # there was no gather
         self.order.step(None, self.attempt)
         self._send(k)
         self._begin_attempt()
