@@ -58,7 +58,7 @@ def script(guard: Any, plan: Mapping[int, Mapping[str, Any]], **options: Any) ->
 
 def restrain(guard: Any, **asked: Any) -> None:
     """Ask for something from the next step on, as a decision would."""
-    guard._footing.reins.set(StepOverrides(**asked))
+    guard._footing.overrides.set(StepOverrides(**asked))
 
 
 class Watched(Run):

@@ -416,7 +416,7 @@ def test_back_and_reset(attach: Attach) -> None:
         kept = snapshot(model) if i == 7 else kept
     assert same(kept, snapshot(model))
     assert not optimizer.state
-    assert guard._footing.reins.restraint.lr_factor == 0.5
+    assert guard._footing.overrides.active.lr_factor == 0.5
     train(model, optimizer, guard.watch, 12)
     assert not guard.lost
 
@@ -485,5 +485,5 @@ def test_a_model_in_another_type_cannot(attach: Attach) -> None:
         guard.watch(loss_of(model, batch(i).to(torch.bfloat16)), None).backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert judge.failures == ["the model cannot compute in float32: it holds weights in torch.bfloat16"]
-    assert guard._footing.reins.restraint == StepOverrides(), "none of it is done"
+    assert judge.failures == ["the model cannot compute in float32: it has weights in torch.bfloat16"]
+    assert guard._footing.overrides.active == StepOverrides(), "none of it is done"

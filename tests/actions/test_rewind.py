@@ -288,11 +288,11 @@ def test_without_a_good_state_the_judge_hears_of_it(
     judge = script(guard, {2: BACK, 4: BACK | {"remedy": "half the rate"}})
     for i in range(8):
         train(model, optimizer, guard.watch, i)
-    assert judge.failures == ["no states are kept"] * 2
+    assert judge.failures == ["no snapshots are kept"] * 2
     assert judge.rewinds == []
     assert guard.step == 6
     assert not guard.lost
-    assert "half the rate cannot be done: no states are kept" in caplog.text
+    assert "half the rate cannot be done: no snapshots are kept" in caplog.text
     guard.close()
     assert len([e for e in read().events if e.get("name") == "failed"]) == 2
 
@@ -312,8 +312,8 @@ def test_no_state_from_before_the_trouble(attach: Attach) -> None:
     judge.plan[14] = BACK | {"max_attempt": 40, "overrides": surefoot_restraint(0.25)}
     for i in range(14, 20):
         train(model, optimizer, guard.watch, i)
-    assert "no good state" in judge.failures[0]
-    assert guard._footing.reins.restraint.lr_factor == 0.5, "what goes with the way back is not done without it"
+    assert "no good snapshot" in judge.failures[0]
+    assert guard._footing.overrides.active.lr_factor == 0.5, "what goes with the way back is not done without it"
 
 
 def surefoot_restraint(rate: float) -> Any:
@@ -419,7 +419,7 @@ def test_a_stop_without_states_leaves_the_model_alone(before: int, attach: Attac
     with pytest.raises(surefoot.TrainingStopped) as caught:
         for i in range(20):
             train(model, optimizer, guard.watch, i)
-    assert ("as the run left it: no states are kept" in str(caught.value)) == (before >= 0)
+    assert ("as the run left it: no snapshots are kept" in str(caught.value)) == (before >= 0)
 
 
 # -- observing --------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def test_an_infinite_running_variance_is_refused_and_named(name: str, attach: At
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("bad_microbatch", [0, 2])
+@pytest.mark.parametrize("micro", [0, 2])
 def test_one_bad_micro_batch_of_an_accumulated_update(micro: int, scaled: bool, attach: Attach, read: Read) -> None:
     torch.manual_seed(0)
     model = Net()

@@ -17,14 +17,14 @@ def test_rows_come_two_sends_later_and_in_order(device: torch.device) -> None:
         row.fill_(i)
         box.send(row, i)
         row.fill_(255)  # the device goes on and writes the next numbers over these
-        arrived = list(box.due())
+        arrived = list(box.ready())
         assert [tag for _, tag in arrived] == ([i - LAG] if i >= LAG else [])
         for content, tag in arrived:
             assert (content == tag).all()
             seen.append(tag)
             content[:] = 99  # what was handed out is the reader's own
-    assert [tag for _, tag in box.rest()] == [18, 19]
-    assert list(box.rest()) == []
+    assert [tag for _, tag in box.drain()] == [18, 19]
+    assert list(box.drain()) == []
     assert seen == list(range(18))
     assert LAG == 2
 
@@ -35,7 +35,7 @@ def test_the_rest_waits_for_the_device(cuda: torch.device) -> None:
     torch.cuda._sleep(50_000_000)
     row.fill_(7)
     box.send(row, "late")
-    ((content, tag),) = box.rest()
+    ((content, tag),) = box.drain()
     assert tag == "late"
     assert np.array_equal(content, np.full(8, 7, dtype=np.uint8))
 

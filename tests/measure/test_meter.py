@@ -9,15 +9,16 @@ import torch
 from reference import reference
 from torch import nn
 
-from surefoot.measure.block_layout import HEAD, MICROS, SummarySlot, portable_summariser
+from surefoot.measure.block_layout import MAX_MICROBATCHES, UNITS_START, SummarySlot
 from surefoot.measure.grad_stats import GradStats
-from surefoot.measure.layout import layout_of
+from surefoot.measure.layout import layout_params
+from surefoot.measure.stats_torch import torch_summariser
 from surefoot.records import LAYER_STATS
 
 
 def meter_of(model: nn.Module, device: torch.device) -> GradStats:
     """Two units: the first layer's tensors, and the last layer's."""
-    layout = layout_of(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    layout = layout_params(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
     return GradStats(layout, [slice(0, 2), slice(2, 4)], device)
 
 
@@ -38,34 +39,37 @@ def test_gradients_of_accumulated_micro_batches(device: torch.device) -> None:
         losses.append(loss.item())
         squares.append(sum(reference(p.grad)[0] ** 2 for p in model.parameters() if p.grad is not None))
     block = meter.unpack(meter.raw.cpu().numpy().copy())
-    assert meter.micro == 3
+    assert meter.num_microbatches == 3
     assert meter.present == (True,) * 4
     assert math.isclose(float(block.summary[SummarySlot.LOSS]), sum(losses), rel_tol=1e-6)
-    assert block.summary[SummarySlot.MICROS] == 3
+    assert block.summary[SummarySlot.NUM_MICROBATCHES] == 3
     units = [reference(p.grad)[0] ** 2 for p in model.parameters() if p.grad is not None]
-    assert block.summary[HEAD::2].tolist() == pytest.approx([sum(units[:2]), sum(units[2:])], rel=1e-5)
-    assert block.micros[:3, 0].tolist() == pytest.approx(losses, rel=1e-6)
-    assert block.micros[:3, 1].tolist() == pytest.approx(squares, rel=1e-5)
+    assert meter.block.summary[UNITS_START::2].tolist() == pytest.approx([sum(units[:2]), sum(units[2:])], rel=1e-5)
+    assert block.microbatches[:3, 0].tolist() == pytest.approx(losses, rel=1e-6)
+    assert block.microbatches[:3, 1].tolist() == pytest.approx(squares, rel=1e-5)
     for row, p in zip(block.stats, model.parameters(), strict=True):
         assert p.grad is not None
         assert row.tolist() == pytest.approx(reference(p.grad), rel=1e-5, abs=1e-6)
-    meter.begin()
-    assert meter.micro == 0
+    meter.begin_update()
+    assert meter.num_microbatches == 0
     meter.measure(torch.tensor(7.0, device=device), scale=None)
-    assert meter.block.summary[: SummarySlot.ALIVE].tolist() == [7.0, 1.0]  # the sums of the last update are gone
-    meter.begin()
+    assert meter.block.summary[: SummarySlot.ACTIVE_RANKS].tolist() == [
+        7.0,
+        1.0,
+    ]  # the sums of the last update are gone
+    meter.begin_update()
     meter.measure(None, scale=None)
-    assert meter.block.summary[: SummarySlot.ALIVE].tolist() == [0.0, 0.0]
+    assert meter.block.summary[: SummarySlot.ACTIVE_RANKS].tolist() == [0.0, 0.0]
 
 
 def test_more_micro_batches_than_are_told_apart(device: torch.device) -> None:
     model = model_on(device)
     meter = meter_of(model, device)
     one = torch.tensor(2.0, device=device)
-    for _ in range(MICROS + 6):
+    for _ in range(MAX_MICROBATCHES + 6):
         meter.measure(one, scale=None)
-    assert meter.block.summary[SummarySlot.LOSS] == 2.0 * (MICROS + 6)
-    assert meter.block.summary[SummarySlot.MICROS] == MICROS + 6
+    assert meter.block.summary[SummarySlot.LOSS] == 2.0 * (MAX_MICROBATCHES + 6)
+    assert meter.block.summary[SummarySlot.NUM_MICROBATCHES] == MAX_MICROBATCHES + 6
 
 
 def test_a_step_nobody_watched_is_measured_all_the_same(device: torch.device) -> None:
@@ -74,10 +78,10 @@ def test_a_step_nobody_watched_is_measured_all_the_same(device: torch.device) ->
     model[0].bias.grad = None
     meter = meter_of(model, device)
     meter.measure(None, scale=None)
-    assert meter.micro == 0
+    assert meter.num_microbatches == 0
     assert meter.present == (True, False, True, True)
     assert meter.block.stats[1, LAYER_STATS.index("nonfinite")] == -1
-    assert meter.block.summary[HEAD + 2] > 0
+    assert meter.block.summary[UNITS_START + 2] > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -88,7 +92,7 @@ def test_losses_of_any_kind_add_up_exactly(dtype: torch.dtype, shape: tuple[int,
     for value in values:
         meter.measure(torch.full(shape, value, dtype=dtype, device=device), scale=None)
     assert float(meter.block.summary[SummarySlot.LOSS]) == sum(values)
-    assert meter.block.micros[:3, 0].tolist() == values
+    assert meter.block.microbatches[:3, 0].tolist() == values
 
 
 def test_scaled_gradients_are_told_unscaled(device: torch.device) -> None:
@@ -109,26 +113,26 @@ def test_weights_and_buffers_that_are_not_finite_are_counted(device: torch.devic
     buffers = [torch.zeros(3, device=device), torch.tensor([1, 2], device=device)]
     meter.measure_weights(change, sampled, buffers)
     summary = meter.block.summary
-    assert math.isclose(math.sqrt(float(summary[SummarySlot.WEIGHTS])), wanted, rel_tol=1e-5)
-    assert summary[SummarySlot.BAD_WEIGHTS] == 0
-    assert [summary[SummarySlot.CHANGE], summary[SummarySlot.SAMPLED]] == [4.0, 16.0]
+    assert math.isclose(math.sqrt(float(summary[SummarySlot.PARAM_SQUARES])), wanted, rel_tol=1e-5)
+    assert summary[SummarySlot.NONFINITE_PARAMS] == 0
+    assert [summary[SummarySlot.UPDATE_SQUARES], summary[SummarySlot.SAMPLED_SQUARES]] == [4.0, 16.0]
     with torch.no_grad():
         model[0].weight[0, :2] = math.nan
         buffers[0][1] = math.inf
     meter.measure_weights(change, sampled, buffers)
-    assert summary[SummarySlot.BAD_WEIGHTS] == 3
+    assert summary[SummarySlot.NONFINITE_PARAMS] == 3
 
 
 def test_tensors_another_process_counts_are_not_counted_here() -> None:
     stats = torch.zeros(3, len(LAYER_STATS))
     stats[:, 0] = torch.tensor([3.0, 4.0, 12.0])
-    summary = torch.zeros(HEAD + 4, dtype=torch.float64)
-    micros = torch.zeros(MICROS, 3, dtype=torch.float64)
-    summarise = portable_summariser([slice(0, 2), slice(2, 3)])
-    once = torch.tensor([1, 0, 1])
-    summarise(stats, once=once, loss=torch.tensor(1.5), summary=summary, micros=micros, micro=0)
-    assert summary[HEAD:].tolist() == [9.0, 0.0, 144.0, 0.0]
+    summary = torch.zeros(UNITS_START + 4, dtype=torch.float64)
+    microbatches = torch.zeros(MAX_MICROBATCHES, 3, dtype=torch.float64)
+    summarise = torch_summariser([slice(0, 2), slice(2, 3)])
+    owned = torch.tensor([1, 0, 1])
+    summarise(stats, owned=owned, loss=torch.tensor(1.5), summary=summary, microbatches=microbatches, microbatch=0)
+    assert summary[UNITS_START:].tolist() == [9.0, 0.0, 144.0, 0.0]
     stats[1, 5] = 2  # what is broken is refused wherever it is seen
-    summarise(stats, once=once, loss=torch.tensor(1.5), summary=summary, micros=micros, micro=1)
-    assert summary[HEAD:].tolist() == [9.0, 2.0, 144.0, 0.0]
-    assert summary[: SummarySlot.ALIVE].tolist() == [3.0, 2.0]
+    summarise(stats, owned=owned, loss=torch.tensor(1.5), summary=summary, microbatches=microbatches, microbatch=1)
+    assert summary[UNITS_START:].tolist() == [9.0, 2.0, 144.0, 0.0]
+    assert summary[: SummarySlot.ACTIVE_RANKS].tolist() == [3.0, 2.0]

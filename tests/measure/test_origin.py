@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from surefoot.measure.nan_tracer import FOUND, NanTracer
+from surefoot.measure.nan_tracer import MAX_TRACES, NanTracer
 
 
 class Attention(nn.Module):
@@ -35,10 +35,10 @@ def traced(net: Net, x: Tensor, mask: Tensor | None = None) -> tuple[str, str, b
     tracer = NanTracer(net)
     tracer.arm()
     net(x, torch.ones(3, 3, dtype=torch.bool) if mask is None else mask)
-    tracer.settle(7)
-    found = tracer.ask(7)
+    tracer.end_attempt(7)
+    found = tracer.trace(7)
     assert found is not None
-    return found.module, found.kind, found.inputs, found.weights
+    return found.module, found.module_type, found.inputs, found.weights
 
 
 def test_a_row_with_nothing_to_attend_to_is_attentions_own_doing() -> None:
@@ -75,10 +75,10 @@ def test_nothing_is_left_on_the_model_once_it_is_known() -> None:
     tracer = NanTracer(net)
     tracer.arm()
     copied = copy.deepcopy(net)
-    for k in range(FOUND):
+    for k in range(MAX_TRACES):
         net(x, mask)
-        tracer.settle(k)
-        assert tracer.ask(k) is not None
+        tracer.end_attempt(k)
+        assert tracer.trace(k) is not None
     assert all(not module._forward_hooks for module in net.modules())
     tracer.arm()
     assert all(not module._forward_hooks for module in net.modules()), "the question has been answered"
@@ -91,5 +91,5 @@ def test_evaluations_are_not_looked_at() -> None:
     tracer.arm()
     with torch.no_grad():
         net(torch.full((2, 3, 4), math.nan), torch.ones(3, 3, dtype=torch.bool))
-    tracer.settle(0)
-    assert tracer.ask(0) is None
+    tracer.end_attempt(0)
+    assert tracer.trace(0) is None

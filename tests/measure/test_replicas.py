@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surefoot.measure.replica_checksum import ReplicaChecksum
+from surefoot.measure.cross_rank import ReplicaChecksum
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)

@@ -65,7 +65,7 @@ class Look:
         else:
             if isinstance(tensor, DTensor):
                 self.spreads[slot] = spread_of(tensor)
-            part = local(tensor)
+            part = local_storage(tensor)
             strides = part.stride() if part.layout is torch.strided else part.layout
         self.parts.append(part)
         self.kinds.append((part.shape, strides, part.dtype, part.device, steady))
@@ -218,7 +218,7 @@ def _send(tos: Sequence[Tensor], ofs: Sequence[Tensor]) -> tuple[torch.device, t
     return device, side.record_event()
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_storage(tensor: Tensor) -> Tensor:
     """This process's part, past autograd's back; a sparse tensor's `.data` would not follow what is written to it."""
     part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part.data if part.layout is torch.strided else part

@@ -22,8 +22,7 @@ from surefoot.checkpoint.buffer_check import REPEATS
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.clip import ClipOption
-from surefoot.gate.skip_step import SkippableStep, StepRefused
-from surefoot.gate.veto import VetoMethod
+from surefoot.gate.veto import SkippableStep, StepRefused, VetoMethod
 from surefoot.guard import validate
 from surefoot.guard.batches import Batches, FetchesThrough, Through
 from surefoot.guard.guard import LOSS, Guard, Progress
@@ -33,7 +32,7 @@ from surefoot.guard.recovery import Recovery
 from surefoot.guard.run_info import config_of, judge_for
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.judge.policy import Policy
-from surefoot.measure.system import StepTimer, samples_in
+from surefoot.measure.system import StepTimer, count_samples
 from surefoot.records import Action, Event, JudgedBy, StepMetrics, Verdict
 
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ class AttachedGuard(Guard):
         if self._anchor is not None:
             self._anchor.watched(batch)
         first, self._watched = not self._watched, True
-        value, samples = loss.detach(), samples_in(batch)
+        value, samples = loss.detach(), count_samples(batch)
         self._rounds.take_inputs(batch)
         if progress is LOSS:
             self._rounds.judged_by = JudgedBy.LOSS
@@ -242,7 +241,7 @@ class AttachedGuard(Guard):
     def _backward_began(self, first: Tensor | None) -> None:
         self._awaits_backward = False
         rounds = self._rounds
-        if rounds.backward_began() and self._footing.reins.empty():
+        if rounds.backward_began() and self._footing.overrides.zero_stale_grads():
             rounds.emptied()
         if (
             first is not None and rounds.scaler is None and abs(float(first)) >= validate.SCALED
@@ -282,7 +281,9 @@ class AttachedGuard(Guard):
         self._rounds = self._build()
         self._rounds.scaler, self._rounds.attempt, self._rounds.order = old.scaler, old.attempt + 1, old.order
         self._desk.journal.layout(self._rounds.layout.names, self._rounds.layout.numels)
-        self._desk.judge.rewired(self._rounds.layout.names, [(s.start, s.stop) for s in self._rounds.layout.scopes])
+        self._desk.judge.rewired(
+            self._rounds.layout.names, [(s.start, s.stop) for s in self._rounds.layout.optimizer_spans]
+        )
         self._footing.rewire(self._rounds)
         if self._anchor is not None:
             self._anchor.rewire(self._rounds)
@@ -349,7 +350,7 @@ class AttachedGuard(Guard):
         if not searching:
             self._rounds.decide(k)
         elif self._rounds.gates[k].refused:
-            self._rounds.gates[k].hide()
+            self._rounds.gates[k].hide_grads()
 
     @contained
     def _after_step(self, k: int, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -400,7 +401,7 @@ class AttachedGuard(Guard):
         rounds, row = self._rounds, self._desk.last
         rounds.curious = self._desk.judge.wants_weight_check
         if row is not None and row.verdict is Verdict.NONFINITE and not math.isfinite(row.loss):
-            origin = rounds.tracer.ask(row.attempt)
+            origin = rounds.tracer.trace(row.attempt)
             if origin is None:
                 rounds.tracer.arm()
             else:
@@ -496,7 +497,7 @@ class AttachedGuard(Guard):
         self._release_shadow()
         self._note("degraded", f"{type(error).__name__} in {where}: {error}")
         meter = self._rounds.meter
-        if meter.ranks.world > 1:  # the others must not wait for this process in vain
-            self._hooks.append(self._optimizers[0].register_step_pre_hook(lambda *_: meter.stand_in()))
+        if meter.ranks.world_size > 1:  # the others must not wait for this process in vain
+            self._hooks.append(self._optimizers[0].register_step_pre_hook(lambda *_: meter.gather_zeros()))
         if anchor is not None:
             anchor.end_if_asked()

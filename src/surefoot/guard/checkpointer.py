@@ -63,8 +63,8 @@ class Checkpointer:
         self._shadow = shadow
         self._rounds, self._desk = rounds, desk
         ranks = rounds.meter.ranks
-        word = ranks.from_first(secrets.token_hex(8))
-        alone = self._alone = ranks.world == 1
+        word = ranks.broadcast(secrets.token_hex(8))
+        alone = self._alone = ranks.world_size == 1
         self._where = DataPosition(loader, extra)
         self._loader = loader
         self._point = CapturePoint(self._where)
@@ -76,7 +76,7 @@ class Checkpointer:
             run_dir / FOLDER,
             self._whole,
             tell=self._herald.tell,
-            team=RankGroup(ranks.rank, ranks.world, word),
+            team=RankGroup(ranks.rank, ranks.world_size, word),
             pace=SaveInterval(policy.save_every, policy.save_seconds if alone else float("inf")),
             probe=self._probe,
         )
@@ -85,7 +85,7 @@ class Checkpointer:
         )
         told = {"desk": desk, "footing": footing, "herald": self._herald}
         self._rescue = EmergencySaver(self._keeping, self._whole, gates=_GATES, **told)
-        self._agreement = RankConsensus(ranks.rank, ranks.world, word)
+        self._agreement = RankConsensus(ranks.rank, ranks.world_size, word)
         self._parting = Preemption(self._agreement)
         self._hourly = SaveInterval(1 << 62, policy.save_seconds) if not alone and ranks.rank == 0 else None
         self._due: str | None = None
@@ -244,7 +244,7 @@ class Checkpointer:
 
     def _begun(self) -> None:
         """A save begins, in all processes; that it has ended in all of them is told with the rows of later attempts."""
-        self._free, self._since = self._rounds.meter.ranks.world == 1, self._rounds.attempt
+        self._free, self._since = self._rounds.meter.ranks.world_size == 1, self._rounds.attempt
 
     def watched(self, batch: Any = None) -> None:
         """A loss is there: the moment, where the forward pass before it was not seen, as in a compiled model."""
@@ -260,7 +260,7 @@ class Checkpointer:
         self._keeping.row_read(self._desk.step, self._desk.known, self._known)
         self._keeping.prove(self._desk.judge.proven)
         self._rescue.row_read()
-        if self._desk.alive < self._rounds.meter.ranks.world:  # a spread model cannot be run by some of them alone
+        if self._desk.alive < self._rounds.meter.ranks.world_size:  # a spread model cannot be run by some of them alone
             self._probe.off = "one of the processes has lost its protection"
         self._resuming.loosen()
 

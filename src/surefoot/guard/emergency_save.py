@@ -16,7 +16,7 @@ from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard.checkpoint_events import CheckpointEventLog
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.recovery import GATES, Recovery
-from surefoot.measure.layout import local
+from surefoot.measure.layout import to_local
 
 log = logging.getLogger("surefoot")
 
@@ -74,12 +74,12 @@ class EmergencySaver:
         ring.verify()
         good = {s.attempt: s for s in ring.states if s.good and s.step > 0}
         try:
-            shared = self._footing.shared(sorted(good))
+            shared = self._footing.common_attempts(sorted(good))
         except CannotAct:
             return None
         state = good[max(shared)] if shared else None
         newer = state is not None and state.step > self._keeping.sound_step
-        return state if ranks.from_first(newer) else None
+        return state if ranks.broadcast(newer) else None
 
     def stopped(self, save: Callable[[str], None]) -> None:
         """The judge ends the run: what it is now is saved, unless its weights are beyond use."""
@@ -87,11 +87,11 @@ class EmergencySaver:
         ranks = rounds.meter.ranks
         for block, tag in rounds.arrived(rest=True):
             self._desk.read(block, tag, judged=False)
-        if self._desk.step == self._stopped or self._desk.alive < ranks.world:
+        if self._desk.step == self._stopped or self._desk.alive < ranks.world_size:
             return
         self._stopped = self._desk.step
-        finite = all(bool(torch.isfinite(local(p.detach())).all()) for p in rounds.layout.params)
-        if ranks.shared([int(finite)], 1) != [1]:
+        finite = all(bool(torch.isfinite(to_local(p.detach())).all()) for p in rounds.layout.params)
+        if ranks.intersect([int(finite)], 1) != [1]:
             self._herald.tell("failed", "not saved: the weights are not finite; what was saved before is kept")
             return
         try:

@@ -7,17 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.gate.rule import VerdictSlot
 from surefoot.guard.iteration_order import IterationOrder
 from surefoot.guard.step_metrics import StepContext, bad_buffers, step_metrics_from, worst_tensors
 from surefoot.journal.writer import Journal
 from surefoot.judge.history import History
 from surefoot.judge.multi_optimizer import AnyJudge
 from surefoot.judge.policy import Policy
-from surefoot.measure.block_layout import SummarySlot
-from surefoot.measure.grad_stats import HostBlock
-from surefoot.measure.nan_tracer import Origin
-from surefoot.measure.rank_agreement import SharedSlot
+from surefoot.measure.block_layout import HostBlock, SharedSlot, SummarySlot, VerdictSlot
+from surefoot.measure.nan_tracer import NanOrigin
 from surefoot.measure.system import StepTimer
 from surefoot.records import EVENT_MARK, NAN, Action, Decision, Event, Note, Outcome, StepMetrics, Verdict
 
@@ -74,13 +71,13 @@ class MetricsReader:
             history=self.history.of(tag.optimizer),
             run=self.history,
             repeated=tag.attempt == self.attempt,
-            left=self._clock.left(self.total - self.step),
+            left=self._clock.seconds_for(self.total - self.step),
         )
         self.attempt, self.last = tag.attempt, row
         self.known = tag.attempt if tag.ends else tag.attempt - 1
         layers = block.stats
-        self.alive = min(self.alive, block.verdict[VerdictSlot.ALIVE])
-        self.busy = block.head[SummarySlot.BUSY] != 0
+        self.alive = min(self.alive, block.verdict[VerdictSlot.ACTIVE_RANKS])
+        self.busy = block.summary[SummarySlot.RANKS_SAVING] != 0
         self.journal.row(row, layers)
         if row.applied or (self._observes and row.verdict < Verdict.OVERFLOW):
             self._open += 1
@@ -88,7 +85,7 @@ class MetricsReader:
             self._stops = 0
         self._count_completed(tag.completed + tag.ends)
         # Where the gradients of the ranks differ after backward, so do the numbers of the layers: none may act on them.
-        synced = len(block.losses) < 2 or not block.agreed[SharedSlot.UNSYNCED] > 0
+        synced = len(block.rank_losses) < 2 or not block.shared[SharedSlot.GRADS_DIFFER] > 0
         events = self.judge.update(row, layers if synced else None) if judged else []
         if not events:
             return []
@@ -130,15 +127,15 @@ class MetricsReader:
             if worst or not row.nonfinite_buffers > 0:
                 self.note("tensors", "where the gradients stood out", at=row, values={"tensors": worst})
             if row.nonfinite_buffers > 0:
-                bad = bad_buffers(self.judge.buffers, block.buffers)
+                bad = bad_buffers(self.judge.buffers, block.buffer_nonfinite)
                 self.note("buffers", "buffers that the batch made non-finite", at=row, values={"buffers": bad})
         elif isinstance(event, Decision) and not event.applied:
             log.info("surefoot: step %d: %s; would have been done: %s", event.step, event.reason, event.remedy)
 
-    def locate(self, row: StepMetrics, origin: Origin) -> None:
+    def locate(self, row: StepMetrics, origin: NanOrigin) -> None:
         """It was found out where in the model this row's trouble began."""
         told = {"inputs": origin.inputs, "weights": origin.weights}
-        for event in self.judge.located(row, origin.module, origin.kind, **told):
+        for event in self.judge.located(row, origin.module, origin.module_type, **told):
             if self.journal.rank == 0:
                 self.journal.event(event)
 

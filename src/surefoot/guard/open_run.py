@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.tree import Stateful
-from surefoot.gate.veto import VetoMethod, could_be_fused, on_accelerator
+from surefoot.gate.veto import VetoMethod, has_fused_form, on_accelerator
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.recovery import Recovery
 from surefoot.guard.run_info import open_together
@@ -45,10 +45,12 @@ def open_metrics_reader(
     weakref.finalize(optimizer, journal.close)
     desk = MetricsReader(journal, judge, policy=policy, clock=clock, order=rounds.order, steps_of=steps_of)
     journal.layout(rounds.layout.names, rounds.layout.numels)
-    desk.note("attached", "; ".join(g.why for g in rounds.gates), attempt=journal.last_attempt + 1)
+    desk.note("attached", "; ".join(g.veto_reason for g in rounds.gates), attempt=journal.last_attempt + 1)
     for gate in rounds.gates:
         if gate.veto_method is VetoMethod.HOST and on_accelerator(rounds.layout.params) and journal.rank == 0:
-            log.log(logging.WARNING if could_be_fused(gate.optimizer) else logging.INFO, "surefoot: %s", gate.why)
+            log.log(
+                logging.WARNING if has_fused_form(gate.optimizer) else logging.INFO, "surefoot: %s", gate.veto_reason
+            )
     return desk
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.judge.policy import WHILE
+from surefoot.measure.block_layout import SharedSlot
 from surefoot.measure.grad_stats import GradStats
-from surefoot.measure.rank_agreement import SharedSlot
 from surefoot.records import NAN
 
 
@@ -35,18 +35,18 @@ class RankExchange:
 
     def gather(self, known: Mapping[SharedSlot, float | Tensor], *, stepping: int | None) -> Tensor:
         """The totals over all ranks; `stepping` is the optimizer in whose step they are asked for."""
-        host = self._meter.host
+        host = self._meter.shared_values
         if host is not None:
-            told: Mapping[SharedSlot, float | Tensor] = {**known, SharedSlot.COMPARED: self._compared}
+            told: Mapping[SharedSlot, float | Tensor] = {**known, SharedSlot.REPLICAS_MEASURED: self._compared}
             pairs = [self._settings[k] if k == stepping else settings_of(o) for k, o in enumerate(self._optimizers)]
             host.write([told.get(place, NAN) for place in SharedSlot] + [number for pair in pairs for number in pair])
             self._compared = False
-        return self._meter.totals()
+        return self._meter.gather_totals()
 
     def after(self, attempt: int, *, looked: bool) -> None:
         """A step is over: the weights are compared where they were looked at, or where it is due."""
         if looked or (self._compare_at and attempt in self._compare_at):
-            self._compared = self._meter.compare_replicas()
+            self._compared = self._meter.checksum_replicas()
 
     def went_back(self, attempt: int) -> None:
         """All ranks have restored the same weights; a comparison after their next step, this attempt's, proves it."""

@@ -23,10 +23,10 @@ from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.checkpoint.tree import Stateful
-from surefoot.gate.rule import VerdictSlot
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.judge.policy import Policy
+from surefoot.measure.block_layout import VerdictSlot
 from surefoot.records import EVENT_MARK, Action, Decision
 
 log = logging.getLogger("surefoot")
@@ -50,7 +50,7 @@ class Recovery:
         ring: int | None,
     ) -> None:
         self.rounds = rounds
-        self.reins = OverrideApplier(model, optimizers, rounds.gates)
+        self.overrides = OverrideApplier(model, optimizers, rounds.gates)
         self._desk = desk
         self._policy = policy
         self._shadow = shadow
@@ -92,10 +92,10 @@ class Recovery:
     def before_step(self, k: int) -> None:
         if self.ring is not None:
             self.ring.settle()
-        self.reins.before(k)
+        self.overrides.before_step(k)
 
     def after_step(self, k: int) -> None:
-        self.reins.after(k)
+        self.overrides.after_step(k)
 
     def row_read(self, decided: Sequence[Decision]) -> None:
         """A row was read and judged."""
@@ -141,12 +141,12 @@ class Recovery:
         for old, gate in zip(self.rounds.gates, rounds.gates, strict=True):
             gate.options = old.options
         self.rounds = rounds
-        self.reins.rewire(rounds.gates)
+        self.overrides.replace_gates(rounds.gates)
 
     def release(self) -> None:
         """Let go of the run and leave it as the loop has set it."""
         self._tell_messages()
-        self.reins.release()
+        self.overrides.release()
         self.ring = None
 
     # -- states
@@ -216,14 +216,14 @@ class Recovery:
     def scaler(self) -> Any:
         return self.rounds.scaler
 
-    def shared(self, attempts: Sequence[int]) -> Sequence[int]:
-        ranks, newest = self.rounds.meter.ranks, self.rounds.meter.block.verdict[VerdictSlot.ALIVE]
+    def common_attempts(self, attempts: Sequence[int]) -> Sequence[int]:
+        ranks, newest = self.rounds.meter.ranks, self.rounds.meter.block.verdict[VerdictSlot.ACTIVE_RANKS]
         # Rows are read two steps late, and one may have gone since. To ask the device is a wait, but a seldom one.
-        if ranks.world > 1 and min(self._desk.alive, float(newest)) < ranks.world:  # it would not answer
+        if ranks.world_size > 1 and min(self._desk.alive, float(newest)) < ranks.world_size:  # it would not answer
             raise CannotAct("one of the processes has lost its protection, so they cannot go back together")
-        return ranks.shared(attempts, self._policy.max_snapshots)
+        return ranks.intersect(attempts, self._policy.max_snapshots)
 
-    def went_back(self, state: Snapshot) -> None:
+    def rewound(self, state: Snapshot) -> None:
         at = self.rounds.attempt
         for block, tag in self.rounds.arrived(rest=True):
             self._desk.read(block, tag, judged=False)  # of a time that is gone: written down, and no more
@@ -242,7 +242,7 @@ class Recovery:
         )
         self._tell_messages()
 
-    def empty(self) -> None:
+    def reset_optimizers(self) -> None:
         for optimizer, prefilled in self._prefilled:
             try:
                 initial = _initial_state(optimizer) if prefilled else {}
@@ -253,7 +253,7 @@ class Recovery:
             optimizer.state.clear()
             optimizer.state.update(initial)
         for gate in self.rounds.gates:
-            gate.forget()
+            gate.optimizer_state_replaced()
 
 
 def _initial_state(optimizer: Optimizer) -> dict[Any, Any]:

@@ -52,7 +52,7 @@ class Resumer:
                 name = None if kept is None else kept.name
             except ValueError as error:
                 wrong = error
-        said = ranks.from_first((name, None if wrong is None else str(wrong)))
+        said = ranks.broadcast((name, None if wrong is None else str(wrong)))
         if said[1] is not None:
             raise wrong or ValueError(said[1])
         if said[0] is None:
@@ -63,7 +63,7 @@ class Resumer:
         began = time.monotonic()
         resumed = self._keeping.resume(kept)
         self._take_up(resumed, time.monotonic() - began)
-        if self._policy.cautious_after_crash and ranks.from_first(_crashed(self._run_dir)):
+        if self._policy.cautious_after_crash and ranks.broadcast(_crashed(self._run_dir)):
             self._go_carefully()
         return resumed
 
@@ -79,9 +79,9 @@ class Resumer:
                 self._desk.judge.rewound(*told["rewound"])
             if "order" in told:
                 self._desk.order.load_state_dict(told["order"])
-            reins = self._footing.reins
+            reins = self._footing.overrides
             for optimizers, asked in self._desk.judge.restraints:
-                if asked != StepOverrides() and reins.objection(asked) is None:
+                if asked != StepOverrides() and reins.unsupported_reason(asked) is None:
                     reins.set(asked, optimizers)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             notes.append(f"the judge begins anew, since what it knew was of another version: {error!r}")
@@ -115,14 +115,14 @@ class Resumer:
         count = len(self._herald.rounds.gates)
         self._careful = StepOverrides(lr_factor=0.5, clip=(0.5,) * count)
         self._free_at = self._desk.step + self._policy.relax_after
-        self._footing.reins.set(self._careful)
+        self._footing.overrides.set(self._careful)
         self._herald.tell("careful", "resumed after a crash with half the rate, and gradients clipped at 0.5")
 
     def loosen(self) -> None:
         """A row was read: has it gone well for long enough?"""
         if self._careful is None or self._desk.step < self._free_at:
             return
-        if self._footing.reins.lift(self._careful):  # else the judge has asked for something of its own
+        if self._footing.overrides.lift(self._careful):  # else the judge has asked for something of its own
             words = f"{self._policy.relax_after} updates went well: the rate is the loop's again"
             self._herald.tell("loosened", words)
         self._careful = None

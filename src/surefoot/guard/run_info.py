@@ -25,7 +25,7 @@ from surefoot.journal.writer import Journal
 from surefoot.judge.multi_optimizer import AnyJudge, judge_of
 from surefoot.judge.policy import Policy
 from surefoot.measure.cross_rank import Ranks
-from surefoot.measure.environment import describe
+from surefoot.measure.system import describe_environment
 
 log = logging.getLogger("surefoot")
 _PROPORTIONAL = (torch.optim.SGD, torch.optim.ASGD, torch.optim.LBFGS)
@@ -36,7 +36,7 @@ _MORE: ContextVar[Mapping[str, Any]] = ContextVar("more", default=MappingProxyTy
 
 def judge_for(model: nn.Module, policy: Policy, rounds: StepPipeline) -> AnyJudge:
     """A judge that knows what the tensors of this run are."""
-    names, known = rounds.meter.ranks.from_first((rounds.layout.names, _judged(model, rounds)))
+    names, known = rounds.meter.ranks.broadcast((rounds.layout.names, _judged(model, rounds)))
     return judge_of(policy, names, **known)
 
 
@@ -44,15 +44,15 @@ def _judged(model: nn.Module, rounds: StepPipeline) -> dict[str, Any]:
     """What a judge is told of a run besides the names of its tensors; written down, so that it can be told again."""
     holders = {id(p): type(m).__name__ for m in model.modules() for p in m._parameters.values() if p is not None}
     optimizers = [getattr(g.optimizer, "optim", g.optimizer) for g in rounds.gates]  # inside a sharded one
-    owned = rounds.layout.scopes[-1].stop
-    scopes = [[span.start, span.stop] for span in rounds.layout.scopes]
+    owned = rounds.layout.optimizer_spans[-1].stop
+    scopes = [[span.start, span.stop] for span in rounds.layout.optimizer_spans]
     return {
         "kinds": [holders.get(id(p), "").removeprefix("FSDP") for p in rounds.layout.params],
         "owned": owned,
         "values": sum(rounds.layout.numels[:owned]),
         "first": max(map(first_update, optimizers)),
         "adaptive": not any(isinstance(o, _PROPORTIONAL) for o in optimizers),
-        "alone": rounds.meter.ranks.world == 1,
+        "alone": rounds.meter.ranks.world_size == 1,
         "buffers": list(rounds.buffers.names),
     } | ({"scopes": scopes} if len(scopes) > 1 else {})
 
@@ -92,9 +92,9 @@ def config_of(model: nn.Module, clip: ClipOption, policy: Policy, rounds: StepPi
         "parameters": sum(rounds.layout.numels),
         "tensors": len(rounds.layout.names),
         "optimizers": optimizers,
-        "processes": rounds.meter.ranks.world,
+        "processes": rounds.meter.ranks.world_size,
     }
-    told = {"config": config, "data": None} | describe(rounds.device)
+    told = {"config": config, "data": None} | describe_environment(rounds.device)
     for name, more in _MORE.get().items():
         known = told.get(name)
         told[name] = {**known, **more} if isinstance(known, Mapping) and isinstance(more, Mapping) else more
@@ -120,11 +120,11 @@ def open_together(ranks: Ranks, run_dir: str | os.PathLike[str], info: dict[str,
             journal = _open_again(opening)
         except ValueError as error:
             wrong = error
-    said = ranks.from_first(str(wrong) if wrong else None)
+    said = ranks.broadcast(str(wrong) if wrong else None)
     if said is not None:
         raise wrong or ValueError(said)
     journal = journal or opening()
-    journal.last_attempt = ranks.from_first(journal.last_attempt)
+    journal.last_attempt = ranks.broadcast(journal.last_attempt)
     return journal
 
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from surefoot.judge.history import History
 from surefoot.judge.policy import MANIFOLD, NOTHING
-from surefoot.measure.block_layout import MICROS, SummarySlot
-from surefoot.measure.grad_stats import HostBlock
-from surefoot.measure.rank_agreement import SharedSlot, setting
-from surefoot.measure.system import Reading
+from surefoot.measure.block_layout import (
+    MAX_MICROBATCHES,
+    HostBlock,
+    SharedSlot,
+    SummarySlot,
+    VerdictSlot,
+    settings_index,
+)
+from surefoot.measure.system import SystemReading
 from surefoot.records import NAN, JudgedBy, StepMetrics, Verdict
 
 
@@ -42,7 +48,7 @@ class StepContext(NamedTuple):
     data_wait: float
     samples: float
     tokens: float
-    reading: Reading
+    reading: SystemReading
     completed: int
     """Iterations of the loop that had ended before this update."""
     ends: bool
@@ -55,6 +61,21 @@ class StepContext(NamedTuple):
 
 
 _VERDICTS = tuple(Verdict)
+_READ = itemgetter(
+    VerdictSlot.VERDICT,
+    VerdictSlot.NORM,
+    VerdictSlot.NONFINITE,
+    VerdictSlot.NORM_LIMIT,
+    VerdictSlot.CLIP_THRESHOLD,
+    VerdictSlot.CLIP_FACTOR,
+    VerdictSlot.LOSS,
+    VerdictSlot.LOSS_SCALE,
+    VerdictSlot.LR,
+    VerdictSlot.WEIGHT_NORM,
+    VerdictSlot.NONFINITE_PARAMS,
+    VerdictSlot.UPDATE_RATIO,
+)
+"""Reads the slots in one call; an index by enum member for each would take longer than the rest of the row."""
 _TROUBLE = (Verdict.NONFINITE, Verdict.NORM_OUTLIER, Verdict.OVERFLOW)
 
 
@@ -63,26 +84,25 @@ def step_metrics_from(
 ) -> StepMetrics:
     """The row of one attempted update; `history` is that of the optimizer that stepped, `run` that of the first;
     `repeated` when another optimizer has brought a row for this attempt already."""
-    more, replicas, odd = block.head, NAN, -1
+    more, replicas, odd = block.summary, NAN, -1
     dropped = False
-    if len(block.losses) > 1:
-        agreed = block.agreed
-        dropped = agreed[SharedSlot.DROPPED] > 0
+    if len(block.rank_losses) > 1:
+        agreed = block.shared
+        dropped = agreed[SharedSlot.DISCARDED] > 0
         tag = _agreed(tag, agreed, repeated=repeated)
-        if agreed[SharedSlot.COMPARED] == 1.0 and not repeated:
-            replicas, odd = _compared(block.replicas, run)
+        if agreed[SharedSlot.REPLICAS_MEASURED] == 1.0 and not repeated:
+            replicas, odd = _compared(block.replica_checksums, run)
         if block.verdict[0] == Verdict.APPLIED:
-            history.unequal.append(bool(agreed[SharedSlot.UNEQUAL] > 0))
-    # All at once, in the order of `Said`: to ask for each place by its name takes longer than the rest.
-    said, norm, nonfinite, limit, clip, clipped, loss, scale, lr, weight_norm, bad_weights, ratio, _ = block.verdict
-    verdict = _VERDICTS[int(said)]
+            history.unequal.append(bool(agreed[SharedSlot.APPLIED_GRADS_DIFFER] > 0))
+    code, norm, nonfinite, limit, clip, clipped, loss, scale, lr, weight_norm, bad_weights, ratio = _READ(block.verdict)
+    verdict = _VERDICTS[int(code)]
     if dropped and verdict is Verdict.APPLIED:
         verdict = Verdict.DISCARDED  # on some ranks; all of them must judge the same
     trouble = verdict in _TROUBLE
     loss = loss if tag.watched else NAN
     d1, d2 = history.add(loss, norm)
     reading = tag.reading
-    bad: list[int] = np.flatnonzero(block.buffers).tolist() if more[SummarySlot.BAD_BUFFERS] > 0 else []
+    bad: list[int] = np.flatnonzero(block.buffer_nonfinite).tolist() if more[SummarySlot.NONFINITE_BUFFERS] > 0 else []
     # Where only a buffer went wrong, the gradients do not tell which micro-batch it was.
     spared = bool(bad) and math.isfinite(loss) and math.isfinite(norm) and nonfinite == 0
     return StepMetrics(
@@ -91,12 +111,12 @@ def step_metrics_from(
         time=tag.time,
         optimizer=tag.optimizer,
         verdict=verdict,
-        bad_microbatch=_culprit(block.micros[: min(tag.micros, MICROS)])
+        bad_microbatch=_culprit(block.microbatches[: min(tag.micros, MAX_MICROBATCHES)])
         if trouble and tag.watched and not spared
         else -1,
         num_microbatches=tag.micros,
         judged_by=tag.judged_by,
-        rank=_odd_one(block.losses) if trouble else odd,
+        rank=_odd_one(block.rank_losses) if trouble else odd,
         first_nonfinite_buffer=bad[0] if bad else -1,
         **_as_written(
             loss=loss,
@@ -115,12 +135,16 @@ def step_metrics_from(
             update_ratio=ratio if tag.weights else NAN,
             nonfinite_params=bad_weights if tag.weights else NAN,
             nonfinite_buffers=float(len(bad)) if tag.buffers else NAN,
-            unchanged_fraction=more[SummarySlot.UNMOVED] if tag.weights else NAN,
-            applied_norm=math.sqrt(more[SummarySlot.APPLIED]) if tag.changed else NAN,
+            unchanged_fraction=more[SummarySlot.UNCHANGED_FRACTION] if tag.weights else NAN,
+            applied_norm=math.sqrt(more[SummarySlot.APPLIED_SQUARES]) if tag.changed else NAN,
             stale_grads=tag.left_over,
             input_mean=more[SummarySlot.INPUT_MEAN] if tag.fed else NAN,
-            input_std=more[SummarySlot.INPUT_SPREAD] if tag.fed else NAN,
-            input_absmax=NAN if not tag.fed else top if math.isfinite(top := more[SummarySlot.INPUT_TOP]) else math.inf,
+            input_std=more[SummarySlot.INPUT_STD] if tag.fed else NAN,
+            input_absmax=NAN
+            if not tag.fed
+            else top
+            if math.isfinite(top := more[SummarySlot.INPUT_ABSMAX])
+            else math.inf,
             eval_loss=tag.eval_loss,
             seconds=tag.seconds,
             data_wait=tag.data_wait,
@@ -142,20 +166,20 @@ def _agreed(tag: StepContext, agreed: np.ndarray, *, repeated: bool) -> StepCont
 
     Times and memory stay this process's own; nothing is done because of them.
     """
-    place = setting(tag.optimizer)
+    place = settings_index(tag.optimizer)
     once = {"left_over": NAN, "samples": NAN, "weights": False, "fed": False}  # told with the first optimizer's row
     if not repeated:
         once = {
-            "left_over": float(agreed[SharedSlot.LEFT_OVER]),
+            "left_over": float(agreed[SharedSlot.STALE_GRADS]),
             "samples": float(agreed[SharedSlot.SAMPLES]),
-            "weights": agreed[SharedSlot.WEIGHED] == 1.0,
-            "fed": agreed[SharedSlot.FED] == 1.0,
+            "weights": agreed[SharedSlot.WEIGHTS_MEASURED] == 1.0,
+            "fed": agreed[SharedSlot.INPUTS_MEASURED] == 1.0,
         }
     return tag._replace(
-        watched=agreed[SharedSlot.WATCHED] > 0,
-        changed=agreed[SharedSlot.CHANGED] == 1.0,
-        scaled=bool(np.isfinite(agreed[SharedSlot.SCALE])),
-        scale=float(agreed[SharedSlot.SCALE]),
+        watched=agreed[SharedSlot.HAS_LOSS] > 0,
+        changed=agreed[SharedSlot.GRADS_CHANGED] == 1.0,
+        scaled=bool(np.isfinite(agreed[SharedSlot.LOSS_SCALE])),
+        scale=float(agreed[SharedSlot.LOSS_SCALE]),
         lr=float(agreed[place]),
         momentum=float(agreed[place + 1]),
         **once,

@@ -19,25 +19,23 @@ from torch.utils.weak import TensorWeakRef
 
 from surefoot.checkpoint.buffer_check import BufferCheck
 from surefoot.checkpoint.buffers import BufferShadow
-from surefoot.gate.clip import ClipOption, units_of
+from surefoot.gate.clip import ClipOption, clip_units
 from surefoot.gate.gate import Gate
-from surefoot.gate.rule import NormRule, VerdictSlot
+from surefoot.gate.rule import NormRule
 from surefoot.gate.veto import VetoMethod
 from surefoot.guard.iteration_order import IterationOrder
 from surefoot.guard.rank_exchange import RankExchange, settings_of
 from surefoot.guard.step_metrics import StepContext
 from surefoot.judge.policy import Policy
-from surefoot.measure.alternating import AlternatingWeights
-from surefoot.measure.batch_stats import measure_inputs, numbers_in
-from surefoot.measure.block_layout import SummarySlot
-from surefoot.measure.grad_stats import VERDICT, GradStats, HostBlock
-from surefoot.measure.layout import Layout, layout_of, local
+from surefoot.measure.batch_stats import find_float_tensor, measure_batch
+from surefoot.measure.block_layout import HostBlock, SharedSlot, SummarySlot, VerdictSlot
+from surefoot.measure.grad_stats import GradStats
+from surefoot.measure.layout import ParamLayout, layout_params, to_local
 from surefoot.measure.nan_tracer import NanTracer
-from surefoot.measure.rank_agreement import SharedSlot
 from surefoot.measure.readback import AsyncReadback
 from surefoot.measure.stats_torch import flat_values
 from surefoot.measure.system import StepTimer, SystemMonitor
-from surefoot.measure.weight_stats import UpdateSample
+from surefoot.measure.weight_stats import AlternatingWeights, UpdateSample
 from surefoot.records import NAN, JudgedBy, Verdict
 
 
@@ -62,7 +60,7 @@ class _Gradient:
     def nonzero(self) -> bool:
         """Whether any of its values is; waits for the device."""
         gradient = self.param.grad
-        return gradient is not None and bool(flat_values(local(gradient)).any())
+        return gradient is not None and bool(flat_values(to_local(gradient)).any())
 
 
 class StepPipeline:
@@ -81,7 +79,7 @@ class StepPipeline:
         clock: StepTimer,
         shadow: BufferShadow | None,
     ) -> None:
-        self.layout: Layout = layout_of(model, optimizers)
+        self.layout: ParamLayout = layout_params(model, optimizers)
         self.attempt = 0
         self.scaler: Any = None
         self.samples = self.tokens = self.eval_loss = self._left_over = NAN
@@ -93,22 +91,24 @@ class StepPipeline:
         self._policy = policy
         self._clock = clock
         self.device = _home(self.layout)
-        units = units_of(clip, self.layout)
+        units = clip_units(clip, self.layout)
         rule = NormRule(policy.max_norm_ratio, policy.warmup, policy.norm_max_decay)
         self.meter = GradStats(
             self.layout, [u.span for u in units], self.device, buffers=len(shadow.names) if shadow else 0
         )
-        self.buffers = BufferCheck(shadow, self.meter.block.buffers, self.meter.block.summary[SummarySlot.BAD_BUFFERS])
+        self.buffers = BufferCheck(
+            shadow, self.meter.block.buffer_nonfinite, self.meter.block.summary[SummarySlot.NONFINITE_BUFFERS]
+        )
         self.gates = [
             Gate(k, o, units=units, params=self.layout.params, rule=rule, device=self.device)
             for k, o in enumerate(optimizers)
         ]
         self._shadow = shadow
         self._exchange = RankExchange(self.meter, optimizers)
-        self._sample = UpdateSample(self.layout.params, self.meter.ranks.once, self.device)
+        self._sample = UpdateSample(self.layout.params, self.meter.ranks.owned, self.device)
         self._machine = SystemMonitor(self.device, every=policy.system_every)
         self._mailbox: AsyncReadback[StepContext] = AsyncReadback(self.meter.raw.numel(), self.device)
-        self._verdicts = self.meter.block.verdict.new_zeros(len(self.gates), VERDICT)
+        self._verdicts = self.meter.block.verdict.new_zeros(len(self.gates), len(VerdictSlot))
         self._totals: Tensor | None = None
         self._measured = self._weighed = self._changed = self._fed = False
         """Gradients were measured; the summary holds unsent numbers of the weights, of gradients that the loop has
@@ -125,13 +125,13 @@ class StepPipeline:
         self._used: list[_Gradient] = []
         """Some of the gradients that the last step used."""
         self._stepped: set[int] = set()
-        self._turns = AlternatingWeights(self.layout, self.meter.ranks.once, self.device, every=policy.weights_every)
+        self._turns = AlternatingWeights(self.layout, self.meter.ranks.owned, self.device, every=policy.weights_every)
         self.order = IterationOrder(len(self.gates))
 
     @property
     def fits(self) -> bool:
         """Whether the optimizers still hold the tensors this was made for."""
-        return self.layout.fits(self._optimizers)
+        return self.layout.matches(self._optimizers)
 
     def scale(self) -> Tensor | None:
         """The loss scale in force, on the device."""
@@ -151,7 +151,7 @@ class StepPipeline:
             return all(had.param.grad is None for had in self._had)
         touched = [g for had in self._had if (g := had.param.grad) is not None and not had.unchanged()]
         # Gradients set to zero in place, or only clipped? Asked for only here, between two backwards without a step.
-        return bool(touched) and not any(bool(local(g).any()) for g in touched)
+        return bool(touched) and not any(bool(to_local(g).any()) for g in touched)
 
     def backward_began(self) -> bool:
         """Whether the gradients that the last step used are still there, the same tensors and unchanged.
@@ -163,7 +163,7 @@ class StepPipeline:
             return False
         used, self._used = self._used, []
         same = all(each.unchanged() for each in used)
-        self._left_over = float(same and (self.meter.ranks.world > 1 or any(each.nonzero() for each in used)))
+        self._left_over = float(same and (self.meter.ranks.world_size > 1 or any(each.nonzero() for each in used)))
         return self._left_over > 0
 
     def emptied(self) -> None:
@@ -172,11 +172,11 @@ class StepPipeline:
 
     def take_inputs(self, batch: Any) -> None:
         """Measure what comes into the model, of the first micro-batch of an update."""
-        if self.meter.micro == 0 or self._stepped:
-            values = numbers_in(batch, self.device)
+        if self.meter.num_microbatches == 0 or self._stepped:
+            values = find_float_tensor(batch, self.device)
             self._fed = values is not None
             if values is not None:
-                measure_inputs(values, self.meter.block.summary[SummarySlot.INPUT_MEAN : SummarySlot.INPUT_TOP + 1])
+                measure_batch(values, self.meter.block.summary[SummarySlot.INPUT_MEAN : SummarySlot.INPUT_ABSMAX + 1])
 
     def take_progress(self, progress: Tensor | float | None) -> None:
         """Keep what the loop says is judged instead of the loss: the mean over the micro-batches of an update."""
@@ -184,7 +184,7 @@ class StepPipeline:
         if progress is None:
             return
         mean = self.meter.block.summary[SummarySlot.PROGRESS]
-        earlier = 0 if self._stepped else self.meter.micro
+        earlier = 0 if self._stepped else self.meter.num_microbatches
         with torch.no_grad():
             value: Any = progress
             if isinstance(progress, Tensor):
@@ -208,28 +208,28 @@ class StepPipeline:
         if scale is None:
             return
         gate, block = self.gates[self.order.expected], self.meter.block
-        block.verdict[VerdictSlot.SCALE] = scale.to(self.device, non_blocking=True)
+        block.verdict[VerdictSlot.LOSS_SCALE] = scale.to(self.device, non_blocking=True)
         self._updates = scale, scale._version
         if self._shadow is not None:  # loss scaling may skip the step without a word to anyone
             self.buffers.count()
-            gate.decide(block.summary, said=block.verdict, scaled=True, joint=None, commit=False)
-            self._shadow.settle(gate.memory.spoilt, keep=False)
+            gate.decide(block.summary, out=block.verdict, scaled=True, joint=None, commit=False)
+            self._shadow.settle(gate.memory.buffers_tainted, keep=False)
 
     def _remember(self) -> None:
         """Some of the gradients as they are now, to tell later whether anyone has touched them."""
-        self._had = _some_gradients(self.layout.params[: self.layout.scopes[-1].stop])
+        self._had = _some_gradients(self.layout.params[: self.layout.optimizer_spans[-1].stop])
 
     def _touched(self) -> bool:
         return not all(had.unchanged() for had in self._had)
 
     def _begin(self) -> None:
         if self._stepped:
-            self._turns.ended(frozenset(self._stepped))
+            self._turns.group_stepped(frozenset(self._stepped))
         self._stepped.clear()
         self.attempt += 1
         self._measured = False
         self._totals = None
-        self.meter.begin()
+        self.meter.begin_update()
         self.buffers.begin()
 
     # -- step
@@ -239,29 +239,29 @@ class StepPipeline:
         coming = self.attempt + (k in self._stepped)  # with a closure the backward of this attempt is still to come
         self._exchange.before(k, coming)
         if self._turns.alternates(k):
-            unmoved = self._turns.before(k, curious=self.curious)
+            unmoved = self._turns.before_step(k, check_now=self.curious)
             if unmoved is not None:
-                self.meter.block.summary[SummarySlot.UNMOVED] = unmoved
-            self.gates[k].before()
+                self.meter.block.summary[SummarySlot.UNCHANGED_FRACTION] = unmoved
+            self.gates[k].before_step()
             return
         if self._sampled == coming - 1 and self._weighed:
-            unmoved = self._sample.unmoved()
+            unmoved = self._sample.unchanged_fraction()
             if unmoved is not None:
-                self.meter.block.summary[SummarySlot.UNMOVED] = unmoved
+                self.meter.block.summary[SummarySlot.UNCHANGED_FRACTION] = unmoved
         due = coming % self._policy.weights_every == 0 or (self.curious and coming > self._sampled + 4)
         if due and self._sampled != coming:
             self._sample.take()
             self._sampled = coming
-        self.gates[k].before()
+        self.gates[k].before_step()
 
     def _has_weights(self, k: int) -> bool:
         """Whether the block holds numbers of this optimizer's weights that have not been sent."""
-        return self._turns.holds(k) if self._turns.alternates(k) else self._weighed
+        return self._turns.block_holds(k) if self._turns.alternates(k) else self._weighed
 
     def tell_busy(self, busy: bool) -> None:
         """Let all processes know, with the numbers of this attempt, whether this one is at a save."""
-        if self.meter.ranks.world > 1:
-            self.meter.block.summary[SummarySlot.BUSY] = float(busy)
+        if self.meter.ranks.world_size > 1:
+            self.meter.block.summary[SummarySlot.RANKS_SAVING] = float(busy)
 
     def decide(self, k: int) -> None:
         """Decide over this optimizer's update, together with those that step on the same backward."""
@@ -274,16 +274,16 @@ class StepPipeline:
         if self._totals is None:
             self._changed = self._touched()  # clipped by the loop, or by another backward that nobody watched
             if self._changed:
-                self.meter.look_again()
+                self.meter.recheck_grads()
             self.buffers.count()
             self._totals = self._gather(stepping=k)
         gate, said, scaled = self.gates[k], self.meter.block.verdict, self.scale() is not None
         others = sorted(self._turns.partners[k] - {k})
         for j in others:
             if j not in self._stepped:
-                self.gates[j].decide(self._totals, said=self._verdicts[j], scaled=scaled, joint=None, commit=False)
+                self.gates[j].decide(self._totals, out=self._verdicts[j], scaled=scaled, joint=None, commit=False)
         joint = torch.stack([self._verdicts[j, VerdictSlot.VERDICT] for j in others]).amax() if others else None
-        gate.decide(self._totals, said=said, scaled=scaled, joint=joint, commit=True)
+        gate.decide(self._totals, out=said, scaled=scaled, joint=joint, commit=True)
         if others:
             self._verdicts[k].copy_(said)
         if not self._policy.observe:
@@ -293,14 +293,14 @@ class StepPipeline:
         """The numbers of all processes; None where the gradients were thrown away without a step."""
         scale = self.scale()
         known: dict[SharedSlot, float | Tensor] = {
-            SharedSlot.WEIGHED: self._has_weights(self.order.expected if stepping is None else stepping),
-            SharedSlot.FED: self._fed,
-            SharedSlot.CHANGED: self._changed and len(self.gates) == 1,
-            SharedSlot.WATCHED: self.meter.micro > 0,
-            SharedSlot.DROPPED: stepping is None,
-            SharedSlot.LEFT_OVER: self._left_over,
+            SharedSlot.WEIGHTS_MEASURED: self._has_weights(self.order.expected if stepping is None else stepping),
+            SharedSlot.INPUTS_MEASURED: self._fed,
+            SharedSlot.GRADS_CHANGED: self._changed and len(self.gates) == 1,
+            SharedSlot.HAS_LOSS: self.meter.num_microbatches > 0,
+            SharedSlot.DISCARDED: stepping is None,
+            SharedSlot.STALE_GRADS: self._left_over,
             SharedSlot.SAMPLES: self.samples,
-            SharedSlot.SCALE: NAN if scale is None else scale,
+            SharedSlot.LOSS_SCALE: NAN if scale is None else scale,
         }
         return self._exchange.gather(known, stepping=stepping)
 
@@ -308,21 +308,21 @@ class StepPipeline:
         """The step is over: tidy up, settle the buffers and send the numbers off."""
         self.searching = False
         gate = self.gates[k]
-        gate.after(spoilt=gate.veto_method is VetoMethod.COPY and self.buffers.found())
+        gate.after_step(buffers_tainted=gate.veto_method is VetoMethod.COPY and self.buffers.found())
         if gate.veto_method is VetoMethod.COPY and gate.refused:
             said = self.meter.block.verdict
             said[VerdictSlot.VERDICT] = said[VerdictSlot.VERDICT].clamp(min=float(Verdict.NONFINITE))
         if self._shadow is not None:
             self._shadow.settle(gate.buffers_tainted)
-        gate.refresh()
+        gate.refresh_thresholds()
         self.order.step(k, self.attempt)
         self._send(k)
-        self.tracer.settle(self.attempt)
+        self.tracer.end_attempt(self.attempt)
         self._stepped.add(k)
         # Only what the optimizer itself holds: nobody need empty gradients that no optimizer uses.
-        self._used = _some_gradients(self.layout.params[self.layout.scopes[k]])
+        self._used = _some_gradients(self.layout.params[self.layout.optimizer_spans[k]])
         if self._turns.alternates(k):
-            looked = self._turns.after(k, self.meter, list(self._model.buffers()))
+            looked = self._turns.after_step(k, self.meter, list(self._model.buffers()))
             self._exchange.after(self.attempt, looked=looked)
             return
         change = self._sample.compare() if self._sampled == self.attempt else None
@@ -342,10 +342,10 @@ class StepPipeline:
         self._had.clear()
         self._weighed = False
         self._exchange.went_back(self.attempt)
-        self._sample.forget()
-        self._turns.forget()
+        self._sample.reset()
+        self._turns.reset()
         for gate in self.gates:
-            gate.forget()
+            gate.optimizer_state_replaced()
 
     def drop(self, *, last: bool = False) -> None:
         """A round ended without a step: loss scaling found an overflow, or the loop threw it away.
@@ -358,14 +358,14 @@ class StepPipeline:
             self.buffers.count()
         self.tell_busy(True)
         totals = self.meter.block.summary if last else self._gather(stepping=None)
-        self.gates[k].decide(totals, said=said, scaled=scaled, joint=None, commit=False)
+        self.gates[k].decide(totals, out=said, scaled=scaled, joint=None, commit=False)
         if self._shadow is not None and not scaled:  # with loss scaling that was done after backward
-            self._shadow.settle(self.gates[k].memory.spoilt, keep=False)
+            self._shadow.settle(self.gates[k].memory.buffers_tainted, keep=False)
         said[VerdictSlot.VERDICT] = said[VerdictSlot.VERDICT].where(
             said[VerdictSlot.VERDICT] > 0, float(Verdict.DISCARDED)
         )
         if last:
-            said[VerdictSlot.ALIVE] = self.meter.ranks.world  # nobody was asked
+            said[VerdictSlot.ACTIVE_RANKS] = self.meter.ranks.world_size  # nobody was asked
         self.order.step(None, self.attempt)
         self._send(k)
         self._begin()
@@ -380,12 +380,12 @@ class StepPipeline:
             attempt=self.attempt,
             time=time.time(),
             optimizer=k,
-            micros=max(self.meter.micro, 1),
-            watched=self.meter.micro > 0,
+            micros=max(self.meter.num_microbatches, 1),
+            watched=self.meter.num_microbatches > 0,
             lr=None if isinstance(lr, Tensor) else float(lr),
             momentum=momentum,
             scaled=scale is not None,
-            clips=gate.by_norm,
+            clips=gate.clips_by_norm,
             weights=self._has_weights(k),
             fed=self._fed,
             changed=self._changed and len(self.gates) == 1,
@@ -403,7 +403,7 @@ class StepPipeline:
         )
         self.samples = self.tokens = self.eval_loss = self._left_over = NAN
         self._weighed = self._changed = self._fed = False
-        self._turns.sent(k)
+        self._turns.row_sent(k)
         self._mailbox.send(self.meter.raw, tag)
 
     # -- two steps later
@@ -411,7 +411,7 @@ class StepPipeline:
     def arrived(self, *, rest: bool = False) -> Iterator[tuple[HostBlock, StepContext]]:
         """The blocks sent two steps ago, or all that are still under way."""
         raw: np.ndarray
-        for raw, tag in self._mailbox.rest() if rest else self._mailbox.due():
+        for raw, tag in self._mailbox.drain() if rest else self._mailbox.ready():
             block = self.meter.unpack(raw)
             if self.buffers.names:
                 self._follow_buffers(block, tag)
@@ -421,7 +421,9 @@ class StepPipeline:
         verdict, norm, nonfinite = (
             block.verdict[place] for place in (VerdictSlot.VERDICT, VerdictSlot.NORM, VerdictSlot.NONFINITE)
         )
-        bad = np.flatnonzero(block.buffers).tolist() if block.head[SummarySlot.BAD_BUFFERS] > 0 else []
+        bad = (
+            np.flatnonzero(block.buffer_nonfinite).tolist() if block.summary[SummarySlot.NONFINITE_BUFFERS] > 0 else []
+        )
         alone = math.isfinite(block.verdict[VerdictSlot.LOSS]) and math.isfinite(norm) and nonfinite == 0
         self.buffers.follow(tag.attempt, bad, alone=alone, landed=verdict == Verdict.APPLIED)
 
@@ -429,14 +431,14 @@ class StepPipeline:
         """Put back whatever a step was not to see."""
         self.tracer.disarm()
         for gate in self.gates:
-            gate.after()
+            gate.after_step()
 
 
 def _some_gradients(params: Sequence[Tensor]) -> list[_Gradient]:
     return list(itertools.islice((_Gradient(p, p.grad) for p in params if p.grad is not None), 8))
 
 
-def _home(layout: Layout) -> torch.device:
+def _home(layout: ParamLayout) -> torch.device:
     """The device the numbers live on: the first accelerator that holds a parameter, else the CPU."""
-    devices = [local(p).device for p in layout.params]
+    devices = [to_local(p).device for p in layout.params]
     return next((d for d in devices if d.type != "cpu"), devices[0])

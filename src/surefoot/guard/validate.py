@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from surefoot.checkpoint.train_state import Generator
 from surefoot.checkpoint.tree import Stateful
-from surefoot.gate.veto import unwrap
+from surefoot.gate.veto import unwrap_optimizer
 from surefoot.judge.policy import Policy
 
 OPTIONS = (
@@ -63,7 +63,7 @@ def check_optimizers(given: object, model: nn.Module) -> tuple[Optimizer, ...]:
     many = given if isinstance(given, list | tuple) else [given]
     if not many:
         raise Misuse("attach: no optimizer was given. Pass the optimizer, or a list of all that train this model.")
-    optimizers = tuple(unwrap(o) for o in many)
+    optimizers = tuple(unwrap_optimizer(o) for o in many)
     for i, o in enumerate(optimizers):
         if any(o is other for other in optimizers[:i]):
             raise Misuse(f"attach: the same {type(o).__name__} was given twice. Name each optimizer once.")
@@ -112,7 +112,7 @@ def check_steps_of(given: object, optimizers: Sequence[Optimizer]) -> int | None
     if given is None:
         return None
     try:
-        inner = unwrap(given)
+        inner = unwrap_optimizer(given)
     except ValueError:
         inner = None
     for place, optimizer in enumerate(optimizers):
