@@ -10,7 +10,7 @@ import torch
 from reference import ABSENT, LAYOUTS, PLANTED, assert_row, odd_tensor
 from torch import Tensor
 
-from surefoot.gate import rule as rule_of
+from surefoot.gate import rule as rules
 from surefoot.gate.clip import Clip, ClipUnit
 from surefoot.measure.block_layout import MAX_MICROBATCHES, UNITS_START, SummarySlot, VerdictSlot
 from surefoot.measure.stats_torch import torch_summariser
@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def fused(tensors: list[Tensor | None], device: torch.device, numels: list[int] | None = None) -> Callable[..., Tensor]:
-    """A pass over tensors of these sizes, to be called again and again."""
+    """A function that measures tensors of these sizes with Triton."""
     from surefoot.measure.stats_triton import TritonStats
 
     each = TritonStats(numels or [11 if t is None else t.numel() for t in tensors], device)
@@ -72,7 +72,7 @@ def test_tensors_that_start_anywhere(dtype: torch.dtype, kernels: torch.device) 
             assert_row(row, tensor)
 
 
-def test_gradients_that_move_come_and_go(kernels: torch.device) -> None:
+def test_gradients_at_new_addresses_and_absent_ones(kernels: torch.device) -> None:
     start: list[Tensor | None] = [torch.ones(50, device=kernels) * i for i in range(5)]
     measure = fused(start, kernels)
     held: list[list[Tensor | None]] = []
@@ -96,7 +96,7 @@ def test_another_dtype_at_the_same_address(kernels: torch.device) -> None:
     assert_row(measure([brain])[0], brain)
 
 
-def test_no_tensors_at_all_to_look_at(kernels: torch.device) -> None:
+def test_absent_and_empty_tensors(kernels: torch.device) -> None:
     tensors: list[Tensor | None] = [None, torch.empty(0, device=kernels)]
     out = fused(tensors, kernels, numels=[0, 0])(tensors)
     assert out.tolist() == [ABSENT, [0.0] * 8]
@@ -141,7 +141,7 @@ def test_measuring_never_waits_for_the_device(cuda: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_both_summaries_are_the_same(dtype: torch.dtype, kernels: torch.device) -> None:
+def test_both_summarisers_agree(dtype: torch.dtype, kernels: torch.device) -> None:
     generator = torch.Generator().manual_seed(0)
     units = [slice(0, 3), slice(3, 3), slice(3, 300)]
     owned = (torch.rand(310, generator=generator) > 0.3).to(torch.int32).to(kernels)
@@ -178,14 +178,14 @@ UNIT_SETS = {
 
 @pytest.mark.parametrize("clips", UNIT_SETS)
 @pytest.mark.parametrize("optimizer", [0, 1])
-def test_both_rules_say_the_same(optimizer: int, clips: str, kernels: torch.device) -> None:
+def test_both_deciders_agree(optimizer: int, clips: str, kernels: torch.device) -> None:
     generator = torch.Generator().manual_seed(optimizer)
     spans = (slice(0, 3), slice(3, 5), slice(5, 9))
     owners = (0, 1, 1)
     units = [ClipUnit(k, span, clip) for k, span, clip in zip(owners, spans, UNIT_SETS[clips], strict=True)]
-    rule = rule_of.NormRule(100.0, 20, 0.99)
-    memories = [rule_of.new_gate_memory(optimizer, units, kernels) for _ in range(2)]
-    deciders = (rule_of.torch_decider(memories[0], rule), rule_of.triton_decider(memories[1], rule))
+    rule = rules.NormRule(100.0, 20, 0.99)
+    memories = [rules.new_gate_memory(optimizer, units, kernels) for _ in range(2)]
+    deciders = (rules.torch_decider(memories[0], rule), rules.triton_decider(memories[1], rule))
     if clips == "adaptive":  # as after 990 updates, so that the ring soon turns over
         for m in memories:
             m.norms[:, :990] = torch.rand(len(m.units), 990, generator=torch.Generator().manual_seed(7)).to(kernels)
@@ -198,20 +198,22 @@ def test_both_rules_say_the_same(optimizer: int, clips: str, kernels: torch.devi
                 m.ceilings.copy_(torch.tensor([1.125, 0.75, 0.25]))
         totals = _totals(i, generator).to(kernels)
         joint = None if i % 4 else torch.tensor(float(i // 4 % 4), dtype=torch.float64, device=kernels)
-        said = [torch.zeros(len(VerdictSlot), dtype=torch.float64, device=kernels) for _ in deciders]
-        for decide, words in zip(deciders, said, strict=True):
-            decide(totals, out=words, scaled=i % 3 == 1, joint=joint, commit=i % 7 != 0)
-        torch.testing.assert_close(said[0], said[1], rtol=1e-12, atol=0.0, equal_nan=True)
+        decisions = [torch.zeros(len(VerdictSlot), dtype=torch.float64, device=kernels) for _ in deciders]
+        for decide, decision in zip(deciders, decisions, strict=True):
+            decide(totals, out=decision, scaled=i % 3 == 1, joint=joint, commit=i % 7 != 0)
+        torch.testing.assert_close(decisions[0], decisions[1], rtol=1e-12, atol=0.0, equal_nan=True)
         for name in ("baseline", "thresholds", "norms", "factors", "refuse", "buffers_tainted", "divisor"):
             a, b = (getattr(m, name) for m in memories)
             torch.testing.assert_close(a, b, rtol=1e-6, atol=0.0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
         if totals[SummarySlot.NONFINITE_BUFFERS] > 0 and joint is None:
-            assert said[0][VerdictSlot.VERDICT] == Verdict.NONFINITE, "an overflow of the loss scale spares buffers"
-        seen.add(int(said[0][VerdictSlot.VERDICT]))
-        assert said[0][VerdictSlot.NORM_LIMIT] <= (math.inf if i < 70 else 1.125)
-        assert said[0][VerdictSlot.CLIP_THRESHOLD] <= (math.inf if i < 70 else 0.25)
-        large = said[0][VerdictSlot.NORM] > 1.125 or said[0][VerdictSlot.LOSS] > 0.75
-        assert i < 70 or not large or said[0][VerdictSlot.VERDICT] != Verdict.APPLIED
+            assert decisions[0][VerdictSlot.VERDICT] == Verdict.NONFINITE, (
+                "an overflow of the loss scale spares buffers"
+            )
+        seen.add(int(decisions[0][VerdictSlot.VERDICT]))
+        assert decisions[0][VerdictSlot.NORM_LIMIT] <= (math.inf if i < 70 else 1.125)
+        assert decisions[0][VerdictSlot.CLIP_THRESHOLD] <= (math.inf if i < 70 else 0.25)
+        large = decisions[0][VerdictSlot.NORM] > 1.125 or decisions[0][VerdictSlot.LOSS] > 0.75
+        assert i < 70 or not large or decisions[0][VerdictSlot.VERDICT] != Verdict.APPLIED
         if i % 10 == 0:
             for m in memories:
                 m.refresh_thresholds()
@@ -285,7 +287,7 @@ def test_values_of_buffers_that_became_nonfinite_are_counted(kernels: torch.devi
         assert total.item() == times * sum(wanted)
 
 
-def test_checksums_are_those_of_the_portable_way_and_cover_every_bit(kernels: torch.device) -> None:
+def test_checksums_equal_the_portable_ones_and_cover_every_bit(kernels: torch.device) -> None:
     from surefoot.checkpoint.checksums import FIRST, POSITION, SECOND, portable_checksum
     from surefoot.checkpoint.kernels import checksum_words
 

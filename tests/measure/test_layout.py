@@ -23,7 +23,7 @@ def test_tied_weights_are_measured_once() -> None:
     assert layout.params[0] is model.head.weight
 
 
-def test_groups_and_optimizers_stand_in_order() -> None:
+def test_groups_and_optimizers_are_in_order() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
     first = torch.optim.SGD([{"params": [model[1].weight]}, {"params": [model[0].bias, model[0].weight]}], lr=0.1)
     second = torch.optim.Adam([model[1].bias])
@@ -50,7 +50,7 @@ def test_parameters_of_no_optimizer_come_last_and_frozen_ones_not_at_all() -> No
     assert layout.optimizer_spans == (slice(0, 2),)
 
 
-def test_what_an_optimizer_holds_beside_the_model_gets_a_name_of_its_own() -> None:
+def test_params_outside_the_model_get_generated_names() -> None:
     model = nn.Linear(2, 2)
     loose = nn.Parameter(torch.zeros(3))
     layout = layout_params(model, [torch.optim.SGD([*model.parameters(), loose], lr=0.1)])
@@ -58,7 +58,7 @@ def test_what_an_optimizer_holds_beside_the_model_gets_a_name_of_its_own() -> No
     assert len(set(layout.names)) == 3
 
 
-def test_an_empty_group_takes_no_place() -> None:
+def test_an_empty_group_has_an_empty_span() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD([{"params": []}, {"params": list(model.parameters())}], lr=0.1)
     layout = layout_params(model, [optimizer])
@@ -66,7 +66,7 @@ def test_an_empty_group_takes_no_place() -> None:
     assert layout.optimizer_spans == (slice(0, 2),)
 
 
-def test_a_layout_knows_when_the_groups_have_changed() -> None:
+def test_matches_is_false_after_the_groups_changed() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
     layout = layout_params(model, [optimizer])
@@ -75,7 +75,7 @@ def test_a_layout_knows_when_the_groups_have_changed() -> None:
     assert not layout.matches([optimizer])
 
 
-def test_a_layout_knows_when_a_parameter_was_replaced() -> None:
+def test_matches_is_false_after_a_parameter_was_replaced() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     layout = layout_params(model, [optimizer])

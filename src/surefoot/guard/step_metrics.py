@@ -75,7 +75,8 @@ _READ = itemgetter(
     VerdictSlot.NONFINITE_PARAMS,
     VerdictSlot.UPDATE_RATIO,
 )
-"""Reads the slots in one call; an index by enum member for each would take longer than the rest of the row."""
+"""Reads the slots in one call; 12 lookups by enum member would take longer than the rest of the row."""
+_NONFINITE_BUFFERS = int(SummarySlot.NONFINITE_BUFFERS)  # read in every row; enum member access is slow on Python 3.11
 _TROUBLE = (Verdict.NONFINITE, Verdict.NORM_OUTLIER, Verdict.OVERFLOW)
 
 
@@ -102,7 +103,7 @@ def step_metrics_from(
     loss = loss if tag.watched else NAN
     d1, d2 = history.add(loss, norm)
     reading = tag.reading
-    bad: list[int] = np.flatnonzero(block.buffer_nonfinite).tolist() if more[SummarySlot.NONFINITE_BUFFERS] > 0 else []
+    bad: list[int] = np.flatnonzero(block.buffer_nonfinite).tolist() if more[_NONFINITE_BUFFERS] > 0 else []
     # Where only a buffer went wrong, the gradients do not tell which micro-batch it was.
     spared = bool(bad) and math.isfinite(loss) and math.isfinite(norm) and nonfinite == 0
     return StepMetrics(

@@ -1,4 +1,4 @@
-"""Per-tensor statistics by plain torch operations, against float64."""
+"""Per-tensor statistics in plain torch operations, against a float64 reference."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def test_tensors_longer_than_a_piece(bad: tuple[int, ...]) -> None:
     assert_row(_row_on_device(tensor, tensor.numel(), None), tensor, close=1e-4)
 
 
-def test_a_tensor_without_gradient_says_so() -> None:
+def test_a_tensor_without_gradient_is_marked_absent() -> None:
     assert measured(None, numel=11).tolist() == ABSENT
 
 
-def test_nothing_but_nonfinite_values() -> None:
+def test_only_nonfinite_values() -> None:
     tensor = torch.tensor([math.nan, math.inf, -math.inf])
     for row in (measured(tensor), _row_on_device(tensor, 3, None)):
         assert math.isnan(row[0])
@@ -132,7 +132,7 @@ def test_the_reference_itself() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-45, 1e-38])
-def test_a_loss_scale_that_has_collapsed_is_no_error(scale: float) -> None:
+def test_a_collapsed_loss_scale_is_no_error(scale: float) -> None:
     tensors = [torch.ones(3), torch.full((2,), 1e-30)]
     out = torch.zeros(2, 8)
     TorchStats([3, 2], torch.device("cpu")).measure(tensors, out=out, scale=torch.tensor(scale))

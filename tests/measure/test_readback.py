@@ -1,4 +1,4 @@
-"""Rows come out in order, whole, and exactly two sends later."""
+"""Rows arrive in order, complete, and exactly `LAG` sends later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from surefoot.measure.readback import LAG, AsyncReadback
 
 
-def test_rows_come_two_sends_later_and_in_order(device: torch.device) -> None:
+def test_rows_arrive_two_sends_later_and_in_order(device: torch.device) -> None:
     box: AsyncReadback[int] = AsyncReadback(16, device)
     row = torch.zeros(16, dtype=torch.uint8, device=device)
     seen: list[int] = []
@@ -29,7 +29,7 @@ def test_rows_come_two_sends_later_and_in_order(device: torch.device) -> None:
     assert LAG == 2
 
 
-def test_the_rest_waits_for_the_device(cuda: torch.device) -> None:
+def test_drain_waits_for_the_device(cuda: torch.device) -> None:
     box: AsyncReadback[str] = AsyncReadback(8, cuda)
     row = torch.zeros(8, dtype=torch.uint8, device=cuda)
     torch.cuda._sleep(50_000_000)
@@ -40,7 +40,7 @@ def test_the_rest_waits_for_the_device(cuda: torch.device) -> None:
     assert np.array_equal(content, np.full(8, 7, dtype=np.uint8))
 
 
-def test_a_row_left_lying_is_our_own_fault_and_is_told() -> None:
+def test_sending_before_receiving_raises() -> None:
     box: AsyncReadback[int] = AsyncReadback(4, torch.device("cpu"))
     row = torch.zeros(4, dtype=torch.uint8)
     for i in range(LAG + 1):

@@ -1,4 +1,4 @@
-"""Samples in a batch, the clock's moments and what the machine tells."""
+"""Samples in a batch, step times, memory and utilisation, and the environment of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from surefoot.measure.system import StepTimer, SystemMonitor, count_samples, des
         ([torch.tensor(1.0), torch.zeros(2)], 2),
     ],
 )
-def test_samples_in_what_loaders_hand_out(batch: Any, samples: int) -> None:
+def test_samples_in_batches_of_any_structure(batch: Any, samples: int) -> None:
     assert count_samples(batch) == samples
 
 
@@ -31,14 +31,14 @@ def test_samples_unknown(batch: Any) -> None:
     assert math.isnan(count_samples(batch))
 
 
-def test_the_clock_tells_waiting_from_working() -> None:
+def test_the_timer_separates_data_wait_from_compute() -> None:
     clock = StepTimer()
     clock.forward_began()
     first = clock.step_ended()
     assert all(map(math.isnan, first)), "there is no step before the first"
     assert math.isnan(clock.seconds_for(10))
     clock.forward_began()
-    clock.forward_began()  # a second micro-batch is no waiting for data
+    clock.forward_began()  # a second microbatch does not count as data wait
     seconds, wait = clock.step_ended()
     assert 0 <= wait <= seconds
     assert clock.seconds_for(10) > 0
@@ -48,7 +48,7 @@ def test_the_clock_tells_waiting_from_working() -> None:
     assert math.isnan(wait), "no forward pass was seen"
 
 
-def test_the_machine_is_read_now_and_then(device: torch.device) -> None:
+def test_the_monitor_reads_only_when_due(device: torch.device) -> None:
     held = torch.ones(1000, device=device)
     machine = SystemMonitor(device, every=5.0)
     reading = machine.read()
