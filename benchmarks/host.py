@@ -37,8 +37,8 @@ WIDTH = 8
 STEPS, WARM = 400, 50
 WHERE: dict[str, tuple[tuple[Any, str], ...]] = {
     "watch": ((AttachedGuard, "watch"), (AttachedGuard, "_backward_began"), (AttachedGuard, "_backward_ended")),
-    "measure": ((GradStats, "measure"), (GradStats, "totals"), (GradStats, "measure_weights")),
-    "gate": ((AttachedGuard, "_before_step"), (Gate, "apply"), (Gate, "after"), (Gate, "refresh")),
+    "measure": ((GradStats, "measure"), (GradStats, "gather_totals"), (GradStats, "measure_weights")),
+    "gate": ((AttachedGuard, "_before_step"), (Gate, "apply"), (Gate, "after_step"), (Gate, "refresh_thresholds")),
     "mailbox": (
         (AttachedGuard, "_after_step"),
         (AsyncReadback, "send"),

@@ -45,7 +45,7 @@ hypothesis.settings.load_profile("surefoot")
 LONG = ("zoo/test_bench.py", "demo/test_demo.py", "chaos/test_chaos.py", "parallel/test_two_processes.py")
 """Files that take minutes: started first, so that no core waits for one of them at the end."""
 TRAINS = (
-    "actions/test_restraint.py",
+    "actions/test_step_overrides.py",
     "actions/test_rewind.py",
     "demo/test_demo.py",
     "gate/test_processes.py",

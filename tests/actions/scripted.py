@@ -1,4 +1,4 @@
-"""A judge that decides what a test has written down for it, and runs to act on."""
+"""A judge that decides by a test's plan, and runs to act on."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def script(guard: Any, plan: Mapping[int, Mapping[str, Any]], **options: Any) ->
     return judge
 
 
-def restrain(guard: Any, **asked: Any) -> None:
-    """Ask for something from the next step on, as a decision would."""
-    guard._recovery.reins.set(StepOverrides(**asked))
+def set_overrides(guard: Any, **values: Any) -> None:
+    """Set overrides from the next step on, as a decision would."""
+    guard._footing.overrides.set(StepOverrides(**values))
 
 
 class Watched(Run):

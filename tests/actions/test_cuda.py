@@ -1,4 +1,4 @@
-"""Acting on a CUDA device: ceilings and rates without a wait, states beside the model and in host memory."""
+"""Actions on CUDA: ceilings and lr without a wait, snapshots on the device and in host memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from adapted import Adapted, equal, inputs, state_of
 from loops import net, same, snapshot
-from scripted import Watched, restrain, script
+from scripted import Watched, script, set_overrides
 
 import surefoot
 from benchmarks.synchronisations import count_synchronisations
@@ -71,13 +71,13 @@ def test_a_ceiling_refuses_on_the_device(what: str, attach: Attach, read: Read) 
     for i in range(4):
         train(i)
     top = 1000.0
-    restrain(guard, norm_ceiling=(top if what == "norm" else 1e9,), loss_ceiling=1e9 if what == "norm" else top)
+    set_overrides(guard, norm_ceiling=(top if what == "norm" else 1e9,), loss_ceiling=1e9 if what == "norm" else top)
     before = snapshot(model, optimizer)
     train(4, 1e6)
     assert same(before, snapshot(model, optimizer))
     train(5)
     assert not same(before, snapshot(model, optimizer))
-    restrain(guard)
+    set_overrides(guard)
     train(6, 1e6)
     guard.close()
     assert read().scalars["verdict"].tolist() == [0] * 4 + [2, 0, 0]
@@ -149,7 +149,7 @@ def test_no_more_waits_than_the_bare_loop(tensor: bool, frozen: bool, tmp_path: 
     guard: Any = surefoot.attach(model, optimizer, run_dir=tmp_path, policy=surefoot.Policy(snapshot_every=5))
     for _ in range(7):
         attached()
-    restrain(
+    set_overrides(
         guard,
         lr_factor=0.5,
         rewarmup_steps=10,

@@ -1,4 +1,4 @@
-"""Two processes act together: on CPU with gloo, under DDP, FSDP2 and a sharded optimizer."""
+"""Two ranks act together: on CPU with gloo, under DDP, FSDP2 and a sharded optimizer."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ KINDS = ("ddp", "ddp fused", "fsdp2", "fsdp2 fused", "zero")
 
 @pytest.fixture(scope="module")
 def told(two_processes: Callable[[Path], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What each of the two processes saw."""
+    """The results of both ranks."""
     return two_processes(SCRIPT)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_go_back_to_the_same_state_and_train_on(kind: str, rank: int, told: list[dict[str, Any]]) -> None:
+def test_both_rewind_to_the_same_snapshot_and_train_on(kind: str, rank: int, told: list[dict[str, Any]]) -> None:
     assert told[rank][kind] == {"rewinds": [[7, 8]], "on": True, "step": 12, "lost": True}, "lost: closed by now"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_to_the_newest_that_both_have(kind: str, rank: int, told: list[dict[str, Any]]) -> None:
+def test_rewind_to_the_newest_snapshot_that_both_have(kind: str, rank: int, told: list[dict[str, Any]]) -> None:
     assert told[rank][f"{kind} lacking"] == {"rewinds": [[3, 4]], "on": True, "step": 8, "lost": True}
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "zero"])
-def test_a_rate_is_lowered_in_both(kind: str, told: list[dict[str, Any]]) -> None:
+def test_lr_is_lowered_on_both(kind: str, told: list[dict[str, Any]]) -> None:
     assert told[0]["rate"][kind]
     assert told[1]["rate"][kind]
 
 
-def test_one_that_has_lost_its_protection_holds_nobody_up(told: list[dict[str, Any]]) -> None:
+def test_a_rank_without_protection_does_not_block_the_other(told: list[dict[str, Any]]) -> None:
     assert "lost its protection" in told[0]["lost"]["failures"][0]
     assert told[0]["lost"]["rewinds"] == told[1]["lost"]["rewinds"] == []

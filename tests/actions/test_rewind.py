@@ -1,4 +1,4 @@
-"""A run that goes back is to the bit as it was, and goes on as if what came after had never been."""
+"""A rewound run is bit-identical to the snapshot and continues from there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ WAYS = [
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Detected call")  # of a compiled step
 @pytest.mark.parametrize(("name", "way", "scaled"), WAYS)
-def test_back_to_the_bit_and_on_from_there(name: str, way: str, scaled: bool, attach: Attach, read: Read) -> None:
+def test_rewind_is_bit_identical_and_training_continues(
+    name: str, way: str, scaled: bool, attach: Attach, read: Read
+) -> None:
     torch._dynamo.reset()
     run = Watched(name, way, scaled=scaled).scheduled()
     guard = attach(run.model, run.optimizer, policy=EVERY4, scheduler=run.schedulers, scaler=run.scaler)
@@ -71,7 +73,7 @@ def test_back_to_the_bit_and_on_from_there(name: str, way: str, scaled: bool, at
     assert note["values"] == {"step": 8, "attempt": 7}
 
 
-def test_a_run_that_dies_at_once_goes_back_to_its_start(attach: Attach) -> None:
+def test_a_run_that_fails_at_once_rewinds_to_its_start(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
     guard = attach(model, optimizer)
@@ -107,7 +109,7 @@ def test_the_start_is_where_training_starts(without: Callable[[], Any], attach: 
     assert not guard.disabled
 
 
-def test_states_proven_after_the_trouble_began_are_passed_over(attach: Attach) -> None:
+def test_snapshots_from_after_the_onset_are_skipped(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
@@ -121,9 +123,7 @@ def test_states_proven_after_the_trouble_began_are_passed_over(attach: Attach) -
 
 
 @pytest.mark.parametrize(("dated", "to"), [(True, (7, 8)), (False, (-1, 0))])
-def test_where_it_is_known_when_the_trouble_began_an_unproven_state_will_do(
-    dated: bool, to: tuple[int, int], attach: Attach
-) -> None:
+def test_with_a_known_onset_an_unconfirmed_snapshot_is_used(dated: bool, to: tuple[int, int], attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
@@ -136,7 +136,7 @@ def test_where_it_is_known_when_the_trouble_began_an_unproven_state_will_do(
     assert same(kept[to[0]], snapshot(model))
 
 
-def test_no_state_is_taken_while_something_is_amiss(attach: Attach) -> None:
+def test_no_snapshot_is_taken_during_trouble(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
@@ -147,8 +147,8 @@ def test_no_state_is_taken_while_something_is_amiss(attach: Attach) -> None:
     assert [s.attempt for s in guard._recovery.ring.states] == [-1, 9]
 
 
-def test_a_state_is_never_taken_between_micro_batches(attach: Attach) -> None:
-    """Two micro-batches an update; the bad update's first half does not outlive the way back."""
+def test_no_snapshot_is_taken_between_microbatches(attach: Attach) -> None:
+    """Two microbatches an update; the first half of the bad update does not survive the rewind."""
 
     def update(model: Net, optimizer: torch.optim.Optimizer, watch: Callable[..., Tensor], i: int) -> None:
         for m in range(2):
@@ -169,7 +169,7 @@ def test_a_state_is_never_taken_between_micro_batches(attach: Attach) -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_two_optimizers_go_back_together(fused: bool, attach: Attach, read: Read) -> None:
+def test_two_optimizers_rewind_together(fused: bool, attach: Attach, read: Read) -> None:
     def build() -> tuple[Net, list[torch.optim.Optimizer]]:
         model = net()
         return model, [
@@ -191,7 +191,7 @@ def test_two_optimizers_go_back_together(fused: bool, attach: Attach, read: Read
     assert read().scalars["step"].tolist()[20:24] == [10, 10, 8, 8]
 
 
-def test_two_sides_that_take_turns(attach: Attach) -> None:
+def test_alternating_optimizers(attach: Attach) -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict({"maker": nn.Linear(4, 4), "judge": nn.Linear(4, 1)})
     sides = [torch.optim.Adam(model[name].parameters(), lr=1e-3) for name in ("judge", "maker")]
@@ -207,7 +207,7 @@ def test_two_sides_that_take_turns(attach: Attach) -> None:
     assert len(judge.rewinds) == 2
 
 
-def test_what_the_gate_remembers_goes_back_too(attach: Attach) -> None:
+def test_the_gate_memory_is_rewound(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     guard = attach(model, optimizer, policy=EVERY4, clip="adaptive")
@@ -224,7 +224,7 @@ def test_what_the_gate_remembers_goes_back_too(attach: Attach) -> None:
     assert torch.equal(memory.norms.nan_to_num(), then["norms"].nan_to_num())
 
 
-def test_numbers_of_the_weights_that_are_gone_are_not_told(attach: Attach, read: Read) -> None:
+def test_weight_stats_from_before_the_rewind_are_dropped(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=surefoot.Policy(snapshot_every=4, weights_every=1))
@@ -240,7 +240,7 @@ def test_numbers_of_the_weights_that_are_gone_are_not_told(attach: Attach, read:
     assert bad[13] == 0
 
 
-def test_a_schedule_nobody_told_of_keeps_its_pace(attach: Attach, read: Read) -> None:
+def test_an_unregistered_scheduler_is_not_rewound(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
@@ -255,7 +255,7 @@ def test_a_schedule_nobody_told_of_keeps_its_pace(attach: Attach, read: Read) ->
     assert read().scalars["lr"].tolist() == pytest.approx(wanted)
 
 
-def test_what_else_is_told_of_goes_back_too(attach: Attach) -> None:
+def test_extra_state_is_rewound(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     average = torch.optim.swa_utils.AveragedModel(model)
@@ -279,7 +279,7 @@ def test_what_else_is_told_of_goes_back_too(attach: Attach) -> None:
 # -- when it cannot be done -------------------------------------------------------------------------------------------
 
 
-def test_without_a_good_state_the_judge_hears_of_it(
+def test_without_a_good_snapshot_the_judge_is_told(
     attach: Attach, read: Read, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = net()
@@ -288,16 +288,16 @@ def test_without_a_good_state_the_judge_hears_of_it(
     judge = script(guard, {2: BACK, 4: BACK | {"remedy": "half the rate"}})
     for i in range(8):
         train(model, optimizer, guard.watch, i)
-    assert judge.failures == ["no states are kept"] * 2
+    assert judge.failures == ["no snapshots are kept"] * 2
     assert judge.rewinds == []
     assert guard.step == 6
-    assert not guard.disabled
-    assert "half the rate cannot be done: no states are kept" in caplog.text
+    assert not guard.lost
+    assert "half the rate cannot be done: no snapshots are kept" in caplog.text
     guard.close()
     assert len([e for e in read().events if e.get("name") == "failed"]) == 2
 
 
-def test_no_state_from_before_the_trouble(attach: Attach) -> None:
+def test_no_snapshot_from_before_the_onset(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
@@ -312,8 +312,8 @@ def test_no_state_from_before_the_trouble(attach: Attach) -> None:
     judge.plan[14] = BACK | {"max_attempt": 40, "overrides": surefoot_restraint(0.25)}
     for i in range(14, 20):
         train(model, optimizer, guard.watch, i)
-    assert "no good state" in judge.failures[0]
-    assert guard._recovery.reins.restraint.lr_factor == 0.5, "what goes with the way back is not done without it"
+    assert "no good snapshot" in judge.failures[0]
+    assert guard._footing.overrides.active.lr_factor == 0.5, "the overrides of a failed rewind are not applied"
 
 
 def surefoot_restraint(rate: float) -> Any:
@@ -340,7 +340,7 @@ def test_a_model_that_has_changed_since(attach: Attach) -> None:
     assert not same(before, snapshot(model))
 
 
-def test_a_way_back_that_breaks_off_ends_the_protection_loudly(
+def test_a_rewind_that_fails_half_way_ends_the_protection(
     attach: Attach, read: Read, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = net()
@@ -363,7 +363,7 @@ def test_a_way_back_that_breaks_off_ends_the_protection_loudly(
     assert "half-way" in note["detail"]
 
 
-def test_no_memory_for_states_is_told_once(attach: Attach, read: Read, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_memory_for_snapshots_is_logged_once(attach: Attach, read: Read, caplog: pytest.LogCaptureFixture) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4, snapshot_memory="1 kB")
@@ -395,7 +395,7 @@ def test_one_line_on_the_console(attach: Attach, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("reason", ["it diverged", "it diverged."])
-def test_a_stop_hands_back_the_last_good_model(attach: Attach, read: Read, reason: str) -> None:
+def test_a_stop_restores_the_last_good_model(attach: Attach, read: Read, reason: str) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
@@ -411,7 +411,7 @@ def test_a_stop_hands_back_the_last_good_model(attach: Attach, read: Read, reaso
 
 
 @pytest.mark.parametrize("before", [-1, 8])
-def test_a_stop_without_states_leaves_the_model_alone(before: int, attach: Attach) -> None:
+def test_a_stop_without_snapshots_leaves_the_model_alone(before: int, attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, snapshot_memory=False)
@@ -419,13 +419,13 @@ def test_a_stop_without_states_leaves_the_model_alone(before: int, attach: Attac
     with pytest.raises(surefoot.TrainingStopped) as caught:
         for i in range(20):
             train(model, optimizer, guard.watch, i)
-    assert ("as the run left it: no states are kept" in str(caught.value)) == (before >= 0)
+    assert ("as the run left it: no snapshots are kept" in str(caught.value)) == (before >= 0)
 
 
 # -- observing --------------------------------------------------------------------------------------------------------
 
 
-def test_observing_nothing_is_done(attach: Attach, read: Read) -> None:
+def test_observe_does_not_act(attach: Attach, read: Read) -> None:
     model, other = net(), net()
     optimizer, plain = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, other))
     guard = attach(model, optimizer, policy=surefoot.Policy(observe=True, snapshot_every=4))

@@ -1,4 +1,4 @@
-"""Run by torchrun with two processes: both go back together, to a state that both of them have."""
+"""Run by torchrun with two ranks: both rewind together, to a snapshot that both have."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def attached(kind: str, where: Path, plan: dict[int, dict[str, Any]]) -> tuple[W
 
 
 def trial(kind: str, lacking: bool, out: Path) -> dict[str, Any]:
-    """Back at the end of attempt 11: to the state of attempt 7, or of 3 where one process lacks the newer one."""
+    """Rewind at the end of attempt 11: to the snapshot of attempt 7, or of 3 where one rank lacks the newer one."""
     rank, back = dist.get_rank(), 3 if lacking else 7
     run, guard, judge = attached(kind, out / f"{kind}-{lacking}", {9: {"action": Action.REWIND}})
     for i in range(12):
@@ -60,7 +60,7 @@ def trial(kind: str, lacking: bool, out: Path) -> dict[str, Any]:
 
 
 def restrained(kind: str, out: Path) -> bool:
-    """A factor on the rate reaches a sharded optimizer, and the loop never sees it."""
+    """A factor on the lr reaches a sharded optimizer, and the loop never sees it."""
     rank = dist.get_rank()
     run, guard, _ = attached(kind, out / f"{kind}-rate", {2: {"overrides": StepOverrides(lr_factor=0.5)}})
     for i in range(8):
@@ -84,7 +84,7 @@ def set_rates(groups: list[dict[str, Any]], rates: list[float]) -> None:
 
 
 def with_one_lost(out: Path) -> dict[str, Any]:
-    """One process loses its protection: the other cannot go back, and nobody hangs."""
+    """One rank loses its protection: the other cannot rewind, and neither hangs."""
     rank = dist.get_rank()
     run, guard, judge = attached("ddp", out / "lost", {9: {"action": Action.REWIND}})
     for i in range(14):

@@ -24,12 +24,12 @@ from benchmarks.recorded import LAG, policy_from, recorded
 from benchmarks.regate import Regate
 from benchmarks.replay import replay
 from surefoot.cli import app
-from surefoot.gate.clip import Clip, Unit
-from surefoot.gate.rule import NormRule, VerdictSlot, decider_for, memory_for
+from surefoot.gate.clip import Clip, ClipUnit
+from surefoot.gate.rule import NormRule, make_decider, new_gate_memory
 from surefoot.journal.strict_json import dumps, loads_object
 from surefoot.judge.policy import Policy, Thresholds
 from surefoot.measure import readback
-from surefoot.measure.block_layout import HEAD, SummarySlot
+from surefoot.measure.block_layout import UNITS_START, SummarySlot, VerdictSlot
 from surefoot.records import Action, Decision, Event, StepMetrics, Verdict
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -309,7 +309,7 @@ def test_the_same_after_other_parameters(tmp_path: Path) -> None:
     loop.optimizers[0].add_param_group({"params": loop.model[3].parameters()})
     loop.train(8)
     loop.guard.close()
-    assert ("failed", "rewind", "no states are kept") in spy.told
+    assert ("failed", "rewind", "no snapshots are kept") in spy.told
     assert list(as_recorded(tmp_path / "run")) == spy.told
 
 
@@ -359,14 +359,20 @@ def test_the_gates_rule_is_the_gates_own() -> None:
 
 
 def gated(norms: np.ndarray, policy: Policy) -> Iterator[StepMetrics]:
-    memory = memory_for(0, [Unit(0, slice(0, 1), Clip())], torch.device("cpu"))
-    decide = decider_for(memory, NormRule(policy.max_norm_ratio, policy.warmup, policy.norm_max_decay))
+    memory = new_gate_memory(0, [ClipUnit(0, slice(0, 1), Clip())], torch.device("cpu"))
+    decide = make_decider(memory, NormRule(policy.max_norm_ratio, policy.warmup, policy.norm_max_decay))
     for i, norm in enumerate(norms.tolist()):
-        totals = torch.zeros(HEAD + 2, dtype=torch.float64)
-        totals[SummarySlot.LOSS], totals[SummarySlot.ALIVE], totals[HEAD] = 1.0, 1.0, norm**2
+        totals = torch.zeros(UNITS_START + 2, dtype=torch.float64)
+        totals[SummarySlot.LOSS], totals[SummarySlot.ACTIVE_RANKS], totals[UNITS_START] = 1.0, 1.0, norm**2
         said = torch.zeros(len(VerdictSlot), dtype=torch.float64)
-        decide(totals, said=said, scaled=False, joint=None, commit=True)
+        decide(totals, out=said, scaled=False, joint=None, commit=True)
         verdict = Verdict(int(said[VerdictSlot.VERDICT]))
         yield StepMetrics(
-            step=i, attempt=i, time=0.0, loss=1.0, norm=norm, verdict=verdict, norm_limit=float(said[VerdictSlot.LIMIT])
+            step=i,
+            attempt=i,
+            time=0.0,
+            loss=1.0,
+            norm=norm,
+            verdict=verdict,
+            norm_limit=float(said[VerdictSlot.NORM_LIMIT]),
         )

@@ -37,7 +37,7 @@ BUFFER = "buffer"
 
 
 def makes_sense(name: str, mode: str) -> bool:
-    """Whether torch itself lets this class run this way at all."""
+    """Whether torch supports this class in this mode."""
     takes = inspect.signature(getattr(torch.optim, name)).parameters
     if mode == "sparse":
         return name in TAKES_SPARSE
@@ -49,7 +49,7 @@ def makes_sense(name: str, mode: str) -> bool:
 
 
 def cells() -> Iterator[tuple[str, str, str, str]]:
-    """Class, mode, fault and moment; on the first step nothing is outlandish yet."""
+    """Class, mode, fault and moment; on the first step there is no norm outlier yet."""
     for name in CLASSES:
         for mode in MODES:
             if makes_sense(name, mode):
@@ -60,7 +60,7 @@ def cells() -> Iterator[tuple[str, str, str, str]]:
 
 
 class Dense(nn.Module):
-    """Matrices only, so that every class takes it, and running statistics that a bad batch would spoil."""
+    """Matrices only, so that every class takes it, and running statistics that a bad batch would corrupt."""
 
     def __init__(self) -> None:
         super().__init__()

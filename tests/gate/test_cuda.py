@@ -1,4 +1,4 @@
-"""The gate on CUDA: the same matrix, and not one wait more than the bare loop."""
+"""The gate on CUDA: the same matrix, and no more synchronisations than the bare loop."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_no_more_waits_than_the_bare_loop(clip: float | None, tmp_path: Path) ->
     guard.close()
 
 
-def test_buffers_of_a_refused_batch_are_put_back_on_the_device(tmp_path: Path) -> None:
+def test_buffers_of_a_refused_batch_are_restored_on_the_device(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         *[m for _ in range(30) for m in (torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))]

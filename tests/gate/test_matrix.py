@@ -1,4 +1,4 @@
-"""The proof of the gate: after a refusal weights, optimizer state and buffers are bit-identical to before."""
+"""The gate, for every optimizer: after a refusal weights, optimizer state and buffers are bit-identical to before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch that makes a buffer non-finite is refused, and a buffer that is meant to be non-finite harms nobody."""
+"""A batch that makes a buffer non-finite is refused; a buffer that is meant to be non-finite is ignored."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_an_infinite_running_variance_is_refused_and_named(name: str, attach: At
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("bad_microbatch", [0, 2])
-def test_one_bad_micro_batch_of_an_accumulated_update(micro: int, scaled: bool, attach: Attach, read: Read) -> None:
+@pytest.mark.parametrize("bad_index", [0, 2])
+def test_one_bad_microbatch_of_an_accumulated_update(bad_index: int, scaled: bool, attach: Attach, read: Read) -> None:
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -79,7 +79,7 @@ def test_one_bad_micro_batch_of_an_accumulated_update(micro: int, scaled: bool, 
     for i in range(4):
         before = [t.clone() for t in model.state_dict().values()]
         for m in range(3):
-            x = batch(3 * i + m, bad=i == 2 and m == micro)
+            x = batch(3 * i + m, bad=i == 2 and m == bad_index)
             scaler.scale(guard.watch(model(x).square().mean() / 3, x)).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -91,7 +91,7 @@ def test_one_bad_micro_batch_of_an_accumulated_update(micro: int, scaled: bool, 
     assert read().scalars["verdict"].tolist() == [0, 0, 1, 0]
 
 
-def test_a_search_that_spoils_a_buffer_on_its_way_is_put_back(attach: Attach, read: Read) -> None:
+def test_a_line_search_that_taints_a_buffer_is_undone(attach: Attach, read: Read) -> None:
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
@@ -148,7 +148,7 @@ MEANT = {
 
 
 @pytest.mark.parametrize("case", MEANT)
-def test_buffers_that_are_meant_to_be_so(case: str, attach: Attach, read: Read) -> None:
+def test_buffers_that_are_meant_to_be_nonfinite(case: str, attach: Attach, read: Read) -> None:
     start, change = MEANT[case]
     model = Own(start.clone(), change)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -1,4 +1,4 @@
-"""Two processes over gloo: the same decision at the same step on both, and the one that brought trouble is named."""
+"""Two ranks over gloo: the same decision at the same step on both, and the failing rank is named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = ("ddp", "ddp fused", "fsdp2", "fsdp2 fused", "zero")
 
 @pytest.fixture(scope="module")
 def told(two_processes: Callable[[Path], list[list[dict[str, Any]]]]) -> list[list[dict[str, Any]]]:
-    """What each of the two processes saw."""
+    """The results of both ranks."""
     return two_processes(SCRIPT)
 
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 import surefoot
 from surefoot.measure.grad_stats import GradStats
-from surefoot.measure.layout import layout_of
+from surefoot.measure.layout import layout_params
 from surefoot.measure.stats_torch import TorchStats
 
 WARMUP = 6
@@ -137,10 +137,10 @@ def placements() -> dict[str, float]:
             if isinstance(kind, Partial)
             else distribute_tensor(gradient, mesh, home)
         )
-        layout = layout_of(model, [torch.optim.SGD(model.parameters())])
+        layout = layout_params(model, [torch.optim.SGD(model.parameters())])
         meter = GradStats(layout, [slice(0, 2)], torch.device("cpu"))
         meter.measure(torch.tensor(1.0), scale=None)
-        totals = meter.totals()
+        totals = meter.gather_totals()
         expected = torch.empty(2, 8)
         whole = {"weight": gradient, "plain": model.plain.grad}
         TorchStats(layout.numels, torch.device("cpu")).measure([whole[n] for n in layout.names], out=expected)

@@ -147,10 +147,10 @@ def test_adaptive_is_the_percentile_of_the_accepted_norms(fused: bool, attach: A
     assert (~landed).sum() == len(bad)
     clip, accepted = rows["clip"][landed], rows["norm"][landed]
     assert accepted.tolist() == pytest.approx(norms.tolist(), rel=1e-5)
-    known = np.flatnonzero(clip != clips.FIRST)[0]
+    known = np.flatnonzero(clip != clips.ADAPTIVE_START)[0]
     assert 100 <= known <= 110, "10 until 100 norms are known"
     for i in range(known, 260):
-        lately = [np.quantile(accepted[: i - back], clips.PERCENTILE) for back in range(11)]
+        lately = [np.quantile(accepted[: i - back], clips.ADAPTIVE_PERCENTILE) for back in range(11)]
         assert min(lately) * (1 - 1e-4) <= clip[i] <= max(lately) * (1 + 1e-4)
     wanted = np.minimum(clip / (accepted + 1e-6), 1.0)
     assert rows["clip_factor"][landed].tolist() == pytest.approx(wanted.tolist(), rel=1e-4)

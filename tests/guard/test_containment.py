@@ -31,16 +31,16 @@ Attach = Callable[..., Any]
 Read = Callable[[], surefoot.Run]
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "counting samples": (attached, "samples_in"),
+    "counting samples": (attached, "count_samples"),
     "timing the forward pass": (StepTimer, "forward_began"),
     "timing the step": (StepTimer, "step_ended"),
     "finding discarded gradients": (StepPipeline, "grads_discarded"),
     "measuring gradients": (GradStats, "measure"),
-    "adding up": (GradStats, "totals"),
+    "adding up": (GradStats, "gather_totals"),
     "sampling the weights": (UpdateSample, "take"),
     "comparing the weights": (UpdateSample, "compare"),
     "measuring the weights": (GradStats, "measure_weights"),
-    "before the step": (Gate, "before"),
+    "before the step": (Gate, "before_step"),
     "applying the verdict": (Gate, "apply"),
     "settling the buffers": (BufferShadow, "settle"),
     "reading memory and utilisation": (SystemMonitor, "read"),
@@ -110,13 +110,13 @@ def test_a_refused_step_that_breaks_leaves_the_gradients_in_place(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
     train(model, optimizer, guard.watch, 0)
-    honest = Gate.hide
+    honest = Gate.hide_grads
 
     def half_way(self: Gate) -> None:
         honest(self)
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(Gate, "hide", half_way)
+    monkeypatch.setattr(Gate, "hide_grads", half_way)
     guard.watch(loss_of(model, batch(1), "nan"), batch(1)).backward()
     optimizer.step()
     assert all(p.grad is not None for p in model.parameters())
@@ -129,7 +129,7 @@ def test_a_closure_that_meets_a_broken_gate_still_runs(
     model, other = net(), net()
     optimizer, plain = (torch.optim.LBFGS(m.parameters(), lr=0.1, max_iter=3) for m in (model, other))
     guard = attach(model, optimizer)
-    break_after(monkeypatch, GradStats, "totals", 1)
+    break_after(monkeypatch, GradStats, "gather_totals", 1)
 
     def step(m: Net, o: torch.optim.Optimizer, watch: Callable[..., Tensor], i: int) -> None:
         def closure() -> Tensor:

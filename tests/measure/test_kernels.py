@@ -10,9 +10,10 @@ import torch
 from reference import ABSENT, LAYOUTS, PLANTED, assert_row, odd_tensor
 from torch import Tensor
 
-from surefoot.gate import rule as rule_of
-from surefoot.gate.clip import Clip, Unit
-from surefoot.measure.block_layout import HEAD, MICROS, SummarySlot, fused_summariser, portable_summariser
+from surefoot.gate import rule as rules
+from surefoot.gate.clip import Clip, ClipUnit
+from surefoot.measure.block_layout import MAX_MICROBATCHES, UNITS_START, SummarySlot, VerdictSlot
+from surefoot.measure.stats_torch import torch_summariser
 from surefoot.records import LAYER_STATS, Verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # the interpreter works with NumPy
@@ -20,7 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def fused(tensors: list[Tensor | None], device: torch.device, numels: list[int] | None = None) -> Callable[..., Tensor]:
-    """A pass over tensors of these sizes, to be called again and again."""
+    """A function that measures tensors of these sizes with Triton."""
     from surefoot.measure.stats_triton import TritonStats
 
     each = TritonStats(numels or [11 if t is None else t.numel() for t in tensors], device)
@@ -71,7 +72,7 @@ def test_tensors_that_start_anywhere(dtype: torch.dtype, kernels: torch.device) 
             assert_row(row, tensor)
 
 
-def test_gradients_that_move_come_and_go(kernels: torch.device) -> None:
+def test_gradients_at_new_addresses_and_absent_ones(kernels: torch.device) -> None:
     start: list[Tensor | None] = [torch.ones(50, device=kernels) * i for i in range(5)]
     measure = fused(start, kernels)
     held: list[list[Tensor | None]] = []
@@ -95,7 +96,7 @@ def test_another_dtype_at_the_same_address(kernels: torch.device) -> None:
     assert_row(measure([brain])[0], brain)
 
 
-def test_no_tensors_at_all_to_look_at(kernels: torch.device) -> None:
+def test_absent_and_empty_tensors(kernels: torch.device) -> None:
     tensors: list[Tensor | None] = [None, torch.empty(0, device=kernels)]
     out = fused(tensors, kernels, numels=[0, 0])(tensors)
     assert out.tolist() == [ABSENT, [0.0] * 8]
@@ -140,27 +141,31 @@ def test_measuring_never_waits_for_the_device(cuda: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_both_summaries_are_the_same(dtype: torch.dtype, kernels: torch.device) -> None:
+def test_both_summarisers_agree(dtype: torch.dtype, kernels: torch.device) -> None:
     generator = torch.Generator().manual_seed(0)
     units = [slice(0, 3), slice(3, 3), slice(3, 300)]
-    once = (torch.rand(310, generator=generator) > 0.3).to(torch.int32).to(kernels)
-    both = (portable_summariser(units), fused_summariser(units, kernels))
-    summaries = [torch.zeros(HEAD + 2 * len(units), dtype=torch.float64, device=kernels) for _ in both]
-    micros = [torch.zeros(MICROS, 3, dtype=torch.float64, device=kernels) for _ in both]
-    for micro in (0, 1, 2, MICROS - 1, MICROS, MICROS + 5, 0):
+    owned = (torch.rand(310, generator=generator) > 0.3).to(torch.int32).to(kernels)
+    from surefoot.measure.stats_triton import triton_summariser
+
+    both = (torch_summariser(units), triton_summariser(units, kernels))
+    summaries = [torch.zeros(UNITS_START + 2 * len(units), dtype=torch.float64, device=kernels) for _ in both]
+    microbatches = [torch.zeros(MAX_MICROBATCHES, 3, dtype=torch.float64, device=kernels) for _ in both]
+    for microbatch in (0, 1, 2, MAX_MICROBATCHES - 1, MAX_MICROBATCHES, MAX_MICROBATCHES + 5, 0):
         stats = torch.rand(310, len(LAYER_STATS), generator=generator)
         stats[:, 5] = torch.randint(-1, 2, (310,), generator=generator)
-        if micro == 2:
+        if microbatch == 2:
             stats[1, 0] = math.nan
         loss = torch.randn((), generator=generator).to(dtype).to(kernels)
-        weight = None if micro == 1 else torch.rand((), generator=generator).to(dtype).to(kernels)
-        for summarise, summary, lines in zip(both, summaries, micros, strict=True):
+        weight = None if microbatch == 1 else torch.rand((), generator=generator).to(dtype).to(kernels)
+        for summarise, summary, lines in zip(both, summaries, microbatches, strict=True):
             rows = stats.to(kernels)
-            summarise(rows, once=once, loss=loss, weight=weight, summary=summary, micros=lines, micro=micro)
+            summarise(
+                rows, owned=owned, loss=loss, weight=weight, summary=summary, microbatches=lines, microbatch=microbatch
+            )
         torch.testing.assert_close(summaries[0], summaries[1], rtol=1e-12, atol=0.0, equal_nan=True)
-        torch.testing.assert_close(micros[0], micros[1], rtol=1e-12, atol=0.0, equal_nan=True)
-    for summarise, summary, lines in zip(both, summaries, micros, strict=True):
-        summarise(stats.to(kernels), once=once, loss=None, summary=summary, micros=lines, micro=0)
+        torch.testing.assert_close(microbatches[0], microbatches[1], rtol=1e-12, atol=0.0, equal_nan=True)
+    for summarise, summary, lines in zip(both, summaries, microbatches, strict=True):
+        summarise(stats.to(kernels), owned=owned, loss=None, summary=summary, microbatches=lines, microbatch=0)
     torch.testing.assert_close(summaries[0], summaries[1], rtol=1e-12, atol=0.0)
 
 
@@ -173,19 +178,19 @@ UNIT_SETS = {
 
 @pytest.mark.parametrize("clips", UNIT_SETS)
 @pytest.mark.parametrize("optimizer", [0, 1])
-def test_both_rules_say_the_same(optimizer: int, clips: str, kernels: torch.device) -> None:
+def test_both_deciders_agree(optimizer: int, clips: str, kernels: torch.device) -> None:
     generator = torch.Generator().manual_seed(optimizer)
     spans = (slice(0, 3), slice(3, 5), slice(5, 9))
     owners = (0, 1, 1)
-    units = [Unit(k, span, clip) for k, span, clip in zip(owners, spans, UNIT_SETS[clips], strict=True)]
-    rule = rule_of.NormRule(100.0, 20, 0.99)
-    memories = [rule_of.memory_for(optimizer, units, kernels) for _ in range(2)]
-    deciders = (rule_of._portable(memories[0], rule), rule_of._fused(memories[1], rule))
+    units = [ClipUnit(k, span, clip) for k, span, clip in zip(owners, spans, UNIT_SETS[clips], strict=True)]
+    rule = rules.NormRule(100.0, 20, 0.99)
+    memories = [rules.new_gate_memory(optimizer, units, kernels) for _ in range(2)]
+    deciders = (rules.torch_decider(memories[0], rule), rules.triton_decider(memories[1], rule))
     if clips == "adaptive":  # as after 990 updates, so that the ring soon turns over
         for m in memories:
             m.norms[:, :990] = torch.rand(len(m.units), 990, generator=torch.Generator().manual_seed(7)).to(kernels)
             m.baseline.copy_(torch.tensor([1.0, 1.0, 990.0]))
-            m.refresh()
+            m.refresh_thresholds()
     seen: set[int] = set()
     for i in range(100):
         if i == 70:  # from here on with ceilings, each of which is met now and then
@@ -193,45 +198,45 @@ def test_both_rules_say_the_same(optimizer: int, clips: str, kernels: torch.devi
                 m.ceilings.copy_(torch.tensor([1.125, 0.75, 0.25]))
         totals = _totals(i, generator).to(kernels)
         joint = None if i % 4 else torch.tensor(float(i // 4 % 4), dtype=torch.float64, device=kernels)
-        said = [torch.zeros(len(rule_of.VerdictSlot), dtype=torch.float64, device=kernels) for _ in deciders]
-        for decide, words in zip(deciders, said, strict=True):
-            decide(totals, said=words, scaled=i % 3 == 1, joint=joint, commit=i % 7 != 0)
-        torch.testing.assert_close(said[0], said[1], rtol=1e-12, atol=0.0, equal_nan=True)
-        for name in ("baseline", "thresholds", "norms", "factors", "refuse", "spoilt", "divisor"):
+        decisions = [torch.zeros(len(VerdictSlot), dtype=torch.float64, device=kernels) for _ in deciders]
+        for decide, decision in zip(deciders, decisions, strict=True):
+            decide(totals, out=decision, scaled=i % 3 == 1, joint=joint, commit=i % 7 != 0)
+        torch.testing.assert_close(decisions[0], decisions[1], rtol=1e-12, atol=0.0, equal_nan=True)
+        for name in ("baseline", "thresholds", "norms", "factors", "refuse", "buffers_tainted", "divisor"):
             a, b = (getattr(m, name) for m in memories)
             torch.testing.assert_close(a, b, rtol=1e-6, atol=0.0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
-        if totals[SummarySlot.BAD_BUFFERS] > 0 and joint is None:
-            assert said[0][rule_of.VerdictSlot.VERDICT] == Verdict.NONFINITE, (
+        if totals[SummarySlot.NONFINITE_BUFFERS] > 0 and joint is None:
+            assert decisions[0][VerdictSlot.VERDICT] == Verdict.NONFINITE, (
                 "an overflow of the loss scale spares buffers"
             )
-        seen.add(int(said[0][rule_of.VerdictSlot.VERDICT]))
-        assert said[0][rule_of.VerdictSlot.LIMIT] <= (math.inf if i < 70 else 1.125)
-        assert said[0][rule_of.VerdictSlot.CLIP] <= (math.inf if i < 70 else 0.25)
-        large = said[0][rule_of.VerdictSlot.NORM] > 1.125 or said[0][rule_of.VerdictSlot.LOSS] > 0.75
-        assert i < 70 or not large or said[0][rule_of.VerdictSlot.VERDICT] != Verdict.APPLIED
+        seen.add(int(decisions[0][VerdictSlot.VERDICT]))
+        assert decisions[0][VerdictSlot.NORM_LIMIT] <= (math.inf if i < 70 else 1.125)
+        assert decisions[0][VerdictSlot.CLIP_THRESHOLD] <= (math.inf if i < 70 else 0.25)
+        large = decisions[0][VerdictSlot.NORM] > 1.125 or decisions[0][VerdictSlot.LOSS] > 0.75
+        assert i < 70 or not large or decisions[0][VerdictSlot.VERDICT] != Verdict.APPLIED
         if i % 10 == 0:
             for m in memories:
-                m.refresh()
+                m.refresh_thresholds()
     assert seen == {Verdict.APPLIED, Verdict.NONFINITE, Verdict.NORM_OUTLIER, Verdict.OVERFLOW}
 
 
 def _totals(i: int, generator: torch.Generator) -> Tensor:
     """Sums of a summary: healthy, broken in loss, gradients or buffers, far too large, or all zero."""
-    totals = torch.rand(HEAD + 6, generator=generator, dtype=torch.float64)
+    totals = torch.rand(UNITS_START + 6, generator=generator, dtype=torch.float64)
     totals[1] = 1 + i % 3
-    totals[HEAD + 1 :: 2] = 0.0
-    totals[SummarySlot.BAD_BUFFERS] = 2.0 if i % 14 == 4 else 0.0
+    totals[UNITS_START + 1 :: 2] = 0.0
+    totals[SummarySlot.NONFINITE_BUFFERS] = 2.0 if i % 14 == 4 else 0.0
     if i % 11 == 5:
-        totals[HEAD + 1 + 2 * (i % 3)] = 3.0
-        totals[HEAD + 2 * (i % 3)] = math.nan
+        totals[UNITS_START + 1 + 2 * (i % 3)] = 3.0
+        totals[UNITS_START + 2 * (i % 3)] = math.nan
     if i % 13 == 6:
         totals[0] = (math.nan, math.inf)[i % 2]
     if i % 17 == 9:
-        totals[HEAD::2] *= 1e12
+        totals[UNITS_START::2] *= 1e12
     if i % 19 == 3:
-        totals[HEAD:] = 0.0
+        totals[UNITS_START:] = 0.0
     if i % 23 == 8:
-        totals[HEAD::2] = math.inf  # squares too large for float32
+        totals[UNITS_START::2] = math.inf  # squares too large for float32
     return totals
 
 
@@ -282,7 +287,7 @@ def test_values_of_buffers_that_became_nonfinite_are_counted(kernels: torch.devi
         assert total.item() == times * sum(wanted)
 
 
-def test_checksums_are_those_of_the_portable_way_and_cover_every_bit(kernels: torch.device) -> None:
+def test_checksums_equal_the_portable_ones_and_cover_every_bit(kernels: torch.device) -> None:
     from surefoot.checkpoint.checksums import FIRST, POSITION, SECOND, portable_checksum
     from surefoot.checkpoint.kernels import checksum_words
 

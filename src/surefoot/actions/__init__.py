@@ -1,1 +1,1 @@
-"""The only room that may change a run, at the end of a step."""
+"""Changes a run at the end of a step: rewinds it, overrides its steps, or stops it."""

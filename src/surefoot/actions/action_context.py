@@ -1,4 +1,4 @@
-"""What an action may reach of a run, and how it says that it cannot be done."""
+"""The interface through which actions change a run, and the error for an action that cannot be done."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 
 
 class CannotAct(Exception):
-    """What was decided cannot be done, and nothing of it was; the message says why."""
+    """A decision cannot be carried out, and no part of it was; the message says why."""
 
 
 class ActionContext(Protocol):
-    """One run in training, between a step and the next forward pass."""
+    """One training run, between a step and the next forward pass."""
 
     @property
     def ring(self) -> SnapshotRing | None: ...
 
     @property
-    def reins(self) -> OverrideApplier: ...
+    def overrides(self) -> OverrideApplier: ...
 
-    def shared(self, attempts: Sequence[int]) -> Sequence[int]:
-        """Those of these attempts that every process has named."""
+    def common_attempts(self, attempts: Sequence[int]) -> Sequence[int]:
+        """The attempts that every rank passed; all ranks must call this."""
         ...
 
-    def went_back(self, state: Snapshot) -> None:
-        """Everything that follows the run goes on from this state."""
+    def rewound(self, state: Snapshot) -> None:
+        """Tell everything that follows the run that it continues from this state."""
         ...
 
-    def empty(self) -> None:
-        """Forget the optimizers' state."""
+    def reset_optimizers(self) -> None:
+        """Clear the optimizers' state."""
         ...
 
     @property
     def scaler(self) -> Any:
-        """The GradScaler at work, or None."""
+        """The GradScaler in use, or None."""
         ...

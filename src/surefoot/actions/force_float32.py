@@ -1,4 +1,4 @@
-"""The model computes in float32, whatever autocast says around it."""
+"""Makes a model compute in float32 inside any autocast context."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_map
 
 
-class Float32:
-    """Switches autocast off inside one model, by hooks that are there only while it is asked for."""
+class ForceFloat32:
+    """Disables autocast inside one model, with hooks that are registered only while it is enabled."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._hooks: list[Any] = []
 
-    def objection(self) -> str | None:
-        """Why this model cannot compute in float32, if it cannot."""
-        other = {p.dtype for p in self._model.parameters() if p.is_floating_point()} - {torch.float32}
-        if other:
-            return f"the model cannot compute in float32: it holds weights in {', '.join(sorted(map(str, other)))}"
-        if any(_mixed(module) for module in self._model.modules()):
-            return "the model cannot compute in float32: FSDP hands it weights of another type"
+    def unsupported_reason(self) -> str | None:
+        """Why this model cannot compute in float32; None if it can."""
+        other_dtypes = {p.dtype for p in self._model.parameters() if p.is_floating_point()} - {torch.float32}
+        if other_dtypes:
+            return f"the model cannot compute in float32: it has weights in {', '.join(sorted(map(str, other_dtypes)))}"
+        if any(_has_mixed_precision(module) for module in self._model.modules()):
+            return "the model cannot compute in float32: FSDP casts its weights to another dtype"
         return None
 
-    def switch(self, on: bool) -> None:
-        """Put the hooks on the model, or take them off."""
-        if on == bool(self._hooks):
+    def set_enabled(self, enabled: bool) -> None:
+        """Register the hooks, or remove them."""
+        if enabled == bool(self._hooks):
             return
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        if on:
+        if enabled:
             entered: list[torch.autocast] = []
             device = next(self._model.parameters()).device.type
-            enter, leave = _Enter(device, entered), _Leave(entered)
+            enter, leave = _EnterFloat32(device, entered), _LeaveFloat32(entered)
             self._hooks += [
                 self._model.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
                 self._model.register_forward_hook(leave, always_call=True),
             ]
 
 
-class _Enter:
-    """Before the forward pass; a copy of the model, saved or deep, carries an idle one."""
+class _EnterFloat32:
+    """Runs before the forward pass; a pickled or deep copy of the model gets one that does nothing."""
 
     def __init__(self, device: str | None = None, entered: list[torch.autocast] | None = None) -> None:
         self._device = device
@@ -53,17 +53,17 @@ class _Enter:
     def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._entered is None or self._device is None:
             return None
-        off = torch.autocast(self._device, enabled=False)
-        off.__enter__()
-        self._entered.append(off)
-        return tree_map(widened, args), tree_map(widened, kwargs)
+        autocast = torch.autocast(self._device, enabled=False)
+        autocast.__enter__()
+        self._entered.append(autocast)
+        return tree_map(to_float32, args), tree_map(to_float32, kwargs)
 
-    def __reduce__(self) -> tuple[type[_Enter], tuple[()]]:
-        return _Enter, ()
+    def __reduce__(self) -> tuple[type[_EnterFloat32], tuple[()]]:
+        return _EnterFloat32, ()
 
 
-class _Leave:
-    """After the forward pass, however it ended."""
+class _LeaveFloat32:
+    """Runs after the forward pass, even after an error."""
 
     def __init__(self, entered: list[torch.autocast] | None = None) -> None:
         self._entered = entered
@@ -72,16 +72,16 @@ class _Leave:
         if self._entered:
             self._entered.pop().__exit__(None, None, None)
 
-    def __reduce__(self) -> tuple[type[_Leave], tuple[()]]:
-        return _Leave, ()
+    def __reduce__(self) -> tuple[type[_LeaveFloat32], tuple[()]]:
+        return _LeaveFloat32, ()
 
 
-def widened(value: Any) -> Any:
-    """A tensor of half precision in float32; anything else as it is."""
+def to_float32(value: Any) -> Any:
+    """A float16 or bfloat16 tensor in float32; anything else unchanged."""
     return value.float() if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16) else value
 
 
-def _mixed(module: nn.Module) -> bool:
+def _has_mixed_precision(module: nn.Module) -> bool:
     if not isinstance(module, FSDPModule):
         return False
     return module._get_fsdp_state()._mp_policy.param_dtype not in (None, torch.float32)

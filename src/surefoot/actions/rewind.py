@@ -1,51 +1,43 @@
-"""Back to the last good state."""
+"""Rewinds a run to its newest good snapshot."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from surefoot.actions.action_context import ActionContext, CannotAct
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import CannotGoBack
 
 
-class HalfWay(RuntimeError):
-    """Some of a state was put back and some was not."""
+class RewindIncomplete(RuntimeError):
+    """A rewind failed after it had restored a part of the state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rewind:
-    """Goes to the newest good state taken before an attempt; a negative one means any.
+def rewind(run: ActionContext, *, before: int = -1, onset_known: bool = False) -> Snapshot:
+    """Restore the newest good snapshot taken before the attempt `before` (any when negative), and return it.
 
-    Where it is known that the trouble began with that attempt, one that is not proven yet is as good.
+    When the trouble is known to have begun at that attempt, a snapshot that is not confirmed yet is good enough.
     """
+    if run.ring is None:
+        raise CannotAct("no snapshots are kept")
+    state = _newest(run, run.ring, before, onset_known)
+    try:
+        run.ring.rewind(state)
+    except CannotGoBack as error:
+        raise CannotAct(str(error)) from error
+    except Exception as error:
+        raise RewindIncomplete(
+            f"the rewind to step {state.step} failed half-way ({error}), so weights and optimizer state may not match: "
+            "restart from a checkpoint"
+        ) from error
+    run.rewound(state)
+    return state
 
-    before: int = -1
-    dated: bool = False
 
-    def apply(self, run: ActionContext) -> Snapshot:
-        """The state the run is in now."""
-        if run.ring is None:
-            raise CannotAct("no states are kept")
-        state = self._newest(run, run.ring)
-        try:
-            run.ring.rewind(state)
-        except CannotGoBack as error:
-            raise CannotAct(str(error)) from error
-        except Exception as error:
-            raise HalfWay(
-                f"going back to step {state.step} broke off half-way ({error}), so weights and optimizer may not "
-                "belong together any more: start again from a checkpoint"
-            ) from error
-        run.went_back(state)
-        return state
-
-    def _newest(self, run: ActionContext, ring: SnapshotRing) -> Snapshot:
-        """Memory may have run out on one process only, so all of them look for a state that every one has."""
-        ring.verify()  # what is offered to the others must be fit to go back to
-        early = [s for s in ring.states if self.before < 0 or s.attempt < self.before]
-        good = {s.attempt: s for s in early if s.good or self.dated}
-        shared = run.shared(sorted(good))
-        if not shared:
-            raise CannotAct(f"there is no good state to go back to: {ring.describe()}")
-        return good[max(shared)]
+def _newest(run: ActionContext, ring: SnapshotRing, before: int, onset_known: bool) -> Snapshot:
+    """The newest snapshot that every rank holds: one rank alone may have run out of memory and skipped some."""
+    ring.verify()  # offer only intact snapshots to the other ranks
+    early = [s for s in ring.states if before < 0 or s.attempt < before]
+    good = {s.attempt: s for s in early if s.good or onset_known}
+    common = run.common_attempts(sorted(good))
+    if not common:
+        raise CannotAct(f"there is no good snapshot to rewind to: {ring.describe()}")
+    return good[max(common)]

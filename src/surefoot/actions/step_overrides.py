@@ -1,4 +1,4 @@
-"""What the steps are asked for: set before each step and taken off after it, so that no loop ever sees it."""
+"""Applies step overrides (lower lr, tighter clip, ...) before each step and undoes them after, unseen by the loop."""
 
 from __future__ import annotations
 
@@ -11,131 +11,131 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.actions.force_float32 import Float32
+from surefoot.actions.force_float32 import ForceFloat32
 from surefoot.records import StepOverrides
 
-FREE = StepOverrides()
+NO_OVERRIDES = StepOverrides()
 
 
-class Ceilings(Protocol):
-    """One optimizer's gate, as far as it can be asked for something."""
+class CeilingSetter(Protocol):
+    """The part of a gate that overrides use."""
 
-    def restrain(self, *, norm: float = math.inf, loss: float = math.inf, clip: float = math.inf) -> None: ...
+    def set_ceilings(self, *, norm: float = math.inf, loss: float = math.inf, clip: float = math.inf) -> None: ...
 
 
 class OverrideApplier:
-    """Holds the restraints in force over all optimizers of a run, each its own."""
+    """Holds the active overrides of each optimizer and applies them to its steps."""
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], gates: Sequence[Ceilings]) -> None:
-        self._asked: list[StepOverrides] = [FREE] * len(optimizers)
-        self._places = list(range(len(optimizers)))
-        """Where the figures of each optimizer stand in what is asked of it."""
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], gates: Sequence[CeilingSetter]) -> None:
+        self._overrides: list[StepOverrides] = [NO_OVERRIDES] * len(optimizers)
+        self._indices = list(range(len(optimizers)))
+        """Index of each optimizer's numbers in the tuples of its overrides."""
         self._optimizers = optimizers
         self._gates = gates
-        self._float32 = Float32(model)
+        self._float32 = ForceFloat32(model)
         self._steps = [0] * len(optimizers)
-        """Steps of each optimizer since the restraint was set."""
-        self._peaks: dict[int, float | Tensor] = {}
-        """The highest rate each loop has set under a cap: as far as it comes down from there, so does the cap."""
+        """Steps of each optimizer since its overrides were set."""
+        self._max_lrs_seen: dict[int, float | Tensor] = {}
+        """The highest lr the loop has set while a cap is active: the cap decays with the lr from there."""
         self._changed: list[list[_Change]] = [[] for _ in optimizers]
 
     @property
-    def restraint(self) -> StepOverrides:
-        """What is asked of the optimizers; of the first one that is asked for anything, where they differ."""
-        return next((asked for asked in self._asked if asked != FREE), FREE)
+    def active(self) -> StepOverrides:
+        """The active overrides; where optimizers differ, those of the first optimizer that has any."""
+        return next((overrides for overrides in self._overrides if overrides != NO_OVERRIDES), NO_OVERRIDES)
 
-    def objection(self, restraint: StepOverrides) -> str | None:
-        """Why this cannot be asked of the run, if it cannot."""
-        return self._float32.objection() if restraint.float32 else None
+    def unsupported_reason(self, overrides: StepOverrides) -> str | None:
+        """Why these overrides cannot be applied to the run; None if they can."""
+        return self._float32.unsupported_reason() if overrides.float32 else None
 
-    def set(self, restraint: StepOverrides, optimizers: Sequence[int] = ()) -> None:
-        """From the next step on this is asked of these optimizers, or of all, and nothing else."""
-        for place, k in enumerate(optimizers or range(len(self._optimizers))):
-            if not restraint.max_lr:
-                self._peaks.pop(k, None)
-            self._asked[k], self._places[k], self._steps[k] = restraint, place, 0
-        self._float32.switch(any(asked.float32 for asked in self._asked))
-        self._restrain_gates()
+    def set(self, overrides: StepOverrides, optimizers: Sequence[int] = ()) -> None:
+        """Replace the overrides of these optimizers, or of all, from the next step on."""
+        for index, k in enumerate(optimizers or range(len(self._optimizers))):
+            if not overrides.max_lr:
+                self._max_lrs_seen.pop(k, None)
+            self._overrides[k], self._indices[k], self._steps[k] = overrides, index, 0
+        self._float32.set_enabled(any(overrides.float32 for overrides in self._overrides))
+        self._set_gate_ceilings()
 
-    def lift(self, restraint: StepOverrides) -> bool:
-        """No longer ask this of those optimizers that are asked for nothing but this; whether there was one."""
-        found = [k for k, asked in enumerate(self._asked) if asked == restraint]
-        if found:
-            self.set(FREE, found)
-        return bool(found)
+    def lift(self, overrides: StepOverrides) -> bool:
+        """Remove these overrides from the optimizers that have exactly these; returns whether there was one."""
+        optimizers = [k for k, active in enumerate(self._overrides) if active == overrides]
+        if optimizers:
+            self.set(NO_OVERRIDES, optimizers)
+        return bool(optimizers)
 
-    def rewire(self, gates: Sequence[Ceilings]) -> None:
-        """The optimizers have other gates now."""
+    def replace_gates(self, gates: Sequence[CeilingSetter]) -> None:
+        """Set the ceilings on new gates of the same optimizers."""
         self._gates = gates
-        if self.restraint != FREE:
-            self._restrain_gates()
+        if self.active != NO_OVERRIDES:
+            self._set_gate_ceilings()
 
-    def _restrain_gates(self) -> None:
+    def _set_gate_ceilings(self) -> None:
         for k, gate in enumerate(self._gates):
-            asked, place = self._asked[k], self._places[k]
-            gate.restrain(
-                norm=_of(asked.norm_ceiling, place, math.inf),
-                loss=asked.loss_ceiling,
-                clip=_of(asked.clip, place, math.inf),
+            overrides, index = self._overrides[k], self._indices[k]
+            gate.set_ceilings(
+                norm=_value_at(overrides.norm_ceiling, index, math.inf),
+                loss=overrides.loss_ceiling,
+                clip=_value_at(overrides.clip, index, math.inf),
             )
 
-    def before(self, k: int) -> None:
-        """A step of this optimizer begins."""
-        self._undo(k)  # an error may have kept the step before from its end
-        asked = self._asked[k]
-        if asked is FREE or asked == FREE:
+    def before_step(self, k: int) -> None:
+        """Apply the overrides to a step of this optimizer that is about to begin."""
+        self._undo(k)  # the last step may have ended in an error
+        overrides = self._overrides[k]
+        if overrides is NO_OVERRIDES or overrides == NO_OVERRIDES:
             return
         groups = self._optimizers[k].param_groups
-        factor = self._factor(k, groups[0].get("lr"))
+        factor = self._lr_factor(k, groups[0].get("lr"))
         if factor is not None:
-            self._change(k, "lr", lambda lr: _product(lr, factor))
-        cap = _of(asked.max_momentum, self._places[k], math.inf)
+            self._change(k, "lr", lambda lr: _scaled(lr, factor))
+        cap = _value_at(overrides.max_momentum, self._indices[k], math.inf)
         if cap < math.inf:
-            self._change(k, "momentum", lambda held: _least(held, cap))
-            self._change(k, "betas", lambda held: (_least(held[0], cap), *held[1:]))
+            self._change(k, "momentum", lambda value: _capped(value, cap))
+            self._change(k, "betas", lambda value: (_capped(value[0], cap), *value[1:]))
         self._steps[k] += 1
 
-    def empty(self) -> bool:
-        """Gradients are left over, and backward is about to add to them: emptied, if that is asked for."""
-        if not any(asked.zero_stale_grads for asked in self._asked):
+    def zero_stale_grads(self) -> bool:
+        """Zero the gradients that backward is about to add to, if an override says so; returns whether it did."""
+        if not any(overrides.zero_stale_grads for overrides in self._overrides):
             return False
-        left = [p.grad for o in self._optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
+        stale = [p.grad for o in self._optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
         with torch.no_grad():
-            for gradient in left:
-                gradient.zero_()
+            for grad in stale:
+                grad.zero_()
         return True
 
-    def after(self, k: int) -> None:
-        """The step is over: everything is again what the loop has set."""
+    def after_step(self, k: int) -> None:
+        """Restore what the loop has set."""
         self._undo(k)
 
     def release(self) -> None:
-        """Let go of everything."""
+        """Undo all changes and remove all overrides."""
         for k in range(len(self._optimizers)):
             self._undo(k)
-        self._asked = [FREE] * len(self._optimizers)
-        self._float32.switch(False)
+        self._overrides = [NO_OVERRIDES] * len(self._optimizers)
+        self._float32.set_enabled(False)
 
-    def _factor(self, k: int, first: float | Tensor | None) -> float | Tensor | None:
-        """What the rates are multiplied by in this step, a tensor where the rate is one; None for nothing."""
-        asked = self._asked[k]
-        risen = min(1.0, (self._steps[k] + 1) / asked.rewarmup_steps) if asked.rewarmup_steps > 0 else 1.0
-        factor, cap = asked.lr_factor * risen, _of(asked.max_lr, self._places[k], math.inf)
-        if first is None or (factor == 1.0 and cap == math.inf):
+    def _lr_factor(self, k: int, lr: float | Tensor | None) -> float | Tensor | None:
+        """Factor on the lr in this step, a tensor if the lr is one; None if it is not changed."""
+        overrides = self._overrides[k]
+        warmup = min(1.0, (self._steps[k] + 1) / overrides.rewarmup_steps) if overrides.rewarmup_steps > 0 else 1.0
+        factor, cap = overrides.lr_factor * warmup, _value_at(overrides.max_lr, self._indices[k], math.inf)
+        if lr is None or (factor == 1.0 and cap == math.inf):
             return None
         if cap == math.inf:
             return factor
-        peak = self._peaks[k] = _higher(self._peaks.get(k, 0.0), first)
-        if isinstance(first, Tensor):
-            return torch.where(first.detach() > cap, cap / peak, 1.0) * factor
-        return factor * (cap / float(peak) if first > cap else 1.0)
+        max_lr = self._max_lrs_seen[k] = _max_of(self._max_lrs_seen.get(k, 0.0), lr)
+        if isinstance(lr, Tensor):
+            return torch.where(lr.detach() > cap, cap / max_lr, 1.0) * factor
+        return factor * (cap / float(max_lr) if lr > cap else 1.0)
 
-    def _change(self, k: int, key: str, how: Callable[[Any], Any]) -> None:
+    def _change(self, k: int, key: str, change_value: Callable[[Any], Any]) -> None:
         for group in self._optimizers[k].param_groups:
             if group.get(key) is not None:
-                change = _Change(group, key, was=group[key], made=how(group[key]))
+                change = _Change(group, key, before=group[key], during=change_value(group[key]))
                 self._changed[k].append(change)
-                group[key] = change.made
+                group[key] = change.during
 
     def _undo(self, k: int) -> None:
         for change in self._changed[k]:
@@ -145,34 +145,35 @@ class OverrideApplier:
 
 @dataclass(slots=True, eq=False)
 class _Change:
-    """One option of a parameter group that is another one inside the step."""
+    """One option of a parameter group that is changed during a step."""
 
     group: dict[str, Any]
     key: str
-    was: Any
-    made: Any
+    before: Any
+    during: Any
 
     def undo(self) -> None:
-        if self.group.get(self.key) is self.made:  # else the loop has set a new one inside the step, or loaded one
-            self.group[self.key] = self.was
+        if self.group.get(self.key) is self.during:  # else the loop has set or loaded a new value during the step
+            self.group[self.key] = self.before
 
 
-def _of(figures: Sequence[float], k: int, otherwise: float) -> float:
-    return figures[k] if k < len(figures) else otherwise
+def _value_at(values: Sequence[float], k: int, default: float) -> float:
+    return values[k] if k < len(values) else default
 
 
-def _higher(peak: float | Tensor, rate: float | Tensor) -> float | Tensor:
-    if isinstance(rate, Tensor):
-        known = peak if isinstance(peak, Tensor) else torch.full_like(rate, peak)  # `new_tensor` would wait
-        return torch.maximum(known, rate.detach())
-    return max(float(peak), rate)
+def _max_of(max_lr: float | Tensor, lr: float | Tensor) -> float | Tensor:
+    if isinstance(lr, Tensor):
+        # `new_tensor` would wait for the device.
+        known = max_lr if isinstance(max_lr, Tensor) else torch.full_like(lr, max_lr)
+        return torch.maximum(known, lr.detach())
+    return max(float(max_lr), lr)
 
 
-def _product(rate: float | Tensor, factor: float | Tensor) -> float | Tensor:
-    if isinstance(rate, Tensor):
-        return rate.detach() * (factor.to(rate.device, non_blocking=True) if isinstance(factor, Tensor) else factor)
-    return rate * float(factor)
+def _scaled(lr: float | Tensor, factor: float | Tensor) -> float | Tensor:
+    if isinstance(lr, Tensor):
+        return lr.detach() * (factor.to(lr.device, non_blocking=True) if isinstance(factor, Tensor) else factor)
+    return lr * float(factor)
 
 
-def _least(held: float | Tensor, cap: float) -> float | Tensor:
-    return torch.clamp(held, max=cap) if isinstance(held, Tensor) else min(held, cap)
+def _capped(value: float | Tensor, cap: float) -> float | Tensor:
+    return torch.clamp(value, max=cap) if isinstance(value, Tensor) else min(value, cap)

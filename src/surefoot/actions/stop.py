@@ -1,30 +1,24 @@
-"""End the run, with the reason in words."""
+"""Stops a run and gives the reason."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NoReturn
 
 from surefoot.actions.action_context import ActionContext, CannotAct
-from surefoot.actions.rewind import Rewind
+from surefoot.actions.rewind import rewind
 
 
 class TrainingStopped(RuntimeError):
-    """Raised out of `optimizer.step()` when going on would do no good; the message gives the reason in words."""
+    """Raised out of `optimizer.step()` when training on would do no good; the message gives the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Ends the run; where trouble has reached the weights, `before` says since when, and they go back first."""
-
-    reason: str
-    before: int = -1
-
-    def apply(self, run: ActionContext) -> None:
-        back = ""
-        if self.before >= 0:
-            try:
-                back = f" The model is back at step {Rewind(self.before).apply(run).step}."
-            except CannotAct as why:
-                back = f" The model is as the run left it: {why}."
-        reason = self.reason if self.reason.endswith((".", "!", "?")) or not back else f"{self.reason}."
-        raise TrainingStopped(f"surefoot stopped the run: {reason}{back}")
+def stop(run: ActionContext, reason: str, *, before: int = -1) -> NoReturn:
+    """Raise `TrainingStopped`; first rewind to before the attempt `before`, if it is not negative."""
+    outcome = ""
+    if before >= 0:
+        try:
+            outcome = f" The model is back at step {rewind(run, before=before).step}."
+        except CannotAct as error:
+            outcome = f" The model is as the run left it: {error}."
+    reason = reason if reason.endswith((".", "!", "?")) or not outcome else f"{reason}."
+    raise TrainingStopped(f"surefoot stopped the run: {reason}{outcome}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._triton import has_triton
 
 from surefoot.checkpoint.buffers import BufferShadow, FloatPair
-from surefoot.triton_launch import Launch
+from surefoot.triton_launch import KernelLauncher
 
 _BITS = {
     torch.float16: (2, 0x7C00, -(1 << 10)),
@@ -34,7 +34,7 @@ class BufferCheck:
         self.names: tuple[str, ...] = () if shadow is None else shadow.names
         self._shadow = shadow
         self._counts, self._total = counts, total
-        self._launch: Launch | None = None
+        self._launch: KernelLauncher | None = None
         self._key: list[tuple[Any, ...]] = []
         self._table = counts
         self._begun = False
@@ -88,7 +88,7 @@ class BufferCheck:
         from surefoot.checkpoint.kernels import count_nonfinite
 
         if self._launch is None:
-            self._launch = Launch(count_nonfinite, self._counts.device)
+            self._launch = KernelLauncher(count_nonfinite, self._counts.device)
         key = [(p.number, p.live.data_ptr(), p.kept.data_ptr(), p.live.numel(), p.live.dtype) for p in pairs]
         if key != self._key:
             self._key, self._table = key, table_of(pairs, self._counts.device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from surefoot.triton_launch import Launch
+from surefoot.triton_launch import KernelLauncher
 
 SMALL = 1 << 16
 """Bytes up to which a buffer is copied after every step without asking whether it changed."""
@@ -53,7 +53,7 @@ class BufferShadow:
         homes = {id(m): m for m in (model, *(m for m, _ in self._places))}
         self._hooks = [m.register_load_state_dict_post_hook(after_load) for m in homes.values()]
         self._tables: dict[tuple[int, ...], Tensor] = {}
-        self._launch: Launch | None = None
+        self._launch: KernelLauncher | None = None
         self._shadows: list[Tensor] = []
         self._seen: list[tuple[Tensor | None, int]] = []
         self.take()
@@ -147,7 +147,7 @@ class BufferShadow:
             if self._launch is None:
                 from surefoot.checkpoint.kernels import settle
 
-                self._launch = Launch(settle, refused.device)
+                self._launch = KernelLauncher(settle, refused.device)
             # With the sizes: a buffer that has grown may lie where the smaller one lay.
             key = (*[t.data_ptr() for t in (*live, *kept)], *[t.nbytes for t in live])
             if key not in self._tables:

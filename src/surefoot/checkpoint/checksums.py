@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._triton import has_triton
 
-from surefoot.triton_launch import Launch
+from surefoot.triton_launch import KernelLauncher
 
 POSITION, FIRST, SECOND = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB
 """Odd, so that multiplying by them loses nothing."""
@@ -80,7 +80,7 @@ class Checksums:
     """Measures tensors that mostly stay where they are, such as frozen parameters."""
 
     def __init__(self) -> None:
-        self._launches: dict[torch.device, Launch] = {}
+        self._launches: dict[torch.device, KernelLauncher] = {}
         self._tables: dict[tuple[int, ...], Tensor] = {}
 
     @torch.no_grad()
@@ -115,7 +115,7 @@ class Checksums:
         if device not in self._launches:
             from surefoot.checkpoint.kernels import checksum_words
 
-            self._launches[device] = Launch(checksum_words, device)
+            self._launches[device] = KernelLauncher(checksum_words, device)
         key = (device.index or 0, *[t.data_ptr() for t in flat], *[t.nbytes // 8 for t in flat], *places)
         if key not in self._tables:
             if len(self._tables) > 8:

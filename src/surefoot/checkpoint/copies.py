@@ -65,7 +65,7 @@ class Look:
         else:
             if isinstance(tensor, DTensor):
                 self.spreads[slot] = spread_of(tensor)
-            part = local(tensor)
+            part = local_storage(tensor)
             strides = part.stride() if part.layout is torch.strided else part.layout
         self.parts.append(part)
         self.kinds.append((part.shape, strides, part.dtype, part.device, steady))
@@ -218,8 +218,12 @@ def _send(tos: Sequence[Tensor], ofs: Sequence[Tensor]) -> tuple[torch.device, t
     return device, side.record_event()
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This process's part, past autograd's back; a sparse tensor's `.data` would not follow what is written to it."""
+def local_storage(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, sharing its memory and hidden from autograd.
+
+    Unlike `measure.layout.to_local` it never reduces a partial DTensor: a copy could not be written back. A sparse
+    tensor is returned itself, because its `.data` would not follow what is written to it.
+    """
     part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part.data if part.layout is torch.strided else part
 

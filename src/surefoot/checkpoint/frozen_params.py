@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from surefoot.checkpoint.checksums import Checksum, Checksums, PendingChecksums, leaves
-from surefoot.checkpoint.copies import Copy, Look, bytes_of, local, total_bytes
+from surefoot.checkpoint.copies import Copy, Look, bytes_of, local_storage, total_bytes
 from surefoot.checkpoint.snapshot_memory import BaseBytes, Home
 
 MAX_CHANGES = 3
@@ -208,7 +208,7 @@ class SharedBase:
         parts: list[Tensor] = []
         for param in self._params.values():
             p = param.ref()
-            if p is not None and param.base is not None and _signature(p, part := local(p)) == param.signature:
+            if p is not None and param.base is not None and _signature(p, part := local_storage(p)) == param.signature:
                 bases.append(param.base)
                 parts.append(part)
         if bases:

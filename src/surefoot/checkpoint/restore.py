@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from surefoot.checkpoint.checksums import Checksums, leaves
-from surefoot.checkpoint.copies import Copy, SharedTensor, local, spread_of
+from surefoot.checkpoint.copies import Copy, SharedTensor, local_storage, spread_of
 from surefoot.checkpoint.tree import Slot
 
 Pair = tuple[Tensor, Tensor]
@@ -41,7 +41,7 @@ class Return:
         """Have exactly this tensor written; False where it does not fit."""
         if id(live) in self._written:
             return self._written[id(live)][1] == slot
-        saved, to = self._copy.tensors[slot], local(live)
+        saved, to = self._copy.tensors[slot], local_storage(live)
         spread = spread_of(live) if isinstance(live, DTensor) else None
         if _form(to) != _form(saved) or spread != self._copy.spreads.get(slot):
             return False

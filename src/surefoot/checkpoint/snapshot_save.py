@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from surefoot.checkpoint.copies import Copy, local
+from surefoot.checkpoint.copies import Copy, local_storage
 from surefoot.checkpoint.train_state import Frozen, TrainState
 from surefoot.checkpoint.tree import Slot, freeze
 
@@ -26,7 +26,7 @@ def lent(copy: Copy, whole: TrainState, now: Mapping[str, Any], renamed: Mapping
     kept: Frozen = copy.frozen
 
     def slot(tensor: Tensor) -> Slot:
-        part = local(tensor).clone()
+        part = local_storage(tensor).clone()
         made.tensors.append(part)
         made.kinds.append((part.shape, part.stride(), part.dtype, part.device, False))
         return Slot(len(made.tensors) - 1)

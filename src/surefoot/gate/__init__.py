@@ -1,1 +1,1 @@
-"""The gate inside the optimizer's step: refuses an update or clips it, before it lands."""
+"""The gate inside the optimizer's step: refuses or clips an update before it is applied."""

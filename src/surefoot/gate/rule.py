@@ -1,8 +1,8 @@
-"""The rule that lets an update land or refuses it, worked out on the device from a summary of the gradients.
+"""The rule that applies or refuses an update, computed on the device from the summary of the gradients.
 
-Refused is what is not finite (the loss, a gradient, or a buffer that the batch has made so), and what is outlandish: a
-norm above `factor` times the largest accepted in recent memory and above every norm this run has ever accepted, or
-above a ceiling that was set on the way. Rejected norms never enter that memory.
+Refused as non-finite: a NaN or infinite loss, gradient, or buffer value that the batch produced. Refused as a norm
+outlier: a norm above `max_ratio` times the recent maximum of the accepted norms and above every norm this run has ever
+accepted, or above a ceiling set by an override. Refused norms never enter the memory.
 """
 
 from __future__ import annotations
@@ -17,61 +17,42 @@ import torch
 from torch import Tensor
 
 from surefoot.gate import clip as clips
-from surefoot.gate.clip import Unit
-from surefoot.measure.block_layout import HEAD, SummarySlot
-from surefoot.measure.grad_stats import VERDICT, has_triton
+from surefoot.gate.clip import ClipUnit
+from surefoot.measure.block_layout import UNITS_START, SummarySlot, VerdictSlot
+from surefoot.measure.grad_stats import has_triton
 from surefoot.records import Verdict
-
-
-class VerdictSlot(IntEnum):
-    """Places of a decision in the measured block."""
-
-    VERDICT = 0
-    NORM = 1
-    NONFINITE = 2
-    LIMIT = 3
-    CLIP = 4
-    CLIPPED = 5
-    LOSS = 6
-    SCALE = 7
-    LR = 8
-    WEIGHT_NORM = 9
-    BAD_WEIGHTS = 10
-    UPDATE_RATIO = 11
-    ALIVE = 12
-    """Processes that still measure: one whose protection has ended only stands in."""
-
-
-assert len(VerdictSlot) == VERDICT
 
 
 @dataclass(frozen=True, slots=True)
 class NormRule:
-    """When a finite update is outlandish."""
+    """When a finite update is a norm outlier."""
 
-    factor: float
-    """Times the recent largest norm; infinite switches the rule off."""
+    max_ratio: float
+    """Limit, as a multiple of the recent maximum norm; infinite turns the rule off."""
     warmup: int
-    """Accepted norms before the rule may speak."""
-    fade: float
-    """What is left of the recent largest norm after each step."""
+    """Accepted norms before the rule applies."""
+    max_decay: float
+    """Factor on the recent maximum norm after each step."""
 
 
 class Ceiling(IntEnum):
-    """Places of what may be asked of the steps on the way; infinite asks nothing."""
+    """Ceilings set by overrides, as indices into `GateMemory.ceilings`; infinite is none."""
 
     NORM = 0
-    """Updates with a larger norm are outlandish."""
+    """Updates with a larger norm are refused."""
     LOSS = 1
-    """Updates with a larger loss are outlandish."""
+    """Updates with a larger loss are refused."""
     CLIP = 2
-    """No threshold of a unit is above this."""
+    """Upper bound on the clip threshold of every unit."""
 
 
 class Decider(Protocol):
-    """Decides for one optimizer from the totals; writes its verdict, and remembers the norm when it lands."""
+    """Decides for one optimizer from the totals and writes the verdict to `out`.
 
-    def __call__(self, totals: Tensor, *, said: Tensor, scaled: bool, joint: Tensor | None, commit: bool) -> None: ...
+    `joint` is the worst verdict of the optimizers that share the backward. `commit` records an accepted norm.
+    """
+
+    def __call__(self, totals: Tensor, *, out: Tensor, scaled: bool, joint: Tensor | None, commit: bool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -79,160 +60,170 @@ class GateMemory:
     """What one optimizer's gate remembers, all on the device."""
 
     units: Sequence[int]
-    """Which units of the summary are this optimizer's; they stand side by side."""
+    """Indices of this optimizer's units in the summary; consecutive."""
     baseline: Tensor
-    """Recent largest norm, largest ever, norms counted."""
+    """Recent maximum norm, maximum ever, number of norms."""
     ceilings: Tensor
-    """See `Ceiling`; figures on the device, so that none of them needs a kernel of its own."""
+    """See `Ceiling`; values on the device, so that a new one needs no kernel of its own."""
     thresholds: Tensor
     """Clip threshold of each unit."""
     norms: Tensor
-    """Accepted norms of each unit, a ring."""
+    """Ring buffer of the accepted norms of each unit."""
     adaptive: Tensor
-    """Which units adapt."""
+    """Which units have an adaptive threshold."""
     factors: Tensor
-    """What each unit's gradients are multiplied by in this step."""
+    """Clip factor of each unit in this step."""
     refuse: Tensor
-    """1.0 to refuse the update, in the form fused optimizers read."""
-    spoilt: Tensor
-    """1.0 when what the batch left in the buffers must go too: not so when loss scaling merely overflowed."""
+    """1.0 to refuse the update; fused optimizers read it as `found_inf`."""
+    buffers_tainted: Tensor
+    """1.0 when the buffers must be restored too; 0.0 when the loss scale merely overflowed."""
     divisor: Tensor
-    """What gradients are divided by in this step, in the form fused optimizers read."""
+    """What the gradients are divided by in this step; fused optimizers read it as `grad_scale`."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What goes back with a run."""
+        """The part that a rewind restores."""
         return {"baseline": self.baseline, "thresholds": self.thresholds, "norms": self.norms}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        for name, now in self.state_dict().items():
-            if now.shape == state[name].shape:  # else the groups have changed since
-                now.copy_(state[name])
+        for name, tensor in self.state_dict().items():
+            if tensor.shape == state[name].shape:  # else the parameter groups have changed since
+                tensor.copy_(state[name])
 
-    def refresh(self) -> None:
-        """Take the adaptive thresholds anew from the norms known so far."""
+    def refresh_thresholds(self) -> None:
+        """Recompute the adaptive thresholds from the accepted norms."""
         if self.norms.numel() == 0:
             return
-        top = torch.nanquantile(self.norms, clips.PERCENTILE, dim=1).clamp(clips.LEAST, clips.MOST)
-        top = top.where(self.baseline[2] >= clips.KNOWN, clips.FIRST)
-        self.thresholds.copy_(top.where(self.adaptive, self.thresholds))
+        quantile = torch.nanquantile(self.norms, clips.ADAPTIVE_PERCENTILE, dim=1).clamp(
+            clips.ADAPTIVE_MIN, clips.ADAPTIVE_MAX
+        )
+        quantile = quantile.where(self.baseline[2] >= clips.ADAPTIVE_MIN_NORMS, clips.ADAPTIVE_START)
+        self.thresholds.copy_(quantile.where(self.adaptive, self.thresholds))
 
 
-def memory_for(number: int, units: Sequence[Unit], device: torch.device) -> GateMemory:
+def new_gate_memory(optimizer: int, units: Sequence[ClipUnit], device: torch.device) -> GateMemory:
     """An empty memory for one optimizer."""
-    real = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
-    mine = [i for i, u in enumerate(units) if u.optimizer == number]
-    adaptive = [units[i].clip.adaptive for i in mine]
+    dtype = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
+    indices = [i for i, u in enumerate(units) if u.optimizer == optimizer]
+    adaptive = [units[i].clip.adaptive for i in indices]
     return GateMemory(
-        units=mine,
-        baseline=torch.zeros(3, dtype=real, device=device),
-        ceilings=torch.full((len(Ceiling),), math.inf, dtype=real, device=device),
+        units=indices,
+        baseline=torch.zeros(3, dtype=dtype, device=device),
+        ceilings=torch.full((len(Ceiling),), math.inf, dtype=dtype, device=device),
         thresholds=torch.tensor(
-            [clips.FIRST if units[i].clip.adaptive else units[i].clip.norm for i in mine], dtype=real, device=device
+            [clips.ADAPTIVE_START if units[i].clip.adaptive else units[i].clip.norm for i in indices],
+            dtype=dtype,
+            device=device,
         ),
-        norms=torch.full((len(mine), clips.MEMORY if any(adaptive) else 0), math.nan, dtype=real, device=device),
+        norms=torch.full(
+            (len(indices), clips.NORM_HISTORY if any(adaptive) else 0), math.nan, dtype=dtype, device=device
+        ),
         adaptive=torch.tensor(adaptive, device=device),
-        factors=torch.ones(len(mine), dtype=torch.float32, device=device),
+        factors=torch.ones(len(indices), dtype=torch.float32, device=device),
         refuse=torch.zeros((), dtype=torch.float32, device=device),
-        spoilt=torch.zeros((), dtype=torch.float32, device=device),
+        buffers_tainted=torch.zeros((), dtype=torch.float32, device=device),
         divisor=torch.ones((), dtype=torch.float32, device=device),
     )
 
 
-def decider_for(memory: GateMemory, rule: NormRule) -> Decider:
+def make_decider(memory: GateMemory, rule: NormRule) -> Decider:
     """The decider for the device the memory lives on."""
-    return _fused(memory, rule) if has_triton(memory.baseline.device) else _portable(memory, rule)
+    return triton_decider(memory, rule) if has_triton(memory.baseline.device) else torch_decider(memory, rule)
 
 
-def _portable(memory: GateMemory, rule: NormRule) -> Decider:
-    low, high = HEAD + 2 * memory.units[0], HEAD + 2 * memory.units[-1] + 2
+def torch_decider(memory: GateMemory, rule: NormRule) -> Decider:
+    """The decider in plain torch operations."""
+    start, end = UNITS_START + 2 * memory.units[0], UNITS_START + 2 * memory.units[-1] + 2
 
-    def decide(totals: Tensor, *, said: Tensor, scaled: bool, joint: Tensor | None, commit: bool) -> None:
-        squares, nonfinite = totals[low:high:2], totals[low + 1 : high : 2].sum()
+    def decide(totals: Tensor, *, out: Tensor, scaled: bool, joint: Tensor | None, commit: bool) -> None:
+        squares, nonfinite = totals[start:end:2], totals[start + 1 : end : 2].sum()
         norm = squares.sum().sqrt()
-        loss = totals[SummarySlot.LOSS] / totals[SummarySlot.ALIVE].clamp(min=1)
-        recent, ever, count = memory.baseline.unbind()
+        loss = totals[SummarySlot.LOSS] / totals[SummarySlot.ACTIVE_RANKS].clamp(min=1)
+        recent_max, max_ever, count = memory.baseline.unbind()
         norm_ceiling, loss_ceiling, clip = memory.ceilings.unbind()
-        limit = torch.maximum(recent * rule.factor, ever).where(count >= rule.warmup, math.inf)
+        limit = torch.maximum(recent_max * rule.max_ratio, max_ever).where(count >= rule.warmup, math.inf)
         limit = torch.minimum(limit, norm_ceiling)
-        outlandish = (norm > limit) | (loss > loss_ceiling)
-        spoils = totals[SummarySlot.BAD_BUFFERS] > 0
-        bad = ~norm.isfinite() | ~loss.isfinite() | (nonfinite > 0) | spoils
-        kind = torch.where(
-            loss.isfinite() & ~spoils,
+        outlier = (norm > limit) | (loss > loss_ceiling)
+        bad_buffers = totals[SummarySlot.NONFINITE_BUFFERS] > 0
+        bad = ~norm.isfinite() | ~loss.isfinite() | (nonfinite > 0) | bad_buffers
+        nonfinite_verdict = torch.where(
+            loss.isfinite() & ~bad_buffers,
             float(Verdict.OVERFLOW if scaled else Verdict.NONFINITE),
             float(Verdict.NONFINITE),
         )
-        verdict = kind.where(bad, torch.where(outlandish, float(Verdict.NORM_OUTLIER), float(Verdict.APPLIED)))
+        finite_verdict = torch.where(outlier, float(Verdict.NORM_OUTLIER), float(Verdict.APPLIED))
+        verdict = nonfinite_verdict.where(bad, finite_verdict)
         if joint is not None:
             verdict = torch.maximum(verdict.to(joint.dtype), joint)
-        each = squares.sqrt()
+        norms = squares.sqrt()
         thresholds = torch.minimum(memory.thresholds, clip)
-        ratios = thresholds / (each + 1e-6)
+        ratios = thresholds / (norms + 1e-6)
         factors = ratios.where(ratios < 1.0, 1.0)
         memory.factors.copy_(factors)
         memory.divisor.copy_(1.0 / factors[0])
         memory.refuse.copy_(verdict != 0)
-        memory.spoilt.copy_((verdict != 0) & (verdict != float(Verdict.OVERFLOW)))
-        said[VerdictSlot.VERDICT] = verdict
-        said[VerdictSlot.NORM] = norm
-        said[VerdictSlot.NONFINITE] = nonfinite
-        said[VerdictSlot.LIMIT] = limit
-        said[VerdictSlot.CLIP] = thresholds.amin()
-        said[VerdictSlot.CLIPPED] = factors.amin()
-        said[VerdictSlot.LOSS] = loss
-        said[VerdictSlot.WEIGHT_NORM] = totals[SummarySlot.WEIGHTS].sqrt()
-        said[VerdictSlot.BAD_WEIGHTS] = totals[SummarySlot.BAD_WEIGHTS]
-        said[VerdictSlot.UPDATE_RATIO] = (totals[SummarySlot.CHANGE] / totals[SummarySlot.SAMPLED]).sqrt()
-        said[VerdictSlot.ALIVE] = totals[SummarySlot.ALIVE]
+        memory.buffers_tainted.copy_((verdict != 0) & (verdict != float(Verdict.OVERFLOW)))
+        out[VerdictSlot.VERDICT] = verdict
+        out[VerdictSlot.NORM] = norm
+        out[VerdictSlot.NONFINITE] = nonfinite
+        out[VerdictSlot.NORM_LIMIT] = limit
+        out[VerdictSlot.CLIP_THRESHOLD] = thresholds.amin()
+        out[VerdictSlot.CLIP_FACTOR] = factors.amin()
+        out[VerdictSlot.LOSS] = loss
+        out[VerdictSlot.WEIGHT_NORM] = totals[SummarySlot.PARAM_SQUARES].sqrt()
+        out[VerdictSlot.NONFINITE_PARAMS] = totals[SummarySlot.NONFINITE_PARAMS]
+        update_ratio = (totals[SummarySlot.UPDATE_SQUARES] / totals[SummarySlot.SAMPLED_SQUARES]).sqrt()
+        out[VerdictSlot.UPDATE_RATIO] = update_ratio
+        out[VerdictSlot.ACTIVE_RANKS] = totals[SummarySlot.ACTIVE_RANKS]
         if commit:
-            _remember(memory, rule, norm, each, landed=(verdict == 0) & (norm > 0))
+            _commit(memory, rule, norm, norms, applied=(verdict == 0) & (norm > 0))
 
     return decide
 
 
-def _remember(memory: GateMemory, rule: NormRule, norm: Tensor, each: Tensor, *, landed: Tensor) -> None:
-    recent, ever, count = memory.baseline.unbind()
+def _commit(memory: GateMemory, rule: NormRule, norm: Tensor, norms: Tensor, *, applied: Tensor) -> None:
+    """Record the norm of the update, and of each unit, if it is applied."""
+    recent_max, max_ever, count = memory.baseline.unbind()
     if memory.norms.numel():
-        here = torch.arange(clips.MEMORY, device=norm.device) == count % clips.MEMORY
-        memory.norms.copy_(torch.where(here & landed, each[:, None], memory.norms))
-    memory.baseline[0] = torch.maximum(recent * rule.fade, norm).where(landed, recent)
-    memory.baseline[1] = torch.maximum(ever, norm).where(landed, ever)
-    memory.baseline[2] += landed
+        entry = torch.arange(clips.NORM_HISTORY, device=norm.device) == count % clips.NORM_HISTORY
+        memory.norms.copy_(torch.where(entry & applied, norms[:, None], memory.norms))
+    memory.baseline[0] = torch.maximum(recent_max * rule.max_decay, norm).where(applied, recent_max)
+    memory.baseline[1] = torch.maximum(max_ever, norm).where(applied, max_ever)
+    memory.baseline[2] += applied
 
 
-def _fused(memory: GateMemory, rule: NormRule) -> Decider:
+def triton_decider(memory: GateMemory, rule: NormRule) -> Decider:
+    """The decider in one Triton launch."""
     from surefoot.gate import kernels
-    from surefoot.triton_launch import Launch
+    from surefoot.triton_launch import KernelLauncher
 
-    launch = Launch(kernels.decide, memory.baseline.device, num_warps=1)
-    own, count = memory.units[0], len(memory.units)
-    remembers = memory.norms.numel() > 0
-    nobody = torch.zeros((), dtype=torch.float64, device=memory.baseline.device)
-    figures = torch.tensor([rule.factor, rule.warmup, rule.fade], dtype=torch.float64, device=memory.baseline.device)
+    device = memory.baseline.device
+    launcher = KernelLauncher(kernels.decide, device, num_warps=1)
+    first_unit, num_units = memory.units[0], len(memory.units)
+    adaptive = memory.norms.numel() > 0
+    unused = torch.zeros((), dtype=torch.float64, device=device)
+    rule_values = torch.tensor([rule.max_ratio, rule.warmup, rule.max_decay], dtype=torch.float64, device=device)
 
-    def decide(totals: Tensor, *, said: Tensor, scaled: bool, joint: Tensor | None, commit: bool) -> None:
-        others = None if joint is None else joint.data_ptr()
-        launch.at(
-            (totals.data_ptr(), said.data_ptr(), others, scaled, commit),
+    def decide(totals: Tensor, *, out: Tensor, scaled: bool, joint: Tensor | None, commit: bool) -> None:
+        joint_key = None if joint is None else joint.data_ptr()
+        launcher.launch_cached(
+            (totals.data_ptr(), out.data_ptr(), joint_key, scaled, commit),
             (1, 1, 1),
             totals,
-            said,
+            out,
             memory.baseline,
             memory.ceilings,
             memory.thresholds,
-            memory.norms if remembers else nobody,
+            memory.norms if adaptive else unused,
             memory.factors,
             memory.refuse,
-            memory.spoilt,
+            memory.buffers_tainted,
             memory.divisor,
-            nobody if joint is None else joint,
-            own,
-            count,
-            figures,
-            HEAD=HEAD,
-            MEMORY=clips.MEMORY,
+            unused if joint is None else joint,
+            first_unit,
+            num_units,
+            rule_values,
             SCALED=scaled,
-            REMEMBERS=remembers,
+            ADAPTIVE=adaptive,
             COMMIT=commit,
         )
 

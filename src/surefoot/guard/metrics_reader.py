@@ -16,10 +16,8 @@ from surefoot.journal.writer import Journal
 from surefoot.judge.history import History
 from surefoot.judge.multi_optimizer import AnyJudge
 from surefoot.judge.policy import Policy
-from surefoot.measure.block_layout import SummarySlot
-from surefoot.measure.grad_stats import HostBlock
-from surefoot.measure.nan_tracer import Origin
-from surefoot.measure.rank_agreement import SharedSlot
+from surefoot.measure.block_layout import HostBlock, SharedSlot, SummarySlot, VerdictSlot
+from surefoot.measure.nan_tracer import NanOrigin
 from surefoot.measure.system import StepTimer
 from surefoot.records import (
     EVENT_MARK,

@@ -90,10 +90,10 @@ class Recovery:
     def before_step(self, k: int) -> None:
         if self.ring is not None:
             self.ring.settle()
-        self.reins.before(k)
+        self.overrides.before_step(k)
 
     def after_step(self, k: int) -> None:
-        self.reins.after(k)
+        self.overrides.after_step(k)
 
     def row_read(self, decisions: Sequence[Decision]) -> None:
         """A row was read and judged; a stop is applied at once."""
@@ -244,7 +244,7 @@ class Recovery:
         )
         self._report_messages()
 
-    def empty(self) -> None:
+    def reset_optimizers(self) -> None:
         for optimizer, prefilled in self._prefilled:
             try:
                 initial = _initial_state(optimizer) if prefilled else {}

@@ -19,7 +19,7 @@ from surefoot.checkpoint.buffer_check import BufferCheck
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.gate.clip import units_of
 from surefoot.gate.gate import Gate
-from surefoot.gate.rule import NormRule, VerdictSlot
+from surefoot.gate.rule import NormRule
 from surefoot.gate.veto import VetoMethod
 from surefoot.guard import grad_identity
 from surefoot.guard.context import GuardContext
@@ -32,10 +32,9 @@ from surefoot.measure.block_layout import SummarySlot
 from surefoot.measure.grad_stats import VERDICT, GradStats, HostBlock
 from surefoot.measure.layout import Layout, layout_of, local
 from surefoot.measure.nan_tracer import NanTracer
-from surefoot.measure.rank_agreement import SharedSlot
 from surefoot.measure.readback import AsyncReadback
 from surefoot.measure.system import StepTimer, SystemMonitor
-from surefoot.measure.weight_stats import UpdateSample
+from surefoot.measure.weight_stats import AlternatingWeights, UpdateSample
 from surefoot.records import NAN, JudgedBy, Verdict
 
 
@@ -235,7 +234,7 @@ class StepPipeline:
         others = sorted(self._alternating.partners[k] - {k})
         for j in others:
             if j not in self._stepped:
-                self.gates[j].decide(self._totals, said=self._verdicts[j], scaled=scaled, joint=None, commit=False)
+                self.gates[j].decide(self._totals, out=self._verdicts[j], scaled=scaled, joint=None, commit=False)
         joint = torch.stack([self._verdicts[j, VerdictSlot.VERDICT] for j in others]).amax() if others else None
         gate.decide(self._totals, said=verdict, scaled=scaled, joint=joint, commit=True)
         if others:
@@ -254,7 +253,7 @@ class StepPipeline:
             SharedSlot.DROPPED: stepping is None,
             SharedSlot.LEFT_OVER: self._stale_grads,
             SharedSlot.SAMPLES: self.samples,
-            SharedSlot.SCALE: NAN if scale is None else scale,
+            SharedSlot.LOSS_SCALE: NAN if scale is None else scale,
         }
         return self._exchange.gather(values, stepping=stepping)
 
@@ -272,7 +271,7 @@ class StepPipeline:
             verdict[VerdictSlot.VERDICT] = verdict[VerdictSlot.VERDICT].clamp(min=float(Verdict.NONFINITE))
         if self._shadow is not None:
             self._shadow.settle(gate.buffers_tainted)
-        gate.refresh()
+        gate.refresh_thresholds()
         self.order.step(k, self.attempt)
         self._send(k)
         self.nan_tracer.settle(self.attempt)
@@ -364,7 +363,9 @@ class StepPipeline:
         verdict, norm, nonfinite = (
             block.verdict[slot] for slot in (VerdictSlot.VERDICT, VerdictSlot.NORM, VerdictSlot.NONFINITE)
         )
-        bad = np.flatnonzero(block.buffers).tolist() if block.head[SummarySlot.BAD_BUFFERS] > 0 else []
+        bad = (
+            np.flatnonzero(block.buffer_nonfinite).tolist() if block.summary[SummarySlot.NONFINITE_BUFFERS] > 0 else []
+        )
         alone = math.isfinite(block.verdict[VerdictSlot.LOSS]) and math.isfinite(norm) and nonfinite == 0
         self.buffer_check.follow(context.attempt, bad, alone=alone, landed=verdict == Verdict.APPLIED)
 
@@ -385,10 +386,10 @@ class StepPipeline:
         """Put back whatever was hidden from a step."""
         self.nan_tracer.disarm()
         for gate in self.gates:
-            gate.after()
+            gate.after_step()
 
 
 def _main_device(layout: Layout) -> torch.device:
     """The device the numbers live on: the first accelerator that holds a parameter, else the CPU."""
-    devices = [local(p).device for p in layout.params]
+    devices = [to_local(p).device for p in layout.params]
     return next((d for d in devices if d.type != "cpu"), devices[0])

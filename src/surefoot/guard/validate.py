@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from surefoot.checkpoint.train_state import Generator
 from surefoot.checkpoint.tree import Stateful
-from surefoot.gate.veto import unwrap
+from surefoot.gate.veto import unwrap_optimizer
 from surefoot.judge.policy import Policy
 
 OPTIONS = (
@@ -118,7 +118,7 @@ def check_steps_of(given: object, optimizers: Sequence[Optimizer]) -> int | None
     if given is None:
         return None
     try:
-        inner = unwrap(given)
+        inner = unwrap_optimizer(given)
     except ValueError:
         inner = None
     for index, optimizer in enumerate(optimizers):

@@ -1,1 +1,1 @@
-"""The only code that measures tensors: gradients, weights, and what the machine is doing."""
+"""Measures gradients, weights, batches and the machine; the only package that reads tensor values for statistics."""

@@ -1,4 +1,4 @@
-"""What comes into a model: the few numbers that tell one batch from another, without a wait."""
+"""Mean, standard deviation and largest magnitude of a batch, measured without a wait."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOST = 1 << 16
-"""Values of a batch that are looked at, at most: enough to tell its mean and spread to a percent."""
+MAX_VALUES = 1 << 16
+"""Values of a batch that are measured at most: enough for mean and standard deviation to within a percent."""
 
 
-def numbers_in(batch: Any, device: torch.device) -> Tensor | None:
-    """The first tensor of real numbers in whatever a loader hands out, if it lives where the model does."""
+def find_float_tensor(batch: Any, device: torch.device) -> Tensor | None:
+    """The first floating-point tensor in a batch of any structure, if it is on the model's device."""
     if isinstance(batch, Tensor):
-        fit = batch.is_floating_point() and batch.device == device and batch.numel() > 1
-        return batch.detach() if fit else None
-    inside = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    return next((found for part in inside if (found := numbers_in(part, device)) is not None), None)
+        usable = batch.is_floating_point() and batch.device == device and batch.numel() > 1
+        return batch.detach() if usable else None
+    items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return next((tensor for item in items if (tensor := find_float_tensor(item, device)) is not None), None)
 
 
-def measure_inputs(values: Tensor, out: Tensor) -> None:
-    """Mean, spread and largest magnitude into the three places of `out`."""
+def measure_batch(values: Tensor, out: Tensor) -> None:
+    """Write mean, standard deviation and largest magnitude to `out`, a vector of three."""
     with torch.no_grad():
         flat = values.reshape(-1)
-        if flat.numel() > MOST:
-            flat = flat[:: flat.numel() // MOST | 1]  # odd, so that it does not keep to one channel or column
-        spread, mean = torch.std_mean(flat)
-        out.copy_(torch.stack([mean, spread, torch.linalg.vector_norm(flat, torch.inf)]))
+        if flat.numel() > MAX_VALUES:
+            flat = flat[:: flat.numel() // MAX_VALUES | 1]  # an odd stride, so that it does not stay on one channel
+        std, mean = torch.std_mean(flat)
+        out.copy_(torch.stack([mean, std, torch.linalg.vector_norm(flat, torch.inf)]))

@@ -1,147 +1,250 @@
-"""From one row a tensor to the few numbers a decision needs, still on the device."""
+"""The measured block: what its slots mean, where its parts lie on the device, and how the host reads it.
+
+All numbers of one step lie in one block of device memory, which reaches the host in one copy. This module is the only
+place that knows the offsets: the Triton kernels, the gate and the host side derive theirs from the slot enums and from
+`BlockLayout`. To add a slot, add a member.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import IntEnum
-from typing import Protocol
+import math
+from dataclasses import dataclass
+from enum import IntEnum, auto
+from itertools import accumulate
+from struct import Struct
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-MICROS = 64
-"""Micro-batches of one update that are told apart; later ones share the last place."""
+from surefoot.records import LAYER_STATS
+
+MAX_MICROBATCHES = 64
+"""Microbatches of one update that have a line of their own; later ones share the last line."""
+NORM_COLUMN = LAYER_STATS.index("norm")
+NONFINITE_COLUMN = LAYER_STATS.index("nonfinite")
 
 
-class SummarySlot(IntEnum):
-    """The first places of a summary; after them two for each unit: sum of squares, count of non-finite values."""
+class _Slot(IntEnum):
+    """Index into a vector; `auto()` counts from 0 in the order of the members."""
 
-    LOSS = 0
-    """Sum over the micro-batches, each with the weight it has in the gradients."""
-    MICROS = 1
-    """How many micro-batches that sum holds."""
-    ALIVE = 2
-    """1 from each process that still measures."""
-    WEIGHTS = 3
+    @staticmethod
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[Any]) -> int:
+        return count
+
+
+class SummarySlot(_Slot):
+    """Start of the summary; after these, each clip unit has two numbers: sum of squares, count of non-finite values."""
+
+    LOSS = auto()
+    """Sum over the microbatches, each with the weight it has in the gradients."""
+    NUM_MICROBATCHES = auto()
+    """How many microbatches that sum holds."""
+    ACTIVE_RANKS = auto()
+    """1 from each rank that still measures."""
+    PARAM_SQUARES = auto()
     """Sum of squares of the weights."""
-    BAD_WEIGHTS = 4
+    NONFINITE_PARAMS = auto()
     """Non-finite values in weights and buffers."""
-    CHANGE = 5
-    """Sum of squares of what the last update changed, on the sampled weights."""
-    SAMPLED = 6
+    UPDATE_SQUARES = auto()
+    """Sum of squares of the change made by the last update, over the sampled weights."""
+    SAMPLED_SQUARES = auto()
     """Sum of squares of the sampled weights."""
-    UNMOVED = 7
-    """Share of the sampled weights that a whole step left as they were."""
-    INPUT_MEAN = 8
-    INPUT_SPREAD = 9
-    INPUT_TOP = 10
-    """Of the batch; see `Row`."""
-    APPLIED = 11
-    """Sum of squares of the gradients as the optimizer was handed them, if the loop has changed them."""
-    BUSY = 12
-    """1 from each process that is still at a save: the next one begins when none is."""
-    BAD_BUFFERS = 13
-    """Values of buffers that were finite after the last accepted update and are not any more."""
-    PROGRESS = 14
-    """What the loop handed to `guard.watch(progress=...)`, the mean over the micro-batches so far."""
+    UNCHANGED_FRACTION = auto()
+    """Fraction of the sampled weights that a whole step left unchanged.
+
+    This slot and all after it are averaged over the active ranks on the host; those before are summed on the device.
+    """
+    INPUT_MEAN = auto()
+    INPUT_STD = auto()
+    INPUT_ABSMAX = auto()
+    """Of the batch; see `StepMetrics`. `measure_batch` writes these three at once, so they stay neighbours."""
+    APPLIED_SQUARES = auto()
+    """Sum of squares of the gradients handed to the optimizer, when the loop changed them after backward."""
+    RANKS_SAVING = auto()
+    """1 from each rank that is still writing a checkpoint; the next save starts when none is."""
+    NONFINITE_BUFFERS = auto()
+    """Buffer values that were finite after the last accepted update and no longer are."""
+    PROGRESS = auto()
+    """`guard.watch(progress=...)`, averaged over the microbatches so far."""
 
 
-HEAD = len(SummarySlot)
+class VerdictSlot(_Slot):
+    """The gate's decision for one optimizer, at the start of the block."""
+
+    VERDICT = auto()
+    NORM = auto()
+    NONFINITE = auto()
+    NORM_LIMIT = auto()
+    CLIP_THRESHOLD = auto()
+    CLIP_FACTOR = auto()
+    LOSS = auto()
+    LOSS_SCALE = auto()
+    LR = auto()
+    WEIGHT_NORM = auto()
+    NONFINITE_PARAMS = auto()
+    UPDATE_RATIO = auto()
+    ACTIVE_RANKS = auto()
+    """Ranks that still measure; a rank whose protection has ended only contributes zeros."""
 
 
-class Pass(Protocol):
-    """Measures a list of tensors into one row each."""
+class SharedSlot(_Slot):
+    """Host-side numbers that the ranks exchange; after these, learning rate and momentum of each optimizer.
 
-    def measure(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None = None) -> None: ...
-
-
-class Summariser(Protocol):
-    """Writes squares and counts of each unit into `summary`, adds the loss, and keeps a line for the micro-batch.
-
-    A loss may come with its weight in the gradients, by which it is multiplied.
+    NaN means unknown. The merged number is the mean over the ranks that know it, so a flag is 1 only when it is set on
+    all of them.
     """
 
-    def __call__(
-        self,
-        stats: Tensor,
-        *,
-        once: Tensor,
-        loss: Tensor | None,
-        weight: Tensor | None = None,
-        summary: Tensor,
-        micros: Tensor,
-        micro: int,
-    ) -> None: ...
+    WEIGHTS_MEASURED = auto()
+    """The numbers of the weights are new."""
+    REPLICAS_MEASURED = auto()
+    """The checksum of the replicas is new."""
+    INPUTS_MEASURED = auto()
+    """The numbers of the batch are new."""
+    GRADS_CHANGED = auto()
+    """The loop changed the gradients after backward."""
+    HAS_LOSS = auto()
+    DISCARDED = auto()
+    """The gradients were discarded without a step."""
+    STALE_GRADS = auto()
+    SAMPLES = auto()
+    """As in `StepMetrics`."""
+    LOSS_SCALE = auto()
+    GRADS_DIFFER = auto()
+    """The ranks' gradients differ after backward. This slot and the next are computed from the ranks' checksums."""
+    APPLIED_GRADS_DIFFER = auto()
+    """The gradients handed to the optimizers differ too: the loop did not average them."""
 
 
-def portable_summariser(units: Sequence[slice]) -> Summariser:
-    """The summariser in plain torch operations."""
+UNITS_START = len(SummarySlot)
+"""Index of the first clip unit in the summary."""
+NUM_CHECKSUMS = 4
+"""Checksums each rank sends after its shared numbers: of its gradients after backward, of the gradients handed to its
+optimizer, and of its replicated weights, and then the norm of those weights."""
+_NUM_VERDICT = len(VerdictSlot)
+_AVERAGED = slice(SummarySlot.UNCHANGED_FRACTION, UNITS_START)
+_NO_RANKS = np.zeros(0)
 
-    def summarise(
-        stats: Tensor,
-        *,
-        once: Tensor,
-        loss: Tensor | None,
-        weight: Tensor | None = None,
-        summary: Tensor,
-        micros: Tensor,
-        micro: int,
+
+def settings_index(optimizer: int) -> int:
+    """Index of an optimizer's learning rate among the shared numbers; its momentum comes next."""
+    return len(SharedSlot) + 2 * optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBlock:
+    """Views of the parts of one block on the device."""
+
+    verdict: Tensor
+    """See `VerdictSlot`."""
+    summary: Tensor
+    """See `SummarySlot`."""
+    buffer_nonfinite: Tensor
+    """For each checked buffer, how many of its values became non-finite; see `SummarySlot.NONFINITE_BUFFERS`."""
+    microbatches: Tensor
+    """Loss, sum of squares and non-finite count after each microbatch."""
+    rank_summaries: Tensor
+    """The `SummarySlot` numbers of each rank; empty on a single rank."""
+    rank_values: Tensor
+    """The shared numbers and checksums of each rank, see `SharedSlot`; empty on a single rank."""
+    stats: Tensor
+    """One row of `LAYER_STATS` for each tensor, float32."""
+
+
+class BlockLayout:
+    """Offsets of the parts of a block: numbers of one float type, then float32 statistics of each tensor."""
+
+    def __init__(
+        self, dtype: torch.dtype, *, tensors: int, units: int, buffers: int, world_size: int, optimizers: int
     ) -> None:
-        squares = stats[:, 0].to(summary.dtype).square().where(once != 0, 0.0)
-        bad = stats[:, 5].clamp(min=0)
-        for u, span in enumerate(units):
-            summary[HEAD + 2 * u] = squares[span].sum()
-            summary[HEAD + 2 * u + 1] = bad[span].sum()
-        place = micros[min(micro, MICROS - 1)]
-        place[1] = summary[HEAD::2].sum()
-        place[2] = summary[HEAD + 1 :: 2].sum()
-        if loss is not None:
-            loss = loss.reshape(()).to(summary.dtype)
-            loss = loss if weight is None else loss * weight.reshape(()).to(summary.dtype)
-            place[0] = loss
-            summary[SummarySlot.LOSS] = loss + (summary[SummarySlot.LOSS] if micro else 0.0)
-            summary[SummarySlot.MICROS] = micro + 1
+        self.dtype = dtype
+        self.multi_rank = world_size > 1
+        ranks = world_size if self.multi_rank else 0
+        self.shapes = {
+            "verdict": (_NUM_VERDICT,),
+            "summary": (UNITS_START + 2 * units,),
+            "buffer_nonfinite": (buffers,),
+            "microbatches": (MAX_MICROBATCHES, 3),
+            "rank_summaries": (ranks, UNITS_START),
+            "rank_values": (ranks, settings_index(optimizers) + NUM_CHECKSUMS),
+        }
+        """Shape of each part, in the order of the parts and of `DeviceBlock`."""
+        ends = list(accumulate(math.prod(shape) for shape in self.shapes.values()))
+        self.spans = {
+            name: slice(start, end) for name, start, end in zip(self.shapes, [0, *ends[:-1]], ends, strict=True)
+        }
+        self.stats_shape = (tensors, len(LAYER_STATS))
+        self.stats_offset = dtype.itemsize * ends[-1]
+        """Bytes before the statistics."""
+        self.nbytes = self.stats_offset + torch.float32.itemsize * math.prod(self.stats_shape)
+        self.numpy_dtype = np.float64 if dtype is torch.float64 else np.float32
+        self.slots = Struct(f"={_NUM_VERDICT + UNITS_START}{'d' if dtype is torch.float64 else 'f'}")
+        """Verdict and summary slots, which every step needs, at the start of the block."""
 
-    return summarise
+    def view_device(self, raw: Tensor) -> DeviceBlock:
+        """The parts of a block on the device; writing to them writes to `raw`."""
+        values = raw[: self.stats_offset].view(self.dtype)
+        parts = {name: values[span].view(self.shapes[name]) for name, span in self.spans.items()}
+        return DeviceBlock(**parts, stats=raw[self.stats_offset :].view(torch.float32).view(self.stats_shape))
 
 
-def fused_summariser(units: Sequence[slice], device: torch.device) -> Summariser:
-    """The same in one Triton launch."""
-    from surefoot.measure import kernels
-    from surefoot.triton_launch import Launch
+class HostBlock:
+    """A block that was copied to the host: what every step needs, and the other parts on request."""
 
-    launch = Launch(kernels.summarise, device)
-    spans = torch.tensor([[s.start, s.stop] for s in units], dtype=torch.int32, device=device)
-    nothing = torch.zeros((), device=device)
+    __slots__ = ("_layout", "_raw", "rank_losses", "replica_checksums", "shared", "stats", "summary", "verdict")
 
-    def summarise(
-        stats: Tensor,
-        *,
-        once: Tensor,
-        loss: Tensor | None,
-        weight: Tensor | None = None,
-        summary: Tensor,
-        micros: Tensor,
-        micro: int,
-    ) -> None:
-        where = None if loss is None else (loss.data_ptr(), loss.dtype)
-        by = None if weight is None else weight.data_ptr()
-        launch.at(
-            (where, by, stats.data_ptr(), summary.data_ptr(), micros.data_ptr(), once.data_ptr(), micro),
-            (1, 1, 1),
-            stats,
-            once,
-            spans,
-            len(units),
-            nothing if loss is None else loss,
-            nothing if weight is None else weight,
-            summary,
-            micros,
-            micro,
-            HEAD=HEAD,
-            WATCHED=loss is not None,
-            WEIGHTED=weight is not None,
-            BLOCK=256,
-        )
+    def __init__(self, raw: np.ndarray, layout: BlockLayout) -> None:
+        self._raw, self._layout = raw, layout
+        values = layout.slots.unpack_from(raw)
+        self.verdict: tuple[float, ...] = values[:_NUM_VERDICT]
+        """See `VerdictSlot`."""
+        self.summary: tuple[float, ...] = values[_NUM_VERDICT:]
+        """See `SummarySlot`; without the clip units."""
+        self.stats = np.ndarray(layout.stats_shape, np.float32, raw, layout.stats_offset)
+        self.rank_losses = self.shared = _NO_RANKS
+        """Loss of each rank, and the merged shared numbers, see `SharedSlot`; empty on a single rank."""
+        self.replica_checksums = _NO_RANKS
+        """Checksum and norm of each rank's replicated weights; NaN for a rank that has lost its protection."""
+        if layout.multi_rank:
+            with np.errstate(all="ignore"):  # non-finite values are expected here
+                self._read_ranks()
 
-    return summarise
+    def _read_ranks(self) -> None:
+        summaries = self._part("rank_summaries")
+        active = summaries[:, SummarySlot.ACTIVE_RANKS] > 0
+        self.rank_losses = summaries[:, SummarySlot.LOSS]
+        self.shared, self.replica_checksums = _merge_shared(self._part("rank_values"), active)
+        averaged = summaries[active, _AVERAGED]
+        known = averaged[~np.isnan(averaged[:, 0]), 0]  # NaN from ranks that own no weights
+        unchanged = float(known.mean()) if len(known) else math.nan
+        self.summary = (*self.summary[: _AVERAGED.start], unchanged, *averaged[:, 1:].mean(0).tolist())
+
+    @property
+    def buffer_nonfinite(self) -> np.ndarray:
+        """For each checked buffer, how many of its values became non-finite."""
+        return self._part("buffer_nonfinite")
+
+    @property
+    def microbatches(self) -> np.ndarray:
+        """Loss, sum of squares and non-finite count after each microbatch."""
+        return self._part("microbatches")
+
+    def _part(self, name: str) -> np.ndarray:
+        layout = self._layout
+        values = self._raw[: layout.stats_offset].view(layout.numpy_dtype)
+        return values[layout.spans[name]].reshape(layout.shapes[name])
+
+
+def _merge_shared(values: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The shared numbers that all ranks use, and checksum and norm of each rank's replicas; `values` has a row a rank.
+
+    Ranks that have lost their protection (`active` is false) send zeros, which do not count.
+    """
+    known = np.where(active[:, None], values, np.nan)
+    numbers, checksums = np.hsplit(known, [-NUM_CHECKSUMS])
+    count = (~np.isnan(numbers)).sum(0)
+    shared = np.where(count > 0, np.nansum(numbers, axis=0) / np.maximum(count, 1), np.nan)
+    grads = checksums[active, :2]
+    shared[SharedSlot.GRADS_DIFFER : SharedSlot.APPLIED_GRADS_DIFFER + 1] = (grads != grads[:1]).any(0)
+    return shared, checksums[:, 2:]

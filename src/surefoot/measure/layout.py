@@ -1,4 +1,4 @@
-"""Which tensors are measured, in which order, and how to reach the part of each gradient that this process holds."""
+"""Which tensors are measured and in which order, and how to get this rank's part of each."""
 
 from __future__ import annotations
 
@@ -15,51 +15,51 @@ _PLAIN = frozenset({Tensor, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParamLayout:
     """The measured tensors, ordered by optimizer and parameter group; those of no optimizer come last."""
 
     names: tuple[str, ...]
     params: tuple[Tensor, ...]
-    groups: tuple[tuple[slice, ...], ...]
+    group_spans: tuple[tuple[slice, ...], ...]
     """For each optimizer, the span of each of its parameter groups."""
     sharded: bool
-    """Some tensor is only partly held by this process."""
+    """Whether any tensor is a DTensor."""
 
     @property
-    def scopes(self) -> tuple[slice, ...]:
+    def optimizer_spans(self) -> tuple[slice, ...]:
         """For each optimizer, the span of all its tensors."""
-        return tuple(slice(g[0].start, g[-1].stop) for g in self.groups)
+        return tuple(slice(g[0].start, g[-1].stop) for g in self.group_spans)
 
     @property
     def numels(self) -> tuple[int, ...]:
-        """Elements of each tensor, all processes together."""
+        """Elements of each tensor, over all ranks."""
         return tuple(p.numel() for p in self.params)
 
     @property
     def local_numels(self) -> tuple[int, ...]:
-        """Elements of each tensor that this process holds."""
-        return tuple(local(p).numel() for p in self.params)
+        """Elements of each tensor on this rank."""
+        return tuple(to_local(p).numel() for p in self.params)
 
-    def fits(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    def matches(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Whether the optimizers still hold the parameter groups this layout was made from."""
-        if len(optimizers) != len(self.groups):
+        if len(optimizers) != len(self.group_spans):
             return False
-        for optimizer, spans in zip(optimizers, self.groups, strict=True):
+        for optimizer, spans in zip(optimizers, self.group_spans, strict=True):
             if len(optimizer.param_groups) != len(spans):
                 return False
             for group, span in zip(optimizer.param_groups, spans, strict=True):
-                held, known = group["params"], self.params[span]
-                if len(held) != len(known) or not all(map(operator.is_, held, known)):
+                current, known = group["params"], self.params[span]
+                if len(current) != len(known) or not all(map(operator.is_, current, known)):
                     return False
         return True
 
 
-def layout_of(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Layout:
-    """Lay out every parameter the optimizers hold, then the model's other trainable ones."""
+def layout_params(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> ParamLayout:
+    """Lay out every parameter of the optimizers, then the model's other trainable parameters."""
     known = {id(p): name.replace("_orig_mod.", "") for name, p in model.named_parameters()}
     names: list[str] = []
     params: list[Tensor] = []
-    groups: list[tuple[slice, ...]] = []
+    group_spans: list[tuple[slice, ...]] = []
     for number, optimizer in enumerate(optimizers):
         spans: list[slice] = []
         for g, group in enumerate(optimizer.param_groups):
@@ -68,47 +68,47 @@ def layout_of(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> 
                 params.append(p)
                 names.append(known.get(id(p), f"optimizer{number}.group{g}.{i}"))
             spans.append(slice(start, len(params)))
-        groups.append(tuple(spans))
-    owned = {id(p) for p in params}
+        group_spans.append(tuple(spans))
+    optimized = {id(p) for p in params}
     for p in model.parameters():
-        if p.requires_grad and id(p) not in owned:
+        if p.requires_grad and id(p) not in optimized:
             params.append(p)
             names.append(known[id(p)])
     sharded = any(isinstance(p, DTensor) for p in params)
-    return Layout(tuple(_distinct(names)), tuple(params), tuple(groups), sharded)
+    return ParamLayout(tuple(_unique_names(names)), tuple(params), tuple(group_spans), sharded)
 
 
-def _distinct(names: Sequence[str]) -> Iterator[str]:
-    """A parameter held by two optimizers is measured for each of them, under names that differ."""
+def _unique_names(names: Sequence[str]) -> Iterator[str]:
+    """Number repeated names: a parameter in two optimizers is measured once for each."""
     seen: dict[str, int] = {}
     for name in names:
         seen[name] = seen.get(name, 0) + 1
         yield name if seen[name] == 1 else f"{name}@{seen[name]}"
 
 
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds, with values that are final."""
+def to_local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, with final values: a partial DTensor is reduced first."""
     if not isinstance(tensor, DTensor):
         return tensor
     if any(isinstance(p, Partial) for p in tensor.placements):
-        whole = [Replicate() if isinstance(p, Partial) else p for p in tensor.placements]
-        tensor = tensor.redistribute(placements=whole)
+        placements = [Replicate() if isinstance(p, Partial) else p for p in tensor.placements]
+        tensor = tensor.redistribute(placements=placements)
     return tensor.to_local()
 
 
-def counts_here(tensor: Tensor) -> bool:
-    """Whether this process's part of a DTensor is the one that counts, so that each element is counted once."""
+def owns_elements(tensor: Tensor) -> bool:
+    """Whether this rank's part of a DTensor is the one that counts, so that each element is counted once."""
     if not isinstance(tensor, DTensor):
         return True
-    place = tensor.device_mesh.get_coordinate()
-    if place is None:
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
         return False
-    return all(at == 0 or p.is_shard() for at, p in zip(place, tensor.placements, strict=True))
+    return all(at == 0 or p.is_shard() for at, p in zip(coordinate, tensor.placements, strict=True))
 
 
-def gradients(params: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients as they are now, this process's parts; None where a tensor has none."""
-    found: list[Tensor | None] = list(map(_GRAD, params))
-    if _PLAIN.issuperset(map(type, found)):  # nearly always, and found out in no time
-        return found
-    return [g if g is None or type(g) is Tensor else local(g.detach()) for g in found]
+def local_grads(params: Sequence[Tensor]) -> list[Tensor | None]:
+    """This rank's parts of the gradients as they are now; None where a parameter has none."""
+    grads: list[Tensor | None] = list(map(_GRAD, params))
+    if _PLAIN.issuperset(map(type, grads)):  # the common case, and a cheap check
+        return grads
+    return [g if g is None or type(g) is Tensor else to_local(g.detach()) for g in grads]

@@ -1,26 +1,59 @@
-"""Per-tensor gradient statistics by plain torch operations, for every device that has no Triton."""
+"""Per-tensor statistics and their summary in plain torch operations, for devices without Triton."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.measure.block_layout import (
+    MAX_MICROBATCHES,
+    NONFINITE_COLUMN,
+    NORM_COLUMN,
+    UNITS_START,
+    SummarySlot,
+)
 from surefoot.records import LAYER_STATS
 
-HALF_NORMAL = 6.1e-5
+FP16_MIN_NORMAL = 6.1e-5
 """Smallest normal float16."""
-HALF_LEAST = 5.96e-8
-"""Smallest float16 that is not zero."""
+FP16_MIN_SUBNORMAL = 5.96e-8
+"""Smallest float16 above zero."""
 ABSENT = (0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0)
 """The row of a tensor that had no gradient."""
 _SMALL = 1 << 13
-"""Elements up to which a tensor on the CPU is looked at together with others."""
+"""CPU tensors with up to this many elements are measured together."""
 _PIECE = 1 << 17
-"""Elements looked at together on the CPU: the scratch stays in the cache, and memory stays flat."""
+"""Elements measured at a time on the CPU: the scratch memory stays in the cache and does not grow."""
+
+
+class StatsBackend(Protocol):
+    """Measures a list of tensors into one row of `LAYER_STATS` each."""
+
+    def measure(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None = None) -> None: ...
+
+
+class Summariser(Protocol):
+    """Writes squares and non-finite counts of each unit to `summary`, adds the loss, and fills the microbatch's line.
+
+    `weight`, if given, multiplies the loss.
+    """
+
+    def __call__(
+        self,
+        stats: Tensor,
+        *,
+        owned: Tensor,
+        loss: Tensor | None,
+        weight: Tensor | None = None,
+        summary: Tensor,
+        microbatches: Tensor,
+        microbatch: int,
+    ) -> None: ...
 
 
 class TorchStats:
@@ -34,21 +67,21 @@ class TorchStats:
     def measure(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None = None) -> None:
         """Write one row of `LAYER_STATS` per tensor into `out`; `scale` divides every value first."""
         if self.device.type == "cpu":
-            inverse = 1.0 if scale is None else _inverse(float(scale))  # the CPU has nothing to wait for
-            out.copy_(torch.from_numpy(_all_on_host(tensors, self.numels, inverse)))
+            inverse = 1.0 if scale is None else _inverse(float(scale))  # a read on the CPU waits for nothing
+            out.copy_(torch.from_numpy(_rows_on_host(tensors, self.numels, inverse)))
             return
         for i, (t, n) in enumerate(zip(tensors, self.numels, strict=True)):
-            out[i].copy_(self._absent if t is None else _on_device(t, n, scale))
+            out[i].copy_(self._absent if t is None else _row_on_device(t, n, scale))
 
 
 def _inverse(scale: float) -> float:
-    """What brings a loss scale down to 1; kept within float32 when the scale has collapsed to next to nothing."""
-    most = float(np.finfo(np.float32).max)
-    return min(1.0 / scale, most) if scale else most
+    """1 / scale, limited to the float32 range when the scale has collapsed to almost zero."""
+    limit = float(np.finfo(np.float32).max)
+    return min(1.0 / scale, limit) if scale else limit
 
 
-def _all_on_host(tensors: Sequence[Tensor | None], numels: Sequence[int], inverse: float) -> np.ndarray:
-    """All rows on the CPU; the small tensors together, since there a call costs more than its work."""
+def _rows_on_host(tensors: Sequence[Tensor | None], numels: Sequence[int], inverse: float) -> np.ndarray:
+    """All rows on the CPU; small tensors are measured together, because a call costs more than their work."""
     rows = np.empty((len(tensors), len(LAYER_STATS)), np.float32)
     small: list[int] = []
     for i, (t, n) in enumerate(zip(tensors, numels, strict=True)):
@@ -58,47 +91,50 @@ def _all_on_host(tensors: Sequence[Tensor | None], numels: Sequence[int], invers
             small.append(i)
         else:
             with np.errstate(over="ignore"):
-                rows[i] = _on_host(t, n, inverse)
-    if len(small) > 1 and _together(rows, small, [t for i in small if (t := tensors[i]) is not None], inverse):
-        return rows
+                rows[i] = _row_on_host(t, n, inverse)
+    if len(small) > 1:
+        present = [t for i in small if (t := tensors[i]) is not None]
+        if _small_rows_on_host(rows, small, present, inverse):
+            return rows
     for i in small:
         t = tensors[i]
         assert t is not None
-        rows[i] = _on_host(t, numels[i], inverse)
+        rows[i] = _row_on_host(t, numels[i], inverse)
     return rows
 
 
-def _together(rows: np.ndarray, where: Sequence[int], tensors: Sequence[Tensor], inverse: float) -> bool:
-    """Fill the rows of small, finite tensors from one flat array; False when something in it is not finite."""
+def _small_rows_on_host(rows: np.ndarray, indices: Sequence[int], tensors: Sequence[Tensor], inverse: float) -> bool:
+    """Fill the rows of small, finite tensors from one flat array; False when a value in it is not finite."""
     flat = np.concatenate([t.detach().numpy().reshape(-1) for t in tensors])
     if inverse != 1.0:
-        with np.errstate(over="ignore"):  # what overflows is not finite, and is counted as that
+        with np.errstate(over="ignore"):  # an overflow counts as non-finite
             flat = flat * np.float32(inverse)
     size = np.abs(flat)
     if not math.isfinite(float(size.max())):
         return False
     counts = np.array([t.numel() for t in tensors])
     starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
-    wide = flat.astype(np.float64)
-    mean = np.add.reduceat(wide, starts) / counts
-    spread = np.add.reduceat(np.square(wide - np.repeat(mean, counts)), starts)
-    none, under, least = (
-        np.add.reduceat(mask, starts, dtype=np.int64) for mask in (size == 0, size < HALF_NORMAL, size < HALF_LEAST)
+    flat64 = flat.astype(np.float64)
+    mean = np.add.reduceat(flat64, starts) / counts
+    m2 = np.add.reduceat(np.square(flat64 - np.repeat(mean, counts)), starts)
+    num_zeros, below_normal, below_subnormal = (
+        np.add.reduceat(mask, starts, dtype=np.int64)
+        for mask in (size == 0, size < FP16_MIN_NORMAL, size < FP16_MIN_SUBNORMAL)
     )
     with np.errstate(over="ignore"):
-        rows[where, 0] = np.sqrt(spread + counts * np.square(mean))
-    rows[where, 1] = mean
-    rows[where, 2] = np.sqrt(spread / np.maximum(counts - 1, 1))
-    rows[where, 3] = np.maximum.reduceat(size, starts)
-    rows[where, 4] = none / counts
-    rows[where, 5] = 0.0
-    rows[where, 6] = (under - none) / counts
-    rows[where, 7] = (least - none) / counts
+        rows[indices, 0] = np.sqrt(m2 + counts * np.square(mean))
+    rows[indices, 1] = mean
+    rows[indices, 2] = np.sqrt(m2 / np.maximum(counts - 1, 1))
+    rows[indices, 3] = np.maximum.reduceat(size, starts)
+    rows[indices, 4] = num_zeros / counts
+    rows[indices, 5] = 0.0
+    rows[indices, 6] = (below_normal - num_zeros) / counts
+    rows[indices, 7] = (below_subnormal - num_zeros) / counts
     return True
 
 
 def flat_values(tensor: Tensor) -> Tensor:
-    """The stored elements of any tensor as one flat real tensor; for a sparse one, each once."""
+    """The stored elements of any tensor as one flat real tensor; a sparse tensor is coalesced first."""
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
     elif tensor.layout is not torch.strided:
@@ -108,11 +144,11 @@ def flat_values(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1)
 
 
-def _on_host(tensor: Tensor, numel: int, inverse: float) -> tuple[float, ...]:
-    """One row on the CPU, where looking at a value costs nothing and a clean tensor can take the short way."""
+def _row_on_host(tensor: Tensor, numel: int, inverse: float) -> tuple[float, ...]:
+    """One row on the CPU, where reading a value is free and a finite tensor can skip the non-finite handling."""
     values = flat_values(tensor.detach())
     numel = max(numel, values.numel())
-    count = total = m2 = squares = largest = zeros = nonfinite = tiny = sub = 0.0
+    count = total = m2 = squares = absmax = zeros = nonfinite = tiny = sub = 0.0
     for piece in values.split(_PIECE) if values.numel() else ():
         piece = piece if piece.dtype is torch.float64 else piece.float()
         if inverse != 1.0:
@@ -129,66 +165,97 @@ def _on_host(tensor: Tensor, numel: int, inverse: float) -> tuple[float, ...]:
         squares += norm * norm
         mean = float(piece.sum()) / n
         shift = mean - (total / count if count else mean)
-        spread = float(torch.linalg.vector_norm(piece - mean))
-        m2 += spread * spread + shift * shift * count * n / (count + n)
+        deviation = float(torch.linalg.vector_norm(piece - mean))
+        m2 += deviation * deviation + shift * shift * count * n / (count + n)
         count += n
         total += mean * n
         low, high = torch.aminmax(piece)
-        largest = max(largest, -float(low), float(high))
+        absmax = max(absmax, -float(low), float(high))
         size = np.abs(piece.numpy())  # NumPy compares and counts several times faster than torch on a CPU
-        under = np.count_nonzero(size < HALF_NORMAL)
-        least = np.count_nonzero(size < HALF_LEAST) if under else 0
-        none = n - np.count_nonzero(size) if least else 0
-        zeros += none
-        tiny += under - none
-        sub += least - none
-    missing = numel - values.numel()  # the zeros that a sparse tensor does not store
+        below_normal = np.count_nonzero(size < FP16_MIN_NORMAL)
+        below_subnormal = np.count_nonzero(size < FP16_MIN_SUBNORMAL) if below_normal else 0
+        num_zeros = n - np.count_nonzero(size) if below_subnormal else 0
+        zeros += num_zeros
+        tiny += below_normal - num_zeros
+        sub += below_subnormal - num_zeros
+    missing = numel - values.numel()  # zeros that a sparse tensor does not store
     zeros += missing
     m2 += total * total / count * missing / (count + missing) if count else 0.0
     count += missing
-    whole = max(numel, 1)
+    elements = max(numel, 1)
     return (
         math.nan if nonfinite else math.sqrt(squares),
         total / count if count else 0.0,
         math.sqrt(m2 / (count - 1)) if count > 1 else 0.0,
-        largest,
-        zeros / whole,
+        absmax,
+        zeros / elements,
         nonfinite,
-        tiny / whole,
-        sub / whole,
+        tiny / elements,
+        sub / elements,
     )
 
 
-def _on_device(tensor: Tensor, numel: int, scale: Tensor | None) -> Tensor:
-    """One row on a device, without ever asking it for a value."""
+def _row_on_device(tensor: Tensor, numel: int, scale: Tensor | None) -> Tensor:
+    """One row on a device, without reading a value back."""
     values = flat_values(tensor.detach())
     values = values if values.dtype is torch.float64 else values.float()
     if scale is not None:
         values = values / scale
     numel = max(numel, values.numel())
     if values.numel() == 0:
-        nothing = torch.zeros(len(LAYER_STATS), device=values.device)
-        nothing[4] = 1.0 if numel else 0.0  # a sparse tensor that stores nothing is all zeros
-        return nothing
+        empty = torch.zeros(len(LAYER_STATS), device=values.device)
+        empty[LAYER_STATS.index("zeros")] = 1.0 if numel else 0.0  # a sparse tensor that stores nothing is all zeros
+        return empty
     finite = values.isfinite()
     clean = values.where(finite, 0.0)
     missing = numel - values.numel()
-    kept = finite.sum() + missing
+    num_finite = finite.sum() + missing
     nonfinite = values.numel() - finite.sum()
     size = clean.abs()
-    none = (finite & (size == 0)).sum()
-    mean = clean.sum() / kept.clamp(min=1)
+    num_zeros = (finite & (size == 0)).sum()
+    mean = clean.sum() / num_finite.clamp(min=1)
     m2 = (clean - mean).where(finite, 0.0).square().sum() + mean.square() * missing
     norm = torch.linalg.vector_norm(clean).where(nonfinite == 0, math.nan)
-    bad = nonfinite + none
+    excluded = nonfinite + num_zeros  # zero in `size`, but neither tiny nor sub
     row = (
         norm,
         mean,
-        (m2 / (kept - 1).clamp(min=1)).sqrt(),
+        (m2 / (num_finite - 1).clamp(min=1)).sqrt(),
         size.amax(),
-        (none + missing) / numel,
+        (num_zeros + missing) / numel,
         nonfinite,
-        ((size < HALF_NORMAL).sum() - bad) / numel,
-        ((size < HALF_LEAST).sum() - bad) / numel,
+        ((size < FP16_MIN_NORMAL).sum() - excluded) / numel,
+        ((size < FP16_MIN_SUBNORMAL).sum() - excluded) / numel,
     )
     return torch.stack([value.to(torch.float32) for value in row])
+
+
+def torch_summariser(units: Sequence[slice]) -> Summariser:
+    """The summariser in plain torch operations."""
+
+    def summarise(
+        stats: Tensor,
+        *,
+        owned: Tensor,
+        loss: Tensor | None,
+        weight: Tensor | None = None,
+        summary: Tensor,
+        microbatches: Tensor,
+        microbatch: int,
+    ) -> None:
+        squares = stats[:, NORM_COLUMN].to(summary.dtype).square().where(owned != 0, 0.0)
+        nonfinite = stats[:, NONFINITE_COLUMN].clamp(min=0)
+        for u, span in enumerate(units):
+            summary[UNITS_START + 2 * u] = squares[span].sum()
+            summary[UNITS_START + 2 * u + 1] = nonfinite[span].sum()
+        line = microbatches[min(microbatch, MAX_MICROBATCHES - 1)]
+        line[1] = summary[UNITS_START::2].sum()
+        line[2] = summary[UNITS_START + 1 :: 2].sum()
+        if loss is not None:
+            loss = loss.reshape(()).to(summary.dtype)
+            loss = loss if weight is None else loss * weight.reshape(()).to(summary.dtype)
+            line[0] = loss
+            summary[SummarySlot.LOSS] = loss + (summary[SummarySlot.LOSS] if microbatch else 0.0)
+            summary[SummarySlot.NUM_MICROBATCHES] = microbatch + 1
+
+    return summarise

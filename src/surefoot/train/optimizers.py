@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from surefoot.gate.veto import FUSED, unwrap, veto_method_of
+from surefoot.gate.veto import FUSED_CLASSES, unwrap_optimizer, veto_method_of
 from surefoot.train.naming import optimizer_class
 from surefoot.train.recipe.schema import OPTIMIZER_DEFAULTS
 from surefoot.train.recipe.schema import Optimizer as Spec
@@ -35,7 +35,7 @@ class Plan:
             made = self.kind(self.groups, **self.arguments)
         except (TypeError, ValueError, RuntimeError) as problem:
             raise ValueError(f"optimizer: {_called(self.kind)} cannot be made like this: {problem}") from problem
-        made = unwrap(made)
+        made = unwrap_optimizer(made)
         veto_method_of(made)
         return made
 
@@ -142,7 +142,7 @@ def _known(kind: Callable[..., Any]) -> dict[str, Any]:
 
 def _fusable(kind: Callable[..., Any], params: list[nn.Parameter], spec: Spec) -> bool:
     """Whether one kernel can make all updates, which also lets the guard refuse one without waiting."""
-    if spec.fused is False or kind not in FUSED:
+    if spec.fused is False or kind not in FUSED_CLASSES:
         return False
     if any(spec.options.get(other) for other in ("foreach", "differentiable")):
         return False

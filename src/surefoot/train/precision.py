@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from surefoot.actions.force_float32 import widened
+from surefoot.actions.force_float32 import to_float32
 from surefoot.train.recipe.schema import Precision as Spec
 
 _TYPES = {
@@ -49,9 +49,9 @@ class Precision:
     def prepare(self, model: nn.Module) -> nn.Module:
         """Weights in float32, and the modules that are kept in float32 made to stay in it; before it is spread."""
         for p in model.parameters():
-            p.data = widened(p.data)
+            p.data = to_float32(p.data)
         for buffer in model.buffers():
-            buffer.data = widened(buffer.data)
+            buffer.data = to_float32(buffer.data)
         kept = self.kept(model)
         if self.autocasts:
             norms = [module for module in model.modules() if isinstance(module, _NORMS.get(self._device, _ALL_NORMS))]
@@ -106,7 +106,7 @@ def _multiply(*, in_tf32: bool) -> None:
 
 def _in_float32(device: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with torch.autocast(device, enabled=False):
-        return forward(*tree_map(widened, args), **tree_map(widened, kwargs))
+        return forward(*tree_map(to_float32, args), **tree_map(to_float32, kwargs))
 
 
 def _like(pattern: str, model: nn.Module) -> list[str]:

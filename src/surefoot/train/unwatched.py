@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from surefoot.guard.guard import LOSS, OffGuard, Progress
-from surefoot.measure.system import samples_in
+from surefoot.measure.system import count_samples
 from surefoot.records import NAN, StepMetrics
 
 _KEPT = 20
@@ -47,7 +47,7 @@ class Unwatched(OffGuard):
             self._at, self._losses = self.step, []
         self._losses.append(loss.detach())
         self._rate = float(self._schedule.optimizer.param_groups[0]["lr"])
-        self._samples += samples_in(batch)
+        self._samples += count_samples(batch)
         return loss
 
     def report(self, **values: float) -> None:

@@ -1,4 +1,4 @@
-"""Per-tensor statistics by plain torch operations, against float64."""
+"""Per-tensor statistics in plain torch operations, against a float64 reference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import ABSENT, DTYPES, LAYOUTS, PLANTED, assert_row, odd_tensor, reference
 
-from surefoot.measure.stats_torch import _PIECE, TorchStats, _on_device
+from surefoot.measure.stats_torch import _PIECE, TorchStats, _row_on_device
 from surefoot.records import LAYER_STATS
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def test_both_forms_agree_with_float64(
     tensor = odd_tensor(layout, dtype, seed=seed, size=10.0**exponent, offset=offset, planted=planted)
     factor = None if scale is None else torch.tensor(scale)
     assert_row(measured(tensor, scale=scale), tensor, scale or 1.0, where=("host", layout))
-    assert_row(_on_device(tensor, tensor.numel(), factor), tensor, scale or 1.0, where=("device form", layout))
+    assert_row(_row_on_device(tensor, tensor.numel(), factor), tensor, scale or 1.0, where=("device form", layout))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -70,23 +70,23 @@ def test_tensors_longer_than_a_piece(bad: tuple[int, ...]) -> None:
         tensor[list(bad)] = math.nan
     # torch itself sums the squares of long float32 tensors on the CPU no closer than this
     assert_row(measured(tensor), tensor, close=1e-4)
-    assert_row(_on_device(tensor, tensor.numel(), None), tensor, close=1e-4)
+    assert_row(_row_on_device(tensor, tensor.numel(), None), tensor, close=1e-4)
 
 
-def test_a_tensor_without_gradient_says_so() -> None:
+def test_a_tensor_without_gradient_is_marked_absent() -> None:
     assert measured(None, numel=11).tolist() == ABSENT
 
 
-def test_nothing_but_nonfinite_values() -> None:
+def test_only_nonfinite_values() -> None:
     tensor = torch.tensor([math.nan, math.inf, -math.inf])
-    for row in (measured(tensor), _on_device(tensor, 3, None)):
+    for row in (measured(tensor), _row_on_device(tensor, 3, None)):
         assert math.isnan(row[0])
         assert row[1:].tolist() == [0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 0.0]
 
 
 def test_zeros_that_a_sparse_tensor_does_not_store_count() -> None:
     tensor = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.tensor([4.0]), (8,), check_invariants=True)
-    for row in (measured(tensor), _on_device(tensor, 8, None)):
+    for row in (measured(tensor), _row_on_device(tensor, 8, None)):
         assert row[4] == 7 / 8
         assert row[1] == 0.5
         assert math.isclose(float(row[2]), math.sqrt(2.0), rel_tol=1e-6)
@@ -94,14 +94,14 @@ def test_zeros_that_a_sparse_tensor_does_not_store_count() -> None:
 
 def test_a_sparse_tensor_that_stores_nothing_is_all_zeros() -> None:
     tensor = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), torch.empty(0), (8,), check_invariants=True)
-    for row in (measured(tensor), _on_device(tensor, 8, None)):
+    for row in (measured(tensor), _row_on_device(tensor, 8, None)):
         assert row.tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("form", ["host", "device"])
 def test_finite_values_too_large_to_square_in_float32_have_an_infinite_norm(form: str) -> None:
     tensor = torch.tensor([3e38, -3e38, 1.0])
-    row = measured(tensor) if form == "host" else _on_device(tensor, 3, None)
+    row = measured(tensor) if form == "host" else _row_on_device(tensor, 3, None)
     assert row[0] == math.inf
     assert row[5] == 0
     assert row[3] == tensor.max()
@@ -111,7 +111,7 @@ def test_finite_values_too_large_to_square_in_float32_have_an_infinite_norm(form
 @pytest.mark.parametrize("form", ["host", "device"])
 def test_float64_values_beyond_float32_are_still_numbers(form: str, value: float) -> None:
     tensor = torch.tensor([value, 1.0], dtype=torch.float64)
-    row = measured(tensor) if form == "host" else _on_device(tensor, 2, None)
+    row = measured(tensor) if form == "host" else _row_on_device(tensor, 2, None)
     assert row[5] == 0
     assert row[4] == 0, "a number that float32 rounds to zero is no zero"
     assert row[7] == (0.5 if value < 1 else 0.0)
@@ -132,7 +132,7 @@ def test_the_reference_itself() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-45, 1e-38])
-def test_a_loss_scale_that_has_collapsed_is_no_error(scale: float) -> None:
+def test_a_collapsed_loss_scale_is_no_error(scale: float) -> None:
     tensors = [torch.ones(3), torch.full((2,), 1e-30)]
     out = torch.zeros(2, 8)
     TorchStats([3, 2], torch.device("cpu")).measure(tensors, out=out, scale=torch.tensor(scale))

@@ -1,4 +1,4 @@
-"""How far an update moved the weights, told from a sample of them."""
+"""How far an update moved the weights, estimated from a sample."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_change_and_size_of_the_sampled_weights(device: torch.device) -> None:
     assert math.isclose(float(told[1]), size, rel_tol=1e-5)
 
 
-def test_the_sample_tells_the_ratio_of_the_whole() -> None:
+def test_the_sample_estimates_the_update_ratio() -> None:
     torch.manual_seed(0)
     param = nn.Parameter(torch.randn(1000, 1000))
     sample = sample_of([param])
@@ -46,7 +46,7 @@ def test_the_sample_tells_the_ratio_of_the_whole() -> None:
     assert math.isclose(math.sqrt(float(told[0] / told[1])), 1e-3, rel_tol=1e-2)
 
 
-def test_of_a_small_model_enough_is_sampled_to_tell_how_far_it_moved() -> None:
+def test_a_small_model_is_sampled_densely_enough() -> None:
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(shape)) for shape in ((48, 16), (48,), (48, 48), (6, 48), (6,))]
     sample = sample_of(params)
@@ -61,7 +61,7 @@ def test_of_a_small_model_enough_is_sampled_to_tell_how_far_it_moved() -> None:
     assert math.isclose(math.sqrt(float(told[0] / told[1])), moved / whole, rel_tol=0.08)
 
 
-def test_nothing_is_told_of_what_was_not_taken() -> None:
+def test_without_a_sample_there_is_no_result() -> None:
     param = nn.Parameter(torch.ones(5))
     sample = sample_of([param])
     assert sample.compare() is None
@@ -69,7 +69,7 @@ def test_nothing_is_told_of_what_was_not_taken() -> None:
     assert sample.compare() is not None
 
 
-def test_frozen_weights_and_those_another_process_counts_are_left_out() -> None:
+def test_frozen_weights_and_those_of_other_ranks_are_left_out() -> None:
     frozen = nn.Parameter(torch.ones(4), requires_grad=False)
     elsewhere, here = nn.Parameter(torch.ones(4)), nn.Parameter(torch.full((4,), 2.0))
     sample = sample_of([frozen, elsewhere, here], [1, 0, 1])

@@ -1,4 +1,4 @@
-"""Rows come out in order, whole, and exactly two sends later."""
+"""Rows arrive in order, complete, and exactly `LAG` sends later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from surefoot.measure.readback import LAG, AsyncReadback
 
 
-def test_rows_come_two_sends_later_and_in_order(device: torch.device) -> None:
+def test_rows_arrive_two_sends_later_and_in_order(device: torch.device) -> None:
     box: AsyncReadback[int] = AsyncReadback(16, device)
     row = torch.zeros(16, dtype=torch.uint8, device=device)
     seen: list[int] = []
@@ -17,30 +17,30 @@ def test_rows_come_two_sends_later_and_in_order(device: torch.device) -> None:
         row.fill_(i)
         box.send(row, i)
         row.fill_(255)  # the device goes on and writes the next numbers over these
-        arrived = list(box.due())
+        arrived = list(box.ready())
         assert [tag for _, tag in arrived] == ([i - LAG] if i >= LAG else [])
         for content, tag in arrived:
             assert (content == tag).all()
             seen.append(tag)
             content[:] = 99  # what was handed out is the reader's own
-    assert [tag for _, tag in box.rest()] == [18, 19]
-    assert list(box.rest()) == []
+    assert [tag for _, tag in box.drain()] == [18, 19]
+    assert list(box.drain()) == []
     assert seen == list(range(18))
     assert LAG == 2
 
 
-def test_the_rest_waits_for_the_device(cuda: torch.device) -> None:
+def test_drain_waits_for_the_device(cuda: torch.device) -> None:
     box: AsyncReadback[str] = AsyncReadback(8, cuda)
     row = torch.zeros(8, dtype=torch.uint8, device=cuda)
     torch.cuda._sleep(50_000_000)
     row.fill_(7)
     box.send(row, "late")
-    ((content, tag),) = box.rest()
+    ((content, tag),) = box.drain()
     assert tag == "late"
     assert np.array_equal(content, np.full(8, 7, dtype=np.uint8))
 
 
-def test_a_row_left_lying_is_our_own_fault_and_is_told() -> None:
+def test_sending_before_receiving_raises() -> None:
     box: AsyncReadback[int] = AsyncReadback(4, torch.device("cpu"))
     row = torch.zeros(4, dtype=torch.uint8)
     for i in range(LAG + 1):

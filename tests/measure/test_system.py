@@ -1,4 +1,4 @@
-"""Samples in a batch, the clock's moments and what the machine tells."""
+"""Samples in a batch, step times, memory and utilisation, and the environment of a run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.measure.environment import describe
-from surefoot.measure.system import StepTimer, SystemMonitor, samples_in
+from surefoot.measure.system import StepTimer, SystemMonitor, count_samples, describe_environment
 
 
 @pytest.mark.parametrize(
@@ -23,33 +22,33 @@ from surefoot.measure.system import StepTimer, SystemMonitor, samples_in
         ([torch.tensor(1.0), torch.zeros(2)], 2),
     ],
 )
-def test_samples_in_what_loaders_hand_out(batch: Any, samples: int) -> None:
-    assert samples_in(batch) == samples
+def test_samples_in_batches_of_any_structure(batch: Any, samples: int) -> None:
+    assert count_samples(batch) == samples
 
 
 @pytest.mark.parametrize("batch", [None, 3, "text", [], {}, torch.tensor(1.0), [None, "a"]])
 def test_samples_unknown(batch: Any) -> None:
-    assert math.isnan(samples_in(batch))
+    assert math.isnan(count_samples(batch))
 
 
-def test_the_clock_tells_waiting_from_working() -> None:
+def test_the_timer_separates_data_wait_from_compute() -> None:
     clock = StepTimer()
     clock.forward_began()
     first = clock.step_ended()
     assert all(map(math.isnan, first)), "there is no step before the first"
-    assert math.isnan(clock.left(10))
+    assert math.isnan(clock.seconds_for(10))
     clock.forward_began()
-    clock.forward_began()  # a second micro-batch is no waiting for data
+    clock.forward_began()  # a second microbatch does not count as data wait
     seconds, wait = clock.step_ended()
     assert 0 <= wait <= seconds
-    assert clock.left(10) > 0
-    assert clock.left(-5) == 0
+    assert clock.seconds_for(10) > 0
+    assert clock.seconds_for(-5) == 0
     seconds, wait = clock.step_ended()
     assert seconds >= 0
     assert math.isnan(wait), "no forward pass was seen"
 
 
-def test_the_machine_is_read_now_and_then(device: torch.device) -> None:
+def test_the_monitor_reads_only_when_due(device: torch.device) -> None:
     held = torch.ones(1000, device=device)
     machine = SystemMonitor(device, every=5.0)
     reading = machine.read()
@@ -60,7 +59,7 @@ def test_the_machine_is_read_now_and_then(device: torch.device) -> None:
 
 
 def test_the_environment_of_a_run(device: torch.device) -> None:
-    told = describe(device)
+    told = describe_environment(device)
     assert set(told) == {"code", "seeds", "environment"}
     assert told["environment"]["torch"] == torch.__version__
-    assert describe(device)["seeds"] == told["seeds"], "looking at the random states does not move them"
+    assert describe_environment(device)["seeds"] == told["seeds"], "looking at the random states does not move them"

@@ -1,4 +1,4 @@
-"""What steps are asked for holds inside them, to the bit, and leaves no trace outside."""
+"""Overrides change the steps exactly, and leave no trace outside of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from loops import Net, bare, batch, hooks_on, loss_of, net, same, snapshot, train
-from scripted import restrain, script
+from scripted import script, set_overrides
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -43,7 +43,7 @@ OPTIMIZERS: dict[str, Make] = {
 
 
 def by_hand(model: Net, optimizer: Optimizer, i: int, factor: float, momentum: float = math.inf) -> None:
-    """One step of the bare loop with rates and momenta set for this step only."""
+    """One step of the bare loop with lr and momentum set for this step only."""
     kept = [dict(g) for g in optimizer.param_groups]
     for g in optimizer.param_groups:
         if factor != 1.0:
@@ -63,16 +63,16 @@ def pair(name: str) -> tuple[Net, Optimizer, Net, Optimizer]:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_rate_that_rises_again_and_is_loosened(name: str, attach: Attach, read: Read) -> None:
+def test_rewarmup_and_removal(name: str, attach: Attach, read: Read) -> None:
     model, optimizer, other, plain = pair(name)
     guard = attach(model, optimizer)
     rates = [g["lr"] for g in optimizer.param_groups]
     values = copy.deepcopy(rates)
     for i in range(12):
         if i == 3:
-            restrain(guard, lr_factor=0.5, rewarmup_steps=4)
+            set_overrides(guard, lr_factor=0.5, rewarmup_steps=4)
         if i == 10:
-            restrain(guard)
+            set_overrides(guard)
         train(model, optimizer, guard.watch, i)
         by_hand(other, plain, i, [1, 1, 1, 0.125, 0.25, 0.375, 0.5, 0.5, 0.5, 0.5, 1, 1][i])
         assert all(a is b["lr"] for a, b in zip(rates, optimizer.param_groups, strict=True)), "the very same object"
@@ -83,17 +83,17 @@ def test_a_rate_that_rises_again_and_is_loosened(name: str, attach: Attach, read
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_rate_under_a_cap(name: str, attach: Attach) -> None:
+def test_capped_lr(name: str, attach: Attach) -> None:
     model, optimizer, other, plain = pair(name)
     guard = attach(model, optimizer)
     first = float(optimizer.param_groups[0]["lr"])
-    restrain(guard, max_lr=(first / 4,), lr_factor=0.5)
+    set_overrides(guard, max_lr=(first / 4,), lr_factor=0.5)
     for i in range(4):
         train(model, optimizer, guard.watch, i)
         by_hand(other, plain, i, 0.125)
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
-    restrain(guard, max_lr=(first * 4,))  # far above what the loop has set
+    set_overrides(guard, max_lr=(first * 4,))  # far above what the loop has set
     train(model, optimizer, guard.watch, 4)
     by_hand(other, plain, 4, 1.0)
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
@@ -101,14 +101,14 @@ def test_a_rate_under_a_cap(name: str, attach: Attach) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_momentum_under_a_cap(name: str, attach: Attach, read: Read) -> None:
+def test_capped_momentum(name: str, attach: Attach, read: Read) -> None:
     model, optimizer, other, plain = pair(name)
     guard = attach(model, optimizer)
     for i in range(8):
         if i == 2:
-            restrain(guard, max_momentum=(0.5,))
+            set_overrides(guard, max_momentum=(0.5,))
         if i == 6:
-            restrain(guard, max_momentum=(0.99,))
+            set_overrides(guard, max_momentum=(0.99,))
         train(model, optimizer, guard.watch, i)
         by_hand(other, plain, i, 1.0, 0.5 if 2 <= i < 6 else math.inf)
     assert same(snapshot(model, optimizer), snapshot(other, plain))
@@ -117,7 +117,7 @@ def test_momentum_under_a_cap(name: str, attach: Attach, read: Read) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["ExponentialLR", "CosineAnnealingLR", "OneCycleLR"])
-def test_a_schedule_is_not_confused(schedule: str, attach: Attach, read: Read) -> None:
+def test_schedulers_see_their_own_lr(schedule: str, attach: Attach, read: Read) -> None:
     make: dict[str, Callable[[Optimizer], Any]] = {
         "ExponentialLR": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.8),
         "CosineAnnealingLR": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 12),
@@ -129,7 +129,7 @@ def test_a_schedule_is_not_confused(schedule: str, attach: Attach, read: Read) -
     wanted: list[float] = []
     for i in range(10):
         if i == 2:
-            restrain(guard, lr_factor=0.25)
+            set_overrides(guard, lr_factor=0.25)
         wanted.append(plain.param_groups[0]["lr"])
         train(model, optimizer, guard.watch, i)
         by_hand(other, plain, i, 1.0 if i < 2 else 0.25)
@@ -143,11 +143,11 @@ def test_a_schedule_is_not_confused(schedule: str, attach: Attach, read: Read) -
 
 
 @pytest.mark.parametrize("name", ["SGD", "SGD tensor"])
-def test_a_capped_rate_comes_down_as_far_as_the_loops_own(name: str, attach: Attach) -> None:
+def test_a_capped_lr_decays_with_the_schedule(name: str, attach: Attach) -> None:
     model, optimizer, other, plain = pair(name)
     guard = attach(model, optimizer)
     set_by_loop = [g["lr"] for g in optimizer.param_groups]
-    restrain(guard, max_lr=(float(set_by_loop[0]) / 4,))
+    set_overrides(guard, max_lr=(float(set_by_loop[0]) / 4,))
     for i, part in enumerate((1.0, 1.0, 0.6, 0.5, 0.2)):
         for group, rate in zip(optimizer.param_groups, set_by_loop, strict=True):
             group["lr"] = part * rate
@@ -158,12 +158,10 @@ def test_a_capped_rate_comes_down_as_far_as_the_loops_own(name: str, attach: Att
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_gradients_that_are_left_over_are_emptied_where_that_is_asked_for(
-    asked: bool, attach: Attach, read: Read
-) -> None:
+def test_stale_grads_are_zeroed_only_by_override(asked: bool, attach: Attach, read: Read) -> None:
     model, optimizer, other, plain = pair("SGD")
     guard = attach(model, optimizer)
-    restrain(guard, zero_stale_grads=asked)
+    set_overrides(guard, zero_stale_grads=asked)
     for i in range(5):
         guard.watch(loss_of(model, batch(i))).backward()
         optimizer.step()  # and nobody empties the gradients
@@ -173,7 +171,7 @@ def test_gradients_that_are_left_over_are_emptied_where_that_is_asked_for(
     assert read().scalars["stale_grads"][1:].tolist() == [0.5 if asked else 1.0] * 4
 
 
-def test_each_optimizer_by_its_own(attach: Attach) -> None:
+def test_each_optimizer_has_its_own_cap(attach: Attach) -> None:
     def build() -> tuple[Net, list[Optimizer]]:
         model = net()
         rest = [*model.norm.parameters(), *model.last.parameters()]
@@ -181,7 +179,7 @@ def test_each_optimizer_by_its_own(attach: Attach) -> None:
 
     (model, optimizers), (other, plain) = build(), build()
     guard = attach(model, optimizers)
-    restrain(guard, max_lr=(0.05, 1.0), lr_factor=0.5)
+    set_overrides(guard, max_lr=(0.05, 1.0), lr_factor=0.5)
     for i in range(4):
         train(model, optimizers, guard.watch, i)
         for o, lr in zip(plain, (0.025, 0.005), strict=True):
@@ -195,7 +193,7 @@ def test_inside_a_closure(attach: Attach) -> None:
     model, other = net(), net()
     optimizer, plain = (torch.optim.LBFGS(m.parameters(), lr=0.1, max_iter=3) for m in (model, other))
     guard = attach(model, optimizer)
-    restrain(guard, lr_factor=0.5)
+    set_overrides(guard, lr_factor=0.5)
 
     def step(m: Net, o: Optimizer, watch: Callable[..., Tensor], i: int) -> None:
         def closure() -> Tensor:
@@ -214,11 +212,11 @@ def test_inside_a_closure(attach: Attach) -> None:
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_an_error_in_the_step_leaves_nothing_for_good(attach: Attach) -> None:
+def test_an_error_in_the_step_does_not_keep_the_override(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard = attach(model, optimizer)
-    restrain(guard, lr_factor=0.5)
+    set_overrides(guard, lr_factor=0.5)
     with pytest.raises(ZeroDivisionError):
         optimizer.step(lambda: 1 / 0)  # pyright: ignore[reportArgumentType]
     train(model, optimizer, guard.watch, 0)
@@ -227,11 +225,11 @@ def test_an_error_in_the_step_leaves_nothing_for_good(attach: Attach) -> None:
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_a_rate_set_inside_the_step_stays(attach: Attach) -> None:
+def test_an_lr_set_during_the_step_stays(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard = attach(model, optimizer)
-    restrain(guard, lr_factor=0.5)
+    set_overrides(guard, lr_factor=0.5)
 
     def closure() -> Tensor:
         optimizer.param_groups[0]["lr"] = 0.07
@@ -243,7 +241,7 @@ def test_a_rate_set_inside_the_step_stays(attach: Attach) -> None:
     assert optimizer.param_groups[0]["lr"] == 0.07
 
 
-def test_it_is_set_by_a_decision_and_replaced_by_the_next(attach: Attach) -> None:
+def test_a_decision_replaces_the_overrides_of_the_last(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard = attach(model, optimizer)
@@ -275,14 +273,16 @@ def test_a_ceiling_refuses_in_the_same_step(what: str, name: str, attach: Attach
         train(model, optimizer, guard.watch, i)
     norms = guard._reader.history.norms
     top = 3 * max(norms) if what == "norm" else 1e9
-    restrain(guard, norm_ceiling=(top,), loss_ceiling=1e9 if what == "norm" else 3 * max(guard._reader.history.losses))
+    set_overrides(
+        guard, norm_ceiling=(top,), loss_ceiling=1e9 if what == "norm" else 3 * max(guard._desk.history.losses)
+    )
     train(model, optimizer, guard.watch, 4)
     before = snapshot(model, optimizer)
     train(model, optimizer, guard.watch, 5, "burst")
     assert same(before, snapshot(model, optimizer)), "buffers too"
     train(model, optimizer, guard.watch, 6)
     assert not same(before, snapshot(model, optimizer))
-    restrain(guard)
+    set_overrides(guard)
     train(model, optimizer, guard.watch, 7, "burst")
     guard.close()
     rows = read().scalars
@@ -300,7 +300,7 @@ def test_of_two_optimizers_one_ceiling_refuses_both(attach: Attach, read: Read) 
     script(guard, {})
     for i in range(3):
         train(model, optimizers, guard.watch, i)
-    restrain(guard, norm_ceiling=(math.inf, 1e-9))
+    set_overrides(guard, norm_ceiling=(math.inf, 1e-9))
     before = snapshot(model, *optimizers)
     train(model, optimizers, guard.watch, 3)
     assert same(before, snapshot(model, *optimizers))
@@ -325,9 +325,9 @@ def test_a_clip_on_top_of_the_users_own(own: Any, name: str, attach: Attach, rea
 
     for i in range(9):
         if i == 3:
-            restrain(guard, clip=(0.1,))
+            set_overrides(guard, clip=(0.1,))
         if i == 6:
-            restrain(guard)
+            set_overrides(guard)
         train(model, optimizer, guard.watch, i)
         loss_of(other, batch(i)).backward()
         clip(0.1 if 3 <= i < 6 else math.inf)
@@ -343,13 +343,13 @@ def test_a_clip_on_top_of_the_users_own(own: Any, name: str, attach: Attach, rea
     assert all(c < 1.0 for c in read().scalars["clip_factor"].tolist()[3:6])
 
 
-def test_new_gates_are_asked_for_the_same(attach: Attach) -> None:
+def test_new_gates_get_the_same_ceilings(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.first.parameters(), lr=0.01)
     guard = attach(model, optimizer)
     script(guard, {})
     train(model, optimizer, guard.watch, 0)
-    restrain(guard, norm_ceiling=(1e-9,))
+    set_overrides(guard, norm_ceiling=(1e-9,))
     optimizer.add_param_group({"params": [*model.norm.parameters(), *model.last.parameters()]})
     before = snapshot(model)
     train(model, optimizer, guard.watch, 1)
@@ -360,7 +360,7 @@ def test_new_gates_are_asked_for_the_same(attach: Attach) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_reset_makes_the_next_step_as_a_first_one(name: str, attach: Attach) -> None:
+def test_a_reset_makes_the_next_step_like_the_first(name: str, attach: Attach) -> None:
     model, optimizer, other, plain = pair(name)
     guard = attach(model, optimizer)
     script(guard, {3: {"reset_optimizer": True}})
@@ -391,7 +391,7 @@ def test_a_reset_of_an_optimizer_that_has_state_before_its_first_step(attach: At
 
 
 @pytest.mark.parametrize("name", ["SGD fused", "AdamW fused", "AdamW plain"])
-def test_a_refusal_right_after_a_reset(name: str, attach: Attach) -> None:
+def test_a_veto_right_after_a_reset(name: str, attach: Attach) -> None:
     model = net()
     optimizer = OPTIMIZERS[name](model)
     guard = attach(model, optimizer)
@@ -405,7 +405,7 @@ def test_a_refusal_right_after_a_reset(name: str, attach: Attach) -> None:
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
-def test_back_and_reset(attach: Attach) -> None:
+def test_rewind_and_reset(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     guard = attach(model, optimizer, policy=surefoot.Policy(snapshot_every=4))
@@ -416,7 +416,7 @@ def test_back_and_reset(attach: Attach) -> None:
         kept = snapshot(model) if i == 7 else kept
     assert same(kept, snapshot(model))
     assert not optimizer.state
-    assert guard._recovery.reins.restraint.lr_factor == 0.5
+    assert guard._footing.overrides.active.lr_factor == 0.5
     train(model, optimizer, guard.watch, 12)
     assert not guard.disabled
 
@@ -425,7 +425,7 @@ def test_back_and_reset(attach: Attach) -> None:
 
 
 class Seeing(nn.Module):
-    """Tells the type its product came in."""
+    """Records the dtype of its product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -440,7 +440,7 @@ class Seeing(nn.Module):
         return out
 
 
-def test_the_model_computes_in_float32_while_it_is_asked_to(attach: Attach) -> None:
+def test_force_float32(attach: Attach) -> None:
     torch.manual_seed(0)
     model = Seeing()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -459,7 +459,7 @@ def test_the_model_computes_in_float32_while_it_is_asked_to(attach: Attach) -> N
         return model.seen
 
     assert step(0) == [half] * 3
-    restrain(guard, float32=True)
+    set_overrides(guard, float32=True)
     assert step(1) == [whole] * 3
     assert step(2) == [whole] * 3
     with pytest.raises(KeyError):
@@ -469,14 +469,14 @@ def test_the_model_computes_in_float32_while_it_is_asked_to(attach: Attach) -> N
     with torch.autocast("cpu", torch.bfloat16):
         copied(batch(0), mask=torch.ones(4))
     assert copied.seen[-3] is half, "a copy is not asked for anything"
-    restrain(guard)
+    set_overrides(guard)
     assert step(5) == [half] * 3
-    restrain(guard, float32=True)
+    set_overrides(guard, float32=True)
     guard.close()
     assert hooks_on(model, optimizer) == []
 
 
-def test_a_model_in_another_type_cannot(attach: Attach) -> None:
+def test_force_float32_fails_for_bfloat16_weights(attach: Attach) -> None:
     model = net().to(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
@@ -485,5 +485,5 @@ def test_a_model_in_another_type_cannot(attach: Attach) -> None:
         guard.watch(loss_of(model, batch(i).to(torch.bfloat16)), None).backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert judge.failures == ["the model cannot compute in float32: it holds weights in torch.bfloat16"]
-    assert guard._recovery.reins.restraint == StepOverrides(), "none of it is done"
+    assert judge.failures == ["the model cannot compute in float32: it has weights in torch.bfloat16"]
+    assert guard._footing.overrides.active == StepOverrides(), "no part of the decision is done"

@@ -1,4 +1,4 @@
-"""A loss scale that is far too low is given back a value that worked, in a run that loses no step by it."""
+"""A collapsed loss scale is set back to a value that worked, without losing a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 import surefoot
 from surefoot.actions.action_context import CannotAct
-from surefoot.actions.rescale import Rescale
+from surefoot.actions.apply import set_loss_scale
 
 LOW_AT = 60
 
@@ -43,4 +43,4 @@ def test_a_run_whose_loss_scale_was_set_far_too_low_learns_on(tmp_path: Path) ->
 @pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu", enabled=False)])
 def test_without_a_loss_scale_there_is_nothing_to_set(scaler: Any) -> None:
     with pytest.raises(CannotAct, match="pass your GradScaler as scaler="):
-        Rescale(1024.0).apply(SimpleNamespace(scaler=scaler))  # pyright: ignore[reportArgumentType]
+        set_loss_scale(SimpleNamespace(scaler=scaler), 1024.0)  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""A checksum of weights: the same for the same bits, another one after any small change."""
+"""Checksum of the weights: equal for equal bits, different after any small change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surefoot.measure.replica_checksum import ReplicaChecksum
+from surefoot.measure.cross_rank import ReplicaChecksum
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
@@ -24,7 +24,7 @@ def weights(dtype: torch.dtype = torch.float32) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_same_weights_give_the_same_number(dtype: torch.dtype) -> None:
+def test_equal_weights_have_equal_checksums(dtype: torch.dtype) -> None:
     assert measured(weights(dtype)) == measured(weights(dtype))
     assert measured(weights(dtype)).is_integer(), "so that it travels exactly"
 
@@ -32,7 +32,7 @@ def test_the_same_weights_give_the_same_number(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("tensor", [0, 1, 2])
 @pytest.mark.parametrize("factor", [-1.0, 2.0, 1.01])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_changed_value_changes_it(dtype: torch.dtype, factor: float, tensor: int) -> None:
+def test_one_changed_value_changes_the_checksum(dtype: torch.dtype, factor: float, tensor: int) -> None:
     changed = weights(dtype)
     changed[tensor].view(-1)[3] *= factor
     assert measured(changed) != measured(weights(dtype))
@@ -44,14 +44,14 @@ def test_the_last_bit_counts() -> None:
     assert measured(changed) != measured(weights())
 
 
-def test_values_that_are_not_finite_are_compared_too() -> None:
+def test_nonfinite_values_are_compared_too() -> None:
     changed = weights()
     changed[1][2] = torch.nan
     assert measured(changed) == measured([t.clone() for t in changed])
     assert measured(changed) != measured(weights())
 
 
-def test_tensors_that_change_places_change_it() -> None:
+def test_swapped_tensors_change_the_checksum() -> None:
     a, b = torch.randn(6), torch.randn(6)
     assert measured([a, b]) != measured([b, a])
 
@@ -61,7 +61,7 @@ def test_the_memory_format_does_not_matter() -> None:
     assert measured([first, second, third.to(memory_format=torch.channels_last)]) == measured(weights())
 
 
-def test_what_is_not_replicated_does_not_count() -> None:
+def test_only_replicated_params_count() -> None:
     changed = weights()
     changed[1] += 1.0
     assert measured(changed, [True, False, True]) == measured(weights(), [True, False, True])

@@ -1,4 +1,4 @@
-"""Statistics of parts, put together, are the statistics of the whole."""
+"""Merged statistics of the ranks' parts equal the statistics of the whole tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def rows(tensors: list[torch.Tensor | None]) -> torch.Tensor:
-    """What one process measures."""
+    """What one rank measures."""
     out = torch.zeros(len(tensors), len(LAYER_STATS))
     TorchStats([0 if t is None else t.numel() for t in tensors], CPU).measure(tensors, out=out)
     return out
@@ -41,14 +41,14 @@ def test_random_splits(seed: int, cuts: list[int], exponent: int, offset: float,
     assert_row(merge_parts(stats, counts)[0], whole, where=edges)
 
 
-def test_a_copy_on_another_process_is_counted_once() -> None:
+def test_a_replica_on_another_rank_is_counted_once() -> None:
     whole = odd_tensor("matrix", torch.float32, seed=1, planted=(math.nan, 0.0, 1e-6))
     stats = torch.stack([rows([whole])] * 3)
     counts = torch.tensor([[0.0], [float(whole.numel())], [0.0]], dtype=torch.float64)
     assert_row(merge_parts(stats, counts)[0], whole)
 
 
-def test_sharded_beside_copied_beside_absent() -> None:
+def test_sharded_replicated_and_absent_tensors() -> None:
     sharded = odd_tensor("vector", torch.float32, seed=1)
     copied = odd_tensor("vector", torch.float32, seed=2)
     stats = torch.stack([rows([part, copied, None]) for part in (sharded[:30], sharded[30:])])
