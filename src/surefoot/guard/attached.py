@@ -28,7 +28,7 @@ from surefoot.guard.null_checkpointer import NullCheckpointer
 from surefoot.guard.recovery import Recovery
 from surefoot.guard.run_info import open_metrics_reader
 from surefoot.guard.step_pipeline import StepPipeline
-from surefoot.measure.system import StepTimer, samples_in
+from surefoot.measure.system import StepTimer, count_samples
 from surefoot.records import Action, Event, JudgedBy, StepMetrics
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class AttachedGuard(Guard):
         self._backward_check.pending = True
         self._checkpointer.loss_watched(batch)
         first, self._loss_watched = not self._loss_watched, True
-        value, samples = loss.detach(), samples_in(batch)
+        value, samples = loss.detach(), count_samples(batch)
         self._pipeline.record_inputs(batch)
         if progress is LOSS:
             self._pipeline.judged_by = JudgedBy.LOSS
@@ -190,7 +190,7 @@ class AttachedGuard(Guard):
     def _backward_began(self, first_gradient: Tensor | None) -> None:
         self._backward_check.pending = False
         pipeline = self._pipeline
-        if pipeline.find_stale_grads() and self._recovery.reins.empty():
+        if pipeline.find_stale_grads() and self._recovery.reins.zero_stale_grads():
             pipeline.stale_grads_zeroed()
         if first_gradient is not None and pipeline.scaler is None:
             factor = abs(float(first_gradient))  # a wait for the device, once, at the first backward of the run
@@ -272,7 +272,7 @@ class AttachedGuard(Guard):
         if not in_line_search:
             self._pipeline.decide(k)
         elif self._pipeline.gates[k].refused:
-            self._pipeline.gates[k].hide()
+            self._pipeline.gates[k].hide_grads()
 
     def _skip_if_refused(self, k: int, result: Any = None) -> None:
         """Leave a refused step where that is possible; otherwise it runs without gradients."""
@@ -394,6 +394,6 @@ class AttachedGuard(Guard):
         self._release()
         self._note("degraded", f"{type(error).__name__} in {where}: {error}")
         stats = self._pipeline.grad_stats
-        if stats.ranks.world > 1:  # take part in the other ranks' collectives, or they would wait for this one
-            self._hooks.append(self._optimizers[0].register_step_pre_hook(lambda *_: stats.stand_in()))
+        if stats.ranks.world_size > 1:  # take part in the other ranks' collectives, or they would wait for this one
+            self._hooks.append(self._optimizers[0].register_step_pre_hook(lambda *_: stats.gather_zeros()))
         checkpointer.end_if_signalled()

@@ -55,8 +55,8 @@ class Checkpointer:
         self._pipeline, self._reader, self._recovery, self._shadow = pipeline, reader, recovery, shadow
         self._loader = context.loader
         ranks = pipeline.grad_stats.ranks
-        token = ranks.from_first(secrets.token_hex(8))
-        single = self._single_rank = ranks.world == 1
+        token = ranks.broadcast(secrets.token_hex(8))
+        single = self._single_rank = ranks.world_size == 1
         self._position = DataPosition(context.loader, context.extra)
         self._capture_point = CapturePoint(self._position)
         loader_state = {} if self._position.loader is None else {LOADER_KEY: self._position.loader}
@@ -72,7 +72,7 @@ class Checkpointer:
             context.run_dir / FOLDER,
             self._train_state,
             tell=self._events.record,
-            team=RankGroup(ranks.rank, ranks.world, token),
+            team=RankGroup(ranks.rank, ranks.world_size, token),
             pace=SaveInterval(policy.save_every, policy.save_seconds if single else float("inf")),
             probe=self._replay_check,
         )
@@ -80,7 +80,7 @@ class Checkpointer:
         self._emergency = EmergencySaver(
             self._manager, self._train_state, events=self._events, reader=reader, recovery=recovery
         )
-        self._consensus = RankConsensus(ranks.rank, ranks.world, token)
+        self._consensus = RankConsensus(ranks.rank, ranks.world_size, token)
         self._preemption = Preemption(self._consensus)
         self._timed_saves = SaveInterval(1 << 62, policy.save_seconds) if not single and ranks.rank == 0 else None
         """Rank 0 proposes saves by the clock: clocks differ, steps do not."""
@@ -206,7 +206,7 @@ class Checkpointer:
         self._manager.row_read(reader.step, reader.complete_attempt, self._guard_state)
         self._manager.prove(reader.judge.proven)
         self._emergency.row_read()
-        if reader.ranks_alive < self._pipeline.grad_stats.ranks.world:  # a sharded model needs all of its ranks
+        if reader.ranks_alive < self._pipeline.grad_stats.ranks.world_size:  # a sharded model needs all of its ranks
             self._replay_check.off = "a rank has lost its protection"
         self._resumer.relax()
 

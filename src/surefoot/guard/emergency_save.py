@@ -16,7 +16,7 @@ from surefoot.checkpoint.snapshots import Snapshot
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard.metrics_reader import CheckpointEventLog, MetricsReader
 from surefoot.guard.recovery import Recovery
-from surefoot.measure.layout import local
+from surefoot.measure.layout import to_local
 
 log = logging.getLogger("surefoot")
 
@@ -77,18 +77,18 @@ class EmergencySaver:
             return None
         snapshot = good[max(shared)] if shared else None
         newer = snapshot is not None and snapshot.step > self._manager.sound_step
-        return snapshot if ranks.from_first(newer) else None
+        return snapshot if ranks.broadcast(newer) else None
 
     def before_stop(self, save: Callable[[str], None]) -> None:
         """The judge stops the run: save it as it is now, unless its weights are not finite."""
         pipeline = self._events.pipeline
         ranks = pipeline.grad_stats.ranks
         self._reader.drain(pipeline, judge=False)
-        if self._reader.step == self._stopped_step or self._reader.ranks_alive < ranks.world:
+        if self._reader.step == self._stopped_step or self._reader.ranks_alive < ranks.world_size:
             return
         self._stopped_step = self._reader.step
-        finite = all(bool(torch.isfinite(local(p.detach())).all()) for p in pipeline.layout.params)
-        if ranks.shared([int(finite)], 1) != [1]:
+        finite = all(bool(torch.isfinite(to_local(p.detach())).all()) for p in pipeline.layout.params)
+        if ranks.intersect([int(finite)], 1) != [1]:
             self._events.record("failed", "not saved: the weights are not finite; earlier checkpoints are kept")
             return
         try:

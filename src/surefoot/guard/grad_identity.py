@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
-from surefoot.measure.layout import local
+from surefoot.measure.layout import to_local
 from surefoot.measure.stats_torch import flat_values
 
 SAMPLE = 8
@@ -39,7 +39,7 @@ class SeenGrad:
     def nonzero(self) -> bool:
         """Whether the parameter's gradient has a value other than 0; waits for the device."""
         gradient = self.param.grad
-        return gradient is not None and bool(flat_values(local(gradient)).any())
+        return gradient is not None and bool(flat_values(to_local(gradient)).any())
 
 
 def see_grads(params: Sequence[Tensor]) -> list[SeenGrad]:
@@ -59,7 +59,7 @@ def discarded(grads: Sequence[SeenGrad]) -> bool:
     if any(seen.param.grad is None for seen in grads):
         return all(seen.param.grad is None for seen in grads)
     touched = [g for seen in grads if (g := seen.param.grad) is not None and not seen.unchanged()]
-    return bool(touched) and not any(bool(local(g).any()) for g in touched)
+    return bool(touched) and not any(bool(to_local(g).any()) for g in touched)
 
 
 def stale(grads: Sequence[SeenGrad], *, check_values: bool) -> bool:

@@ -87,13 +87,13 @@ class MetricsReader:
             history=self.history.of(context.optimizer),
             run=self.history,
             repeated=context.attempt == self.last_attempt,
-            seconds_left=self._timer.left(self.total_steps - self.step),
+            seconds_left=self._timer.seconds_for(self.total_steps - self.step),
         )
         self.last_attempt, self.latest = context.attempt, row
         self.complete_attempt = context.attempt if context.ends_iteration else context.attempt - 1
         layers = block.stats
-        self.ranks_alive = min(self.ranks_alive, block.verdict[VerdictSlot.ALIVE])
-        self.save_running = block.head[SummarySlot.BUSY] != 0
+        self.ranks_alive = min(self.ranks_alive, block.verdict[VerdictSlot.ACTIVE_RANKS])
+        self.save_running = block.summary[SummarySlot.RANKS_SAVING] != 0
         self.journal.row(row, layers)
         if row.applied or (self._observes and row.verdict < Verdict.OVERFLOW):
             self._uncounted_updates += 1
@@ -101,7 +101,7 @@ class MetricsReader:
             self._stops = 0
         self._count_iterations(context.iterations_before + context.ends_iteration)
         # Where gradients differ between ranks after backward, so do the per-layer numbers: no rank may act on them.
-        synced = len(block.losses) < 2 or not block.agreed[SharedSlot.UNSYNCED] > 0
+        synced = len(block.rank_losses) < 2 or not block.shared[SharedSlot.GRADS_DIFFER] > 0
         events = self.judge.update(row, layers if synced else None) if judge else []
         if not events:
             return []
@@ -121,7 +121,7 @@ class MetricsReader:
         row = self.latest
         pipeline.check_weights = self.judge.wants_weight_check
         if row is not None and row.verdict is Verdict.NONFINITE and not math.isfinite(row.loss):
-            origin = pipeline.nan_tracer.ask(row.attempt)
+            origin = pipeline.nan_tracer.trace(row.attempt)
             if origin is None:
                 pipeline.nan_tracer.arm()
             else:
@@ -135,10 +135,10 @@ class MetricsReader:
                 log.warning("surefoot: %s", message)
             self.note("buffers", message, attempt=pipeline.attempt)
 
-    def _locate(self, row: StepMetrics, origin: Origin) -> None:
+    def _locate(self, row: StepMetrics, origin: NanOrigin) -> None:
         """The tracer found the module in which this row's NaN started."""
         found_in = {"inputs": origin.inputs, "weights": origin.weights}
-        for event in self.judge.located(row, origin.module, origin.kind, **found_in):
+        for event in self.judge.located(row, origin.module, origin.module_type, **found_in):
             if self.journal.rank == 0:
                 self.journal.event(event)
 
@@ -183,7 +183,7 @@ class MetricsReader:
             if worst or not row.nonfinite_buffers > 0:
                 self.note("tensors", "tensors with the most unusual gradients", row=row, values={"tensors": worst})
             if row.nonfinite_buffers > 0:
-                bad = bad_buffers(self.judge.buffers, block.buffers)
+                bad = bad_buffers(self.judge.buffers, block.buffer_nonfinite)
                 self.note("buffers", "buffers that the batch made non-finite", row=row, values={"buffers": bad})
         elif isinstance(event, Decision) and not event.applied:
             log.info("surefoot: step %d: %s; would have been done: %s", event.step, event.reason, event.remedy)

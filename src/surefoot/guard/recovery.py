@@ -139,7 +139,7 @@ class Recovery:
         for old, gate in zip(self.pipeline.gates, pipeline.gates, strict=True):
             gate.options = old.options
         self.pipeline = pipeline
-        self.reins.rewire(pipeline.gates)
+        self.reins.replace_gates(pipeline.gates)
 
     def release(self) -> None:
         """Lift all overrides and free the snapshots."""
@@ -219,12 +219,12 @@ class Recovery:
         return self.pipeline.scaler
 
     def shared(self, attempts: Sequence[int]) -> Sequence[int]:
-        ranks, newest = self.pipeline.grad_stats.ranks, self.pipeline.grad_stats.block.verdict[VerdictSlot.ALIVE]
+        ranks, newest = self.pipeline.grad_stats.ranks, self.pipeline.grad_stats.block.verdict[VerdictSlot.ACTIVE_RANKS]
         # Rows are read two steps late, and a rank may have gone since. Reading `newest` waits for the device, which is
         # fine: this is called for rewinds only.
-        if ranks.world > 1 and min(self._reader.ranks_alive, float(newest)) < ranks.world:  # it would not answer
+        if ranks.world_size > 1 and min(self._reader.ranks_alive, float(newest)) < ranks.world_size:  # it would not answer
             raise CannotAct("a rank has lost its protection, so the ranks cannot be rewound together")
-        return ranks.shared(attempts, self._policy.max_snapshots)
+        return ranks.intersect(attempts, self._policy.max_snapshots)
 
     def went_back(self, state: Snapshot) -> None:
         attempt = self.pipeline.attempt
@@ -255,7 +255,7 @@ class Recovery:
             optimizer.state.clear()
             optimizer.state.update(initial)
         for gate in self.pipeline.gates:
-            gate.forget()
+            gate.optimizer_state_replaced()
 
 
 def _initial_state(optimizer: Optimizer) -> dict[Any, Any]:

@@ -49,7 +49,7 @@ class Resumer:
                 name = None if checkpoint is None else checkpoint.name
             except ValueError as reason:
                 error = reason
-        name, message = ranks.from_first((name, None if error is None else str(error)))
+        name, message = ranks.broadcast((name, None if error is None else str(error)))
         if message is not None:
             raise error or ValueError(message)
         if name is None:
@@ -60,7 +60,7 @@ class Resumer:
         began = time.monotonic()
         resumed = self._manager.resume(checkpoint)
         self._restore_guard(resumed, time.monotonic() - began)
-        if self._policy.cautious_after_crash and ranks.from_first(_crashed(self._run_dir)):
+        if self._policy.cautious_after_crash and ranks.broadcast(_crashed(self._run_dir)):
             self._be_cautious()
         return resumed
 
@@ -78,7 +78,7 @@ class Resumer:
                 self._reader.order.load_state_dict(state["order"])
             applier = self._recovery.reins
             for optimizers, overrides in self._reader.judge.restraints:
-                if overrides != StepOverrides() and applier.objection(overrides) is None:
+                if overrides != StepOverrides() and applier.unsupported_reason(overrides) is None:
                     applier.set(overrides, optimizers)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             notes.append(f"the judge starts over, since its saved state is of another version: {error!r}")

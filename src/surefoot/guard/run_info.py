@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from surefoot.gate.veto import VetoMethod, could_be_fused, on_accelerator
+from surefoot.gate.veto import VetoMethod, has_fused_form, on_accelerator
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
@@ -50,7 +50,7 @@ def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: St
     """Open the journal and record how the run is attached; the journal is closed with the first optimizer, should
     nobody close the guard."""
     ranks, layout = pipeline.grad_stats.ranks, pipeline.layout
-    names, judged = ranks.from_first((layout.names, _judge_info(context.model, pipeline)))
+    names, judged = ranks.broadcast((layout.names, _judge_info(context.model, pipeline)))
     judge = judge_of(context.policy, names, **judged)
     journal = _open_journal(ranks, context.run_dir, _run_json(context, pipeline))
     weakref.finalize(context.optimizers[0], journal.close)
@@ -58,10 +58,10 @@ def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: St
         journal, judge, policy=context.policy, timer=timer, order=pipeline.order, steps_of=context.steps_of
     )
     journal.layout(layout.names, layout.numels)
-    reader.note("attached", "; ".join(g.why for g in pipeline.gates), attempt=journal.last_attempt + 1)
+    reader.note("attached", "; ".join(g.veto_reason for g in pipeline.gates), attempt=journal.last_attempt + 1)
     for gate in pipeline.gates:
         if gate.veto_method is VetoMethod.HOST and on_accelerator(layout.params) and journal.rank == 0:
-            log.log(logging.WARNING if could_be_fused(gate.optimizer) else logging.INFO, "surefoot: %s", gate.why)
+            log.log(logging.WARNING if has_fused_form(gate.optimizer) else logging.INFO, "surefoot: %s", gate.veto_reason)
     return reader
 
 
@@ -80,7 +80,7 @@ def _judge_info(model: nn.Module, pipeline: StepPipeline) -> dict[str, Any]:
         "values": sum(pipeline.layout.numels[:owned]),
         "first": max(map(first_update, optimizers)),
         "adaptive": not any(isinstance(o, _PROPORTIONAL) for o in optimizers),
-        "alone": pipeline.grad_stats.ranks.world == 1,
+        "alone": pipeline.grad_stats.ranks.world_size == 1,
         "buffers": list(pipeline.buffer_check.names),
     } | ({"scopes": scopes} if len(scopes) > 1 else {})
 
@@ -122,7 +122,7 @@ def _run_json(context: GuardContext, pipeline: StepPipeline) -> dict[str, Any]:
         "parameters": sum(pipeline.layout.numels),
         "tensors": len(pipeline.layout.names),
         "optimizers": optimizers,
-        "processes": pipeline.grad_stats.ranks.world,
+        "processes": pipeline.grad_stats.ranks.world_size,
     }
     info = {"config": config, "data": None} | describe(pipeline.device)
     for name, extra in _EXTRA.get().items():
@@ -143,11 +143,11 @@ def _open_journal(ranks: Ranks, run_dir: Path, info: dict[str, Any]) -> Journal:
             journal = _open_or_collect(open_journal)
         except ValueError as reason:
             error = reason
-    message = ranks.from_first(str(error) if error else None)
+    message = ranks.broadcast(str(error) if error else None)
     if message is not None:
         raise error or ValueError(message)
     journal = journal or open_journal()
-    journal.last_attempt = ranks.from_first(journal.last_attempt)
+    journal.last_attempt = ranks.broadcast(journal.last_attempt)
     return journal
 
 

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 
 from surefoot.judge.history import History
 from surefoot.judge.policy import MANIFOLD, NOTHING, WHILE
-from surefoot.measure.block_layout import MICROS, SummarySlot
+from surefoot.measure.block_layout import MAX_MICROBATCHES, SummarySlot
 from surefoot.measure.grad_stats import GradStats, HostBlock
 from surefoot.measure.rank_agreement import SharedSlot, setting
-from surefoot.measure.system import Reading
+from surefoot.measure.system import SystemReading
 from surefoot.records import NAN, JudgedBy, StepMetrics, Verdict
 
 
@@ -46,7 +46,7 @@ class StepContext(NamedTuple):
     data_wait: float
     samples: float
     tokens: float
-    system: Reading
+    system: SystemReading
     iterations_before: int
     """Iterations of the loop that had ended before this update."""
     ends_iteration: bool
@@ -77,18 +77,18 @@ class RankExchange:
 
     def gather(self, values: Mapping[SharedSlot, float | Tensor], *, stepping: int | None) -> Tensor:
         """The totals over all ranks; `stepping` is the optimizer that is stepping, if any."""
-        host = self._grad_stats.host
+        host = self._grad_stats.shared_values
         if host is not None:
             values = {**values, SharedSlot.COMPARED: self._checksum_unsent}
             pairs = [self._settings[k] if k == stepping else lr_and_momentum(o) for k, o in enumerate(self._optimizers)]
             host.write([values.get(slot, NAN) for slot in SharedSlot] + [number for pair in pairs for number in pair])
             self._checksum_unsent = False
-        return self._grad_stats.totals()
+        return self._grad_stats.gather_totals()
 
     def after_step(self, attempt: int, *, weights_measured: bool) -> None:
         """Compute a checksum of the weights where they were measured, or where a comparison is due."""
         if weights_measured or (self._compare_at and attempt in self._compare_at):
-            self._checksum_unsent = self._grad_stats.compare_replicas()
+            self._checksum_unsent = self._grad_stats.checksum_replicas()
 
     def rewound(self, attempt: int) -> None:
         """All ranks have restored the same weights; a comparison after their next step, this attempt's, proves it."""
@@ -121,14 +121,14 @@ def step_metrics_from(
 
     `repeated` means that another optimizer has already made a row of this attempt.
     """
-    summary, replicas, odd_rank = block.head, NAN, -1
+    summary, replicas, odd_rank = block.summary, NAN, -1
     discarded = False
-    if len(block.losses) > 1:
-        agreed = block.agreed
+    if len(block.rank_losses) > 1:
+        agreed = block.shared
         discarded = agreed[SharedSlot.DROPPED] > 0
         context = _agreed(context, agreed, repeated=repeated)
         if agreed[SharedSlot.COMPARED] == 1.0 and not repeated:
-            replicas, odd_rank = _compare_replicas(block.replicas, run)
+            replicas, odd_rank = _compare_replicas(block.replica_checksums, run)
         if block.verdict[0] == Verdict.APPLIED:
             history.unequal.append(bool(agreed[SharedSlot.UNEQUAL] > 0))
     # All at once, in the order of `VerdictSlot`: indexing each slot by name takes longer than the rest.
@@ -140,7 +140,7 @@ def step_metrics_from(
     loss = loss if context.watched else NAN
     d1, d2 = history.add(loss, norm)
     system = context.system
-    buffers: list[int] = np.flatnonzero(block.buffers).tolist() if summary[SummarySlot.BAD_BUFFERS] > 0 else []
+    buffers: list[int] = np.flatnonzero(block.buffer_nonfinite).tolist() if summary[SummarySlot.NONFINITE_BUFFERS] > 0 else []
     # Where only a buffer went wrong, the gradients do not show which micro-batch did it.
     buffers_only = bool(buffers) and math.isfinite(loss) and math.isfinite(norm) and nonfinite == 0
     blames_microbatch = vetoed and context.watched and not buffers_only
@@ -150,12 +150,12 @@ def step_metrics_from(
         time=context.time,
         optimizer=context.optimizer,
         verdict=verdict,
-        bad_microbatch=_bad_microbatch(block.micros[: min(context.num_microbatches, MICROS)])
+        bad_microbatch=_bad_microbatch(block.microbatches[: min(context.num_microbatches, MAX_MICROBATCHES)])
         if blames_microbatch
         else -1,
         num_microbatches=context.num_microbatches,
         judged_by=context.judged_by,
-        rank=_odd_loss(block.losses) if vetoed else odd_rank,
+        rank=_odd_loss(block.rank_losses) if vetoed else odd_rank,
         first_nonfinite_buffer=buffers[0] if buffers else -1,
         **_as_float32(
             loss=loss,
@@ -174,12 +174,12 @@ def step_metrics_from(
             update_ratio=ratio if context.has_weight_stats else NAN,
             nonfinite_params=bad_params if context.has_weight_stats else NAN,
             nonfinite_buffers=float(len(buffers)) if context.buffers_checked else NAN,
-            unchanged_fraction=summary[SummarySlot.UNMOVED] if context.has_weight_stats else NAN,
-            applied_norm=math.sqrt(summary[SummarySlot.APPLIED]) if context.grads_changed else NAN,
+            unchanged_fraction=summary[SummarySlot.UNCHANGED_FRACTION] if context.has_weight_stats else NAN,
+            applied_norm=math.sqrt(summary[SummarySlot.APPLIED_SQUARES]) if context.grads_changed else NAN,
             stale_grads=context.stale_grads,
             input_mean=summary[SummarySlot.INPUT_MEAN] if context.has_input_stats else NAN,
-            input_std=summary[SummarySlot.INPUT_SPREAD] if context.has_input_stats else NAN,
-            input_absmax=(absmax if math.isfinite(absmax := summary[SummarySlot.INPUT_TOP]) else math.inf)
+            input_std=summary[SummarySlot.INPUT_STD] if context.has_input_stats else NAN,
+            input_absmax=(absmax if math.isfinite(absmax := summary[SummarySlot.INPUT_ABSMAX]) else math.inf)
             if context.has_input_stats
             else NAN,
             eval_loss=context.eval_loss,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from surefoot.checkpoint.buffer_check import BufferCheck
 from surefoot.checkpoint.buffers import BufferShadow
-from surefoot.gate.clip import units_of
+from surefoot.gate.clip import clip_units
 from surefoot.gate.gate import Gate
 from surefoot.gate.rule import NormRule
 from surefoot.gate.veto import VetoMethod
@@ -27,10 +27,10 @@ from surefoot.guard.grad_identity import SeenGrad, see_grads
 from surefoot.guard.iteration_order import IterationOrder
 from surefoot.guard.step_metrics import RankExchange, StepContext, lr_and_momentum
 from surefoot.measure.alternating import AlternatingWeights
-from surefoot.measure.batch_stats import measure_inputs, numbers_in
+from surefoot.measure.batch_stats import measure_batch, find_float_tensor
 from surefoot.measure.block_layout import SummarySlot
 from surefoot.measure.grad_stats import VERDICT, GradStats, HostBlock
-from surefoot.measure.layout import Layout, layout_of, local
+from surefoot.measure.layout import ParamLayout, layout_params, to_local
 from surefoot.measure.nan_tracer import NanTracer
 from surefoot.measure.readback import AsyncReadback
 from surefoot.measure.system import StepTimer, SystemMonitor
@@ -46,7 +46,7 @@ class StepPipeline:
 
     def __init__(self, context: GuardContext, *, timer: StepTimer, shadow: BufferShadow | None) -> None:
         policy, optimizers = context.policy, context.optimizers
-        self.layout: Layout = layout_of(context.model, optimizers)
+        self.layout: ParamLayout = layout_params(context.model, optimizers)
         self.attempt = 0
         self.scaler: Any = context.scaler
         self.samples = self.tokens = self.eval_loss = self._stale_grads = NAN
@@ -56,13 +56,13 @@ class StepPipeline:
         self._model, self._optimizers, self._policy = context.model, optimizers, policy
         self._timer, self._shadow = timer, shadow
         self.device = _main_device(self.layout)
-        units = units_of(context.clip, self.layout)
+        units = clip_units(context.clip, self.layout)
         rule = NormRule(policy.max_norm_ratio, policy.warmup, policy.norm_max_decay)
         self.grad_stats = GradStats(
             self.layout, [u.span for u in units], self.device, buffers=len(shadow.names) if shadow else 0
         )
         block = self.grad_stats.block
-        self.buffer_check = BufferCheck(shadow, block.buffers, block.summary[SummarySlot.BAD_BUFFERS])
+        self.buffer_check = BufferCheck(shadow, block.buffer_nonfinite, block.summary[SummarySlot.NONFINITE_BUFFERS])
         self.gates = [
             Gate(k, o, units=units, params=self.layout.params, rule=rule, device=self.device)
             for k, o in enumerate(optimizers)
@@ -86,11 +86,11 @@ class StepPipeline:
         """Gradients that the last step used."""
         self.check_weights = False
         """Measure the weights at the next step, though it is not their turn."""
-        self._update_sample = UpdateSample(self.layout.params, self.grad_stats.ranks.once, self.device)
+        self._update_sample = UpdateSample(self.layout.params, self.grad_stats.ranks.owned, self.device)
         self._sampled_attempt = -1
         """The attempt before which the weights were sampled."""
         self._alternating = AlternatingWeights(
-            self.layout, self.grad_stats.ranks.once, self.device, every=policy.weights_every
+            self.layout, self.grad_stats.ranks.owned, self.device, every=policy.weights_every
         )
 
     @property
@@ -111,12 +111,12 @@ class StepPipeline:
 
     def record_inputs(self, batch: Any) -> None:
         """Measure the batch, for the first micro-batch of an update."""
-        if self.grad_stats.micro == 0 or self._stepped:
-            values = numbers_in(batch, self.device)
+        if self.grad_stats.num_microbatches == 0 or self._stepped:
+            values = find_float_tensor(batch, self.device)
             self._inputs_measured = values is not None
             if values is not None:
-                slots = slice(SummarySlot.INPUT_MEAN, SummarySlot.INPUT_TOP + 1)
-                measure_inputs(values, self.grad_stats.block.summary[slots])
+                slots = slice(SummarySlot.INPUT_MEAN, SummarySlot.INPUT_ABSMAX + 1)
+                measure_batch(values, self.grad_stats.block.summary[slots])
 
     def record_progress(self, progress: Tensor | float | None) -> None:
         """Store the number that is judged instead of the loss: the mean over the micro-batches of an update."""
@@ -124,7 +124,7 @@ class StepPipeline:
         if progress is None:
             return
         mean = self.grad_stats.block.summary[SummarySlot.PROGRESS]
-        earlier = 0 if self._stepped else self.grad_stats.micro
+        earlier = 0 if self._stepped else self.grad_stats.num_microbatches
         with torch.no_grad():
             value: Any = progress
             if isinstance(progress, Tensor):
@@ -150,7 +150,7 @@ class StepPipeline:
         if not self._stepped or not self._used_grads or len(self.gates) > 1:  # several may use one backward
             return False
         used, self._used_grads = self._used_grads, []
-        self._stale_grads = float(grad_identity.stale(used, check_values=self.grad_stats.ranks.world == 1))
+        self._stale_grads = float(grad_identity.stale(used, check_values=self.grad_stats.ranks.world_size == 1))
         return self._stale_grads > 0
 
     def stale_grads_zeroed(self) -> None:
@@ -176,16 +176,16 @@ class StepPipeline:
         if self._shadow is not None:  # the GradScaler may skip the step, and no hook would run
             self.buffer_check.count()
             gate.decide(block.summary, said=block.verdict, scaled=True, joint=None, commit=False)
-            self._shadow.settle(gate.memory.spoilt, keep=False)
+            self._shadow.settle(gate.memory.buffers_tainted, keep=False)
 
     def _begin_attempt(self) -> None:
         if self._stepped:
-            self._alternating.ended(frozenset(self._stepped))
+            self._alternating.group_stepped(frozenset(self._stepped))
         self._stepped.clear()
         self.attempt += 1
         self._grads_measured = False
         self._totals = None
-        self.grad_stats.begin()
+        self.grad_stats.begin_update()
         self.buffer_check.begin()
 
     # -- 3. optimizer.step()
@@ -195,25 +195,25 @@ class StepPipeline:
         coming = self.attempt + (k in self._stepped)  # with a closure the backward of this attempt is still to come
         self._exchange.before_step(k, coming)
         if self._alternating.alternates(k):
-            unchanged = self._alternating.before(k, curious=self.check_weights)
+            unchanged = self._alternating.before_step(k, curious=self.check_weights)
             if unchanged is not None:
-                self.grad_stats.block.summary[SummarySlot.UNMOVED] = unchanged
-            self.gates[k].before()
+                self.grad_stats.block.summary[SummarySlot.UNCHANGED_FRACTION] = unchanged
+            self.gates[k].before_step()
             return
         if self._sampled_attempt == coming - 1 and self._weights_measured:
-            unchanged = self._update_sample.unmoved()
+            unchanged = self._update_sample.unchanged_fraction()
             if unchanged is not None:
-                self.grad_stats.block.summary[SummarySlot.UNMOVED] = unchanged
+                self.grad_stats.block.summary[SummarySlot.UNCHANGED_FRACTION] = unchanged
         early = self.check_weights and coming > self._sampled_attempt + 4
         if (early or coming % self._policy.weights_every == 0) and self._sampled_attempt != coming:
             self._update_sample.take()
             self._sampled_attempt = coming
-        self.gates[k].before()
+        self.gates[k].before_step()
 
     def set_saving(self, saving: bool) -> None:
         """Tell all ranks, with the numbers of this attempt, whether this one is writing a checkpoint."""
-        if self.grad_stats.ranks.world > 1:
-            self.grad_stats.block.summary[SummarySlot.BUSY] = float(saving)
+        if self.grad_stats.ranks.world_size > 1:
+            self.grad_stats.block.summary[SummarySlot.RANKS_SAVING] = float(saving)
 
     def decide(self, k: int) -> None:
         """Decide on the update of optimizer `k`, jointly with those that step on the same backward."""
@@ -227,7 +227,7 @@ class StepPipeline:
             # By the loop's own clipping, or by another backward whose loss was not watched.
             self._grads_changed = grad_identity.changed(self._measured_grads)
             if self._grads_changed:
-                self.grad_stats.look_again()
+                self.grad_stats.recheck_grads()
             self.buffer_check.count()
             self._totals = self._gather(stepping=k)
         gate, verdict, scaled = self.gates[k], self.grad_stats.block.verdict, self.loss_scale() is not None
@@ -249,7 +249,7 @@ class StepPipeline:
             SharedSlot.WEIGHED: self._has_weight_stats(self.order.expected if stepping is None else stepping),
             SharedSlot.FED: self._inputs_measured,
             SharedSlot.CHANGED: self._grads_changed and len(self.gates) == 1,
-            SharedSlot.WATCHED: self.grad_stats.micro > 0,
+            SharedSlot.WATCHED: self.grad_stats.num_microbatches > 0,
             SharedSlot.DROPPED: stepping is None,
             SharedSlot.LEFT_OVER: self._stale_grads,
             SharedSlot.SAMPLES: self.samples,
@@ -259,13 +259,13 @@ class StepPipeline:
 
     def _has_weight_stats(self, k: int) -> bool:
         """Whether the block holds unsent numbers of this optimizer's weights."""
-        return self._alternating.holds(k) if self._alternating.alternates(k) else self._weights_measured
+        return self._alternating.block_holds(k) if self._alternating.alternates(k) else self._weights_measured
 
     def after_step(self, k: int) -> None:
         """Undo what the gate did for the step, settle the buffers, send the numbers and measure the weights."""
         self.in_line_search = False
         gate = self.gates[k]
-        gate.after(spoilt=gate.veto_method is VetoMethod.COPY and self.buffer_check.found())
+        gate.after_step(buffers_tainted=gate.veto_method is VetoMethod.COPY and self.buffer_check.found())
         if gate.veto_method is VetoMethod.COPY and gate.refused:
             verdict = self.grad_stats.block.verdict
             verdict[VerdictSlot.VERDICT] = verdict[VerdictSlot.VERDICT].clamp(min=float(Verdict.NONFINITE))
@@ -274,12 +274,12 @@ class StepPipeline:
         gate.refresh_thresholds()
         self.order.step(k, self.attempt)
         self._send(k)
-        self.nan_tracer.settle(self.attempt)
+        self.nan_tracer.end_attempt(self.attempt)
         self._stepped.add(k)
         # Only the optimizer's own parameters: a loop need not zero gradients that no optimizer uses.
         self._used_grads = see_grads(self.layout.params[self.layout.scopes[k]])
         if self._alternating.alternates(k):
-            measured = self._alternating.after(k, self.grad_stats, list(self._model.buffers()))
+            measured = self._alternating.after_step(k, self.grad_stats, list(self._model.buffers()))
         else:
             change = self._update_sample.compare() if self._sampled_attempt == self.attempt else None
             measured = change is not None
@@ -301,12 +301,12 @@ class StepPipeline:
         totals = self.grad_stats.block.summary if last else self._gather(stepping=None)
         self.gates[k].decide(totals, said=verdict, scaled=scaled, joint=None, commit=False)
         if self._shadow is not None and not scaled:  # with loss scaling `backward_ended` has done this
-            self._shadow.settle(self.gates[k].memory.spoilt, keep=False)
+            self._shadow.settle(self.gates[k].memory.buffers_tainted, keep=False)
         verdict[VerdictSlot.VERDICT] = verdict[VerdictSlot.VERDICT].where(
             verdict[VerdictSlot.VERDICT] > 0, float(Verdict.DISCARDED)
         )
         if last:
-            verdict[VerdictSlot.ALIVE] = self.grad_stats.ranks.world  # there was no gather
+            verdict[VerdictSlot.ALIVE] = self.grad_stats.ranks.world_size  # there was no gather
         self.order.step(None, self.attempt)
         self._send(k)
         self._begin_attempt()
@@ -322,12 +322,12 @@ class StepPipeline:
             attempt=self.attempt,
             time=time.time(),
             optimizer=k,
-            num_microbatches=max(self.grad_stats.micro, 1),
-            watched=self.grad_stats.micro > 0,
+            num_microbatches=max(self.grad_stats.num_microbatches, 1),
+            watched=self.grad_stats.num_microbatches > 0,
             lr=None if isinstance(lr, Tensor) else float(lr),
             momentum=momentum,
             scaled=scale is not None,
-            clips_by_norm=gate.by_norm,
+            clips_by_norm=gate.clips_by_norm,
             has_weight_stats=self._has_weight_stats(k),
             has_input_stats=self._inputs_measured,
             grads_changed=self._grads_changed and len(self.gates) == 1,
@@ -345,7 +345,7 @@ class StepPipeline:
         )
         self.samples = self.tokens = self.eval_loss = self._stale_grads = NAN
         self._weights_measured = self._grads_changed = self._inputs_measured = False
-        self._alternating.sent(k)
+        self._alternating.row_sent(k)
         self._readback.send(self.grad_stats.raw, context)
 
     # -- 4. two steps later
@@ -353,7 +353,7 @@ class StepPipeline:
     def arrived_blocks(self, *, drain: bool = False) -> Iterator[tuple[HostBlock, StepContext]]:
         """The blocks sent two steps ago; with `drain`, waits for all that are under way."""
         raw: np.ndarray
-        for raw, context in self._readback.rest() if drain else self._readback.due():
+        for raw, context in self._readback.drain() if drain else self._readback.ready():
             block = self.grad_stats.unpack(raw)
             if self.buffer_check.names:
                 self._follow_buffers(block, context)
@@ -377,10 +377,10 @@ class StepPipeline:
         self._measured_grads.clear()
         self._weights_measured = False
         self._exchange.rewound(self.attempt)
-        self._update_sample.forget()
-        self._alternating.forget()
+        self._update_sample.reset()
+        self._alternating.reset()
         for gate in self.gates:
-            gate.forget()
+            gate.optimizer_state_replaced()
 
     def release(self) -> None:
         """Put back whatever was hidden from a step."""
@@ -389,7 +389,7 @@ class StepPipeline:
             gate.after_step()
 
 
-def _main_device(layout: Layout) -> torch.device:
+def _main_device(layout: ParamLayout) -> torch.device:
     """The device the numbers live on: the first accelerator that holds a parameter, else the CPU."""
     devices = [to_local(p).device for p in layout.params]
     return next((d for d in devices if d.type != "cpu"), devices[0])

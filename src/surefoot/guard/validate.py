@@ -69,7 +69,7 @@ def check_optimizers(given: object, model: nn.Module) -> tuple[Optimizer, ...]:
     items = given if isinstance(given, list | tuple) else [given]
     if not items:
         raise Misuse("attach: no optimizer was given. Pass the optimizer, or a list of all that train this model.")
-    optimizers = tuple(unwrap(o) for o in items)
+    optimizers = tuple(unwrap_optimizer(o) for o in items)
     for i, o in enumerate(optimizers):
         if any(o is other for other in optimizers[:i]):
             raise Misuse(f"attach: the same {type(o).__name__} was given twice. Name each optimizer once.")
