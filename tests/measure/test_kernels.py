@@ -206,9 +206,7 @@ def test_both_deciders_agree(optimizer: int, clips: str, kernels: torch.device) 
             a, b = (getattr(m, name) for m in memories)
             torch.testing.assert_close(a, b, rtol=1e-6, atol=0.0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
         if totals[SummarySlot.NONFINITE_BUFFERS] > 0 and joint is None:
-            assert decisions[0][VerdictSlot.VERDICT] == Verdict.NONFINITE, (
-                "an overflow of the loss scale spares buffers"
-            )
+            assert decisions[0][VerdictSlot.VERDICT] == Verdict.NONFINITE, "an overflow spares buffers"
         seen.add(int(decisions[0][VerdictSlot.VERDICT]))
         assert decisions[0][VerdictSlot.NORM_LIMIT] <= (math.inf if i < 70 else 1.125)
         assert decisions[0][VerdictSlot.CLIP_THRESHOLD] <= (math.inf if i < 70 else 0.25)
