@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import surefoot
 from surefoot.journal import Journal, read, reader
-from surefoot.journal.row_file import Header, map_rows
+from surefoot.journal.row_file import RowHeader, map_rows
 from surefoot.records import LAYER_STATS, Note, StepMetrics
 
 
@@ -168,7 +168,7 @@ def test_a_file_filled_while_it_is_read_is_no_damage(
     whole = newest.read_bytes()
     newest.write_bytes(whole[:seen])
 
-    def filled_behind(path: Path) -> tuple[Header, np.ndarray]:
+    def filled_behind(path: Path) -> tuple[RowHeader, np.ndarray]:
         try:
             return map_rows(path)
         finally:

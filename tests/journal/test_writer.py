@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.journal import Journal, Limits, RunDirectoryInUse, read
+from surefoot.journal import Journal, JournalLimits, RunDirectoryInUse, read
 from surefoot.records import LAYER_STATS, NAN, SCHEMA, Event, Finding, JudgedBy, Note, StepMetrics, Verdict
 
 ROW = StepMetrics(step=1, attempt=1, time=1.0)
@@ -191,8 +191,8 @@ def test_a_listener_may_do_what_it_likes(tmp_path: Path, trouble: str) -> None:
     journal.event(note("lost"))
     assert called.wait(30)
     journal.close()
-    journal._worker.join(30)
-    assert not journal._worker.is_alive()
+    journal._thread.join(30)
+    assert not journal._thread.is_alive()
     assert not (tmp_path / "writer.lock").exists()
 
 
@@ -227,7 +227,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 
 def test_a_lost_lock_stops_the_journal(tmp_path: Path) -> None:
     failed = Failed()
-    journal = opened(tmp_path, failed, limits=Limits(heartbeat=0.02))
+    journal = opened(tmp_path, failed, limits=JournalLimits(heartbeat=0.02))
     lock = tmp_path / "writer.lock"
     lock.write_text(json.dumps(json.loads(lock.read_text()) | {"token": "another"}))
     assert failed.called.wait(30)
@@ -238,9 +238,9 @@ def test_a_lost_lock_stops_the_journal(tmp_path: Path) -> None:
 
 def test_a_disk_that_hangs_costs_rows_before_events_and_says_how_many(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "events.jsonl")  # opening it for writing blocks until somebody reads
-    journal = opened(tmp_path, limits=Limits(queue_rows=20, queue_events=60))
+    journal = opened(tmp_path, limits=JournalLimits(queue_rows=20, queue_events=60))
     journal.event(note("blocks"))
-    while journal._inbox._queue.qsize():
+    while journal._queue._queue.qsize():
         os.sched_yield()
     for attempt in range(50):
         journal.row(numbered(attempt))

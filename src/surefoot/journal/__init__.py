@@ -21,6 +21,6 @@ from __future__ import annotations
 from surefoot.journal.columns import Layers, LayerStats, Scalars
 from surefoot.journal.lock import RunDirectoryInUse
 from surefoot.journal.reader import Run, read
-from surefoot.journal.writer import Journal, Limits
+from surefoot.journal.writer import Journal, JournalLimits
 
-__all__ = ["Journal", "LayerStats", "Layers", "Limits", "Run", "RunDirectoryInUse", "Scalars", "read"]
+__all__ = ["Journal", "LayerStats", "Layers", "JournalLimits", "Run", "RunDirectoryInUse", "Scalars", "read"]

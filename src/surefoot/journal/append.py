@@ -10,7 +10,7 @@ from pathlib import Path
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
 
 
-class AppendOnly:
+class AppendFile:
     """An open file to which whole records are added; an OSError names the file."""
 
     def __init__(self, path: Path) -> None:
@@ -44,16 +44,16 @@ class AppendOnly:
             os.close(fd)
 
 
-def open_lines(path: Path) -> AppendOnly:
+def open_line_file(path: Path) -> AppendFile:
     """Open a file of lines; a torn last line from a failed write is ended first, so that it spoils no other."""
-    torn = regular_size(path) > 0 and tail(path, 1) != b"\n"
-    file = AppendOnly(path)
+    torn = file_size(path) > 0 and read_tail(path, 1) != b"\n"
+    file = AppendFile(path)
     if torn:
         file.write(b"\n")
     return file
 
 
-def regular_size(path: Path) -> int:
+def file_size(path: Path) -> int:
     """Bytes in a regular file; 0 for a missing one and for devices and pipes, which must not be read."""
     try:
         found = path.stat()
@@ -62,19 +62,19 @@ def regular_size(path: Path) -> int:
     return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
-def tail(path: Path, size: int) -> bytes:
+def read_tail(path: Path, size: int) -> bytes:
     """The last `size` bytes of a file, or all of it if it is shorter."""
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - size))
         return file.read(size)
 
 
-def replace_with(path: Path, *pieces: bytes) -> None:
+def write_atomically(path: Path, *pieces: bytes) -> None:
     """Put `pieces` in place of the file at `path` so that every reader sees the old or the new, never a part."""
     draft = path.with_name(path.name + ".tmp")
     try:
         draft.unlink(missing_ok=True)
-        file = AppendOnly(draft)
+        file = AppendFile(draft)
         try:
             for piece in pieces:
                 file.write(piece)

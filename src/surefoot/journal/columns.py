@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.journal.row_file import Header
+from surefoot.journal.row_file import RowHeader
 from surefoot.records import JudgedBy, StepMetrics, Verdict
 
 
@@ -71,7 +71,7 @@ class Layers(Mapping[str, "LayerStats"]):
     of all tensors as an array [rows, tensors] in the order of iteration.
     """
 
-    def __init__(self, parts: Sequence[tuple[Header, np.ndarray]]) -> None:
+    def __init__(self, parts: Sequence[tuple[RowHeader, np.ndarray]]) -> None:
         self._parts = parts
         self._places = [{name: at for at, name in enumerate(header.names)} for header, _ in parts]
         self.numels: dict[str, int] = {}

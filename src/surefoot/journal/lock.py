@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from surefoot.journal.append import AppendOnly
+from surefoot.journal.append import AppendFile
 from surefoot.process_identity import place, running, start_time
 
 _SIZE = 512
@@ -56,11 +56,11 @@ class WriterLock:
                 return self
         raise RunDirectoryInUse(f"{self.path.parent} changes hands too fast to get hold of; choose another run_dir")
 
-    def still_mine(self) -> bool:
+    def is_held(self) -> bool:
         """Whether the lock on disk is the one we took."""
         return _owner(_read(self.path)).get("token") == self._record["token"]
 
-    def beat(self) -> bool:
+    def refresh(self) -> bool:
         """Show that we live; False if the lock has been taken over or removed, and then we must stop writing."""
         try:
             fd = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
@@ -79,7 +79,7 @@ class WriterLock:
 
     def release(self) -> None:
         """Give the lock back if it is ours; in a forked child it is not."""
-        if os.getpid() == self._pid and self.still_mine():
+        if os.getpid() == self._pid and self.is_held():
             self.path.unlink(missing_ok=True)
 
     def _take(self, path: Path) -> bool:
@@ -108,7 +108,7 @@ class WriterLock:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
         except FileExistsError:
             return False
-        file = AppendOnly(path)
+        file = AppendFile(path)
         try:
             file.write(self._bytes())
         except OSError:

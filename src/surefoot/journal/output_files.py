@@ -28,7 +28,7 @@ _SIGNATURES = (
 _LOOKED_AT = 1 << 16
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
-Given = str | os.PathLike[str]
+PathArg = str | os.PathLike[str]
 
 
 class OutputRefused(ValueError):
@@ -44,7 +44,7 @@ def is_surefoot_output(path: Path) -> bool:
     return any(head.startswith(begin) and (marker in head or marker in tail) for begin, marker in _SIGNATURES)
 
 
-def check_output(path: Given, *, inputs: Sequence[Given] = (), force: bool | None = False, new: bool = False) -> Path:
+def check_output(path: PathArg, *, inputs: Sequence[PathArg] = (), force: bool | None = False, new: bool = False) -> Path:
     """The file to write, links followed, or `OutputRefused`.
 
     `inputs` are what the command reads: they are never replaced, not even with `force`. `force=None` is for commands
@@ -76,7 +76,7 @@ def check_output(path: Given, *, inputs: Sequence[Given] = (), force: bool | Non
 
 @contextmanager
 def output_file(
-    path: Given, *, inputs: Sequence[Given] = (), force: bool | None = False, new: bool = False
+    path: PathArg, *, inputs: Sequence[PathArg] = (), force: bool | None = False, new: bool = False
 ) -> Iterator[Path]:
     """A draft beside the file, which takes its place when the block ends well: readers never see half a file."""
     target = check_output(path, inputs=inputs, force=force, new=new)
@@ -89,7 +89,7 @@ def output_file(
 
 
 def save_figure(
-    figure: Any, path: Given, *, inputs: Sequence[Given] = (), force: bool | None = False, **options: Any
+    figure: Any, path: PathArg, *, inputs: Sequence[PathArg] = (), force: bool | None = False, **options: Any
 ) -> None:
     """Save a matplotlib figure with surefoot's marker in its metadata."""
     with output_file(path, inputs=inputs, force=force) as draft:
@@ -108,20 +108,20 @@ def _marked(suffix: str) -> dict[str, Any]:
     return {}
 
 
-def _resolved(path: Given) -> Path:
+def _resolved(path: PathArg) -> Path:
     try:
         return Path(os.path.realpath(path))
     except (OSError, ValueError) as error:
         raise OutputRefused(f"{path} cannot be written: {error}") from None
 
 
-def _is_descriptor(path: Given) -> bool:
+def _is_descriptor(path: PathArg) -> bool:
     """/dev/stdout and its like, which may lead to a regular file that another program is writing."""
     folder = os.path.dirname(os.path.abspath(path))
     return folder in ("/dev", "/dev/fd") or folder.startswith("/proc/")
 
 
-def _is_input(found: os.stat_result, given: Given) -> bool:
+def _is_input(found: os.stat_result, given: PathArg) -> bool:
     """Whether this is the very file that is read, under whatever name; standard input may be a file too."""
     try:
         return os.path.samestat(found, os.fstat(0) if given == "-" else os.stat(given))
@@ -129,5 +129,5 @@ def _is_input(found: os.stat_result, given: Given) -> bool:
         return False
 
 
-def _holds(given: Given, target: Path) -> bool:
+def _holds(given: PathArg, target: Path) -> bool:
     return given != "-" and os.path.isdir(given) and target.is_relative_to(os.path.realpath(given))

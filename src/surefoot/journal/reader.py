@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from surefoot.journal.aliases import upgraded_columns, upgraded_event
-from surefoot.journal.append import regular_size
+from surefoot.journal.append import file_size
 from surefoot.journal.columns import Layers, Scalars
-from surefoot.journal.row_file import BadHeader, Header, NotBegun, map_rows
-from surefoot.journal.run_json import RUN, SIGNALS
-from surefoot.journal.segments import listed
+from surefoot.journal.row_file import BadHeader, RowHeader, EmptyFile, map_rows
+from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR
+from surefoot.journal.segments import list_segments
 from surefoot.journal.strict_json import loads_object
 from surefoot.records import SCHEMA
 
@@ -64,10 +64,10 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
     path = Path(run_dir)
     _must_be_run(path)
     notes: list[str] = []
-    scalars = [upgraded_columns(rows) for _, rows in _signals(path / SIGNALS, "scalars", notes)]
-    layers = _signals(path / SIGNALS, "layers", notes)
+    scalars = [upgraded_columns(rows) for _, rows in _signals(path / SIGNALS_DIR, "scalars", notes)]
+    layers = _signals(path / SIGNALS_DIR, "layers", notes)
     events, skipped = _events(path)
-    info = _info(path / RUN, notes)
+    info = _info(path / RUN_JSON, notes)
     return Run(path, info, Scalars(scalars), Layers(layers), events, skipped, notes)
 
 
@@ -75,15 +75,15 @@ def _must_be_run(path: Path) -> None:
     if not path.is_dir():
         raise ValueError(f"{path} is {'a file' if path.exists() else 'not there'}; expected the directory of a run")
     names = {entry.name for entry in path.iterdir()}
-    if not names & {RUN, SIGNALS} and not any(_EVENTS.fullmatch(name) for name in names):
+    if not names & {RUN_JSON, SIGNALS_DIR} and not any(_EVENTS.fullmatch(name) for name in names):
         raise ValueError(
-            f"{path} is not the directory of a run: it has no {RUN}, no events and no {SIGNALS}."
+            f"{path} is not the directory of a run: it has no {RUN_JSON}, no events and no {SIGNALS_DIR}."
             f" Pass the run_dir that was given to surefoot.attach"
         )
 
 
 def _info(path: Path, notes: list[str]) -> dict[str, Any]:
-    info = loads_object(path.read_bytes()) if regular_size(path) else None
+    info = loads_object(path.read_bytes()) if file_size(path) else None
     if info is None:
         notes.append(f"{path.name} is {'unreadable' if path.exists() else 'missing'}")
         return {}
@@ -93,16 +93,16 @@ def _info(path: Path, notes: list[str]) -> dict[str, Any]:
     return info
 
 
-def _signals(folder: Path, kind: str, notes: list[str]) -> list[tuple[Header, np.ndarray]]:
+def _signals(folder: Path, kind: str, notes: list[str]) -> list[tuple[RowHeader, np.ndarray]]:
     """The mapped rows of every file of a kind, oldest first.
 
     A live writer may merge files or be in the middle of a header while we look; if those we listed are not the ones
     that stand there now, or one is in trouble for the first time, look again.
     """
-    found: list[tuple[Header, np.ndarray]] = []
+    found: list[tuple[RowHeader, np.ndarray]] = []
     troubles: list[str] = []
     for _ in range(_LOOKS):
-        files = listed(folder, kind)
+        files = list_segments(folder, kind)
         before, found, troubles = troubles, [], []
         for one in reversed(files):  # the newest at once, before it is old enough to be thinned
             try:
@@ -112,11 +112,11 @@ def _signals(folder: Path, kind: str, notes: list[str]) -> list[tuple[Header, np
                 found.append((header, rows))
             except FileNotFoundError:
                 troubles.append(f"{one.path.name} vanished")
-            except NotBegun:
+            except EmptyFile:
                 pass  # nothing is missing from it
             except (BadHeader, OSError) as error:
                 troubles.append(f"{one.path.name} ignored: {error}")
-        if troubles == before and listed(folder, kind)[: len(files)] == files:
+        if troubles == before and list_segments(folder, kind)[: len(files)] == files:
             break
     notes += reversed(troubles)
     return found[::-1]
@@ -127,7 +127,7 @@ def _events(path: Path) -> tuple[list[dict[str, Any]], int]:
     skipped = 0
     for file in path.iterdir():
         match = _EVENTS.fullmatch(file.name)
-        if match and regular_size(file):
+        if match and file_size(file):
             rank = int(match[1] or 0)
             lines = [line for line in file.read_bytes().split(b"\n") if line.strip()]
             parsed = [event for event in map(loads_object, lines) if event is not None]

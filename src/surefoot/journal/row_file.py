@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from surefoot.journal.append import AppendOnly, regular_size
+from surefoot.journal.append import AppendFile, file_size
 from surefoot.records import LAYER_STATS, SCHEMA, StepMetrics
 
 _FORMAT = "surefoot-signals"
@@ -29,12 +29,12 @@ class BadHeader(ValueError):
     """A signals file whose header is torn or was never one of ours."""
 
 
-class NotBegun(BadHeader):
+class EmptyFile(BadHeader):
     """A signals file with nothing in it yet: it is empty for a moment after it was made."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header:
+class RowHeader:
     """What the rows of one file are: their columns and, for layers, whose they are and how far they were thinned."""
 
     kind: str
@@ -63,7 +63,7 @@ class Header:
         return line + b" " * (-(len(line) + 1) % _ALIGN) + b"\n"
 
     @classmethod
-    def decode(cls, line: bytes) -> Header:
+    def decode(cls, line: bytes) -> RowHeader:
         try:
             raw = json.loads(line)
             if not line.endswith(b"\n") or raw.pop("format") != _FORMAT:
@@ -81,7 +81,7 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
-def _checked(header: Header) -> Header:
+def _checked(header: RowHeader) -> RowHeader:
     # Only plain numbers: a header from a stranger must not make NumPy build objects.
     if not all(_PLAIN.fullmatch(code) for _, code, _ in header.columns):
         raise BadHeader("columns of a type that is never written")
@@ -101,52 +101,52 @@ def _scalar_columns() -> tuple[tuple[str, str, tuple[int, ...]], ...]:
     return tuple((f.name, _WIDE.get(f.name) or _NARROW.get(str(f.type), "<f4"), ()) for f in fields(StepMetrics))
 
 
-SCALARS = Header(kind="scalars", columns=_scalar_columns())
+SCALARS_HEADER = RowHeader(kind="scalars", columns=_scalar_columns())
 """Columns straight from `StepMetrics`; a value beyond single precision is written as infinite."""
 
 
-def layers_header(names: Sequence[str], numels: Sequence[int]) -> Header:
+def layers_header(names: Sequence[str], numels: Sequence[int]) -> RowHeader:
     """Rows of step, attempt, verdict (thinning spares what did not land) and the statistics of every tensor."""
     assert len(names) == len(numels), "every tensor has a name and a size"
     shape = (len(names), len(LAYER_STATS))
     columns = (("step", "<i8", ()), ("attempt", "<i8", ()), ("verdict", "<i4", ()), ("stats", "<f4", shape))
     own = tuple(str(name) for name in names)
     sizes = tuple(int(numel) for numel in numels)
-    return Header(kind="layers", columns=columns, names=own, numels=sizes, stats=LAYER_STATS)
+    return RowHeader(kind="layers", columns=columns, names=own, numels=sizes, stats=LAYER_STATS)
 
 
-def _look(file: BinaryIO) -> tuple[Header, int, int]:
+def _read_header(file: BinaryIO) -> tuple[RowHeader, int, int]:
     """Header, start and number of rows, all from one open file: under its name a thinned one may appear meanwhile."""
     found = os.fstat(file.fileno())
     if found.st_size == 0 or not stat.S_ISREG(found.st_mode):
-        raise NotBegun("empty file")
+        raise EmptyFile("empty file")
     line = file.readline(_LONGEST_HEADER)
-    header = Header.decode(line)
+    header = RowHeader.decode(line)
     return header, len(line), (found.st_size - len(line)) // header.dtype.itemsize
 
 
-def look(path: Path) -> tuple[Header, int, int]:
+def read_header(path: Path) -> tuple[RowHeader, int, int]:
     """The header of a file, where its rows begin, and how many there are without a torn last one; raises BadHeader."""
     with path.open("rb") as file:
-        return _look(file)
+        return _read_header(file)
 
 
-def map_rows(path: Path) -> tuple[Header, np.ndarray]:
+def map_rows(path: Path) -> tuple[RowHeader, np.ndarray]:
     """All complete rows of a file, mapped and read-only, for readers."""
     with path.open("rb") as file:
-        header, start, rows = _look(file)
+        header, start, rows = _read_header(file)
         if rows == 0:
             return header, np.empty(0, header.dtype)
         return header, np.asarray(np.memmap(file, header.dtype, mode="r", offset=start, shape=(rows,)))
 
 
-def load_rows(path: Path, *, last: int | None = None) -> tuple[Header, np.ndarray]:
+def load_rows(path: Path, *, last: int | None = None) -> tuple[RowHeader, np.ndarray]:
     """The complete rows of a file, or the `last` of them, in memory.
 
     For the writer: where a disk goes bad a read gives an OSError, but a map gives SIGBUS and takes the training down.
     """
     with path.open("rb") as file:
-        header, start, rows = _look(file)
+        header, start, rows = _read_header(file)
         count = rows if last is None else min(rows, last)
         file.seek(start + (rows - count) * header.dtype.itemsize)
         return header, np.frombuffer(file.read(count * header.dtype.itemsize), header.dtype)
@@ -155,15 +155,15 @@ def load_rows(path: Path, *, last: int | None = None) -> tuple[Header, np.ndarra
 class RowFile:
     """One signals file open for appending; a torn row left by a kill is cut off first."""
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: RowHeader) -> None:
         self.header = header
         self.rows = self._start = 0
-        if regular_size(path):
-            found, self._start, self.rows = look(path)
+        if file_size(path):
+            found, self._start, self.rows = read_header(path)
             assert found == header, f"{path} holds other columns"
-            if self.size != regular_size(path):
+            if self.size != file_size(path):
                 os.truncate(path, self.size)
-        self._file = AppendOnly(path)
+        self._file = AppendFile(path)
         if self._start == 0:
             line = header.encode()
             self._file.write(line)

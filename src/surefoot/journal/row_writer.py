@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from surefoot.journal.append import AppendOnly, open_lines
-from surefoot.journal.layers import LayerLog
-from surefoot.journal.row_file import SCALARS, RowFile
-from surefoot.journal.run_json import SIGNALS, events_name
-from surefoot.journal.segments import resume_or_start
+from surefoot.journal.append import AppendFile, open_line_file
+from surefoot.journal.layers import LayerWriter
+from surefoot.journal.row_file import SCALARS_HEADER, RowFile
+from surefoot.journal.run_json import SIGNALS_DIR, events_filename
+from surefoot.journal.segments import open_segment
 from surefoot.records import LAYER_STATS, StepMetrics
 
 _values = attrgetter(*(f.name for f in fields(StepMetrics)))
@@ -24,27 +24,27 @@ class RowWriter:
 
     def __init__(self, run_dir: Path, *, rank: int, window: int, budget: int) -> None:
         self._run_dir, self.rank = run_dir, rank
-        self._events: AppendOnly | None = None
+        self._events: AppendFile | None = None
         self._scalars: RowFile | None = None
-        self._layers = LayerLog(run_dir / SIGNALS, window=window, budget=budget) if rank == 0 else None
+        self._layers = LayerWriter(run_dir / SIGNALS_DIR, window=window, budget=budget) if rank == 0 else None
         self.unwritable = 0
         """Rows, or the layers of rows, that held what no file of ours can hold."""
 
-    def events(self, lines: Sequence[bytes]) -> None:
+    def write_events(self, lines: Sequence[bytes]) -> None:
         if lines:
             if self._events is None:
-                self._events = open_lines(self._run_dir / events_name(self.rank))
+                self._events = open_line_file(self._run_dir / events_filename(self.rank))
             self._events.write(b"".join(lines))
 
-    def layout(self, names: Sequence[str], numels: Sequence[int]) -> None:
+    def set_layout(self, names: Sequence[str], numels: Sequence[int]) -> None:
         if self._layers is not None:
-            self._layers.layout(names, numels)
+            self._layers.set_layout(names, numels)
 
-    def rows(self, rows: Sequence[tuple[StepMetrics, np.ndarray | None]]) -> None:
+    def write_rows(self, rows: Sequence[tuple[StepMetrics, np.ndarray | None]]) -> None:
         if not rows or self._layers is None:
             return
         if self._scalars is None:
-            self._scalars = resume_or_start(self._run_dir / SIGNALS, SCALARS)[1]
+            self._scalars = open_segment(self._run_dir / SIGNALS_DIR, SCALARS_HEADER)[1]
         scalars, stats = self._encoded(rows)
         self._scalars.append(scalars)
         shape = (self._layers.tensors, len(LAYER_STATS))
@@ -54,10 +54,10 @@ class RowWriter:
         if fitting and self._layers.tensors:
             self._layers.append(scalars[list(fitting)], list(fitting.values()))
 
-    def tidy(self, jobs: int) -> None:
+    def thin(self, jobs: int) -> None:
         """Thin some of the old layer rows."""
         for _ in range(jobs):
-            if self._layers is None or not self._layers.tidy():
+            if self._layers is None or not self._layers.thin_once():
                 return
 
     def sync(self) -> None:
@@ -86,6 +86,6 @@ class RowWriter:
 def _as_array(rows: Sequence[StepMetrics]) -> np.ndarray | None:
     try:
         with np.errstate(all="ignore"):
-            return np.array([_values(row) for row in rows], SCALARS.dtype)
+            return np.array([_values(row) for row in rows], SCALARS_HEADER.dtype)
     except Exception:
         return None

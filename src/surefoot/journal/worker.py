@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 from surefoot.journal.lock import WriterLock
 from surefoot.journal.row_writer import RowWriter
-from surefoot.journal.write_queue import Item, Layout, Mark, RowItem, WriteQueue, line
+from surefoot.journal.write_queue import Item, LayerLayout, FlushMarker, RowItem, WriteQueue, event_line
 from surefoot.records import Note
 
 
-class Worker(threading.Thread):
+class WriterThread(threading.Thread):
     """Writes until the last mark; after a failure it only empties the inbox and beats the lock while that is ours."""
 
     def __init__(
@@ -38,8 +38,8 @@ class Worker(threading.Thread):
     def run(self) -> None:
         ended = False
         while not ended:
-            batch = self._inbox.gather(self._heartbeat / 2)
-            marks = [item for item in batch if isinstance(item, Mark)]
+            batch = self._inbox.get_batch(self._heartbeat / 2)
+            marks = [item for item in batch if isinstance(item, FlushMarker)]
             ended = any(mark.last for mark in marks)
             try:
                 self._beat()
@@ -47,7 +47,7 @@ class Worker(threading.Thread):
                     self._write(batch)
                     self._sync(now=ended)
             except Exception as error:
-                self._fail(in_words(error))
+                self._fail(describe_error(error))
             if ended:
                 self._end()
             for mark in marks:
@@ -55,20 +55,20 @@ class Worker(threading.Thread):
 
     def _write(self, batch: Sequence[Item]) -> None:
         # Events first: should we be killed in between, they are the greater loss.
-        self._scribe.events([item for item in batch if isinstance(item, bytes)])
+        self._scribe.write_events([item for item in batch if isinstance(item, bytes)])
         rows: list[RowItem] = []
         for item in batch:
-            if isinstance(item, Layout):
-                self._scribe.rows(rows)
+            if isinstance(item, LayerLayout):
+                self._scribe.write_rows(rows)
                 rows = []
-                self._scribe.layout(item.names, item.numels)
+                self._scribe.set_layout(item.names, item.numels)
             elif isinstance(item, tuple):
                 rows.append(item)
                 self._newest = (item[0].step, item[0].attempt)
-        self._scribe.rows(rows)
+        self._scribe.write_rows(rows)
         self._tell_losses()
         # New rows wait in memory meanwhile, where a kill would lose them: little at a time, unless many come at a time.
-        self._scribe.tidy(1 + len(batch) // 256)
+        self._scribe.thin(1 + len(batch) // 256)
 
     def _tell_losses(self) -> None:
         lost = (self._inbox.lost_rows, self._inbox.lost_events, self._scribe.unwritable)
@@ -81,7 +81,7 @@ class Worker(threading.Thread):
         step, attempt = self._newest
         rank = self._scribe.rank
         note = Note(step=step, attempt=attempt, rank=rank, name="journal_lost", detail=detail, values=values)
-        self._scribe.events([line(note)])
+        self._scribe.write_events([event_line(note)])
 
     def _sync(self, *, now: bool) -> None:
         if now or time.monotonic() - self._synced >= self._sync_seconds:
@@ -92,7 +92,7 @@ class Worker(threading.Thread):
         """Beat before writing, so that after a long stall we find the lock gone before we touch another's files."""
         if self._lock is None or time.monotonic() - self._beaten < self._heartbeat:
             return
-        if not self._lock.beat():
+        if not self._lock.refresh():
             lost, self._lock = self._lock.path, None
             self._fail(f"the run directory is no longer ours: {lost} was removed or taken over by another process")
         self._beaten = time.monotonic()
@@ -107,13 +107,13 @@ class Worker(threading.Thread):
         try:
             self._scribe.close()
         except OSError as error:
-            self._fail(in_words(error))
+            self._fail(describe_error(error))
         with contextlib.suppress(OSError):  # a disk that is gone: the next writer finds a lock that no longer beats
             if self._lock is not None:
                 self._lock.release()
 
 
-def in_words(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     if not isinstance(error, OSError):
         return f"{type(error).__name__}: {error}"
     return (error.strerror or str(error)) + (f" ({error.filename})" if error.filename else "")

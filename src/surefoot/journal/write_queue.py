@@ -14,7 +14,7 @@ import numpy as np
 from surefoot.journal.strict_json import dumps
 from surefoot.records import LAYER_STATS, Event, StepMetrics
 
-PAUSE = 0.25
+BATCH_SECONDS = 0.25
 """Seconds that rows may wait in memory to be written together; what a kill can lose."""
 _BATCH = 1024
 _FEWEST_ROWS = 16
@@ -24,7 +24,7 @@ RowItem = tuple[StepMetrics, np.ndarray | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LayerLayout:
     """The tensors of the rows that follow."""
 
     names: tuple[str, ...]
@@ -32,14 +32,14 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class FlushMarker:
     """A place in the queue: `done` is set when all before it is written; nothing comes after the `last`."""
 
     last: bool
     done: threading.Event = field(default_factory=threading.Event)
 
 
-Item = RowItem | bytes | Layout | Mark
+Item = RowItem | bytes | LayerLayout | FlushMarker
 
 
 class WriteQueue:
@@ -54,12 +54,12 @@ class WriteQueue:
         self.lost_rows = 0
         self.lost_events = 0
 
-    def layout(self, names: Sequence[str], numels: Sequence[int]) -> None:
+    def put_layout(self, names: Sequence[str], numels: Sequence[int]) -> None:
         one = 4 * len(LAYER_STATS) * max(1, len(names))
         self._most_rows = max(_FEWEST_ROWS, min(self._rows, self._row_bytes // one))
-        self._queue.put(Layout(tuple(names), tuple(numels)))
+        self._queue.put(LayerLayout(tuple(names), tuple(numels)))
 
-    def row(self, row: StepMetrics, layers: np.ndarray | None) -> None:
+    def put_row(self, row: StepMetrics, layers: np.ndarray | None) -> None:
         if self._queue.qsize() >= self._most_rows:
             self.lost_rows += 1
             return
@@ -69,31 +69,31 @@ class WriteQueue:
         except Exception:
             self.lost_rows += 1
 
-    def event(self, event: Event) -> None:
+    def put_event(self, event: Event) -> None:
         if self._queue.qsize() >= self._events:
             self.lost_events += 1
             return
         try:
             # To bytes at once: the evidence may be changed after it was handed in.
-            self._queue.put(line(event))
+            self._queue.put(event_line(event))
             self._bell.put(None)
         except Exception:
             self.lost_events += 1
 
-    def mark(self, *, last: bool = False) -> Mark:
-        mark = Mark(last)
+    def put_marker(self, *, last: bool = False) -> FlushMarker:
+        mark = FlushMarker(last)
         self._queue.put(mark)
         self._bell.put(None)
         return mark
 
-    def gather(self, timeout: float) -> list[Item]:
+    def get_batch(self, timeout: float) -> list[Item]:
         """What is waiting, up to one batch; an event is waited for, rows are let come together.
 
         Every waking of this thread takes the interpreter from the training for a moment, so rows alone do not wake it.
         """
         with contextlib.suppress(Empty):
             if self._queue.qsize() < _BATCH:
-                self._bell.get(timeout=min(timeout, PAUSE))
+                self._bell.get(timeout=min(timeout, BATCH_SECONDS))
             while True:
                 self._bell.get_nowait()
         batch: list[Item] = []
@@ -103,7 +103,7 @@ class WriteQueue:
         return batch
 
 
-def line(event: Event) -> bytes:
+def event_line(event: Event) -> bytes:
     """An event as one line of JSON; a `time` of 0 becomes the present."""
     content = event.as_json()
     content["time"] = content.get("time") or time.time()

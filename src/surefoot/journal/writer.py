@@ -16,9 +16,9 @@ import numpy as np
 
 from surefoot.journal.lock import WriterLock
 from surefoot.journal.row_writer import RowWriter
-from surefoot.journal.run_json import SIGNALS, describe, last_attempt
-from surefoot.journal.segments import sweep
-from surefoot.journal.worker import Worker, in_words
+from surefoot.journal.run_json import SIGNALS_DIR, write_run_json, find_last_attempt
+from surefoot.journal.segments import remove_leftovers
+from surefoot.journal.worker import WriterThread, describe_error
 from surefoot.journal.write_queue import WriteQueue
 from surefoot.records import Event, StepMetrics
 
@@ -27,7 +27,7 @@ _CLOSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class JournalLimits:
     """Sizes and periods of a journal; the defaults suit every run, tests make them small."""
 
     queue_rows: int = 8192
@@ -57,9 +57,9 @@ class Journal:
         rank: int = 0,
         info: Mapping[str, Any],
         on_failure: Callable[[str], None],
-        limits: Limits | None = None,
+        limits: JournalLimits | None = None,
     ) -> None:
-        limits = limits or Limits()
+        limits = limits or JournalLimits()
         self.run_dir = Path(run_dir).absolute()  # the loop may change its working directory
         self.rank = rank
         self.listeners: list[Callable[[Event], None]] = []
@@ -67,7 +67,7 @@ class Journal:
         self._pid = os.getpid()
         self._closed = False
         self._lock = WriterLock(self.run_dir, interval=limits.heartbeat) if rank == 0 else None
-        self._inbox = WriteQueue(rows=limits.queue_rows, row_bytes=limits.queue_bytes, events=limits.queue_events)
+        self._queue = WriteQueue(rows=limits.queue_rows, row_bytes=limits.queue_bytes, events=limits.queue_events)
         try:
             self._prepare(info)
             scribe = RowWriter(self.run_dir, rank=rank, window=limits.window, budget=limits.budget)
@@ -78,41 +78,41 @@ class Journal:
             if not isinstance(error, OSError):
                 raise
             raise ValueError(
-                f"cannot keep a journal in {self.run_dir}: {in_words(error)}."
+                f"cannot keep a journal in {self.run_dir}: {describe_error(error)}."
                 f" Choose a run_dir on a disk that can be written to and has room"
             ) from error
-        self._worker = Worker(
-            self._inbox,
+        self._thread = WriterThread(
+            self._queue,
             scribe,
             self._lock,
             on_failure=on_failure,
             heartbeat=limits.heartbeat,
             sync_seconds=limits.sync_seconds,
         )
-        self._worker.start()
+        self._thread.start()
         atexit.register(self.close)
 
     @property
     def failure(self) -> str | None:
         """Why nothing more is written, in words; None while all is well."""
-        return self._worker.failure
+        return self._thread.failure
 
     def layout(self, names: Sequence[str], numels: Sequence[int]) -> None:
         """Declare the tensors of the layer rows that follow."""
         if not self._silent():
-            self._inbox.layout(names, numels)
+            self._queue.put_layout(names, numels)
 
     def row(self, row: StepMetrics, layers: np.ndarray | None = None) -> None:
         """Record one attempted update and, if measured, its [tensors, LAYER_STATS] numbers, which are copied."""
         if not self._silent():
-            self._inbox.row(row, layers)
+            self._queue.put_row(row, layers)
 
     def event(self, event: Event) -> None:
         """Record an event as it stands now; a `time` of 0 becomes the present."""
         for listener in tuple(self.listeners):
             self._hand(event, listener)
         if not self._silent():
-            self._inbox.event(event)
+            self._queue.put_event(event)
 
     def _hand(self, event: Event, listener: Callable[[Event], None]) -> None:
         try:
@@ -125,7 +125,7 @@ class Journal:
         """Wait until all that was recorded so far is in its files; False if it took too long or the journal stopped."""
         if self._silent():
             return False
-        return self._inbox.mark().done.wait(timeout) and self.failure is None
+        return self._queue.put_marker().done.wait(timeout) and self.failure is None
 
     def close(self) -> None:
         """Write what is left, give back the lock and end the thread; may be called again."""
@@ -133,19 +133,19 @@ class Journal:
             return
         self._closed = True
         atexit.unregister(self.close)
-        mark = self._inbox.mark(last=True)
-        if threading.current_thread() is not self._worker:
+        mark = self._queue.put_marker(last=True)
+        if threading.current_thread() is not self._thread:
             mark.done.wait(_CLOSE_SECONDS)  # a disk that hangs must not keep the process from ending
 
     def _silent(self) -> bool:
-        return self._worker.failure is not None or self._closed or os.getpid() != self._pid
+        return self._thread.failure is not None or self._closed or os.getpid() != self._pid
 
     def _prepare(self, info: Mapping[str, Any]) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         if self._lock is not None:
             self._lock.acquire()
-            (self.run_dir / SIGNALS).mkdir(exist_ok=True)
-            sweep(self.run_dir / SIGNALS)
-        self.last_attempt = last_attempt(self.run_dir)
+            (self.run_dir / SIGNALS_DIR).mkdir(exist_ok=True)
+            remove_leftovers(self.run_dir / SIGNALS_DIR)
+        self.last_attempt = find_last_attempt(self.run_dir)
         if self._lock is not None:
-            describe(self.run_dir, info)
+            write_run_json(self.run_dir, info)
