@@ -37,7 +37,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> 
 def test_what_surefoot_did_not_write_is_replaced_only_by_force(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(NOTES)
-    with pytest.raises(OutputRefused, match=r"notes\.txt is there already.*another file, or pass --force"):
+    with pytest.raises(OutputRefused, match=r"notes\.txt already exists.*another file, or pass --force"):
         write(path, "page")
     assert path.read_text() == NOTES
     write(path, "page", force=True)
@@ -69,7 +69,7 @@ def test_the_input_is_never_replaced_under_any_name(tmp_path: Path) -> None:
     os.link(log, tmp_path / "hard")
     (tmp_path / "soft").symlink_to(log)
     for name in ("train.log", "hard", "soft"):
-        with pytest.raises(OutputRefused, match="to be read"):
+        with pytest.raises(OutputRefused, match="the input file"):
             check_output(tmp_path / name, inputs=[str(log)], force=True)
 
 
@@ -77,7 +77,7 @@ def test_a_part_of_the_folder_that_is_read_is_never_replaced(tmp_path: Path) -> 
     (tmp_path / "run").mkdir()
     events = tmp_path / "run" / "events.jsonl"
     events.write_text("{}\n")
-    with pytest.raises(OutputRefused, match="is a part of"):
+    with pytest.raises(OutputRefused, match="lies inside the input"):
         check_output(events, inputs=[str(tmp_path / "run")], force=True)
     assert check_output(tmp_path / "run" / "answer.html", inputs=[str(tmp_path / "run")])
 

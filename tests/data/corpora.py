@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.data.corpus import Opened, open_data
+from surefoot.data.corpus import TrainingData, open_data
 from surefoot.train.recipe.schema import Data
 
 
-def opened(kind: str = "text", /, *, batch_size: int = 4, rank: int = 0, world: int = 1, **fields: Any) -> Opened:
+def opened(kind: str = "text", /, *, batch_size: int = 4, rank: int = 0, world: int = 1, **fields: Any) -> TrainingData:
     given = {name: fields.pop(name) for name in ("dataset", "collate", "cache", "segments", "pin") if name in fields}
     if "held_out_set" in fields:
         given["held_out"] = fields.pop("held_out_set")

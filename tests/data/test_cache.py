@@ -17,7 +17,7 @@ from corpora import opened, told, write_chats, write_texts
 
 from surefoot.data import sources
 from surefoot.data.problem import DataError
-from surefoot.data.tokenizers import Bytes
+from surefoot.data.tokenizers import ByteTokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -38,21 +38,21 @@ def test_tokens_from_files_are_those_from_memory(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sources, "_SMALL_BYTES", 1 << 30)
     memory = opened(kind, **fields)
     assert everything(made) == everything(found) == everything(memory)
-    assert made.bad == found.bad == memory.bad
-    assert len(made.bad) == 1
+    assert made.unreadable == found.unreadable == memory.unreadable
+    assert len(made.unreadable) == 1
     assert made.notes == found.notes == memory.notes
 
 
 def open_slowly(folder: Path, answers: Any) -> None:
     """In a process of its own; writes down that it did the work."""
     sources._SMALL_BYTES = 0
-    usual = Bytes.encode_many
+    usual = ByteTokenizer.encode_many
 
-    def encode_many(self: Bytes, texts: Any) -> Any:
+    def encode_many(self: ByteTokenizer, texts: Any) -> Any:
         (folder / f"worked-{os.getpid()}").touch()
         return usual(self, texts)
 
-    Bytes.encode_many = encode_many  # pyright: ignore[reportAttributeAccessIssue]
+    ByteTokenizer.encode_many = encode_many  # pyright: ignore[reportAttributeAccessIssue]
     data = opened(path=folder / "texts", cache=folder / "cache")
     answers.put((data.hash, data.tokens, everything(data)))
 
@@ -74,7 +74,7 @@ def test_of_several_processes_one_makes_the_tokens_and_the_others_wait(tmp_path:
 
 def die_at_work(folder: Path) -> None:
     sources._SMALL_BYTES = 0
-    Bytes.encode_many = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # pyright: ignore
+    ByteTokenizer.encode_many = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # pyright: ignore
     opened(path=folder / "texts", cache=folder / "cache")
 
 

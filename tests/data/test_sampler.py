@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.data import Sampler, WrongPosition
-from surefoot.data.order import Order
+from surefoot.data.order import EpochOrder
 
 SIZES = st.integers(1, 60)
 GOLDEN = {
@@ -63,7 +63,7 @@ def flat(told: list[list[list[int]]]) -> list[int]:
 @settings(max_examples=20, deadline=None)
 @given(length=st.one_of(st.integers(1, 300), st.integers(65_530, 65_550), st.sampled_from([2**18, 2**18 - 1, 300_007])))
 def test_every_sample_has_one_place(length: int) -> None:
-    order = Order(length, seed=1, epoch=2, shuffle=True)
+    order = EpochOrder(length, seed=1, epoch=2, shuffle=True)
     places = np.arange(length)
     samples = order.samples(places)
     assert np.array_equal(np.sort(samples), places)
@@ -72,7 +72,7 @@ def test_every_sample_has_one_place(length: int) -> None:
 
 def test_the_order_never_changes() -> None:
     """Written down once: with another order a saved run would go on with samples it has seen."""
-    told = {n: Order(n, seed=7, epoch=3, shuffle=True).samples(np.arange(5)).tolist() for n in (5, 10**6, 10**12)}
+    told = {n: EpochOrder(n, seed=7, epoch=3, shuffle=True).samples(np.arange(5)).tolist() for n in (5, 10**6, 10**12)}
     assert told == GOLDEN
 
 
@@ -80,7 +80,7 @@ def test_small_orders_are_all_as_likely() -> None:
     trials = 6000
     for n in (3, 4):
         seen = Counter(
-            tuple(Order(n, seed=i // 60, epoch=i % 60, shuffle=True).samples(np.arange(n)).tolist())
+            tuple(EpochOrder(n, seed=i // 60, epoch=i % 60, shuffle=True).samples(np.arange(n)).tolist())
             for i in range(trials)
         )
         expected = trials / factorial(n)
@@ -92,7 +92,7 @@ def test_large_orders_are_well_mixed() -> None:
     """Neighbours end up anywhere, in every epoch anew."""
     n = 1_000_000
     for epoch in range(3):
-        samples = Order(n, seed=0, epoch=epoch, shuffle=True).samples(np.arange(100_000)).astype(float)
+        samples = EpochOrder(n, seed=0, epoch=epoch, shuffle=True).samples(np.arange(100_000)).astype(float)
         assert abs(np.corrcoef(samples[:-1], samples[1:])[0, 1]) < 0.02
         assert np.histogram(samples, bins=20, range=(0, n))[0] == pytest.approx(5000, rel=0.1)
 

@@ -48,11 +48,11 @@ def test_an_unreadable_sample_is_replaced_counted_and_named(workers: int) -> Non
     flawed, whole = seen(data, 10), seen(healthy, 10)
     changed = [(a, b) for a, b in zip(chain(*flawed), chain(*whole), strict=True) if a != b]
     assert sorted(b for _, b in changed) == [7, 20]
-    assert sorted(map(str, data.bad)) == [
+    assert sorted(map(str, data.unreadable)) == [
         "sample 20: OSError: disk says no to 20",
         "sample 7: OSError: disk says no to 7",
     ]
-    assert healthy.bad == []
+    assert healthy.unreadable == []
 
 
 class Moody(Flawed):
@@ -68,7 +68,7 @@ class Moody(Flawed):
 def test_a_weak_moment_of_disk_or_network_costs_no_sample() -> None:
     data = opened("own", dataset=Moody(40, set()), held_out=0)
     assert sorted(chain(*seen(data, 10))) == list(range(40))
-    assert data.bad == []
+    assert data.unreadable == []
 
 
 def test_what_comes_in_its_place_is_the_same_after_a_resume_with_workers_and_other_ranks() -> None:
@@ -77,7 +77,7 @@ def test_what_comes_in_its_place_is_the_same_after_a_resume_with_workers_and_oth
     first = opened("own", dataset=dataset, held_out=0, workers=2)
     begun = seen(first, 5)
     second = opened("own", dataset=dataset, held_out=0)
-    second.train.load_state_dict(first.train.state_dict())
+    second.train_loader.load_state_dict(first.train_loader.state_dict())
     assert begun + seen(second, 19) == whole
     pair = [seen(opened("own", dataset=dataset, held_out=0, batch_size=2, rank=r, world=2), 24) for r in range(2)]
     assert [a + b for a, b in zip(*pair, strict=True)] == whole
@@ -97,37 +97,37 @@ def test_beyond_the_limit_the_run_stops_and_says_which(workers: int) -> None:
 def test_when_nothing_at_all_can_be_read_that_is_said(workers: int) -> None:
     data = opened("own", dataset=Flawed(40, set(range(40))), held_out=0, workers=workers)
     with pytest.raises(DataError, match=r"no sample could be read(.|\n)*disk says no"):
-        next(iter(data.train))
+        next(iter(data.train_loader))
 
 
 def test_a_token_file_cut_short_during_the_run_costs_the_samples_it_lost(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "a.bin", 801)
     data = opened("tokens", path=path, held_out=0)
-    loop = iter(data.train)
+    loop = iter(data.train_loader)
     next(loop)
     with path.open("r+b") as file:
         file.truncate(1500)
     assert all(batch["count"] == 32 for batch in loop)
-    assert data.bad
-    assert all("it was cut short since the run began" in one.reason for one in data.bad)
+    assert data.unreadable
+    assert all("it was cut short since the run began" in one.reason for one in data.unreadable)
 
 
 def test_of_a_dataset_of_ones_own_a_share_is_held_out_by_number() -> None:
     data = opened("own", dataset=Flawed(100, {5}), held_out=0.2)
-    assert data.held_out is not None
-    held = {sample for batch in data.held_out for sample in batch.tolist()}
-    train = {sample for batch in data.train for sample in batch.tolist()}
+    assert data.eval_loader is not None
+    held = {sample for batch in data.eval_loader for sample in batch.tolist()}
+    train = {sample for batch in data.train_loader for sample in batch.tolist()}
     assert held | train == set(range(100)) - {5}
     assert len(held) in (19, 20)
     assert not held & train
-    assert [one.name for one in data.bad] == ["sample 5"]
+    assert [one.name for one in data.unreadable] == ["sample 5"]
 
 
 def test_a_collate_and_held_out_data_of_ones_own_are_used() -> None:
     data = opened("own", dataset=Flawed(8, set()), held_out_set=Flawed(3, set()), collate=sum)
-    assert sum(batch for batch in data.train) == 28
-    assert data.held_out is not None
-    assert list(data.held_out) == [3]
+    assert sum(batch for batch in data.train_loader) == 28
+    assert data.eval_loader is not None
+    assert list(data.eval_loader) == [3]
     assert data.vocab is data.tokenizer is data.tokens is None
 
 
@@ -139,6 +139,6 @@ def test_a_stream_is_refused_with_the_reason() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="memory is pinned for a device, and there is none")
 def test_batches_are_pinned_for_a_device(tmp_path: Path) -> None:
     data = opened("tokens", path=write_tokens(tmp_path / "a.bin"), pin=True)
-    batch = next(iter(data.train))
+    batch = next(iter(data.train_loader))
     assert batch["inputs"].is_pinned()
     assert batch["count"] == 32

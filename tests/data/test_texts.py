@@ -24,16 +24,16 @@ def test_a_file_that_is_no_text_is_passed_over_and_named(tmp_path: Path) -> None
     (tmp_path / "french.txt").write_bytes("déjà vu à Orléans".encode("latin-1"))
     data = opened(path=tmp_path)
     assert (data.tokens, data.samples) == (healthy.tokens, healthy.samples)
-    assert healthy.bad == []
-    assert [Path(one.name).name for one in data.bad] == ["french.txt", "picture.png", "wide.txt"]
-    assert "4 of 17 bytes make no sense" in data.bad[0].reason
-    assert "byte 4 is zero" in data.bad[1].reason
+    assert healthy.unreadable == []
+    assert [Path(one.name).name for one in data.unreadable] == ["french.txt", "picture.png", "wide.txt"]
+    assert "4 of 17 bytes make no sense" in data.unreadable[0].reason
+    assert "byte 4 is zero" in data.unreadable[1].reason
 
 
 def test_a_few_stray_bytes_cost_a_long_text_nothing_but_are_told(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_bytes(b"a line of text\n" * 500 + b"\xff and more\n")
     data = opened(path=tmp_path)
-    assert data.bad == []
+    assert data.unreadable == []
     assert any("texts have bytes that are no UTF-8, the first is" in note for note in data.notes)
 
 
@@ -53,7 +53,7 @@ def test_too_many_unreadable_files_stop_the_run_with_the_first_of_them(tmp_path:
 def test_what_may_not_be_read_is_said_before_anything_begins(tmp_path: Path) -> None:
     write_texts(tmp_path, 3)
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
-    assert opened(path=tmp_path).bad == []  # a link to nothing is no file
+    assert opened(path=tmp_path).unreadable == []  # a link to nothing is no file
     with pytest.raises(DataError, match=r"there is no file or folder .*gone\.txt"):
         opened(path=tmp_path / "gone.txt")
 
@@ -69,7 +69,7 @@ def test_a_limit_ends_the_last_text_within_it(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).write_text(name * 10)
     data = opened(path=tmp_path, limit=15, held_out=0, shuffle=False, batch_size=9)
-    assert bytes(told(next(iter(data.train)))) == b"a" * 9 + b"\0" + b"b" * 5 + b"\0"
+    assert bytes(told(next(iter(data.train_loader)))) == b"a" * 9 + b"\0" + b"b" * 5 + b"\0"
 
 
 def test_long_texts_are_read_in_pieces_with_nothing_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +78,8 @@ def test_long_texts_are_read_in_pieces_with_nothing_lost(tmp_path: Path, monkeyp
     monkeypatch.setattr(texts, "_PIECE", 37)
     monkeypatch.setattr(texts, "_GROUP", 500)
     data = opened(path=tmp_path, held_out=0, shuffle=False, batch_size=10_000)
-    assert data.bad == []
-    assert bytes(told(next(iter(data.train)))) == text.encode()[1:] + b"\0"
+    assert data.unreadable == []
+    assert bytes(told(next(iter(data.train_loader)))) == text.encode()[1:] + b"\0"
 
 
 def test_in_a_file_of_json_lines_each_line_is_a_text(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_in_a_file_of_json_lines_each_line_is_a_text(tmp_path: Path) -> None:
     content = "".join(json.dumps(line) + "\n" for line in lines) + "{broken\n\n"
     (tmp_path / "a.jsonl").write_text(content)
     data = opened(path=tmp_path / "a.jsonl", held_out=0, shuffle=False, batch_size=9)
-    assert bytes(told(next(iter(data.train)))) == b"ne\0two\nlines\0six\0"
-    assert [one.name.rsplit(" ", 1)[1] for one in data.bad] == ["3", "5", "7"]
-    assert "set data.kind to chat" in data.bad[0].reason
+    assert bytes(told(next(iter(data.train_loader)))) == b"ne\0two\nlines\0six\0"
+    assert [one.name.rsplit(" ", 1)[1] for one in data.unreadable] == ["3", "5", "7"]
+    assert "set data.kind to chat" in data.unreadable[0].reason
     assert opened(path=tmp_path / "a.jsonl", held_out=0, limit=8, context=4).tokens == len(b"one\0two\nlines\0") - 1

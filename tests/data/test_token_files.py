@@ -16,8 +16,8 @@ from corpora import opened, told, write_tokens
 
 from surefoot.data.corpus import check_vocab
 from surefoot.data.problem import DataError
-from surefoot.data.store import InFile
-from surefoot.data.token_files import Joined, open_file
+from surefoot.data.store import FileTokens
+from surefoot.data.token_files import JoinedTokens, open_token_file
 
 
 def resident() -> int:
@@ -34,7 +34,7 @@ def test_two_gigabytes_of_tokens_take_next_to_no_memory(tmp_path: Path) -> None:
     before = resident()
     data = opened("tokens", path=path, context=1024, batch_size=16)
     check_vocab(data, 1000)
-    for batch in islice(data.train, 300):
+    for batch in islice(data.train_loader, 300):
         assert batch["count"] == 16 * 1024
     assert data.tokens == (1 << 30) * 0.95 // 1
     assert resident() - before < 100 << 20
@@ -50,16 +50,16 @@ def test_numbers_of_every_width_are_read(tmp_path: Path, dtype: str) -> None:
     for name in ("a.bin", "b.npy"):  # NumPy's says itself what it holds
         given = dtype if name == "a.bin" else "uint16"
         data = opened("tokens", path=tmp_path / name, dtype=given, held_out=0, shuffle=False)
-        assert told(next(iter(data.train))) == tokens[1:].tolist()
+        assert told(next(iter(data.train_loader))) == tokens[1:].tolist()
 
 
 def test_several_files_are_one_row_of_tokens(tmp_path: Path) -> None:
     for i in range(4):
         np.arange(i * 10, i * 10 + 10, dtype=np.uint16).tofile(tmp_path / f"{i}.bin")
     data = opened("tokens", path=tmp_path, held_out=0, shuffle=False, batch_size=100)
-    assert told(next(iter(data.train))) == list(range(1, 40))
+    assert told(next(iter(data.train_loader))) == list(range(1, 40))
     assert data.samples == 5
-    joined = Joined([open_file(tmp_path / f"{i}.bin", "uint16") for i in range(4)])
+    joined = JoinedTokens([open_token_file(tmp_path / f"{i}.bin", "uint16") for i in range(4)])
     assert joined.read(9, 22).tolist() == list(range(9, 31))
     assert joined.read(38, 10).tolist() == [38, 39]
 
@@ -86,7 +86,7 @@ def test_a_negative_token_is_noticed(tmp_path: Path) -> None:
 
 def test_a_worker_started_afresh_opens_the_file_for_itself(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "a.bin", 50)
-    here = InFile(path, np.dtype("uint16"), length=50)
+    here = FileTokens(path, np.dtype("uint16"), length=50)
     here.read(0, 5)
     there = pickle.loads(pickle.dumps(here))
     assert there.read(7, 9).tolist() == here.read(7, 9).tolist()

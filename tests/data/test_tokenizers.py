@@ -37,7 +37,7 @@ def test_texts_in_tokens_of_a_tokenizer_are_whole(tmp_path: Path) -> None:
     texts, folder = write_texts(tmp_path / "texts", 5), write_tokenizer(tmp_path / "tokenizer")
     data = opened(path=texts, tokenizer=str(folder), held_out=0, shuffle=False, batch_size=1000)
     assert data.tokenizer is not None
-    (batch,) = data.train
+    (batch,) = data.train_loader
     first = batch["inputs"][0, :1].tolist()
     row = first + batch["targets"].flatten()[: batch["count"]].tolist()
     parts: list[list[int]] = [[]]

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.data.held_out import choose_samples, choose_texts
-from surefoot.data.store import InMemory, Store
-from surefoot.data.windows import Stream, Texts, batch_of, fitted
+from surefoot.data.held_out import choose_eval_samples, choose_eval_texts
+from surefoot.data.store import MemoryTokens, TokenStore
+from surefoot.data.windows import StreamDataset, TextDataset, collate_tokens, pack_lengths
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=30)
 
 
-def store_of(lengths: list[int]) -> Store:
+def store_of(lengths: list[int]) -> TokenStore:
     """Texts whose tokens are their places in the whole."""
     offsets = np.r_[0, np.cumsum(lengths)].astype(np.int64)
-    return Store(InMemory(np.arange(offsets[-1])), offsets, np.arange(len(lengths), dtype=np.uint64))
+    return TokenStore(MemoryTokens(np.arange(offsets[-1])), offsets, np.arange(len(lengths), dtype=np.uint64))
 
 
 @given(LENGTHS, st.integers(2, 9), st.data())
@@ -30,7 +30,7 @@ def test_windows_over_some_of_the_texts_tell_each_of_their_tokens_once(
     chosen = sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1)))
     spans = np.stack([store.offsets[chosen], store.offsets[np.array(chosen) + 1]], 1)
     row = list(chain(*(range(first, last) for first, last in spans.tolist())))
-    stream = Stream(store, spans, context, segments=True)
+    stream = StreamDataset(store, spans, context, segments=True)
     samples = [stream[i] for i in range(len(stream))]
     assert [token for sample in samples for token in sample.tokens[1:]] == row[1:]
     assert [token for sample in samples for token in sample.tokens[:-1]] == row[:-1]
@@ -43,7 +43,7 @@ def test_windows_over_some_of_the_texts_tell_each_of_their_tokens_once(
 
 @given(LENGTHS, st.integers(12, 30))
 def test_texts_put_together_fit_and_each_comes_once(lengths: list[int], room: int) -> None:
-    groups = fitted(lengths, room)
+    groups = pack_lengths(lengths, room)
     assert sorted(chain(*groups)) == list(range(len(lengths)))
     assert all(sum(lengths[i] for i in group) <= room for group in groups)
     assert sum(sum(lengths[i] for i in group) <= room / 2 for group in groups) <= 1  # else two would have been one
@@ -51,16 +51,16 @@ def test_texts_put_together_fit_and_each_comes_once(lengths: list[int], room: in
 
 def test_a_shorter_sample_is_filled_up_with_what_does_not_count() -> None:
     store = store_of([3, 6])
-    texts = Texts(store, np.array([0, 1]), context=10)
-    batch = batch_of([texts[0], texts[1]], width=None, segments=False)
+    texts = TextDataset(store, np.array([0, 1]), context=10)
+    batch = collate_tokens([texts[0], texts[1]], width=None, segments=False)
     assert batch["targets"].tolist() == [[1, 2, -100, -100, -100], [4, 5, 6, 7, 8]]
-    assert batch["count"] == texts.tokens == 7
+    assert batch["count"] == texts.num_targets == 7
 
 
 @given(LENGTHS, st.floats(0.01, 0.9), st.integers(1, 5))
 def test_copies_stay_together_and_something_is_left_on_both_sides(lengths: list[int], share: float, kinds: int) -> None:
     digests = np.arange(len(lengths), dtype=np.uint64) % np.uint64(kinds)
-    chosen = choose_texts(digests, np.array(lengths), share)
+    chosen = choose_eval_texts(digests, np.array(lengths), share)
     assert not set(digests[chosen].tolist()) & set(digests[~chosen].tolist())
     assert chosen.any() == (len(set(digests.tolist())) > 1)
     assert not chosen.all()
@@ -68,6 +68,6 @@ def test_copies_stay_together_and_something_is_left_on_both_sides(lengths: list[
 
 @pytest.mark.parametrize(("length", "share", "count"), [(100, 0.05, 5), (10, 0.01, 1), (2, 0.9, 1), (100, 0.0, 0)])
 def test_samples_held_out_are_a_share_of_all(length: int, share: float, count: int) -> None:
-    chosen = choose_samples(length, share)
+    chosen = choose_eval_samples(length, share)
     assert len(set(chosen.tolist())) == count
     assert all(0 <= i < length for i in chosen)

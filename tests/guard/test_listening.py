@@ -85,7 +85,7 @@ def test_a_listener_that_raises_hears_no_more_and_training_goes_on(
     assert len(calls) == 1
     assert len(others) > 2
     assert guard.step >= 4
-    assert "listens no longer, training goes on" in caplog.text
+    assert "failed and was removed; training continues" in caplog.text
 
 
 def test_a_guard_that_is_off_has_nothing_to_tell() -> None:

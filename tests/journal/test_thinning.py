@@ -9,38 +9,40 @@ import numpy as np
 import pytest
 
 from surefoot.journal import thinning
-from surefoot.journal.layers import LayerWriter
 from surefoot.journal.reader import read
 from surefoot.journal.row_file import SCALARS_HEADER, layers_header
+from surefoot.journal.row_writer import LayerWriter
 from surefoot.journal.segments import make_segment
-from surefoot.journal.thinning import HistoryLimits, ThinningJob, ClosedSegment, next_job, keep_one_in, thin_rows
+from surefoot.journal.thinning import ClosedSegment, HistoryLimits, ThinningJob, keep_one_in, next_job, thin_rows
 from surefoot.journal.writer import JournalLimits
 from surefoot.records import LAYER_STATS, Verdict
 
 
-class Simulated:
-    """A run whose layer rows are only their attempts and verdicts: thinned for real, never written."""
+class SimulatedRun:
+    """A run whose layer rows have only attempts and verdicts: thinned in memory, never written to disk."""
 
     def __init__(self, tensors: int, *, refused_every: int = 0) -> None:
         self.header = layers_header([f"model.layers.{at:05d}.self_attn.weight" for at in range(tensors)], [1] * tensors)
         self.head, self.row = len(self.header.encode()), self.header.dtype.itemsize
-        self.bounds = HistoryLimits.for_row_size(self.row, window=JournalLimits().window, budget=JournalLimits().budget)
+        self.limits = HistoryLimits.for_row_size(self.row, window=JournalLimits().window, budget=JournalLimits().budget)
         self.refused_every = refused_every
         self.parts: list[tuple[ClosedSegment, np.ndarray]] = []
         self.peak = 0
 
     def run(self, steps: int) -> None:
-        for number, first in enumerate(range(0, steps, self.bounds.segment_rows)):
-            rows = np.zeros(self.bounds.segment_rows, [("attempt", "<i8"), ("verdict", "<i4")])
-            rows["attempt"] = range(first, first + self.bounds.segment_rows)
+        for number, first in enumerate(range(0, steps, self.limits.segment_rows)):
+            rows = np.zeros(self.limits.segment_rows, [("attempt", "<i8"), ("verdict", "<i4")])
+            rows["attempt"] = range(first, first + self.limits.segment_rows)
             if self.refused_every:
                 rows["verdict"] = rows["attempt"] % self.refused_every == 0
             self.parts.append(self.part(rows, self.header, make_segment(Path(), "layers", number)))
-            self.peak = max(self.peak, self.size() + self.bounds.segment_rows * self.row)  # and a draft of a file beside it
-            while (job := next_job([part for part, _ in self.parts], self.bounds, newer_rows=0, open_bytes=0)) is not None:
-                self.do(job)
+            self.peak = max(self.peak, self.size() + self.limits.segment_rows * self.row)  # plus one draft file
+            while (
+                job := next_job([part for part, _ in self.parts], self.limits, newer_rows=0, open_bytes=0)
+            ) is not None:
+                self.run_job(job)
 
-    def do(self, job: ThinningJob) -> None:
+    def run_job(self, job: ThinningJob) -> None:
         at = next(at for at, (part, _) in enumerate(self.parts) if part is job.segments[0])
         old = self.parts[at : at + len(job.segments)]
         rows, landed, refused = thin_rows(np.concatenate([rows for _, rows in old]), job)
@@ -50,7 +52,9 @@ class Simulated:
         made = [self.part(rows, header, job.segments[0].segment)] if len(rows) else []
         self.parts[at : at + len(job.segments)] = made
 
-    def part(self, rows: np.ndarray, header: thinning.RowHeader, where: thinning.Segment) -> tuple[ClosedSegment, np.ndarray]:
+    def part(
+        self, rows: np.ndarray, header: thinning.RowHeader, where: thinning.Segment
+    ) -> tuple[ClosedSegment, np.ndarray]:
         return ClosedSegment(where, header, len(rows), self.head + len(rows) * self.row), rows
 
     def size(self) -> int:
@@ -65,12 +69,12 @@ class Simulated:
     [(1_000_000, 300, 0), (200_000, 300, 1), (200_000, 5000, 100), (3000, 100_000, 7)],
 )
 def test_a_million_steps_stay_under_a_gigabyte(steps: int, tensors: int, refused_every: int) -> None:
-    run = Simulated(tensors, refused_every=refused_every)
+    run = SimulatedRun(tensors, refused_every=refused_every)
     run.run(steps)
     assert run.peak + SCALARS_HEADER.dtype.itemsize * 1_000_000 < 1_000_000_000
     attempts = run.attempts()
     assert (np.diff(attempts) > 0).all()
-    window = run.bounds.window
+    window = run.limits.window
     assert window == 10_000 or tensors > 1000
     assert attempts[-1] >= steps - 1
     assert attempts[-window] == attempts[-1] - window + 1
@@ -78,7 +82,7 @@ def test_a_million_steps_stay_under_a_gigabyte(steps: int, tensors: int, refused
 
 
 def test_what_is_left_of_a_million_steps_is_spread_over_all_of_them() -> None:
-    run = Simulated(300, refused_every=1000)
+    run = SimulatedRun(300, refused_every=1000)
     run.run(1_000_000)
     attempts = run.attempts()
     assert set(range(0, 1_000_000, 1000)) <= set(attempts.tolist())

@@ -200,7 +200,7 @@ def test_a_listener_may_do_what_it_likes(tmp_path: Path, trouble: str) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_directory_that_cannot_be_written_is_refused_at_once(tmp_path: Path, where: str, rank: int) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"cannot keep a journal in .*Choose a run_dir"):
+    with pytest.raises(ValueError, match=r"cannot write a journal to .*Choose a run_dir"):
         opened(tmp_path / where, rank=rank)
 
 
@@ -231,7 +231,7 @@ def test_a_lost_lock_stops_the_journal(tmp_path: Path) -> None:
     lock = tmp_path / "writer.lock"
     lock.write_text(json.dumps(json.loads(lock.read_text()) | {"token": "another"}))
     assert failed.called.wait(30)
-    assert "no longer ours" in failed.reasons[0]
+    assert "lost the run directory" in failed.reasons[0]
     journal.close()
     assert lock.exists()
 
@@ -256,7 +256,7 @@ def test_a_disk_that_hangs_costs_rows_before_events_and_says_how_many(tmp_path: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strange(Event):
-    kind: ClassVar[str] = "incident"
+    kind: ClassVar[str] = "strange"
     content: Any = None
     more: dict[Any, Any] = field(default_factory=dict)
 
@@ -284,7 +284,8 @@ def test_nonsense_is_dropped_counted_and_harmless(tmp_path: Path) -> None:
     assert run.scalars["attempt"].tolist() == [0, 3, 4]
     assert run.scalars["loss"][1] == math.inf
     assert run.layers.attempts.tolist() == [3]
-    assert run.incidents[0]["more"] == {"(1, 2)": [3], "null": math.inf}
+    strange = next(event for event in run.events if event["kind"] == "strange")
+    assert strange["more"] == {"(1, 2)": [3], "null": math.inf}
     lost = [event["values"] for event in run.events if event.get("name") == "journal_lost"]
     totals = {key: sum(values[key] for values in lost) for key in ("rows", "events", "unwritable")}
     assert totals == {"rows": 1, "events": 1, "unwritable": 4}

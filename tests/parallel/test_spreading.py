@@ -5,8 +5,17 @@ import torch
 from torch import nn
 
 from surefoot.models.decoder import Decoder, DecoderConfig
-from surefoot.parallel import ParallelError, World, bare, blocks_of, exchanging, optimizer_for, spread, synchronised
-from surefoot.parallel.versions import differences, here
+from surefoot.parallel import (
+    ParallelError,
+    World,
+    find_blocks,
+    grad_sync,
+    shard_optimizer,
+    sync_batch_norms,
+    unwrap_model,
+    wrap_model,
+)
+from surefoot.parallel.versions import compare_versions, local_versions
 
 ALONE, PAIR = World(0, 1, 0, torch.device("cpu")), World(0, 2, 0, torch.device("cpu"))
 
@@ -15,17 +24,17 @@ ALONE, PAIR = World(0, 1, 0, torch.device("cpu")), World(0, 2, 0, torch.device("
 def test_with_one_process_the_model_and_its_optimizer_are_left_as_they_are(how: str) -> None:
     model = nn.Linear(3, 3)
     optimizer = torch.optim.LBFGS(model.parameters())
-    assert spread(model, how, ALONE) is model
-    assert optimizer_for(optimizer, how, ALONE) is optimizer
-    with exchanging(model, last=False):
+    assert wrap_model(model, how, ALONE) is model
+    assert shard_optimizer(optimizer, how, ALONE) is optimizer
+    with grad_sync(model, last=False):
         model(torch.ones(1, 3)).sum().backward()
     assert model.weight.grad is not None
 
 
 def test_blocks_are_those_of_the_models_lists() -> None:
     decoder = Decoder(DecoderConfig(vocab=8, width=16, layers=3, heads=2, context=4))
-    assert blocks_of(decoder) == list(decoder.blocks)
-    assert blocks_of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == []
+    assert find_blocks(decoder) == list(decoder.blocks)
+    assert find_blocks(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == []
 
 
 def test_a_block_that_shares_its_weights_stays_with_the_rest_of_the_model() -> None:
@@ -33,48 +42,48 @@ def test_a_block_that_shares_its_weights_stays_with_the_rest_of_the_model() -> N
     model.blocks = nn.ModuleList([nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.GELU()])
     model.head = nn.Linear(4, 4, bias=False)
     model.head.weight = model.blocks[1].weight
-    assert blocks_of(model) == [model.blocks[0]]
+    assert find_blocks(model) == [model.blocks[0]]
 
 
 def test_the_model_is_found_inside_what_the_compiler_put_around_it() -> None:
     model = nn.Linear(2, 2)
-    assert bare(torch.compile(model, backend="eager")) is model
+    assert unwrap_model(torch.compile(model, backend="eager")) is model
 
 
 def test_what_cannot_be_spread_is_told_with_the_way_out() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(ParallelError, match="one of data, zero1, zero2, zero3; got 'zero4'"):
-        spread(model, "zero4", PAIR)
+        wrap_model(model, "zero4", PAIR)
     with pytest.raises(ParallelError, match="no weight of Linear is to be trained"):
-        spread(nn.Linear(2, 2).requires_grad_(False), "data", PAIR)
+        wrap_model(nn.Linear(2, 2).requires_grad_(False), "data", PAIR)
     with pytest.raises(ParallelError, match=r"zero1 cannot shard LBFGS.*or how=zero2"):
-        optimizer_for(torch.optim.LBFGS(model.parameters()), "zero1", PAIR)
+        shard_optimizer(torch.optim.LBFGS(model.parameters()), "zero1", PAIR)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     with pytest.raises(ParallelError, match="SGD has stepped before"):
-        optimizer_for(optimizer, "zero1", PAIR)
+        shard_optimizer(optimizer, "zero1", PAIR)
 
 
 def test_batch_norm_with_few_samples_is_joined_on_gpus_and_told_elsewhere() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     gpus = World(0, 2, 0, torch.device("cuda", 0))
-    joined, told = synchronised(net, gpus, samples=2)
+    joined, told = sync_batch_norms(net, gpus, samples=2)
     assert isinstance(joined[1], nn.SyncBatchNorm)
     assert told == ["1 batch norms see the samples of all 2 processes, since 2 are too few"]
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    same, told = synchronised(net, PAIR, samples=2, accumulate=4)
+    same, told = sync_batch_norms(net, PAIR, samples=2, accumulate=4)
     assert same is net
     assert "on GPUs only" in told[0]
     assert "not the 8 of an update" in told[1]
-    assert synchronised(net, gpus, samples=4) == (net, [])
-    assert synchronised(nn.Linear(2, 2), gpus, samples=1)[1] == []
+    assert sync_batch_norms(net, gpus, samples=4) == (net, [])
+    assert sync_batch_norms(nn.Linear(2, 2), gpus, samples=1)[1] == []
 
 
 def test_the_rank_with_other_software_is_named_whichever_it_is() -> None:
-    usual = {**here(torch.device("cpu")), "host": "a", "torch": "2.11.0"}
+    usual = {**local_versions(torch.device("cpu")), "host": "a", "torch": "2.11.0"}
     told = [{**usual, "host": "b", "torch": "2.10.1"}, usual, {**usual, "driver": "550.54.14"}]
-    wrong, odd = differences(told)
+    wrong, odd = compare_versions(told)
     assert wrong == ["rank 0 on b has torch 2.10.1, most have 2.11.0"]
     assert odd == ["rank 2 on a has driver 550.54.14, most have none"]
-    assert differences([usual] * 3) == ([], [])
+    assert compare_versions([usual] * 3) == ([], [])

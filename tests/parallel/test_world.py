@@ -5,36 +5,44 @@ import socket
 import pytest
 import torch
 
-from surefoot.parallel import ParallelError, World, end, from_first, same_everywhere, start, total
-from surefoot.parallel.world import NUMBERS, join
+from surefoot.parallel import (
+    ParallelError,
+    World,
+    all_reduce_sum,
+    broadcast,
+    check_versions,
+    init_distributed,
+    shutdown,
+)
+from surefoot.parallel.world import RANK_VARIABLES, init_process_group
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*NUMBERS, "MASTER_ADDR", "MASTER_PORT"):
+    for name in (*RANK_VARIABLES, "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
 
 
 def test_one_process_needs_no_launcher() -> None:
-    world = start("cpu")
+    world = init_distributed("cpu")
     assert world == ALONE
-    assert world.first
-    assert (total(world, 3), total(world, 0.5), from_first(world, "word"), same_everywhere(world)) == (
+    assert world.is_main
+    assert (all_reduce_sum(world, 3), all_reduce_sum(world, 0.5), broadcast(world, "word"), check_versions(world)) == (
         3,
         0.5,
         "word",
         [],
     )
-    end(world)
+    shutdown(world)
     assert not torch.distributed.is_initialized()
 
 
 def test_one_process_under_torchrun_is_alone_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in zip(NUMBERS, ("0", "1", "0"), strict=True):
+    for name, value in zip(RANK_VARIABLES, ("0", "1", "0"), strict=True):
         monkeypatch.setenv(name, value)
-    assert start("cpu") == ALONE
+    assert init_distributed("cpu") == ALONE
 
 
 @pytest.mark.parametrize(
@@ -54,27 +62,27 @@ def test_an_environment_that_is_half_set_is_told_with_the_way_out(
     for name, value in (whole | environment).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ParallelError, match=words) as caught:
-        start("cpu")
+        init_distributed("cpu")
     assert "torchrun" in str(caught.value)
 
 
 def test_a_device_that_is_not_there_is_told() -> None:
     with pytest.raises(ParallelError, match="auto, cpu or cuda; got 'gpu'"):
-        start("gpu")
+        init_distributed("gpu")
     if not torch.cuda.is_available():
         with pytest.raises(ParallelError, match=r"sees no GPU here.*device=cpu"):
-            start("cuda")
+            init_distributed("cuda")
 
 
 def test_more_processes_than_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for name, value in zip(NUMBERS, ("3", "4", "3"), strict=True):
+    for name, value in zip(RANK_VARIABLES, ("3", "4", "3"), strict=True):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "29500")
     with pytest.raises(ParallelError, match=r"LOCAL_RANK=3.*only 2 can be seen.*--nproc-per-node 2"):
-        start("cuda")
+        init_distributed("cuda")
 
 
 def test_others_that_never_come_are_told_and_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +92,7 @@ def test_others_that_never_come_are_told_and_not_waited_for_for_ever(monkeypatch
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", str(port))
     with pytest.raises(ParallelError, match=f"rank 0 of 2 did not meet the others at localhost:{port}"):
-        join(World(0, 2, 0, torch.device("cpu")), timeout=1.0)
+        init_process_group(World(0, 2, 0, torch.device("cpu")), timeout=1.0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: NCCL")
@@ -92,7 +100,7 @@ def test_a_group_on_gpus_also_joins_the_hosts(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "29731")
     world = World(0, 1, 0, torch.device("cuda", 0))
-    join(world, timeout=60)
+    init_process_group(world, timeout=60)
     try:
         for device in ("cpu", "cuda"):
             ones = torch.ones(2, device=device)

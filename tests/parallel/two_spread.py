@@ -16,7 +16,7 @@ from torch import Tensor
 
 from surefoot import parallel
 from surefoot.parallel.optimizer import SHARDABLE
-from surefoot.parallel.spreading import WAYS
+from surefoot.parallel.spreading import STRATEGIES
 
 BATCHES, ACCUMULATE = 10, 4
 """Two full groups of micro-batches and one of two."""
@@ -50,26 +50,26 @@ def trained(
     """The same on two processes, in micro-batches."""
     bare, make = build(kind)
     if compiled and how in ("zero2", "zero3"):
-        for block in parallel.blocks_of(bare):
+        for block in parallel.find_blocks(bare):
             block.compile(backend="eager")
     kept = [bare.get_submodule("blocks.0.mlp"), bare.get_submodule("norm")] if keep else []
-    model: Any = parallel.spread(bare, how, world, compute=compute, keep_float32=kept)
+    model: Any = parallel.wrap_model(bare, how, world, compute_dtype=compute, keep_float32=kept)
     if compiled and how in ("data", "zero1"):
         model = torch.compile(model, backend="eager")
-    optimizer = parallel.optimizer_for(make(model), how, world)
+    optimizer = parallel.shard_optimizer(make(model), how, world)
     losses: list[float] = []
     for first in range(0, BATCHES, ACCUMULATE):
         group = [micro_batch(i, world.rank) for i in range(first, min(first + ACCUMULATE, BATCHES))]
-        count = parallel.total(world, sum(int((targets >= 0).sum()) for _, targets in group))
+        count = parallel.all_reduce_sum(world, sum(int((targets >= 0).sum()) for _, targets in group))
         mine = 0.0
         for number, (inputs, targets) in enumerate(group):
-            with parallel.exchanging(model, last=number == len(group) - 1):
+            with parallel.grad_sync(model, last=number == len(group) - 1):
                 loss = summed(model, inputs, targets) / count
                 (loss * world.size).backward()
             mine += loss.item()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(parallel.total(world, mine))
+        losses.append(parallel.all_reduce_sum(world, mine))
     return losses, [whole(p) for p in model.parameters()]
 
 
@@ -83,7 +83,7 @@ def compared(world: parallel.World) -> dict[str, Any]:
     """How far every way is from one plain process."""
     told: dict[str, Any] = {}
     losses, weights = plain()
-    for how in WAYS:
+    for how in STRATEGIES:
         there, moved = trained(world, how)
         told[how] = {"losses": apart(losses, there), "weights": apart(weights, moved), "steps": len(there)}
     for how in ("data", "zero3"):
@@ -104,42 +104,42 @@ def compared(world: parallel.World) -> dict[str, Any]:
 def quiet(world: parallel.World, how: str) -> bool:
     """Whether a micro-batch that is not the last of its group leaves each process with gradients of its own."""
     bare, _ = build()
-    model = parallel.spread(bare, how, world)
-    with parallel.exchanging(model, last=False):
+    model = parallel.wrap_model(bare, how, world)
+    with parallel.grad_sync(model, last=False):
         summed(model, *micro_batch(0, world.rank)).backward()
     if how in ("zero2", "zero3"):
         return all(p.grad is None for p in model.parameters())  # kept whole, beside the shards
     mine = sum(float(p.grad.double().sum()) for p in model.parameters() if p.grad is not None)
-    return parallel.total(world, mine) != 2 * mine
+    return parallel.all_reduce_sum(world, mine) != 2 * mine
 
 
 def left(world: parallel.World) -> bool:
     """The first process fails while the other waits for it: both leave, and neither hangs."""
     try:
-        if world.first:
+        if world.is_main:
             raise RuntimeError("planted")
-        parallel.total(world, 1)
+        parallel.all_reduce_sum(world, 1)
     except RuntimeError:
-        parallel.end(world, failed=True)
+        parallel.shutdown(world, failed=True)
     return not dist.is_initialized()
 
 
 def main() -> None:
     out = Path(sys.argv[1])
     torch.set_num_threads(1)
-    parallel.end(parallel.start("cpu", timeout=60))
-    world = parallel.start("cpu", timeout=60)  # as a sweep does, once for every run
+    parallel.shutdown(parallel.init_distributed("cpu", timeout=60))
+    world = parallel.init_distributed("cpu", timeout=60)  # as a sweep does, once for every run
     told: dict[str, Any] = compared(world)
     told["refused"] = {
         f"{how} {kind.__name__}": refused(world, how, kind, out / f"{how}-{kind.__name__}")
-        for how in WAYS
+        for how in STRATEGIES
         for kind in (SHARDABLE if how == "zero1" else (torch.optim.AdamW,))
     }
     told["scaled"] = {how: scaled(world, how, out / f"{how}-scaled") for how in ("data", "zero3")}
-    told["quiet"] = {how: quiet(world, how) for how in WAYS}
-    told["total"] = [parallel.total(world, 2 + world.rank), parallel.total(world, 0.25)]
-    told["first"] = parallel.from_first(world, {"rank": world.rank})
-    told["odd"] = parallel.same_everywhere(world)
+    told["quiet"] = {how: quiet(world, how) for how in STRATEGIES}
+    told["total"] = [parallel.all_reduce_sum(world, 2 + world.rank), parallel.all_reduce_sum(world, 0.25)]
+    told["first"] = parallel.broadcast(world, {"rank": world.rank})
+    told["odd"] = parallel.check_versions(world)
     told["left"] = left(world)
     (out / f"told-{world.rank}.json").write_text(json.dumps(told))
 

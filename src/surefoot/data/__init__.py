@@ -9,19 +9,19 @@ from surefoot.data.text import batches, split, standard_library
 if TYPE_CHECKING:
     from surefoot.data.ahead import skip_ahead
     from surefoot.data.chance import keyed_generator, keyed_numpy
-    from surefoot.data.corpus import Opened, check_vocab, open_data
+    from surefoot.data.corpus import TrainingData, check_vocab, open_data
     from surefoot.data.loaders import Loader, make_loader
     from surefoot.data.position import Position, WrongPosition
-    from surefoot.data.problem import DataError, Unreadable
+    from surefoot.data.problem import DataError, UnreadableSample
     from surefoot.data.sampler import Sampler
 
 __all__ = [
     "DataError",
     "Loader",
-    "Opened",
     "Position",
     "Sampler",
-    "Unreadable",
+    "TrainingData",
+    "UnreadableSample",
     "WrongPosition",
     "batches",
     "check_vocab",

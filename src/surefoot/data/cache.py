@@ -15,44 +15,46 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from surefoot.data.problem import DataError, Unreadable
-from surefoot.data.store import InFile, InMemory, Store, Writer
-from surefoot.data.texts import Told
+from surefoot.data.problem import DataError, UnreadableSample
+from surefoot.data.store import FileTokens, MemoryTokens, TokenStore, TokenWriter
+from surefoot.data.texts import ReadReport
 
 _VERSION = 1
 """Of what is written: tokens of another version are made anew."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TokenizeJob:
     """Something to tokenize: `write` does it, `name` is another one for every other result."""
 
     name: str
     vocab: int
-    masked: bool
-    write: Callable[[Writer], Told]
+    has_loss_mask: bool
+    write: Callable[[TokenWriter], ReadReport]
 
     @property
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(np.uint8 if self.vocab <= 1 << 8 else np.uint16 if self.vocab <= 1 << 16 else np.uint32)
 
 
-def default_folder() -> Path:
+def default_cache_dir() -> Path:
     """`$SUREFOOT_CACHE`, or `surefoot` in the user's folder for caches; it may be deleted at any time."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("SUREFOOT_CACHE") or Path(home) / "surefoot")
 
 
-def in_memory(work: Work) -> tuple[Store, Told]:
+def tokenize_in_memory(work: TokenizeJob) -> tuple[TokenStore, ReadReport]:
     """For what is small and quickly made."""
-    tokens, counted = io.BytesIO(), io.BytesIO() if work.masked else None
-    writer = Writer(tokens, work.dtype, counted)
+    tokens, counted = io.BytesIO(), io.BytesIO() if work.has_loss_mask else None
+    writer = TokenWriter(tokens, work.dtype, counted)
     told = work.write(writer)
-    marks = None if counted is None else InMemory(np.frombuffer(counted.getbuffer(), np.uint8))
-    return Store(InMemory(np.frombuffer(tokens.getbuffer(), work.dtype)), *writer.tables(), counted=marks), told
+    marks = None if counted is None else MemoryTokens(np.frombuffer(counted.getbuffer(), np.uint8))
+    return TokenStore(
+        MemoryTokens(np.frombuffer(tokens.getbuffer(), work.dtype)), *writer.tables(), loss_mask=marks
+    ), told
 
 
-def in_files(work: Work, folder: Path) -> tuple[Store, Told]:
+def tokenize_cached(work: TokenizeJob, folder: Path) -> tuple[TokenStore, ReadReport]:
     """From the folder when it is there already, else made there first."""
     home = folder / "tokens" / xxhash.xxh3_128_hexdigest(f"{_VERSION}\0{work.name}".encode())
     if not (home / "about.json").exists():
@@ -66,7 +68,7 @@ def in_files(work: Work, folder: Path) -> tuple[Store, Told]:
     return _opened(work, home)
 
 
-def _make(work: Work, home: Path) -> None:
+def _make(work: TokenizeJob, home: Path) -> None:
     from filelock import FileLock
 
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -84,9 +86,9 @@ def _make(work: Work, home: Path) -> None:
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write(work: Work, draft: Path) -> None:
+def _write(work: TokenizeJob, draft: Path) -> None:
     with (draft / "tokens.bin").open("wb") as tokens, (draft / "counted.bin").open("wb") as counted:
-        writer = Writer(tokens, work.dtype, counted if work.masked else None)
+        writer = TokenWriter(tokens, work.dtype, counted if work.has_loss_mask else None)
         told = work.write(writer)
         for file in (tokens, counted):
             file.flush()
@@ -97,10 +99,10 @@ def _write(work: Work, draft: Path) -> None:
     (draft / "about.json").write_text(json.dumps({"work": work.name, **asdict(told)}), encoding="utf-8")
 
 
-def _opened(work: Work, home: Path) -> tuple[Store, Told]:
+def _opened(work: TokenizeJob, home: Path) -> tuple[TokenStore, ReadReport]:
     try:
         about = json.loads((home / "about.json").read_text(encoding="utf-8"))
-        told = Told([Unreadable(**one) for one in about["unreadable"]], list(about["notes"]))
+        told = ReadReport([UnreadableSample(**one) for one in about["unreadable"]], list(about["notes"]))
         offsets = np.load(home / "offsets.npy", allow_pickle=False)
         digests = np.load(home / "digests.npy", allow_pickle=False)
         length = int(offsets[-1])
@@ -110,5 +112,7 @@ def _opened(work: Work, home: Path) -> tuple[Store, Told]:
         raise DataError(
             f"the tokens kept in {home} are damaged ({error}): delete that folder, they are made anew"
         ) from None
-    counted = InFile(home / "counted.bin", np.dtype(np.uint8), length=length) if work.masked else None
-    return Store(InFile(home / "tokens.bin", work.dtype, length=length), offsets, digests, counted=counted), told
+    counted = FileTokens(home / "counted.bin", np.dtype(np.uint8), length=length) if work.has_loss_mask else None
+    return TokenStore(
+        FileTokens(home / "tokens.bin", work.dtype, length=length), offsets, digests, loss_mask=counted
+    ), told

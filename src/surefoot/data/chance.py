@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from surefoot.data.order import key
+from surefoot.data.order import hash_key
 
 _SAMPLE = 0x53414D504C45
 """Keeps these keys apart from those of the order."""
@@ -29,15 +29,15 @@ def keyed_generator(seed: int, epoch: int, index: int) -> torch.Generator:
     Workers hold a copy of the dataset: `self.epoch` set outside reaches only those that are started later, so with
     `persistent_workers` pass `augment=` to `make_loader` instead, which sends the epoch along with every sample.
     """
-    return torch.Generator().manual_seed(key(seed, epoch, index, _SAMPLE))
+    return torch.Generator().manual_seed(hash_key(seed, epoch, index, _SAMPLE))
 
 
 def keyed_numpy(seed: int, epoch: int, index: int) -> np.random.Generator:
     """The same for NumPy."""
-    return np.random.Generator(np.random.PCG64(key(seed, epoch, index, _SAMPLE)))
+    return np.random.Generator(np.random.PCG64(hash_key(seed, epoch, index, _SAMPLE)))
 
 
-class Keyed(Dataset[Any]):
+class AugmentedDataset(Dataset[Any]):
     """A dataset asked by (epoch, index), every sample changed by `augment` with the generator of that pair."""
 
     def __init__(self, dataset: Any, augment: Callable[[Any, torch.Generator], Any], seed: int) -> None:
@@ -60,7 +60,7 @@ class Keyed(Dataset[Any]):
         ]
 
 
-class SeededInWorkers(Dataset[Any]):
+class WorkerSeededDataset(Dataset[Any]):
     """A dataset asked by (epoch, index) that seeds the global generators of a worker process for each batch.
 
     Nobody saves those generators; seeded by the batch they give the same numbers again whichever worker reads it, and
@@ -90,7 +90,7 @@ class SeededInWorkers(Dataset[Any]):
 def _seed_worker(seed: int, asked: list[tuple[int, int]]) -> None:
     """In a worker process, seed torch's generator on the host, NumPy's and Python's by the batch that is asked for."""
     if get_worker_info() is not None and asked:
-        drawn = key(seed, *asked[0], _BATCH)
+        drawn = hash_key(seed, *asked[0], _BATCH)
         torch.default_generator.manual_seed(drawn)
         np.random.seed(drawn % (1 << 32))
         random.seed(drawn)

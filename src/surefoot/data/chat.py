@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.data.problem import DataError, Unreadable, check_few
+from surefoot.data.problem import DataError, UnreadableSample, check_unreadable
 from surefoot.data.progress import Advance
-from surefoot.data.store import Writer
-from surefoot.data.texts import Told
-from surefoot.data.tokenizers import HuggingFace, Tokenizer, settings
+from surefoot.data.store import TokenWriter
+from surefoot.data.texts import ReadReport
+from surefoot.data.tokenizers import HuggingFaceTokenizer, Tokenizer, read_tokenizer_config
 
 Message = dict[str, str]
 Encoded = tuple[list[int], list[int]]
@@ -36,34 +36,34 @@ Encoded = tuple[list[int], list[int]]
 ASSISTANT = "assistant"
 
 
-def write_chats(
+def tokenize_chats(
     files: Sequence[Path],
     encode: Callable[[list[Message]], Encoded],
     limit: int | None,
-    most: int,
-    writer: Writer,
+    max_unreadable: int,
+    writer: TokenWriter,
     advance: Advance,
-) -> Told:
+) -> ReadReport:
     """All conversations, `limit` at most; lines that are none are named, up to `most`."""
-    told = Told()
+    told = ReadReport()
     for path in files:
         try:
             for number, line in _lines(path):
-                if limit is not None and writer.texts >= limit:
+                if limit is not None and writer.num_texts >= limit:
                     return told
                 advance(len(line))
                 try:
-                    tokens, counted = encode(messages_of(line))
+                    tokens, counted = encode(parse_messages(line))
                     if not any(counted[1:]):
                         raise ValueError("the assistant says nothing in it")
                 except ValueError as error:
-                    told.unreadable.append(Unreadable(f"{path} line {number}", str(error)))
-                    check_few(told.unreadable, most)
+                    told.unreadable.append(UnreadableSample(f"{path} line {number}", str(error)))
+                    check_unreadable(told.unreadable, max_unreadable)
                     continue
                 writer.add(np.array(tokens), np.array(counted))
-                writer.close_text()
+                writer.end_text()
         except OSError as error:
-            told.unreadable.append(Unreadable(str(path), error.strerror or str(error)))
+            told.unreadable.append(UnreadableSample(str(path), error.strerror or str(error)))
     return told
 
 
@@ -74,7 +74,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def messages_of(line: bytes) -> list[Message]:
+def parse_messages(line: bytes) -> list[Message]:
     """The conversation in a line; raises a ValueError that says what is wrong with it."""
     try:
         found = json.loads(line.decode("utf-8-sig"))
@@ -102,10 +102,10 @@ def _message(number: int, one: Any) -> Message:
     return {"role": role, "content": content}
 
 
-def encoder(tokenizer: Tokenizer) -> tuple[str, Callable[[list[Message]], Encoded]]:
+def make_chat_encoder(tokenizer: Tokenizer) -> tuple[str, Callable[[list[Message]], Encoded]]:
     """What turns a conversation into tokens, with a name that is another one for every template."""
-    template = own_template(tokenizer.folder) if isinstance(tokenizer, HuggingFace) else None
-    if template is None or not isinstance(tokenizer, HuggingFace):
+    template = read_chat_template(tokenizer.folder) if isinstance(tokenizer, HuggingFaceTokenizer) else None
+    if template is None or not isinstance(tokenizer, HuggingFaceTokenizer):
         return "plain", lambda messages: _plain(tokenizer, messages)
     try:
         from transformers import PreTrainedTokenizerFast
@@ -114,7 +114,11 @@ def encoder(tokenizer: Tokenizer) -> tuple[str, Callable[[list[Message]], Encode
             f"the tokenizer in {tokenizer.folder} has a chat template, which needs transformers: pip install "
             "transformers, or name the tokenizer.json in a folder of its own to use a plain template"
         ) from None
-    special = {key: value for key, value in settings(tokenizer.folder).items() if key in ("bos_token", "eos_token")}
+    special = {
+        key: value
+        for key, value in read_tokenizer_config(tokenizer.folder).items()
+        if key in ("bos_token", "eos_token")
+    }
     special = {key: value["content"] if isinstance(value, dict) else value for key, value in special.items() if value}
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer.inner, chat_template=template, **special)
 
@@ -127,9 +131,9 @@ def encoder(tokenizer: Tokenizer) -> tuple[str, Callable[[list[Message]], Encode
     return template, lambda messages: _templated(tokenizer, render, messages)
 
 
-def own_template(folder: Path) -> str | None:
+def read_chat_template(folder: Path) -> str | None:
     file = folder / "chat_template.jinja"
-    found = file.read_text(encoding="utf-8") if file.is_file() else settings(folder).get("chat_template")
+    found = file.read_text(encoding="utf-8") if file.is_file() else read_tokenizer_config(folder).get("chat_template")
     return found if isinstance(found, str) else None
 
 
@@ -146,7 +150,7 @@ def _plain(tokenizer: Tokenizer, messages: list[Message]) -> Encoded:
 
 
 def _templated(
-    tokenizer: HuggingFace, render: Callable[[list[Message], bool], str], messages: list[Message]
+    tokenizer: HuggingFaceTokenizer, render: Callable[[list[Message], bool], str], messages: list[Message]
 ) -> Encoded:
     """What the assistant says lies between the conversation up to there, asked to go on, and the one with it."""
     text, spans = render(messages, False), []

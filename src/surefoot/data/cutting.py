@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.data.held_out import choose_texts
+from surefoot.data.held_out import choose_eval_texts
 from surefoot.data.problem import DataError
-from surefoot.data.store import Store
-from surefoot.data.windows import LanguageData, Stream, Texts
+from surefoot.data.store import TokenStore
+from surefoot.data.windows import LanguageDataset, StreamDataset, TextDataset
 
 Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Cutting:
+class DatasetBuilder:
     """Into windows over everything, or into whole texts: one a sample, or `together` as many as fit."""
 
     kind: str
@@ -32,20 +32,20 @@ class Cutting:
         return self.kind == "chat" or not self.packing
 
     @property
-    def together(self) -> bool:
+    def packs_texts(self) -> bool:
         return self.kind == "chat" and self.packing
 
-    def all_of(self, store: Store) -> LanguageData:
+    def build(self, store: TokenStore) -> LanguageDataset:
         if self.kind == "tokens":
             return self._tail(store, 0)[0]
         return self._texts(store, self._usable(store)) if self.whole_texts else self._stream(store, _spans(store))
 
-    def parted(self, store: Store, share: float) -> tuple[LanguageData, LanguageData | None]:
+    def build_split(self, store: TokenStore, share: float) -> tuple[LanguageDataset, LanguageDataset | None]:
         """What to train on and what to evaluate on: no text, and no copy of one, is on both sides."""
         if self.kind == "tokens":
             return self._tail(store, share)
         usable = self._usable(store) if self.whole_texts else np.arange(len(store.digests))
-        chosen = choose_texts(store.digests[usable], store.lengths[usable], share)
+        chosen = choose_eval_texts(store.digests[usable], store.lengths[usable], share)
         if share > 0 and not chosen.any():
             if not self.whole_texts:
                 self.notes.append(f"there is only one text: its last {share:.1%} is held out")
@@ -60,25 +60,25 @@ class Cutting:
         spans = _spans(store)
         return self._stream(store, spans[train]), self._stream(store, spans[held]) if len(held) else None
 
-    def _tail(self, store: Store, share: float) -> tuple[LanguageData, LanguageData | None]:
+    def _tail(self, store: TokenStore, share: float) -> tuple[LanguageDataset, LanguageDataset | None]:
         end = len(store.tokens) if self.kind != "tokens" or self.limit is None else min(len(store.tokens), self.limit)
         cut = end - round(end * share)
         held = self._stream(store, np.array([[cut, end]])) if end - cut > 1 else None
         return self._stream(store, np.array([[0, cut]])), held
 
-    def _stream(self, store: Store, spans: Places) -> Stream:
-        return Stream(store, spans, self.context, segments=self.segments)
+    def _stream(self, store: TokenStore, spans: Places) -> StreamDataset:
+        return StreamDataset(store, spans, self.context, segments=self.segments)
 
-    def _texts(self, store: Store, texts: Places) -> Texts:
-        return Texts(store, texts, self.context, together=self.together, segments=self.segments)
+    def _texts(self, store: TokenStore, texts: Places) -> TextDataset:
+        return TextDataset(store, texts, self.context, pack=self.packs_texts, segments=self.segments)
 
-    def _usable(self, store: Store) -> Places:
+    def _usable(self, store: TokenStore) -> Places:
         """Texts of which something can be learned; what is cut off or left out is said."""
         lengths, room = store.lengths, self.context + 1
         keep, long = lengths > 1, lengths > room
-        if store.counted is not None:
+        if store.loss_mask is not None:
             for i in np.flatnonzero(long).tolist():
-                keep[i] = store.counted.read(int(store.offsets[i]), room)[1:].any()
+                keep[i] = store.loss_mask.read(int(store.offsets[i]), room)[1:].any()
         cut = long & keep
         if cut.any():
             lost = (lengths[cut] - room).sum() / lengths.sum()
@@ -97,5 +97,5 @@ class Cutting:
         return np.flatnonzero(keep)
 
 
-def _spans(store: Store) -> Places:
+def _spans(store: TokenStore) -> Places:
     return np.stack([store.offsets[:-1], store.offsets[1:]], 1)

@@ -13,7 +13,7 @@ ENDINGS = {"text": (), "tokens": (".bin", ".npy"), "chat": (".jsonl",)}
 """What is taken from a folder, of each kind; of text everything."""
 
 
-def find(kind: str, patterns: Sequence[str], *, setting: str = "data.path") -> list[Path]:
+def find_files(kind: str, patterns: Sequence[str], *, setting: str = "data.path") -> list[Path]:
     """The files that are meant, sorted within each pattern, none twice; hidden ones are left out of folders."""
     if not patterns:
         raise DataError(f"data.kind {kind} needs {setting}: files, folders or patterns such as 'texts/**/*.txt'")

@@ -16,7 +16,7 @@ _CHUNK = 1 << 20
 _PROBE = 1 << 16
 
 
-def fingerprint(files: Sequence[Path], *, whole: int = WHOLE) -> str:
+def fingerprint_files(files: Sequence[Path], *, max_full_bytes: int = WHOLE) -> str:
     """`xxh3:...` of names and content; beyond `whole` bytes `xxh3-sampled:...`, quick however large the files are.
 
     The sampled kind takes names, sizes, times of change and 64 KiB at the beginning, middle and end of each file: an
@@ -24,7 +24,7 @@ def fingerprint(files: Sequence[Path], *, whole: int = WHOLE) -> str:
     """
     try:
         sizes = [path.stat().st_size for path in files]
-        sampled = sum(sizes) > whole
+        sampled = sum(sizes) > max_full_bytes
         h = xxhash.xxh3_128()
         for path, size in zip(files, sizes, strict=True):
             h.update(f"{path.name}\0{size}\0".encode(errors="surrogateescape"))

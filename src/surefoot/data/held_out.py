@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.data.order import Order
-from surefoot.data.sound import Collated, Record, Sound
+from surefoot.data.order import EpochOrder
+from surefoot.data.sound import ReplaceUnreadable, ReportingCollate, UnreadableLog
 
 _SEED = 0x48454C44
 """What is held out is the same for every seed of a run, so that runs can be compared."""
 
 
-def choose_texts(digests: NDArray[np.uint64], lengths: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
+def choose_eval_texts(digests: NDArray[np.uint64], lengths: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
     """True for texts to hold out: about a `share` of the tokens; texts that are alike stay on the same side.
 
     Which ones is up to their content, not to their names or order. At least one is chosen, the shortest if none is
@@ -37,23 +37,32 @@ def choose_texts(digests: NDArray[np.uint64], lengths: NDArray[np.int64], share:
     return chosen[member]
 
 
-def choose_samples(length: int, share: float) -> NDArray[np.int64]:
+def choose_eval_samples(length: int, share: float) -> NDArray[np.int64]:
     """The numbers of samples to hold out, of a dataset about which no more is known."""
     count = min(max(1, round(length * share)), length - 1) if share > 0 else 0
-    return np.sort(Order(length, seed=_SEED, epoch=0, shuffle=True).samples(np.arange(count)))
+    return np.sort(EpochOrder(length, seed=_SEED, epoch=0, shuffle=True).samples(np.arange(count)))
 
 
-class HeldOut:
+class EvalLoader:
     """Batches of one rank, the same in every loop, mixed so that the first few tell about the whole.
 
     Every rank has as many samples as every other, and so as many batches; of the rest (fewer than ranks) none is used.
     With fewer samples than ranks they share, so that no rank is without.
     """
 
-    def __init__(self, dataset: Sound, collate: Collated, record: Record, *, batch_size: int, rank: int, world: int):
+    def __init__(
+        self,
+        dataset: ReplaceUnreadable,
+        collate: ReportingCollate,
+        record: UnreadableLog,
+        *,
+        batch_size: int,
+        rank: int,
+        world: int,
+    ):
         self._dataset, self._collate, self._record = dataset, collate, record
         self._batch_size = batch_size
-        self._order = Order(len(dataset), seed=_SEED, epoch=1, shuffle=True)
+        self._order = EpochOrder(len(dataset), seed=_SEED, epoch=1, shuffle=True)
         each = len(dataset) // world
         first = rank * each if each else rank % len(dataset)
         self._places = range(first, first + max(1, each))
@@ -63,9 +72,9 @@ class HeldOut:
         """The numbers of those that this rank has."""
         return self._order.samples(np.array(self._places)).tolist()
 
-    def refuse_from(self, vocab: int) -> None:
+    def set_vocab(self, vocab: int) -> None:
         """Tokens from here on make a sample unreadable."""
-        self._dataset.refuse_from(vocab)
+        self._dataset.set_vocab(vocab)
 
     def __len__(self) -> int:
         return (len(self._places) + self._batch_size - 1) // self._batch_size

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from surefoot.data.chance import Keyed, SeededInWorkers
-from surefoot.data.order import key
+from surefoot.data.chance import AugmentedDataset, WorkerSeededDataset
+from surefoot.data.order import hash_key
 from surefoot.data.position import KIND
 from surefoot.data.sampler import BATCH, Sampler
 
@@ -61,13 +61,13 @@ def make_loader(
         drop_last=drop_last,
         rank=rank if rank is not None else dist.get_rank() if grouped else 0,
         world_size=world_size if world_size is not None else dist.get_world_size() if grouped else 1,
-        epochs=augment is not None or num_workers > 0,
+        with_epoch=augment is not None or num_workers > 0,
     )
     asked: Dataset[Any] = dataset
     if augment is not None:
-        asked = Keyed(dataset, augment, seed)
+        asked = AugmentedDataset(dataset, augment, seed)
     elif num_workers > 0:
-        asked = SeededInWorkers(dataset, seed)
+        asked = WorkerSeededDataset(dataset, seed)
     return Loader(
         asked,
         sampler,
@@ -110,7 +110,7 @@ class Loader(StatefulDataLoader[Any]):
         """Torchdata's iterator; None when it has to be started anew, from where the sampler stands."""
         self._loops = 0
         self._last: list[Any] = []
-        self.seeds_workers = isinstance(dataset, Keyed | SeededInWorkers)
+        self.seeds_workers = isinstance(dataset, AugmentedDataset | WorkerSeededDataset)
         """Random numbers that the dataset draws in worker processes go by the batch, so they come again in a resume."""
         self.through: Callable[[Callable[[], Any]], Any] | None = None
         """Called with a function that fetches a batch: lets a guard know of the moment before each fetch."""
@@ -162,7 +162,7 @@ class Loader(StatefulDataLoader[Any]):
 
     def _start(self) -> Any:
         here = self._order.position
-        self._chance.manual_seed(key(here.seed, here.epoch, self._order.rank))
+        self._chance.manual_seed(hash_key(here.seed, here.epoch, self._order.rank))
         return super().__iter__()
 
     def _next(self, loop: int) -> Any:

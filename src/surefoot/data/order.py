@@ -20,7 +20,7 @@ _SMALL = 1 << 16
 """Up to here a table is quicker, and a network over so few numbers would favour some orders."""
 
 
-def key(*parts: int) -> int:
+def hash_key(*parts: int) -> int:
     """64 bits that depend on every part and on their order."""
     h = 0
     for part in parts:
@@ -38,7 +38,7 @@ def _mix(x: _Words) -> _Words:
     return x ^ (x >> np.uint64(31))
 
 
-class Order:
+class EpochOrder:
     """Which sample stands at which place of an epoch; a function of length, seed and epoch alone."""
 
     def __init__(self, length: int, *, seed: int, epoch: int, shuffle: bool) -> None:
@@ -69,7 +69,7 @@ class _Table:
 
     def __init__(self, length: int, seed: int, epoch: int) -> None:
         gamma = np.arange(length, dtype=np.uint64) * np.uint64(_GOLDEN)
-        self._samples = np.argsort(_mix(gamma + np.uint64(key(seed, epoch))))
+        self._samples = np.argsort(_mix(gamma + np.uint64(hash_key(seed, epoch))))
         self._places = np.empty_like(self._samples)
         self._places[self._samples] = np.arange(length)
 
@@ -88,7 +88,7 @@ class _Network:
         # Always more numbers than there are samples: on just as many a network gives even permutations only.
         half = (length.bit_length() + 1) // 2
         self._half, self._mask = np.uint64(half), np.uint64((1 << half) - 1)
-        self._keys = [np.uint64(key(seed, epoch, i)) for i in range(_ROUNDS)]
+        self._keys = [np.uint64(hash_key(seed, epoch, i)) for i in range(_ROUNDS)]
 
     def samples(self, places: Places) -> Places:
         return self._walk(places, back=False)

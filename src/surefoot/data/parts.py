@@ -10,60 +10,60 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.data.cutting import Cutting
-from surefoot.data.held_out import choose_samples
+from surefoot.data.cutting import DatasetBuilder
+from surefoot.data.held_out import choose_eval_samples
 from surefoot.data.problem import DataError
-from surefoot.data.sources import open_source, tokenizer_of
+from surefoot.data.sources import make_data_tokenizer, tokenize_source
 from surefoot.data.spec import DataSpec
-from surefoot.data.store import Store
-from surefoot.data.texts import Told
+from surefoot.data.store import TokenStore
+from surefoot.data.texts import ReadReport
 from surefoot.data.tokenizers import Tokenizer
-from surefoot.data.windows import batch_of
+from surefoot.data.windows import collate_tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Datasets:
     """See `surefoot.data.corpus.Opened` for what they mean."""
 
     train: Any
-    held_out: Any
+    eval: Any
     collate: Callable[[list[Any]], Any]
-    told: Told
+    report: ReadReport
     hash: str | None = None
     vocab: int | None = None
     tokenizer: Tokenizer | None = None
-    store: Store | None = None
+    store: TokenStore | None = None
 
 
-def language_parts(spec: DataSpec, segments: bool, cache: Path | None) -> Parts:
+def build_language_datasets(spec: DataSpec, segments: bool, cache: Path | None) -> Datasets:
     """Texts, files of tokens or conversations as samples for a language model."""
     if spec.kind == "tokens" and (segments or not spec.packing):
         raise DataError(
             "data.kind tokens knows no borders between texts: data.packing must be true, and a model that asks for "
             "segments cannot be trained on it. Use data.kind text."
         )
-    tokenizer = tokenizer_of(spec)
-    main = open_source(spec, spec.path, "data.path", tokenizer, cache)
-    told, name = Told(list(main.told.unreadable), list(main.told.notes)), main.hash
-    cutting = Cutting(spec.kind, spec.context, spec.packing, spec.limit, segments, told.notes)
+    tokenizer = make_data_tokenizer(spec)
+    main = tokenize_source(spec, spec.path, "data.path", tokenizer, cache)
+    told, name = ReadReport(list(main.report.unreadable), list(main.report.notes)), main.hash
+    cutting = DatasetBuilder(spec.kind, spec.context, spec.packing, spec.limit, segments, told.notes)
     if spec.held_out_path:
-        other = open_source(spec, spec.held_out_path, "data.held_out_path", tokenizer, cache)
-        told.unreadable += other.told.unreadable
-        train, held, name = cutting.all_of(main.store), cutting.all_of(other.store), f"{name}, held out {other.hash}"
+        other = tokenize_source(spec, spec.held_out_path, "data.held_out_path", tokenizer, cache)
+        told.unreadable += other.report.unreadable
+        train, held, name = cutting.build(main.store), cutting.build(other.store), f"{name}, held out {other.hash}"
         if common := np.isin(other.store.digests, main.store.digests).sum() if spec.kind != "tokens" else 0:
             told.notes.append(f"{common} of {len(other.store.digests)} held-out texts are also trained on")
     else:
-        train, held = cutting.parted(main.store, spec.held_out)
-    if not cutting.whole_texts and train.tokens < spec.context:
+        train, held = cutting.build_split(main.store, spec.held_out)
+    if not cutting.whole_texts and train.num_targets < spec.context:
         raise DataError(
-            f"there are {train.tokens + 1} tokens to train on, and one sample takes {spec.context + 1} (data.context "
+            f"there are {train.num_targets + 1} tokens to train on, and one sample takes {spec.context + 1} (data.context "
             f"{spec.context} and the one after): add text, shorten data.context, or set data.packing to false"
         )
-    return Parts(
+    return Datasets(
         train=train,
-        held_out=held,
-        collate=partial(batch_of, width=spec.context if spec.packing else None, segments=segments),
-        told=told,
+        eval=held,
+        collate=partial(collate_tokens, width=spec.context if spec.packing else None, segments=segments),
+        report=told,
         hash=name,
         vocab=tokenizer.vocab if tokenizer else spec.vocab,
         tokenizer=tokenizer,
@@ -71,7 +71,9 @@ def language_parts(spec: DataSpec, segments: bool, cache: Path | None) -> Parts:
     )
 
 
-def own_parts(spec: DataSpec, dataset: Any, held_out: Any, collate: Callable[[list[Any]], Any] | None) -> Parts:
+def wrap_user_dataset(
+    spec: DataSpec, dataset: Any, held_out: Any, collate: Callable[[list[Any]], Any] | None
+) -> Datasets:
     """A dataset of the user's own, a share of it held out when nothing else is."""
     from torch.utils.data import Subset, default_collate
 
@@ -80,10 +82,10 @@ def own_parts(spec: DataSpec, dataset: Any, held_out: Any, collate: Callable[[li
             f"data.dataset made a {type(dataset).__name__}: expected a dataset with a length and samples by number, so "
             "that a run can go on exactly where it was"
         )
-    told, name = Told(), getattr(dataset, "_fingerprint", None)
+    told, name = ReadReport(), getattr(dataset, "_fingerprint", None)
     if held_out is None and len(dataset) > 1 and spec.held_out > 0:
-        chosen = choose_samples(len(dataset), spec.held_out)
+        chosen = choose_eval_samples(len(dataset), spec.held_out)
         told.notes.append(f"{len(chosen)} of {len(dataset)} samples are held out")
         rest = np.setdiff1d(np.arange(len(dataset)), chosen)
         dataset, held_out = Subset(dataset, rest.tolist()), Subset(dataset, chosen.tolist())
-    return Parts(dataset, held_out, collate or default_collate, told, hash=name if isinstance(name, str) else None)
+    return Datasets(dataset, held_out, collate or default_collate, told, hash=name if isinstance(name, str) else None)

@@ -35,13 +35,13 @@ class Position:
         told = {f.name: getattr(self, f.name) for f in fields(self)}
         return {"kind": KIND, "version": VERSION, **told, "banned": list(self.banned)}
 
-    def moved(self, epoch: int, cursor: int) -> Position:
+    def at(self, epoch: int, cursor: int) -> Position:
         return replace(self, epoch=epoch, cursor=cursor)
 
-    def without(self, samples: set[int]) -> Position:
+    def with_banned(self, samples: set[int]) -> Position:
         return replace(self, banned=tuple(sorted(samples.union(self.banned))))
 
-    def check_belongs(self, other: Position) -> None:
+    def check_same_data(self, other: Position) -> None:
         """Refuse a position in other data than `other`'s."""
         for name, words in _SAME.items():
             was, now = getattr(self, name), getattr(other, name)
@@ -57,7 +57,7 @@ _SAME = {
 }
 
 
-def read_position(state: object) -> Position:
+def parse_position(state: object) -> Position:
     """A position out of what came from a file; whatever is wrong with it is said."""
     if not isinstance(state, Mapping) or state.get("kind") != KIND:
         raise WrongPosition(f"expected a state of kind {KIND!r}, got {_told(state)}: it belongs to another loader")

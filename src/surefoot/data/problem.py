@@ -11,7 +11,7 @@ class DataError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableSample:
     """A sample that could not be read, by the name its owner knows it by."""
 
     name: str
@@ -21,13 +21,13 @@ class Unreadable:
         return f"{self.name}: {self.reason}"
 
 
-def check_few(unreadable: Sequence[Unreadable], most: int) -> None:
+def check_unreadable(unreadable: Sequence[UnreadableSample], limit: int) -> None:
     """Refuse to go on when more samples than `most` could not be read."""
-    if len(unreadable) <= most:
+    if len(unreadable) <= limit:
         return
     first = "".join(f"\n  {one}" for one in unreadable[:5])
     more = f"\n  and {len(unreadable) - 5} more" if len(unreadable) > 5 else ""
     raise DataError(
-        f"{len(unreadable)} samples could not be read, and data.bad_samples allows {most}:{first}{more}\n"
+        f"{len(unreadable)} samples could not be read, and data.bad_samples allows {limit}:{first}{more}\n"
         "Mend or remove them, narrow data.path with a pattern such as 'texts/**/*.txt', or raise data.bad_samples."
     )

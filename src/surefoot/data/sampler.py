@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler as TorchSampler
 
-from surefoot.data.order import Order, Places
-from surefoot.data.position import Position, read_position
+from surefoot.data.order import EpochOrder, Places
+from surefoot.data.position import Position, parse_position
 
 BATCH = "surefoot.data.batch"
 _AHEAD = 4096
@@ -48,7 +48,7 @@ class Sampler(TorchSampler[list[Any]]):
         drop_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
-        epochs: bool = False,
+        with_epoch: bool = False,
     ) -> None:
         length = dataset if isinstance(dataset, int) else len(dataset)
         for name, value, least in (("batch_size", batch_size, 1), ("world_size", world_size, 1), ("rank", rank, 0)):
@@ -60,7 +60,7 @@ class Sampler(TorchSampler[list[Any]]):
             raise ValueError(f"seed must be a whole number from 0 to 2**64 - 1, got {seed!r}")
         self.batch_size, self.drop_last = batch_size, drop_last
         self.rank, self.world_size = rank, world_size
-        self._epochs = epochs
+        self._epochs = with_epoch
         self._turn = 0
         self._place = Position(seed=seed, length=length, shuffle=bool(shuffle))
         self._check_enough(self._place)
@@ -81,8 +81,8 @@ class Sampler(TorchSampler[list[Any]]):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there; raises `WrongPosition`, a ValueError, when the state is damaged or of other data."""
-        there = read_position(state_dict)
-        there.check_belongs(self._place)
+        there = parse_position(state_dict)
+        there.check_same_data(self._place)
         self._go(there)
 
     def set_epoch(self, epoch: int) -> None:
@@ -90,7 +90,7 @@ class Sampler(TorchSampler[list[Any]]):
         if type(epoch) is not int or epoch < 0:
             raise ValueError(f"epoch must be a whole number, at least 0; got {epoch!r}")
         if epoch != self._place.epoch:
-            self._go(self._place.moved(epoch, 0))
+            self._go(self._place.at(epoch, 0))
 
     def ban(self, samples: int | Iterable[int]) -> None:
         """Never give these samples out again."""
@@ -98,7 +98,7 @@ class Sampler(TorchSampler[list[Any]]):
         wrong = sorted(i for i in given if not 0 <= i < self._place.length)
         if wrong:
             raise ValueError(f"cannot ban {wrong[:5]}: samples are numbered from 0 to {self._place.length - 1}")
-        there = self._place.without(given)
+        there = self._place.with_banned(given)
         self._check_enough(there)
         self._go(there)
 
@@ -131,12 +131,12 @@ class Sampler(TorchSampler[list[Any]]):
         while True:
             turn = self._turn
             for batch, after in self._from(self._place):
-                self._place = self._place.moved(self._place.epoch, after)
+                self._place = self._place.at(self._place.epoch, after)
                 yield batch
                 if self._turn != turn:
                     break
             else:
-                self._place = self._place.moved(self._place.epoch + 1, 0)
+                self._place = self._place.at(self._place.epoch + 1, 0)
                 return
 
     def _from(self, here: Position) -> Iterator[tuple[list[Any], int]]:
@@ -198,7 +198,7 @@ class _Open:
     """The samples of an epoch that are not banned, numbered through."""
 
     def __init__(self, here: Position) -> None:
-        self._order = Order(here.length, seed=here.seed, epoch=here.epoch, shuffle=here.shuffle)
+        self._order = EpochOrder(here.length, seed=here.seed, epoch=here.epoch, shuffle=here.shuffle)
         self._banned = np.sort(self._order.places(np.array(here.banned, dtype=np.int64)))
         self._gaps = self._banned - np.arange(len(self._banned))
         self.count = here.length - len(self._banned)

@@ -9,8 +9,8 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from surefoot.data.loaders import Loader
-from surefoot.data.order import key
-from surefoot.data.problem import DataError, Unreadable, check_few
+from surefoot.data.order import hash_key
+from surefoot.data.problem import DataError, UnreadableSample, check_unreadable
 from surefoot.data.sampler import Sampler
 
 _TRIES = 16
@@ -24,11 +24,11 @@ class _Nothing:
 @dataclass(frozen=True, slots=True)
 class _Read:
     sample: Any
-    failed: tuple[Unreadable, ...] = ()
+    failed: tuple[UnreadableSample, ...] = ()
     """What could not be read on the way to it."""
 
 
-class Sound(Dataset[_Read]):
+class ReplaceUnreadable(Dataset[_Read]):
     """A dataset that always has a sample: for one that cannot be read another comes, which its number decides.
 
     It depends on nothing else, so a run that is resumed, with other workers or ranks, sees the same.
@@ -49,8 +49,8 @@ class Sound(Dataset[_Read]):
                 raise
             except Exception as error:  # whatever a dataset of the user's own may raise
                 reason = str(error).strip().split("\n")[0] or "no reason given"
-                failed.append(Unreadable(self._name(wanted), f"{type(error).__name__}: {reason}"))
-            wanted = key(index, attempt, _INSTEAD) % len(self)
+                failed.append(UnreadableSample(self._name(wanted), f"{type(error).__name__}: {reason}"))
+            wanted = hash_key(index, attempt, _INSTEAD) % len(self)
         return _Read(_Nothing(), tuple(failed))
 
     def _read(self, index: int) -> Any:
@@ -59,7 +59,7 @@ class Sound(Dataset[_Read]):
         except OSError:  # disks and networks have weak moments, which are no reason for another sample
             return self.dataset[index]
 
-    def refuse_from(self, vocab: int) -> None:
+    def set_vocab(self, vocab: int) -> None:
         self.dataset.vocab = vocab
 
     def _name(self, index: int) -> str:
@@ -84,7 +84,7 @@ class _Batch:
     """On its way from a worker, with what went wrong there."""
 
     content: Any
-    failed: list[Unreadable]
+    failed: list[UnreadableSample]
 
     def pin_memory(self, device: Any = None) -> _Batch:
         from torch.utils.data._utils.pin_memory import pin_memory
@@ -92,7 +92,7 @@ class _Batch:
         return _Batch(pin_memory(self.content, device), self.failed)
 
 
-class Collated:
+class ReportingCollate:
     """Makes batches with `collate`, and hands on what could not be read."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
@@ -105,22 +105,22 @@ class Collated:
         return _Batch(self._collate([read.sample for read in reads]), failed)
 
 
-class Record:
+class UnreadableLog:
     """What could not be read so far, at the opening and since then in this process, and how much of that is borne."""
 
-    def __init__(self, most: int, opening: list[Unreadable]) -> None:
+    def __init__(self, most: int, opening: list[UnreadableSample]) -> None:
         self._most, self._opening = most, opening
-        self._found: dict[str, Unreadable] = {}
+        self._found: dict[str, UnreadableSample] = {}
 
     @property
-    def bad(self) -> list[Unreadable]:
+    def samples(self) -> list[UnreadableSample]:
         return [*self._opening, *self._found.values()]
 
     def unwrap(self, batch: _Batch) -> Any:
         for one in batch.failed:
             self._found.setdefault(one.name, one)
         if batch.failed:
-            check_few(self.bad, self._most)
+            check_unreadable(self.samples, self._most)
         if isinstance(batch.content, _Nothing):
             first = "".join(f"\n  {one}" for one in batch.failed[:5])
             raise DataError(
@@ -130,16 +130,18 @@ class Record:
         return batch.content
 
 
-class SoundLoader(Loader):
+class TrainLoader(Loader):
     """A `Loader` that hands out batches and keeps a record of what could not be read."""
 
-    def __init__(self, dataset: Sound, sampler: Sampler, record: Record, **options: Any) -> None:
+    def __init__(
+        self, dataset: ReplaceUnreadable, sampler: Sampler, unreadable_log: UnreadableLog, **options: Any
+    ) -> None:
         super().__init__(dataset, sampler, **options)
-        self.record, self._sound = record, dataset
+        self.record, self._sound = unreadable_log, dataset
 
-    def refuse_from(self, vocab: int) -> None:
+    def set_vocab(self, vocab: int) -> None:
         """Tokens from here on make a sample unreadable; to be called before the first loop."""
-        self._sound.refuse_from(vocab)
+        self._sound.set_vocab(vocab)
 
     def _next(self, loop: int) -> Any:
         return self.record.unwrap(super()._next(loop))

@@ -6,42 +6,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.data.cache import Work, default_folder, in_files, in_memory
-from surefoot.data.chat import encoder, write_chats
-from surefoot.data.finding import find
-from surefoot.data.fingerprint import fingerprint
+from surefoot.data.cache import TokenizeJob, default_cache_dir, tokenize_cached, tokenize_in_memory
+from surefoot.data.chat import make_chat_encoder, tokenize_chats
+from surefoot.data.finding import find_files
+from surefoot.data.fingerprint import fingerprint_files
 from surefoot.data.problem import DataError
 from surefoot.data.progress import progress
 from surefoot.data.spec import DataSpec
-from surefoot.data.store import Store, Writer
+from surefoot.data.store import TokenStore, TokenWriter
 from surefoot.data.text import library_files
-from surefoot.data.texts import Told, write_texts
-from surefoot.data.token_files import open_tokens
-from surefoot.data.tokenizers import Bytes, Tokenizer, make_tokenizer
+from surefoot.data.texts import ReadReport, tokenize_texts
+from surefoot.data.token_files import open_token_files
+from surefoot.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer
 
 _SMALL, _SMALL_BYTES = 1 << 18, 64 << 20
 """Bytes of text that each process tokenizes for itself, in memory; byte by byte that is quick for more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TokenizedFiles:
     """One set of files as tokens."""
 
-    store: Store
+    store: TokenStore
     hash: str
-    told: Told
+    report: ReadReport
 
 
-def tokenizer_of(spec: DataSpec) -> Tokenizer | None:
+def make_data_tokenizer(spec: DataSpec) -> Tokenizer | None:
     """None for files of tokens when nobody says how they were made."""
     if spec.kind == "tokens" and spec.tokenizer == "bytes" and spec.dtype != "uint8":
         return None
     return make_tokenizer(spec.tokenizer)
 
 
-def open_source(
+def tokenize_source(
     spec: DataSpec, patterns: Sequence[str], setting: str, tokenizer: Tokenizer | None, cache: Path | None
-) -> Source:
+) -> TokenizedFiles:
     """`patterns` as tokens; what is wrong with them is said before anything long begins."""
     if spec.kind == "library":
         if patterns:
@@ -50,31 +50,31 @@ def open_source(
             )
         files = library_files()
     else:
-        files = find(spec.kind, patterns, setting=setting)
-    name = fingerprint(files)
+        files = find_files(spec.kind, patterns, setting=setting)
+    name = fingerprint_files(files)
     if tokenizer is None or spec.kind == "tokens":
-        return Source(open_tokens(files, spec.dtype), name, Told())
+        return TokenizedFiles(open_token_files(files, spec.dtype), name, ReadReport())
     store, told = _tokenized(spec, files, name, tokenizer, cache)
     if not len(store.digests):
         found = f"; the first of {len(told.unreadable)} unreadable: {told.unreadable[0]}" if told.unreadable else ""
         raise DataError(f"{setting}: there is no {spec.kind} in {', '.join(patterns)[:200]}{found}")
-    return Source(store, name, told)
+    return TokenizedFiles(store, name, told)
 
 
 def _tokenized(
     spec: DataSpec, files: list[Path], name: str, tokenizer: Tokenizer, cache: Path | None
-) -> tuple[Store, Told]:
+) -> tuple[TokenStore, ReadReport]:
     size, limit, chat = sum(path.stat().st_size for path in files), spec.limit, spec.kind == "chat"
     amount = size if chat else min(size, limit or size)
-    template, encode = encoder(tokenizer) if chat else ("", None)
+    template, encode = make_chat_encoder(tokenizer) if chat else ("", None)
 
-    def write(writer: Writer) -> Told:
+    def write(writer: TokenWriter) -> ReadReport:
         with progress(amount, "tokenizing") as advance:
             if encode is not None:
-                return write_chats(files, encode, limit, spec.bad_samples, writer, advance)
-            return write_texts(files, tokenizer, limit, spec.bad_samples, writer, advance)
+                return tokenize_chats(files, encode, limit, spec.bad_samples, writer, advance)
+            return tokenize_texts(files, tokenizer, limit, spec.bad_samples, writer, advance)
 
     made_of = [spec.kind, name, tokenizer.identity, str(limit), template]
-    work = Work("\0".join(made_of), tokenizer.vocab, masked=chat, write=write)
-    small = amount <= (_SMALL_BYTES if isinstance(tokenizer, Bytes) else _SMALL)
-    return in_memory(work) if small else in_files(work, cache or default_folder())
+    work = TokenizeJob("\0".join(made_of), tokenizer.vocab, has_loss_mask=chat, write=write)
+    small = amount <= (_SMALL_BYTES if isinstance(tokenizer, ByteTokenizer) else _SMALL)
+    return tokenize_in_memory(work) if small else tokenize_cached(work, cache or default_cache_dir())

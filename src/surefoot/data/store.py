@@ -12,30 +12,30 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-Numbers = NDArray[Any]
+IntArray = NDArray[Any]
 
 
-class Tokens(Protocol):
+class TokenArray(Protocol):
     """A long row of whole numbers of which any part can be had."""
 
     def __len__(self) -> int: ...
-    def read(self, first: int, count: int) -> Numbers: ...
+    def read(self, first: int, count: int) -> IntArray: ...
 
 
-class InMemory:
+class MemoryTokens:
     """Tokens that are already here."""
 
-    def __init__(self, numbers: Numbers) -> None:
+    def __init__(self, numbers: IntArray) -> None:
         self._numbers = numbers
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def read(self, first: int, count: int) -> Numbers:
+    def read(self, first: int, count: int) -> IntArray:
         return self._numbers[first : first + count]
 
 
-class InFile:
+class FileTokens:
     """Tokens in a file, each part read when asked for.
 
     Read and not mapped: pages of a map count as this process's memory until the whole file does, and a file that was
@@ -53,7 +53,7 @@ class InFile:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}  # a worker opens it for itself
 
-    def read(self, first: int, count: int) -> Numbers:
+    def read(self, first: int, count: int) -> IntArray:
         count = max(0, min(count, self._length - first))
         place, size = self._start + first * self._dtype.itemsize, count * self._dtype.itemsize
         if not hasattr(os, "pread"):  # Windows
@@ -70,14 +70,14 @@ class InFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class TokenStore:
     """Texts one after the other as tokens; text i is tokens `offsets[i]` to `offsets[i + 1]`."""
 
-    tokens: Tokens
+    tokens: TokenArray
     offsets: NDArray[np.int64]
     digests: NDArray[np.uint64]
     """Of the tokens of each text: two that are alike have the same."""
-    counted: Tokens | None = None
+    loss_mask: TokenArray | None = None
     """1 for tokens that are to be learned, where that is not all of them."""
 
     @property
@@ -85,7 +85,7 @@ class Store:
         return np.diff(self.offsets)
 
 
-class Writer:
+class TokenWriter:
     """Takes texts piece by piece; one that turns out bad half-way is dropped as if it had never come."""
 
     def __init__(self, tokens: BinaryIO, dtype: np.dtype[Any], counted: BinaryIO | None = None) -> None:
@@ -94,16 +94,16 @@ class Writer:
         self._length = 0
         self._digest = xxhash.xxh3_64()
 
-    def add(self, numbers: Numbers, counted: Numbers | None = None) -> None:
+    def add(self, numbers: IntArray, loss_mask: IntArray | None = None) -> None:
         data = np.ascontiguousarray(numbers, dtype=self._dtype).tobytes()
         self._tokens.write(data)
         self._digest.update(data)
         if self._counted is not None:
-            marks = np.ones(len(numbers), np.uint8) if counted is None else np.asarray(counted, np.uint8)
+            marks = np.ones(len(numbers), np.uint8) if loss_mask is None else np.asarray(loss_mask, np.uint8)
             self._counted.write(marks.tobytes())
         self._length += len(numbers)
 
-    def close_text(self) -> None:
+    def end_text(self) -> None:
         self._offsets.append(self._length)
         self._digests.append(self._digest.intdigest())
         self._digest.reset()
@@ -117,7 +117,7 @@ class Writer:
                 file.truncate()
 
     @property
-    def texts(self) -> int:
+    def num_texts(self) -> int:
         return len(self._digests)
 
     def tables(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:

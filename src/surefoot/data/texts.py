@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from surefoot.data.problem import Unreadable, check_few
+from surefoot.data.problem import UnreadableSample, check_unreadable
 from surefoot.data.progress import Advance
-from surefoot.data.store import Writer
+from surefoot.data.store import TokenWriter
 from surefoot.data.tokenizers import Tokenizer
 
 _PIECE = 1 << 20
@@ -24,21 +24,26 @@ _STRAY = 0.001
 
 
 @dataclass(slots=True)
-class Told:
+class ReadReport:
     """What came up on the way."""
 
-    unreadable: list[Unreadable] = field(default_factory=list)
+    unreadable: list[UnreadableSample] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def write_texts(
-    files: Sequence[Path], tokenizer: Tokenizer, limit: int | None, most: int, writer: Writer, advance: Advance
-) -> Told:
+def tokenize_texts(
+    files: Sequence[Path],
+    tokenizer: Tokenizer,
+    limit: int | None,
+    max_unreadable: int,
+    writer: TokenWriter,
+    advance: Advance,
+) -> ReadReport:
     """All the texts, each followed by the token for its end; `limit` bytes at most, the last text cut there.
 
     Once more than `most` files turned out to be no text, the rest is not looked at.
     """
-    told = Told()
+    told = ReadReport()
     if tokenizer.end is None:
         told.notes.append("the tokenizer names no end of text: texts follow each other with nothing between them")
     end = np.array([] if tokenizer.end is None else [tokenizer.end], np.int64)
@@ -49,10 +54,10 @@ def write_texts(
                 writer.add(next(encoded))
             elif piece.kept:
                 writer.add(end)
-                writer.close_text()
+                writer.end_text()
             else:
                 writer.drop_text()
-        check_few(told.unreadable, most)
+        check_unreadable(told.unreadable, max_unreadable)
         advance(sum(len(piece) for piece in group if isinstance(piece, str)))
     return told
 
@@ -68,7 +73,7 @@ class _NotText(ValueError):
     pass
 
 
-def _pieces(files: Sequence[Path], limit: int | None, told: Told) -> Iterator[str | _End]:
+def _pieces(files: Sequence[Path], limit: int | None, told: ReadReport) -> Iterator[str | _End]:
     seen = _Seen()
     for path in files:
         left = None if limit is None else limit - seen.size
@@ -91,13 +96,13 @@ class _Seen:
     flawed: list[Path] = field(default_factory=list)
 
 
-def _whole(path: Path, limit: int | None, seen: _Seen, told: Told) -> Iterator[str | _End]:
+def _whole(path: Path, limit: int | None, seen: _Seen, told: ReadReport) -> Iterator[str | _End]:
     """A file that is one text."""
     reading = _Reading(path, limit)
     try:
         yield from reading
     except (OSError, _NotText) as error:
-        told.unreadable.append(Unreadable(str(path), getattr(error, "strerror", None) or str(error)))
+        told.unreadable.append(UnreadableSample(str(path), getattr(error, "strerror", None) or str(error)))
         yield _End(kept=False)
         return
     yield _End(kept=reading.size > 0)
@@ -106,7 +111,7 @@ def _whole(path: Path, limit: int | None, seen: _Seen, told: Told) -> Iterator[s
     seen.flawed += [path] if reading.stray else []
 
 
-def _lines(path: Path, limit: int | None, seen: _Seen, told: Told) -> Iterator[str | _End]:
+def _lines(path: Path, limit: int | None, seen: _Seen, told: ReadReport) -> Iterator[str | _End]:
     """A file with a text in each line, as `{"text": ...}`; the last within the limit is not cut."""
     try:
         with path.open("rb") as file:
@@ -118,7 +123,7 @@ def _lines(path: Path, limit: int | None, seen: _Seen, told: Told) -> Iterator[s
                 try:
                     text = _text_of(line)
                 except ValueError as error:
-                    told.unreadable.append(Unreadable(f"{path} line {number}", str(error)))
+                    told.unreadable.append(UnreadableSample(f"{path} line {number}", str(error)))
                     continue
                 size = len(text.encode())
                 seen.size += size
@@ -126,7 +131,7 @@ def _lines(path: Path, limit: int | None, seen: _Seen, told: Told) -> Iterator[s
                 yield text
                 yield _End(kept=size > 0)
     except OSError as error:
-        told.unreadable.append(Unreadable(str(path), error.strerror or str(error)))
+        told.unreadable.append(UnreadableSample(str(path), error.strerror or str(error)))
 
 
 def _text_of(line: bytes) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from surefoot.data.problem import DataError
-from surefoot.data.store import Numbers
+from surefoot.data.store import IntArray
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>", "[SEP]")
 """What an end of text is called when the tokenizer does not say."""
@@ -29,10 +29,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
     def decode(self, tokens: Sequence[int]) -> str: ...
-    def encode_many(self, texts: Sequence[str]) -> list[Numbers]: ...
+    def encode_many(self, texts: Sequence[str]) -> list[IntArray]: ...
 
 
-class Bytes:
+class ByteTokenizer:
     """Every byte of UTF-8 is a token: 256 of them, no more; texts end with byte 0, which stands in no text."""
 
     vocab = 256
@@ -45,11 +45,11 @@ class Bytes:
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(tokens).decode(errors="replace")
 
-    def encode_many(self, texts: Sequence[str]) -> list[Numbers]:
+    def encode_many(self, texts: Sequence[str]) -> list[IntArray]:
         return [np.frombuffer(text.encode(errors="replace"), np.uint8) for text in texts]
 
 
-class HuggingFace:
+class HuggingFaceTokenizer:
     """A `tokenizer.json`, by the library that made it; special tokens are not added but for the end of a text."""
 
     def __init__(self, file: Path) -> None:
@@ -74,7 +74,7 @@ class HuggingFace:
     def decode(self, tokens: Sequence[int]) -> str:
         return self.inner.decode(list(tokens), skip_special_tokens=True)
 
-    def encode_many(self, texts: Sequence[str]) -> list[Numbers]:
+    def encode_many(self, texts: Sequence[str]) -> list[IntArray]:
         found = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, np.int64) for one in found]
 
@@ -82,7 +82,7 @@ class HuggingFace:
 def make_tokenizer(name: str) -> Tokenizer:
     """`bytes`, or a `tokenizer.json`, or a folder that has one."""
     if name == "bytes":
-        return Bytes()
+        return ByteTokenizer()
     path = Path(name).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
@@ -91,12 +91,12 @@ def make_tokenizer(name: str) -> Tokenizer:
             "a folder that has one (AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER) writes it)."
         )
     try:
-        return HuggingFace(file)
+        return HuggingFaceTokenizer(file)
     except ImportError:
         raise DataError(f"data.tokenizer: {file} needs the package tokenizers: pip install tokenizers") from None
 
 
-def settings(folder: Path) -> dict[str, Any]:
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """What stands beside a tokenizer, in `tokenizer_config.json`; nothing when there is none."""
     try:
         told = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -106,6 +106,6 @@ def settings(folder: Path) -> dict[str, Any]:
 
 
 def _named_end(folder: Path) -> str | None:
-    end = settings(folder).get("eos_token")
+    end = read_tokenizer_config(folder).get("eos_token")
     end = end.get("content") if isinstance(end, dict) else end
     return end if isinstance(end, str) else None

@@ -11,7 +11,7 @@ from surefoot.models.decoder import (
     next_token,
     next_token_loss,
 )
-from surefoot.models.writing import write
+from surefoot.models.writing import generate
 
 __all__ = [
     "SIZES",
@@ -19,7 +19,7 @@ __all__ = [
     "DecoderConfig",
     "count_parameters",
     "decoder",
+    "generate",
     "next_token",
     "next_token_loss",
-    "write",
 ]

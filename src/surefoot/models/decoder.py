@@ -57,7 +57,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).type_as(x)
 
 
-class Attention(nn.Module):
+class CausalSelfAttention(nn.Module):
     """Causal self-attention over several heads."""
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -77,13 +77,13 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Attention, then an MLP; each reads a normalised stream and adds to it."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.width, bias=False)
-        self.attention = Attention(config)
+        self.attention = CausalSelfAttention(config)
         self.mlp_norm = nn.LayerNorm(config.width, bias=False)
         self.mlp = nn.Sequential(
             nn.Linear(config.width, config.hidden * config.width, bias=False),
@@ -107,12 +107,12 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(DecoderBlock(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, bias=False)
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         self.apply(_initialise)
         for block in self.blocks:  # what is added to the stream grows with depth: start it smaller
-            for layer in (cast(Block, block).attention.out, cast(Block, block).mlp[-1]):
+            for layer in (cast(DecoderBlock, block).attention.out, cast(DecoderBlock, block).mlp[-1]):
                 nn.init.normal_(cast(nn.Linear, layer).weight, std=0.02 / (2 * config.layers) ** 0.5)
         if config.tied:
             self.head.weight = self.embed.weight
@@ -141,7 +141,7 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x, self.cos[:length], self.sin[:length])
         logits = self.head(self.norm(x))
-        return logits if targets is None else summed_loss(logits, targets)
+        return logits if targets is None else cross_entropy_sum(logits, targets)
 
 
 def decoder(
@@ -168,7 +168,7 @@ def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
     """The cross-entropy of all targets that are not -100, summed in float32."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum")
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 @torch.no_grad()
-def write(
+def generate(
     model: Callable[[Tensor], Tensor],
     prompt: Sequence[int],
     *,
-    tokens: int,
+    max_new_tokens: int,
     context: int,
     device: torch.device,
     temperature: float = 0.8,
@@ -25,7 +25,7 @@ def write(
     """
     chance = torch.Generator(device).manual_seed(seed)
     text = list(prompt)
-    for _ in range(tokens):
+    for _ in range(max_new_tokens):
         seen = torch.tensor([text[-context:]], dtype=torch.int64, device=device)
         logits = model(seen)[0, -1].float()
         if temperature == 0:

@@ -1,27 +1,27 @@
 """Many processes on torch.distributed, nothing home-made: how they meet, how a model is spread over them."""
 
-from surefoot.parallel.blocks import bare, blocks_of
-from surefoot.parallel.exchange import exchanging
-from surefoot.parallel.norms import synchronised
-from surefoot.parallel.optimizer import optimizer_for
-from surefoot.parallel.spreading import shards, spread
-from surefoot.parallel.talking import from_first, total
-from surefoot.parallel.versions import same_everywhere
-from surefoot.parallel.world import ParallelError, World, end, start
+from surefoot.parallel.blocks import find_blocks, unwrap_model
+from surefoot.parallel.exchange import grad_sync
+from surefoot.parallel.norms import sync_batch_norms
+from surefoot.parallel.optimizer import shard_optimizer
+from surefoot.parallel.spreading import shards_weights, wrap_model
+from surefoot.parallel.talking import all_reduce_sum, broadcast
+from surefoot.parallel.versions import check_versions
+from surefoot.parallel.world import ParallelError, World, init_distributed, shutdown
 
 __all__ = [
     "ParallelError",
     "World",
-    "bare",
-    "blocks_of",
-    "end",
-    "exchanging",
-    "from_first",
-    "optimizer_for",
-    "same_everywhere",
-    "shards",
-    "spread",
-    "start",
-    "synchronised",
-    "total",
+    "all_reduce_sum",
+    "broadcast",
+    "check_versions",
+    "find_blocks",
+    "grad_sync",
+    "init_distributed",
+    "shard_optimizer",
+    "shards_weights",
+    "shutdown",
+    "sync_batch_norms",
+    "unwrap_model",
+    "wrap_model",
 ]

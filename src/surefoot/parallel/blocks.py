@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def bare(model: Any) -> nn.Module:
+def unwrap_model(model: Any) -> nn.Module:
     """The model itself, without what the compiler or data parallel put around it."""
     while True:
         if isinstance(model, DistributedDataParallel):
@@ -21,19 +21,19 @@ def bare(model: Any) -> nn.Module:
             return model
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
+def find_blocks(model: nn.Module) -> list[nn.Module]:
     """The modules in the model's outermost `ModuleList`s whose weights nothing else uses; none if there is no such."""
-    model = bare(model)
-    return [block for block in _listed(model) if stands_alone(block, model)]
+    model = unwrap_model(model)
+    return [block for block in _listed(model) if owns_weights(block, model)]
 
 
-def stands_alone(block: nn.Module, model: nn.Module) -> bool:
+def owns_weights(block: nn.Module, model: nn.Module) -> bool:
     """Whether the block has weights, and nothing else in the model uses them."""
     inside, uses = _uses(block), _uses(model)
     return bool(inside) and all(uses[key] == count for key, count in inside.items())
 
 
-def last_with_weights(model: nn.Module) -> nn.Module | None:
+def last_weighted_module(model: nn.Module) -> nn.Module | None:
     """The module that a model ends with, going by the order in which its parts were made."""
     found = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
     return found[-1] if found else None

@@ -11,13 +11,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 @contextlib.contextmanager
-def exchanging(model: nn.Module, last: bool) -> Iterator[None]:
+def grad_sync(model: nn.Module, sync: bool) -> Iterator[None]:
     """Put forward and backward of one micro-batch in here; `last` says that an update follows it.
 
     The last micro-batch of a group that is not full is its last one too: left out, the processes drift apart.
     """
     model = getattr(model, "_orig_mod", model)
-    if last:
+    if sync:
         yield
     elif isinstance(model, DistributedDataParallel):
         with model.no_sync():

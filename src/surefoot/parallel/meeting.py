@@ -22,7 +22,7 @@ _POLL = 0.02
 _ASKED = "surefoot/asked"
 
 
-def meet(rank: int, size: int, timeout: timedelta) -> Store:
+def open_store(rank: int, size: int, timeout: timedelta) -> Store:
     """A store in which these processes find each other and nobody else."""
     store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
     store.set_timeout(timeout)

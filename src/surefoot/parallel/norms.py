@@ -11,7 +11,9 @@ FEWEST = 4
 """Samples on each device below which batch norm's statistics are of little worth."""
 
 
-def synchronised(model: nn.Module, world: World, *, samples: int, accumulate: int = 1) -> tuple[nn.Module, list[str]]:
+def sync_batch_norms(
+    model: nn.Module, world: World, *, samples: int, accumulate: int = 1
+) -> tuple[nn.Module, list[str]]:
     """The model, its batch norms joined over the processes where `samples` on each are too few; and what to tell.
 
     Call it before `spread`.

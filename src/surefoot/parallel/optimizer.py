@@ -23,13 +23,13 @@ SHARDABLE: tuple[type[Optimizer], ...] = (
 """Those that are proven: the same weights as unsharded, and updates refused on all processes."""
 
 
-def optimizer_for(optimizer: Optimizer, how: str, world: World) -> Optimizer:
+def shard_optimizer(optimizer: Optimizer, strategy: str, world: World) -> Optimizer:
     """The optimizer to train with; for zero1 a new one over the same groups, whose state each process holds a share of.
 
     Make the optimizer over the parameters of the spread model, hand it in before its first step, and use what is
     returned for everything from there on: the schedule, the guard, the loop.
     """
-    if how != "zero1" or world.size == 1:
+    if strategy != "zero1" or world.size == 1:
         return optimizer
     kind = type(optimizer)
     if kind not in SHARDABLE:

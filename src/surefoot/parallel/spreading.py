@@ -16,23 +16,23 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from surefoot.parallel.blocks import blocks_of, last_with_weights, stands_alone
+from surefoot.parallel.blocks import find_blocks, last_weighted_module, owns_weights
 from surefoot.parallel.world import ParallelError, World
 
-WAYS = ("data", "zero1", "zero2", "zero3")
+STRATEGIES = ("data", "zero1", "zero2", "zero3")
 
 
-def shards(how: str, world: World) -> bool:
+def shards_weights(strategy: str, world: World) -> bool:
     """Whether the weights themselves are spread over the processes, so that all must take part in a forward pass."""
-    return world.size > 1 and how in ("zero2", "zero3")
+    return world.size > 1 and strategy in ("zero2", "zero3")
 
 
-def spread(
+def wrap_model(
     model: nn.Module,
-    how: str,
+    strategy: str,
     world: World,
     *,
-    compute: torch.dtype = torch.float32,
+    compute_dtype: torch.dtype = torch.float32,
     keep_float32: Collection[nn.Module] = (),
     find_unused: bool = False,
 ) -> nn.Module:
@@ -42,15 +42,15 @@ def spread(
     zero3 (weights too). Shards are gathered in `compute`, except in the modules to `keep_float32`, and gradients are
     summed in float32. `find_unused` is for models that leave some weights out of some forward passes.
     """
-    if how not in WAYS:
-        raise ParallelError(f"parallel.how is one of {', '.join(WAYS)}; got {how!r}")
+    if strategy not in STRATEGIES:
+        raise ParallelError(f"parallel.how is one of {', '.join(STRATEGIES)}; got {strategy!r}")
     model = model.to(world.device)
     if world.size == 1:
         return model
     if not any(p.requires_grad for p in model.parameters()):
         raise ParallelError(f"no weight of {type(model).__name__} is to be trained: all have requires_grad=False")
-    if shards(how, world):
-        return _sharded(model, how, world, compute, keep_float32)
+    if shards_weights(strategy, world):
+        return _sharded(model, strategy, world, compute_dtype, keep_float32)
     return DistributedDataParallel(
         model,
         device_ids=[world.device] if world.device.type == "cuda" else None,
@@ -69,7 +69,7 @@ def _sharded(
     for module in keep_float32 if half is not None else ():
         fully_shard(module, mp_policy=_kept(module, model, compute), **options)
     usual = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
-    for block in blocks_of(model):
+    for block in find_blocks(model):
         fully_shard(block, mp_policy=usual, **options)
     fully_shard(model, mp_policy=usual, **options)
     return model
@@ -77,12 +77,12 @@ def _sharded(
 
 def _kept(module: nn.Module, model: nn.Module, compute: torch.dtype) -> MixedPrecisionPolicy:
     """Computes in float32 and hands on what the rest computes in; what the model ends with hands out float32."""
-    if not stands_alone(module, model):
+    if not owns_weights(module, model):
         name = next(name for name, each in model.named_modules() if each is module)
         raise ParallelError(
             f"precision.keep_float32: {name} has no weights of its own, or shares them with another part of the model, "
             "so it cannot be sharded apart. Leave it out, untie the weights, or take parallel.how=data."
         )
-    ends = any(part is last_with_weights(model) for part in module.modules())
+    ends = any(part is last_weighted_module(model) for part in module.modules())
     handed = None if ends else compute
     return MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, output_dtype=handed)

@@ -13,7 +13,7 @@ T = TypeVar("T")
 N = TypeVar("N", int, float)
 
 
-def total(world: World, number: N) -> N:
+def all_reduce_sum(world: World, number: N) -> N:
     """The sum of the numbers that the processes have; all call it at once, and no device is waited for."""
     if world.size == 1:
         return number
@@ -23,7 +23,7 @@ def total(world: World, number: N) -> N:
     return type(number)(told.item())
 
 
-def from_first(world: World, value: T) -> T:
+def broadcast(world: World, value: T) -> T:
     """What the first process has, on all of them; all call it at once."""
     told = [value]
     if world.size > 1:

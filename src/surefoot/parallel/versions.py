@@ -20,7 +20,7 @@ _TOLERATED = ("driver", "device")
 """May differ: worth a word, since speed or the last bits may differ with it, but no reason to stop."""
 
 
-def same_everywhere(world: World) -> list[str]:
+def check_versions(world: World) -> list[str]:
     """Compare versions on all processes, which call it at once; what may differ, but does, is returned in words.
 
     Where torch, CUDA, NCCL, Python or surefoot differ, all processes raise the same error, which names the rank.
@@ -28,8 +28,8 @@ def same_everywhere(world: World) -> list[str]:
     if world.size == 1:
         return []
     told: list[dict[str, str]] = [{}] * world.size
-    dist.all_gather_object(told, here(world.device))
-    wrong, odd = differences(told)
+    dist.all_gather_object(told, local_versions(world.device))
+    wrong, odd = compare_versions(told)
     if wrong:
         raise ParallelError(
             f"the processes run different software, and would train different models or hang: {'; '.join(wrong)}. "
@@ -38,7 +38,7 @@ def same_everywhere(world: World) -> list[str]:
     return odd
 
 
-def here(device: torch.device) -> dict[str, str]:
+def local_versions(device: torch.device) -> dict[str, str]:
     """What this process runs on."""
     cuda = device.type == "cuda"
     return {
@@ -53,7 +53,7 @@ def here(device: torch.device) -> dict[str, str]:
     }
 
 
-def differences(told: Sequence[dict[str, str]]) -> tuple[list[str], list[str]]:
+def compare_versions(told: Sequence[dict[str, str]]) -> tuple[list[str], list[str]]:
     """What differs between the processes and must not, and what differs and may; in words, with ranks and hosts."""
     wrong: list[str] = []
     odd: list[str] = []

@@ -13,10 +13,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from surefoot.parallel.meeting import meet
+from surefoot.parallel.meeting import open_store
 
 log = logging.getLogger("surefoot")
-NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 _PATIENCE = 20.0
 """Seconds that parting may take: a process that is gone cannot say goodbye."""
@@ -37,12 +37,12 @@ class World:
     device: torch.device
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that speaks for all."""
         return self.rank == 0
 
 
-def start(device: str = "auto", timeout: float = 600.0) -> World:
+def init_distributed(device: str = "auto", timeout: float = 600.0) -> World:
     """Join the processes that torchrun started, or be alone; `device` is auto, cpu or cuda.
 
     A process that does not answer the others for `timeout` seconds is given up, and they fail with it.
@@ -52,11 +52,11 @@ def start(device: str = "auto", timeout: float = 600.0) -> World:
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
     if size > 1:
-        join(world, timeout)
+        init_process_group(world, timeout)
     return world
 
 
-def join(world: World, timeout: float) -> None:
+def init_process_group(world: World, timeout: float) -> None:
     """Form the process group: gloo between hosts' memories, NCCL between GPUs."""
     cuda = world.device.type == "cuda"
     if not dist.is_available() or (cuda and not dist.is_nccl_available()):
@@ -69,7 +69,7 @@ def join(world: World, timeout: float) -> None:
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
-            store=meet(world.rank, world.size, patience),
+            store=open_store(world.rank, world.size, patience),
             rank=world.rank,
             world_size=world.size,
             timeout=patience,
@@ -84,7 +84,7 @@ def join(world: World, timeout: float) -> None:
         ) from error
 
 
-def end(world: World, *, failed: bool = False) -> None:
+def shutdown(world: World, *, failed: bool = False) -> None:
     """Part from the others; after a failure without waiting for them, since they may be gone."""
     if world.size == 1 or not (dist.is_available() and dist.is_initialized()):
         return
@@ -109,10 +109,10 @@ def _part(failed: bool) -> None:
 
 def _numbers(environment: Mapping[str, str]) -> tuple[int, int, int]:
     """Rank, number of processes and rank on this host, as torchrun tells them."""
-    told = {name: environment[name] for name in NUMBERS if environment.get(name)}
+    told = {name: environment[name] for name in RANK_VARIABLES if environment.get(name)}
     if not told:
         return 0, 1, 0
-    numbers = [name for name in NUMBERS if name not in told]
+    numbers = [name for name in RANK_VARIABLES if name not in told]
     alone = told.get("WORLD_SIZE") == "1"
     missing = numbers if alone else [*numbers, *(name for name in _ADDRESS if not environment.get(name))]
     if missing:
@@ -121,7 +121,7 @@ def _numbers(environment: Mapping[str, str]) -> tuple[int, int, int]:
             f"other. {_LAUNCH}; or unset {', '.join(told)} to train with one process."
         )
     try:
-        rank, size, local = (int(told[name]) for name in NUMBERS)
+        rank, size, local = (int(told[name]) for name in RANK_VARIABLES)
     except ValueError:
         raise ParallelError(f"these must be whole numbers: {_listed(told)}. {_LAUNCH}.") from None
     if not (size >= 1 and 0 <= rank < size and 0 <= local < size):

@@ -1,4 +1,4 @@
-"""Files that only grow: unbuffered, so that what was written survives the death of the process."""
+"""Append-only files, written without a buffer so that every write survives the death of the process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import stat
 from pathlib import Path
 
-_CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
+_FSYNC_UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
 
 
 class AppendFile:
-    """An open file to which whole records are added; an OSError names the file."""
+    """An open file to which whole records are appended; every OSError names the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,13 +28,13 @@ class AppendFile:
         self._dirty = True
 
     def sync(self) -> None:
-        """Push what was written down to the disk itself, where the file system knows how to."""
+        """Flush to disk, where the file system supports fsync."""
         if not self._dirty:
             return
         try:
             os.fsync(self._fd)
         except OSError as error:
-            if error.errno not in _CANNOT_SYNC:
+            if error.errno not in _FSYNC_UNSUPPORTED:
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
         self._dirty = False
 
@@ -45,7 +45,7 @@ class AppendFile:
 
 
 def open_line_file(path: Path) -> AppendFile:
-    """Open a file of lines; a torn last line from a failed write is ended first, so that it spoils no other."""
+    """Open a file of lines; a torn last line from a failed write is ended first, so that the next line stays intact."""
     torn = file_size(path) > 0 and read_tail(path, 1) != b"\n"
     file = AppendFile(path)
     if torn:
@@ -56,10 +56,10 @@ def open_line_file(path: Path) -> AppendFile:
 def file_size(path: Path) -> int:
     """Bytes in a regular file; 0 for a missing one and for devices and pipes, which must not be read."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def read_tail(path: Path, size: int) -> bytes:
@@ -69,15 +69,15 @@ def read_tail(path: Path, size: int) -> bytes:
         return file.read(size)
 
 
-def write_atomically(path: Path, *pieces: bytes) -> None:
-    """Put `pieces` in place of the file at `path` so that every reader sees the old or the new, never a part."""
+def write_atomically(path: Path, *chunks: bytes) -> None:
+    """Replace the file at `path` so that every reader sees the old or the new content, never a part."""
     draft = path.with_name(path.name + ".tmp")
     try:
         draft.unlink(missing_ok=True)
         file = AppendFile(draft)
         try:
-            for piece in pieces:
-                file.write(piece)
+            for chunk in chunks:
+                file.write(chunk)
             file.sync()
         finally:
             file.close()

@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 
 from surefoot.journal.reader import read
-from surefoot.journal.row_file import SCALARS_HEADER, BadHeader, RowHeader, RowFile, layers_header, load_rows, read_header, map_rows
-from surefoot.journal.segments import list_segments, open_segment, make_segment, remove_leftovers
+from surefoot.journal.row_file import (
+    SCALARS_HEADER,
+    BadHeader,
+    RowFile,
+    RowHeader,
+    layers_header,
+    load_rows,
+    map_rows,
+    read_header,
+)
+from surefoot.journal.segments import list_segments, make_segment, open_segment, remove_leftovers
 from surefoot.records import LAYER_STATS, StepMetrics
 
 
