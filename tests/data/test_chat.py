@@ -78,8 +78,8 @@ def test_lines_that_are_no_conversation_are_named_with_the_reason(tmp_path: Path
     assert data.samples == 2
     named = {one.name.rsplit(" ", 1)[1]: one.reason for one in data.unreadable}
     assert list(named) == ["2", "4", "5", "6", "7", "8"]
-    assert named["2"].startswith("no JSON: Expecting value")
-    assert named["5"] == "expected messages, or prompt and response; it has text"
+    assert named["2"].startswith("not JSON: Expecting value")
+    assert named["5"] == "expected messages, or prompt and response; got text"
     assert named["7"] == "message 1 needs a role and content, both text"
     assert named["8"] == "the assistant says nothing in it"
 
@@ -93,8 +93,8 @@ def test_a_conversation_whose_answer_lies_beyond_the_context_is_left_out_and_tha
     )
     data = opened("chat", path=path, held_out=0, context=50, packing=False)
     assert data.samples == 2
-    assert data.notes[0].startswith("1 of 3 texts are longer than data.context 50 and were cut to it")
-    assert data.notes[1].startswith("1 of 3 texts were left out: what counts lies beyond data.context")
+    assert data.notes[0].startswith("1 of 3 texts are longer than data.context 50 and were truncated")
+    assert data.notes[1].startswith("1 of 3 texts were skipped: their targets lie beyond data.context")
 
 
 def test_the_limit_is_in_conversations_and_some_are_held_out(tmp_path: Path) -> None:

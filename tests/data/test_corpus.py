@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from corpora import opened, told, write_chats, write_texts, write_tokens
 
 from surefoot.data.corpus import check_vocab
-from surefoot.data.problem import DataError
+from surefoot.data.data_error import DataError
 
 
 def numbers(path: Path) -> list[int]:
@@ -66,7 +66,7 @@ def test_padded_texts_are_as_long_as_the_longest_of_their_batch(tmp_path: Path) 
     assert second["inputs"].shape == (2, 20)
     assert second["count"] == 10 + 20
     assert data.notes == [
-        "1 of 4 texts are longer than data.context 20 and were cut to it: 44.1% of all tokens are lost"
+        "1 of 4 texts are longer than data.context 20 and were truncated: 44.1% of all tokens are lost"
     ]
 
 
@@ -128,7 +128,7 @@ def test_a_path_of_its_own_is_held_out_whole(tmp_path: Path) -> None:
 def test_held_out_texts_that_are_also_trained_on_are_told(tmp_path: Path) -> None:
     train, held = write_texts(tmp_path / "a"), write_texts(tmp_path / "b", 4)
     (held / "text-000.txt").write_text("a text that stands nowhere else")
-    assert opened(path=train, held_out_path=held).notes == ["3 of 4 held-out texts are also trained on"]
+    assert opened(path=train, held_out_path=held).notes == ["3 of 4 held-out texts are also in the training data"]
 
 
 def test_held_out_batches_are_disjoint_by_rank_and_as_many_on_each(tmp_path: Path) -> None:
@@ -217,14 +217,14 @@ def test_each_thing_that_cannot_work_gets_one_message_with_a_way_out(tmp_path: P
     texts = write_texts(tmp_path / "texts")
     assert "data.kind text needs data.path" in refusal()
     assert f"Did you mean {texts}?" in refusal(path=tmp_path / "textes")
-    assert "has no file in it" in refusal(path=tmp_path / "empty")
+    assert "has no file" in refusal(path=tmp_path / "empty")
     assert "has no file that ends in .jsonl" in refusal("chat", path=texts)
     assert "no file matches" in refusal(path=tmp_path / "*.md")
     assert "there is no text in" in refusal(path=tmp_path / "void")
     assert "shorten data.context" in refusal(path=tmp_path / "short.txt")
     assert "data.tokenizer: there is no file" in refusal(path=texts, tokenizer="nowhere")
     assert "data.packing must be true" in refusal("tokens", path=tmp_path / "short.txt", packing=False)
-    assert "leave it out" in refusal("library", path=texts)
+    assert "remove it" in refusal("library", path=texts)
 
 
 def test_a_token_file_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_fewer_samples_than_ranks_are_refused(tmp_path: Path) -> None:
 def test_a_vocabulary_too_small_is_noticed_before_the_first_step(tmp_path: Path) -> None:
     data = opened("tokens", path=write_tokens(tmp_path / "a.bin"))
     check_vocab(data, 500)
-    with pytest.raises(DataError, match=r"the data has token .* and the model's vocabulary 300: give the model more"):
+    with pytest.raises(DataError, match=r"the data has token .* and the model's vocabulary is 300: raise it"):
         check_vocab(data, 300)
     texts = opened(path=write_texts(tmp_path / "texts"))
     with pytest.raises(DataError, match="the tokenizer has 256 tokens and the model's vocabulary 100"):
@@ -267,7 +267,7 @@ def test_one_token_beyond_the_vocabulary_deep_in_a_file_costs_its_sample_only(tm
 
 
 def test_the_hash_is_of_the_content_and_for_huge_files_of_samples(tmp_path: Path) -> None:
-    from surefoot.data.fingerprint import fingerprint_files
+    from surefoot.data.source_files import fingerprint_files
 
     path = tmp_path / "a.txt"
     path.write_text("hello there, this is a text")

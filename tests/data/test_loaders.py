@@ -95,7 +95,7 @@ def test_a_loop_that_was_left_is_taken_up_by_the_next() -> None:
         seen += read(loader, 3)
         seen += read(loader)
         assert seen == read(loader_of())
-        with pytest.raises(RuntimeError, match="left when another one began"):
+        with pytest.raises(RuntimeError, match="ended when another one began"):
             next(left)
 
 
@@ -258,7 +258,7 @@ def test_a_stream_is_told_where_to_go() -> None:
         def __iter__(self) -> Any:
             return iter(range(3))
 
-    with pytest.raises(TypeError, match="For a stream use torchdata"):
+    with pytest.raises(TypeError, match="For an iterable dataset use torchdata"):
         make_loader(Stream(), 4, seed=0)
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.data import Sampler, WrongPosition
-from surefoot.data.order import EpochOrder
+from surefoot.data.epoch_order import EpochOrder
 
 SIZES = st.integers(1, 60)
 GOLDEN = {
@@ -283,7 +283,7 @@ def test_what_cannot_be_banned_is_said() -> None:
     sampler = Sampler(4, 2, seed=0)
     with pytest.raises(ValueError, match="numbered from 0 to 3"):
         sampler.ban([2, 4])
-    with pytest.raises(ValueError, match="no batch would ever come"):
+    with pytest.raises(ValueError, match="there would be no batch at all"):
         sampler.ban(range(4))
     assert sampler.state_dict()["banned"] == []
 
@@ -294,7 +294,7 @@ def test_what_cannot_be_banned_is_said() -> None:
 GOOD = Sampler(10, 2, seed=1).state_dict()
 BAD: list[tuple[Any, str]] = [
     (None, "expected a state of kind"),
-    ({}, "a mapping with nothing in it"),
+    ({}, "a mapping with no keys"),
     ({"_snapshot": 1, "_steps_since_snapshot": 0}, "belongs to another loader"),
     ({**GOOD, "version": 2}, "reads version 1"),
     ({**GOOD, "length": 11}, "saved with length=11, here it is 10"),
@@ -336,10 +336,10 @@ def test_any_field_may_hold_anything_and_only_words_come(value: Any, data: st.Da
     ("options", "words"),
     [
         ({"batch_size": 0}, "batch_size"),
-        ({"world_size": 2, "rank": 2}, "rank 2 is none of 2 ranks"),
+        ({"world_size": 2, "rank": 2}, "rank 2 is out of range"),
         ({"seed": -1}, "seed must be"),
         ({"dataset": 0}, "0 samples"),
-        ({"drop_last": True, "batch_size": 11}, "no batch would ever come"),
+        ({"drop_last": True, "batch_size": 11}, "there would be no batch at all"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:

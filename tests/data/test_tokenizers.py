@@ -12,7 +12,7 @@ pytest.importorskip("tokenizers")
 sys.path.insert(0, str(Path(__file__).parent))
 from corpora import opened, write_texts, write_tokenizer
 
-from surefoot.data.problem import DataError
+from surefoot.data.data_error import DataError
 from surefoot.data.tokenizers import make_tokenizer
 
 
@@ -49,7 +49,7 @@ def test_texts_in_tokens_of_a_tokenizer_are_whole(tmp_path: Path) -> None:
 
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"a": 1}')
-    with pytest.raises(DataError, match="is no tokenizer that `tokenizers` can read"):
+    with pytest.raises(DataError, match="the tokenizers package cannot read"):
         make_tokenizer(str(tmp_path))
     with pytest.raises(DataError, match="a folder that has one"):
         make_tokenizer(str(tmp_path / "missing"))

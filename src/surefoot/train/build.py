@@ -132,14 +132,14 @@ def _data(recipe: Recipe, world: World) -> TrainingData:
             raise RecipeError("data.dataset: kind own needs it: module:name of what makes the dataset")
         own["dataset"] = make("data.dataset", spec.dataset)
         if spec.held_out_dataset is not None:
-            own["held_out"] = make("data.held_out_dataset", spec.held_out_dataset)
+            own["eval_dataset"] = make("data.held_out_dataset", spec.held_out_dataset)
         if spec.collate is not None:
             own["collate"] = find("data.collate", spec.collate)
     return open_data(
         spec,
         seed=recipe.seed,
         rank=world.rank,
-        world=world.size,
+        world_size=world.size,
         batch_size=recipe.batch.size,
         pin_memory=world.device.type == "cuda",
         **own,

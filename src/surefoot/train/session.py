@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot import parallel
-from surefoot.data.problem import DataError
+from surefoot.data.data_error import DataError
 from surefoot.guard.attach import Guard, attach
 from surefoot.guard.validate import switched_off
 from surefoot.train import exits, sinks

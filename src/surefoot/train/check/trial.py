@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import nn
 
 from surefoot import parallel
-from surefoot.data.problem import UnreadableSample
+from surefoot.data.data_error import UnreadableSample
 from surefoot.guard.attach import Guard
 from surefoot.journal.reader import Run, read
 from surefoot.parallel import World

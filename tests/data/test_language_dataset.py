@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.data.held_out import choose_eval_samples, choose_eval_texts
-from surefoot.data.store import MemoryTokens, TokenStore
-from surefoot.data.windows import StreamDataset, TextDataset, collate_tokens, pack_lengths
+from surefoot.data.language_dataset import (
+    StreamDataset,
+    TextDataset,
+    choose_eval_samples,
+    choose_eval_texts,
+    collate_tokens,
+    pack_lengths,
+)
+from surefoot.data.token_store import MemoryTokens, TokenStore
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=30)
 

@@ -1,4 +1,4 @@
-"""A corpus everyone already has: the source of Python's own standard library, byte by byte."""
+"""A corpus that every Python installation has: the source of the standard library, one token per byte."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from torch import Tensor
 VOCAB = 256
 """One token for each value of a byte."""
 
-_LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings", "pydoc_data"}
-"""Other people's code, tests, and tables that are no prose of any kind."""
+_SKIPPED_DIRS = frozenset(
+    ["site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings", "pydoc_data"]
+)
+"""Third-party code, tests, and data tables."""
 
 
 def standard_library(limit: int | None = None) -> Tensor:
-    """The bytes of the standard library's source files as uint8, the first `limit` of them when it is given."""
+    """The bytes of the standard library's source files as uint8, the first `limit` of them if given."""
     corpus = bytearray()
     for path in library_files():
         corpus += path.read_bytes() + b"\n"
@@ -30,22 +32,22 @@ def standard_library(limit: int | None = None) -> Tensor:
 
 
 def library_files() -> list[Path]:
-    """The standard library's source files in an order that mixes the packages and is the same for everyone."""
-    home = Path(sysconfig.get_paths()["stdlib"])
-    kept: list[Path] = []
-    for folder, inner, files in os.walk(home):
-        inner[:] = [name for name in inner if name not in _LEFT_OUT]
-        kept += [Path(folder, name).relative_to(home) for name in files if name.endswith(".py")]
-    if not kept:
-        raise ValueError(f"expected Python's library source in {home}, found no .py file: this Python ships without it")
-    kept.sort(key=lambda short: (zlib.crc32(short.as_posix().encode()), short))
-    return [home / short for short in kept]
+    """The standard library's source files in a fixed order that mixes the packages."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files: list[Path] = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in _SKIPPED_DIRS]
+        files += [Path(folder, name).relative_to(root) for name in names if name.endswith(".py")]
+    if not files:
+        raise ValueError(f"found no .py file in {root}: this Python ships without the source of its standard library")
+    files.sort(key=lambda relative: (zlib.crc32(relative.as_posix().encode()), relative))
+    return [root / relative for relative in files]
 
 
 def split(corpus: Tensor, *, held_out: float = 0.1) -> tuple[Tensor, Tensor]:
-    """The front part to train on and the last `held_out` share to validate on."""
+    """Split into the front part for training and the last `held_out` fraction for evaluation."""
     if not 0 < held_out < 1:
-        raise ValueError(f"held_out is a share between 0 and 1, got {held_out}")
+        raise ValueError(f"held_out must be a fraction between 0 and 1, got {held_out}")
     cut = len(corpus) - round(len(corpus) * held_out)
     return corpus[:cut], corpus[cut:]
 
@@ -53,7 +55,7 @@ def split(corpus: Tensor, *, held_out: float = 0.1) -> tuple[Tensor, Tensor]:
 def batches(corpus: Tensor, *, batch: int, context: int, seed: int, start: int = 0) -> Iterator[Tensor]:
     """Endless random windows, int64 [batch, context + 1]; each batch depends on seed and step alone.
 
-    `start` is the step to begin at, so a run can go on exactly where it left off.
+    `start` is the first step, so that a run can resume exactly where it stopped.
     """
     if len(corpus) <= context:
         raise ValueError(f"a window takes {context + 1} bytes, the corpus has {len(corpus)}: shorten the context")

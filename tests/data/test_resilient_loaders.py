@@ -16,7 +16,7 @@ pytest.importorskip("torchdata")
 sys.path.insert(0, str(Path(__file__).parent))
 from corpora import opened, write_tokens
 
-from surefoot.data.problem import DataError
+from surefoot.data.data_error import DataError
 
 
 class Flawed(Dataset[int]):
@@ -37,7 +37,7 @@ class Flawed(Dataset[int]):
 def seen(data: Any, most: int) -> list[list[int]]:
     found: list[list[int]] = []
     while len(found) < most:
-        found += [batch.tolist() for batch in islice(data.train, most - len(found))]
+        found += [batch.tolist() for batch in islice(data.train_loader, most - len(found))]
     return found
 
 
@@ -132,7 +132,7 @@ def test_a_collate_and_held_out_data_of_ones_own_are_used() -> None:
 
 
 def test_a_stream_is_refused_with_the_reason() -> None:
-    with pytest.raises(DataError, match="expected a dataset with a length and samples by number"):
+    with pytest.raises(DataError, match="expected a dataset with __len__ and __getitem__"):
         opened("own", dataset=iter([1, 2]))
 
 

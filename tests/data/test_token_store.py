@@ -15,9 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from corpora import opened, told, write_tokens
 
 from surefoot.data.corpus import check_vocab
-from surefoot.data.problem import DataError
-from surefoot.data.store import FileTokens
-from surefoot.data.token_files import JoinedTokens, open_token_file
+from surefoot.data.data_error import DataError
+from surefoot.data.token_store import FileTokens, JoinedTokens, open_token_file
 
 
 def resident() -> int:
@@ -71,16 +70,16 @@ def test_a_limit_is_in_tokens(tmp_path: Path) -> None:
 
 def test_an_array_that_is_no_row_of_numbers_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((3, 3)))
-    with pytest.raises(DataError, match=r"holds float64 of shape \(3, 3\): expected one row of whole numbers"):
+    with pytest.raises(DataError, match=r"holds float64 of shape \(3, 3\): expected a 1-D array of integers"):
         opened("tokens", path=tmp_path / "a.npy")
     np.save(tmp_path / "b.npy", np.array([{}, {}], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match="begins like a file of NumPy but is none that can be read"):
+    with pytest.raises(DataError, match="begins like a NumPy file but cannot be read"):
         opened("tokens", path=tmp_path / "b.npy")
 
 
 def test_a_negative_token_is_noticed(tmp_path: Path) -> None:
     np.array([1, 2, -1, 3] * 10, np.int32).tofile(tmp_path / "a.bin")
-    with pytest.raises(DataError, match="the data has token -1, at place 2"):
+    with pytest.raises(DataError, match="the data has token -1 at position 2"):
         check_vocab(opened("tokens", path=tmp_path / "a.bin", dtype="int32"), 100)
 
 

@@ -15,18 +15,18 @@ pytest.importorskip("torchdata")
 sys.path.insert(0, str(Path(__file__).parent))
 from corpora import opened, told, write_chats, write_texts
 
-from surefoot.data import sources
-from surefoot.data.problem import DataError
+from surefoot.data import corpus
+from surefoot.data.data_error import DataError
 from surefoot.data.tokenizers import ByteTokenizer
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(corpus, "_MAX_IN_MEMORY_BYTE_TOKENS", 0)
 
 
 def everything(data: Any) -> list[list[int]]:
-    return [told(batch) for batch in data.train]
+    return [told(batch) for batch in data.train_loader]
 
 
 @pytest.mark.parametrize("kind", ["text", "chat"])
@@ -35,7 +35,7 @@ def test_tokens_from_files_are_those_from_memory(tmp_path: Path, monkeypatch: py
     (path / "blob" if kind == "text" else tmp_path / "b.jsonl").write_bytes(b"\0 no\n")
     fields: dict[str, Any] = {"path": path if kind == "text" else tmp_path / "*.jsonl", "context": 64}
     made, found = (opened(kind, cache=tmp_path / "cache", **fields) for _ in range(2))
-    monkeypatch.setattr(sources, "_SMALL_BYTES", 1 << 30)
+    monkeypatch.setattr(corpus, "_MAX_IN_MEMORY_BYTE_TOKENS", 1 << 30)
     memory = opened(kind, **fields)
     assert everything(made) == everything(found) == everything(memory)
     assert made.unreadable == found.unreadable == memory.unreadable
@@ -45,7 +45,7 @@ def test_tokens_from_files_are_those_from_memory(tmp_path: Path, monkeypatch: py
 
 def open_slowly(folder: Path, answers: Any) -> None:
     """In a process of its own; writes down that it did the work."""
-    sources._SMALL_BYTES = 0
+    corpus._MAX_IN_MEMORY_BYTE_TOKENS = 0
     usual = ByteTokenizer.encode_many
 
     def encode_many(self: ByteTokenizer, texts: Any) -> Any:
@@ -73,7 +73,7 @@ def test_of_several_processes_one_makes_the_tokens_and_the_others_wait(tmp_path:
 
 
 def die_at_work(folder: Path) -> None:
-    sources._SMALL_BYTES = 0
+    corpus._MAX_IN_MEMORY_BYTE_TOKENS = 0
     ByteTokenizer.encode_many = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # pyright: ignore
     opened(path=folder / "texts", cache=folder / "cache")
 
@@ -101,11 +101,11 @@ def test_damaged_files_are_refused_with_what_to_delete(tmp_path: Path) -> None:
     opened(path=texts, cache=tmp_path / "cache")
     (kept,) = (tmp_path / "cache").rglob("tokens.bin")
     kept.write_bytes(kept.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"are damaged \(tokens.bin has another size\): delete that folder"):
+    with pytest.raises(DataError, match=r"are damaged \(tokens.bin has the wrong size\): delete that folder"):
         opened(path=texts, cache=tmp_path / "cache")
 
 
 def test_a_folder_that_cannot_be_written_is_said_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file in its place")
-    with pytest.raises(DataError, match="Set SUREFOOT_CACHE to a folder with room"):
+    with pytest.raises(DataError, match="Set SUREFOOT_CACHE to a folder with free space"):
         opened(path=write_texts(tmp_path / "texts"), cache=tmp_path / "cache")

@@ -12,8 +12,8 @@ pytest.importorskip("torchdata")
 sys.path.insert(0, str(Path(__file__).parent))
 from corpora import opened, told, write_texts
 
-from surefoot.data import texts
-from surefoot.data.problem import DataError
+from surefoot.data import text_files
+from surefoot.data.data_error import DataError
 
 
 def test_a_file_that_is_no_text_is_passed_over_and_named(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_file_that_is_no_text_is_passed_over_and_named(tmp_path: Path) -> None
     assert (data.tokens, data.samples) == (healthy.tokens, healthy.samples)
     assert healthy.unreadable == []
     assert [Path(one.name).name for one in data.unreadable] == ["french.txt", "picture.png", "wide.txt"]
-    assert "4 of 17 bytes make no sense" in data.unreadable[0].reason
+    assert "4 of 17 bytes are invalid" in data.unreadable[0].reason
     assert "byte 4 is zero" in data.unreadable[1].reason
 
 
@@ -34,7 +34,7 @@ def test_a_few_stray_bytes_cost_a_long_text_nothing_but_are_told(tmp_path: Path)
     (tmp_path / "long.txt").write_bytes(b"a line of text\n" * 500 + b"\xff and more\n")
     data = opened(path=tmp_path)
     assert data.unreadable == []
-    assert any("texts have bytes that are no UTF-8, the first is" in note for note in data.notes)
+    assert any("texts have bytes that are not valid UTF-8, first" in note for note in data.notes)
 
 
 def test_too_many_unreadable_files_stop_the_run_with_the_first_of_them(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_too_many_unreadable_files_stop_the_run_with_the_first_of_them(tmp_path:
         opened(path=tmp_path, bad_samples=6)
     said = str(caught.value)
     assert "7 samples could not be read, and data.bad_samples allows 6" in said
-    assert "blob-0: no text: byte 0 is zero" in said
+    assert "blob-0: not text: byte 0 is zero" in said
     assert "and 2 more" in said
     assert "blob-6" not in said
 
@@ -75,8 +75,8 @@ def test_a_limit_ends_the_last_text_within_it(tmp_path: Path) -> None:
 def test_long_texts_are_read_in_pieces_with_nothing_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "".join(f"Zeile {i} für alle → ok\n" for i in range(300)) + "ohne Ende: " + "ß" * 200
     (tmp_path / "a.txt").write_text(text, encoding="utf-8-sig")
-    monkeypatch.setattr(texts, "_PIECE", 37)
-    monkeypatch.setattr(texts, "_GROUP", 500)
+    monkeypatch.setattr(text_files, "_PIECE_BYTES", 37)
+    monkeypatch.setattr(text_files, "_GROUP_CHARS", 500)
     data = opened(path=tmp_path, held_out=0, shuffle=False, batch_size=10_000)
     assert data.unreadable == []
     assert bytes(told(next(iter(data.train_loader)))) == text.encode()[1:] + b"\0"
