@@ -26,7 +26,7 @@ def refused(world: parallel.World, how: str, kind: type[torch.optim.Optimizer], 
             before = [whole(p).clone() for p in model.parameters()]
             for number in range(2):
                 inputs, targets = micro_batch(2 * step + number, world.rank)
-                with parallel.grad_sync(model, last=number == 1):
+                with parallel.grad_sync(model, sync=number == 1):
                     loss = summed(model, inputs, targets) / 16
                     if (step, number, world.rank) == (3, 0, 1):
                         loss = loss * float("nan")

@@ -18,7 +18,7 @@ CLOSE = 5e-6
 @pytest.fixture(scope="module")
 def told(two_processes: Callable[..., list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """What each of the two processes saw."""
-    return two_processes(HERE / "two_spread.py")
+    return two_processes(HERE / "two_sharded_ranks.py")
 
 
 @pytest.fixture(scope="module")

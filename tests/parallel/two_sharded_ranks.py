@@ -15,8 +15,7 @@ from small import build, micro_batch, summed, whole
 from torch import Tensor
 
 from surefoot import parallel
-from surefoot.parallel.optimizer import SHARDABLE
-from surefoot.parallel.spreading import STRATEGIES
+from surefoot.parallel.sharding import SHARDABLE, STRATEGIES
 
 BATCHES, ACCUMULATE = 10, 4
 """Two full groups of micro-batches and one of two."""
@@ -63,7 +62,7 @@ def trained(
         count = parallel.all_reduce_sum(world, sum(int((targets >= 0).sum()) for _, targets in group))
         mine = 0.0
         for number, (inputs, targets) in enumerate(group):
-            with parallel.grad_sync(model, last=number == len(group) - 1):
+            with parallel.grad_sync(model, sync=number == len(group) - 1):
                 loss = summed(model, inputs, targets) / count
                 (loss * world.size).backward()
             mine += loss.item()
@@ -105,7 +104,7 @@ def quiet(world: parallel.World, how: str) -> bool:
     """Whether a micro-batch that is not the last of its group leaves each process with gradients of its own."""
     bare, _ = build()
     model = parallel.wrap_model(bare, how, world)
-    with parallel.grad_sync(model, last=False):
+    with parallel.grad_sync(model, sync=False):
         summed(model, *micro_batch(0, world.rank)).backward()
     if how in ("zero2", "zero3"):
         return all(p.grad is None for p in model.parameters())  # kept whole, beside the shards

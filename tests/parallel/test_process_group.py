@@ -14,7 +14,7 @@ from surefoot.parallel import (
     init_distributed,
     shutdown,
 )
-from surefoot.parallel.world import RANK_VARIABLES, init_process_group
+from surefoot.parallel.process_group import RANK_VARIABLES, init_process_group
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 
@@ -81,7 +81,7 @@ def test_more_processes_than_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "29500")
-    with pytest.raises(ParallelError, match=r"LOCAL_RANK=3.*only 2 can be seen.*--nproc-per-node 2"):
+    with pytest.raises(ParallelError, match=r"LOCAL_RANK=3.*only 2 are visible.*--nproc-per-node 2"):
         init_distributed("cuda")
 
 
@@ -91,7 +91,7 @@ def test_others_that_never_come_are_told_and_not_waited_for_for_ever(monkeypatch
         port = free.getsockname()[1]
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", str(port))
-    with pytest.raises(ParallelError, match=f"rank 0 of 2 did not meet the others at localhost:{port}"):
+    with pytest.raises(ParallelError, match=f"rank 0 of 2 could not join the other ranks at localhost:{port}"):
         init_process_group(World(0, 2, 0, torch.device("cpu")), timeout=1.0)
 
 

@@ -26,7 +26,7 @@ def test_with_one_process_the_model_and_its_optimizer_are_left_as_they_are(how: 
     optimizer = torch.optim.LBFGS(model.parameters())
     assert wrap_model(model, how, ALONE) is model
     assert shard_optimizer(optimizer, how, ALONE) is optimizer
-    with grad_sync(model, last=False):
+    with grad_sync(model, sync=False):
         model(torch.ones(1, 3)).sum().backward()
     assert model.weight.grad is not None
 
@@ -54,14 +54,14 @@ def test_what_cannot_be_spread_is_told_with_the_way_out() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(ParallelError, match="one of data, zero1, zero2, zero3; got 'zero4'"):
         wrap_model(model, "zero4", PAIR)
-    with pytest.raises(ParallelError, match="no weight of Linear is to be trained"):
+    with pytest.raises(ParallelError, match="Linear has nothing to train"):
         wrap_model(nn.Linear(2, 2).requires_grad_(False), "data", PAIR)
-    with pytest.raises(ParallelError, match=r"zero1 cannot shard LBFGS.*or how=zero2"):
+    with pytest.raises(ParallelError, match=r"zero1 cannot shard LBFGS.*or parallel.strategy=zero2"):
         shard_optimizer(torch.optim.LBFGS(model.parameters()), "zero1", PAIR)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    with pytest.raises(ParallelError, match="SGD has stepped before"):
+    with pytest.raises(ParallelError, match="SGD has already stepped"):
         shard_optimizer(optimizer, "zero1", PAIR)
 
 
@@ -70,7 +70,7 @@ def test_batch_norm_with_few_samples_is_joined_on_gpus_and_told_elsewhere() -> N
     gpus = World(0, 2, 0, torch.device("cuda", 0))
     joined, told = sync_batch_norms(net, gpus, samples=2)
     assert isinstance(joined[1], nn.SyncBatchNorm)
-    assert told == ["1 batch norms see the samples of all 2 processes, since 2 are too few"]
+    assert told == ["1 batch norms use the samples of all 2 ranks, since 2 per rank are too few"]
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     same, told = sync_batch_norms(net, PAIR, samples=2, accumulate=4)
     assert same is net
