@@ -51,7 +51,7 @@ def test_an_empty_file_holds_nothing_to_lose(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".jpg", ".webp"])
-def test_a_picture_is_known_again_and_another_programs_is_not(suffix: str, tmp_path: Path) -> None:
+def test_a_saved_figure_is_recognised_and_other_programs_are_not(suffix: str, tmp_path: Path) -> None:
     ours, theirs = tmp_path / f"ours{suffix}", tmp_path / f"theirs{suffix}"
     figure = Figure()
     figure.subplots().plot([1, 2])
@@ -110,7 +110,7 @@ def test_a_link_stays_one_and_what_it_leads_to_is_protected(tmp_path: Path) -> N
     assert (tmp_path / "notes.txt").read_text() == NOTES
 
 
-def test_a_file_that_has_to_be_new_is_not_replaced_by_force_either(tmp_path: Path) -> None:
+def test_with_new_no_file_is_replaced_even_with_force(tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("x")
     with pytest.raises(OutputRefused, match="name a new file"):
         check_output(tmp_path / "weights", new=True, force=True)

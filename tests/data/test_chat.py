@@ -28,7 +28,7 @@ def one(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def test_only_the_assistants_words_and_their_end_count(tmp_path: Path) -> None:
+def test_only_assistant_tokens_and_their_end_are_targets(tmp_path: Path) -> None:
     talk = {"messages": [one("system", "be kind"), one("user", "2+2?"), one("assistant", "4"), one("user", "sure?")]}
     path = write(tmp_path / "a.jsonl", talk, {"prompt": "hello", "response": "good day"})
     data = opened("chat", path=path, held_out=0, packing=False, shuffle=False, context=100, batch_size=1)
@@ -50,7 +50,7 @@ def test_packed_conversations_share_samples_and_none_is_cut(tmp_path: Path) -> N
     assert all(texts.count(b"<|user|>\nsay %d\n<|assistant|>\nit is %d" % (i, i)) == 1 for i in range(50))
 
 
-def test_with_segments_conversations_of_a_sample_are_told_apart(tmp_path: Path) -> None:
+def test_with_segments_conversations_of_a_sample_are_numbered(tmp_path: Path) -> None:
     data = opened("chat", path=write_chats(tmp_path / "a.jsonl", 6), held_out=0, context=200, segments=True)
     (batch,) = data.train_loader
     row, parts = batch["inputs"][0], batch["segments"][0]
@@ -60,7 +60,7 @@ def test_with_segments_conversations_of_a_sample_are_told_apart(tmp_path: Path) 
     assert (row[parts == -1] == 0).all()
 
 
-def test_lines_that_are_no_conversation_are_named_with_the_reason(tmp_path: Path) -> None:
+def test_invalid_conversations_are_named_with_the_reason(tmp_path: Path) -> None:
     good = {"messages": [one("user", "a"), one("assistant", "b")]}
     path = write(
         tmp_path / "a.jsonl",
@@ -84,7 +84,7 @@ def test_lines_that_are_no_conversation_are_named_with_the_reason(tmp_path: Path
     assert named["8"] == "the assistant says nothing in it"
 
 
-def test_a_conversation_whose_answer_lies_beyond_the_context_is_left_out_and_that_is_told(tmp_path: Path) -> None:
+def test_a_conversation_whose_answer_is_beyond_the_context_is_skipped_with_a_note(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.jsonl",
         {"prompt": "x" * 100, "response": "too late"},

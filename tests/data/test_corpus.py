@@ -40,7 +40,7 @@ def test_pythons_own_library_needs_no_path_and_holds_texts_out() -> None:
     assert 0.03 < len(data.eval_loader.samples) / (data.samples + len(data.eval_loader.samples)) < 0.07
 
 
-def test_every_token_is_told_exactly_once_an_epoch(tmp_path: Path) -> None:
+def test_every_token_is_a_target_exactly_once_per_epoch(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "a.bin", 45)
     data = opened("tokens", path=path, held_out=0, shuffle=False, batch_size=100)
     (batch,) = data.train_loader
@@ -70,7 +70,7 @@ def test_padded_texts_are_as_long_as_the_longest_of_their_batch(tmp_path: Path) 
     ]
 
 
-def test_segments_tell_the_texts_of_a_sample_apart_and_no_target_crosses(tmp_path: Path) -> None:
+def test_segments_number_the_texts_of_a_sample_and_no_target_crosses(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abc")
     (tmp_path / "b.txt").write_text("defg")
     data = opened(path=tmp_path, held_out=0, shuffle=False, segments=True, context=8, batch_size=1)
@@ -84,7 +84,7 @@ def test_segments_tell_the_texts_of_a_sample_apart_and_no_target_crosses(tmp_pat
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_no_text_and_no_copy_of_one_is_on_both_sides(tmp_path: Path, packing: bool) -> None:
+def test_no_text_and_no_copy_of_one_is_in_both_splits(tmp_path: Path, packing: bool) -> None:
     write_texts(tmp_path / "first")
     write_texts(tmp_path / "copies")
     data = opened(path=tmp_path, packing=packing, held_out=0.3, context=400)
@@ -116,7 +116,7 @@ def test_of_tokens_and_of_a_single_text_the_tail_is_held_out(tmp_path: Path) -> 
     assert single.eval_loader is not None
 
 
-def test_a_path_of_its_own_is_held_out_whole(tmp_path: Path) -> None:
+def test_held_out_path_is_used_whole_for_eval(tmp_path: Path) -> None:
     train, held = write_tokens(tmp_path / "a.bin", 100), write_tokens(tmp_path / "b.bin", 33)
     data = opened("tokens", path=train, held_out_path=held, batch_size=100)
     assert data.tokens == 99
@@ -125,13 +125,13 @@ def test_a_path_of_its_own_is_held_out_whole(tmp_path: Path) -> None:
     assert sorted(told(next(iter(data.eval_loader)))) == sorted(numbers(held)[1:])
 
 
-def test_held_out_texts_that_are_also_trained_on_are_told(tmp_path: Path) -> None:
+def test_eval_texts_that_are_also_in_the_training_data_are_noted(tmp_path: Path) -> None:
     train, held = write_texts(tmp_path / "a"), write_texts(tmp_path / "b", 4)
     (held / "text-000.txt").write_text("a text that stands nowhere else")
     assert opened(path=train, held_out_path=held).notes == ["3 of 4 held-out texts are also in the training data"]
 
 
-def test_held_out_batches_are_disjoint_by_rank_and_as_many_on_each(tmp_path: Path) -> None:
+def test_eval_batches_are_disjoint_by_rank_and_equally_many(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "a.bin", 3000)
     shares = [opened("tokens", path=path, held_out=0.2, rank=rank, world=3).eval_loader for rank in range(3)]
     samples = [share.samples for share in shares if share]
@@ -171,7 +171,7 @@ def texts_of(loader: Any, most: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("kind", "before", "after"), [("text", 0, 2), ("text", 2, 0), ("tokens", 2, 2), ("chat", 0, 0), ("tokens", 0, 0)]
 )
-def test_a_run_goes_on_with_the_very_next_batch(tmp_path: Path, kind: str, before: int, after: int) -> None:
+def test_a_run_resumes_with_the_next_batch(tmp_path: Path, kind: str, before: int, after: int) -> None:
     fields = make(kind, tmp_path)
     whole = texts_of(opened(kind, **fields).train_loader, 40)  # more than one epoch of each
     first = opened(kind, workers=before, **fields)
@@ -181,7 +181,7 @@ def test_a_run_goes_on_with_the_very_next_batch(tmp_path: Path, kind: str, befor
     assert seen + texts_of(second.train_loader, 29) == whole
 
 
-def test_a_run_of_two_ranks_goes_on_with_one_and_with_four(tmp_path: Path) -> None:
+def test_a_run_of_two_ranks_resumes_with_one_and_with_four(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "a.bin", 2001)
     pair = [opened("tokens", path=path, held_out=0, rank=rank, world=2) for rank in range(2)]
     seen = [tokens for data in pair for tokens in texts_of(data.train_loader, 7)]
@@ -209,7 +209,7 @@ def refusal(*args: Any, **fields: Any) -> str:
     return str(caught.value)
 
 
-def test_each_thing_that_cannot_work_gets_one_message_with_a_way_out(tmp_path: Path) -> None:
+def test_each_invalid_setting_gets_one_message_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "void").mkdir()
     (tmp_path / "void" / "a.txt").write_text("")

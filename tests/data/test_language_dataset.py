@@ -29,9 +29,7 @@ def store_of(lengths: list[int]) -> TokenStore:
 
 
 @given(LENGTHS, st.integers(2, 9), st.data())
-def test_windows_over_some_of_the_texts_tell_each_of_their_tokens_once(
-    lengths: list[int], context: int, data: st.DataObject
-) -> None:
+def test_stream_windows_have_each_token_as_target_once(lengths: list[int], context: int, data: st.DataObject) -> None:
     store = store_of(lengths)
     chosen = sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1)))
     spans = np.stack([store.offsets[chosen], store.offsets[np.array(chosen) + 1]], 1)
@@ -48,14 +46,14 @@ def test_windows_over_some_of_the_texts_tell_each_of_their_tokens_once(
 
 
 @given(LENGTHS, st.integers(12, 30))
-def test_texts_put_together_fit_and_each_comes_once(lengths: list[int], room: int) -> None:
+def test_packed_groups_fit_and_contain_each_text_once(lengths: list[int], room: int) -> None:
     groups = pack_lengths(lengths, room)
     assert sorted(chain(*groups)) == list(range(len(lengths)))
     assert all(sum(lengths[i] for i in group) <= room for group in groups)
     assert sum(sum(lengths[i] for i in group) <= room / 2 for group in groups) <= 1  # else two would have been one
 
 
-def test_a_shorter_sample_is_filled_up_with_what_does_not_count() -> None:
+def test_a_shorter_sample_is_padded_with_ignored_targets() -> None:
     store = store_of([3, 6])
     texts = TextDataset(store, np.array([0, 1]), context=10)
     batch = collate_tokens([texts[0], texts[1]], width=None, segments=False)
@@ -64,7 +62,7 @@ def test_a_shorter_sample_is_filled_up_with_what_does_not_count() -> None:
 
 
 @given(LENGTHS, st.floats(0.01, 0.9), st.integers(1, 5))
-def test_copies_stay_together_and_something_is_left_on_both_sides(lengths: list[int], share: float, kinds: int) -> None:
+def test_copies_stay_together_and_both_splits_are_non_empty(lengths: list[int], share: float, kinds: int) -> None:
     digests = np.arange(len(lengths), dtype=np.uint64) % np.uint64(kinds)
     chosen = choose_eval_texts(digests, np.array(lengths), share)
     assert not set(digests[chosen].tolist()) & set(digests[~chosen].tolist())
@@ -73,7 +71,7 @@ def test_copies_stay_together_and_something_is_left_on_both_sides(lengths: list[
 
 
 @pytest.mark.parametrize(("length", "share", "count"), [(100, 0.05, 5), (10, 0.01, 1), (2, 0.9, 1), (100, 0.0, 0)])
-def test_samples_held_out_are_a_share_of_all(length: int, share: float, count: int) -> None:
+def test_eval_samples_are_a_fraction_of_all(length: int, share: float, count: int) -> None:
     chosen = choose_eval_samples(length, share)
     assert len(set(chosen.tolist())) == count
     assert all(0 <= i < length for i in chosen)

@@ -65,13 +65,13 @@ class Moody(Flawed):
         return index
 
 
-def test_a_weak_moment_of_disk_or_network_costs_no_sample() -> None:
+def test_a_transient_os_error_is_retried() -> None:
     data = opened("own", dataset=Moody(40, set()), held_out=0)
     assert sorted(chain(*seen(data, 10))) == list(range(40))
     assert data.unreadable == []
 
 
-def test_what_comes_in_its_place_is_the_same_after_a_resume_with_workers_and_other_ranks() -> None:
+def test_replacements_are_the_same_after_a_resume_with_workers_and_other_ranks() -> None:
     dataset = Flawed(48, {3, 11, 30})
     whole = seen(opened("own", dataset=dataset, held_out=0), 24)
     first = opened("own", dataset=dataset, held_out=0, workers=2)
@@ -84,7 +84,7 @@ def test_what_comes_in_its_place_is_the_same_after_a_resume_with_workers_and_oth
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_beyond_the_limit_the_run_stops_and_says_which(workers: int) -> None:
+def test_too_many_unreadable_samples_stop_the_run_and_are_named(workers: int) -> None:
     data = opened("own", dataset=Flawed(40, set(range(0, 40, 4))), held_out=0, bad_samples=4, workers=workers)
     with pytest.raises(DataError) as caught:
         seen(data, 10)
@@ -94,7 +94,7 @@ def test_beyond_the_limit_the_run_stops_and_says_which(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_when_nothing_at_all_can_be_read_that_is_said(workers: int) -> None:
+def test_an_error_is_raised_when_no_sample_can_be_read(workers: int) -> None:
     data = opened("own", dataset=Flawed(40, set(range(40))), held_out=0, workers=workers)
     with pytest.raises(DataError, match=r"no sample could be read(.|\n)*disk says no"):
         next(iter(data.train_loader))
@@ -112,7 +112,7 @@ def test_a_token_file_cut_short_during_the_run_costs_the_samples_it_lost(tmp_pat
     assert all("it was cut short since the run began" in one.reason for one in data.unreadable)
 
 
-def test_of_a_dataset_of_ones_own_a_share_is_held_out_by_number() -> None:
+def test_a_fraction_of_a_user_dataset_is_held_out_by_index() -> None:
     data = opened("own", dataset=Flawed(100, {5}), held_out=0.2)
     assert data.eval_loader is not None
     held = {sample for batch in data.eval_loader for sample in batch.tolist()}
@@ -123,7 +123,7 @@ def test_of_a_dataset_of_ones_own_a_share_is_held_out_by_number() -> None:
     assert [one.name for one in data.unreadable] == ["sample 5"]
 
 
-def test_a_collate_and_held_out_data_of_ones_own_are_used() -> None:
+def test_user_collate_and_eval_dataset_are_used() -> None:
     data = opened("own", dataset=Flawed(8, set()), held_out_set=Flawed(3, set()), collate=sum)
     assert sum(batch for batch in data.train_loader) == 28
     assert data.eval_loader is not None
@@ -131,7 +131,7 @@ def test_a_collate_and_held_out_data_of_ones_own_are_used() -> None:
     assert data.vocab is data.tokenizer is data.tokens is None
 
 
-def test_a_stream_is_refused_with_the_reason() -> None:
+def test_an_iterable_dataset_is_refused() -> None:
     with pytest.raises(DataError, match="expected a dataset with __len__ and __getitem__"):
         opened("own", dataset=iter([1, 2]))
 

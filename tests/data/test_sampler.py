@@ -97,7 +97,7 @@ def test_large_orders_are_well_mixed() -> None:
         assert np.histogram(samples, bins=20, range=(0, n))[0] == pytest.approx(5000, rel=0.1)
 
 
-def test_a_billion_samples_take_no_memory_and_any_place_is_near() -> None:
+def test_a_billion_samples_take_no_memory_and_access_is_fast() -> None:
     sampler = Sampler(10**9, 4, seed=0)
     sampler.load_state_dict({**sampler.state_dict(), "cursor": 10**9 - 6})
     assert [len(batch) for batch in sampler] == [4, 2]
@@ -225,7 +225,7 @@ def test_the_batch_of_all_ranks_is_the_same_for_any_number_of_them() -> None:
     assert one == two == four
 
 
-def test_with_fewer_samples_than_ranks_left_some_come_twice_and_that_is_said() -> None:
+def test_with_fewer_samples_than_ranks_left_some_repeat_with_a_warning() -> None:
     (alone,) = ranks(10, 4, 1)
     steps([alone], 2)
     world = ranks(10, 1, 4)
@@ -279,7 +279,7 @@ def test_a_ban_in_the_middle_of_a_loop_holds_from_the_next_batch_on() -> None:
     assert sampler.state_dict()["banned"] == [1, 4]
 
 
-def test_what_cannot_be_banned_is_said() -> None:
+def test_an_invalid_ban_is_refused() -> None:
     sampler = Sampler(4, 2, seed=0)
     with pytest.raises(ValueError, match="numbered from 0 to 3"):
         sampler.ban([2, 4])
@@ -324,7 +324,7 @@ def test_a_state_that_is_damaged_or_of_other_data_is_refused(state: Any, words: 
 
 @quick
 @given(st.recursive(st.none() | st.integers() | st.floats() | st.text(), lambda x: st.lists(x, max_size=3)), st.data())
-def test_any_field_may_hold_anything_and_only_words_come(value: Any, data: st.DataObject) -> None:
+def test_any_damaged_field_raises_wrong_position(value: Any, data: st.DataObject) -> None:
     sampler = Sampler(10, 2, seed=1)
     state = {**GOOD, data.draw(st.sampled_from(sorted(GOOD))): value}
     with contextlib.suppress(WrongPosition):
@@ -342,6 +342,6 @@ def test_any_field_may_hold_anything_and_only_words_come(value: Any, data: st.Da
         ({"drop_last": True, "batch_size": 11}, "there would be no batch at all"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Sampler(**{"dataset": 10, "batch_size": 2, "seed": 0, **options})

@@ -54,7 +54,7 @@ def test_one_sample_at_a_time_and_other_iterables() -> None:
     assert list(skip_ahead([1, 2, 3], 2)) == [3]
 
 
-def test_where_the_order_would_be_another_it_is_refused() -> None:
+def test_skip_ahead_refuses_a_loader_whose_order_would_change() -> None:
     with pytest.raises(ValueError, match="in another order"):
         skip_ahead(DataLoader(Counting(), batch_size=4, shuffle=True), 3)
     with pytest.raises(TypeError, match="its own position"):

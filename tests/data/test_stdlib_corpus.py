@@ -27,7 +27,7 @@ def test_a_longer_corpus_begins_with_the_shorter_one(corpus: torch.Tensor) -> No
     assert torch.equal(standard_library(300_000)[:200_000], corpus)
 
 
-def test_a_python_without_source_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_library_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(ValueError, match=r"found no \.py file"):
         standard_library()

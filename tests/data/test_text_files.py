@@ -16,7 +16,7 @@ from surefoot.data import text_files
 from surefoot.data.data_error import DataError
 
 
-def test_a_file_that_is_no_text_is_passed_over_and_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_skipped_and_named(tmp_path: Path) -> None:
     write_texts(tmp_path)
     healthy = opened(path=tmp_path)
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0\0")
@@ -30,7 +30,7 @@ def test_a_file_that_is_no_text_is_passed_over_and_named(tmp_path: Path) -> None
     assert "byte 4 is zero" in data.unreadable[1].reason
 
 
-def test_a_few_stray_bytes_cost_a_long_text_nothing_but_are_told(tmp_path: Path) -> None:
+def test_a_few_invalid_bytes_are_replaced_and_noted(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_bytes(b"a line of text\n" * 500 + b"\xff and more\n")
     data = opened(path=tmp_path)
     assert data.unreadable == []
@@ -50,7 +50,7 @@ def test_too_many_unreadable_files_stop_the_run_with_the_first_of_them(tmp_path:
     assert "blob-6" not in said
 
 
-def test_what_may_not_be_read_is_said_before_anything_begins(tmp_path: Path) -> None:
+def test_files_without_read_permission_are_reported_first(tmp_path: Path) -> None:
     write_texts(tmp_path, 3)
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
     assert opened(path=tmp_path).unreadable == []  # a link to nothing is no file

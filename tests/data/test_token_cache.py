@@ -57,7 +57,7 @@ def open_slowly(folder: Path, answers: Any) -> None:
     answers.put((data.hash, data.tokens, everything(data)))
 
 
-def test_of_several_processes_one_makes_the_tokens_and_the_others_wait(tmp_path: Path) -> None:
+def test_one_of_several_processes_tokenizes_and_the_others_wait(tmp_path: Path) -> None:
     write_texts(tmp_path / "texts")
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
@@ -78,7 +78,7 @@ def die_at_work(folder: Path) -> None:
     opened(path=folder / "texts", cache=folder / "cache")
 
 
-def test_when_the_one_at_work_is_killed_the_next_begins_anew(tmp_path: Path) -> None:
+def test_when_the_tokenizing_process_is_killed_the_next_starts_over(tmp_path: Path) -> None:
     write_texts(tmp_path / "texts")
     victim = multiprocessing.get_context("fork").Process(target=die_at_work, args=(tmp_path,))
     victim.start()
@@ -87,7 +87,7 @@ def test_when_the_one_at_work_is_killed_the_next_begins_anew(tmp_path: Path) -> 
     assert opened(path=tmp_path / "texts", cache=tmp_path / "cache").samples > 0
 
 
-def test_changed_texts_are_tokenized_anew(tmp_path: Path) -> None:
+def test_changed_texts_are_tokenized_again(tmp_path: Path) -> None:
     texts = write_texts(tmp_path / "texts", 3)
     before = opened(path=texts, cache=tmp_path / "cache", held_out=0)
     (texts / "text-001.txt").write_text("something else entirely, and longer than it was before by far " * 3)
@@ -105,7 +105,7 @@ def test_damaged_files_are_refused_with_what_to_delete(tmp_path: Path) -> None:
         opened(path=texts, cache=tmp_path / "cache")
 
 
-def test_a_folder_that_cannot_be_written_is_said_with_the_way_out(tmp_path: Path) -> None:
+def test_a_cache_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file in its place")
     with pytest.raises(DataError, match="Set SUREFOOT_CACHE to a folder with free space"):
         opened(path=write_texts(tmp_path / "texts"), cache=tmp_path / "cache")

@@ -52,7 +52,7 @@ def test_numbers_of_every_width_are_read(tmp_path: Path, dtype: str) -> None:
         assert told(next(iter(data.train_loader))) == tokens[1:].tolist()
 
 
-def test_several_files_are_one_row_of_tokens(tmp_path: Path) -> None:
+def test_several_files_are_joined(tmp_path: Path) -> None:
     for i in range(4):
         np.arange(i * 10, i * 10 + 10, dtype=np.uint16).tofile(tmp_path / f"{i}.bin")
     data = opened("tokens", path=tmp_path, held_out=0, shuffle=False, batch_size=100)
@@ -68,7 +68,7 @@ def test_a_limit_is_in_tokens(tmp_path: Path) -> None:
     assert data.tokens == 100
 
 
-def test_an_array_that_is_no_row_of_numbers_is_refused(tmp_path: Path) -> None:
+def test_an_array_that_is_not_1d_integers_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((3, 3)))
     with pytest.raises(DataError, match=r"holds float64 of shape \(3, 3\): expected a 1-D array of integers"):
         opened("tokens", path=tmp_path / "a.npy")
@@ -83,7 +83,7 @@ def test_a_negative_token_is_noticed(tmp_path: Path) -> None:
         check_vocab(opened("tokens", path=tmp_path / "a.bin", dtype="int32"), 100)
 
 
-def test_a_worker_started_afresh_opens_the_file_for_itself(tmp_path: Path) -> None:
+def test_a_spawned_worker_opens_the_file_itself(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "a.bin", 50)
     here = FileTokens(path, np.dtype("uint16"), length=50)
     here.read(0, 5)

@@ -33,7 +33,7 @@ def recorded(run_dir: Path) -> None:
     journal.close()
 
 
-def test_what_a_user_sees(tmp_path: Path) -> None:
+def test_read_returns_scalars_info_and_events(tmp_path: Path) -> None:
     recorded(tmp_path)
     run = surefoot.read(tmp_path)
     assert run.scalars["loss"][:2].tolist() == [2.5, 1.5]
@@ -82,7 +82,7 @@ def test_reading_writes_nothing(tmp_path: Path) -> None:
     assert state() == before
 
 
-def test_events_of_all_ranks_stand_in_the_order_of_attempts(tmp_path: Path) -> None:
+def test_events_of_all_ranks_are_ordered_by_attempt(tmp_path: Path) -> None:
     lines(
         tmp_path / "events.jsonl",
         {"kind": "note", "step": 1, "attempt": 1, "rank": 0, "time": 50.0, "id": "a"},
@@ -139,7 +139,7 @@ def test_damage_anywhere_never_stops_the_reader(tmp_path_factory: pytest.TempPat
         victim.write_bytes(content)
 
 
-def test_what_is_no_run_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, words in ((tmp_path / "file", "a file"), (tmp_path / "no", "does not exist"), (tmp_path, "no run.json")):
         with pytest.raises(ValueError, match=words):
@@ -160,7 +160,7 @@ def test_missing_and_future_files_are_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seen", [0, 1, 40], ids=["empty", "one byte", "half a header"])
-def test_a_file_filled_while_it_is_read_is_no_damage(
+def test_a_file_written_during_the_read_is_not_reported_as_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: int
 ) -> None:
     recorded(tmp_path)

@@ -83,19 +83,19 @@ def test_a_torn_header_is_left_alone_and_the_next_file_begun(tmp_path: Path) -> 
         {"covers": "x"},
     ],
 )
-def test_a_header_that_makes_no_sense_is_refused(change: dict[str, object]) -> None:
+def test_an_invalid_header_is_refused(change: dict[str, object]) -> None:
     raw = json.loads(SCALARS_HEADER.encode()) | change
     with pytest.raises(BadHeader):
         RowHeader.decode(json.dumps(raw).encode() + b"\n")
 
 
 @pytest.mark.parametrize("line", [b"", b"\n", b"\x00\xff\n", b"[]\n", b"{}\n", b"3\n"])
-def test_garbage_is_no_header(line: bytes) -> None:
+def test_garbage_is_not_a_header(line: bytes) -> None:
     with pytest.raises(BadHeader):
         RowHeader.decode(line)
 
 
-def test_a_header_comes_back_with_fields_it_does_not_know_ignored() -> None:
+def test_header_round_trip_ignores_unknown_fields() -> None:
     header = layers_header(["a", "b.\ud800\n"], [3, 4])
     assert RowHeader.decode(header.encode()) == header
     assert len(header.encode()) % 64 == 0
@@ -121,7 +121,7 @@ def test_rows_of_another_version_stay_readable_beside_ours(tmp_path: Path) -> No
     assert np.isnan(run.scalars["loss"][0])
 
 
-def test_a_merged_file_stands_for_those_within_it(tmp_path: Path) -> None:
+def test_a_merged_file_replaces_its_sources(tmp_path: Path) -> None:
     names = ["layers-000000.bin", "layers-000001.bin", "layers-000000-000001.bin", "layers-000002.bin"]
     for name in [*names, "scalars-000000.bin", "layers-000009.bin.tmp", "layers-x.bin"]:
         (tmp_path / name).touch()

@@ -84,7 +84,7 @@ def test_any_value_becomes_plain_json(value: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     "value", [endless(), Loop(), object(), np.datetime64("2020-01-01"), np.longdouble(1), "\ud800"]
 )
-def test_nonsense_is_written_somehow(value: Any) -> None:
+def test_values_json_cannot_hold_are_still_written(value: Any) -> None:
     strict(dumps({"value": value, "values": [value]}))
 
 
@@ -97,17 +97,17 @@ values = st.recursive(
 
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(), values, max_size=4))
-def test_what_json_can_hold_comes_back_with_its_floats(content: dict[str, Any]) -> None:
+def test_json_round_trip_restores_floats(content: dict[str, Any]) -> None:
     text = dumps(content)
     strict(text)
     assert repr(loads_object(text)) == repr(content)
 
 
-def test_words_that_look_like_numbers_stay_words() -> None:
+def test_text_that_looks_like_a_float_stays_text() -> None:
     content = {"kind": "nan", "detail": "inf", "values": {"loss": math.inf}}
     assert loads_object(dumps(content)) == content
 
 
 @pytest.mark.parametrize("line", [b"", b"[1]", b'{"a":', b"\xff\xfe", b"3", pytest.param(b"[" * 100_000, id="deep")])
-def test_what_is_no_object_is_none(line: bytes) -> None:
+def test_lines_that_are_not_objects_give_none(line: bytes) -> None:
     assert loads_object(line) is None

@@ -81,7 +81,7 @@ def test_a_million_steps_stay_under_a_gigabyte(steps: int, tensors: int, refused
     assert len(run.parts) < 200
 
 
-def test_what_is_left_of_a_million_steps_is_spread_over_all_of_them() -> None:
+def test_rows_kept_of_a_million_steps_cover_all_of_them() -> None:
     run = SimulatedRun(300, refused_every=1000)
     run.run(1_000_000)
     attempts = run.attempts()
@@ -91,7 +91,7 @@ def test_what_is_left_of_a_million_steps_is_spread_over_all_of_them() -> None:
         assert np.diff(aged).max() < 3 * 2 * last / 10_000 * 2
 
 
-def test_rows_that_stay_are_even_nested_and_fair_to_optimizers_that_take_turns() -> None:
+def test_kept_rows_are_even_nested_and_fair_to_alternating_optimizers() -> None:
     attempts = np.arange(20_000)
     before = attempts
     for stride in (2, 4, 8, 64):
@@ -123,9 +123,7 @@ def check(run_dir: Path, *, newest: int, window: int) -> None:
     assert layers["w0"]["norm"].tolist() == attempts.tolist()
 
 
-def test_files_on_disk_keep_the_window_the_refused_and_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_keep_the_window_refused_updates_and_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # a thousand of them, and no power will fail here
     folder = tmp_path / "signals"
     folder.mkdir()

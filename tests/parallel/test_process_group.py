@@ -55,7 +55,7 @@ def test_one_process_under_torchrun_is_alone_too(monkeypatch: pytest.MonkeyPatch
         ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "do not fit together"),
     ],
 )
-def test_an_environment_that_is_half_set_is_told_with_the_way_out(
+def test_an_incomplete_environment_is_refused(
     environment: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"} if len(environment) == 3 else {}
@@ -66,7 +66,7 @@ def test_an_environment_that_is_half_set_is_told_with_the_way_out(
     assert "torchrun" in str(caught.value)
 
 
-def test_a_device_that_is_not_there_is_told() -> None:
+def test_a_missing_device_is_refused() -> None:
     with pytest.raises(ParallelError, match="auto, cpu or cuda; got 'gpu'"):
         init_distributed("gpu")
     if not torch.cuda.is_available():
@@ -74,7 +74,7 @@ def test_a_device_that_is_not_there_is_told() -> None:
             init_distributed("cuda")
 
 
-def test_more_processes_than_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, value in zip(RANK_VARIABLES, ("3", "4", "3"), strict=True):
@@ -85,7 +85,7 @@ def test_more_processes_than_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> N
         init_distributed("cuda")
 
 
-def test_others_that_never_come_are_told_and_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_never_join_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

@@ -21,7 +21,7 @@ ALONE, PAIR = World(0, 1, 0, torch.device("cpu")), World(0, 2, 0, torch.device("
 
 
 @pytest.mark.parametrize("how", ["data", "zero1", "zero2", "zero3"])
-def test_with_one_process_the_model_and_its_optimizer_are_left_as_they_are(how: str) -> None:
+def test_with_one_process_model_and_optimizer_are_unchanged(how: str) -> None:
     model = nn.Linear(3, 3)
     optimizer = torch.optim.LBFGS(model.parameters())
     assert wrap_model(model, how, ALONE) is model
@@ -45,12 +45,12 @@ def test_a_block_that_shares_its_weights_stays_with_the_rest_of_the_model() -> N
     assert find_blocks(model) == [model.blocks[0]]
 
 
-def test_the_model_is_found_inside_what_the_compiler_put_around_it() -> None:
+def test_unwrap_model_removes_the_compilers_wrapper() -> None:
     model = nn.Linear(2, 2)
     assert unwrap_model(torch.compile(model, backend="eager")) is model
 
 
-def test_what_cannot_be_spread_is_told_with_the_way_out() -> None:
+def test_models_and_optimizers_that_cannot_be_sharded_are_refused() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(ParallelError, match="one of data, zero1, zero2, zero3; got 'zero4'"):
         wrap_model(model, "zero4", PAIR)
@@ -65,7 +65,7 @@ def test_what_cannot_be_spread_is_told_with_the_way_out() -> None:
         shard_optimizer(optimizer, "zero1", PAIR)
 
 
-def test_batch_norm_with_few_samples_is_joined_on_gpus_and_told_elsewhere() -> None:
+def test_batch_norm_with_few_samples_is_synchronised_on_gpus_and_noted_elsewhere() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     gpus = World(0, 2, 0, torch.device("cuda", 0))
     joined, told = sync_batch_norms(net, gpus, samples=2)
