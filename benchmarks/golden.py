@@ -20,7 +20,7 @@ from benchmarks.replay import replay
 from benchmarks.zoo.recording import Attached
 from benchmarks.zoo.run import train
 from benchmarks.zoo.work import everything
-from surefoot.journal.run_json import RUN, SIGNALS, events_name
+from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR, events_filename
 
 SCENARIOS = (
     "bad_batch-plain-subtle-11",
@@ -47,13 +47,13 @@ def make(name: str, folder: Path) -> int:
 
 def _keep(made: Path, kept: Path) -> None:
     kept.mkdir(parents=True)
-    info = json.loads((made / RUN).read_text())
+    info = json.loads((made / RUN_JSON).read_text())
     config = {name: info["config"][name] for name in ("policy", "judged")}
     told = {"schema": info["schema"], "surefoot": info["surefoot"], "config": config, "earlier": []}
-    (kept / RUN).write_text(json.dumps(told, indent=1) + "\n")
-    lines = (made / events_name(0)).read_text().splitlines(keepends=True)
-    (kept / events_name(0)).write_text("".join(line for line in lines if _needed(line)))
-    shutil.copytree(made / SIGNALS, kept / SIGNALS)
+    (kept / RUN_JSON).write_text(json.dumps(told, indent=1) + "\n")
+    lines = (made / events_filename(0)).read_text().splitlines(keepends=True)
+    (kept / events_filename(0)).write_text("".join(line for line in lines if _needed(line)))
+    shutil.copytree(made / SIGNALS_DIR, kept / SIGNALS_DIR)
 
 
 def _needed(line: str) -> bool:
@@ -68,7 +68,7 @@ def main(words: Sequence[str]) -> int:
     folder = Path(words[0])
     torch.set_num_threads(1)
     logging.getLogger("surefoot").setLevel(logging.CRITICAL)
-    for old in folder.glob(f"*/{RUN}"):
+    for old in folder.glob(f"*/{RUN_JSON}"):
         shutil.rmtree(old.parent)
     for name in SCENARIOS:
         print(f"{name}: {make(name, folder)} decisions", flush=True)

@@ -14,8 +14,8 @@ import numpy as np
 from surefoot.journal.aliases import upgraded_policy
 from surefoot.journal.reader import Run, read
 from surefoot.journal.row_file import BadHeader, map_rows
-from surefoot.journal.run_json import SIGNALS
-from surefoot.journal.segments import listed
+from surefoot.journal.run_json import SIGNALS_DIR
+from surefoot.journal.segments import list_segments
 from surefoot.judge.multi_optimizer import AnyJudge, judge_of
 from surefoot.judge.policy import Policy, Thresholds
 from surefoot.records import ADDED_COLUMNS, SCHEMA, Action, Cause, Decision, StepMetrics, StepOverrides
@@ -159,7 +159,7 @@ def recorded(run_dir: str | Path) -> tuple[list[Recorded], list[str]]:
     if len(begun) > len(infos):
         missing.append(f"run.json no longer knows the first {len(begun) - len(infos)} attaches; they are left out")
     known = min(len(begun), len(infos))
-    layers = LayerRows(run.path / SIGNALS)
+    layers = LayerRows(run.path / SIGNALS_DIR)
     ends = [*begun[-known:], float("inf")]
     spans = zip(infos[-known:], pairwise(ends), strict=True)
     return [Recorded(run, layers, info, int(first), end) for info, (first, end) in spans if first < end], missing
@@ -194,7 +194,7 @@ class LayerRows:
     def __init__(self, folder: Path) -> None:
         self._parts: list[tuple[tuple[str, ...], np.ndarray]] = []
         self._places: dict[tuple[int, int], deque[tuple[int, int]]] = {}
-        for one in listed(folder, "layers"):
+        for one in list_segments(folder, "layers"):
             try:
                 header, rows = map_rows(one.path)
             except (BadHeader, OSError):  # the reader has told of it

@@ -55,7 +55,7 @@ def main(source: str, overrides: Sequence[str], seconds: float, say: Callable[[s
             "epochs=null",
         ]
         recipe = load(source, [*overrides, *fixed])[0]
-        world = parallel.start(recipe.device, recipe.parallel.timeout)
+        world = parallel.init_distributed(recipe.device, recipe.parallel.timeout)
         parts = build(recipe, world)
         bare = Bare(recipe, parts)
         say(f"{parts.parameters / 1e6:.0f} M parameters on {machine(world.device.type)}; warming up")
@@ -82,7 +82,7 @@ class Bare:
         self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, 1_000_000)
         self._dtype = parts.precision.compute
         self._accumulate = recipe.batch.accumulate
-        self._batches: Iterator[Any] = itertools.cycle(list(itertools.islice(parts.data.train, _SPARE)))
+        self._batches: Iterator[Any] = itertools.cycle(list(itertools.islice(parts.data.train_loader, _SPARE)))
 
     def step(self) -> None:
         half = self._dtype is not torch.float32
@@ -175,7 +175,7 @@ def _table(parts: Parts, blocks: Blocks) -> str:
 
 def _utilisation(parts: Parts, speed: float) -> str:
     """Operations of the model, 6 N + 12 L d T a token, of those the device is sold with."""
-    model = parallel.bare(parts.model)
+    model = parallel.unwrap_model(parts.model)
     sold = next((flops for name, flops in FLOPS.items() if name in _name(parts.world.device)), None)
     if sold is None or not isinstance(model, Decoder):
         return "-"

@@ -37,7 +37,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> 
 def test_what_surefoot_did_not_write_is_replaced_only_by_force(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(NOTES)
-    with pytest.raises(OutputRefused, match=r"notes\.txt is there already.*another file, or pass --force"):
+    with pytest.raises(OutputRefused, match=r"notes\.txt already exists.*another file, or pass --force"):
         write(path, "page")
     assert path.read_text() == NOTES
     write(path, "page", force=True)
@@ -51,7 +51,7 @@ def test_an_empty_file_holds_nothing_to_lose(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".jpg", ".webp"])
-def test_a_picture_is_known_again_and_another_programs_is_not(suffix: str, tmp_path: Path) -> None:
+def test_a_saved_figure_is_recognised_and_other_programs_are_not(suffix: str, tmp_path: Path) -> None:
     ours, theirs = tmp_path / f"ours{suffix}", tmp_path / f"theirs{suffix}"
     figure = Figure()
     figure.subplots().plot([1, 2])
@@ -69,7 +69,7 @@ def test_the_input_is_never_replaced_under_any_name(tmp_path: Path) -> None:
     os.link(log, tmp_path / "hard")
     (tmp_path / "soft").symlink_to(log)
     for name in ("train.log", "hard", "soft"):
-        with pytest.raises(OutputRefused, match="to be read"):
+        with pytest.raises(OutputRefused, match="the input file"):
             check_output(tmp_path / name, inputs=[str(log)], force=True)
 
 
@@ -77,7 +77,7 @@ def test_a_part_of_the_folder_that_is_read_is_never_replaced(tmp_path: Path) -> 
     (tmp_path / "run").mkdir()
     events = tmp_path / "run" / "events.jsonl"
     events.write_text("{}\n")
-    with pytest.raises(OutputRefused, match="is a part of"):
+    with pytest.raises(OutputRefused, match="lies inside the input"):
         check_output(events, inputs=[str(tmp_path / "run")], force=True)
     assert check_output(tmp_path / "run" / "answer.html", inputs=[str(tmp_path / "run")])
 
@@ -110,7 +110,7 @@ def test_a_link_stays_one_and_what_it_leads_to_is_protected(tmp_path: Path) -> N
     assert (tmp_path / "notes.txt").read_text() == NOTES
 
 
-def test_a_file_that_has_to_be_new_is_not_replaced_by_force_either(tmp_path: Path) -> None:
+def test_with_new_no_file_is_replaced_even_with_force(tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("x")
     with pytest.raises(OutputRefused, match="name a new file"):
         check_output(tmp_path / "weights", new=True, force=True)

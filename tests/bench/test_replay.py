@@ -182,8 +182,8 @@ def test_a_run_of_another_surefoot(
 
 
 def test_what_is_no_run_or_has_no_rows(tmp_path: Path, copied: Callable[[str], Path]) -> None:
-    assert "not there" in typed(tmp_path / "nowhere").stderr
-    assert "is not the directory of a run" in typed(tmp_path).stderr
+    assert "does not exist" in typed(tmp_path / "nowhere").stderr
+    assert "is not a run directory" in typed(tmp_path).stderr
     run = copied(REFUSED)
     shutil.rmtree(run / "signals")
     assert "no rows to replay" in typed(run).stderr

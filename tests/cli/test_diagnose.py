@@ -276,7 +276,7 @@ def test_a_log_is_never_replaced_by_its_own_page_or_picture(bad: Path, option: s
         for force in ([], ["--force"]):
             result = run(log, option, target, *force)
             assert result.exit_code == 2
-            assert "is the file to be read, which is never replaced" in result.stderr
+            assert "is the input file, which is never replaced" in result.stderr
             assert len(result.stderr.splitlines()) == 1
             assert log.read_bytes() == before
     assert run("--compare", log, log, option, log, "--force").exit_code == 2
@@ -297,7 +297,7 @@ def test_files_that_are_not_surefoots_are_replaced_only_by_force(good: Path, tmp
     target.write_text("my own work")
     result = run(good, option, target)
     assert result.exit_code == 2
-    assert f"{target} is there already, and surefoot did not write it. Name another file, or pass --force" in (
+    assert f"{target} already exists and surefoot did not write it. Name another file, or pass --force" in (
         result.stderr.replace("\n", " ")
     )
     assert result.stdout == ""  # said before a long log is read

@@ -8,19 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.data.corpus import Opened, open_data
+from surefoot.data.corpus import TrainingData, open_data
 from surefoot.train.recipe.schema import Data
 
 
-def opened(kind: str = "text", /, *, batch_size: int = 4, rank: int = 0, world: int = 1, **fields: Any) -> Opened:
-    given = {name: fields.pop(name) for name in ("dataset", "collate", "cache", "segments", "pin") if name in fields}
+def opened(kind: str = "text", /, *, batch_size: int = 4, rank: int = 0, world: int = 1, **fields: Any) -> TrainingData:
+    given = {
+        name: fields.pop(name) for name in ("dataset", "collate", "cache", "segments", "pin_memory") if name in fields
+    }
     if "held_out_set" in fields:
-        given["held_out"] = fields.pop("held_out_set")
+        given["eval_dataset"] = fields.pop("held_out_set")
     for name in ("path", "held_out_path"):
         if name in fields:
             fields[name] = [str(one) for one in (fields[name] if isinstance(fields[name], list) else [fields[name]])]
     spec = Data(kind=kind, **{"context": 8, **fields})  # pyright: ignore[reportArgumentType]
-    return open_data(spec, seed=3, batch_size=batch_size, rank=rank, world=world, **given)
+    return open_data(spec, seed=3, batch_size=batch_size, rank=rank, world_size=world, **given)
 
 
 def write_texts(folder: Path, count: int = 20) -> Path:

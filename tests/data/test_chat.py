@@ -28,11 +28,11 @@ def one(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def test_only_the_assistants_words_and_their_end_count(tmp_path: Path) -> None:
+def test_only_assistant_tokens_and_their_end_are_targets(tmp_path: Path) -> None:
     talk = {"messages": [one("system", "be kind"), one("user", "2+2?"), one("assistant", "4"), one("user", "sure?")]}
     path = write(tmp_path / "a.jsonl", talk, {"prompt": "hello", "response": "good day"})
     data = opened("chat", path=path, held_out=0, packing=False, shuffle=False, context=100, batch_size=1)
-    first, second = data.train
+    first, second = data.train_loader
     assert bytes(told(first)) == b"4\0"
     assert bytes(first["inputs"][0].tolist()).startswith(b"<|system|>\nbe kind\n<|user|>\n2+2?\n<|assistant|>\n4\0<|us")
     assert bytes(told(second)) == b"good day\0"
@@ -41,7 +41,7 @@ def test_only_the_assistants_words_and_their_end_count(tmp_path: Path) -> None:
 
 def test_packed_conversations_share_samples_and_none_is_cut(tmp_path: Path) -> None:
     data = opened("chat", path=write_chats(tmp_path / "a.jsonl", 50), held_out=0, context=150, batch_size=100)
-    (batch,) = data.train
+    (batch,) = data.train_loader
     answers = bytes(told(batch)).split(b"\0")[:-1]
     assert sorted(answers) == sorted((f"it is {i}" * (1 + i % 3)).encode() for i in range(50))
     assert batch["inputs"].shape == (data.samples, 150)
@@ -50,9 +50,9 @@ def test_packed_conversations_share_samples_and_none_is_cut(tmp_path: Path) -> N
     assert all(texts.count(b"<|user|>\nsay %d\n<|assistant|>\nit is %d" % (i, i)) == 1 for i in range(50))
 
 
-def test_with_segments_conversations_of_a_sample_are_told_apart(tmp_path: Path) -> None:
+def test_with_segments_conversations_of_a_sample_are_numbered(tmp_path: Path) -> None:
     data = opened("chat", path=write_chats(tmp_path / "a.jsonl", 6), held_out=0, context=200, segments=True)
-    (batch,) = data.train
+    (batch,) = data.train_loader
     row, parts = batch["inputs"][0], batch["segments"][0]
     assert parts.max() >= 1
     for part in range(int(parts.max()) + 1):
@@ -60,7 +60,7 @@ def test_with_segments_conversations_of_a_sample_are_told_apart(tmp_path: Path) 
     assert (row[parts == -1] == 0).all()
 
 
-def test_lines_that_are_no_conversation_are_named_with_the_reason(tmp_path: Path) -> None:
+def test_invalid_conversations_are_named_with_the_reason(tmp_path: Path) -> None:
     good = {"messages": [one("user", "a"), one("assistant", "b")]}
     path = write(
         tmp_path / "a.jsonl",
@@ -76,15 +76,15 @@ def test_lines_that_are_no_conversation_are_named_with_the_reason(tmp_path: Path
     )
     data = opened("chat", path=path, held_out=0, context=50, packing=False)
     assert data.samples == 2
-    named = {one.name.rsplit(" ", 1)[1]: one.reason for one in data.bad}
+    named = {one.name.rsplit(" ", 1)[1]: one.reason for one in data.unreadable}
     assert list(named) == ["2", "4", "5", "6", "7", "8"]
-    assert named["2"].startswith("no JSON: Expecting value")
-    assert named["5"] == "expected messages, or prompt and response; it has text"
+    assert named["2"].startswith("not JSON: Expecting value")
+    assert named["5"] == "expected messages, or prompt and response; got text"
     assert named["7"] == "message 1 needs a role and content, both text"
     assert named["8"] == "the assistant says nothing in it"
 
 
-def test_a_conversation_whose_answer_lies_beyond_the_context_is_left_out_and_that_is_told(tmp_path: Path) -> None:
+def test_a_conversation_whose_answer_is_beyond_the_context_is_skipped_with_a_note(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.jsonl",
         {"prompt": "x" * 100, "response": "too late"},
@@ -93,15 +93,15 @@ def test_a_conversation_whose_answer_lies_beyond_the_context_is_left_out_and_tha
     )
     data = opened("chat", path=path, held_out=0, context=50, packing=False)
     assert data.samples == 2
-    assert data.notes[0].startswith("1 of 3 texts are longer than data.context 50 and were cut to it")
-    assert data.notes[1].startswith("1 of 3 texts were left out: what counts lies beyond data.context")
+    assert data.notes[0].startswith("1 of 3 texts are longer than data.context 50 and were truncated")
+    assert data.notes[1].startswith("1 of 3 texts were skipped: their targets lie beyond data.context")
 
 
 def test_the_limit_is_in_conversations_and_some_are_held_out(tmp_path: Path) -> None:
     data = opened("chat", path=write_chats(tmp_path / "a.jsonl"), limit=10, held_out=0.3, packing=False, context=80)
-    assert data.held_out is not None
-    assert data.samples + len(data.held_out.samples) == 10
-    assert 1 <= len(data.held_out.samples) <= 4
+    assert data.eval_loader is not None
+    assert data.samples + len(data.eval_loader.samples) == 10
+    assert 1 <= len(data.eval_loader.samples) <= 4
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -122,7 +122,7 @@ def test_the_tokenizers_own_template_is_used(tmp_path: Path, beside: bool) -> No
     data = opened(
         "chat", path=write(tmp_path / "a.jsonl", talk), tokenizer=str(folder), held_out=0, context=60, packing=False
     )
-    batch = next(iter(data.train))
+    batch = next(iter(data.train_loader))
     assert data.tokenizer is not None
     inner = data.tokenizer.inner  # pyright: ignore[reportAttributeAccessIssue]
     assert inner.decode(told(batch), skip_special_tokens=False) == "so it is<|im_end|>\nso<|im_end|>\n"

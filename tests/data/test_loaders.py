@@ -48,7 +48,7 @@ def saved(loader: Loader) -> Any:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_without_workers_every_place_to_stop_is_exact(shuffle: bool, drop_last: bool) -> None:
+def test_without_workers_a_resume_is_exact_after_every_batch(shuffle: bool, drop_last: bool) -> None:
     options: dict[str, Any] = {"shuffle": shuffle, "drop_last": drop_last}
     whole = read(loader_of(**options))
     assert len(whole) == EPOCHS * (5 if drop_last else 6)
@@ -72,7 +72,7 @@ def test_without_workers_every_place_to_stop_is_exact(shuffle: bool, drop_last: 
         (2, 2, 7, {"shuffle": False}),
     ],
 )
-def test_with_workers_the_place_is_that_of_the_batch_handed_out(
+def test_with_workers_the_position_is_that_of_the_last_yielded_batch(
     before: int, after: int, cut: int, options: dict[str, Any]
 ) -> None:
     def made(workers: int) -> Loader:
@@ -87,7 +87,7 @@ def test_with_workers_the_place_is_that_of_the_batch_handed_out(
     assert seen + read(resumed) == whole
 
 
-def test_a_loop_that_was_left_is_taken_up_by_the_next() -> None:
+def test_a_loop_that_was_left_is_continued_by_the_next() -> None:
     for workers in (0, 2):
         loader = loader_of(num_workers=workers)
         left = iter(loader)
@@ -95,11 +95,11 @@ def test_a_loop_that_was_left_is_taken_up_by_the_next() -> None:
         seen += read(loader, 3)
         seen += read(loader)
         assert seen == read(loader_of())
-        with pytest.raises(RuntimeError, match="left when another one began"):
+        with pytest.raises(RuntimeError, match="ended when another one began"):
             next(left)
 
 
-def test_between_two_epochs_the_next_one_comes_whole() -> None:
+def test_saved_between_epochs_the_next_epoch_is_complete() -> None:
     loader = loader_of()
     first = read(loader, epochs=1)
     assert (saved(loader)["epoch"], saved(loader)["cursor"]) == (1, 0)
@@ -108,13 +108,13 @@ def test_between_two_epochs_the_next_one_comes_whole() -> None:
     assert first + read(resumed) == read(loader_of())
 
 
-def test_a_fresh_loader_tells_its_place_without_starting_workers() -> None:
+def test_a_fresh_loader_has_a_state_without_starting_workers() -> None:
     loader = loader_of(num_workers=2)
     assert saved(loader)["cursor"] == 0
     assert loader._iterator is None
 
 
-def test_loops_draw_nothing_from_torchs_random_numbers() -> None:
+def test_loops_do_not_use_torchs_global_generator() -> None:
     """A resumed run begins one loop more: drawn from torch's generator, its dropout would be another."""
     before = torch.get_rng_state()
     read(loader_of())
@@ -125,7 +125,7 @@ def test_loops_draw_nothing_from_torchs_random_numbers() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
-def test_a_loop_under_way_follows_when_the_loader_goes_back(options: dict[str, Any]) -> None:
+def test_a_running_loop_follows_load_state_dict(options: dict[str, Any]) -> None:
     whole = read(loader_of(), epochs=1)
     loader, seen, state = loader_of(**options), [], None
     for batch in loader:
@@ -139,7 +139,7 @@ def test_a_loop_under_way_follows_when_the_loader_goes_back(options: dict[str, A
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
-def test_a_banned_sample_never_comes_again_not_even_when_it_was_read_ahead(options: dict[str, Any]) -> None:
+def test_a_banned_sample_never_comes_again_even_if_prefetched(options: dict[str, Any]) -> None:
     order = [sample for batch in read(loader_of(), epochs=1) for sample in batch]
     banned = {order[1], order[5], order[9], order[22]}
     loader, seen = loader_of(**options), []
@@ -213,7 +213,7 @@ def test_augmented_samples_are_the_same_whoever_reads_them_and_new_in_every_epoc
     assert not set(first.values()) & set(second.values())
 
 
-def test_a_dataset_that_reads_whole_batches_is_asked_for_them() -> None:
+def test_getitems_is_used_when_the_dataset_has_it() -> None:
     class Many(Numbers):
         def __getitem__(self, index: int) -> int:
             raise AssertionError("asked for one")
@@ -253,12 +253,12 @@ def test_a_state_of_other_data_is_refused_and_the_loader_goes_on() -> None:
     assert seen + read(loader, epochs=1) == whole
 
 
-def test_a_stream_is_told_where_to_go() -> None:
+def test_make_loader_refuses_an_iterable_dataset_with_advice() -> None:
     class Stream(torch.utils.data.IterableDataset[int]):
         def __iter__(self) -> Any:
             return iter(range(3))
 
-    with pytest.raises(TypeError, match="For a stream use torchdata"):
+    with pytest.raises(TypeError, match="For an iterable dataset use torchdata"):
         make_loader(Stream(), 4, seed=0)
 
 
@@ -294,7 +294,7 @@ def started(target: Any, *args: Any) -> Any:
 
 # Steps 1 to 26 are the first epoch, 27 to 52 the second.
 @pytest.mark.parametrize("lives", [[(0, 9), (0, 27), (0, None)], [(2, 5), (0, 26), (1, 41), (2, None)]])
-def test_killed_again_and_again_a_run_reads_what_an_unbroken_one_reads(
+def test_a_run_killed_repeatedly_reads_what_an_unbroken_one_reads(
     lives: list[tuple[int, int | None]], tmp_path: Path
 ) -> None:
     loader = noisy_loader(0)
@@ -307,7 +307,7 @@ def test_killed_again_and_again_a_run_reads_what_an_unbroken_one_reads(
     assert json.loads(file.read_text())["seen"] == whole
 
 
-def test_two_processes_go_on_where_one_was_and_one_where_two_were(tmp_path: Path) -> None:
+def test_one_rank_resumes_from_two_and_two_from_one(tmp_path: Path) -> None:
     order = [sample for batch in make_loader(Numbers(LENGTH), 1, seed=11) for sample in batch.tolist()]
     begun = make_loader(Numbers(LENGTH), 5, seed=11)
     first = read(begun, 7)
@@ -337,7 +337,7 @@ class Noisy(Dataset[float]):
     kind = "noisy"
 
 
-def test_numbers_drawn_in_workers_go_by_the_batch_and_not_by_the_worker() -> None:
+def test_random_numbers_in_workers_depend_on_the_batch_only() -> None:
     def read(workers: int, position: dict[str, Any] | None = None) -> list[Any]:
         loader = make_loader(Noisy(), 3, seed=0, num_workers=workers)
         assert loader.dataset.kind == "noisy"  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.data import Sampler, WrongPosition
-from surefoot.data.order import Order
+from surefoot.data.epoch_order import EpochOrder
 
 SIZES = st.integers(1, 60)
 GOLDEN = {
@@ -63,7 +63,7 @@ def flat(told: list[list[list[int]]]) -> list[int]:
 @settings(max_examples=20, deadline=None)
 @given(length=st.one_of(st.integers(1, 300), st.integers(65_530, 65_550), st.sampled_from([2**18, 2**18 - 1, 300_007])))
 def test_every_sample_has_one_place(length: int) -> None:
-    order = Order(length, seed=1, epoch=2, shuffle=True)
+    order = EpochOrder(length, seed=1, epoch=2, shuffle=True)
     places = np.arange(length)
     samples = order.samples(places)
     assert np.array_equal(np.sort(samples), places)
@@ -72,7 +72,7 @@ def test_every_sample_has_one_place(length: int) -> None:
 
 def test_the_order_never_changes() -> None:
     """Written down once: with another order a saved run would go on with samples it has seen."""
-    told = {n: Order(n, seed=7, epoch=3, shuffle=True).samples(np.arange(5)).tolist() for n in (5, 10**6, 10**12)}
+    told = {n: EpochOrder(n, seed=7, epoch=3, shuffle=True).samples(np.arange(5)).tolist() for n in (5, 10**6, 10**12)}
     assert told == GOLDEN
 
 
@@ -80,7 +80,7 @@ def test_small_orders_are_all_as_likely() -> None:
     trials = 6000
     for n in (3, 4):
         seen = Counter(
-            tuple(Order(n, seed=i // 60, epoch=i % 60, shuffle=True).samples(np.arange(n)).tolist())
+            tuple(EpochOrder(n, seed=i // 60, epoch=i % 60, shuffle=True).samples(np.arange(n)).tolist())
             for i in range(trials)
         )
         expected = trials / factorial(n)
@@ -92,12 +92,12 @@ def test_large_orders_are_well_mixed() -> None:
     """Neighbours end up anywhere, in every epoch anew."""
     n = 1_000_000
     for epoch in range(3):
-        samples = Order(n, seed=0, epoch=epoch, shuffle=True).samples(np.arange(100_000)).astype(float)
+        samples = EpochOrder(n, seed=0, epoch=epoch, shuffle=True).samples(np.arange(100_000)).astype(float)
         assert abs(np.corrcoef(samples[:-1], samples[1:])[0, 1]) < 0.02
         assert np.histogram(samples, bins=20, range=(0, n))[0] == pytest.approx(5000, rel=0.1)
 
 
-def test_a_billion_samples_take_no_memory_and_any_place_is_near() -> None:
+def test_a_billion_samples_take_no_memory_and_access_is_fast() -> None:
     sampler = Sampler(10**9, 4, seed=0)
     sampler.load_state_dict({**sampler.state_dict(), "cursor": 10**9 - 6})
     assert [len(batch) for batch in sampler] == [4, 2]
@@ -225,7 +225,7 @@ def test_the_batch_of_all_ranks_is_the_same_for_any_number_of_them() -> None:
     assert one == two == four
 
 
-def test_with_fewer_samples_than_ranks_left_some_come_twice_and_that_is_said() -> None:
+def test_with_fewer_samples_than_ranks_left_some_repeat_with_a_warning() -> None:
     (alone,) = ranks(10, 4, 1)
     steps([alone], 2)
     world = ranks(10, 1, 4)
@@ -279,11 +279,11 @@ def test_a_ban_in_the_middle_of_a_loop_holds_from_the_next_batch_on() -> None:
     assert sampler.state_dict()["banned"] == [1, 4]
 
 
-def test_what_cannot_be_banned_is_said() -> None:
+def test_an_invalid_ban_is_refused() -> None:
     sampler = Sampler(4, 2, seed=0)
     with pytest.raises(ValueError, match="numbered from 0 to 3"):
         sampler.ban([2, 4])
-    with pytest.raises(ValueError, match="no batch would ever come"):
+    with pytest.raises(ValueError, match="there would be no batch at all"):
         sampler.ban(range(4))
     assert sampler.state_dict()["banned"] == []
 
@@ -294,7 +294,7 @@ def test_what_cannot_be_banned_is_said() -> None:
 GOOD = Sampler(10, 2, seed=1).state_dict()
 BAD: list[tuple[Any, str]] = [
     (None, "expected a state of kind"),
-    ({}, "a mapping with nothing in it"),
+    ({}, "a mapping with no keys"),
     ({"_snapshot": 1, "_steps_since_snapshot": 0}, "belongs to another loader"),
     ({**GOOD, "version": 2}, "reads version 1"),
     ({**GOOD, "length": 11}, "saved with length=11, here it is 10"),
@@ -324,7 +324,7 @@ def test_a_state_that_is_damaged_or_of_other_data_is_refused(state: Any, words: 
 
 @quick
 @given(st.recursive(st.none() | st.integers() | st.floats() | st.text(), lambda x: st.lists(x, max_size=3)), st.data())
-def test_any_field_may_hold_anything_and_only_words_come(value: Any, data: st.DataObject) -> None:
+def test_any_damaged_field_raises_wrong_position(value: Any, data: st.DataObject) -> None:
     sampler = Sampler(10, 2, seed=1)
     state = {**GOOD, data.draw(st.sampled_from(sorted(GOOD))): value}
     with contextlib.suppress(WrongPosition):
@@ -336,12 +336,12 @@ def test_any_field_may_hold_anything_and_only_words_come(value: Any, data: st.Da
     ("options", "words"),
     [
         ({"batch_size": 0}, "batch_size"),
-        ({"world_size": 2, "rank": 2}, "rank 2 is none of 2 ranks"),
+        ({"world_size": 2, "rank": 2}, "rank 2 is out of range"),
         ({"seed": -1}, "seed must be"),
         ({"dataset": 0}, "0 samples"),
-        ({"drop_last": True, "batch_size": 11}, "no batch would ever come"),
+        ({"drop_last": True, "batch_size": 11}, "there would be no batch at all"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Sampler(**{"dataset": 10, "batch_size": 2, "seed": 0, **options})

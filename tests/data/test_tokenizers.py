@@ -12,13 +12,13 @@ pytest.importorskip("tokenizers")
 sys.path.insert(0, str(Path(__file__).parent))
 from corpora import opened, write_texts, write_tokenizer
 
-from surefoot.data.problem import DataError
+from surefoot.data.data_error import DataError
 from surefoot.data.tokenizers import make_tokenizer
 
 
 @pytest.mark.parametrize("text", ["the user says", "Grüße, 世界 🙂", ""])
 @pytest.mark.parametrize("kind", ["bytes", "folder", "file"])
-def test_what_was_encoded_comes_back(tmp_path: Path, kind: str, text: str) -> None:
+def test_encode_decode_round_trip(tmp_path: Path, kind: str, text: str) -> None:
     folder = write_tokenizer(tmp_path)
     tokenizer = make_tokenizer({"bytes": "bytes", "folder": str(folder), "file": str(folder / "tokenizer.json")}[kind])
     tokens = tokenizer.encode(text)
@@ -27,7 +27,7 @@ def test_what_was_encoded_comes_back(tmp_path: Path, kind: str, text: str) -> No
     assert tokenizer.encode_many([text])[0].tolist() == tokens
 
 
-def test_a_text_ends_with_what_the_tokenizer_calls_its_end(tmp_path: Path) -> None:
+def test_a_text_ends_with_the_tokenizers_end_token(tmp_path: Path) -> None:
     assert make_tokenizer(str(write_tokenizer(tmp_path / "a"))).end == 0
     named = write_tokenizer(tmp_path / "b", eos_token={"content": "<|im_end|>"})
     assert make_tokenizer(str(named)).end == 2
@@ -37,7 +37,7 @@ def test_texts_in_tokens_of_a_tokenizer_are_whole(tmp_path: Path) -> None:
     texts, folder = write_texts(tmp_path / "texts", 5), write_tokenizer(tmp_path / "tokenizer")
     data = opened(path=texts, tokenizer=str(folder), held_out=0, shuffle=False, batch_size=1000)
     assert data.tokenizer is not None
-    (batch,) = data.train
+    (batch,) = data.train_loader
     first = batch["inputs"][0, :1].tolist()
     row = first + batch["targets"].flatten()[: batch["count"]].tolist()
     parts: list[list[int]] = [[]]
@@ -47,9 +47,9 @@ def test_texts_in_tokens_of_a_tokenizer_are_whole(tmp_path: Path) -> None:
     assert data.vocab == data.tokenizer.vocab > 256
 
 
-def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"a": 1}')
-    with pytest.raises(DataError, match="is no tokenizer that `tokenizers` can read"):
+    with pytest.raises(DataError, match="the tokenizers package cannot read"):
         make_tokenizer(str(tmp_path))
     with pytest.raises(DataError, match="a folder that has one"):
         make_tokenizer(str(tmp_path / "missing"))

@@ -53,7 +53,7 @@ def check(run: Run, *, kills: int) -> None:
     assert run.notes == []
 
 
-def test_a_run_killed_again_and_again_reads_as_one(tmp_path: Path) -> None:
+def test_a_run_killed_repeatedly_reads_as_one(tmp_path: Path) -> None:
     rng = random.Random(0)
     rows = 0
     for kill in range(4):
@@ -69,7 +69,7 @@ def test_a_run_killed_again_and_again_reads_as_one(tmp_path: Path) -> None:
         rows = run.scalars.rows
 
 
-def test_a_forked_child_writes_nothing_and_leaving_the_program_writes_all(tmp_path: Path) -> None:
+def test_a_forked_child_writes_nothing_and_exit_flushes(tmp_path: Path) -> None:
     with started("fork", tmp_path) as process:
         assert process.wait() == 0
     lines = (tmp_path / "events.jsonl").read_text().splitlines()

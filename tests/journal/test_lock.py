@@ -71,7 +71,7 @@ def beating(path: Path) -> Iterator[None]:
     thread.join()
 
 
-def test_a_second_writer_is_told_who_when_and_what_to_do(tmp_path: Path, contender: Contender) -> None:
+def test_a_second_writer_gets_owner_time_and_advice(tmp_path: Path, contender: Contender) -> None:
     contender.take(tmp_path)
     assert contender.answer() == "won"
     with pytest.raises(RunDirectoryInUse) as caught:
@@ -81,10 +81,10 @@ def test_a_second_writer_is_told_who_when_and_what_to_do(tmp_path: Path, contend
     for words in (str(tmp_path), pid, since, "another run_dir", "stop that process", "writer.lock"):
         assert words in str(caught.value)
     assert contender.end() == 1
-    assert WriterLock(tmp_path, interval=QUICK).acquire().still_mine()
+    assert WriterLock(tmp_path, interval=QUICK).acquire().is_held()
 
 
-def test_the_same_process_is_told_to_close_first(tmp_path: Path) -> None:
+def test_the_same_process_is_advised_to_close_first(tmp_path: Path) -> None:
     lock = WriterLock(tmp_path).acquire()
     with pytest.raises(RunDirectoryInUse, match="this very process"):
         WriterLock(tmp_path).acquire()
@@ -92,40 +92,40 @@ def test_the_same_process_is_told_to_close_first(tmp_path: Path) -> None:
     WriterLock(tmp_path).acquire()
 
 
-def test_a_killed_owner_is_inherited_even_unreaped(tmp_path: Path, contender: Contender) -> None:
+def test_the_lock_of_a_killed_owner_is_taken_over_even_unreaped(tmp_path: Path, contender: Contender) -> None:
     contender.take(tmp_path)
     assert contender.answer() == "won"
     contender.process.kill()
     os.waitid(os.P_PID, contender.process.pid, os.WEXITED | os.WNOWAIT)  # dead, yet a zombie until this test ends
     lock = WriterLock(tmp_path, interval=1000).acquire()
-    assert lock.still_mine()
+    assert lock.is_held()
     assert [path.name for path in tmp_path.iterdir()] == ["writer.lock"]
 
 
-def test_a_reused_process_number_is_no_owner(tmp_path: Path) -> None:
+def test_a_reused_pid_is_not_the_owner(tmp_path: Path) -> None:
     WriterLock(tmp_path).acquire()
     edit(tmp_path / "writer.lock", start=1, token="another")
-    assert WriterLock(tmp_path, interval=1000).acquire().still_mine()
+    assert WriterLock(tmp_path, interval=1000).acquire().is_held()
 
 
 @pytest.mark.parametrize(
     "where", [{"host": "elsewhere"}, {"boot": "another"}, {"namespace": "pid:[1]"}, {"start": None}]
 )
-def test_an_owner_elsewhere_lives_while_it_beats(tmp_path: Path, where: dict[str, Any]) -> None:
+def test_an_owner_on_another_host_is_alive_while_it_refreshes(tmp_path: Path, where: dict[str, Any]) -> None:
     WriterLock(tmp_path, interval=QUICK).acquire()
     edit(tmp_path / "writer.lock", token="another", pid=1, **where)
     with beating(tmp_path / "writer.lock"), pytest.raises(RunDirectoryInUse, match=where.get("host", "in use")):
         WriterLock(tmp_path, interval=QUICK, watch=40).acquire()
-    assert WriterLock(tmp_path, interval=QUICK).acquire().still_mine()
+    assert WriterLock(tmp_path, interval=QUICK).acquire().is_held()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\x00" * 512, b"[]", b'{"pid": "x", "start": {}, "interval": "y"}'])
-def test_a_damaged_lock_is_inherited_after_watching_it(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_lock_is_taken_over_after_watching_it(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "writer.lock").write_bytes(content)
-    assert WriterLock(tmp_path, interval=QUICK).acquire().still_mine()
+    assert WriterLock(tmp_path, interval=QUICK).acquire().is_held()
 
 
-def test_an_heir_that_died_on_the_way_is_inherited_too(tmp_path: Path) -> None:
+def test_the_takeover_lock_of_a_dead_contender_is_taken_over(tmp_path: Path) -> None:
     WriterLock(tmp_path, interval=QUICK).acquire()
     lock = tmp_path / "writer.lock"
     edit(lock, host="elsewhere", token="dead")
@@ -136,7 +136,7 @@ def test_an_heir_that_died_on_the_way_is_inherited_too(tmp_path: Path) -> None:
     )
     assert child.returncode == 7
     assert [path.name for path in tmp_path.glob("*.heir-*")]
-    assert WriterLock(tmp_path, interval=QUICK).acquire().still_mine()
+    assert WriterLock(tmp_path, interval=QUICK).acquire().is_held()
     assert [path.name for path in tmp_path.iterdir()] == ["writer.lock"]
 
 
@@ -181,14 +181,14 @@ def test_of_many_contenders_exactly_one_wins_every_time(tmp_path: Path) -> None:
 
 def test_a_holder_notices_that_it_lost_the_lock(tmp_path: Path) -> None:
     lock = WriterLock(tmp_path).acquire()
-    assert lock.beat()
+    assert lock.refresh()
     assert json.loads(lock.path.read_text())["beats"] == 1
     edit(lock.path, token="another")
-    assert not lock.beat()
-    assert not lock.still_mine()
+    assert not lock.refresh()
+    assert not lock.is_held()
     lock.release()
     assert lock.path.exists()
     lock.path.unlink()
-    assert not lock.beat()
-    assert not lock.still_mine()
+    assert not lock.refresh()
+    assert not lock.is_held()
     lock.release()

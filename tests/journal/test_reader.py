@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import surefoot
 from surefoot.journal import Journal, read, reader
-from surefoot.journal.row_file import Header, map_rows
+from surefoot.journal.row_file import RowHeader, map_rows
 from surefoot.records import LAYER_STATS, Note, StepMetrics
 
 
@@ -33,7 +33,7 @@ def recorded(run_dir: Path) -> None:
     journal.close()
 
 
-def test_what_a_user_sees(tmp_path: Path) -> None:
+def test_read_returns_scalars_info_and_events(tmp_path: Path) -> None:
     recorded(tmp_path)
     run = surefoot.read(tmp_path)
     assert run.scalars["loss"][:2].tolist() == [2.5, 1.5]
@@ -48,7 +48,7 @@ def test_what_a_user_sees(tmp_path: Path) -> None:
         run.scalars["loss"][0] = 1
     assert run.info["seed"] == 3
     assert math.isnan(run.events[0]["values"]["best"])
-    assert repr(run) == (f"Run({str(tmp_path)!r}, 4 rows, last step 3, 1 events, 0 incidents, 3 tensors in 3 rows)")
+    assert repr(run) == (f"Run({str(tmp_path)!r}, 4 rows, last step 3, 1 events, 3 tensors in 3 rows)")
 
 
 def test_layers_by_name_across_a_change_of_tensors(tmp_path: Path) -> None:
@@ -82,11 +82,11 @@ def test_reading_writes_nothing(tmp_path: Path) -> None:
     assert state() == before
 
 
-def test_events_of_all_ranks_stand_in_the_order_of_attempts(tmp_path: Path) -> None:
+def test_events_of_all_ranks_are_ordered_by_attempt(tmp_path: Path) -> None:
     lines(
         tmp_path / "events.jsonl",
         {"kind": "note", "step": 1, "attempt": 1, "rank": 0, "time": 50.0, "id": "a"},
-        {"kind": "incident", "step": 5, "attempt": 6, "rank": 0, "time": 51.0, "id": "d", "future": [1]},
+        {"kind": "unknown", "step": 5, "attempt": 6, "rank": 0, "time": 51.0, "id": "d", "future": [1]},
         {"kind": "note", "step": 5, "attempt": 5, "rank": 0, "time": 40.0, "id": "e"},
     )
     lines(
@@ -98,8 +98,8 @@ def test_events_of_all_ranks_stand_in_the_order_of_attempts(tmp_path: Path) -> N
     )
     run = read(tmp_path)
     assert [event["id"] for event in run.events] == ["a", "b", "c", "c2", "c3", "d", "e"]
-    assert [event["id"] for event in run.incidents] == ["d"]
-    assert run.incidents[0]["future"] == [1]
+    assert run.events[5]["kind"] == "unknown"
+    assert run.events[5]["future"] == [1]
     assert run.events[1]["rank"] == 2
     assert run.events[4] == {"kind": "note", "step": -1, "attempt": -1, "rank": 2, "time": 0.0, "id": "c3"}
 
@@ -139,9 +139,9 @@ def test_damage_anywhere_never_stops_the_reader(tmp_path_factory: pytest.TempPat
         victim.write_bytes(content)
 
 
-def test_what_is_no_run_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path, words in ((tmp_path / "file", "a file"), (tmp_path / "no", "not there"), (tmp_path, "no run.json")):
+    for path, words in ((tmp_path / "file", "a file"), (tmp_path / "no", "does not exist"), (tmp_path, "no run.json")):
         with pytest.raises(ValueError, match=words):
             read(path)
 
@@ -156,11 +156,11 @@ def test_missing_and_future_files_are_noted(tmp_path: Path) -> None:
     assert run.events == []
     (tmp_path / "run.json").write_text("{")
     assert read(tmp_path).notes == ["run.json is unreadable"]
-    assert repr(read(tmp_path)).endswith("0 rows, 0 events, 0 incidents, run.json is unreadable)")
+    assert repr(read(tmp_path)).endswith("0 rows, 0 events, run.json is unreadable)")
 
 
 @pytest.mark.parametrize("seen", [0, 1, 40], ids=["empty", "one byte", "half a header"])
-def test_a_file_filled_while_it_is_read_is_no_damage(
+def test_a_file_written_during_the_read_is_not_reported_as_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: int
 ) -> None:
     recorded(tmp_path)
@@ -168,7 +168,7 @@ def test_a_file_filled_while_it_is_read_is_no_damage(
     whole = newest.read_bytes()
     newest.write_bytes(whole[:seen])
 
-    def filled_behind(path: Path) -> tuple[Header, np.ndarray]:
+    def filled_behind(path: Path) -> tuple[RowHeader, np.ndarray]:
         try:
             return map_rows(path)
         finally:

@@ -9,49 +9,53 @@ import numpy as np
 import pytest
 
 from surefoot.journal import thinning
-from surefoot.journal.layers import LayerLog
 from surefoot.journal.reader import read
-from surefoot.journal.row_file import SCALARS, layers_header
-from surefoot.journal.segments import segment
-from surefoot.journal.thinning import Bounds, Job, Part, next_job, spared, thinned
-from surefoot.journal.writer import Limits
+from surefoot.journal.row_file import SCALARS_HEADER, layers_header
+from surefoot.journal.row_writer import LayerWriter
+from surefoot.journal.segments import make_segment
+from surefoot.journal.thinning import ClosedSegment, HistoryLimits, ThinningJob, keep_one_in, next_job, thin_rows
+from surefoot.journal.writer import JournalLimits
 from surefoot.records import LAYER_STATS, Verdict
 
 
-class Simulated:
-    """A run whose layer rows are only their attempts and verdicts: thinned for real, never written."""
+class SimulatedRun:
+    """A run whose layer rows have only attempts and verdicts: thinned in memory, never written to disk."""
 
     def __init__(self, tensors: int, *, refused_every: int = 0) -> None:
         self.header = layers_header([f"model.layers.{at:05d}.self_attn.weight" for at in range(tensors)], [1] * tensors)
         self.head, self.row = len(self.header.encode()), self.header.dtype.itemsize
-        self.bounds = Bounds.fitting(self.row, window=Limits().window, budget=Limits().budget)
+        self.limits = HistoryLimits.for_row_size(self.row, window=JournalLimits().window, budget=JournalLimits().budget)
         self.refused_every = refused_every
-        self.parts: list[tuple[Part, np.ndarray]] = []
+        self.parts: list[tuple[ClosedSegment, np.ndarray]] = []
         self.peak = 0
 
     def run(self, steps: int) -> None:
-        for number, first in enumerate(range(0, steps, self.bounds.chunk)):
-            rows = np.zeros(self.bounds.chunk, [("attempt", "<i8"), ("verdict", "<i4")])
-            rows["attempt"] = range(first, first + self.bounds.chunk)
+        for number, first in enumerate(range(0, steps, self.limits.segment_rows)):
+            rows = np.zeros(self.limits.segment_rows, [("attempt", "<i8"), ("verdict", "<i4")])
+            rows["attempt"] = range(first, first + self.limits.segment_rows)
             if self.refused_every:
                 rows["verdict"] = rows["attempt"] % self.refused_every == 0
-            self.parts.append(self.part(rows, self.header, segment(Path(), "layers", number)))
-            self.peak = max(self.peak, self.size() + self.bounds.chunk * self.row)  # and a draft of a file beside it
-            while (job := next_job([part for part, _ in self.parts], self.bounds, newer=0, growing=0)) is not None:
-                self.do(job)
+            self.parts.append(self.part(rows, self.header, make_segment(Path(), "layers", number)))
+            self.peak = max(self.peak, self.size() + self.limits.segment_rows * self.row)  # plus one draft file
+            while (
+                job := next_job([part for part, _ in self.parts], self.limits, newer_rows=0, open_bytes=0)
+            ) is not None:
+                self.run_job(job)
 
-    def do(self, job: Job) -> None:
-        at = next(at for at, (part, _) in enumerate(self.parts) if part is job.parts[0])
-        old = self.parts[at : at + len(job.parts)]
-        rows, landed, refused = thinned(np.concatenate([rows for _, rows in old]), job)
+    def run_job(self, job: ThinningJob) -> None:
+        at = next(at for at, (part, _) in enumerate(self.parts) if part is job.segments[0])
+        old = self.parts[at : at + len(job.segments)]
+        rows, landed, refused = thin_rows(np.concatenate([rows for _, rows in old]), job)
         header = thinning.replace(
             self.header, landed_stride=landed, refused_stride=refused, covers=sum(part.covers for part, _ in old)
         )
-        made = [self.part(rows, header, job.parts[0].segment)] if len(rows) else []
-        self.parts[at : at + len(job.parts)] = made
+        made = [self.part(rows, header, job.segments[0].segment)] if len(rows) else []
+        self.parts[at : at + len(job.segments)] = made
 
-    def part(self, rows: np.ndarray, header: thinning.Header, where: thinning.Segment) -> tuple[Part, np.ndarray]:
-        return Part(where, header, len(rows), self.head + len(rows) * self.row), rows
+    def part(
+        self, rows: np.ndarray, header: thinning.RowHeader, where: thinning.Segment
+    ) -> tuple[ClosedSegment, np.ndarray]:
+        return ClosedSegment(where, header, len(rows), self.head + len(rows) * self.row), rows
 
     def size(self) -> int:
         return sum(part.size for part, _ in self.parts)
@@ -65,20 +69,20 @@ class Simulated:
     [(1_000_000, 300, 0), (200_000, 300, 1), (200_000, 5000, 100), (3000, 100_000, 7)],
 )
 def test_a_million_steps_stay_under_a_gigabyte(steps: int, tensors: int, refused_every: int) -> None:
-    run = Simulated(tensors, refused_every=refused_every)
+    run = SimulatedRun(tensors, refused_every=refused_every)
     run.run(steps)
-    assert run.peak + SCALARS.dtype.itemsize * 1_000_000 < 1_000_000_000
+    assert run.peak + SCALARS_HEADER.dtype.itemsize * 1_000_000 < 1_000_000_000
     attempts = run.attempts()
     assert (np.diff(attempts) > 0).all()
-    window = run.bounds.window
+    window = run.limits.window
     assert window == 10_000 or tensors > 1000
     assert attempts[-1] >= steps - 1
     assert attempts[-window] == attempts[-1] - window + 1
     assert len(run.parts) < 200
 
 
-def test_what_is_left_of_a_million_steps_is_spread_over_all_of_them() -> None:
-    run = Simulated(300, refused_every=1000)
+def test_rows_kept_of_a_million_steps_cover_all_of_them() -> None:
+    run = SimulatedRun(300, refused_every=1000)
     run.run(1_000_000)
     attempts = run.attempts()
     assert set(range(0, 1_000_000, 1000)) <= set(attempts.tolist())
@@ -87,11 +91,11 @@ def test_what_is_left_of_a_million_steps_is_spread_over_all_of_them() -> None:
         assert np.diff(aged).max() < 3 * 2 * last / 10_000 * 2
 
 
-def test_rows_that_stay_are_even_nested_and_fair_to_optimizers_that_take_turns() -> None:
+def test_kept_rows_are_even_nested_and_fair_to_alternating_optimizers() -> None:
     attempts = np.arange(20_000)
     before = attempts
     for stride in (2, 4, 8, 64):
-        kept = attempts[spared(attempts, stride)]
+        kept = attempts[keep_one_in(attempts, stride)]
         assert kept[0] == 0
         assert set(kept) <= set(before)
         assert math.isclose(len(kept), 20_000 / stride, rel_tol=0.05)
@@ -102,8 +106,8 @@ def test_rows_that_stay_are_even_nested_and_fair_to_optimizers_that_take_turns()
         before = kept
 
 
-def fill(log: LayerLog, attempts: range, tensors: int = 2) -> None:
-    marks = np.zeros(len(attempts), SCALARS.dtype)
+def fill(log: LayerWriter, attempts: range, tensors: int = 2) -> None:
+    marks = np.zeros(len(attempts), SCALARS_HEADER.dtype)
     marks["step"] = marks["attempt"] = attempts
     marks["verdict"] = np.where(np.array(attempts) % 50 == 7, Verdict.NORM_OUTLIER, Verdict.APPLIED)
     log.append(marks, [np.full((tensors, len(LAYER_STATS)), attempt, np.float32) for attempt in attempts])
@@ -119,22 +123,20 @@ def check(run_dir: Path, *, newest: int, window: int) -> None:
     assert layers["w0"]["norm"].tolist() == attempts.tolist()
 
 
-def test_files_on_disk_keep_the_window_the_refused_and_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_keep_the_window_refused_updates_and_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # a thousand of them, and no power will fail here
     folder = tmp_path / "signals"
     folder.mkdir()
-    log = LayerLog(folder, window=200, budget=90_000)
-    log.layout(["w0", "w1"], [1, 1])
+    log = LayerWriter(folder, window=200, budget=90_000)
+    log.set_layout(["w0", "w1"], [1, 1])
     for first in range(0, 2500, 25):
         fill(log, range(first, first + 25))
-        while log.tidy():
+        while log.thin_once():
             pass
         if first % 500 == 0:  # a new attach in between changes nothing
             log.close()
-            log = LayerLog(folder, window=200, budget=90_000)
-            log.layout(["w0", "w1"], [1, 1])
+            log = LayerWriter(folder, window=200, budget=90_000)
+            log.set_layout(["w0", "w1"], [1, 1])
     log.close()
     check(tmp_path, newest=2499, window=200)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 90_000 + 4000
@@ -148,8 +150,8 @@ def test_thinning_cut_short_at_any_point_leaves_every_row_once(
     monkeypatch.setattr(os, "fsync", lambda _: None)
     folder = tmp_path / "signals"
     folder.mkdir()
-    log = LayerLog(folder, window=100, budget=80_000)
-    log.layout(["w0", "w1"], [1, 1])
+    log = LayerWriter(folder, window=100, budget=80_000)
+    log.set_layout(["w0", "w1"], [1, 1])
 
     class Killed(BaseException):
         pass
@@ -164,14 +166,14 @@ def test_thinning_cut_short_at_any_point_leaves_every_row_once(
             if first % 75 == 0:
                 patch.setattr(*((Path, "unlink") if moment == "unlink" else (os, moment)), die)
             try:
-                while log.tidy():
+                while log.thin_once():
                     pass
             except Killed:
                 kills += 1
                 check(tmp_path, newest=first + 24, window=min(100, first + 25))
                 log.close()
-                log = LayerLog(folder, window=100, budget=80_000)
-                log.layout(["w0", "w1"], [1, 1])
+                log = LayerWriter(folder, window=100, budget=80_000)
+                log.set_layout(["w0", "w1"], [1, 1])
     check(tmp_path, newest=599, window=100)
     log.close()
     assert kills > 3

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.journal import Journal, Limits, RunDirectoryInUse, read
+from surefoot.journal import Journal, JournalLimits, RunDirectoryInUse, read
 from surefoot.records import LAYER_STATS, NAN, SCHEMA, Event, Finding, JudgedBy, Note, StepMetrics, Verdict
 
 ROW = StepMetrics(step=1, attempt=1, time=1.0)
@@ -63,7 +63,7 @@ rows = st.builds(
 
 @settings(max_examples=15, deadline=None)
 @given(rows=st.lists(rows, min_size=1, max_size=5), tensors=st.integers(1, 3), data=st.data())
-def test_rows_come_back_as_they_went_in(
+def test_rows_round_trip(
     tmp_path_factory: pytest.TempPathFactory, rows: list[StepMetrics], tensors: int, data: st.DataObject
 ) -> None:
     run_dir = tmp_path_factory.mktemp("run")
@@ -83,7 +83,7 @@ def test_rows_come_back_as_they_went_in(
         np.testing.assert_array_equal(run.layers.grid(stat), expected[:, :, at])
 
 
-def test_numbers_are_those_at_the_moment_of_the_call(tmp_path: Path) -> None:
+def test_values_are_copied_when_recorded(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     journal.layout(["w"], [1])
     buffer, evidence = np.zeros((1, 8), np.float32), {"loss": [0.0]}
@@ -98,7 +98,7 @@ def test_numbers_are_those_at_the_moment_of_the_call(tmp_path: Path) -> None:
     assert all(event["time"] > 1e9 for event in run.events)
 
 
-def test_each_attach_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+def test_each_attach_continues_after_the_last_attempt(tmp_path: Path) -> None:
     for attach in range(23):
         journal = opened(tmp_path, info={"attach": attach, "odd": math.nan})
         assert journal.last_attempt == 2 * attach - 1
@@ -115,13 +115,13 @@ def test_each_attach_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     assert math.isnan(run.info["earlier"][0]["odd"])
 
 
-def test_an_unreadable_description_is_kept_too(tmp_path: Path) -> None:
+def test_an_unreadable_run_json_is_kept_as_earlier(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"seed": 3')
     opened(tmp_path).close()
     assert read(tmp_path).info["earlier"] == [{"unreadable": '{"seed": 3'}]
 
 
-def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
+def test_a_torn_line_does_not_damage_the_next(tmp_path: Path) -> None:
     whole = b'{"kind":"note","attempt":4,"name":"a"}\n{"kind":"note","attempt":5,"name":"torn"}\n'
     first = whole.index(b"\n") + 1
     for end in range(len(whole) + 1):
@@ -177,7 +177,7 @@ def test_a_full_disk_stops_the_journal_and_not_the_training(tmp_path: Path, name
 
 
 @pytest.mark.parametrize("trouble", ["close", "raise"])
-def test_a_listener_may_do_what_it_likes(tmp_path: Path, trouble: str) -> None:
+def test_on_failure_may_raise_or_close_the_journal(tmp_path: Path, trouble: str) -> None:
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
     called = threading.Event()
 
@@ -191,8 +191,8 @@ def test_a_listener_may_do_what_it_likes(tmp_path: Path, trouble: str) -> None:
     journal.event(note("lost"))
     assert called.wait(30)
     journal.close()
-    journal._worker.join(30)
-    assert not journal._worker.is_alive()
+    journal._thread.join(30)
+    assert not journal._thread.is_alive()
     assert not (tmp_path / "writer.lock").exists()
 
 
@@ -200,11 +200,11 @@ def test_a_listener_may_do_what_it_likes(tmp_path: Path, trouble: str) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_directory_that_cannot_be_written_is_refused_at_once(tmp_path: Path, where: str, rank: int) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"cannot keep a journal in .*Choose a run_dir"):
+    with pytest.raises(ValueError, match=r"cannot write a journal to .*Choose a run_dir"):
         opened(tmp_path / where, rank=rank)
 
 
-def test_trouble_while_opening_gives_the_lock_back(tmp_path: Path) -> None:
+def test_an_error_while_opening_releases_the_lock(tmp_path: Path) -> None:
     (tmp_path / "signals").touch()
     with pytest.raises(ValueError, match="signals"):
         opened(tmp_path)
@@ -227,20 +227,20 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 
 def test_a_lost_lock_stops_the_journal(tmp_path: Path) -> None:
     failed = Failed()
-    journal = opened(tmp_path, failed, limits=Limits(heartbeat=0.02))
+    journal = opened(tmp_path, failed, limits=JournalLimits(heartbeat=0.02))
     lock = tmp_path / "writer.lock"
     lock.write_text(json.dumps(json.loads(lock.read_text()) | {"token": "another"}))
     assert failed.called.wait(30)
-    assert "no longer ours" in failed.reasons[0]
+    assert "lost the run directory" in failed.reasons[0]
     journal.close()
     assert lock.exists()
 
 
-def test_a_disk_that_hangs_costs_rows_before_events_and_says_how_many(tmp_path: Path) -> None:
+def test_a_stalled_disk_drops_rows_before_events_and_counts_them(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "events.jsonl")  # opening it for writing blocks until somebody reads
-    journal = opened(tmp_path, limits=Limits(queue_rows=20, queue_events=60))
+    journal = opened(tmp_path, limits=JournalLimits(queue_rows=20, queue_events=60))
     journal.event(note("blocks"))
-    while journal._inbox._queue.qsize():
+    while journal._queue._queue.qsize():
         os.sched_yield()
     for attempt in range(50):
         journal.row(numbered(attempt))
@@ -256,7 +256,7 @@ def test_a_disk_that_hangs_costs_rows_before_events_and_says_how_many(tmp_path: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strange(Event):
-    kind: ClassVar[str] = "incident"
+    kind: ClassVar[str] = "strange"
     content: Any = None
     more: dict[Any, Any] = field(default_factory=dict)
 
@@ -266,7 +266,7 @@ class Unreadable(Event):
         raise RuntimeError
 
 
-def test_nonsense_is_dropped_counted_and_harmless(tmp_path: Path) -> None:
+def test_invalid_rows_and_events_are_dropped_and_counted(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     ones = np.ones((1, 8), np.float32)
     journal.row(numbered(0), ones)  # no layout yet
@@ -284,7 +284,8 @@ def test_nonsense_is_dropped_counted_and_harmless(tmp_path: Path) -> None:
     assert run.scalars["attempt"].tolist() == [0, 3, 4]
     assert run.scalars["loss"][1] == math.inf
     assert run.layers.attempts.tolist() == [3]
-    assert run.incidents[0]["more"] == {"(1, 2)": [3], "null": math.inf}
+    strange = next(event for event in run.events if event["kind"] == "strange")
+    assert strange["more"] == {"(1, 2)": [3], "null": math.inf}
     lost = [event["values"] for event in run.events if event.get("name") == "journal_lost"]
     totals = {key: sum(values[key] for values in lost) for key in ("rows", "events", "unwritable")}
     assert totals == {"rows": 1, "events": 1, "unwritable": 4}

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from surefoot.journal import Journal, Limits, RunDirectoryInUse
+from surefoot.journal import Journal, JournalLimits, RunDirectoryInUse
 from surefoot.journal.lock import WriterLock
 from surefoot.records import LAYER_STATS, Note, StepMetrics, Verdict
 
 
 def write(run_dir: str) -> None:
     """Write rows, layers and events without end; layer row number `a` is filled with `a`, so a mix-up shows."""
-    limits = Limits(window=100, budget=100_000, heartbeat=0.05, sync_seconds=0.05)
+    limits = JournalLimits(window=100, budget=100_000, heartbeat=0.05, sync_seconds=0.05)
     journal = Journal(run_dir, info={}, on_failure=lambda reason: print(reason, flush=True), limits=limits)
     attempt = journal.last_attempt
     while True:
@@ -44,7 +44,7 @@ def contend() -> None:
             print("won", flush=True)
         except RunDirectoryInUse as error:
             print(f"lost: {error}", flush=True)
-    print(sum(lock.still_mine() for lock in held), flush=True)
+    print(sum(lock.is_held() for lock in held), flush=True)
 
 
 def fork(run_dir: str) -> None:

@@ -46,7 +46,7 @@ def test_an_untrained_model_guesses_evenly(model: Decoder, tokens: torch.Tensor)
     assert next_token_loss(model, tokens).item() == pytest.approx(torch.tensor(32.0).log().item(), rel=0.05)
 
 
-def test_it_learns_a_batch_by_heart(model: Decoder, tokens: torch.Tensor) -> None:
+def test_it_overfits_one_batch(model: Decoder, tokens: torch.Tensor) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     for _ in range(60):
         next_token_loss(model, tokens).backward()

@@ -17,8 +17,8 @@ from surefoot import parallel
 def refused(world: parallel.World, how: str, kind: type[torch.optim.Optimizer], where: Path) -> dict[str, Any]:
     """One micro-batch of rank 1 is not a number: what attach makes of it."""
     bare, make = build(kind)
-    model = parallel.spread(bare, how, world)
-    optimizer = parallel.optimizer_for(make(model), how, world)
+    model = parallel.wrap_model(bare, how, world)
+    optimizer = parallel.shard_optimizer(make(model), how, world)
     policy = surefoot.Policy(warmup=2)
     held = False
     with surefoot.attach(model, optimizer, run_dir=where, policy=policy, snapshot_memory=False) as guard:
@@ -26,7 +26,7 @@ def refused(world: parallel.World, how: str, kind: type[torch.optim.Optimizer], 
             before = [whole(p).clone() for p in model.parameters()]
             for number in range(2):
                 inputs, targets = micro_batch(2 * step + number, world.rank)
-                with parallel.exchanging(model, last=number == 1):
+                with parallel.grad_sync(model, sync=number == 1):
                     loss = summed(model, inputs, targets) / 16
                     if (step, number, world.rank) == (3, 0, 1):
                         loss = loss * float("nan")
@@ -43,8 +43,8 @@ def refused(world: parallel.World, how: str, kind: type[torch.optim.Optimizer], 
 def scaled(world: parallel.World, how: str, where: Path) -> dict[str, Any]:
     """float16 with loss scaling; in the last update one value, on the first process alone, overflows."""
     bare, make = build()
-    model = parallel.spread(bare, how, world, compute=torch.float16)
-    optimizer = parallel.optimizer_for(make(model), how, world)
+    model = parallel.wrap_model(bare, how, world, compute_dtype=torch.float16)
+    optimizer = parallel.shard_optimizer(make(model), how, world)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     losses: list[float] = []
     with surefoot.attach(model, optimizer, run_dir=where, scaler=scaler, snapshot_memory=False) as guard:
@@ -53,7 +53,7 @@ def scaled(world: parallel.World, how: str, where: Path) -> dict[str, Any]:
             with torch.autocast("cpu", torch.float16, enabled=how == "data"):
                 loss = summed(model, inputs, targets) / 16
             scaler.scale(guard.watch(loss, inputs)).backward()
-            if step == 1 and (world.first or how == "data"):
+            if step == 1 and (world.is_main or how == "data"):
                 gradient = next(p.grad for p in model.parameters() if p.grad is not None)
                 (gradient.to_local() if isinstance(gradient, DTensor) else gradient).view(-1)[0] = float("inf")
             before = [whole(p).clone() for p in model.parameters()]

@@ -18,7 +18,7 @@ CLOSE = 5e-6
 @pytest.fixture(scope="module")
 def told(two_processes: Callable[..., list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """What each of the two processes saw."""
-    return two_processes(HERE / "two_spread.py")
+    return two_processes(HERE / "two_sharded_ranks.py")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_shards_gathered_in_bfloat16_stay_near(kind: str, told: list[dict[str, A
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_gradients_are_exchanged_with_the_last_micro_batch_only(how: str, told: list[dict[str, Any]]) -> None:
+def test_gradients_are_synchronised_with_the_last_micro_batch_only(how: str, told: list[dict[str, Any]]) -> None:
     assert all(seen["quiet"][how] for seen in told)
 
 
@@ -65,7 +65,7 @@ def test_an_overflow_on_one_process_lowers_the_loss_scale_of_both(how: str, told
         assert seen["scaled"][how]["losses"] == pytest.approx(seen["scaled"]["data"]["losses"], rel=2e-3)
 
 
-def test_processes_tell_each_other_numbers_and_words(told: list[dict[str, Any]]) -> None:
+def test_ranks_reduce_numbers_and_broadcast_objects(told: list[dict[str, Any]]) -> None:
     for seen in told:
         assert seen["total"] == [5, 0.5]
         assert seen["first"] == {"rank": 0}

@@ -29,9 +29,9 @@ HOW = "zero1"
 def train(world: parallel.World, run_dir: Path, fatal: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 6))
-    model = parallel.spread(net, HOW, world)
+    model = parallel.wrap_model(net, HOW, world)
     torch.manual_seed(1 + world.rank)
-    optimizer = parallel.optimizer_for(torch.optim.AdamW(model.parameters(), lr=3e-3), HOW, world)
+    optimizer = parallel.shard_optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3), HOW, world)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     data: Any = torch.randn(37, 6, generator=torch.Generator().manual_seed(3))
     loader = make_loader(data, 3, seed=5)
@@ -62,7 +62,7 @@ def train(world: parallel.World, run_dir: Path, fatal: bool) -> dict[str, Any]:
 def main() -> None:
     out, restarts = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     torch.set_num_threads(1)
-    world = parallel.start("cpu", timeout=60)
+    world = parallel.init_distributed("cpu", timeout=60)
     straight = train(world, out / "straight", fatal=False)
     killed = train(world, out / "killed", fatal=restarts == 0)
     told = {
@@ -71,7 +71,7 @@ def main() -> None:
         "same": {k: killed[k] == straight[k] for k in ("end", "lr")},
     }
     (out / f"told-{world.rank}.json").write_text(json.dumps(told))
-    parallel.end(world)
+    parallel.shutdown(world)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def _drawn(recipe: Recipe, path: Path, source: str, *, force: bool) -> int:
 
     try:
         check_output(path, inputs=[source], force=force)
-        rate, total = planned(recipe, parallel.start(recipe.device, recipe.parallel.timeout))
+        rate, total = planned(recipe, parallel.init_distributed(recipe.device, recipe.parallel.timeout))
         drawn = draw(recipe.schedule, rate, total, path, inputs=[source], force=force)
     except (ValueError, OSError) as error:
         typer.echo(f"surefoot check: {error}", err=True)

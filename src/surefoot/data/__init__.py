@@ -1,27 +1,41 @@
-"""Data to train on, in plain torch, and loaders that go on exactly where they were: nothing here knows about a run."""
+"""Datasets for language models and user datasets, and loaders that resume exactly where they stopped; plain torch.
+
+| file | contents |
+|---|---|
+| `corpus.py` | `open_data`: from the data section of a recipe to loaders |
+| `loaders.py`, `sampler.py` | `make_loader`, `skip_ahead`, and the resumable batch sampler |
+| `epoch_order.py` | the permutation of each epoch, and the saved position in it |
+| `augmentation_rng.py` | random generators that belong to a sample, not to a worker |
+| `resilient_loaders.py` | training and eval loaders that replace unreadable samples |
+| `language_dataset.py` | token windows and whole texts as samples, the eval split |
+| `source_files.py` | files of a recipe, found and fingerprinted |
+| `text_files.py`, `chat.py`, `tokenizers.py` | texts and conversations to tokens |
+| `token_store.py`, `token_cache.py` | tokens in memory or on disk, tokenized once |
+| `stdlib_corpus.py` | Python's standard library as a small corpus |
+| `data_error.py` | `DataError` and unreadable samples |
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from surefoot.data.text import batches, split, standard_library
+from surefoot.data.stdlib_corpus import batches, split, standard_library
 
 if TYPE_CHECKING:
-    from surefoot.data.ahead import skip_ahead
-    from surefoot.data.chance import keyed_generator, keyed_numpy
-    from surefoot.data.corpus import Opened, check_vocab, open_data
+    from surefoot.data.augmentation_rng import keyed_generator, keyed_numpy
+    from surefoot.data.corpus import TrainingData, check_vocab, open_data
+    from surefoot.data.data_error import DataError, UnreadableSample
+    from surefoot.data.epoch_order import Position, WrongPosition
     from surefoot.data.loaders import Loader, make_loader
-    from surefoot.data.position import Position, WrongPosition
-    from surefoot.data.problem import DataError, Unreadable
-    from surefoot.data.sampler import Sampler
+    from surefoot.data.sampler import Sampler, skip_ahead
 
 __all__ = [
     "DataError",
     "Loader",
-    "Opened",
     "Position",
     "Sampler",
-    "Unreadable",
+    "TrainingData",
+    "UnreadableSample",
     "WrongPosition",
     "batches",
     "check_vocab",
@@ -34,21 +48,21 @@ __all__ = [
     "standard_library",
 ]
 
-# Looked up when asked for: only loaders need torchdata.
-_HOMES = {
-    "DataError": "problem",
+# Imported on first use: only the loaders need torchdata, which is an optional dependency.
+_MODULES = {
+    "DataError": "data_error",
     "Loader": "loaders",
-    "Opened": "corpus",
-    "Position": "position",
+    "Position": "epoch_order",
     "Sampler": "sampler",
-    "Unreadable": "problem",
-    "WrongPosition": "position",
+    "TrainingData": "corpus",
+    "UnreadableSample": "data_error",
+    "WrongPosition": "epoch_order",
     "check_vocab": "corpus",
-    "keyed_generator": "chance",
-    "keyed_numpy": "chance",
+    "keyed_generator": "augmentation_rng",
+    "keyed_numpy": "augmentation_rng",
     "make_loader": "loaders",
     "open_data": "corpus",
-    "skip_ahead": "ahead",
+    "skip_ahead": "sampler",
 }
 
 
@@ -57,8 +71,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'surefoot.data' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f"surefoot.data.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"surefoot.data.{_MODULES[name]}"), name)

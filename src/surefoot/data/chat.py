@@ -1,9 +1,9 @@
-"""Conversations, a line of JSON each, turned into tokens of which only the assistant's are to be learned.
+"""Conversations, one JSON object per line, tokenized with a loss mask for the assistant's tokens.
 
 A line has `messages`, a list of `{"role": ..., "content": ...}`, or `prompt` and `response`.
 
-The tokenizer's own chat template is used where it has one (and transformers is installed, which knows how). Without one
-a conversation looks like this, where END is the token that ends a text (a line feed for tokenizers without)::
+The tokenizer's own chat template is used if it has one (this needs transformers). Otherwise a conversation looks like
+this, where END is the end-of-text token (a line feed for tokenizers without one)::
 
     <|system|>
     You are kind.
@@ -12,7 +12,7 @@ a conversation looks like this, where END is the token that ends a text (a line 
     <|assistant|>
     Four.END
 
-What counts is everything the assistant says and the END after it.
+The targets are everything the assistant says and the END after it.
 """
 
 from __future__ import annotations
@@ -24,140 +24,152 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.data.problem import DataError, Unreadable, check_few
-from surefoot.data.progress import Advance
-from surefoot.data.store import Writer
-from surefoot.data.texts import Told
-from surefoot.data.tokenizers import HuggingFace, Tokenizer, settings
+from surefoot.data.data_error import DataError, ReadReport, UnreadableSample, check_unreadable
+from surefoot.data.token_cache import Advance
+from surefoot.data.token_store import TokenWriter
+from surefoot.data.tokenizers import HuggingFaceTokenizer, Tokenizer, read_tokenizer_config
 
 Message = dict[str, str]
 Encoded = tuple[list[int], list[int]]
-"""Tokens, and 1 for each that counts."""
+"""Tokens, and a loss mask with 1 for each target."""
 ASSISTANT = "assistant"
 
 
-def write_chats(
+def tokenize_chats(
     files: Sequence[Path],
     encode: Callable[[list[Message]], Encoded],
     limit: int | None,
-    most: int,
-    writer: Writer,
+    max_unreadable: int,
+    writer: TokenWriter,
     advance: Advance,
-) -> Told:
-    """All conversations, `limit` at most; lines that are none are named, up to `most`."""
-    told = Told()
+) -> ReadReport:
+    """Write all conversations, `limit` at most; raises DataError above `max_unreadable` invalid lines."""
+    report = ReadReport()
     for path in files:
         try:
-            for number, line in _lines(path):
-                if limit is not None and writer.texts >= limit:
-                    return told
+            for number, line in _read_lines(path):
+                if limit is not None and writer.num_texts >= limit:
+                    return report
                 advance(len(line))
                 try:
-                    tokens, counted = encode(messages_of(line))
-                    if not any(counted[1:]):
+                    tokens, loss_mask = encode(parse_messages(line))
+                    if not any(loss_mask[1:]):
                         raise ValueError("the assistant says nothing in it")
                 except ValueError as error:
-                    told.unreadable.append(Unreadable(f"{path} line {number}", str(error)))
-                    check_few(told.unreadable, most)
+                    report.unreadable.append(UnreadableSample(f"{path} line {number}", str(error)))
+                    check_unreadable(report.unreadable, max_unreadable)
                     continue
-                writer.add(np.array(tokens), np.array(counted))
-                writer.close_text()
+                writer.add(np.array(tokens), np.array(loss_mask))
+                writer.end_text()
         except OSError as error:
-            told.unreadable.append(Unreadable(str(path), error.strerror or str(error)))
-    return told
+            report.unreadable.append(UnreadableSample(str(path), error.strerror or str(error)))
+    return report
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield number, line
 
 
-def messages_of(line: bytes) -> list[Message]:
-    """The conversation in a line; raises a ValueError that says what is wrong with it."""
+def parse_messages(line: bytes) -> list[Message]:
+    """Parse a line; raises a ValueError with the reason."""
     try:
-        found = json.loads(line.decode("utf-8-sig"))
+        content = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"no UTF-8: byte {error.start} of the line makes no sense") from None
+        raise ValueError(f"not UTF-8: byte {error.start} of the line is invalid") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"expected an object with messages, got {type(found).__name__}")
-    if "messages" in found:
-        given = found["messages"]
-    elif "prompt" in found and "response" in found:
-        given = [{"role": "user", "content": found["prompt"]}, {"role": ASSISTANT, "content": found["response"]}]
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"expected an object with messages, got {type(content).__name__}")
+    if "messages" in content:
+        messages = content["messages"]
+    elif "prompt" in content and "response" in content:
+        messages = [
+            {"role": "user", "content": content["prompt"]},
+            {"role": ASSISTANT, "content": content["response"]},
+        ]
     else:
-        raise ValueError(f"expected messages, or prompt and response; it has {', '.join(map(str, found)) or 'nothing'}")
-    if not isinstance(given, list) or not given:
-        raise ValueError("messages is no list, or an empty one")
-    return [_message(number, one) for number, one in enumerate(given, 1)]
+        raise ValueError(f"expected messages, or prompt and response; got {', '.join(map(str, content)) or 'nothing'}")
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("messages must be a list with at least one message")
+    return [_check_message(number, message) for number, message in enumerate(messages, 1)]
 
 
-def _message(number: int, one: Any) -> Message:
-    role, content = (one.get("role"), one.get("content")) if isinstance(one, dict) else (None, None)
+def _check_message(number: int, message: Any) -> Message:
+    role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
     if not isinstance(role, str) or not isinstance(content, str):
         raise ValueError(f"message {number} needs a role and content, both text")
     return {"role": role, "content": content}
 
 
-def encoder(tokenizer: Tokenizer) -> tuple[str, Callable[[list[Message]], Encoded]]:
-    """What turns a conversation into tokens, with a name that is another one for every template."""
-    template = own_template(tokenizer.folder) if isinstance(tokenizer, HuggingFace) else None
-    if template is None or not isinstance(tokenizer, HuggingFace):
-        return "plain", lambda messages: _plain(tokenizer, messages)
+def make_chat_encoder(tokenizer: Tokenizer) -> tuple[str, Callable[[list[Message]], Encoded]]:
+    """A function from conversations to tokens, with its template, which identifies it in the cache."""
+    template = read_chat_template(tokenizer.folder) if isinstance(tokenizer, HuggingFaceTokenizer) else None
+    if template is None or not isinstance(tokenizer, HuggingFaceTokenizer):
+        return "plain", lambda messages: _encode_plain(tokenizer, messages)
     try:
         from transformers import PreTrainedTokenizerFast
     except ImportError:
         raise DataError(
             f"the tokenizer in {tokenizer.folder} has a chat template, which needs transformers: pip install "
-            "transformers, or name the tokenizer.json in a folder of its own to use a plain template"
+            "transformers, or copy tokenizer.json to an empty folder to use the plain template"
         ) from None
-    special = {key: value for key, value in settings(tokenizer.folder).items() if key in ("bos_token", "eos_token")}
-    special = {key: value["content"] if isinstance(value, dict) else value for key, value in special.items() if value}
+    special = {
+        key: value
+        for key, value in read_tokenizer_config(tokenizer.folder).items()
+        if key in ("bos_token", "eos_token")
+    }
+    config = read_tokenizer_config(tokenizer.folder)
+    special = {key: config[key] for key in ("bos_token", "eos_token") if config.get(key)}
+    special = {key: value["content"] if isinstance(value, dict) else value for key, value in special.items()}
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer.inner, chat_template=template, **special)
 
-    def render(messages: list[Message], begun: bool) -> str:
+    def render(messages: list[Message], add_generation_prompt: bool) -> str:
         try:
-            return wrapped.apply_chat_template(messages, tokenize=False, add_generation_prompt=begun)  # pyright: ignore
-        except Exception as error:  # a template raises what it likes
-            raise ValueError(f"the tokenizer's chat template refuses it: {error}") from None
+            return wrapped.apply_chat_template(  # pyright: ignore
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # a template may raise anything
+            raise ValueError(f"the tokenizer's chat template rejects it: {error}") from None
 
-    return template, lambda messages: _templated(tokenizer, render, messages)
+    return template, lambda messages: _encode_template(tokenizer, render, messages)
 
 
-def own_template(folder: Path) -> str | None:
+def read_chat_template(folder: Path) -> str | None:
     file = folder / "chat_template.jinja"
-    found = file.read_text(encoding="utf-8") if file.is_file() else settings(folder).get("chat_template")
-    return found if isinstance(found, str) else None
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = read_tokenizer_config(folder).get("chat_template")
+    return template if isinstance(template, str) else None
 
 
-def _plain(tokenizer: Tokenizer, messages: list[Message]) -> Encoded:
+def _encode_plain(tokenizer: Tokenizer, messages: list[Message]) -> Encoded:
     tokens: list[int] = []
-    counted: list[int] = []
+    loss_mask: list[int] = []
     for message in messages:
-        said = message["role"] == ASSISTANT
+        is_target = message["role"] == ASSISTANT
         head, body = tokenizer.encode(f"<|{message['role']}|>\n"), tokenizer.encode(message["content"])
-        end = [tokenizer.end] if said and tokenizer.end is not None else tokenizer.encode("\n")
+        end = [tokenizer.end] if is_target and tokenizer.end is not None else tokenizer.encode("\n")
         tokens += head + body + end
-        counted += [0] * len(head) + [int(said)] * (len(body) + len(end))
-    return tokens, counted
+        loss_mask += [0] * len(head) + [int(is_target)] * (len(body) + len(end))
+    return tokens, loss_mask
 
 
-def _templated(
-    tokenizer: HuggingFace, render: Callable[[list[Message], bool], str], messages: list[Message]
+def _encode_template(
+    tokenizer: HuggingFaceTokenizer, render: Callable[[list[Message], bool], str], messages: list[Message]
 ) -> Encoded:
-    """What the assistant says lies between the conversation up to there, asked to go on, and the one with it."""
+    """Find each assistant message as the difference between two renderings: the prompt before it, and with it."""
     text, spans = render(messages, False), []
     for i, message in enumerate(messages):
         if message["role"] == ASSISTANT:
             before, after = render(messages[:i], True), render(messages[: i + 1], False)
             if not after.startswith(before) or not text.startswith(after.rstrip()):
                 raise ValueError(
-                    "the tokenizer's chat template changes what came before, so the words cannot be told apart"
+                    "the tokenizer's chat template rewrites earlier messages, so the assistant's cannot be located"
                 )
             spans.append((len(before), len(after)))
-    found = tokenizer.inner.encode(text, add_special_tokens=False)
-    counted = [int(any(first <= start < last for first, last in spans)) for start, _ in found.offsets]
-    return found.ids, counted
+    encoding = tokenizer.inner.encode(text, add_special_tokens=False)
+    loss_mask = [int(any(first <= start < last for first, last in spans)) for start, _ in encoding.offsets]
+    return encoding.ids, loss_mask

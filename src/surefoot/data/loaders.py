@@ -1,4 +1,4 @@
-"""A loader that can stop after any batch and go on from there: torchdata's, around our sampler."""
+"""`make_loader`: torchdata's StatefulDataLoader around our sampler, which can stop and resume after any batch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from surefoot.data.chance import Keyed, SeededInWorkers
-from surefoot.data.order import key
-from surefoot.data.position import KIND
+from surefoot.data.augmentation_rng import AugmentedDataset, WorkerSeededDataset
+from surefoot.data.epoch_order import KIND, hash_key
 from surefoot.data.sampler import BATCH, Sampler
 
 
@@ -36,40 +35,40 @@ def make_loader(
     worker_init_fn: Callable[[int], None] | None = None,
     multiprocessing_context: Any = None,
 ) -> Loader:
-    """A `StatefulDataLoader` that goes on exactly where it was, in the middle of an epoch too.
+    """A `StatefulDataLoader` that resumes exactly where it stopped, also in the middle of an epoch.
 
-    `batch_size` is that of one rank. `rank` and `world_size` are those of the process group if there is one; where
-    several ranks must see the same samples (tensor or pipeline parallel), pass the rank among the data-parallel ones.
-    The saved position is the same for all ranks, so it fits any number of ranks, workers and any batch size later.
+    `batch_size` is per rank. `rank` and `world_size` default to those of the process group; where several ranks must
+    see the same samples (tensor or pipeline parallel), pass the data-parallel rank. The saved position is the same for
+    all ranks, so a run can resume with another number of ranks or workers and another batch size.
 
-    Random numbers inside the dataset are not saved when it runs in workers. Let them depend on the sample instead:
-    `augment(sample, generator)` is called with a generator keyed by (seed, epoch, index), in the worker, and gives the
-    same result however often the run was stopped. For a dataset of your own making see `keyed_generator`.
+    The random state of a dataset in worker processes is not saved. Make random numbers depend on the sample instead:
+    `augment(sample, generator)` is called in the worker with a generator keyed by (seed, epoch, index), and gives the
+    same result however often the run was stopped. To draw in your own dataset see `keyed_generator`.
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise TypeError(
-            f"make_loader needs a dataset with a length and samples by number; {type(dataset).__name__} is none. For a "
-            "stream use torchdata.stateful_dataloader.StatefulDataLoader, and give the stream state_dict and "
-            "load_state_dict."
+            f"make_loader needs a dataset with __len__ and __getitem__, got {type(dataset).__name__}. For an iterable "
+            "dataset use torchdata.stateful_dataloader.StatefulDataLoader, and implement state_dict and "
+            "load_state_dict on the dataset."
         )
-    grouped = dist.is_available() and dist.is_initialized()
+    distributed = dist.is_available() and dist.is_initialized()
     sampler = Sampler(
         dataset,  # pyright: ignore[reportArgumentType]
         batch_size,
         seed=seed,
         shuffle=shuffle,
         drop_last=drop_last,
-        rank=rank if rank is not None else dist.get_rank() if grouped else 0,
-        world_size=world_size if world_size is not None else dist.get_world_size() if grouped else 1,
-        epochs=augment is not None or num_workers > 0,
+        rank=rank if rank is not None else dist.get_rank() if distributed else 0,
+        world_size=world_size if world_size is not None else dist.get_world_size() if distributed else 1,
+        with_epoch=augment is not None or num_workers > 0,
     )
-    asked: Dataset[Any] = dataset
+    wrapped: Dataset[Any] = dataset
     if augment is not None:
-        asked = Keyed(dataset, augment, seed)
+        wrapped = AugmentedDataset(dataset, augment, seed)
     elif num_workers > 0:
-        asked = SeededInWorkers(dataset, seed)
+        wrapped = WorkerSeededDataset(dataset, seed)
     return Loader(
-        asked,
+        wrapped,
         sampler,
         num_workers=num_workers,
         collate_fn=collate_fn,
@@ -83,37 +82,37 @@ def make_loader(
 
 
 class Loader(StatefulDataLoader[Any]):
-    """Batches of a `Sampler`; `state_dict` tells the position after the batch that was handed out last.
+    """Batches of a `Sampler`; `state_dict` is the position after the last batch the loop received.
 
-    A loop goes on from the position: one that was left in the middle of an epoch is taken up there by the next. After
-    the last batch the position is still in the old epoch until the loop has ended, so a run saved there first ends its
-    epoch, with no further batch. `load_state_dict`, `set_epoch` and `ban` take effect at the next batch, also in a loop
-    that is under way; what workers had read ahead is dropped.
+    A loop continues from the position: if one is left in the middle of an epoch, the next one continues there. After
+    the last batch the position stays in the old epoch until the loop has ended, so a run saved there first ends its
+    epoch, without another batch. `load_state_dict`, `set_epoch` and `ban` take effect at the next batch, also within a
+    running loop; prefetched batches are discarded.
     """
 
     def __init__(self, dataset: Dataset[Any], sampler: Sampler, **options: Any) -> None:
-        # A generator of its own: workers' seeds would otherwise be drawn from torch's, and a resumed run draws once
-        # more than one that was never stopped.
-        self._chance = torch.Generator()
-        with warnings.catch_warnings():  # torchdata 0.11 still calls what torch 2.13 would rather not hear of
+        # A separate generator: the workers' seeds would otherwise be drawn from torch's global one, and a resumed run
+        # draws once more than one that was never stopped.
+        self._worker_generator = torch.Generator()
+        with warnings.catch_warnings():  # torchdata 0.11 calls a function that torch 2.13 deprecates
             warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
             super().__init__(
                 dataset,
                 batch_sampler=sampler,
-                generator=self._chance,
+                generator=self._worker_generator,
                 snapshot_every_n_steps=1,
                 in_order=True,
                 **options,
             )
-        self._order = sampler
-        self._live: Any = None
-        """Torchdata's iterator; None when it has to be started anew, from where the sampler stands."""
+        self._batches = sampler
+        self._iter: Any = None
+        """Torchdata's iterator; None when it must be restarted from the sampler's position."""
         self._loops = 0
-        self._last: list[Any] = []
-        self.seeds_workers = isinstance(dataset, Keyed | SeededInWorkers)
-        """Random numbers that the dataset draws in worker processes go by the batch, so they come again in a resume."""
+        self._last_batch: list[Any] = []
+        self.seeds_workers = isinstance(dataset, AugmentedDataset | WorkerSeededDataset)
+        """Whether random numbers drawn in worker processes depend on the batch only, so that a resume repeats them."""
         self.through: Callable[[Callable[[], Any]], Any] | None = None
-        """Called with a function that fetches a batch: lets a guard know of the moment before each fetch."""
+        """Called with a function that fetches a batch: the guard captures the random state before each fetch."""
 
     @property
     def epoch(self) -> int:
@@ -121,84 +120,84 @@ class Loader(StatefulDataLoader[Any]):
 
     @property
     def last_samples(self) -> list[int]:
-        """The numbers of the samples in the batch that was handed out last, on this rank."""
-        batch = self._last if self._live is None else self._told(BATCH)["samples"] or self._last
-        return [one[1] if isinstance(one, tuple) else one for one in batch]
+        """The sample indices of the last batch, on this rank."""
+        batch = self._last_batch if self._iter is None else self._saved_state(BATCH)["samples"] or self._last_batch
+        return [item[1] if isinstance(item, tuple) else item for item in batch]
 
     def __iter__(self) -> Any:
-        self._go(self.state_dict())
-        self._live = self._start()
+        self._move_to(self.state_dict())
+        self._iter = self._start()
         self._loops += 1
-        return _Loop(self, self._loops)
+        return _LoaderIterator(self, self._loops)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._order.state_dict() if self._live is None else self._told(KIND)
+        return self._batches.state_dict() if self._iter is None else self._saved_state(KIND)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there; raises `WrongPosition`, a ValueError, when the state is damaged or of other data."""
-        self._go(state_dict)
+        """Continue from a saved position; raises `WrongPosition`, a ValueError, if it is damaged or of other data."""
+        self._move_to(state_dict)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of this epoch; within it already, stay: a resumed loop may call this as usual."""
+        """Go to the start of this epoch; does nothing within that epoch, so a resumed loop may call it as usual."""
         if epoch != self.epoch:
-            self._order.set_epoch(epoch)
-            self._go(self._order.state_dict())
+            self._batches.set_epoch(epoch)
+            self._move_to(self._batches.state_dict())
 
     def ban(self, samples: int | Iterable[int]) -> None:
-        """Never hand these samples out again; call it with the same ones on all ranks."""
-        here = self.state_dict()
-        self._order.ban(samples)
-        self._go({**here, "banned": self._order.state_dict()["banned"]})
+        """Never yield these samples again; call it with the same ones on all ranks."""
+        state = self.state_dict()
+        self._batches.ban(samples)
+        self._move_to({**state, "banned": self._batches.state_dict()["banned"]})
 
-    def _go(self, state: dict[str, Any]) -> None:
-        """Let the sampler stand there, and drop what was read ahead."""
-        self._order.load_state_dict(state)
-        self._drop()
+    def _move_to(self, state: dict[str, Any]) -> None:
+        """Move the sampler to this position and discard prefetched batches."""
+        self._batches.load_state_dict(state)
+        self._discard()
 
-    def _drop(self) -> None:
-        self._last, self._live = self.last_samples, None
+    def _discard(self) -> None:
+        self._last_batch, self._iter = self.last_samples, None
         if not self.persistent_workers:
             self._iterator = None
 
     def _start(self) -> Any:
-        here = self._order.position
-        self._chance.manual_seed(key(here.seed, here.epoch, self._order.rank))
+        position = self._batches.position
+        self._worker_generator.manual_seed(hash_key(position.seed, position.epoch, self._batches.rank))
         return super().__iter__()
 
     def _next(self, loop: int) -> Any:
         if loop != self._loops:
-            raise RuntimeError("this loop over the loader was left when another one began: it has no batches any more")
-        if self._live is None:
-            self._live = self._start()
+            raise RuntimeError("this loop over the loader ended when another one began: it has no more batches")
+        if self._iter is None:
+            self._iter = self._start()
         return self._fetch() if self.through is None else self.through(self._fetch)
 
     def _fetch(self) -> Any:
-        before = self._order.position
+        before = self._batches.position
         try:
-            return next(self._live)
+            return next(self._iter)
         except StopIteration:
-            self._drop()  # the sampler stands at the beginning of the next epoch
+            self._discard()  # the sampler is at the start of the next epoch
             raise
-        except BaseException:  # a sample that cannot be read, an interrupt: this batch was not handed out
-            self._go(self.state_dict() if self.num_workers else before.state_dict())
+        except BaseException:  # an unreadable sample, an interrupt: this batch was not yielded
+            self._move_to(self.state_dict() if self.num_workers else before.state_dict())
             raise
 
-    def _told(self, kind: str) -> dict[str, Any]:
-        """What our sampler or its iterator told torchdata when it made the batch that was handed out last."""
-        return next(_of_kind(self._live.state_dict(), kind))
+    def _saved_state(self, kind: str) -> dict[str, Any]:
+        """The state that our sampler or its iterator gave torchdata with the last batch."""
+        return next(_find_kind(self._iter.state_dict(), kind))
 
 
-def _of_kind(state: Any, kind: str) -> Iterator[dict[str, Any]]:
-    """Ours among torchdata's, whatever it calls the places in which it keeps them."""
+def _find_kind(state: Any, kind: str) -> Iterator[dict[str, Any]]:
+    """Our states within torchdata's, whatever keys it stores them under."""
     if isinstance(state, dict):
         if state.get("kind") == kind:
             yield state
         for value in state.values():
-            yield from _of_kind(value, kind)
+            yield from _find_kind(value, kind)
 
 
-class _Loop(Iterator[Any]):
-    """One loop over a loader, which goes on in the same place when the loader is sent elsewhere meanwhile."""
+class _LoaderIterator(Iterator[Any]):
+    """One loop over a loader; it follows when the loader is moved to another position meanwhile."""
 
     def __init__(self, loader: Loader, number: int) -> None:
         self._loader, self._number = loader, number

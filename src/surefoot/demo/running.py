@@ -111,10 +111,10 @@ def overrides_of(steps: int, seed: int) -> tuple[str, ...]:
 def go(overrides: Sequence[str], faults: Mapping[str, int], say: Say) -> Result:
     """Train the recipe with these faults to its end, or to its death."""
     recipe = load(SOURCE, overrides)[0]
-    world = parallel.start(recipe.device, recipe.parallel.timeout)
+    world = parallel.init_distributed(recipe.device, recipe.parallel.timeout)
     parts = build(recipe, world)
     result = Result()
-    batches = Weighed(parts.data.train, faults.get("poison", -1))
+    batches = Weighed(parts.data.train_loader, faults.get("poison", -1))
     seen = replace(parts, loss=_noting(parts.loss, result.losses), data=replace(parts.data, train=cast(Any, batches)))
     with attached(parts, Given(SOURCE, tuple(overrides))) as guard:
         watching = Watching(parts, faults, result, say)

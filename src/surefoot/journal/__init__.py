@@ -1,19 +1,20 @@
-"""The append-only truth of a run: a writer that never raises into training, and a reader for everybody else.
+"""The append-only record of a run: a writer that never raises into training, and a reader for everything else.
 
-| file | what it does |
+| file | contents |
 |---|---|
-| `writer.py` | `Journal`: what training calls |
-| `inbox.py`, `worker.py` | the queue and the thread between training and the disk |
-| `scribe.py` | rows and events to bytes in the right files |
-| `opening.py` | `run.json`, and what an earlier attach left behind |
+| `writer.py` | `Journal`, which training calls, and the thread that writes to disk |
+| `write_queue.py` | the queue between the two |
+| `row_writer.py` | rows and events to bytes in the right files; segments of per-layer rows |
+| `thinning.py` | which old per-layer rows to drop next, and how |
+| `segments.py` | names and order of the signals files |
+| `row_file.py` | fixed-width binary rows behind a JSON header |
+| `append_file.py` | files that only grow, and atomic replacement |
+| `run_json.py` | `run.json`, and the last attempt of an earlier attach |
 | `lock.py` | one live writer per run directory, also across hosts |
-| `append.py` | files that only grow |
-| `signals.py` | fixed-width binary rows behind a JSON header |
-| `segments.py` | which signals file comes after which |
-| `layers.py` | per-layer rows in segments that are thinned as they age |
-| `thinning.py` | what to thin next, and how |
-| `strictjson.py` | valid JSON for any value |
-| `reader.py`, `columns.py` | `read(run_dir)` and the mappings it hands out |
+| `strict_json.py` | valid JSON for any value |
+| `reader.py`, `columns.py` | `read(run_dir)` and the mappings it returns |
+| `aliases.py` | names that earlier versions wrote |
+| `output_files.py` | output files named by the user, never overwritten by accident |
 """
 
 from __future__ import annotations
@@ -21,6 +22,6 @@ from __future__ import annotations
 from surefoot.journal.columns import Layers, LayerStats, Scalars
 from surefoot.journal.lock import RunDirectoryInUse
 from surefoot.journal.reader import Run, read
-from surefoot.journal.writer import Journal, Limits
+from surefoot.journal.writer import Journal, JournalLimits
 
-__all__ = ["Journal", "LayerStats", "Layers", "Limits", "Run", "RunDirectoryInUse", "Scalars", "read"]
+__all__ = ["Journal", "JournalLimits", "LayerStats", "Layers", "Run", "RunDirectoryInUse", "Scalars", "read"]

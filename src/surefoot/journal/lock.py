@@ -1,9 +1,9 @@
-"""One live writer per run directory, also across hosts, with nothing but files that any network disk can hold.
+"""One live writer per run directory, also across hosts, using only plain files that any network disk supports.
 
-The lock is a file created with O_EXCL that its owner keeps rewriting. An owner on this host is judged by its process,
-one elsewhere by whether the file changes while we watch: clocks of two hosts are never compared. A dead owner's lock is
-inherited in two moves: take `writer.lock.heir-...`, a lock of the same kind that only one contender can hold and whose
-name is made from the bytes judged dead; then, if those bytes still stand there, rename it over the lock.
+The lock is a file created with O_EXCL that its owner keeps rewriting. An owner on this host is alive if its process
+is, one elsewhere if the file changes while we watch: clocks of two hosts are never compared. A dead owner's lock is
+taken over in two moves: take `writer.lock.heir-...`, a lock of the same kind that only one contender can hold and whose
+name is a hash of the dead lock's bytes; then, if the lock still has those bytes, rename the heir over it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from surefoot.journal.append import AppendOnly
-from surefoot.process_identity import is_running, pid_scope, start_time
+from surefoot.journal.append_file import AppendFile
+from surefoot.process_identity import place, running, start_time
 
 _SIZE = 512
-_LOOKS = 20
+_ACQUIRE_ATTEMPTS = 20
 
 
 class RunDirectoryInUse(ValueError):
@@ -29,7 +29,7 @@ class RunDirectoryInUse(ValueError):
 
 
 class WriterLock:
-    """The right to write to one run directory: `acquire`, `beat` every `interval` seconds, `release`."""
+    """The right to write to one run directory: `acquire`, `refresh` every `interval` seconds, `release`."""
 
     def __init__(self, run_dir: Path, *, interval: float = 2.0, watch: int = 3) -> None:
         self.path = run_dir / "writer.lock"
@@ -48,26 +48,28 @@ class WriterLock:
 
     def acquire(self) -> WriterLock:
         """Take the lock, waiting only to see whether an owner on another host is alive; raises RunDirectoryInUse."""
-        for _ in range(_LOOKS):
+        for _ in range(_ACQUIRE_ATTEMPTS):
             if self._take(self.path):
-                # Heirs that died on the way; a live one finds our lock, not the one it judged, and gives up.
+                # Left by contenders that died; a live one finds our lock instead of the dead one and gives up.
                 for heir in self.path.parent.glob(self.path.name + ".heir-*"):
                     heir.unlink(missing_ok=True)
                 return self
-        raise RunDirectoryInUse(f"{self.path.parent} changes hands too fast to get hold of; choose another run_dir")
+        raise RunDirectoryInUse(
+            f"{self.path} changed owner {_ACQUIRE_ATTEMPTS} times while we tried to take it; choose another run_dir"
+        )
 
-    def still_mine(self) -> bool:
+    def is_held(self) -> bool:
         """Whether the lock on disk is the one we took."""
         return _owner(_read(self.path)).get("token") == self._record["token"]
 
-    def beat(self) -> bool:
-        """Show that we live; False if the lock has been taken over or removed, and then we must stop writing."""
+    def refresh(self) -> bool:
+        """Rewrite the lock to show that we are alive; False if it was taken over or removed: then stop writing."""
         try:
             fd = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
         except FileNotFoundError:
             return False
         try:
-            # Read and write one open file: were it renamed away in between, we would touch no one else's lock.
+            # Read and write the same open file: if it is renamed away in between, we do not touch another's lock.
             if _owner(os.read(fd, 2 * _SIZE)).get("token") != self._record["token"]:
                 return False
             self._beats += 1
@@ -78,28 +80,28 @@ class WriterLock:
         return True
 
     def release(self) -> None:
-        """Give the lock back if it is ours; in a forked child it is not."""
-        if os.getpid() == self._pid and self.still_mine():
+        """Remove the lock if it is ours; in a forked child it is not."""
+        if os.getpid() == self._pid and self.is_held():
             self.path.unlink(missing_ok=True)
 
     def _take(self, path: Path) -> bool:
-        """Own `path`; False if it changed under us and must be looked at again."""
+        """Own `path`; False if it changed meanwhile and must be examined again."""
         if self._create(path):
             return True
-        found = _read(path)
-        if found is None:
+        content = _read(path)
+        if content is None:
             return False
-        if self._alive(path, found):
-            raise RunDirectoryInUse(self._refusal(_owner(_read(path) or found)))
-        heir = path.with_name(f"{path.name}.heir-{hashlib.sha256(found).hexdigest()[:12]}")
+        if self._alive(path, content):
+            raise RunDirectoryInUse(self._refusal(_owner(_read(path) or content)))
+        heir = path.with_name(f"{path.name}.heir-{hashlib.sha256(content).hexdigest()[:12]}")
         if not self._take(heir):
             return False
         try:
-            if _read(path) == found:
+            if _read(path) == content:
                 os.replace(heir, path)
                 return _owner(_read(path)).get("token") == self._record["token"]
             heir.unlink()
-        except FileNotFoundError:  # we were slow, and judged dead ourselves
+        except FileNotFoundError:  # we were slow, and another contender took us for dead
             pass
         return False
 
@@ -108,7 +110,7 @@ class WriterLock:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
         except FileExistsError:
             return False
-        file = AppendOnly(path)
+        file = AppendFile(path)
         try:
             file.write(self._bytes())
         except OSError:
@@ -121,30 +123,30 @@ class WriterLock:
     def _bytes(self) -> bytes:
         return json.dumps(self._record | {"beats": self._beats}).encode("ascii").ljust(_SIZE - 1) + b"\n"
 
-    def _alive(self, path: Path, found: bytes) -> bool:
-        owner = _owner(found)
-        if all(owner.get(key) == value for key, value in pid_scope().items()):
-            alive = is_running(owner.get("pid"), owner.get("start"))
+    def _alive(self, path: Path, content: bytes) -> bool:
+        owner = _owner(content)
+        if all(owner.get(key) == value for key, value in place().items()):
+            alive = running(owner.get("pid"), owner.get("start"))
             if alive is not None:
                 return alive
         interval = owner.get("interval")
         interval = max(self.interval, min(interval, 60.0)) if isinstance(interval, int | float) else self.interval
-        end = time.monotonic() + interval * self._watch
-        while time.monotonic() < end:
+        deadline = time.monotonic() + interval * self._watch
+        while time.monotonic() < deadline:
             time.sleep(interval / 8)
-            now = _read(path)
-            if now != found:
-                return now is not None
+            current = _read(path)
+            if current != content:
+                return current is not None
         return False
 
     def _refusal(self, owner: dict[str, Any]) -> str:
         who = f"process {owner.get('pid', '?')} on {owner.get('host', 'an unknown host')}"
         stop = "stop that process"
-        if owner.get("pid") == self._pid and all(owner.get(key) == value for key, value in pid_scope().items()):
-            who, stop = f"this very process ({self._pid})", "close what writes there first"
+        if owner.get("pid") == self._pid and all(owner.get(key) == value for key, value in place().items()):
+            who, stop = f"this very process ({self._pid})", "close its journal first"
         return (
             f"{self.path.parent} is in use: {who} has been writing to it since {owner.get('since', 'an unknown time')}."
-            f" Choose another run_dir, or {stop}; if you are sure that nothing writes there, delete {self.path}"
+            f" Choose another run_dir, or {stop}; if you are sure that no process writes there, delete {self.path}"
         )
 
 
@@ -155,9 +157,9 @@ def _read(path: Path) -> bytes | None:
         return None
 
 
-def _owner(found: bytes | None) -> dict[str, Any]:
+def _owner(content: bytes | None) -> dict[str, Any]:
     try:
-        owner = json.loads(found or b"")
+        owner = json.loads(content or b"")
     except ValueError:
         return {}
     return owner if isinstance(owner, dict) else {}

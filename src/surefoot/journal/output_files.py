@@ -1,4 +1,4 @@
-"""Files that a user names as output: nothing that surefoot did not write itself is replaced without being told to."""
+"""Output files named by the user: a file that surefoot did not write is replaced only with --force."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 GENERATOR = "surefoot"
-"""The marker in everything written here; an existing file is replaced only if it carries it."""
+"""The marker in every output; without --force an existing file is replaced only if it carries the marker."""
 _SIGNATURES = (
     (b"<!doctype html>", b'<meta name="generator" content="surefoot'),
     (b'<!doctype html>\n<html lang="en">', b"<footer>surefoot "),  # versions before the generator tag
@@ -24,61 +24,63 @@ _SIGNATURES = (
     (b"# Chaos\n\nWritten by `surefoot ", b""),
     (b"# The zoo\n\nWritten by `surefoot ", b""),
 )
-"""How a file of each format begins, and the marker that stands in its first or last bytes."""
-_LOOKED_AT = 1 << 16
+"""How a file of each format begins, and the marker in its first or last bytes."""
+_SCANNED_BYTES = 1 << 16
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
-Given = str | os.PathLike[str]
+PathArg = str | os.PathLike[str]
 
 
 class OutputRefused(ValueError):
-    """The file named as output must not be written; the message names what is there and the way out."""
+    """The output file must not be written; the message says what is there and what to do."""
 
 
 def is_surefoot_output(path: Path) -> bool:
     """Whether a file carries the marker of an earlier output."""
     with path.open("rb") as file:
-        head = file.read(_LOOKED_AT)
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _LOOKED_AT))
-        tail = file.read(_LOOKED_AT)
+        head = file.read(_SCANNED_BYTES)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _SCANNED_BYTES))
+        tail = file.read(_SCANNED_BYTES)
     return any(head.startswith(begin) and (marker in head or marker in tail) for begin, marker in _SIGNATURES)
 
 
-def check_output(path: Given, *, inputs: Sequence[Given] = (), force: bool | None = False, new: bool = False) -> Path:
-    """The file to write, links followed, or `OutputRefused`.
+def check_output(
+    path: PathArg, *, inputs: Sequence[PathArg] = (), force: bool | None = False, new: bool = False
+) -> Path:
+    """Return the file to write, links followed, or raise `OutputRefused`.
 
-    `inputs` are what the command reads: they are never replaced, not even with `force`. `force=None` is for commands
-    without that option. With `new` an earlier output is not replaced either.
+    `inputs` are the paths the command reads: they are never replaced, not even with `force`. `force=None` is for
+    commands without that option. With `new` an earlier output is not replaced either.
     """
     target = _resolved(path)
     try:
-        found = os.stat(path)  # of what a link leads to, /dev/stdout among them
+        status = os.stat(path)  # of the target of a link, such as /dev/stdout
     except (FileNotFoundError, NotADirectoryError):
         return target
     except OSError as error:
         raise OutputRefused(f"{path} cannot be written: {error.strerror or error}") from None
-    if not stat.S_ISREG(found.st_mode) or _is_descriptor(path):
-        kind = next((word for test, word in _KINDS if test(found.st_mode)), "a device")
+    if not stat.S_ISREG(status.st_mode) or _is_descriptor(path):
+        kind = next((kind for test, kind in _KINDS if test(status.st_mode)), "a device")
         raise OutputRefused(f"{path} is {kind}, which is never replaced. Name a regular file")
-    if any(_is_input(found, one) for one in inputs):
-        raise OutputRefused(f"{path} is the file to be read, which is never replaced. Name another file")
+    if any(_is_input(status, input_path) for input_path in inputs):
+        raise OutputRefused(f"{path} is the input file, which is never replaced. Name another file")
     if new:
-        raise OutputRefused(f"{path} is there already; name a new file")
-    if found.st_size == 0 or is_surefoot_output(target):
+        raise OutputRefused(f"{path} already exists; name a new file")
+    if status.st_size == 0 or is_surefoot_output(target):
         return target
-    if around := next((one for one in inputs if _holds(one, target)), None):
-        raise OutputRefused(f"{path} is a part of {around}, which is to be read. Name another file")
+    if folder := next((input_path for input_path in inputs if _contains(input_path, target)), None):
+        raise OutputRefused(f"{path} lies inside the input {folder}. Name another file")
     if not force:
         way_out = "remove it" if force is None else "pass --force to replace it"
-        raise OutputRefused(f"{path} is there already, and surefoot did not write it. Name another file, or {way_out}")
+        raise OutputRefused(f"{path} already exists and surefoot did not write it. Name another file, or {way_out}")
     return target
 
 
 @contextmanager
 def output_file(
-    path: Given, *, inputs: Sequence[Given] = (), force: bool | None = False, new: bool = False
+    path: PathArg, *, inputs: Sequence[PathArg] = (), force: bool | None = False, new: bool = False
 ) -> Iterator[Path]:
-    """A draft beside the file, which takes its place when the block ends well: readers never see half a file."""
+    """Yield a draft beside the file and move it into place if the block succeeds: readers never see half a file."""
     target = check_output(path, inputs=inputs, force=force, new=new)
     draft = target.with_name(f".{target.stem[:60]}-{secrets.token_hex(4)}{target.suffix[:60]}")
     try:
@@ -89,14 +91,14 @@ def output_file(
 
 
 def save_figure(
-    figure: Any, path: Given, *, inputs: Sequence[Given] = (), force: bool | None = False, **options: Any
+    figure: Any, path: PathArg, *, inputs: Sequence[PathArg] = (), force: bool | None = False, **options: Any
 ) -> None:
     """Save a matplotlib figure with surefoot's marker in its metadata."""
     with output_file(path, inputs=inputs, force=force) as draft:
-        figure.savefig(draft, **options, **_marked(Path(path).suffix.lower()))
+        figure.savefig(draft, **options, **_marker_options(Path(path).suffix.lower()))
 
 
-def _marked(suffix: str) -> dict[str, Any]:
+def _marker_options(suffix: str) -> dict[str, Any]:
     if suffix == ".png":
         return {"metadata": {"Software": GENERATOR}}
     if suffix in (".svg", ".pdf"):
@@ -108,26 +110,26 @@ def _marked(suffix: str) -> dict[str, Any]:
     return {}
 
 
-def _resolved(path: Given) -> Path:
+def _resolved(path: PathArg) -> Path:
     try:
         return Path(os.path.realpath(path))
     except (OSError, ValueError) as error:
         raise OutputRefused(f"{path} cannot be written: {error}") from None
 
 
-def _is_descriptor(path: Given) -> bool:
-    """/dev/stdout and its like, which may lead to a regular file that another program is writing."""
+def _is_descriptor(path: PathArg) -> bool:
+    """Whether this is /dev/stdout or the like, which may lead to a regular file that another program is writing."""
     folder = os.path.dirname(os.path.abspath(path))
     return folder in ("/dev", "/dev/fd") or folder.startswith("/proc/")
 
 
-def _is_input(found: os.stat_result, given: Given) -> bool:
-    """Whether this is the very file that is read, under whatever name; standard input may be a file too."""
+def _is_input(status: os.stat_result, input_path: PathArg) -> bool:
+    """Whether this is an input file, under whatever name; standard input may be a file too."""
     try:
-        return os.path.samestat(found, os.fstat(0) if given == "-" else os.stat(given))
+        return os.path.samestat(status, os.fstat(0) if input_path == "-" else os.stat(input_path))
     except (OSError, ValueError):
         return False
 
 
-def _holds(given: Given, target: Path) -> bool:
-    return given != "-" and os.path.isdir(given) and target.is_relative_to(os.path.realpath(given))
+def _contains(folder: PathArg, target: Path) -> bool:
+    return folder != "-" and os.path.isdir(folder) and target.is_relative_to(os.path.realpath(folder))

@@ -1,4 +1,4 @@
-"""Reading a run directory: live, finished or killed, whole or damaged; never writes."""
+"""Reads a run directory, whether live, finished, killed or damaged; never writes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 
 from surefoot.journal.aliases import upgraded_columns, upgraded_event
-from surefoot.journal.append import regular_size
+from surefoot.journal.append_file import file_size
 from surefoot.journal.columns import Layers, Scalars
-from surefoot.journal.row_file import BadHeader, Header, NotBegun, map_rows
-from surefoot.journal.run_json import RUN, SIGNALS
-from surefoot.journal.segments import listed
+from surefoot.journal.row_file import BadHeader, EmptyFile, RowHeader, map_rows
+from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR
+from surefoot.journal.segments import list_segments
 from surefoot.journal.strict_json import loads_object
 from surefoot.records import SCHEMA
 
 _EVENTS = re.compile(r"events(?:-rank(\d+))?\.jsonl")
-_LOOKS = 10
+_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Run:
-    """What a run directory held when it was read; read it again to see a live run go on."""
+    """The contents of a run directory when it was read; read it again to follow a live run."""
 
     path: Path
     info: dict[str, Any]
@@ -35,23 +35,19 @@ class Run:
     scalars: Scalars
     """`scalars["loss"]`: one NumPy array per field of `StepMetrics`."""
     layers: Layers
-    """`layers["block.0.weight"]["norm"]`, standing at `layers.steps` and `layers.attempts`."""
+    """`layers["block.0.weight"]["norm"]`, with `layers.steps` and `layers.attempts` for its rows."""
     events: list[dict[str, Any]]
-    """Events of all ranks, each with kind, step, attempt, rank, time and its own fields, in the order of attempts."""
+    """Events of all ranks in order of attempts, each with kind, step, attempt, rank, time and its own fields."""
     skipped: int
-    """Lines of events that could not be parsed: torn by a kill or a full disk."""
+    """Event lines that could not be parsed: torn by a kill or a full disk."""
     notes: list[str]
-    """What was missing or damaged, in words."""
-
-    @property
-    def incidents(self) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["kind"] == "incident"]
+    """Files that are missing or damaged, one sentence each."""
 
     def __repr__(self) -> str:
         parts = [f"{self.scalars.rows} rows"]
         if self.scalars.rows:
             parts.append(f"last step {self.scalars['step'][-1]}")
-        parts += [f"{len(self.events)} events", f"{len(self.incidents)} incidents"]
+        parts.append(f"{len(self.events)} events")
         if self.layers.rows:
             parts.append(f"{len(self.layers)} tensors in {self.layers.rows} rows")
         if self.skipped:
@@ -60,66 +56,66 @@ class Run:
 
 
 def read(run_dir: str | os.PathLike[str]) -> Run:
-    """Read a run directory; raises ValueError if it is none."""
+    """Read a run directory; raises ValueError if `run_dir` is not one."""
     path = Path(run_dir)
-    _must_be_run(path)
+    _check_run_dir(path)
     notes: list[str] = []
-    scalars = [upgraded_columns(rows) for _, rows in _signals(path / SIGNALS, "scalars", notes)]
-    layers = _signals(path / SIGNALS, "layers", notes)
+    scalars = [upgraded_columns(rows) for _, rows in _signals(path / SIGNALS_DIR, "scalars", notes)]
+    layers = _signals(path / SIGNALS_DIR, "layers", notes)
     events, skipped = _events(path)
-    info = _info(path / RUN, notes)
+    info = _info(path / RUN_JSON, notes)
     return Run(path, info, Scalars(scalars), Layers(layers), events, skipped, notes)
 
 
-def _must_be_run(path: Path) -> None:
+def _check_run_dir(path: Path) -> None:
     if not path.is_dir():
-        raise ValueError(f"{path} is {'a file' if path.exists() else 'not there'}; expected the directory of a run")
+        raise ValueError(f"{path} {'is a file' if path.exists() else 'does not exist'}; expected a run directory")
     names = {entry.name for entry in path.iterdir()}
-    if not names & {RUN, SIGNALS} and not any(_EVENTS.fullmatch(name) for name in names):
+    if not names & {RUN_JSON, SIGNALS_DIR} and not any(_EVENTS.fullmatch(name) for name in names):
         raise ValueError(
-            f"{path} is not the directory of a run: it has no {RUN}, no events and no {SIGNALS}."
+            f"{path} is not a run directory: it has no {RUN_JSON}, no events and no {SIGNALS_DIR}."
             f" Pass the run_dir that was given to surefoot.attach"
         )
 
 
 def _info(path: Path, notes: list[str]) -> dict[str, Any]:
-    info = loads_object(path.read_bytes()) if regular_size(path) else None
+    info = loads_object(path.read_bytes()) if file_size(path) else None
     if info is None:
         notes.append(f"{path.name} is {'unreadable' if path.exists() else 'missing'}")
         return {}
     schema = info.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
-        notes.append(f"written by a newer surefoot (schema {schema}, this one knows {SCHEMA})")
+        notes.append(f"written by a newer surefoot (schema {schema}; this version reads up to {SCHEMA})")
     return info
 
 
-def _signals(folder: Path, kind: str, notes: list[str]) -> list[tuple[Header, np.ndarray]]:
+def _signals(folder: Path, kind: str, notes: list[str]) -> list[tuple[RowHeader, np.ndarray]]:
     """The mapped rows of every file of a kind, oldest first.
 
-    A live writer may merge files or be in the middle of a header while we look; if those we listed are not the ones
-    that stand there now, or one is in trouble for the first time, look again.
+    A live writer may merge files or be writing a header meanwhile: read again if the list of files has changed, or if a
+    file has a problem for the first time.
     """
-    found: list[tuple[Header, np.ndarray]] = []
-    troubles: list[str] = []
-    for _ in range(_LOOKS):
-        files = listed(folder, kind)
-        before, found, troubles = troubles, [], []
-        for one in reversed(files):  # the newest at once, before it is old enough to be thinned
+    segments: list[tuple[RowHeader, np.ndarray]] = []
+    problems: list[str] = []
+    for _ in range(_ATTEMPTS):
+        files = list_segments(folder, kind)
+        previous, segments, problems = problems, [], []
+        for file in reversed(files):  # newest first; old ones may be thinned meanwhile
             try:
-                header, rows = map_rows(one.path)
+                header, rows = map_rows(file.path)
                 if header.kind != kind:
                     raise BadHeader(f"holds {header.kind}")
-                found.append((header, rows))
+                segments.append((header, rows))
             except FileNotFoundError:
-                troubles.append(f"{one.path.name} vanished")
-            except NotBegun:
-                pass  # nothing is missing from it
+                problems.append(f"{file.path.name} vanished")
+            except EmptyFile:
+                pass  # no row is missing
             except (BadHeader, OSError) as error:
-                troubles.append(f"{one.path.name} ignored: {error}")
-        if troubles == before and listed(folder, kind)[: len(files)] == files:
+                problems.append(f"{file.path.name} ignored: {error}")
+        if problems == previous and list_segments(folder, kind)[: len(files)] == files:
             break
-    notes += reversed(troubles)
-    return found[::-1]
+    notes += reversed(problems)
+    return segments[::-1]
 
 
 def _events(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -127,7 +123,7 @@ def _events(path: Path) -> tuple[list[dict[str, Any]], int]:
     skipped = 0
     for file in path.iterdir():
         match = _EVENTS.fullmatch(file.name)
-        if match and regular_size(file):
+        if match and file_size(file):
             rank = int(match[1] or 0)
             lines = [line for line in file.read_bytes().split(b"\n") if line.strip()]
             parsed = [event for event in map(loads_object, lines) if event is not None]
@@ -137,18 +133,18 @@ def _events(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _keyed(events: list[dict[str, Any]], rank: int) -> Iterator[tuple[tuple[float, float, int, int], dict[str, Any]]]:
-    """Events of one file with the key to merge them by: attempts, which ranks share, before clocks, which they do not.
+    """Events of one file with their sort key: the attempt, which ranks share, before the time, which they do not.
 
-    The key never falls within a file, so that the order in which one process wrote is kept.
+    The key never decreases within a file, so the order in which one process wrote is kept.
     """
-    attempt = moment = float("-inf")
+    attempt = timestamp = float("-inf")
     for line, event in enumerate(events):
         event = upgraded_event({"kind": "note", "step": -1, "attempt": -1, "rank": rank, "time": 0.0} | event)
-        now = _number(event["attempt"])
-        if now > attempt:
-            attempt, moment = now, float("-inf")
-        moment = max(moment, _number(event["time"]))
-        yield (attempt, moment, rank, line), event
+        event_attempt = _number(event["attempt"])
+        if event_attempt > attempt:
+            attempt, timestamp = event_attempt, float("-inf")
+        timestamp = max(timestamp, _number(event["time"]))
+        yield (attempt, timestamp, rank, line), event
 
 
 def _number(value: Any) -> float:

@@ -1,4 +1,4 @@
-"""Fixed-width binary rows behind a one-line JSON header that says what the columns are."""
+"""Files of fixed-width binary rows behind a one-line JSON header that describes the columns."""
 
 from __future__ import annotations
 
@@ -14,28 +14,31 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from surefoot.journal.append import AppendOnly, regular_size
+from surefoot.journal.append_file import AppendFile, file_size
 from surefoot.records import LAYER_STATS, SCHEMA, StepMetrics
 
 _FORMAT = "surefoot-signals"
-_PLAIN = re.compile(r"\|[iu]1|<[iu][248]|<f[248]")
+_NUMERIC_DTYPE = re.compile(r"\|[iu]1|<[iu][248]|<f[248]")
 _ALIGN = 64
-_LONGEST_HEADER = 1 << 28
-_WIDE = {"step": "<i8", "attempt": "<i8", "time": "<f8"}
-_NARROW = {"int": "<i4", "Verdict": "|i1", "JudgedBy": "|i1"}
+_MAX_HEADER_BYTES = 1 << 28
+_DTYPE_BY_NAME = {"step": "<i8", "attempt": "<i8", "time": "<f8"}
+_DTYPE_BY_TYPE = {"int": "<i4", "Verdict": "|i1", "JudgedBy": "|i1"}
 
 
 class BadHeader(ValueError):
-    """A signals file whose header is torn or was never one of ours."""
+    """A signals file whose header is torn or was not written by surefoot."""
 
 
-class NotBegun(BadHeader):
-    """A signals file with nothing in it yet: it is empty for a moment after it was made."""
+class EmptyFile(BadHeader):
+    """A signals file without content, as it is for a moment after its creation."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header:
-    """What the rows of one file are: their columns and, for layers, whose they are and how far they were thinned."""
+class RowHeader:
+    """Describes the rows of one file: their columns and, for layers, the tensors and how far they were thinned.
+
+    The field names are the JSON keys on disk.
+    """
 
     kind: str
     columns: tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -43,10 +46,10 @@ class Header:
     numels: tuple[int, ...] = ()
     stats: tuple[str, ...] = ()
     landed_stride: int = 1
-    """One in how many rows of landed updates was kept."""
+    """One in how many rows of applied updates was kept."""
     refused_stride: int = 1
     covers: int = 0
-    """How many rows were recorded where the kept ones now stand; 0 as long as none was taken out."""
+    """How many rows were recorded here before thinning; 0 as long as none was dropped."""
     schema: int = SCHEMA
 
     @cached_property
@@ -55,7 +58,7 @@ class Header:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """Rows of two files can live in one when their layouts are equal."""
+        """Two files can be merged when their layouts are equal."""
         return (self.kind, self.schema, self.columns, self.names, self.numels, self.stats)
 
     def encode(self) -> bytes:
@@ -63,17 +66,17 @@ class Header:
         return line + b" " * (-(len(line) + 1) % _ALIGN) + b"\n"
 
     @classmethod
-    def decode(cls, line: bytes) -> Header:
+    def decode(cls, line: bytes) -> RowHeader:
         try:
             raw = json.loads(line)
             if not line.endswith(b"\n") or raw.pop("format") != _FORMAT:
-                raise BadHeader("no surefoot signals header")
+                raise BadHeader("not a surefoot signals header")
             known = {f.name for f in fields(cls)}
             header = cls(**{key: _frozen(value) for key, value in raw.items() if key in known})
             return _checked(header)
         except BadHeader:
             raise
-        except Exception as error:  # anything may stand in a damaged file
+        except Exception as error:  # a damaged file may contain anything
             raise BadHeader(f"unreadable header ({type(error).__name__})") from error
 
 
@@ -81,72 +84,78 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
-def _checked(header: Header) -> Header:
-    # Only plain numbers: a header from a stranger must not make NumPy build objects.
-    if not all(_PLAIN.fullmatch(code) for _, code, _ in header.columns):
-        raise BadHeader("columns of a type that is never written")
+def _checked(header: RowHeader) -> RowHeader:
+    # Only numbers: a header from an untrusted file must not make NumPy build objects.
+    if not all(_NUMERIC_DTYPE.fullmatch(code) for _, code, _ in header.columns):
+        raise BadHeader("column types that surefoot never writes")
     strides = (header.landed_stride, header.refused_stride)
     if not all(isinstance(stride, int) and stride >= 1 for stride in strides) or header.covers < 0:
         raise BadHeader("impossible strides")
     shapes = {name: shape for name, _, shape in header.columns}
     if header.dtype.itemsize < 1 or not {"step", "attempt"} <= shapes.keys():
         raise BadHeader("rows without step and attempt")
-    named = (len(header.names), len(header.stats))
-    if header.kind == "layers" and (shapes["stats"] != named or len(header.numels) != len(header.names)):
-        raise BadHeader("tensor names do not fit the columns")
+    shape = (len(header.names), len(header.stats))
+    if header.kind == "layers" and (shapes["stats"] != shape or len(header.numels) != len(header.names)):
+        raise BadHeader("tensor names do not match the columns")
     return header
 
 
 def _scalar_columns() -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    return tuple((f.name, _WIDE.get(f.name) or _NARROW.get(str(f.type), "<f4"), ()) for f in fields(StepMetrics))
+    return tuple(
+        (f.name, _DTYPE_BY_NAME.get(f.name) or _DTYPE_BY_TYPE.get(str(f.type), "<f4"), ()) for f in fields(StepMetrics)
+    )
 
 
-SCALARS = Header(kind="scalars", columns=_scalar_columns())
-"""Columns straight from `StepMetrics`; a value beyond single precision is written as infinite."""
+SCALARS_HEADER = RowHeader(kind="scalars", columns=_scalar_columns())
+"""The fields of `StepMetrics`; a value beyond the float32 range is written as infinite."""
 
 
-def layers_header(names: Sequence[str], numels: Sequence[int]) -> Header:
-    """Rows of step, attempt, verdict (thinning spares what did not land) and the statistics of every tensor."""
+def layers_header(names: Sequence[str], numels: Sequence[int]) -> RowHeader:
+    """Rows of step, attempt, verdict (thinning keeps refused updates) and the statistics of every tensor."""
     assert len(names) == len(numels), "every tensor has a name and a size"
     shape = (len(names), len(LAYER_STATS))
     columns = (("step", "<i8", ()), ("attempt", "<i8", ()), ("verdict", "<i4", ()), ("stats", "<f4", shape))
-    own = tuple(str(name) for name in names)
-    sizes = tuple(int(numel) for numel in numels)
-    return Header(kind="layers", columns=columns, names=own, numels=sizes, stats=LAYER_STATS)
+    return RowHeader(
+        kind="layers",
+        columns=columns,
+        names=tuple(str(name) for name in names),
+        numels=tuple(int(numel) for numel in numels),
+        stats=LAYER_STATS,
+    )
 
 
-def _look(file: BinaryIO) -> tuple[Header, int, int]:
-    """Header, start and number of rows, all from one open file: under its name a thinned one may appear meanwhile."""
-    found = os.fstat(file.fileno())
-    if found.st_size == 0 or not stat.S_ISREG(found.st_mode):
-        raise NotBegun("empty file")
-    line = file.readline(_LONGEST_HEADER)
-    header = Header.decode(line)
-    return header, len(line), (found.st_size - len(line)) // header.dtype.itemsize
+def _read_header(file: BinaryIO) -> tuple[RowHeader, int, int]:
+    """Header, start and number of rows, all from one open file: thinning may replace the path meanwhile."""
+    status = os.fstat(file.fileno())
+    if status.st_size == 0 or not stat.S_ISREG(status.st_mode):
+        raise EmptyFile("empty file")
+    line = file.readline(_MAX_HEADER_BYTES)
+    header = RowHeader.decode(line)
+    return header, len(line), (status.st_size - len(line)) // header.dtype.itemsize
 
 
-def look(path: Path) -> tuple[Header, int, int]:
-    """The header of a file, where its rows begin, and how many there are without a torn last one; raises BadHeader."""
+def read_header(path: Path) -> tuple[RowHeader, int, int]:
+    """The header of a file, the offset of its rows, and their number without a torn last one; raises BadHeader."""
     with path.open("rb") as file:
-        return _look(file)
+        return _read_header(file)
 
 
-def map_rows(path: Path) -> tuple[Header, np.ndarray]:
-    """All complete rows of a file, mapped and read-only, for readers."""
+def map_rows(path: Path) -> tuple[RowHeader, np.ndarray]:
+    """All complete rows of a file, memory-mapped read-only; for readers."""
     with path.open("rb") as file:
-        header, start, rows = _look(file)
+        header, start, rows = _read_header(file)
         if rows == 0:
             return header, np.empty(0, header.dtype)
         return header, np.asarray(np.memmap(file, header.dtype, mode="r", offset=start, shape=(rows,)))
 
 
-def load_rows(path: Path, *, last: int | None = None) -> tuple[Header, np.ndarray]:
-    """The complete rows of a file, or the `last` of them, in memory.
+def load_rows(path: Path, *, last: int | None = None) -> tuple[RowHeader, np.ndarray]:
+    """The complete rows of a file, or the `last` of them, read into memory.
 
-    For the writer: where a disk goes bad a read gives an OSError, but a map gives SIGBUS and takes the training down.
+    For the writer: on a failing disk a read raises OSError, but a memory map raises SIGBUS and kills the training.
     """
     with path.open("rb") as file:
-        header, start, rows = _look(file)
+        header, start, rows = _read_header(file)
         count = rows if last is None else min(rows, last)
         file.seek(start + (rows - count) * header.dtype.itemsize)
         return header, np.frombuffer(file.read(count * header.dtype.itemsize), header.dtype)
@@ -155,15 +164,15 @@ def load_rows(path: Path, *, last: int | None = None) -> tuple[Header, np.ndarra
 class RowFile:
     """One signals file open for appending; a torn row left by a kill is cut off first."""
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: RowHeader) -> None:
         self.header = header
         self.rows = self._start = 0
-        if regular_size(path):
-            found, self._start, self.rows = look(path)
-            assert found == header, f"{path} holds other columns"
-            if self.size != regular_size(path):
+        if file_size(path):
+            existing, self._start, self.rows = read_header(path)
+            assert existing == header, f"{path} holds other columns"
+            if self.size != file_size(path):
                 os.truncate(path, self.size)
-        self._file = AppendOnly(path)
+        self._file = AppendFile(path)
         if self._start == 0:
             line = header.encode()
             self._file.write(line)

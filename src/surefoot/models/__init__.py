@@ -1,4 +1,4 @@
-"""Models to train, in plain torch: nothing here knows about surefoot."""
+"""Models to train, in plain torch, independent of the rest of surefoot."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from surefoot.models.decoder import (
     DecoderConfig,
     count_parameters,
     decoder,
+    generate,
     next_token,
     next_token_loss,
 )
-from surefoot.models.writing import write
 
 __all__ = [
     "SIZES",
@@ -19,7 +19,7 @@ __all__ = [
     "DecoderConfig",
     "count_parameters",
     "decoder",
+    "generate",
     "next_token",
     "next_token_loss",
-    "write",
 ]

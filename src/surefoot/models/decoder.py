@@ -1,8 +1,8 @@
-"""A small decoder language model: pre-norm blocks, rotary positions, attention by torch."""
+"""A small decoder-only transformer (pre-norm, rotary positions, torch's attention), its losses, and generation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -24,7 +24,7 @@ class DecoderConfig:
     """Width of the MLP as a multiple of `width`."""
     dropout: float = 0.0
     tied: bool = True
-    """Share the weights of the embedding with the output layer."""
+    """Share the embedding weights with the output layer."""
 
     def __post_init__(self) -> None:
         if self.width % (2 * self.heads):
@@ -41,23 +41,23 @@ SIZES = {
     "350m": DecoderConfig(vocab=50304, width=1024, layers=24, heads=16, context=1024),
     "1.3b": DecoderConfig(vocab=50304, width=2048, layers=24, heads=16, context=1024),
 }
-"""Named shapes, by their number of parameters; "tiny" has about one million. The small two read bytes."""
+"""Named configurations by number of parameters; "tiny" has about one million. The smallest two read bytes."""
 
 
 def rotary_angles(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the rotary angles, [length, size / 2]; float32 whatever the precision of the model."""
+    """Cosine and sine of the rotary angles, [length, size / 2]; always float32."""
     frequency = 10_000.0 ** -(torch.arange(0, size, 2, device=device, dtype=torch.float32) / size)
     angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] * frequency
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair of values in the last axis by the angle of its position."""
+    """Rotate each pair of values in the last axis by the angle of its position."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).type_as(x)
 
 
-class Attention(nn.Module):
+class CausalSelfAttention(nn.Module):
     """Causal self-attention over several heads."""
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -68,22 +68,22 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        # Turned while they lie as they came, [batch, length, heads, size]: the compiler then writes nothing twice.
+        # Rotated before the transpose, as [batch, length, heads, size]: the compiler then needs no extra copy.
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
         cos, sin = cos[:, None], sin[:, None]
-        q, k, v = (each.transpose(1, 2) for each in (rotate(q, cos, sin), rotate(k, cos, sin), v))
+        q, k, v = (x.transpose(1, 2) for x in (rotate(q, cos, sin), rotate(k, cos, sin), v))
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
-class Block(nn.Module):
-    """Attention, then an MLP; each reads a normalised stream and adds to it."""
+class DecoderBlock(nn.Module):
+    """Attention, then an MLP, each pre-normalised and residual."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.width, bias=False)
-        self.attention = Attention(config)
+        self.attention = CausalSelfAttention(config)
         self.mlp_norm = nn.LayerNorm(config.width, bias=False)
         self.mlp = nn.Sequential(
             nn.Linear(config.width, config.hidden * config.width, bias=False),
@@ -98,7 +98,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens [batch, length] in, logits [batch, length, vocab] out; with targets the sum of their losses instead."""
+    """Maps tokens [batch, length] to logits [batch, length, vocab], or with targets to the sum of their losses."""
 
     cos: Tensor
     sin: Tensor
@@ -107,22 +107,22 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(DecoderBlock(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, bias=False)
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         self.apply(_initialise)
-        for block in self.blocks:  # what is added to the stream grows with depth: start it smaller
-            for layer in (cast(Block, block).attention.out, cast(Block, block).mlp[-1]):
+        for block in self.blocks:  # the residual stream grows with depth: start smaller
+            for layer in (cast(DecoderBlock, block).attention.out, cast(DecoderBlock, block).mlp[-1]):
                 nn.init.normal_(cast(nn.Linear, layer).weight, std=0.02 / (2 * config.layers) ** 0.5)
         if config.tied:
             self.head.weight = self.embed.weight
-        self._turn(torch.get_default_device())
+        self._set_rotary_angles(torch.get_default_device())
 
-    def _turn(self, device: torch.device) -> None:
-        """Keep the rotary angles on this device.
+    def _set_rotary_angles(self, device: torch.device) -> None:
+        """Precompute the rotary angles on this device.
 
-        Else the compiler computes them anew for every value of every layer, a quarter of a step of 124 M. They are no
-        buffers: nothing changes them, so nothing has to look after them, and they stay in float32.
+        Otherwise the compiler recomputes them for every value of every layer, a quarter of the step time at 124 M. They
+        are not buffers: they never change, need not be saved, and must stay in float32.
         """
         if device.type != "meta":
             cos, sin = rotary_angles(self.config.context, self.config.width // self.config.heads, torch.device("cpu"))
@@ -130,18 +130,18 @@ class Decoder(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        self._turn(self.embed.weight.device)
+        self._set_rotary_angles(self.embed.weight.device)
         return self
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         length = tokens.shape[1]
         if length > self.config.context:
-            raise ValueError(f"got {length} tokens, the model reads at most {self.config.context} at a time")
+            raise ValueError(f"got {length} tokens, but the model's context is {self.config.context}")
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x, self.cos[:length], self.sin[:length])
         logits = self.head(self.norm(x))
-        return logits if targets is None else summed_loss(logits, targets)
+        return logits if targets is None else cross_entropy_sum(logits, targets)
 
 
 def decoder(
@@ -154,7 +154,7 @@ def decoder(
     dropout: float = 0.0,
     tied: bool = True,
 ) -> Decoder:
-    """The decoder of a recipe."""
+    """Make a decoder; the factory that recipes name."""
     return Decoder(DecoderConfig(vocab, width, layers, heads, context, hidden, dropout, tied))
 
 
@@ -164,17 +164,17 @@ def _initialise(module: nn.Module) -> None:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """The number of trained values; shared weights count once."""
+    """The number of trainable parameters; shared weights count once."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy of all targets that are not -100, summed in float32."""
+def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
+    """The summed cross-entropy of all targets except -100, in float32."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum")
 
 
 def next_token(model: Callable[..., Tensor], batch: Mapping[str, Any]) -> tuple[Tensor, int]:
-    """The loss of a recipe's batch as (sum, count): computed inside the model, where the compiler sees all of it."""
+    """The loss of a recipe's batch as (sum, count), computed inside the model so that it is compiled too."""
     return model(batch["inputs"], batch["targets"]), batch["count"]
 
 
@@ -182,3 +182,30 @@ def next_token_loss(model: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor
     """Mean cross-entropy, in float32, of each token of [batch, length + 1] given those before it."""
     logits = model(tokens[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+@torch.no_grad()
+def generate(
+    model: Callable[[Tensor], Tensor],
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    context: int,
+    device: torch.device,
+    temperature: float = 0.8,
+    seed: int = 0,
+) -> list[int]:
+    """The prompt followed by sampled tokens; uses its own random generator, and temperature 0 takes the argmax.
+
+    The whole context is read again for every token, which is slow for long texts but works with every model.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    tokens = list(prompt)
+    for _ in range(max_new_tokens):
+        inputs = torch.tensor([tokens[-context:]], dtype=torch.int64, device=device)
+        logits = model(inputs)[0, -1].float()
+        if temperature == 0:
+            tokens.append(int(logits.argmax()))
+        else:
+            tokens.append(int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)))
+    return tokens

@@ -1,27 +1,30 @@
-"""Many processes on torch.distributed, nothing home-made: how they meet, how a model is spread over them."""
+"""Training on many processes with torch.distributed: joining them, and replicating or sharding model and optimizer."""
 
-from surefoot.parallel.blocks import bare, blocks_of
-from surefoot.parallel.exchange import exchanging
-from surefoot.parallel.norms import synchronised
-from surefoot.parallel.optimizer import optimizer_for
-from surefoot.parallel.spreading import shards, spread
-from surefoot.parallel.talking import from_first, total
-from surefoot.parallel.versions import same_everywhere
-from surefoot.parallel.world import ParallelError, World, end, start
+from surefoot.parallel.process_group import ParallelError, World, all_reduce_sum, broadcast, init_distributed, shutdown
+from surefoot.parallel.sharding import (
+    find_blocks,
+    grad_sync,
+    shard_optimizer,
+    shards_weights,
+    sync_batch_norms,
+    unwrap_model,
+    wrap_model,
+)
+from surefoot.parallel.versions import check_versions
 
 __all__ = [
     "ParallelError",
     "World",
-    "bare",
-    "blocks_of",
-    "end",
-    "exchanging",
-    "from_first",
-    "optimizer_for",
-    "same_everywhere",
-    "shards",
-    "spread",
-    "start",
-    "synchronised",
-    "total",
+    "all_reduce_sum",
+    "broadcast",
+    "check_versions",
+    "find_blocks",
+    "grad_sync",
+    "init_distributed",
+    "shard_optimizer",
+    "shards_weights",
+    "shutdown",
+    "sync_batch_norms",
+    "unwrap_model",
+    "wrap_model",
 ]

@@ -1,4 +1,4 @@
-"""Whether all processes run the same software; those that differ are named."""
+"""Checks that all ranks run the same software versions, and names those that differ."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ import torch.distributed as dist
 from torch.cuda import nccl
 
 from surefoot import __version__
-from surefoot.parallel.world import ParallelError, World
+from surefoot.parallel.process_group import ParallelError, World
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _TOLERATED = ("driver", "device")
-"""May differ: worth a word, since speed or the last bits may differ with it, but no reason to stop."""
+"""These may differ: speed or the last bits may change, so it is reported, but it is no reason to stop."""
 
 
-def same_everywhere(world: World) -> list[str]:
-    """Compare versions on all processes, which call it at once; what may differ, but does, is returned in words.
+def check_versions(world: World) -> list[str]:
+    """Compare the versions of all ranks, which all call it; returns notes on differences that are tolerated.
 
-    Where torch, CUDA, NCCL, Python or surefoot differ, all processes raise the same error, which names the rank.
+    If torch, CUDA, NCCL, Python or surefoot differ, all ranks raise the same error, which names the rank.
     """
     if world.size == 1:
         return []
-    told: list[dict[str, str]] = [{}] * world.size
-    dist.all_gather_object(told, here(world.device))
-    wrong, odd = differences(told)
-    if wrong:
+    versions: list[dict[str, str]] = [{}] * world.size
+    dist.all_gather_object(versions, local_versions(world.device))
+    errors, notes = compare_versions(versions)
+    if errors:
         raise ParallelError(
-            f"the processes run different software, and would train different models or hang: {'; '.join(wrong)}. "
+            f"the ranks run different software, and would train different models or hang: {'; '.join(errors)}. "
             "Install the same versions on every host, or start all processes from the same environment or image."
         )
-    return odd
+    return notes
 
 
-def here(device: torch.device) -> dict[str, str]:
-    """What this process runs on."""
+def local_versions(device: torch.device) -> dict[str, str]:
+    """The versions, device and host of this process."""
     cuda = device.type == "cuda"
     return {
         "host": platform.node(),
@@ -53,25 +53,26 @@ def here(device: torch.device) -> dict[str, str]:
     }
 
 
-def differences(told: Sequence[dict[str, str]]) -> tuple[list[str], list[str]]:
-    """What differs between the processes and must not, and what differs and may; in words, with ranks and hosts."""
-    wrong: list[str] = []
-    odd: list[str] = []
-    for name in [key for key in told[0] if key != "host"]:
-        usual = Counter(each.get(name, "none") for each in told).most_common(1)[0][0]
-        others = [rank for rank, each in enumerate(told) if each.get(name, "none") != usual]
+def compare_versions(versions: Sequence[dict[str, str]]) -> tuple[list[str], list[str]]:
+    """Differences that must not be, and tolerated ones; each a sentence with rank and host."""
+    errors: list[str] = []
+    notes: list[str] = []
+    for name in [key for key in versions[0] if key != "host"]:
+        values = [version.get(name, "none") for version in versions]
+        most_common = Counter(values).most_common(1)[0][0]
+        others = [rank for rank, value in enumerate(values) if value != most_common]
+        messages = notes if name in _TOLERATED else errors
         for rank in others[:8]:
-            has = told[rank].get(name, "none")
-            words = f"rank {rank} on {told[rank].get('host', '?')} has {name} {has}, most have {usual}"
-            (odd if name in _TOLERATED else wrong).append(words)
+            host = versions[rank].get("host", "?")
+            messages.append(f"rank {rank} on {host} has {name} {values[rank]}, most have {most_common}")
         if len(others) > 8:
-            (odd if name in _TOLERATED else wrong).append(f"and {len(others) - 8} more with another {name}")
-    return wrong, odd
+            messages.append(f"and {len(others) - 8} more with another {name}")
+    return errors, notes
 
 
 def _driver() -> str:
     try:
-        found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _DRIVER.read_text())
+        match = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _DRIVER.read_text())
     except OSError:
         return "unknown"
-    return found[1] if found else "unknown"
+    return match[1] if match else "unknown"

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from surefoot import parallel
-from surefoot.data.corpus import Opened, check_vocab, open_data
+from surefoot.data.corpus import TrainingData, check_vocab, open_data
 from surefoot.parallel import World
 from surefoot.train import speed
 from surefoot.train.factories import find, make, takes_two
@@ -38,7 +38,7 @@ class Parts:
     forward: Callable[..., Any]
     """The same to be called: compiled, where the recipe says so."""
     loss: Loss
-    data: Opened
+    data: TrainingData
     optimizers: list[Optimizer]
     schedules: list[LambdaLR]
     precision: Precision
@@ -71,20 +71,20 @@ def build(recipe: Recipe, world: World) -> Parts:
     speed.seed_everything(recipe.seed)  # anew: the weights do not depend on how the data was read
     model = make_model(recipe)
     parameters = sum(p.numel() for p in model.parameters())
-    sharded = parallel.shards(recipe.parallel.how, world)
+    sharded = parallel.shards_weights(recipe.parallel.how, world)
     precision = Precision(recipe.precision, world.device, sharded=sharded)
     precision.prepare(model)
     speed.checkpoint_activations(model, recipe.speed.checkpoint_activations)
-    model, told = parallel.synchronised(model, world, samples=recipe.batch.size, accumulate=recipe.batch.accumulate)
+    model, told = parallel.sync_batch_norms(model, world, samples=recipe.batch.size, accumulate=recipe.batch.accumulate)
     if recipe.speed.compile and sharded:
-        for block in parallel.blocks_of(model):
+        for block in parallel.find_blocks(model):
             block.forward = speed.compiled(block.forward, True)
     kept = precision.kept(model) if sharded else ()
-    spread = parallel.spread(model, recipe.parallel.how, world, compute=precision.compute, keep_float32=kept)
+    spread = parallel.wrap_model(model, recipe.parallel.how, world, compute_dtype=precision.compute, keep_float32=kept)
     forward = speed.compiled(spread, recipe.speed.compile and not sharded)
     rate = scaled_rate(recipe.optimizer, recipe.batch.size * recipe.batch.accumulate * world.size)
     optimizers = [
-        parallel.optimizer_for(each, recipe.parallel.how, world)
+        parallel.shard_optimizer(each, recipe.parallel.how, world)
         for each in make_optimizers(spread, recipe.optimizer, lr=rate)
     ]
     total = total_steps(recipe, data)
@@ -106,11 +106,11 @@ def build(recipe: Recipe, world: World) -> Parts:
     )
 
 
-def total_steps(recipe: Recipe, data: Opened) -> int:
+def total_steps(recipe: Recipe, data: TrainingData) -> int:
     """Updates of the whole run."""
     if recipe.steps is not None:
         return recipe.steps
-    each = math.ceil(len(data.train) / recipe.batch.accumulate)
+    each = math.ceil(len(data.train_loader) / recipe.batch.accumulate)
     return max(1, round((recipe.epochs or 1) * each))
 
 
@@ -124,7 +124,7 @@ def run_dir_of(recipe: Recipe) -> Path:
     return Path(recipe.run_dir or f"runs/{recipe.name}")
 
 
-def _data(recipe: Recipe, world: World) -> Opened:
+def _data(recipe: Recipe, world: World) -> TrainingData:
     spec = recipe.data
     own: dict[str, Any] = {}
     if spec.kind == "own":
@@ -132,16 +132,16 @@ def _data(recipe: Recipe, world: World) -> Opened:
             raise RecipeError("data.dataset: kind own needs it: module:name of what makes the dataset")
         own["dataset"] = make("data.dataset", spec.dataset)
         if spec.held_out_dataset is not None:
-            own["held_out"] = make("data.held_out_dataset", spec.held_out_dataset)
+            own["eval_dataset"] = make("data.held_out_dataset", spec.held_out_dataset)
         if spec.collate is not None:
             own["collate"] = find("data.collate", spec.collate)
     return open_data(
         spec,
         seed=recipe.seed,
         rank=world.rank,
-        world=world.size,
+        world_size=world.size,
         batch_size=recipe.batch.size,
-        pin=world.device.type == "cuda",
+        pin_memory=world.device.type == "cuda",
         **own,
     )
 

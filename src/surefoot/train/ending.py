@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from surefoot import parallel
 from surefoot.journal.output_files import save_figure
 from surefoot.journal.reader import Run, read
-from surefoot.models import write
+from surefoot.models import generate
 from surefoot.parallel import World
 from surefoot.records import Verdict
 from surefoot.train.build import Parts
@@ -68,13 +68,17 @@ def written(parts: Parts) -> dict[str, str]:
     if not sample.tokens or tokenizer is None:
         return {}
     prompt = tokenizer.encode(sample.prompt) or [0]
-    model = parts.model if parallel.shards(parts.recipe.parallel.how, parts.world) else parallel.bare(parts.model)
+    model = (
+        parts.model
+        if parallel.shards_weights(parts.recipe.parallel.how, parts.world)
+        else parallel.unwrap_model(parts.model)
+    )
     model.eval()
     with parts.precision.forward():
-        tokens = write(
+        tokens = generate(
             model,
             prompt,
-            tokens=sample.tokens,
+            max_new_tokens=sample.tokens,
             context=parts.recipe.data.context,
             device=parts.world.device,
             temperature=sample.temperature,
@@ -86,7 +90,7 @@ def written(parts: Parts) -> dict[str, str]:
 
 def picture(run_dir: Path, world: World) -> dict[str, str]:
     """The loss over the run, drawn where matplotlib is there."""
-    if not world.first or not (run_dir / "signals").exists():
+    if not world.is_main or not (run_dir / "signals").exists():
         return {}
     try:
         from matplotlib.figure import Figure

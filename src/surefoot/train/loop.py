@@ -44,7 +44,7 @@ def train(parts: Parts, guard: Guard, telling: Listener) -> None:
 def _groups(parts: Parts) -> Iterator[Group[Any]]:
     """The micro-batches of one update after the other, epoch after epoch, until the run is over."""
     while parts.step < parts.total:
-        for group in Groups(parts.data.train, parts.recipe.batch.accumulate):
+        for group in Groups(parts.data.train_loader, parts.recipe.batch.accumulate):
             yield group
             if parts.step >= parts.total:
                 return
@@ -55,10 +55,10 @@ def _backward(parts: Parts, guard: Guard, group: Group[Any]) -> int | None:
     world, scaler = parts.world, parts.precision.scaler
     counts = [count_of(batch) for batch in group]
     known = [count for count in counts if count is not None]
-    counted = parallel.total(world, sum(known)) if len(known) == len(counts) else None
+    counted = parallel.all_reduce_sum(world, sum(known)) if len(known) == len(counts) else None
     for number, batch in enumerate(group):
         batch = to_device(batch, world.device)
-        with parallel.exchanging(parts.model, number == len(group) - 1):
+        with parallel.grad_sync(parts.model, number == len(group) - 1):
             loss, count = _loss(parts, batch)
             if count is None:
                 share = 1.0 / len(group)
@@ -79,16 +79,16 @@ def _loss(parts: Parts, batch: Any) -> tuple[Tensor, int | None]:
 @torch.no_grad()
 def evaluate(parts: Parts) -> float | None:
     """The mean loss on held-out data, over all processes; None without such data."""
-    if parts.data.held_out is None:
+    if parts.data.eval_loader is None:
         return None
     losses, counts = [], 0
     with undisturbed(parts.model, parts.world.device):
-        for number, batch in enumerate(parts.data.held_out):
+        for number, batch in enumerate(parts.data.eval_loader):
             if number == parts.recipe.evaluation.batches:
                 break
             loss, count = _loss(parts, to_device(batch, parts.world.device))
             losses.append(loss.double())
             counts += 1 if count is None else count
     summed = float(torch.stack(losses).sum()) if losses else 0.0
-    summed, counts = parallel.total(parts.world, summed), parallel.total(parts.world, counts)
+    summed, counts = parallel.all_reduce_sum(parts.world, summed), parallel.all_reduce_sum(parts.world, counts)
     return summed / counts if counts else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot import parallel
-from surefoot.data.problem import DataError
+from surefoot.data.data_error import DataError
 from surefoot.guard.attach import Guard, attach
 from surefoot.guard.validate import switched_off
 from surefoot.train import exits, sinks
@@ -45,11 +45,11 @@ def run(recipe: Recipe, given: Given) -> Ended:
     try:
         with exits.restartable():
             sinks.check(recipe.log)
-            world = parallel.start(recipe.device, recipe.parallel.timeout)
-            ended.first = world.first
-            odd = parallel.same_everywhere(world)
+            world = parallel.init_distributed(recipe.device, recipe.parallel.timeout)
+            ended.first = world.is_main
+            odd = parallel.check_versions(world)
             check_again(recipe, ended.run_dir)
-            if world.first and recipe.protection.policy != "off":
+            if world.is_main and recipe.protection.policy != "off":
                 check_free(ended.run_dir)
             parts = build(recipe, world)
             parts.notes.extend([*odd, *remarks(recipe)])
@@ -67,7 +67,7 @@ def run(recipe: Recipe, given: Given) -> Ended:
     finally:
         ended.seconds = time.monotonic() - began
         if world is not None:
-            parallel.end(world, failed=lost or ended.code not in (exits.DONE, exits.RESTART))
+            parallel.shutdown(world, failed=lost or ended.code not in (exits.DONE, exits.RESTART))
     return ended
 
 
@@ -106,15 +106,15 @@ def _train(parts: Parts, guard: Guard, given: Given, ended: Ended) -> None:
     places = sinks.open_sinks(
         recipe.log,
         ended.run_dir,
-        first=world.first,
+        first=world.is_main,
         name=recipe.name,
         config=as_plain(recipe),
         resumed_at=start or None,
     )
     paper = Paper(sys.stderr) if given.quiet else None
-    with Console(recipe, world.first, parts.total, rank=world.rank, paper=paper) as console:
+    with Console(recipe, world.is_main, parts.total, rank=world.rank, paper=paper) as console:
         telling = Telling(console, places, parts.total, data=parts.data)
-        unreadable = len(parts.data.bad)
+        unreadable = len(parts.data.unreadable)
         telling.listen(guard)
         console.begin(_facts(parts, ended.run_dir, start))
         for note in parts.notes:
@@ -129,7 +129,7 @@ def _train(parts: Parts, guard: Guard, given: Given, ended: Ended) -> None:
                 train(parts, guard, telling)
             guard.close()
             telling.follow(guard)
-            ended.unreadable = unreadable + parallel.total(world, len(parts.data.bad) - unreadable)
+            ended.unreadable = unreadable + parallel.all_reduce_sum(world, len(parts.data.unreadable) - unreadable)
             ended.code = exits.DONE
         finally:
             places.close(ended.code)
@@ -163,7 +163,7 @@ def _sum_up(parts: Parts, guard: Guard, telling: Telling, ended: Ended) -> None:
     if ended.code == exits.DONE:  # else the guard has not read all
         ended.refused = max(0, parts.step - guard.step)
     ended.loss = finite_mean(guard.history[0])
-    if ended.code == exits.DONE and parts.world.first and not isinstance(guard, Unwatched):
+    if ended.code == exits.DONE and parts.world.is_main and not isinstance(guard, Unwatched):
         with suppress(OSError, ValueError, KeyError):  # a journal that could not be written fails no finished run
             ended.loss = last_losses(ended.run_dir)[0]
     ended.held_out = telling.evaluations[-1][1] if telling.evaluations else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from surefoot.data.corpus import Opened
+from surefoot.data.corpus import TrainingData
 from surefoot.guard.attach import Guard
 from surefoot.train.console import Console
 from surefoot.train.sinks import Sinks
@@ -26,7 +26,7 @@ class Listener(Protocol):
 class Telling:
     """Passes on what happened; it knows nothing of how a run is trained."""
 
-    def __init__(self, console: Console, sinks: Sinks, total: int, *, data: Opened | None = None) -> None:
+    def __init__(self, console: Console, sinks: Sinks, total: int, *, data: TrainingData | None = None) -> None:
         self._console, self._sinks, self._total, self._data = console, sinks, total, data
         self._passed_over = 0
         self.evaluations: list[tuple[int, float]] = []
@@ -62,7 +62,7 @@ class Telling:
 
     def _name_unreadable(self) -> None:
         """Those that turned up since the last time; how many there were in all is told at the end."""
-        bad = [] if self._data is None else self._data.bad
+        bad = [] if self._data is None else self._data.unreadable
         for one in bad[self._passed_over : _NAMED]:
             self._console.say(f"  note: a sample is passed over, as it cannot be read: {one}")
         self._passed_over = len(bad)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from surefoot.journal import reader
-from surefoot.journal.run_json import RUN, SIGNALS
+from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR
 from surefoot.journal.strict_json import loads_object
 from surefoot.logs.table import Gatherer, RunDiagnosis, Table, Unreadable
 from surefoot.records import Verdict
@@ -30,9 +30,9 @@ def fits(path: str | os.PathLike[str]) -> bool:
     """Whether a folder is a run directory."""
     folder = Path(path)
     try:
-        if (folder / SIGNALS).is_dir() and any((folder / SIGNALS).glob("scalars*")):
+        if (folder / SIGNALS_DIR).is_dir() and any((folder / SIGNALS_DIR).glob("scalars*")):
             return True
-        file = folder / RUN
+        file = folder / RUN_JSON
         return file.is_file() and "surefoot" in (loads_object(file.read_bytes()[: 1 << 20]) or {})
     except OSError:
         return False
@@ -41,9 +41,9 @@ def fits(path: str | os.PathLike[str]) -> bool:
 def home(file: str) -> Path | None:
     """The run directory that a file is a part of, or None: who passes a part means the whole."""
     path = Path(file)
-    if path.name == RUN or (path.name.startswith("events") and path.suffix == ".jsonl"):
+    if path.name == RUN_JSON or (path.name.startswith("events") and path.suffix == ".jsonl"):
         return path.parent if fits(path.parent) else None
-    return path.parent.parent if path.parent.name == SIGNALS and fits(path.parent.parent) else None
+    return path.parent.parent if path.parent.name == SIGNALS_DIR and fits(path.parent.parent) else None
 
 
 def read(path: str | os.PathLike[str]) -> Table:

@@ -50,9 +50,9 @@ def check(
     """
     if switched_off():
         raise RecipeError("SUREFOOT=off is set in the environment, so nothing would be measured: unset it to check")
-    world = parallel.start(recipe.device, recipe.parallel.timeout)
-    report = Report(recipe.name, [], first=world.first)
-    say = tell if world.first else lambda words: None
+    world = parallel.init_distributed(recipe.device, recipe.parallel.timeout)
+    report = Report(recipe.name, [], first=world.is_main)
+    say = tell if world.is_main else lambda words: None
     place = Place(recipe, world)
 
     def stands_still(words: str) -> None:
@@ -68,7 +68,7 @@ def check(
                 report.items.append(item)
         whole = True
     finally:
-        parallel.end(world, failed=not whole)
+        parallel.shutdown(world, failed=not whole)
     return report
 
 
@@ -79,7 +79,7 @@ def _answers(
         dog.beat(f"update {step + 1} of the trial")
         tell(f"trial: update {step} of {wishes.steps}" + ("" if loss is None else f", loss {loss:.4f}"))
 
-    yield _fits(recipe, parallel.same_everywhere(world))
+    yield _fits(recipe, parallel.check_versions(world))
     tell("building the model, opening the data")
     if world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(world.device)

@@ -17,9 +17,9 @@ class Place:
 
     def __init__(self, recipe: Recipe, world: World) -> None:
         home = run_dir_of(recipe).absolute().parent
-        self._first = world.first
+        self._first = world.is_main
         self._made = [each for each in (home, *home.parents) if not each.exists()]
-        self.path = parallel.from_first(world, home / f".check-{uuid4().hex[:8]}")
+        self.path = parallel.broadcast(world, home / f".check-{uuid4().hex[:8]}")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -63,7 +63,7 @@ def proven(whole: Trial, recipe: Recipe, world: World, folder: Path) -> Iterator
         return
     before = attempt(recipe, world, folder, Bound(updates=cut))
     after = attempt(recipe, world, folder, Bound(updates=2 * cut)) if before.error is None else before
-    if not world.first or whole.run is None or after.run is None:
+    if not world.is_main or whole.run is None or after.run is None:
         return
     error = before.error or after.error
     if error is not None:
@@ -117,7 +117,7 @@ def float32(recipe: Recipe, world: World, folder: Path) -> Item:
     if tried.error is not None:
         return failed(name, f"an update in float32 fails: {tried.error}", way)
     loss = landed(tried.run, "loss") if tried.run is not None else np.empty(0)
-    if (world.first and not np.isfinite(loss).all()) or not tried.steps:
+    if (world.is_main and not np.isfinite(loss).all()) or not tried.steps:
         return failed(name, "an update in float32 has no finite loss", "The precision is not to blame: see the data.")
     return ok(name, f"one update in float32 works, loss {loss[0]:.4f}" if len(loss) else "one update works")
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import nn
 
 from surefoot import parallel
-from surefoot.data.problem import Unreadable
+from surefoot.data.data_error import UnreadableSample
 from surefoot.guard.attach import Guard
 from surefoot.journal.reader import Run, read
 from surefoot.parallel import World
@@ -45,7 +45,7 @@ class Facts:
     embeddings: frozenset[str]
     """Tensors of which only the rows in use have a gradient."""
     notes: list[str]
-    unreadable: list[Unreadable]
+    unreadable: list[UnreadableSample]
     held_out_batches: int | None
 
 
@@ -92,7 +92,7 @@ class _Ear:
         world, bound = self._parts.world, self._bound.seconds
         if bound < float("inf") and (world.size == 1 or self._parts.step % _ASK_EVERY == 0):
             over = time.monotonic() - self._began > bound
-            if parallel.total(world, int(over)):
+            if parallel.all_reduce_sum(world, int(over)):
                 raise Enough
 
     def evaluated(self, guard: Guard, step: int, loss: float | None) -> None:
@@ -118,7 +118,7 @@ def attempt(recipe: Recipe, world: World, folder: Path, bound: Bound, *, look: b
     parts = build(_short(recipe, folder), world)
     trial = Trial(facts_of(parts))
     trial.wanted = min(bound.updates, parts.total)
-    seen = cast(Any, _Passing(parts.data.train, trial.seen)) if look else parts.data.train
+    seen = cast(Any, _Passing(parts.data.train_loader, trial.seen)) if look else parts.data.train_loader
     limited = replace(parts, total=trial.wanted, data=replace(parts.data, train=seen))
     try:
         with attached(parts, Given("check")) as guard:
@@ -133,20 +133,20 @@ def attempt(recipe: Recipe, world: World, folder: Path, bound: Bound, *, look: b
     except Exception as error:
         trial.error = error
     trial.steps = parts.step
-    trial.facts.unreadable = parts.data.bad
-    if world.first and folder.is_dir():
+    trial.facts.unreadable = parts.data.unreadable
+    if world.is_main and folder.is_dir():
         trial.run = read(folder)
     return trial
 
 
 def _evaluate(parts: Parts, trial: Trial) -> None:
-    if parts.data.held_out is None:
+    if parts.data.eval_loader is None:
         return
     began = time.monotonic()
     trial.held_out_loss = evaluate(parts)
     trial.evaluation_seconds = time.monotonic() - began
     trial.held_out = Seen()
-    for number, batch in enumerate(trial.held_out.passing(parts.data.held_out)):
+    for number, batch in enumerate(trial.held_out.passing(parts.data.eval_loader)):
         if number + 1 >= parts.recipe.evaluation.batches:
             break
         del batch
@@ -166,7 +166,7 @@ def _short(recipe: Recipe, folder: Path) -> Recipe:
 
 def facts_of(parts: Parts) -> Facts:
     vocab = parts.recipe.model.arguments.get("vocab")
-    held_out = parts.data.held_out
+    held_out = parts.data.eval_loader
     return Facts(
         total=parts.total,
         parameters=parts.parameters,
