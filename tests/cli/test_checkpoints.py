@@ -37,7 +37,7 @@ def test_lists_what_there_is(run: Path) -> None:
     result = asked(run)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["name", "step", "attempt", "age", "size", "kind", "health", "whole"]
+    assert lines[0].split() == ["name", "step", "attempt", "age", "size", "kind", "health", "intact"]
     assert [line.split()[:3] for line in lines[1:4]] == [
         ["step-00000020-attempt-00000025", "20", "25"],
         ["step-00000020", "20", "20"],
@@ -131,13 +131,13 @@ def test_bad_input_gets_one_clear_message(run: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for arguments, words in (
         ([], "name a run"),
-        ([tmp_path / "nowhere"], "is not there"),
+        ([tmp_path / "nowhere"], "does not exist"),
         ([tmp_path / "text.pt"], "is a file"),
-        ([tmp_path / "empty"], "is no run directory"),
-        ([run, "--compare", "10", "99"], "no checkpoint 99; there are the steps 20, 20, 10"),
+        ([tmp_path / "empty"], "is not a run directory"),
+        ([run, "--compare", "10", "99"], "no checkpoint 99; its steps are 20, 20, 10"),
         ([run, "--export", "99", tmp_path / "x"], "no checkpoint 99"),
         ([run, "--verify", "--compare", "10", "20"], "at a time"),
-        (["--convert", tmp_path / "no.pt", tmp_path / "x"], "not there"),
+        (["--convert", tmp_path / "no.pt", tmp_path / "x"], "does not exist"),
         (["--convert", tmp_path / "text.pt", tmp_path / "x"], "text.pt"),
         (["--convert", tmp_path, tmp_path / "x"], "a folder"),
     ):
@@ -162,7 +162,7 @@ def test_a_view_far_larger_than_what_is_stored_is_refused_in_a_sentence(tmp_path
     result = asked("--convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
     assert result.exit_code == 2, result.output
     assert "w is a view of shape [1048576, 268435456]" in result.stderr
-    assert "4 bytes are stored" in result.stderr
+    assert "the file stores 4 bytes" in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert not list(tmp_path.glob("*out*"))
 
