@@ -89,10 +89,10 @@ def test_a_section_whose_keys_are_all_commented_out_has_its_defaults(write: Writ
     [
         ("steps: 10\nmodel: [1, 2\n", ("line 3, column 1", "not YAML", "bracket")),
         ("steps: 10\n\tmodel: a:b\n", ("line 2, column 1", "tab", "spaces")),
-        ("steps: 10\nseed: 1\nsteps: 20\n", ("line 3, column 1", "steps stands here again", "line 1")),
-        ("optimizer:\n  lr: 1\n  lr: 2\n", ("line 3", "lr stands here again")),
+        ("steps: 10\nseed: 1\nsteps: 20\n", ("line 3, column 1", "duplicate key steps, first set in line 1")),
+        ("optimizer:\n  lr: 1\n  lr: 2\n", ("line 3", "duplicate key lr")),
         ("", ("is empty", "surefoot recipes lm-tiny --to")),
-        ("# nothing\n", ("comments only",)),
+        ("# nothing\n", ("only comments",)),
         ("- steps: 1\n", ("holds a list", "steps: 1000")),
         ("just words\n", ("single value",)),
         ("a: 1\n---\nb: 2\n", ("line 2", "second document")),
@@ -108,7 +108,9 @@ def test_a_section_whose_keys_are_all_commented_out_has_its_defaults(write: Writ
         (b"x" * (2 << 20), ("larger than a recipe",)),
     ],
 )
-def test_what_cannot_be_read_is_told_with_its_place(write: Write, text: str | bytes, told: tuple[str, ...]) -> None:
+def test_an_unreadable_file_is_refused_with_its_line(
+    write: Write, text: str | bytes, told: tuple[str, ...]
+) -> None:
     message = refused(write(text))
     assert "mine.yaml" in message
     for each in told:
@@ -119,13 +121,13 @@ def test_what_cannot_be_read_is_told_with_its_place(write: Write, text: str | by
     ("text", "told"),
     [
         ('{"steps": 10,\n "model" "a:b"}', ("line 2, column 10", "not JSON")),
-        ('{"steps": 10, "steps": 20}', ("steps stands twice",)),
-        ('{"steps": NaN}', ("NaN is no number",)),
+        ('{"steps": 10, "steps": 20}', ("duplicate key steps",)),
+        ('{"steps": NaN}', ("NaN is not a number",)),
         ("[]", ("holds a list",)),
         ("[" * 100_000, ("too deep",)),
     ],
 )
-def test_json_that_cannot_be_read_is_told_too(write: Write, text: str, told: tuple[str, ...]) -> None:
+def test_unreadable_json_is_refused(write: Write, text: str, told: tuple[str, ...]) -> None:
     message = refused(write(text, "mine.json"))
     for each in ("mine.json", *told):
         assert message.count(each) == 1
@@ -149,7 +151,7 @@ def test_a_source_may_be_a_shipped_name_or_a_path_and_a_near_one_is_suggested(wr
     assert "there is no folder" in refused(str(tmp_path / "no" / "mine.yaml")).lower()
     assert "is a folder" in refused(str(tmp_path))
     assert "no file and no shipped recipe" in refused("x" * 5000)
-    assert "recipe comes first" in refused("optimizer.lr=3")
+    assert "name the recipe first" in refused("optimizer.lr=3")
 
 
 def test_a_file_that_may_not_be_read_is_told(write: Write) -> None:

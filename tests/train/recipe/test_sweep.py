@@ -64,12 +64,12 @@ def test_folders_are_safe_and_never_fall_together() -> None:
     ("overrides", "told"),
     [
         (["optimizer.lr=[]"], "an empty list"),
-        (["optimizer.lr=[1e-3, 0.001]"], "stands twice"),
+        (["optimizer.lr=[1e-3, 0.001]"], "occurs twice"),
         (["optimizer.lr=[1e-3, fast]"], "lm-tiny-lr=fast), command line, optimizer.lr=[1e-3, fast]: expected a number"),
         (["optimizer=[{lr: 1}, {lr: 2}]"], "expected keys and values"),
         ([f"seed={list(range(50))}", f"model.width={list(range(50))}"], "2500 runs, of 1000 at most"),
     ],
 )
-def test_a_list_that_cannot_be_swept_is_told(overrides: list[str], told: str) -> None:
+def test_a_list_that_cannot_be_swept_is_refused(overrides: list[str], told: str) -> None:
     with pytest.raises(RecipeError, match=re.escape(told)):
         load("lm-tiny", overrides)
