@@ -163,7 +163,7 @@ def test_a_sharded_model_is_left_to_those_who_shard_it() -> None:
     model = precision.prepare(_model())
     assert not precision.autocasts
     assert precision.compute is torch.bfloat16
-    assert len(precision.kept(model)) == 5
+    assert len(precision.float32_modules(model)) == 5
     with precision.forward():
         assert model(_tokens()[:, :-1]).dtype == torch.float32
 

@@ -108,9 +108,7 @@ def test_a_section_whose_keys_are_all_commented_out_has_its_defaults(write: Writ
         (b"x" * (2 << 20), ("larger than a recipe",)),
     ],
 )
-def test_an_unreadable_file_is_refused_with_its_line(
-    write: Write, text: str | bytes, told: tuple[str, ...]
-) -> None:
+def test_an_unreadable_file_is_refused_with_its_line(write: Write, text: str | bytes, told: tuple[str, ...]) -> None:
     message = refused(write(text))
     assert "mine.yaml" in message
     for each in told:
