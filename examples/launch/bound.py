@@ -1,7 +1,7 @@
 """Started by torchrun: runs surefoot, pinned to this rank's share of the host's cores.
 
-torchrun exits with 1 whatever its processes exited with. So each rank writes its exit code to the folder SUREFOOT_CODES,
-which torchrun.sh reads; a rank that exited with 2 (bad usage) or 76 (do not restart) repeats that code when restarted.
+torchrun exits with 1 whatever its processes exited with. So each rank writes its exit code to SUREFOOT_CODES, a folder
+that torchrun.sh reads; a rank that exited with 2 (bad usage) or 76 (do not restart) repeats that code when restarted.
 
     torchrun --nproc-per-node 8 examples/launch/bound.py train RECIPE [key=value ...]
 """

@@ -18,7 +18,7 @@ IGNORE_INDEX = -100
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PlantedFault:
     """When it occurs, as a fraction of the run, its label in the plot, and its description."""
 
     after: float
@@ -27,13 +27,13 @@ class Fault:
 
 
 FAULTS = {
-    "moments": Fault(
+    "moments": PlantedFault(
         0.31,
         "moments / 1,000,000",
         "damaged moments: Adam's second moments are divided by 1,000,000 before three consecutive updates",
     ),
-    "rate": Fault(0.56, "lr x 10", "the lr is ten times that of the schedule, from here to the end"),
-    "poison": Fault(
+    "rate": PlantedFault(0.56, "lr x 10", "the lr is ten times that of the schedule, from here to the end"),
+    "poison": PlantedFault(
         0.84,
         "poisoned batch",
         "a poisoned batch: one text has no target that counts, so its loss weights are 0 / 0 = NaN",

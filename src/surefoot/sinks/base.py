@@ -36,7 +36,7 @@ class LogOptions(Protocol):
     def project(self) -> str: ...
 
 
-class Sink(Protocol):
+class MetricSink(Protocol):
     """Receives scalars and text. A sink that raises is dropped for the rest of the run."""
 
     def scalars(self, step: int, values: Mapping[str, float], attempt: int | None = None) -> None: ...
@@ -53,7 +53,7 @@ class Sink(Protocol):
 class Sinks:
     """All sinks of a run. One that raises is dropped with one warning; training goes on."""
 
-    def __init__(self, sinks: Mapping[str, Sink]) -> None:
+    def __init__(self, sinks: Mapping[str, MetricSink]) -> None:
         self._sinks = dict(sinks)
         self._narrator = EventNarrator(lambda step, label, text, style: self.text(step, f"{label}: {text}"))
 
@@ -82,7 +82,7 @@ class Sinks:
         self._for_each(lambda sink: sink.close(code))
         self._sinks.clear()
 
-    def _for_each(self, call: Callable[[Sink], None]) -> None:
+    def _for_each(self, call: Callable[[MetricSink], None]) -> None:
         for name, sink in tuple(self._sinks.items()):
             try:
                 call(sink)
@@ -127,7 +127,7 @@ def open_sinks(
 ) -> Sinks:
     """Open the configured sinks on the first rank; `resumed_at` is the step a resumed run starts from."""
     check_installed(options)
-    sinks: dict[str, Sink] = {}
+    sinks: dict[str, MetricSink] = {}
     if is_first and options.tensorboard:
         from surefoot.sinks.tensorboard import TensorBoardSink
 

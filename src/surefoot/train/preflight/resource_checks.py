@@ -13,8 +13,8 @@ from rich.filesize import decimal
 from surefoot.journal.reader import Run
 from surefoot.parallel import World
 from surefoot.sinks.progress import format_duration
+from surefoot.train.preflight.journal_columns import applied, attempted, later_half
 from surefoot.train.preflight.report import CheckItem, ok, skipped, warning
-from surefoot.train.preflight.rows import applied, attempted, later_half
 from surefoot.train.preflight.trial import Trial
 from surefoot.train.recipe import Recipe
 

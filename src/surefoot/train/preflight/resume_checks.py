@@ -11,8 +11,8 @@ from rich.filesize import decimal
 
 from surefoot.journal.reader import Run
 from surefoot.parallel import World
+from surefoot.train.preflight.journal_columns import applied, applied_steps
 from surefoot.train.preflight.report import CheckItem, failed, ok, skipped, warning
-from surefoot.train.preflight.rows import applied, applied_steps
 from surefoot.train.preflight.trial import Trial, TrialLimit, run_trial
 from surefoot.train.recipe import Recipe
 

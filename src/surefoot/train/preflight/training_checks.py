@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from surefoot.journal.reader import Run
+from surefoot.train.preflight.journal_columns import applied, later_half
 from surefoot.train.preflight.report import (
     CheckItem,
     CheckStatus,
@@ -19,7 +20,6 @@ from surefoot.train.preflight.report import (
     warning,
     worst,
 )
-from surefoot.train.preflight.rows import applied, later_half
 from surefoot.train.preflight.trial import Trial
 from surefoot.train.recipe import Recipe
 
@@ -185,7 +185,11 @@ def _gradient_problems(names: dict[str, list[str]]) -> list[_GradientProblem]:
         ("tiny", f"below {VANISHING:g}", "Harmless for a bias of attention keys; else see where it is used.", warn),
         ("absent", "never have one", "Freeze them (requires_grad=False), or use them in forward.", warn),
     )
-    return [_GradientProblem(words, fix, status, names[kind]) for kind, words, fix, status in table if names[kind]]
+    return [
+        _GradientProblem(description, fix, status, names[kind])
+        for kind, description, fix, status in table
+        if names[kind]
+    ]
 
 
 def _clip_threshold(recipe: Recipe, run: Run) -> CheckItem:

@@ -30,7 +30,7 @@ class RecipeProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RecipeOrigin:
     """Where the values of a recipe come from: lines of its file, and overrides."""
 
     source: str
@@ -55,7 +55,7 @@ class Origin:
         return key
 
 
-def raise_problems(origin: Origin, problems: Sequence[RecipeProblem]) -> None:
+def raise_problems(origin: RecipeOrigin, problems: Sequence[RecipeProblem]) -> None:
     """Raise one RecipeError that lists the problems, if there are any."""
     lines = [f"{origin.locate(problem.path)}: {problem.message}" for problem in problems[:MAX_SHOWN]]
     if len(problems) == 1:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from surefoot.train.recipe.aliases import moved_paths, renamed_path, upgrade
-from surefoot.train.recipe.errors import KeyPath, Origin, RecipeError, format_value, nearest, shortened
+from surefoot.train.recipe.errors import KeyPath, RecipeError, RecipeOrigin, format_value, nearest, shortened
 from surefoot.train.recipe.keys import keys
 from surefoot.train.recipe.parse import parse_scalar, parse_yaml, read_file
 from surefoot.train.recipe.schema import Recipe
@@ -30,14 +30,14 @@ def load(source: str, overrides: Sequence[str] = ()) -> list[Recipe]:
     path = find_recipe(source)
     plain, origin = read_file(path)
     plain, moved = upgrade(plain)
-    origin = Origin(source if source in shipped() else origin.source, moved_paths(origin.lines, moved))
+    origin = RecipeOrigin(source if source in shipped() else origin.source, moved_paths(origin.lines, moved))
     if plain.get("name") is None:
         plain["name"] = path.stem
     plain, origin = override(plain, overrides, origin)
     recipes = []
     for variant in sweep(plain, origin):
         name = f"{origin.source} ({variant.get('name')})" if recipes else origin.source
-        recipes.append(_with_run_dir(validate(variant, Origin(name, origin.lines, origin.overrides))))
+        recipes.append(_with_run_dir(validate(variant, RecipeOrigin(name, origin.lines, origin.overrides))))
     return recipes
 
 
@@ -75,7 +75,9 @@ def _with_run_dir(recipe: Recipe) -> Recipe:
 # Overrides
 
 
-def override(plain: Mapping[str, Any], overrides: Sequence[str], origin: Origin) -> tuple[dict[str, Any], Origin]:
+def override(
+    plain: Mapping[str, Any], overrides: Sequence[str], origin: RecipeOrigin
+) -> tuple[dict[str, Any], RecipeOrigin]:
     """The recipe with `key=value` overrides applied, and where each value comes from; the last of a key wins."""
     changed = copy.deepcopy(dict(plain))
     parsed = [_parse_override(text) for text in overrides]
@@ -87,7 +89,7 @@ def override(plain: Mapping[str, Any], overrides: Sequence[str], origin: Origin)
             changed.pop(other, None)  # an override of epochs replaces the file's steps
     changed, _ = upgrade(changed)  # a whole section may be set to a mapping with old keys
     lines = {path: line for path, line in origin.lines.items() if not any(path[: len(by)] == by for by in paths)}
-    return changed, Origin(origin.source, lines, {path: text for path, _, text in parsed})
+    return changed, RecipeOrigin(origin.source, lines, {path: text for path, _, text in parsed})
 
 
 def _parse_override(override: str) -> tuple[KeyPath, Any, str]:

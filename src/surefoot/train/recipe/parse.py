@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode
 
-from surefoot.train.recipe.errors import KeyPath, Origin, RecipeError
+from surefoot.train.recipe.errors import KeyPath, RecipeError, RecipeOrigin
 
 _MAX_BYTES = 1 << 20
 _MAX_VALUES, _MAX_DEPTH, _MAX_DIGITS = 20_000, 12, 100
@@ -34,7 +34,7 @@ _RESOLVERS = (
 """Scalars that are not text, as in YAML 1.2, and their first characters; dates, yes, off and 1:30 stay text."""
 
 
-def read_file(path: Path) -> tuple[dict[str, Any], Origin]:
+def read_file(path: Path) -> tuple[dict[str, Any], RecipeOrigin]:
     """The keys and values of a recipe file, and the line of each key."""
     text = _read_text(path)
     if not text.strip():
@@ -54,7 +54,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], Origin]:
     if not isinstance(value, dict):
         kind = "a list" if isinstance(value, list) else "a single value"
         raise RecipeError(f"{path} holds {kind}; a recipe is keys and values, such as `steps: 1000`. {_COPY}")
-    return _plain_copy(value, str(path)), Origin(str(path), lines)
+    return _plain_copy(value, str(path)), RecipeOrigin(str(path), lines)
 
 
 def parse_yaml(text: str) -> tuple[Any, dict[KeyPath, int]]:

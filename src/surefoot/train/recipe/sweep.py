@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from surefoot.train.recipe.errors import KeyPath, Origin, RecipeProblem, format_value, raise_problems
+from surefoot.train.recipe.errors import KeyPath, RecipeOrigin, RecipeProblem, format_value, raise_problems
 from surefoot.train.recipe.keys import keys, owner
 
 MAX_RUNS = 1000
@@ -21,7 +21,7 @@ _MAX_NAME_LENGTH = 120
 """Characters of a folder's name; file systems allow 255 bytes."""
 
 
-def sweep(plain: Mapping[str, Any], origin: Origin) -> list[dict[str, Any]]:
+def sweep(plain: Mapping[str, Any], origin: RecipeOrigin) -> list[dict[str, Any]]:
     """All recipes of a sweep, each named; the recipe itself when it has no list to sweep."""
     swept = dict(_swept_lists(plain, ()))
     raise_problems(origin, [problem for path, values in swept.items() for problem in _list_problems(path, values)])

@@ -13,8 +13,8 @@ from surefoot.journal.aliases import upgraded_policy
 from surefoot.judge.policy import Policy, Thresholds
 from surefoot.train.recipe.errors import (
     KeyPath,
-    Origin,
     RecipeError,
+    RecipeOrigin,
     RecipeProblem,
     format_value,
     nearest,
@@ -35,7 +35,7 @@ _POLICY_KEYS = {
 """Fields of `Policy` that a recipe sets with a key of their own."""
 
 
-def validate(plain: Mapping[str, Any], origin: Origin) -> Recipe:
+def validate(plain: Mapping[str, Any], origin: RecipeOrigin) -> Recipe:
     """The recipe, or a RecipeError that lists all of its problems."""
     plain = {name: {} if value is None and name in sections() else value for name, value in plain.items()}
     problems = [*_unknown_keys(plain), *_bools_for_numbers(plain)]
