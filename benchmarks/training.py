@@ -20,15 +20,15 @@ from benchmarks.overhead import machine
 from surefoot import parallel
 from surefoot.guard.attach import Guard
 from surefoot.models import Decoder
-from surefoot.train import factories
-from surefoot.train.batches import to_device
-from surefoot.train.build import Parts, build
-from surefoot.train.console import Console
+from surefoot.sinks.base import Sinks
+from surefoot.sinks.console import RunConsole
+from surefoot.sinks.reporter import Reporter
+from surefoot.train.accumulation import to_device
+from surefoot.train.build import RunParts, build
+from surefoot.train.factories import call_factory
 from surefoot.train.loop import train
 from surefoot.train.recipe import Recipe, load
-from surefoot.train.session import Given, attached
-from surefoot.train.sinks import Sinks
-from surefoot.train.telling import Telling
+from surefoot.train.session import Invocation, attach_guard
 
 FLOPS = {"H200": 990e12, "H100": 990e12, "A100": 312e12}
 """Dense bfloat16 operations a second that a device is sold with."""
@@ -63,7 +63,7 @@ def main(source: str, overrides: Sequence[str], seconds: float, say: Callable[[s
         saving = recipe.model_copy(
             update={"checkpoints": recipe.checkpoints.model_copy(update={"every": size * SAVE_EVERY})}
         )
-        with attached(parts, Given(source), saving) as guard:
+        with attach_guard(parts, Invocation(source), saving) as guard:
             blocks = Blocks(parts, bare, size, say)
             with contextlib.suppress(Enough):
                 train(parts, guard, blocks)
@@ -73,10 +73,10 @@ def main(source: str, overrides: Sequence[str], seconds: float, say: Callable[[s
 class Bare:
     """What somebody would write by hand: autocast, a compiled model, clipping, a fused optimizer, a schedule."""
 
-    def __init__(self, recipe: Recipe, parts: Parts) -> None:
+    def __init__(self, recipe: Recipe, parts: RunParts) -> None:
         self._device = parts.world.device
         torch.manual_seed(recipe.seed)
-        self._model: nn.Module = factories.make("model", recipe.model).to(self._device)
+        self._model: nn.Module = call_factory("model", recipe.model).to(self._device)
         self._forward = torch.compile(self._model) if recipe.speed.compile else self._model
         self._optimizer = torch.optim.AdamW(self._model.parameters(), recipe.optimizer.lr, fused=True)
         self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, 1_000_000)
@@ -117,11 +117,12 @@ class _Measured:
     bare: list[float] = field(default_factory=list)
 
 
-class Blocks(Telling):
+class Blocks(Reporter):
     """Hears of every update of the engine, and lets the bare loop run in between."""
 
-    def __init__(self, parts: Parts, bare: Bare, size: int, say: Callable[[str], None]) -> None:
-        super().__init__(Console(parts.recipe, False, parts.total), Sinks({}), parts.total)
+    def __init__(self, parts: RunParts, bare: Bare, size: int, say: Callable[[str], None]) -> None:
+        console = RunConsole(parts.recipe.name, total_steps=parts.total, every=parts.recipe.log.every, is_first=False)
+        super().__init__(console, Sinks({}), parts.total)
         self._device, self._bare, self._say = parts.world.device, bare, say
         self.size = size
         self.measured = _Measured()
@@ -150,7 +151,7 @@ class Blocks(Telling):
             self._began = time.perf_counter()
 
 
-def _table(parts: Parts, blocks: Blocks) -> str:
+def _table(parts: RunParts, blocks: Blocks) -> str:
     recipe, device = parts.recipe, parts.world.device
     engine, bare = blocks.measured.engine[1:], blocks.measured.bare[1:]
     ratios = [b / e for e, b in zip(engine, bare, strict=True)]
@@ -173,7 +174,7 @@ def _table(parts: Parts, blocks: Blocks) -> str:
     return "\n".join(lines)
 
 
-def _utilisation(parts: Parts, speed: float) -> str:
+def _utilisation(parts: RunParts, speed: float) -> str:
     """Operations of the model, 6 N + 12 L d T a token, of those the device is sold with."""
     model = parallel.unwrap_model(parts.model)
     sold = next((flops for name, flops in FLOPS.items() if name in _name(parts.world.device)), None)

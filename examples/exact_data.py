@@ -1,4 +1,4 @@
-"""A loader that knows where it is: stopped in the middle of an epoch, taken up there, a damaged sample banned for good.
+"""A loader with an exact position: stopped within an epoch, resumed there, with a damaged sample banned.
 
 python examples/exact_data.py [RUN_DIR]
 """
@@ -24,8 +24,8 @@ dataset.tensors[0][123, 4] = float("nan")
 guard = surefoot.attach(model, optimizer, run_dir=run_dir)
 
 
-def train(loader, epochs, most):
-    """Goes on from where the loader is; `loader.epoch` and `state_dict` know."""
+def train(loader, epochs, max_updates):
+    """Continues from the loader's position."""
     for _ in range(loader.epoch, epochs):
         for x, y in loader:
             loss = guard.watch(nn.functional.mse_loss(model(x), y), x)
@@ -35,21 +35,21 @@ def train(loader, epochs, most):
             damaged = x.isnan().any(dim=1)
             if damaged.any():
                 banned = [loader.last_samples[row] for row in damaged.nonzero().flatten()]
-                print(f"never again: samples {banned}")
+                print(f"banned samples {banned}")
                 loader.ban(banned)
-            most -= 1
-            if most == 0:
+            max_updates -= 1
+            if max_updates == 0:
                 return
 
 
 loader = make_loader(dataset, 32, seed=0)
-train(loader, epochs=3, most=40)
-position = json.dumps(loader.state_dict())  # a few numbers; surefoot saves them with the run
+train(loader, epochs=3, max_updates=40)
+position = json.dumps(loader.state_dict())  # a few numbers; surefoot saves them in its checkpoints
 print(f"stopped at {position}")
 
-loader = make_loader(dataset, 16, seed=0, num_workers=1)  # another batch size, workers: the next sample is the same
+loader = make_loader(dataset, 16, seed=0, num_workers=1)  # other batch size and workers, same next sample
 loader.load_state_dict(json.loads(position))
-train(loader, epochs=3, most=1000)
+train(loader, epochs=3, max_updates=1000)
 guard.close()
 
 run = surefoot.read(run_dir)

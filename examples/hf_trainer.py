@@ -1,4 +1,4 @@
-"""surefoot inside HF Trainer through a callback alone; its clipping and accumulation stay its own.
+"""surefoot in the Hugging Face Trainer as a callback; clipping and accumulation stay with the Trainer.
 
 python examples/hf_trainer.py [RUN_DIR]
 """
@@ -14,7 +14,7 @@ run_dir = sys.argv[1] if len(sys.argv) > 1 else "runs/hf_trainer"
 
 
 class Surefoot(TrainerCallback):
-    """Attaches when the optimizer is there, and watches the loss where the model hands it out."""
+    """Attaches once the optimizer exists, and watches the loss in a forward hook."""
 
     def on_train_begin(self, args, state, control, *, model, optimizer, **_):
         self.guard = surefoot.attach(model, optimizer, run_dir=run_dir)
@@ -51,6 +51,6 @@ arguments = TrainingArguments(
 Trainer(model, arguments, train_dataset=rows, callbacks=[Surefoot()]).train()
 
 run = surefoot.read(run_dir)
-print(f"{run.scalars.rows} updates tried, verdicts {run.scalars['verdict'].tolist()}")
+print(f"{run.scalars.rows} attempted updates, verdicts {run.scalars['verdict'].tolist()}")
 print(*(f"update {e['step']}: {e['action']}, {e['reason']}" for e in run.events if e["kind"] == "decision"), sep="\n")
 print(f"all weights finite: {all(bool(p.isfinite().all()) for p in model.parameters())}")

@@ -1,4 +1,4 @@
-"""surefoot inside a LightningModule: attach when training starts, watch the loss, close at the end.
+"""surefoot in a LightningModule: attach when training starts, watch the loss, close at the end.
 
 python examples/lightning_module.py [RUN_DIR]
 """
@@ -53,6 +53,6 @@ trainer = pl.Trainer(
 trainer.fit(model, DataLoader(TensorDataset(x, y), batch_size=32))
 
 run = surefoot.read(run_dir)
-print(f"{run.scalars.rows} updates tried, {model.guard.step} landed")
+print(f"{run.scalars.rows} updates attempted, {model.guard.step} applied")
 print(*(f"update {e['step']}: {e['action']}, {e['reason']}" for e in run.events if e["kind"] == "decision"), sep="\n")
 print(f"all weights finite: {all(bool(p.isfinite().all()) for p in model.parameters())}")

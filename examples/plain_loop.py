@@ -1,4 +1,4 @@
-"""A plain PyTorch loop that meets a damaged batch: two added lines, and the run goes on.
+"""surefoot in a plain PyTorch loop: two added lines refuse the update of a damaged batch.
 
 python examples/plain_loop.py [RUN_DIR]
 """
@@ -35,7 +35,7 @@ for x, y in batches():
 guard.close()
 
 run = surefoot.read(run_dir)
-print(f"{run.scalars.rows} updates tried, {guard.step} landed")
+print(f"{run.scalars.rows} updates attempted, {guard.step} applied")
 for event in run.events:
     if event["kind"] == "decision":
         print(f"update {event['step']}: {event['action']}, {event['reason']}")

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import surefoot
 from surefoot.cli import app
-from surefoot.train.recipe.loading import load
+from surefoot.train.recipe.load import load
 
 STORED = Path(__file__).parent / "stored"
 
@@ -75,7 +75,7 @@ def test_a_stored_run_is_diagnosed_and_its_checkpoints_are_verified(run_dir: Pat
     answer = json.loads(found.output)
     assert answer["verdict"] == "warning"
     assert "weights_damaged" in [cause["cause"] for cause in answer["causes"]]
-    listed = CliRunner().invoke(app, ["checkpoints", str(run_dir), "--verify", "--json"])
+    listed = CliRunner().invoke(app, ["checkpoints", "verify", str(run_dir), "--json"])
     assert listed.exit_code == 0, listed.output
 
 

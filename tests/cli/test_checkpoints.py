@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from surefoot.checkpoint.store import Store
 from surefoot.cli import app
+from surefoot.cli.checkpoint_commands import translate_old_form
 
 
 def asked(*arguments: object) -> Result:
@@ -34,10 +35,10 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_lists_what_there_is(run: Path) -> None:
-    result = asked(run)
+    result = asked("list", run)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["name", "step", "attempt", "age", "size", "kind", "health", "whole"]
+    assert lines[0].split() == ["name", "step", "attempt", "age", "size", "kind", "health", "intact"]
     assert [line.split()[:3] for line in lines[1:4]] == [
         ["step-00000020-attempt-00000025", "20", "25"],
         ["step-00000020", "20", "20"],
@@ -45,41 +46,70 @@ def test_lists_what_there_is(run: Path) -> None:
     ]
     assert "not read" in lines[1]
     assert "healthy" in lines[3]
-    rows = json.loads(asked(run / "checkpoints", "--json").stdout)
+    rows = json.loads(asked("list", run / "checkpoints", "--json").stdout)
     assert [row["step"] for row in rows] == [20, 20, 10]
     assert rows[0]["whole"] is None
     assert rows[2]["metrics"] == {"loss": 0.1}
 
 
 def test_verify_reads_every_byte(run: Path) -> None:
-    result = asked(run, "--verify", "--json")
+    result = asked("verify", run, "--json")
     assert result.exit_code == 0
     assert [row["whole"] for row in json.loads(result.stdout)] == [True] * 3
     damaged = run / "checkpoints" / "step-00000020" / "weights.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-    assert asked(run).exit_code == 0  # the sizes are right, and no more was looked at
-    result = asked(run, "--verify")
+    assert asked("list", run).exit_code == 0  # the sizes are right, and no more was looked at
+    result = asked("verify", run)
     assert result.exit_code == 1
     assert "step-00000020: weights.safetensors: its content has changed" in result.stdout
 
 
 def test_works_without_torch(run: Path) -> None:
     code = "import sys; sys.modules['torch'] = None; import surefoot.cli as c; c.main()"
-    for options in ([], ["--verify"], ["--compare", "10", "20"]):
-        done = subprocess.run([sys.executable, "-c", code, "checkpoints", str(run), *options], check=False)
+    for command in (["list", run], ["verify", run], ["compare", run, "10", "20"]):
+        done = subprocess.run([sys.executable, "-c", code, "checkpoints", *map(str, command)], check=False)
         assert done.returncode == 0
 
 
 def test_compare_names_the_files_and_tensors_that_differ(run: Path) -> None:
-    found = json.loads(asked(run, "--compare", "10", "step-00000020", "--json").stdout)
+    found = json.loads(asked("compare", run, "10", "step-00000020", "--json").stdout)
     assert found["files"]["different"] == ["weights.safetensors"]
     assert found["files"]["the same"] == ["rest.json"]
     assert found["tensors"]["different"] == ["model.weight"]
     assert found["tensors"]["the same"] == ["model.bias"]
-    assert "different: model.weight" in asked(run, "--compare", "10", "newest").stdout
-    same = json.loads(asked(run, "--compare", "10", "10", "--json").stdout)
+    assert "different: model.weight" in asked("compare", run, "10", "newest").stdout
+    same = json.loads(asked("compare", run, "10", "10", "--json").stdout)
     assert same["tensors"]["the same"] == ["model.bias", "model.weight"]
     assert not same["tensors"]["different"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["RUN"], ["list", "RUN"]),
+        (["--json", "RUN", "--weights", "x"], ["list", "RUN", "--json"]),
+        (["RUN", "--verify"], ["verify", "RUN"]),
+        (["--verify", "--json", "RUN"], ["verify", "RUN", "--json"]),
+        (["RUN", "--compare", "10", "20"], ["compare", "RUN", "10", "20"]),
+        (["--compare", "10", "20", "RUN", "--json"], ["compare", "RUN", "10", "20", "--json"]),
+        (["RUN", "--export", "10", "o", "--weights", "m"], ["export", "RUN", "10", "o", "--weights", "m"]),
+        (["RUN", "--weights=m", "--export", "10", "o"], ["export", "RUN", "10", "o", "--weights=m"]),
+        (["--convert", "a.pt", "b"], ["convert", "a.pt", "b"]),
+    ],
+)
+def test_the_old_form_means_the_subcommand(old: list[str], new: list[str]) -> None:
+    assert translate_old_form(old) == new
+
+
+def test_the_old_form_still_works(run: Path, tmp_path: Path) -> None:
+    assert [row["whole"] for row in json.loads(asked(run, "--json").stdout)] == [None] * 3
+    assert [row["whole"] for row in json.loads(asked(run, "--verify", "--json").stdout)] == [True] * 3
+    assert asked(run, "--compare", "10", "20").stdout == asked("compare", run, "10", "20").stdout
+    torch.save({"w": torch.ones(3)}, tmp_path / "model.pt")
+    assert asked("--convert", tmp_path / "model.pt", tmp_path / "old").exit_code == 0
+    assert load_file(tmp_path / "old.safetensors").keys() == {"w"}
+    assert asked(run, "--compare", "10").exit_code == 2
+    assert asked("--help").exit_code == 0
 
 
 def test_converts_a_plain_checkpoint(tmp_path: Path) -> None:
@@ -90,7 +120,7 @@ def test_converts_a_plain_checkpoint(tmp_path: Path) -> None:
     tied = model.state_dict() | {"head": model.weight}
     saved = {"model": tied, "optimizer": optimizer.state_dict(), "step": 7, "loss": float("nan"), "names": ("a", "b")}
     torch.save(saved, tmp_path / "model.pt")
-    result = asked("--convert", tmp_path / "model.pt", tmp_path / "out")
+    result = asked("convert", tmp_path / "model.pt", tmp_path / "out")
     assert result.exit_code == 0, result.output
     tensors = load_file(tmp_path / "out.safetensors")
     assert torch.equal(tensors["model.weight"], model.weight)
@@ -99,7 +129,7 @@ def test_converts_a_plain_checkpoint(tmp_path: Path) -> None:
     rest = json.loads((tmp_path / "out.json").read_text())
     assert (rest["step"], rest["loss"], rest["names"]) == (7, "nan", ["a", "b"])
     assert rest["model"]["weight"] == {"tensor": "model.weight"}
-    assert asked("--convert", tmp_path / "model.pt", tmp_path / "out").exit_code == 2  # nothing is written over
+    assert asked("convert", tmp_path / "model.pt", tmp_path / "out").exit_code == 2  # nothing is written over
 
 
 ran: list[int] = []
@@ -117,7 +147,7 @@ class Settings:
 @pytest.mark.parametrize("thing", [Planted(), Settings()], ids=["code", "object"])
 def test_what_may_run_code_is_not_converted(tmp_path: Path, thing: object) -> None:
     torch.save({"model": torch.ones(2), "args": thing}, tmp_path / "model.pt")
-    result = asked("--convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
+    result = asked("convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
     assert result.exit_code == 2
     assert "model.pt" in result.stderr
     assert "a pickle may run any code" in result.stderr
@@ -131,15 +161,15 @@ def test_bad_input_gets_one_clear_message(run: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for arguments, words in (
         ([], "name a run"),
-        ([tmp_path / "nowhere"], "is not there"),
-        ([tmp_path / "text.pt"], "is a file"),
-        ([tmp_path / "empty"], "is no run directory"),
-        ([run, "--compare", "10", "99"], "no checkpoint 99; there are the steps 20, 20, 10"),
-        ([run, "--export", "99", tmp_path / "x"], "no checkpoint 99"),
+        (["list", tmp_path / "nowhere"], "does not exist"),
+        (["list", tmp_path / "text.pt"], "is a file"),
+        (["list", tmp_path / "empty"], "is not a run directory"),
+        (["compare", run, "10", "99"], "no checkpoint 99; its steps are 20, 20, 10"),
+        (["export", run, "99", tmp_path / "x"], "no checkpoint 99"),
         ([run, "--verify", "--compare", "10", "20"], "at a time"),
-        (["--convert", tmp_path / "no.pt", tmp_path / "x"], "not there"),
-        (["--convert", tmp_path / "text.pt", tmp_path / "x"], "text.pt"),
-        (["--convert", tmp_path, tmp_path / "x"], "a folder"),
+        (["convert", tmp_path / "no.pt", tmp_path / "x"], "does not exist"),
+        (["convert", tmp_path / "text.pt", tmp_path / "x"], "text.pt"),
+        (["convert", tmp_path, tmp_path / "x"], "a folder"),
     ):
         result = asked(*arguments)
         assert result.exit_code == 2, (arguments, result.output)
@@ -150,19 +180,19 @@ def test_bad_input_gets_one_clear_message(run: Path, tmp_path: Path) -> None:
 
 def test_a_run_without_checkpoints_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    result = asked(tmp_path)
+    result = asked("list", tmp_path)
     assert result.exit_code == 0
     assert "no checkpoints" in result.stdout
-    assert json.loads(asked(tmp_path, "--json").stdout) == []
+    assert json.loads(asked("list", tmp_path, "--json").stdout) == []
 
 
 def test_a_view_far_larger_than_what_is_stored_is_refused_in_a_sentence(tmp_path: Path) -> None:
     petabyte = torch.zeros(1).expand(1 << 20, 1 << 28)
     torch.save({"w": petabyte, "b": torch.ones(3)}, tmp_path / "model.pt")
-    result = asked("--convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
+    result = asked("convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
     assert result.exit_code == 2, result.output
     assert "w is a view of shape [1048576, 268435456]" in result.stderr
-    assert "4 bytes are stored" in result.stderr
+    assert "the file stores 4 bytes" in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert not list(tmp_path.glob("*out*"))
 
@@ -175,7 +205,7 @@ def test_small_views_overlapping_ones_and_a_tensor_called_metadata_are_converted
         "__metadata__": torch.ones(1),
     }
     torch.save(saved, tmp_path / "model.pt")
-    result = asked("--convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
+    result = asked("convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
     assert result.exit_code == 0, result.output
     tensors = load_file(tmp_path / "out.safetensors")
     for name, tensor in saved.items():
@@ -184,7 +214,7 @@ def test_small_views_overlapping_ones_and_a_tensor_called_metadata_are_converted
 
 def test_a_tensor_without_data_is_refused_in_a_sentence(tmp_path: Path) -> None:
     torch.save({"w": torch.empty(2, device="meta")}, tmp_path / "model.pt")
-    result = asked("--convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
+    result = asked("convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
     assert result.exit_code == 2, result.output
     assert len(result.stderr.splitlines()) == 1
     assert "Traceback" not in result.output
@@ -196,9 +226,9 @@ def test_exported_and_converted_files_replace_nothing(run: Path, tmp_path: Path)
     (tmp_path / "there.json").write_text("mine")
     (tmp_path / "null.safetensors").symlink_to("/dev/null")
     for arguments in (
-        ["--convert", tmp_path / "model.pt", tmp_path / "there.safetensors"],  # its .json is there
-        ["--convert", tmp_path / "model.pt", tmp_path / "null.safetensors"],
-        [run, "--export", "10", tmp_path / "null.safetensors"],
+        ["convert", tmp_path / "model.pt", tmp_path / "there.safetensors"],  # its .json is there
+        ["convert", tmp_path / "model.pt", tmp_path / "null.safetensors"],
+        ["export", run, "10", tmp_path / "null.safetensors"],
     ):
         result = asked(*arguments)
         assert result.exit_code == 2, result.output

@@ -54,6 +54,15 @@ def test_trouble_exits_with_1_and_health_with_0(good: Path, bad: Path) -> None:
     assert failed.stderr == healthy.stderr == ""
 
 
+@pytest.mark.parametrize(("old", "new"), [("--rate", "--lr"), ("--norm", "--grad-norm")])
+def test_old_spellings_of_columns_are_accepted(tmp_path: Path, old: str, new: str) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss,own\n" + "".join(f"{k},{loss},0.1\n" for k, loss in enumerate(FALL)))
+    answers = [json.loads(run(path, option, "own", "--json").stdout) for option in (old, new)]
+    assert answers[0] == answers[1]
+    assert "own" in answers[0]["source"]["columns"].values()
+
+
 def test_too_little_to_tell_exits_with_0(tmp_path: Path) -> None:
     (tmp_path / "short.csv").write_text("step,loss\n1,2.0\n2,1.9\n")
     result = run(tmp_path / "short.csv")
@@ -89,7 +98,7 @@ def test_a_pipe_is_read() -> None:
         (["nowhere.log"], "nowhere.log is not there"),
         (["GOOD", "--loss", "los"], "did you mean 'loss'"),
         (["GOOD", "--plot", "x.txt"], "pictures end in .png"),
-        (["GOOD", "--compare"], "--compare takes two logs"),
+        (["GOOD", "--compare"], "--compare takes two finished logs"),
         (["GOOD", "GOOD", "--follow"], "--follow takes one log"),
         (["GOOD", "--follow", "--on", "tuesday"], "Use failed or warning"),
         ([], "PATH"),
@@ -130,7 +139,7 @@ def test_a_column_can_be_named(tmp_path: Path) -> None:
 def test_pictures_and_pages_are_written_beside_the_answer(good: Path, bad: Path, tmp_path: Path) -> None:
     result = run(bad, "--plot", tmp_path / "out" / "run.png", "--html", tmp_path / "out" / "run.html", "--json")
     assert json.loads(result.stdout)["verdict"] == "failed"
-    assert "picture written to" in result.stderr
+    assert "plot written to" in result.stderr
     assert (tmp_path / "out" / "run.png").read_bytes().startswith(b"\x89PNG")
     assert "FAILED" in (tmp_path / "out" / "run.html").read_text(encoding="utf-8")
     run(good, bad, "--html", tmp_path / "all.html")
@@ -154,7 +163,7 @@ def test_an_error_of_our_own_is_one_line_and_no_traceback(good: Path, monkeypatc
     def broken(*_: object) -> None:
         raise ZeroDivisionError("oh no")
 
-    monkeypatch.setattr(command, "judged", broken)
+    monkeypatch.setattr(command, "diagnose_file", broken)
     result = run(good)
     assert result.exit_code == 2
     assert "ZeroDivisionError: oh no" in result.stderr
@@ -166,7 +175,7 @@ def test_an_interrupt_ends_quietly(good: Path, monkeypatch: pytest.MonkeyPatch) 
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "judged", stopped)
+    monkeypatch.setattr(command, "diagnose_file", stopped)
     result = run(good)
     assert result.exit_code == 130
     assert result.output == ""
@@ -176,7 +185,7 @@ def test_a_name_that_is_no_text_can_be_complained_about() -> None:
     def unreadable() -> int:
         raise Unreadable("\udcff.log is not there")
 
-    assert command.guarded(unreadable) == 2
+    assert command.with_exit_code(unreadable) == 2
 
 
 PIECES = [

@@ -1,4 +1,4 @@
-"""Data of every kind in small, and how it is opened, for the tests of this folder."""
+"""DataSection of every kind in small, and how it is opened, for the tests of this folder."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 import surefoot
 from surefoot.cli import app
-from surefoot.demo import running, stage
-from surefoot.demo.faults import Weighed, planned
-from surefoot.demo.running import Result
+from surefoot.demo import present, runs
+from surefoot.demo.faults import PoisonedLoader, fault_steps
+from surefoot.demo.runs import DemoResult
 from surefoot.train.recipe import differences, load
 
 STEPS, SEED = 300, 0
-MOMENTS, RATE, POISON = planned(STEPS).values()
+MOMENTS, RATE, POISON = fault_steps(STEPS).values()
 SMALL = (
     "model.width=48",
     "model.layers=2",
@@ -39,7 +39,7 @@ SMALL = (
 @pytest.fixture(scope="module", autouse=True)
 def _small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "SIZE", SMALL)
+        patch.setattr(runs, "SIZE", SMALL)
         yield
 
 
@@ -49,55 +49,57 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shown(out: Path, _small: None) -> tuple[str, list[Result]]:
+def shown(out: Path, _small: None) -> tuple[str, list[DemoResult]]:
     """What one short demo prints, and what came of its three runs."""
-    results: list[Result] = []
+    results: list[DemoResult] = []
 
-    def noting(*given: Any) -> Result:
-        results.append(running.go(*given))
+    def noting(*given: Any) -> DemoResult:
+        results.append(runs.run_demo(*given))
         return results[-1]
 
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
-        patch.setattr(stage, "go", noting)
-        stage.show(steps=STEPS, out=out, seed=SEED)
+        patch.setattr(present, "run_demo", noting)
+        present.show(steps=STEPS, out=out, seed=SEED)
     return printed.getvalue(), results
 
 
 @pytest.fixture(scope="module")
-def told(shown: tuple[str, list[Result]]) -> str:
+def told(shown: tuple[str, list[DemoResult]]) -> str:
     return shown[0]
 
 
-def beats(told: str) -> list[tuple[int, str, str]]:
+def events(told: str) -> list[tuple[int, str, str]]:
     """Step, label and first line of what was told of the third run."""
     third = told[told.index("\n3  ") :]
     return [(int(m[1]), m[2], m[3]) for m in re.finditer(r"^   step +(\d+)   (\w+) +(.*)$", third, re.MULTILINE)]
 
 
 def test_it_tells_what_was_seen_why_what_was_done_and_whether_it_helped(told: str) -> None:
-    story = beats(told)
+    story = events(told)
     moments = [(label, words) for step, label, words in story if MOMENTS <= step < RATE]
-    assert {"planted", "saw", "why", "did", "so"} == {label for label, _ in moments}
-    assert any(label == "why" and words.startswith("The optimizer's state is damaged") for label, words in moments)
-    assert any(label == "did" and re.match(r"went back to step \d+, ", words) for label, words in moments)
-    assert any(label == "so" and words.startswith("it helped: the loss is") for label, words in moments)
+    assert {"fault", "finding", "cause", "action", "outcome"} == {label for label, _ in moments}
+    assert any(label == "cause" and words.startswith("The optimizer's state is damaged") for label, words in moments)
+    assert any(label == "action" and re.match(r"rewound to step \d+, ", words) for label, words in moments)
+    assert any(label == "outcome" and words.startswith("it helped: the loss is") for label, words in moments)
     assert any(
-        label == "why" and words.startswith("The learning rate is too high")
+        label == "cause" and words.startswith("The learning rate is too high")
         for step, label, words in story
         if RATE <= step < POISON
     )
-    assert (POISON, "did", "refused the update: weights and optimizer are as before") in story
+    assert (POISON, "action", "refused the update: weights and optimizer state are unchanged") in story
     assert any(
-        step >= POISON and label == "why" and words.startswith("A batch was far") for step, label, words in story
+        step >= POISON and label == "cause" and words.startswith("A batch was far") for step, label, words in story
     )
-    assert any(step > POISON and label == "so" and "those after land again" in words for step, label, words in story)
+    assert any(
+        step > POISON and label == "outcome" and "updates are applied again" in words for step, label, words in story
+    )
 
 
 def test_it_is_told_while_it_happens_and_without_a_flood(told: str) -> None:
-    steps = [step for step, _, _ in beats(told)]
+    steps = [step for step, _, _ in events(told)]
     assert all(after > before - 60 for before, after in itertools.pairwise(steps))
     assert len(steps) < 40
-    assert len(set(beats(told))) == len(steps)
+    assert len(set(events(told))) == len(steps)
 
 
 def test_the_bare_loop_dies_and_the_guarded_one_ends_near_the_undisturbed(told: str) -> None:
@@ -108,12 +110,12 @@ def test_the_bare_loop_dies_and_the_guarded_one_ends_near_the_undisturbed(told: 
     assert float(guarded[1]) < 1.05 < float(bare[1])
 
 
-def test_until_the_first_fault_nothing_is_changed(shown: tuple[str, list[Result]]) -> None:
+def test_until_the_first_fault_nothing_is_changed(shown: tuple[str, list[DemoResult]]) -> None:
     undisturbed, _, guarded = (run.losses for run in shown[1])
     assert guarded[:MOMENTS] == undisturbed[:MOMENTS]
 
 
-def test_every_run_makes_all_its_updates_or_dies(shown: tuple[str, list[Result]]) -> None:
+def test_every_run_makes_all_its_updates_or_dies(shown: tuple[str, list[DemoResult]]) -> None:
     undisturbed, bare, guarded = shown[1]
     assert undisturbed.updates == guarded.updates == STEPS
     assert len(guarded.losses) > STEPS  # what was taken back is made again
@@ -121,10 +123,10 @@ def test_every_run_makes_all_its_updates_or_dies(shown: tuple[str, list[Result]]
     assert len(bare.losses) < STEPS
 
 
-def test_each_of_the_first_two_faults_harms_the_bare_loop(shown: tuple[str, list[Result]]) -> None:
+def test_each_of_the_first_two_faults_harms_the_bare_loop(shown: tuple[str, list[DemoResult]]) -> None:
     """Each by itself, against the undisturbed run on the same batches: how much it harms differs from run to run."""
     undisturbed, bare, _ = (run.losses for run in shown[1])
-    alone = running.go((*running.overrides_of(STEPS, SEED), *running.BARE), {"rate": RATE}, lambda *_: None).losses
+    alone = runs.run_demo((*runs.overrides_of(STEPS, SEED), *runs.UNPROTECTED), {"rate": RATE}, lambda *_: None).losses
     for harmed, at in ((bare, MOMENTS), (alone, RATE)):
         assert harmed[: at + 1] == undisturbed[: at + 1], "until the fault it is the same run"
         after = slice(at + 1, at + 20)
@@ -143,23 +145,23 @@ def test_a_second_demo_leaves_the_first_one_alone_and_needs_no_matplotlib(
 ) -> None:
     before = surefoot.read(out / "run-1").scalars["loss"].tolist()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.setattr(running, "SIZE", ("model.width=16", "model.layers=1", "data.context=16", "batch.size=4"))
-    stage.show(steps=50, out=out, seed=1)
+    monkeypatch.setattr(runs, "SIZE", ("model.width=16", "model.layers=1", "data.context=16", "batch.size=4"))
+    present.show(steps=50, out=out, seed=1)
     assert "pip install matplotlib" in capsys.readouterr().out
     assert surefoot.read(out / "run-1").scalars["loss"].tolist() == pytest.approx(before, nan_ok=True)
     assert surefoot.read(out / "run-2").scalars.rows >= 50
 
 
 def test_a_run_that_is_stopped_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = (*running.overrides_of(50, 0), "protection.figures.limit=1", f"run_dir={tmp_path / 'run'}")
-    with stage.told_once():
-        result = running.go(wanted, {"poison": 30}, stage.say)
+    wanted = (*runs.overrides_of(50, 0), "protection.policy.limit=1", f"run_dir={tmp_path / 'run'}")
+    with present.without_warnings():
+        result = runs.run_demo(wanted, {"poison": 30}, present.print_line)
     assert len(result.losses) < 35
     assert "stopped  surefoot stopped the run" in capsys.readouterr().out
 
 
 def test_a_run_without_an_evaluation_has_no_result() -> None:
-    assert math.isnan(Result().held_out)
+    assert math.isnan(DemoResult().eval_loss)
 
 
 def test_the_command_that_is_printed_is_the_recipe_that_was_run(told: str, out: Path) -> None:
@@ -184,7 +186,7 @@ def test_it_shows_what_the_model_writes(told: str) -> None:
 
 def test_only_one_batch_is_poisoned_however_often_the_data_begins_anew() -> None:
     clean = [{"targets": torch.zeros(4, 2, dtype=torch.int64)} for _ in range(3)]
-    loader = Weighed(clean, 4)
+    loader = PoisonedLoader(clean, 4)
     seen = [int((batch["targets"] < 0).sum()) for _ in range(3) for batch in loader]
     assert seen == [0, 0, 0, 0, 2, 0, 0, 0, 0]
     assert not any((batch["targets"] < 0).any() for batch in clean)

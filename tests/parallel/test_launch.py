@@ -69,12 +69,12 @@ def test_without_a_recipe_the_launcher_says_how_it_is_called() -> None:
 
 def test_neighbouring_cores_go_to_the_same_process() -> None:
     bound = _bound()
-    assert [bound.share(range(10_000, 10_007), local, 3) for local in range(3)] == [
+    assert [bound.cores_of(range(10_000, 10_007), local, 3) for local in range(3)] == [
         {10_000, 10_001},
         {10_002, 10_003},
         {10_004, 10_005},
     ]
-    assert bound.share([10_000], 1, 4) == {10_000}, "too few to deal out"
+    assert bound.cores_of([10_000], 1, 4) == {10_000}, "fewer cores than ranks"
 
 
 @pytest.mark.parametrize("name", ["torchrun.sh", "slurm.sbatch"])

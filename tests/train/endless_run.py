@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import surefoot
-from surefoot.train import exits
+from surefoot.train import exit_codes
 
 
 def told(words: object) -> None:
@@ -21,7 +21,7 @@ def told(words: object) -> None:
 def main(run_dir: str | Path, tell: Callable[[object], object] = told) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    with exits.restartable():
+    with exit_codes.restartable():
         model = nn.Linear(4, 1)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         with surefoot.attach(model, optimizer, run_dir=run_dir, resume=True) as guard:
@@ -39,5 +39,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1])
     except BaseException as error:
-        print(exits.words_for(error))
-        sys.exit(exits.code_for(error))
+        print(exit_codes.message_for(error))
+        sys.exit(exit_codes.code_for(error))

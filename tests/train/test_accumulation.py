@@ -7,19 +7,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from surefoot.train.accumulation import Groups, share_of_sum
+from surefoot.train.accumulation import MicroBatchGroups, sum_weight
 
 NOTHING = -100
 
 
 def test_a_group_is_full_but_for_the_last_one() -> None:
-    groups = list(Groups(range(10), 4))
+    groups = list(MicroBatchGroups(range(10), 4))
     assert [list(group) for group in groups] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert [group.partial for group in groups] == [False, False, True]
 
 
 def test_batches_that_go_in_evenly_leave_no_partial_group() -> None:
-    assert [group.partial for group in Groups(range(8), 4)] == [False, False]
+    assert [group.partial for group in MicroBatchGroups(range(8), 4)] == [False, False]
 
 
 def test_no_batch_is_fetched_before_its_group_is_asked_for() -> None:
@@ -30,14 +30,14 @@ def test_no_batch_is_fetched_before_its_group_is_asked_for() -> None:
             fetched.append(number)
             yield number
 
-    groups = Groups(batches(), 3)
+    groups = MicroBatchGroups(batches(), 3)
     next(groups)
     assert fetched == [0, 1, 2]
 
 
 def test_a_group_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"batch\.accumulate"):
-        Groups([1, 2], 0)
+        MicroBatchGroups([1, 2], 0)
 
 
 def _batch(tokens: int) -> tuple[Tensor, Tensor]:
@@ -62,20 +62,20 @@ def test_a_group_gives_the_gradients_of_one_big_batch(held: list[int]) -> None:
         model(torch.cat([x for x, _ in batches])), torch.cat([y for _, y in batches]), ignore_index=NOTHING
     ).backward()
     expected = _gradients(model)
-    for group in Groups(batches, 4):
+    for group in MicroBatchGroups(batches, 4):
         counts = [int((y != NOTHING).sum()) for _, y in group]
         for x, y in group:
             total = cross_entropy(model(x), y, ignore_index=NOTHING, reduction="sum")
-            (total * share_of_sum(sum(counts))).backward()
+            (total * sum_weight(sum(counts))).backward()
     torch.testing.assert_close(_gradients(model), expected)
 
 
 def test_ranks_that_hold_different_numbers_of_tokens_average_to_one_big_batch() -> None:
     held = [[4, 1], [12, 7]]  # of two ranks
     total = sum(map(sum, held))
-    share = share_of_sum(total, ranks=2)
+    share = sum_weight(total, ranks=2)
     assert sum(share * count for counts in held for count in counts) / 2 == pytest.approx(1)
 
 
 def test_a_group_in_which_nothing_counts_changes_nothing() -> None:
-    assert share_of_sum(0) == 0
+    assert sum_weight(0) == 0

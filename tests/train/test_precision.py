@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from surefoot.models.decoder import Decoder, DecoderConfig, next_token_loss
 from surefoot.train.optimizers import make_optimizers
 from surefoot.train.precision import Precision
-from surefoot.train.recipe.schema import Optimizer
-from surefoot.train.recipe.schema import Precision as Spec
+from surefoot.train.recipe.schema import OptimizerSection, PrecisionSection
 
 CPU = torch.device("cpu")
 
@@ -20,7 +19,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _as_before() -> Any:
     yield
-    Precision(Spec(), CPU)  # float32 in full
+    Precision(PrecisionSection(), CPU)  # float32 in full
 
 
 def _model() -> Decoder:
@@ -33,9 +32,9 @@ def _tokens() -> Tensor:
 
 
 def _losses(compute: Any, updates: int = 10) -> list[float]:
-    precision = Precision(Spec(compute=compute), CPU)
+    precision = Precision(PrecisionSection(compute=compute), CPU)
     model = precision.prepare(_model())
-    (optimizer,) = make_optimizers(model, Optimizer(lr=0.01))
+    (optimizer,) = make_optimizers(model, OptimizerSection(lr=0.01))
     seen = []
     for _ in range(updates):
         with precision.forward():
@@ -59,7 +58,7 @@ def test_every_precision_learns_as_float32_does(compute: str, near: float) -> No
 
 
 def test_products_are_computed_in_the_recipes_type_and_the_loss_in_float32() -> None:
-    precision = Precision(Spec(compute="bfloat16"), CPU)
+    precision = Precision(PrecisionSection(compute="bfloat16"), CPU)
     model = precision.prepare(nn.Linear(4, 3))
     with precision.forward():
         logits = model(torch.randn(2, 4))
@@ -69,14 +68,14 @@ def test_products_are_computed_in_the_recipes_type_and_the_loss_in_float32() -> 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm(4), nn.RMSNorm(4), nn.GroupNorm(2, 4)], ids=lambda n: type(n).__name__)
 def test_norms_stay_in_float32_without_being_named(norm: nn.Module) -> None:
-    precision = Precision(Spec(compute="bfloat16"), CPU)
+    precision = Precision(PrecisionSection(compute="bfloat16"), CPU)
     model = precision.prepare(nn.Sequential(nn.Linear(4, 4), norm))
     with precision.forward():
         assert model(torch.randn(2, 4)).dtype == torch.float32
 
 
 def test_modules_named_in_the_recipe_stay_in_float32() -> None:
-    precision = Precision(Spec(compute="bfloat16", keep_float32=["2", "LayerNorm"]), CPU)
+    precision = Precision(PrecisionSection(compute="bfloat16", keep_float32=["2", "LayerNorm"]), CPU)
     model = precision.prepare(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3)))
     names = list(model.state_dict())
     seen: list[torch.dtype] = []
@@ -89,7 +88,7 @@ def test_modules_named_in_the_recipe_stay_in_float32() -> None:
 
 
 def test_a_copy_of_a_prepared_model_computes_with_its_own_weights() -> None:
-    precision = Precision(Spec(compute="bfloat16", keep_float32=["Linear"]), CPU)
+    precision = Precision(PrecisionSection(compute="bfloat16", keep_float32=["Linear"]), CPU)
     model = precision.prepare(nn.Linear(4, 3))
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -101,7 +100,7 @@ def test_a_copy_of_a_prepared_model_computes_with_its_own_weights() -> None:
 
 
 def test_the_compiler_sees_through_what_is_kept_in_float32() -> None:
-    precision = Precision(Spec(compute="bfloat16", keep_float32=["2"]), CPU)
+    precision = Precision(PrecisionSection(compute="bfloat16", keep_float32=["2"]), CPU)
     model = precision.prepare(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)))
     whole = torch.compile(model, backend="aot_eager", fullgraph=True)
     with precision.forward():
@@ -111,23 +110,23 @@ def test_the_compiler_sees_through_what_is_kept_in_float32() -> None:
 
 
 def test_a_pattern_that_fits_nothing_is_told_with_what_there_is() -> None:
-    precision = Precision(Spec(compute="bfloat16", keep_float32=["Layernorm"]), CPU)
+    precision = Precision(PrecisionSection(compute="bfloat16", keep_float32=["Layernorm"]), CPU)
     with pytest.raises(ValueError, match=r"keep_float32: no module .* 'Layernorm'. It has, .* LayerNorm"):
         precision.prepare(_model())
 
 
 def test_weights_that_come_in_half_precision_are_trained_in_float32() -> None:
-    model = Precision(Spec(compute="bfloat16"), CPU).prepare(_model().bfloat16())
+    model = Precision(PrecisionSection(compute="bfloat16"), CPU).prepare(_model().bfloat16())
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert model.head.weight is model.embed.weight
 
 
 def test_float16_scales_as_the_recipe_says_and_steps_back_after_an_overflow() -> None:
-    precision = Precision(Spec(compute="float16", grow_every=2), CPU)
+    precision = Precision(PrecisionSection(compute="float16", growth_interval=2), CPU)
     scaler = precision.scaler
     assert scaler is not None
     model = precision.prepare(nn.Linear(4, 1))
-    (optimizer,) = make_optimizers(model, Optimizer())
+    (optimizer,) = make_optimizers(model, OptimizerSection())
     before = model.weight.detach().clone()
 
     def update(factor: float) -> None:
@@ -149,22 +148,22 @@ def test_float16_scales_as_the_recipe_says_and_steps_back_after_an_overflow() ->
 
 
 def test_only_float16_is_scaled() -> None:
-    assert [Precision(Spec(compute=c), CPU).scaler for c in ("float32", "tf32", "bfloat16")] == [None] * 3
+    assert [Precision(PrecisionSection(compute=c), CPU).scaler for c in ("float32", "tf32", "bfloat16")] == [None] * 3
 
 
 def test_tf32_is_on_only_where_it_was_asked_for() -> None:
-    Precision(Spec(compute="tf32"), CPU)
+    Precision(PrecisionSection(compute="tf32"), CPU)
     assert torch.get_float32_matmul_precision() == "high"
-    Precision(Spec(compute="float32"), CPU)
+    Precision(PrecisionSection(compute="float32"), CPU)
     assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_a_sharded_model_is_left_to_those_who_shard_it() -> None:
-    precision = Precision(Spec(compute="bfloat16", keep_float32=["LayerNorm"]), CPU, sharded=True)
+    precision = Precision(PrecisionSection(compute="bfloat16", keep_float32=["LayerNorm"]), CPU, sharded=True)
     model = precision.prepare(_model())
     assert not precision.autocasts
     assert precision.compute is torch.bfloat16
-    assert len(precision.kept(model)) == 5
+    assert len(precision.float32_modules(model)) == 5
     with precision.forward():
         assert model(_tokens()[:, :-1]).dtype == torch.float32
 
@@ -173,4 +172,4 @@ def test_a_device_without_bfloat16_is_told_with_the_way_out(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "An Old GPU")
     with pytest.raises(ValueError, match=r"An Old GPU cannot compute in bfloat16. Use precision.compute=float16"):
-        Precision(Spec(compute="bfloat16"), torch.device("cuda"))
+        Precision(PrecisionSection(compute="bfloat16"), torch.device("cuda"))

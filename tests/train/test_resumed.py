@@ -11,8 +11,7 @@ import surefoot
 from surefoot.models.decoder import Decoder, DecoderConfig, next_token_loss
 from surefoot.train.optimizers import make_optimizers
 from surefoot.train.precision import Precision
-from surefoot.train.recipe.schema import Optimizer, Schedule
-from surefoot.train.recipe.schema import Precision as PrecisionSpec
+from surefoot.train.recipe.schema import OptimizerSection, PrecisionSection, ScheduleSection
 from surefoot.train.schedules import make_schedule
 
 UPDATES, STOP = 10, 6
@@ -21,10 +20,10 @@ UPDATES, STOP = 10, 6
 def _train(run_dir: Path, name: str, compute: Any, until: int) -> nn.Module:
     """Go on to an update with whatever the run's folder holds."""
     torch.manual_seed(0)
-    precision = Precision(PrecisionSpec(compute=compute), torch.device("cpu"))
+    precision = Precision(PrecisionSection(compute=compute), torch.device("cpu"))
     model = precision.prepare(Decoder(DecoderConfig(vocab=32, width=16, layers=1, heads=2, context=8)))
-    optimizers = make_optimizers(model, Optimizer(name=name, lr=0.01))
-    schedules = [make_schedule(each, Schedule(), UPDATES) for each in optimizers]
+    optimizers = make_optimizers(model, OptimizerSection(name=name, lr=0.01))
+    schedules = [make_schedule(each, ScheduleSection(), UPDATES) for each in optimizers]
     scaler = precision.scaler or torch.amp.GradScaler("cpu", enabled=False)
     with surefoot.attach(
         model, optimizers, run_dir=run_dir, resume=True, scheduler=schedules, scaler=precision.scaler

@@ -8,67 +8,67 @@ import pytest
 import torch
 from torch import nn
 
-from surefoot.train.recipe.schema import Schedule
-from surefoot.train.schedules import draw, make_schedule, rates, sparkline
+from surefoot.train.recipe.schema import ScheduleSection
+from surefoot.train.schedules import learning_rates, make_schedule, plot_schedule, sparkline
 
 TOTAL, WARMUP = 200, 20
 
 
-def _spec(name: Any, **fields: Any) -> Schedule:
-    return Schedule(name=name, **({"warmup": WARMUP} | fields))
+def _spec(name: Any, **fields: Any) -> ScheduleSection:
+    return ScheduleSection(name=name, **({"warmup": WARMUP} | fields))
 
 
 def test_the_warmup_is_a_line_from_nothing_to_the_full_rate() -> None:
-    made = rates(_spec("constant"), 0.3, TOTAL)
+    made = learning_rates(_spec("constant"), 0.3, TOTAL)
     assert made == pytest.approx([0.3 * min(1, t / WARMUP) for t in range(TOTAL)])
 
 
 def test_the_warmup_may_begin_above_nothing() -> None:
-    made = rates(_spec("constant", start=1e-5), 1e-3, TOTAL)
+    made = learning_rates(_spec("constant", start=1e-5), 1e-3, TOTAL)
     assert made[0] == pytest.approx(1e-5)
     assert made[WARMUP // 2] == pytest.approx((1e-5 + 1e-3) / 2)
     assert made[WARMUP] == pytest.approx(1e-3)
 
 
 def test_without_a_warmup_the_first_update_has_the_full_rate() -> None:
-    assert rates(_spec("cosine", warmup=0), 0.3, TOTAL)[0] == pytest.approx(0.3)
+    assert learning_rates(_spec("cosine", warmup=0), 0.3, TOTAL)[0] == pytest.approx(0.3)
 
 
 def test_a_warmup_below_one_is_a_share_of_the_run() -> None:
-    assert rates(_spec("constant", warmup=0.25), 1.0, 200)[49:51] == pytest.approx([0.98, 1.0])
+    assert learning_rates(_spec("constant", warmup=0.25), 1.0, 200)[49:51] == pytest.approx([0.98, 1.0])
 
 
 FORMULAS: list[tuple[dict[str, Any], Any]] = [
     ({"name": "constant"}, lambda s: 1.0),
-    ({"name": "linear", "floor": 0.0}, lambda s: 1 - s),
-    ({"name": "linear", "floor": 0.2}, lambda s: 0.2 + 0.8 * (1 - s)),
-    ({"name": "cosine", "floor": 0.0}, lambda s: 0.5 * (1 + math.cos(math.pi * s))),
-    ({"name": "cosine", "floor": 0.1}, lambda s: 0.1 + 0.45 * (1 + math.cos(math.pi * s))),
-    ({"name": "restarts", "cycles": 3, "floor": 0.0}, lambda s: 0.5 * (1 + math.cos(math.pi * (3 * s % 1)))),
-    ({"name": "polynomial", "power": 0.5, "floor": 0.0}, lambda s: (1 - s) ** 0.5),
-    ({"name": "polynomial", "power": 2.0, "floor": 0.0}, lambda s: (1 - s) ** 2),
+    ({"name": "linear", "min_lr_ratio": 0.0}, lambda s: 1 - s),
+    ({"name": "linear", "min_lr_ratio": 0.2}, lambda s: 0.2 + 0.8 * (1 - s)),
+    ({"name": "cosine", "min_lr_ratio": 0.0}, lambda s: 0.5 * (1 + math.cos(math.pi * s))),
+    ({"name": "cosine", "min_lr_ratio": 0.1}, lambda s: 0.1 + 0.45 * (1 + math.cos(math.pi * s))),
+    ({"name": "restarts", "cycles": 3, "min_lr_ratio": 0.0}, lambda s: 0.5 * (1 + math.cos(math.pi * (3 * s % 1)))),
+    ({"name": "polynomial", "power": 0.5, "min_lr_ratio": 0.0}, lambda s: (1 - s) ** 0.5),
+    ({"name": "polynomial", "power": 2.0, "min_lr_ratio": 0.0}, lambda s: (1 - s) ** 2),
 ]
 
 
 @pytest.mark.parametrize(("fields", "formula"), FORMULAS, ids=lambda x: str(x) if isinstance(x, dict) else "")
 def test_each_shape_follows_its_formula_after_the_warmup(fields: dict[str, Any], formula: Any) -> None:
-    made = rates(Schedule(warmup=20, **fields), 0.05, 276)
+    made = learning_rates(ScheduleSection(warmup=20, **fields), 0.05, 276)
     assert made[20:] == pytest.approx([0.05 * formula(t / 256) for t in range(256)], abs=1e-12)
 
 
 def test_steps_multiply_the_rate_at_their_milestones() -> None:
-    made = rates(Schedule(name="step", warmup=0, every=30, factor=0.1), 0.1, 90)
+    made = learning_rates(ScheduleSection(name="step", warmup=0, every=30, factor=0.1), 0.1, 90)
     assert made == pytest.approx([0.1] * 30 + [0.01] * 30 + [0.001] * 30)
 
 
 def test_each_restart_begins_with_the_full_rate() -> None:
-    made = rates(Schedule(name="restarts", warmup=0, cycles=100), 1.0, 1000)
+    made = learning_rates(ScheduleSection(name="restarts", warmup=0, cycles=100), 1.0, 1000)
     assert made[::10] == pytest.approx([1.0] * 100)
 
 
 def test_after_its_end_a_schedule_stays_where_it_ended() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = make_schedule(optimizer, _spec("cosine", floor=0.1), 50)
+    schedule = make_schedule(optimizer, _spec("cosine", min_lr_ratio=0.1), 50)
     for _ in range(60):
         optimizer.step()
         schedule.step()
@@ -92,8 +92,8 @@ def _follow(optimizer: torch.optim.Optimizer, schedule: Any, number: int) -> lis
 def test_every_group_follows_from_its_own_rate() -> None:
     optimizer = _optimizer()
     seen = _follow(optimizer, make_schedule(optimizer, _spec("cosine"), TOTAL), TOTAL)
-    assert [row[0] for row in seen] == pytest.approx(rates(_spec("cosine"), 0.2, TOTAL))
-    assert [row[1] for row in seen] == pytest.approx(rates(_spec("cosine"), 0.02, TOTAL))
+    assert [row[0] for row in seen] == pytest.approx(learning_rates(_spec("cosine"), 0.2, TOTAL))
+    assert [row[1] for row in seen] == pytest.approx(learning_rates(_spec("cosine"), 0.02, TOTAL))
 
 
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine", "restarts", "polynomial", "step"])
@@ -112,10 +112,10 @@ def test_a_schedule_that_was_saved_goes_on_where_it_stood(name: str) -> None:
 
 def test_a_saved_run_that_is_made_longer_follows_the_longer_schedule() -> None:
     optimizer = _optimizer()
-    old = make_schedule(optimizer, _spec("linear", warmup=0, floor=0.0), 100)
+    old = make_schedule(optimizer, _spec("linear", warmup=0, min_lr_ratio=0.0), 100)
     _follow(optimizer, old, 50)
     longer = _optimizer()
-    schedule = make_schedule(longer, _spec("linear", warmup=0, floor=0.0), 200)
+    schedule = make_schedule(longer, _spec("linear", warmup=0, min_lr_ratio=0.0), 200)
     schedule.load_state_dict(old.state_dict())
     _follow(longer, schedule, 50)
     assert schedule.get_last_lr()[0] == pytest.approx(0.2 * (1 - 100 / 200))
@@ -123,20 +123,20 @@ def test_a_saved_run_that_is_made_longer_follows_the_longer_schedule() -> None:
 
 def test_a_warmup_longer_than_the_run_is_refused_with_the_way_out() -> None:
     with pytest.raises(ValueError, match=r"schedule.warmup: 2000 updates .* run of 500 .* 0.05, or raise steps"):
-        rates(_spec("cosine", warmup=2000), 1e-3, 500)
+        learning_rates(_spec("cosine", warmup=2000), 1e-3, 500)
 
 
 def test_a_warmup_that_leads_down_is_refused() -> None:
     with pytest.raises(ValueError, match=r"schedule.start: .* 0.01, above .* 0.001"):
-        rates(_spec("cosine", start=0.01), 1e-3, 500)
+        learning_rates(_spec("cosine", start=0.01), 1e-3, 500)
 
 
 def test_a_run_of_one_update_has_a_rate() -> None:
-    assert rates(Schedule(), 1e-3, 1) == pytest.approx([1e-3])
+    assert learning_rates(ScheduleSection(), 1e-3, 1) == pytest.approx([1e-3])
 
 
 def test_a_terminal_shows_the_rise_and_the_fall() -> None:
-    line = sparkline(_spec("linear", floor=0.0), 1e-3, TOTAL, width=40)
+    line = sparkline(_spec("linear", min_lr_ratio=0.0), 1e-3, TOTAL, width=40)
     assert len(line) == 40
     assert line[0] == "▁"
     assert line[4] == "█"
@@ -147,5 +147,5 @@ def test_a_terminal_shows_the_rise_and_the_fall() -> None:
 def test_the_schedule_is_drawn_into_a_file(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"schedule.{suffix}"
-    assert draw(_spec("cosine"), 5e-4, TOTAL, path)
+    assert plot_schedule(_spec("cosine"), 5e-4, TOTAL, path)
     assert path.stat().st_size > 2000

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from surefoot.models.decoder import Decoder, DecoderConfig, next_token_loss
 from surefoot.train.precision import Precision
-from surefoot.train.recipe.schema import Precision as PrecisionSpec
-from surefoot.train.recipe.schema import Speed
-from surefoot.train.speed import attention, checkpoint_activations, compiled, seed_everything, settle
+from surefoot.train.recipe.schema import PrecisionSection, SpeedSection
+from surefoot.train.speed import attention, checkpoint_activations, compiled, configure_torch, seed_everything
 
 CPU = torch.device("cpu")
 
@@ -67,16 +66,16 @@ def test_a_seed_may_be_larger_than_numpy_can_take() -> None:
 def _settings() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
-    settle(Speed(threads=threads), CPU)
+    configure_torch(SpeedSection(threads=threads), CPU)
     torch.backends.cudnn.benchmark = False
 
 
 @pytest.mark.usefixtures("_settings")
 def test_deterministic_mode_refuses_what_could_differ_and_the_other_takes_the_fastest() -> None:
-    settle(Speed(deterministic=True), CPU)
+    configure_torch(SpeedSection(deterministic=True), CPU)
     assert torch.are_deterministic_algorithms_enabled()
     assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (True, False)
-    settle(Speed(threads=2), CPU)
+    configure_torch(SpeedSection(threads=2), CPU)
     assert not torch.are_deterministic_algorithms_enabled()
     assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (False, True)
     assert torch.get_num_threads() == 2
@@ -86,7 +85,7 @@ def test_deterministic_mode_refuses_what_could_differ_and_the_other_takes_the_fa
 def test_deterministic_mode_on_a_gpu_fixes_the_workspace_of_its_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    settle(Speed(deterministic=True), torch.device("cuda"))
+    configure_torch(SpeedSection(deterministic=True), torch.device("cuda"))
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
@@ -149,7 +148,7 @@ def _blocks() -> nn.Sequential:
 
 
 def test_blocks_computed_again_are_compiled_whole_and_compute_in_half_precision() -> None:
-    precision = Precision(PrecisionSpec(compute="bfloat16"), CPU)
+    precision = Precision(PrecisionSection(compute="bfloat16"), CPU)
     plain, again = precision.prepare(_blocks()), precision.prepare(_blocks())
     assert checkpoint_activations(again, 1) == 2
     whole = torch.compile(again, backend="aot_eager", fullgraph=True)
@@ -169,7 +168,7 @@ def test_a_model_without_blocks_cannot_compute_them_again() -> None:
 def test_attention_gives_the_same_answer_with_any_kernel(name: Any) -> None:
     model = _model()
     expected = model(_tokens()[:, 1:])
-    with attention(Speed(attention=name)):
+    with attention(SpeedSection(attention=name)):
         torch.testing.assert_close(model(_tokens()[:, 1:]), expected)
 
 
@@ -182,7 +181,7 @@ def test_attention_gives_the_same_answer_with_any_kernel(name: Any) -> None:
 )
 def test_attention_that_cannot_run_is_refused_before_anything_runs(name: Any, device: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        settle(Speed(attention=name), torch.device(device), "float32")
+        configure_torch(SpeedSection(attention=name), torch.device(device), "float32")
 
 
 def test_compiling_is_left_out_unless_asked_for() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from small_runs import same, saved, small
 
 from surefoot.cli.train import show
-from surefoot.train import exits
+from surefoot.train import exit_codes
 
 
 def train(recipe: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +35,7 @@ def test_a_process_that_is_killed_goes_on_to_the_same_weights_and_moments(tmp_pa
     killed = train(recipe)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     resumed = train(recipe)
-    assert resumed.returncode == exits.DONE, resumed.stderr
+    assert resumed.returncode == exit_codes.DONE, resumed.stderr
     assert ", going on from " in resumed.stdout
-    assert show(small(tmp_path / "whole", **parts), ()) == exits.DONE
+    assert show(small(tmp_path / "whole", **parts), ()) == exit_codes.DONE
     assert same(saved(tmp_path / "run"), saved(tmp_path / "whole" / "run"))

@@ -12,14 +12,14 @@ from small_runs import small
 
 from surefoot.cli.train import show
 from surefoot.journal.lock import WriterLock
-from surefoot.train import exits
+from surefoot.train import exit_codes
 
 OWN = {"kind": "own", "dataset": "own_parts:points"}
 
 
 def refused(capsys: pytest.CaptureFixture[str], recipe: str, overrides: Sequence[str] = ()) -> str:
     """The one message."""
-    assert show(recipe, overrides) == exits.USAGE
+    assert show(recipe, overrides) == exit_codes.USAGE
     told = capsys.readouterr()
     assert "step 1/" not in told.out
     assert "Traceback" not in told.err
@@ -43,8 +43,8 @@ def refused(capsys: pytest.CaptureFixture[str], recipe: str, overrides: Sequence
         (["optimizer.name=adamm"], "did you mean adam"),
         (["schedule.warmup=400"], "schedule.warmup"),
         (["loss=own_parts:failing"], "own_parts:failing cannot be called with (model, batch)"),
-        (["loss=own_parts:no_loss"], "loss.factory: own_parts:no_loss gave a str; a loss is a tensor with one number"),
-        (["loss=own_parts:loss_and_logits"], "gave a count that is a Tensor"),
+        (["loss=own_parts:no_loss"], "loss.factory: own_parts:no_loss returned a str; return a tensor with one value"),
+        (["loss=own_parts:loss_and_logits"], "returned a count that is a Tensor"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -59,11 +59,11 @@ def test_a_recipe_that_is_wrong(
     [
         (
             {"model": "own_parts:broken"},
-            r"broken cannot make it: KeyError: 'embedding' \(.*own_parts.py, line",
+            r"broken failed: KeyError: 'embedding' \(.*own_parts.py, line",
         ),
         ({"model": "own_parts:huge"}, r"1,099,513 M parameters take .* GB .* smaller"),
-        ({"model": "own_parts:points"}, "made a TensorDataset, and no torch.nn.Module"),
-        ({"data": OWN | {"dataset": "own_parts:Noisy"}}, "expected a dataset with __len__ and __getitem__"),
+        ({"model": "own_parts:points"}, "returned a TensorDataset, not a torch.nn.Module"),
+        ({"data": OWN | {"dataset": "own_parts:Noisy"}}, "expected a dataset with a length and samples by number"),
         ({"data": OWN | {"dataset": "own_parts:nothing"}}, "the dataset has 0 samples"),
         ({"data": {"path": ["texts"]}}, "texts"),
     ],
@@ -79,13 +79,13 @@ def test_parts_that_cannot_be_made(
 
 def test_sums_without_counts_cannot_be_accumulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = small(tmp_path, model="own_parts:classifier", loss="own_parts:sum_loss", data=OWN)
-    assert "Let data.collate make dicts with a count" in refused(capsys, recipe, ["batch.accumulate=2"])
+    assert "Let data.collate return dicts with a count" in refused(capsys, recipe, ["batch.accumulate=2"])
 
 
 def test_once_the_loss_is_mended_the_same_command_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = small(tmp_path, steps=2)
     refused(capsys, recipe, ["loss=own_parts:no_loss"])
-    assert show(recipe, ()) == exits.DONE
+    assert show(recipe, ()) == exit_codes.DONE
 
 
 def test_a_run_directory_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

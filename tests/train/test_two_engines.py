@@ -12,7 +12,7 @@ from small_runs import small
 
 import surefoot
 from surefoot.cli.train import show
-from surefoot.train import exits
+from surefoot.train import exit_codes
 
 FLOAT32, FLOAT16, BFLOAT16 = 1e-5, 1e-4, 1e-3
 """How far losses may lie apart, as a share: sums in another order; 11 and 8 bits of precision."""
@@ -20,7 +20,7 @@ FLOAT32, FLOAT16, BFLOAT16 = 1e-5, 1e-4, 1e-3
 
 def losses(folder: Path, **sections: Any) -> np.ndarray:
     """Of three rounds through 26 samples, 8 an update: each ends with a group of 2."""
-    assert show(small(folder, steps=None, epochs=3, **sections), ()) == exits.DONE
+    assert show(small(folder, steps=None, epochs=3, **sections), ()) == exit_codes.DONE
     return surefoot.read(folder / "run").scalars["loss"]
 
 

@@ -16,15 +16,15 @@ from small_runs import same, saved, small
 
 import surefoot
 from surefoot.cli.train import show
-from surefoot.train import exits
+from surefoot.train import exit_codes
 
 RUNS: dict[str, dict[str, Any]] = {
-    "data": {"parallel": {"how": "data"}},
-    "zero1": {"parallel": {"how": "zero1"}},
-    "zero2": {"parallel": {"how": "zero2"}},
-    "zero3": {"parallel": {"how": "zero3"}},
-    "data float16": {"parallel": {"how": "data"}, "precision": {"compute": "float16"}},
-    "zero3 bfloat16": {"parallel": {"how": "zero3"}, "precision": {"compute": "bfloat16"}},
+    "data": {"parallel": {"strategy": "data"}},
+    "zero1": {"parallel": {"strategy": "zero1"}},
+    "zero2": {"parallel": {"strategy": "zero2"}},
+    "zero3": {"parallel": {"strategy": "zero3"}},
+    "data float16": {"parallel": {"strategy": "data"}, "precision": {"compute": "float16"}},
+    "zero3 bfloat16": {"parallel": {"strategy": "zero3"}, "precision": {"compute": "bfloat16"}},
 }
 TOGETHER = {"batch": {"size": 2, "accumulate": 2}, "steps": None, "epochs": 3, "checkpoints": {"every": 100}}
 """Eight samples an update, as one process has it with a batch of 8."""
@@ -54,7 +54,7 @@ def _told(out: Path) -> dict[str, Any]:
 def _trained(folder: Path, **sections: Any) -> None:
     """A process that is told to end, because the other was killed, ends; it is started again with it."""
     code = show(small(folder, **sections), ())
-    if code != exits.DONE:
+    if code != exit_codes.DONE:
         sys.exit(code)
 
 

@@ -16,16 +16,16 @@ from torch.distributed.fsdp import fully_shard
 
 from surefoot.models.decoder import Decoder, DecoderConfig, next_token_loss
 from surefoot.train.optimizers import make_optimizers
-from surefoot.train.recipe.schema import Optimizer
+from surefoot.train.recipe.schema import OptimizerSection
 
 EPS = 1e-3
 """Far above the rounding error of a gradient, which must not decide the direction of an update."""
 SPECS = (
-    Optimizer(name="adamw", lr=0.01, eps=EPS),
-    Optimizer(name="sgd", lr=0.1),
-    Optimizer(name="adagrad", lr=0.01, eps=EPS),
-    Optimizer(name="lars", lr=3.0),
-    Optimizer(name="muon", lr=0.01),
+    OptimizerSection(name="adamw", lr=0.01, eps=EPS),
+    OptimizerSection(name="sgd", lr=0.1),
+    OptimizerSection(name="adagrad", lr=0.01, eps=EPS),
+    OptimizerSection(name="lars", lr=3.0),
+    OptimizerSection(name="muon", lr=0.01),
 )
 
 
@@ -35,7 +35,7 @@ def main(out: Path) -> None:
     told: dict[str, Any] = {spec.name: _apart(spec, rank) for spec in SPECS}
     for name in ("lamb", "rprop"):
         try:
-            make_optimizers(_sharded(_model()), Optimizer(name=name))
+            make_optimizers(_sharded(_model()), OptimizerSection(name=name))
         except ValueError as problem:
             told[name] = str(problem)
     (out / f"told-{rank}.json").write_text(json.dumps(told))
@@ -55,7 +55,7 @@ def _sharded(model: Decoder) -> Decoder:
     return model
 
 
-def _apart(spec: Optimizer, rank: int) -> float:
+def _apart(spec: OptimizerSection, rank: int) -> float:
     """The largest difference after some updates, as a share of the largest update."""
     start = _model()
     whole, shards = copy.deepcopy(start), _sharded(copy.deepcopy(start))

@@ -1,4 +1,4 @@
-"""`surefoot check`: a short real trial, and the checklist answered."""
+"""`surefoot check`: runs the checklist with progress on the console and prints its report."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -16,11 +17,14 @@ from rich.status import Status
 
 from surefoot.journal.output_files import check_output
 from surefoot.journal.strict_json import dumps
-from surefoot.train import exits
+from surefoot.train import exit_codes
 from surefoot.train.recipe import Recipe, RecipeError, load
 
-_PAUSE = 10.0
-"""Seconds between two lines where there is no terminal."""
+if TYPE_CHECKING:
+    from surefoot.train.preflight.checklist import CheckOptions
+
+_LINE_INTERVAL = 10.0
+"""Seconds between two progress lines without a terminal."""
 
 
 def show(
@@ -34,101 +38,98 @@ def show(
     schedule: Path | None = None,
     force: bool = False,
 ) -> int:
-    """Check a recipe, or each of a sweep; 1 when an item of any failed. With `schedule` only its rate is drawn."""
+    """Check a recipe, or each of a sweep; 1 when an item of any failed. With `schedule` only plot its lr."""
     try:
         recipes = load(source, overrides)
     except RecipeError as error:
         typer.echo(f"surefoot check: {error}", err=True)
-        return exits.USAGE
+        return exit_codes.USAGE
     if schedule is not None:
-        return _drawn(recipes[0], schedule, source, force=force)
-    from surefoot.train.check.checking import Wishes
+        return _plot_schedule(recipes[0], schedule, source, force=force)
+    from surefoot.train.preflight.checklist import CheckOptions
 
-    wishes = Wishes(steps=steps, seconds=seconds, patience=patience)
-    return max(_one(recipe, wishes, as_json=as_json) for recipe in recipes)
+    options = CheckOptions(steps=steps, seconds=seconds, patience=patience)
+    return max(_check(recipe, options, as_json=as_json) for recipe in recipes)
 
 
-def _drawn(recipe: Recipe, path: Path, source: str, *, force: bool) -> int:
+def _plot_schedule(recipe: Recipe, path: Path, source: str, *, force: bool) -> int:
     from surefoot import parallel
-    from surefoot.train.build import planned
-    from surefoot.train.schedules import draw, sparkline
+    from surefoot.train.build import peak_lr_and_steps
+    from surefoot.train.schedules import plot_schedule, sparkline
 
     try:
         check_output(path, inputs=[source], force=force)
-        rate, total = planned(recipe, parallel.init_distributed(recipe.device, recipe.parallel.timeout))
-        drawn = draw(recipe.schedule, rate, total, path, inputs=[source], force=force)
+        lr, total = peak_lr_and_steps(recipe, parallel.start(recipe.device, recipe.parallel.timeout))
+        plotted = plot_schedule(recipe.schedule, lr, total, path, inputs=[source], force=force)
     except (ValueError, OSError) as error:
         typer.echo(f"surefoot check: {error}", err=True)
-        return exits.USAGE
-    typer.echo(f"{recipe.schedule.name}, {total:,} updates, peak {rate:g}: {sparkline(recipe.schedule, rate, total)}")
-    if not drawn:
-        typer.echo(f"{path} was not drawn: matplotlib is missing, pip install 'surefoot[plots]'", err=True)
-    return exits.DONE if drawn else exits.USAGE
+        return exit_codes.USAGE
+    typer.echo(f"{recipe.schedule.name}, {total:,} updates, peak {lr:g}: {sparkline(recipe.schedule, lr, total)}")
+    if not plotted:
+        typer.echo(f"{path} was not written: matplotlib is missing, pip install 'surefoot[plots]'", err=True)
+    return exit_codes.DONE if plotted else exit_codes.USAGE
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """A live line on a terminal; elsewhere a line for each part, and one now and then."""
-    aside = Console(stderr=True, highlight=False)
-    if aside.is_terminal:
+    """A live line on a terminal; elsewhere a line per phase, and one every 10 s."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
         live: list[Status] = []
 
-        def update(words: str) -> None:  # begun by the first word, since only one process speaks
+        def update(message: str) -> None:  # started by the first message, because only one rank reports
             if not live:
-                live.append(aside.status(words))
+                live.append(console.status(message))
                 live[0].start()
-            live[0].update(words)
+            live[0].update(message)
 
         try:
             yield update
         finally:
-            for each in live:
-                each.stop()
+            for status in live:
+                status.stop()
         return
-    due, part = 0.0, ""
+    next_line, phase = 0.0, ""
 
-    def line(words: str) -> None:
-        nonlocal due, part
-        if words.partition(":")[0] != part or time.monotonic() >= due:
-            due, part = time.monotonic() + _PAUSE, words.partition(":")[0]
-            aside.print(words)
+    def line(message: str) -> None:
+        nonlocal next_line, phase
+        if message.partition(":")[0] != phase or time.monotonic() >= next_line:
+            next_line, phase = time.monotonic() + _LINE_INTERVAL, message.partition(":")[0]
+            console.print(message)
 
     yield line
 
 
-def _one(recipe: Recipe, wishes: object, *, as_json: bool) -> int:
-    from surefoot.train.check.checking import Wishes, check
-    from surefoot.train.check.item import Report
-    from surefoot.train.check.page import show as page
+def _check(recipe: Recipe, options: CheckOptions, *, as_json: bool) -> int:
+    from surefoot.train.preflight.checklist import check
+    from surefoot.train.preflight.report import CheckReport, print_report
 
-    assert isinstance(wishes, Wishes)
-
-    def answer(report: Report) -> None:
-        if not report.first:
+    def print_it(report: CheckReport) -> None:
+        if not report.is_first:
             return
         if as_json:
             typer.echo(dumps(report.as_json()))
         else:
-            page(report, Console(soft_wrap=False))
+            print_report(report, Console(soft_wrap=False))
 
-    def hung(report: Report) -> None:
-        answer(report)
+    def on_hang(report: CheckReport) -> None:
+        print_it(report)
         sys.stdout.flush()
-        os._exit(exits.FAILED)  # what stands still cannot be asked to end
+        os._exit(exit_codes.FAILED)  # a hung main thread cannot end itself
 
     try:
-        with exits.restartable(), _progress() as tell:
-            report = check(recipe, wishes, tell=tell, hung=hung)
-    except (exits.ToldToEnd, KeyboardInterrupt) as error:
-        came = str(error) if isinstance(error, exits.ToldToEnd) else "it was interrupted"
-        typer.echo(f"surefoot check: {came} before the check was done; nothing of it is kept", err=True)
-        return exits.FAILED
+        with exit_codes.restartable(), _progress() as progress:
+            report = check(recipe, options, on_progress=progress, on_hang=on_hang)
+    except (exit_codes.ReceivedSignal, KeyboardInterrupt) as error:
+        reason = str(error) if isinstance(error, exit_codes.ReceivedSignal) else "interrupted"
+        typer.echo(f"surefoot check: {reason} before the check was complete; nothing of it is kept", err=True)
+        return exit_codes.FAILED
     except Exception as error:
-        typer.echo(f"surefoot check: {exits.words_for(error)}", err=True)
-        if exits.code_for(error, building=True) == exits.USAGE:
-            return exits.USAGE
-        if not exits.out_of_memory(error):
-            traceback.print_exc()  # an error of the model's or the data's code: this says more than we could
-        return exits.FAILED
-    answer(report)
-    return exits.FAILED if report.failed else exits.DONE
+        typer.echo(f"surefoot check: {exit_codes.message_for(error)}", err=True)
+        if exit_codes.code_for(error, building=True) == exit_codes.USAGE:
+            return exit_codes.USAGE
+        if not exit_codes.is_out_of_memory(error):
+            traceback.print_exc()  # an error in the user's model or data code: the traceback says most
+        return exit_codes.FAILED
+    print_it(report)
+    return exit_codes.FAILED if report.failed else exit_codes.DONE

@@ -1,4 +1,4 @@
-"""`surefoot checkpoints` on the console: which there are, whether they are whole, how two differ."""
+"""`surefoot checkpoints` on the console: list, verify, compare, export, convert."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,134 +16,143 @@ from surefoot.journal.output_files import OutputRefused, check_output
 from surefoot.logs.table import Unreadable
 
 FINE, TROUBLE, UNUSABLE = 0, 1, 2
-_HEAD = ("name", "step", "attempt", "age", "size", "kind", "health", "whole")
+_COLUMNS = {
+    "name": "name",
+    "step": "step",
+    "attempt": "attempt",
+    "age": "age",
+    "size": "size",
+    "kind": "kind",
+    "health": "health",
+    "whole": "intact",
+}
+"""Keys of a row, and the headers of the table."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What the options asked for; one of them at a time."""
-
-    as_json: bool = False
-    verify: bool = False
-    compare: tuple[str, str] | None = None
-    export: tuple[str, Path] | None = None
-    weights: str = "model"
-    """Whose weights to export."""
-    convert: tuple[Path, Path] | None = None
+def show_list(run: Path, *, as_json: bool = False, verify: bool = False) -> int:
+    """List the checkpoints of a run; `verify` reads all of their bytes."""
+    return _with_messages(lambda: _list(_store(run), as_json=as_json, verify=verify))
 
 
-def show(run: Path | None, wishes: Wishes) -> int:
-    """Do what was asked for and print what there is to say; bad input ends in one message."""
+def show_comparison(run: Path, first: str, second: str, *, as_json: bool = False) -> int:
+    """Show how two checkpoints differ."""
+
+    def compare_them() -> int:
+        from surefoot.cli.compare_checkpoints import compare
+
+        store = _store(run)
+        comparison = compare(_find(store, first), _find(store, second))
+        print(json.dumps(comparison.as_json(), indent=1) if as_json else comparison.as_text())
+        return FINE
+
+    return _with_messages(compare_them)
+
+
+def show_export(run: Path, which: str, out: Path, *, weights: str = "model", as_json: bool = False) -> int:
+    """Export the weights of a checkpoint for inference."""
+
+    def export_it() -> int:
+        store = _store(run)
+        _print_result(_export(store, _find(store, which), out, weights), as_json)
+        return FINE
+
+    return _with_messages(export_it)
+
+
+def show_conversion(file: Path, out: Path, *, as_json: bool = False) -> int:
+    """Convert a file of torch.save."""
+
+    def convert_it() -> int:
+        from surefoot.cli.convert_checkpoint import convert
+
+        _print_result(convert(file, out), as_json)
+        return FINE
+
+    return _with_messages(convert_it)
+
+
+def _with_messages(work: Callable[[], int]) -> int:
+    """Bad input becomes one message and exit code 2."""
     try:
-        return _show(run, wishes)
-    except (Unreadable, OutputRefused) as wrong:
-        print(f"surefoot checkpoints: {wrong}", file=sys.stderr)
+        return work()
+    except (Unreadable, OutputRefused) as error:
+        print(f"surefoot checkpoints: {error}", file=sys.stderr)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"surefoot checkpoints: {where}{error.strerror or error}", file=sys.stderr)
     return UNUSABLE
 
 
-def _show(run: Path | None, wishes: Wishes) -> int:
-    if sum(map(bool, (wishes.verify, wishes.compare, wishes.export, wishes.convert))) > 1:
-        raise Unreadable("use one of --verify, --compare, --export and --convert at a time")
-    if wishes.convert:
-        from surefoot.cli.converting import convert
-
-        _say(convert(*wishes.convert), wishes.as_json)
-        return FINE
-    if run is None:
-        raise Unreadable("name a run: surefoot checkpoints RUN")
-    store = Store(_root(run))
-    if wishes.compare:
-        from surefoot.cli.comparing import compare
-
-        first, second = (_chosen(store, which) for which in wishes.compare)
-        found = compare(first, second)
-        print(json.dumps(found.as_json(), indent=1) if wishes.as_json else found.as_text())
-        return FINE
-    if wishes.export:
-        which, out = wishes.export
-        _say(_export(store, _chosen(store, which), out, wishes.weights), wishes.as_json)
-        return FINE
-    return _list(store, wishes)
+def _print_result(result: dict[str, Any], as_json: bool) -> None:
+    print(json.dumps(result, indent=1) if as_json else result["words"])
 
 
-def _say(told: dict[str, Any], as_json: bool) -> None:
-    print(json.dumps(told, indent=1) if as_json else told["words"])
+def _store(run: Path) -> Store:
+    return Store(_checkpoint_folder(run))
 
 
-# -- which there are
-
-
-def _root(run: Path) -> Path:
-    """The folder of checkpoints: in the run's, or the one that was named itself."""
+def _checkpoint_folder(run: Path) -> Path:
+    """The folder of checkpoints: inside the run directory, or `run` itself."""
     if not run.exists():
-        raise Unreadable(f"{run} is not there. Name the run_dir that was given to surefoot.attach")
+        raise Unreadable(f"{run} does not exist. Name the run_dir given to surefoot.attach")
     if not run.is_dir():
-        raise Unreadable(f"{run} is a file. Name the run_dir that was given to surefoot.attach")
+        raise Unreadable(f"{run} is a file. Name the run_dir given to surefoot.attach")
     inside = run / "checkpoints"
     if inside.is_dir():
         return inside
     if run.name == "checkpoints" or (run / "run.json").exists() or any(run.glob("step-*")):
         return run if run.name == "checkpoints" or not (run / "run.json").exists() else inside
-    raise Unreadable(f"{run} is no run directory: it holds neither checkpoints nor a run.json")
+    raise Unreadable(f"{run} is not a run directory: it holds neither checkpoints nor a run.json")
 
 
-def _chosen(store: Store, which: str) -> StoredCheckpoint:
-    """A checkpoint by its name, by its step (the last saved of that step), or as `newest`."""
-    there = store.all()
-    for kept in there:
-        if which in (kept.name, str(kept.step), "newest"):
-            if not kept.seal:
-                raise Unreadable(f"{kept.name} cannot be used: {', '.join(map(str, kept.wrong))}")
-            return kept
-    known = ", ".join(str(kept.step) for kept in there[:8]) or "none"
-    raise Unreadable(f"{store.root} has no checkpoint {which}; there are the steps {known}")
+def _find(store: Store, which: str) -> StoredCheckpoint:
+    """A checkpoint by its name, its step (the last saved of that step), or `newest`."""
+    stored = store.all()
+    for checkpoint in stored:
+        if which in (checkpoint.name, str(checkpoint.step), "newest"):
+            if not checkpoint.seal:
+                raise Unreadable(f"{checkpoint.name} cannot be used: {', '.join(map(str, checkpoint.wrong))}")
+            return checkpoint
+    steps = ", ".join(str(checkpoint.step) for checkpoint in stored[:8]) or "none"
+    raise Unreadable(f"{store.root} has no checkpoint {which}; its steps are {steps}")
 
 
-def _list(store: Store, wishes: Wishes) -> int:
-    there = store.all()
-    if wishes.verify:
-        there = list(_verified(store, there))
+def _list(store: Store, *, as_json: bool, verify: bool) -> int:
+    stored = store.all()
+    if verify:
+        stored = list(_verify(store, stored))
     now = time.time()
-    rows = [_row(kept, now, read=wishes.verify) for kept in there]
-    if wishes.as_json:
+    rows = [_row(checkpoint, now, verified=verify) for checkpoint in stored]
+    if as_json:
         print(json.dumps(rows, indent=1))
     elif not rows:
         print(f"no checkpoints in {store.root}")
     else:
         print(_table(rows))
-        for kept in there:
-            _print_details(kept)
-    return TROUBLE if any(kept.wrong and not kept.foreign for kept in there) else FINE
+        for checkpoint in stored:
+            _print_details(checkpoint)
+    return TROUBLE if any(checkpoint.wrong and not checkpoint.foreign for checkpoint in stored) else FINE
 
 
-def _print_details(kept: StoredCheckpoint) -> None:
-    for problem in kept.wrong:
-        print(f"{kept.name}: {problem}")
-    if kept.extra:
-        print(f"{kept.name}: not part of it, and never read: {', '.join(kept.extra[:5])}")
-    if kept.why:
-        print(f"{kept.name}: {kept.health}, {kept.why}")
+def _print_details(checkpoint: StoredCheckpoint) -> None:
+    for problem in checkpoint.wrong:
+        print(f"{checkpoint.name}: {problem}")
+    if checkpoint.extra:
+        print(f"{checkpoint.name}: files that are not part of it, ignored: {', '.join(checkpoint.extra[:5])}")
+    if checkpoint.why:
+        print(f"{checkpoint.name}: {checkpoint.health}, {checkpoint.why}")
 
 
-def _verified(store: Store, there: Sequence[StoredCheckpoint]) -> Iterable[StoredCheckpoint]:
-    """Read all of each; on a terminal it is shown how far that has come."""
-    total = sum(kept.size for kept in there)
-    with _progress(total) as advance:
-        for kept in there:
-            yield store.verify(kept, advance)
+def _verify(store: Store, stored: Sequence[StoredCheckpoint]) -> Iterable[StoredCheckpoint]:
+    """Read every byte, with a progress bar on a terminal."""
+    total = sum(checkpoint.size for checkpoint in stored)
+    with _ProgressBar(total) if sys.stderr.isatty() else nullcontext() as advance:
+        for checkpoint in stored:
+            yield store.verify(checkpoint, advance)
 
 
-def _progress(total: int) -> Any:
-    if not sys.stderr.isatty():
-        return nullcontext()
-    return _Bar(total)
-
-
-class _Bar:
-    """How much has been read, on standard error."""
+class _ProgressBar:
+    """Bytes read so far, on standard error."""
 
     def __init__(self, total: int) -> None:
         from rich.console import Console
@@ -162,70 +170,70 @@ class _Bar:
         self._progress.stop()
 
 
-def _row(kept: StoredCheckpoint, now: float, *, read: bool) -> dict[str, Any]:
-    when = kept.about.get("time")
-    age = now - when if isinstance(when, int | float) else None
+def _row(checkpoint: StoredCheckpoint, now: float, *, verified: bool) -> dict[str, Any]:
+    saved_at = checkpoint.about.get("time")
+    age = now - saved_at if isinstance(saved_at, int | float) else None
     return {
-        "name": kept.name,
-        "step": kept.step,
-        "attempt": kept.attempt,
+        "name": checkpoint.name,
+        "step": checkpoint.step,
+        "attempt": checkpoint.attempt,
         "age": age,
-        "size": kept.size,
-        "kind": kept.kind,
-        "health": kept.health,
-        "why": kept.why,
-        "whole": False if kept.wrong else True if read else None,
-        "wrong": [{"file": problem.file, "what": problem.what} for problem in kept.wrong],
-        "extra": list(kept.extra),
-        "metrics": kept.about.get("metrics", {}),
+        "size": checkpoint.size,
+        "kind": checkpoint.kind,
+        "health": checkpoint.health,
+        "why": checkpoint.why,
+        "whole": False if checkpoint.wrong else True if verified else None,
+        "wrong": [{"file": problem.file, "what": problem.what} for problem in checkpoint.wrong],
+        "extra": list(checkpoint.extra),
+        "metrics": checkpoint.about.get("metrics", {}),
     }
 
 
-_WHOLE = {True: "yes", False: "NO", None: "not read"}
+_INTACT = {True: "yes", False: "NO", None: "not read"}
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    told = [row | {"age": _age(row["age"]), "size": _size(row["size"]), "whole": _WHOLE[row["whole"]]} for row in rows]
-    lines = [_HEAD, *(tuple(str(row[column]) for column in _HEAD) for row in told)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(_HEAD))]
+    shown = [
+        row | {"age": _format_age(row["age"]), "size": _format_size(row["size"]), "whole": _INTACT[row["whole"]]}
+        for row in rows
+    ]
+    lines = [tuple(_COLUMNS.values()), *(tuple(str(row[column]) for column in _COLUMNS) for row in shown)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
     return "\n".join(
-        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
 
 
-def _age(seconds: float | None) -> str:
+def _format_age(seconds: float | None) -> str:
     if seconds is None or seconds < 0:
         return "?"
-    for size, word in ((86400, "d"), (3600, "h"), (60, "min")):
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
-            return f"{seconds / size:.0f} {word}"
+            return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
 
 
-def _size(count: float) -> str:
-    for word in ("B", "kB", "MB", "GB"):
+def _format_size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
-            return f"{count:.0f} {word}" if word == "B" else f"{count:.1f} {word}"
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
 
 
-# -- weights for inference
-
-
-def _export(store: Store, kept: StoredCheckpoint, out: Path, weights: str) -> dict[str, Any]:
-    """The weights alone, from a checkpoint that was verified first."""
+def _export(store: Store, checkpoint: StoredCheckpoint, out: Path, weights: str) -> dict[str, Any]:
+    """Export the weights alone, after verifying the checkpoint."""
     check_output(out, new=True)
-    wrong = store.verify(kept).wrong
-    if wrong:
-        raise Unreadable(f"{kept.name} is damaged ({', '.join(map(str, wrong[:3]))}). Export another one")
+    problems = store.verify(checkpoint).wrong
+    if problems:
+        raise Unreadable(f"{checkpoint.name} is damaged ({', '.join(map(str, problems[:3]))}). Export another one")
     try:
         export = importlib.import_module("surefoot.checkpoint.format.export").export
-    except ModuleNotFoundError as missing:
-        what = "torch, which is not installed" if missing.name == "torch" else "a part that this version does not have"
-        raise Unreadable(f"--export needs {what}") from None
+    except ModuleNotFoundError as error:
+        what = "torch, which is not installed" if error.name == "torch" else "a part that this version does not have"
+        raise Unreadable(f"export needs {what}") from None
     try:
-        count = export(kept.folder, out, source=weights)
-    except ValueError as misfit:
-        raise Unreadable(str(misfit)) from None
+        count = export(checkpoint.folder, out, source=weights)
+    except ValueError as error:
+        raise Unreadable(str(error)) from None
     return {"words": f"{count} tensors written to {out}", "tensors": count, "out": str(out)}

@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 FINE, TROUBLE, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 ON = {"failed": frozenset({State.FAILED}), "warning": frozenset({State.FAILED, State.WARNING})}
-"""Verdicts at which --follow ends, by what --on says."""
-LARGE = 1 << 25
-"""Bytes from which on reading a file takes long enough to show how far it has come."""
+"""Verdicts at which --follow exits, by the value of --on."""
+LARGE_FILE = 1 << 25
+"""Bytes from which a progress bar is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What the options asked for."""
+class DiagnoseOptions:
+    """Options of the command."""
 
     as_json: bool = False
     plot: Path | None = None
     html: Path | None = None
     force: bool = False
-    """Replace the files named by plot and html even where surefoot did not write them."""
+    """Overwrite the files named by plot and html even if surefoot did not write them."""
     compare: bool = False
     follow: bool = False
     on: str = "failed"
@@ -46,39 +46,44 @@ class Wishes:
     columns: Mapping[str, str] = field(default_factory=dict)
 
 
-def show(paths: Sequence[str], wishes: Wishes) -> int:
-    """Judge each log and print what there is to say; the worst of them gives the exit code."""
-    return guarded(lambda: _show(paths, wishes))
+def show(paths: Sequence[str], options: DiagnoseOptions) -> int:
+    """Diagnose each log and print the result; the worst of them gives the exit code."""
+    return with_exit_code(lambda: _show(paths, options))
 
 
-def guarded(work: Callable[[], int]) -> int:
-    """Whatever happens inside ends in an exit code and at most one message, never in a traceback."""
+def with_exit_code(work: Callable[[], int]) -> int:
+    """Turn every error into an exit code and one message, never a traceback."""
     try:
         return work()
-    except (Unreadable, OutputRefused) as wrong:
-        complain(str(wrong))
+    except (Unreadable, OutputRefused) as error:
+        print_error(str(error))
     except BrokenPipeError:
-        # Nobody reads on, as after `| head`; Python would complain again when it flushes at the end.
+        # The reader of the pipe left, as after `| head`; Python would fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FINE
     except KeyboardInterrupt:
         return INTERRUPTED
     except MemoryError:
-        complain("there is not enough memory to read this. Pass a part of it: tail -n 100000 LOG | surefoot diagnose -")
+        print_error("not enough memory to read this. Pass a part of it: tail -n 100000 LOG | surefoot diagnose -")
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "an unknown place"
-        told = f"{type(error).__name__}: {error}"[:300]
-        complain(f"an error of surefoot's own, not of your log ({told}, in {where}). Please report it with the log")
+        where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "an unknown line"
+        details = f"{type(error).__name__}: {error}"[:300]
+        print_error(f"a bug in surefoot, not in your log ({details}, in {where}). Please report it with the log")
     return UNUSABLE
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     print(_printable(f"surefoot diagnose: {message}", sys.stderr.encoding), file=sys.stderr)
 
 
-def say(text: str) -> None:
-    """Print to standard output what its encoding can hold, all at once."""
+def print_notice(message: str) -> None:
+    """To standard error: standard output is for the diagnosis."""
+    print(_printable(message, sys.stderr.encoding), file=sys.stderr)
+
+
+def print_text(text: str) -> None:
+    """Write to standard output at once, replacing what its encoding cannot hold."""
     sys.stdout.write(_printable(text, sys.stdout.encoding))
     sys.stdout.flush()
 
@@ -87,115 +92,113 @@ def _printable(text: str, encoding: str | None) -> str:
     return text.encode(encoding or "utf-8", "replace").decode(encoding or "utf-8", "replace")
 
 
-def _show(paths: Sequence[str], wishes: Wishes) -> int:
-    if wishes.plot is not None:
+def _show(paths: Sequence[str], options: DiagnoseOptions) -> int:
+    if options.plot is not None:
         from surefoot.logs.showing.picture import check
 
-        check(wishes.plot)
-    _check_targets(paths, wishes)
-    if wishes.compare:
-        return _compared(paths, wishes)
-    if wishes.follow:
-        return _followed(paths, wishes)
-    return _answered(paths, wishes)
+        check(options.plot)
+    _check_targets(paths, options)
+    if options.compare:
+        return _compare(paths, options)
+    if options.follow:
+        return _follow(paths, options)
+    return _diagnose(paths, options)
 
 
-def _check_targets(paths: Sequence[str], wishes: Wishes) -> None:
+def _check_targets(paths: Sequence[str], options: DiagnoseOptions) -> None:
     """Refuse files that must not be written before a long log is read, not after."""
-    count = 1 if wishes.compare or wishes.follow else len(paths)
-    targets = [path for named in (wishes.plot, wishes.html) if named is not None for path in _numbered(named, count)]
+    count = 1 if options.compare or options.follow else len(paths)
+    targets = [path for named in (options.plot, options.html) if named is not None for path in _numbered(named, count)]
     for target in targets:
-        check_output(target, inputs=paths, force=wishes.force)
+        check_output(target, inputs=paths, force=options.force)
     if len({os.path.realpath(target) for target in targets}) < len(targets):
-        raise OutputRefused(f"--plot and --html both name {wishes.plot}. Name two files")
+        raise OutputRefused(f"--plot and --html both name {options.plot}. Name two files")
 
 
-def _compared(paths: Sequence[str], wishes: Wishes) -> int:
-    if len(paths) != 2 or wishes.follow:
-        raise Unreadable(
-            f"--compare takes two logs that are finished: here {'are' if len(paths) > 1 else 'is'} {len(paths)}"
-        )
+def _compare(paths: Sequence[str], options: DiagnoseOptions) -> int:
+    if len(paths) != 2 or options.follow:
+        raise Unreadable(f"--compare takes two finished logs, not {len(paths)}, and no --follow")
     from surefoot.logs.showing import compare_page
     from surefoot.logs.showing.compare import compare
 
-    first, second = (judged(path, wishes.columns) for path in paths)
-    found = compare(first, second)
+    first, second = (diagnose_file(path, options.columns) for path in paths)
+    comparison = compare(first, second)
     width, colour = terminal()
-    text = compare_page.as_text(found, width=width, colour=colour, encoding=sys.stdout.encoding)
-    say(as_json(found.as_json()) if wishes.as_json else text)
-    if wishes.plot is not None:
-        compare_page.draw(found, wishes.plot, inputs=paths, force=wishes.force)
-        tell(f"picture written to {wishes.plot}")
-    if wishes.html is not None:
-        compare_page.write(found, wishes.html, inputs=paths, force=wishes.force)
-        tell(f"page written to {wishes.html}")
-    return TROUBLE if found.trouble else FINE
+    text = compare_page.as_text(comparison, width=width, colour=colour, encoding=sys.stdout.encoding)
+    print_text(as_json(comparison.as_json()) if options.as_json else text)
+    if options.plot is not None:
+        compare_page.draw(comparison, options.plot, inputs=paths, force=options.force)
+        print_notice(f"plot written to {options.plot}")
+    if options.html is not None:
+        compare_page.write(comparison, options.html, inputs=paths, force=options.force)
+        print_notice(f"page written to {options.html}")
+    return TROUBLE if comparison.trouble else FINE
 
 
-def _followed(paths: Sequence[str], wishes: Wishes) -> int:
+def _follow(paths: Sequence[str], options: DiagnoseOptions) -> int:
     if len(paths) != 1:
-        raise Unreadable(f"--follow takes one log: here are {len(paths)}")
-    if wishes.on not in ON:
-        raise Unreadable(f"--on {wishes.on} is unknown. Use {' or '.join(ON)}")
+        raise Unreadable(f"--follow takes one log, not {len(paths)}")
+    if options.on not in ON:
+        raise Unreadable(f"--on {options.on} is unknown. Use {' or '.join(ON)}")
     from surefoot.logs.following.follow import follow, opened
 
     path = paths[0]
-    log = opened(path, columns=wishes.columns)
+    log = opened(path, columns=options.columns)
     if path != "-" and not os.path.exists(path):
-        tell(f"{path} is not there yet: waiting for it")
-    spoken: list[Answer] = []
+        print_notice(f"{path} does not exist yet: waiting for it")
+    reported: list[Answer] = []
 
-    def speak(answer: Answer) -> None:
-        spoken.append(answer)
-        say(json.dumps(answer.as_json(), allow_nan=False) + "\n" if wishes.as_json else _line(answer))
+    def report(answer: Answer) -> None:
+        reported.append(answer)
+        print_text(json.dumps(answer.as_json(), allow_nan=False) + "\n" if options.as_json else _line(answer))
 
     try:
-        last = follow(log, speak=speak, until=ON[wishes.on], timeout=wishes.timeout)
+        last = follow(log, speak=report, until=ON[options.on], timeout=options.timeout)
     finally:
         log.close()
     if last is None:
-        raise Unreadable(f"{path}: nothing came that could be read")
-    if not wishes.as_json:
-        say("\n" if spoken else "")
+        raise Unreadable(f"{path}: nothing readable was written to it")
+    if not options.as_json:
+        print_text("\n" if reported else "")
         _pages([last])
-    elif not any(last is one for one in spoken):
-        say(json.dumps(last.as_json(), allow_nan=False) + "\n")
-    _write([last], wishes, paths)
-    return TROUBLE if last.verdict in ON[wishes.on] else FINE
+    elif not any(last is answer for answer in reported):
+        print_text(json.dumps(last.as_json(), allow_nan=False) + "\n")
+    _write([last], options, paths)
+    return TROUBLE if last.verdict in ON[options.on] else FINE
 
 
 def _line(answer: Answer) -> str:
-    """A finding in one line, with the time of day."""
+    """A diagnosis in one line, with the time of day."""
     from surefoot.logs.showing.words import clean
 
     return f"{time.strftime('%H:%M:%S')}  {answer.verdict.upper():<8} {clean(answer.sentence)}\n"
 
 
-def _answered(paths: Sequence[str], wishes: Wishes) -> int:
+def _diagnose(paths: Sequence[str], options: DiagnoseOptions) -> int:
     answers: list[Answer] = []
     unreadable = 0
     for path in paths:
         try:
-            answers.append(judged(path, wishes.columns))
-        except Unreadable as wrong:
+            answers.append(diagnose_file(path, options.columns))
+        except Unreadable as error:
             if len(paths) == 1:
                 raise
-            complain(str(wrong))
+            print_error(str(error))
             unreadable += 1
             answers.append(
-                Answer(verdict=State.UNKNOWN, sentence=str(wrong), source={"path": path}, notes=(str(wrong),))
+                Answer(verdict=State.UNKNOWN, sentence=str(error), source={"path": path}, notes=(str(error),))
             )
-    if wishes.as_json:
-        say(as_json([answer.as_json() for answer in answers] if len(paths) > 1 else answers[0].as_json()))
+    if options.as_json:
+        print_text(as_json([answer.as_json() for answer in answers] if len(paths) > 1 else answers[0].as_json()))
     else:
         _pages(answers)
-    _write(answers, wishes, paths)
+    _write(answers, options, paths)
     if unreadable:
         return UNUSABLE
     return TROUBLE if any(answer.trouble for answer in answers) else FINE
 
 
-def judged(path: str, columns: Mapping[str, str]) -> Answer:
+def diagnose_file(path: str, columns: Mapping[str, str]) -> Answer:
     from surefoot.logs.diagnosing import diagnose
 
     with _progress():
@@ -204,7 +207,7 @@ def judged(path: str, columns: Mapping[str, str]) -> Answer:
 
 @contextmanager
 def _progress() -> Iterator[None]:
-    """A bar while a large file is read, if somebody sits before a terminal."""
+    """A progress bar while a large file is read, on a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -217,16 +220,16 @@ def _progress() -> Iterator[None]:
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     tasks: dict[str, TaskID] = {}
 
-    def tell(path: str, more: int, size: int) -> None:
-        if size < LARGE:
+    def advance(path: str, count: int, size: int) -> None:
+        if size < LARGE_FILE:
             return
         if path not in tasks:
             tasks[path] = bar.add_task(escape(Path(path).name), total=size)
             bar.start()
-        bar.update(tasks[path], advance=more, total=size)
+        bar.update(tasks[path], advance=count, total=size)
 
     try:
-        with watching(tell):
+        with watching(advance):
             yield
     finally:
         bar.stop()
@@ -237,7 +240,7 @@ def as_json(value: Any) -> str:
 
 
 def terminal() -> tuple[int, bool]:
-    """How wide standard output is, and whether it takes colours."""
+    """The width of standard output, and whether it supports colours."""
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     if not sys.stdout.isatty():
         return (int(os.environ["COLUMNS"]) if os.environ.get("COLUMNS", "").isdigit() else 80), False
@@ -249,32 +252,29 @@ def _pages(answers: Sequence[Answer]) -> None:
 
     width, colour = terminal()
     for answer in answers:
-        say(as_text(answer, width=width, colour=colour, encoding=sys.stdout.encoding) + "\n" * (len(answers) > 1))
+        print_text(
+            as_text(answer, width=width, colour=colour, encoding=sys.stdout.encoding) + "\n" * (len(answers) > 1)
+        )
     if len(answers) > 1:
-        say(summary(answers, width=width, colour=colour))
+        print_text(summary(answers, width=width, colour=colour))
 
 
-def _write(answers: Sequence[Answer], wishes: Wishes, inputs: Sequence[str]) -> None:
-    """The files that were asked for; several answers go to several files."""
-    if wishes.plot is not None:
+def _write(answers: Sequence[Answer], options: DiagnoseOptions, inputs: Sequence[str]) -> None:
+    """Write the --plot and --html files; several diagnoses go to numbered files."""
+    if options.plot is not None:
         from surefoot.logs.showing.picture import draw
 
-        for answer, path in zip(answers, _numbered(wishes.plot, len(answers)), strict=True):
-            draw(answer, path, inputs=inputs, force=wishes.force)
-            tell(f"picture written to {path}")
-    if wishes.html is not None:
+        for answer, path in zip(answers, _numbered(options.plot, len(answers)), strict=True):
+            draw(answer, path, inputs=inputs, force=options.force)
+            print_notice(f"plot written to {path}")
+    if options.html is not None:
         from surefoot.logs.showing.webpage import write
 
-        for answer, path in zip(answers, _numbered(wishes.html, len(answers)), strict=True):
-            write(answer, path, inputs=inputs, force=wishes.force)
-            tell(f"page written to {path}")
-
-
-def tell(message: str) -> None:
-    """Good news, on standard error as well: standard output belongs to the answer."""
-    print(_printable(message, sys.stderr.encoding), file=sys.stderr)
+        for answer, path in zip(answers, _numbered(options.html, len(answers)), strict=True):
+            write(answer, path, inputs=inputs, force=options.force)
+            print_notice(f"page written to {path}")
 
 
 def _numbered(path: Path, count: int) -> list[Path]:
-    """The file for each of several answers; one answer goes to the file itself."""
+    """A file name for each of several diagnoses; a single one gets `path` itself."""
     return [path] if count == 1 else [path.with_stem(f"{path.stem}-{number}") for number in range(1, count + 1)]

@@ -1,4 +1,4 @@
-"""What a command needs that a bare installation has not."""
+"""Checks that the optional packages of a command are installed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import importlib.util
 import typer
 
 ENGINE = ("torchdata", "psutil", "filelock")
-"""What the engine needs beside torch."""
+"""What the training engine needs besides torch."""
 
 
 def needs_torch(what: str, *others: str) -> None:
-    """Exit with 2, and the way out, where torch or one of the others is missing."""
+    """Exit with code 2 and the install command if torch or one of the others is missing."""
     missing = [name for name in ("torch", *others) if importlib.util.find_spec(name) is None]
     if missing:
         typer.echo(

@@ -1,4 +1,4 @@
-"""`surefoot recipes` on the console: which are shipped, one to copy, and every key there is."""
+"""`surefoot recipes`: lists and copies the shipped recipes, and explains every key."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.train.recipe import RecipeError, as_plain, load, shipped
+from surefoot.train.recipe.errors import nearest
 from surefoot.train.recipe.keys import Key, keys, sections
-from surefoot.train.recipe.nearest import nearest
 from surefoot.train.recipe.shipped import summary
 
 FINE, UNUSABLE = 0, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What the options asked for."""
+class RecipesOptions:
+    """Options of the command."""
 
     as_json: bool = False
     to: Path | None = None
     keys: bool = False
 
 
-def show(name: str | None, wishes: Wishes) -> int:
-    """Do what was asked for; bad usage ends in one message."""
+def show(name: str | None, options: RecipesOptions) -> int:
+    """Run the command; bad usage becomes one message and exit code 2."""
     try:
-        _show(name, wishes)
-    except RecipeError as wrong:
-        print(f"surefoot recipes: {wrong}", file=sys.stderr)
+        _show(name, options)
+    except RecipeError as error:
+        print(f"surefoot recipes: {error}", file=sys.stderr)
         return UNUSABLE
     except BrokenPipeError:
-        raise  # who reads it has seen enough: the console command ends quietly
+        raise  # typer exits quietly when the reader of a pipe leaves
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"surefoot recipes: {where}{error.strerror or error}", file=sys.stderr)
@@ -42,17 +42,17 @@ def show(name: str | None, wishes: Wishes) -> int:
     return FINE
 
 
-def _show(name: str | None, wishes: Wishes) -> None:
-    if wishes.keys:
-        if wishes.to:
-            raise RecipeError("--keys prints to the console; use > to keep it")
-        _show_keys(name, wishes.as_json)
+def _show(name: str | None, options: RecipesOptions) -> None:
+    if options.keys:
+        if options.to:
+            raise RecipeError("--keys prints to the console; use > to write it to a file")
+        _show_keys(name, options.as_json)
     elif name is None:
-        if wishes.to:
-            raise RecipeError(f"name the recipe to copy: surefoot recipes lm-tiny --to {wishes.to}")
-        _show_list(wishes.as_json)
+        if options.to:
+            raise RecipeError(f"name the recipe to copy: surefoot recipes lm-tiny --to {options.to}")
+        _show_list(options.as_json)
     else:
-        _show_one(name, wishes)
+        _show_recipe(name, options)
 
 
 def _show_list(as_json: bool) -> None:
@@ -60,25 +60,26 @@ def _show_list(as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    wide = max(len(row["name"]) for row in rows)
+    width = max(len(row["name"]) for row in rows)
     for row in rows:
-        print(f"{row['name']:<{wide}}  {row['summary']}")
+        print(f"{row['name']:<{width}}  {row['summary']}")
     print("\nRun one:  surefoot train lm-tiny\nCopy one: surefoot recipes lm-tiny --to mine.yaml")
 
 
-def _show_one(name: str, wishes: Wishes) -> None:
+def _show_recipe(name: str, options: RecipesOptions) -> None:
     path = shipped().get(name)
     if path is None:
         near = nearest(name, shipped())
         hint = f" Did you mean {near}?" if near else ""
-        raise RecipeError(f"{name} is not shipped; there are {', '.join(shipped())}.{hint}")
+        raise RecipeError(f"{name} is not a shipped recipe; there are {', '.join(shipped())}.{hint}")
     text = path.read_text(encoding="utf-8")
-    if wishes.as_json:
+    if options.as_json:
         text = json.dumps(as_plain(load(name)[0]), indent=2) + "\n"
-    if wishes.to is None:
+    if options.to is None:
         print(text, end="")
     else:
-        to = wishes.to / f"{name}.{'json' if wishes.as_json else 'yaml'}" if wishes.to.is_dir() else wishes.to
+        suffix = "json" if options.as_json else "yaml"
+        to = options.to / f"{name}.{suffix}" if options.to.is_dir() else options.to
         _write(to, text)
         print(f"Wrote {to}. Edit it, then: surefoot train {to}")
 
@@ -88,18 +89,18 @@ def _write(to: Path, text: str) -> None:
         with to.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise RecipeError(f"{to} is there already and was left alone. Name another file, or remove it first.") from None
+        raise RecipeError(f"{to} already exists and was not changed. Name another file, or remove it first.") from None
     except FileNotFoundError:
-        raise RecipeError(f"{to}: there is no folder {to.parent}. Make it first: mkdir -p {to.parent}") from None
+        raise RecipeError(f"{to}: there is no folder {to.parent}. Create it first: mkdir -p {to.parent}") from None
 
 
 def _show_keys(name: str | None, as_json: bool) -> None:
     """All keys, or those of one section."""
-    known = {key.place[0] for key in keys().values()}
+    known = {key.path[0] for key in keys().values()}
     if name is not None and name not in known:
         near = nearest(name, known)
-        raise RecipeError(f"{name} is no section of a recipe.{f' Did you mean {near}?' if near else ''}")
-    chosen = [key for key in keys().values() if name in (None, key.place[0])]
+        raise RecipeError(f"{name} is not a section of a recipe.{f' Did you mean {near}?' if near else ''}")
+    chosen = [key for key in keys().values() if name in (None, key.path[0])]
     if as_json:
         print(json.dumps([_as_data(key) for key in chosen], indent=2))
     else:
@@ -114,16 +115,16 @@ def _as_data(key: Key) -> dict[str, Any]:
 def _lines(chosen: list[Key]) -> Iterator[str]:
     section = ""
     for key in chosen:
-        if len(key.place) > 1 and key.place[0] != section:
-            section = key.place[0]
+        if len(key.path) > 1 and key.path[0] != section:
+            section = key.path[0]
             yield f"\n{section}: {sections()[section]}"
-        default = "must be given" if key.required else f"default {_default(key.default)}"
+        default = "required" if key.required else f"default {_format_default(key.default)}"
         yield f"  {key.name}: {key.kind}; {default}"
         if key.description:
             yield f"      {key.description}"
 
 
-def _default(value: Any) -> str:
+def _format_default(value: Any) -> str:
     if isinstance(value, dict) and "factory" in value:
         value = value["factory"]
     return value if isinstance(value, str) and value else json.dumps(value)

@@ -1,4 +1,4 @@
-"""`surefoot train`: a recipe, or one for each value of a sweep, to the end."""
+"""`surefoot train`: trains a recipe, or each recipe of a sweep."""
 
 from __future__ import annotations
 
@@ -10,69 +10,68 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from surefoot.train import exits
+from surefoot.train import exit_codes
 from surefoot.train.recipe import RecipeError, load
 
 if TYPE_CHECKING:
-    from surefoot.train.ended import Ended
+    from surefoot.train.result import RunResult
 
-_AFTER_THE_FIRST = 3.0
+_DELAY_OF_OTHER_RANKS = 3.0
 """Seconds."""
 
 
 def show(source: str, overrides: Sequence[str], *, as_json: bool = False) -> int:
-    """Train; the number to end with is that of the run that ended worst."""
+    """Train; returns the exit code of the run that ended worst."""
     try:
         recipes = load(source, overrides)
     except RecipeError as error:
-        _tell(str(error))
-        return exits.USAGE
-    from surefoot.train.session import Given, run
+        _print_error(str(error))
+        return exit_codes.USAGE
+    from surefoot.train.session import Invocation, run
 
-    worst = exits.DONE
-    told = []
+    worst = exit_codes.DONE
+    results = []
     for number, recipe in enumerate(recipes, 1):
-        if len(recipes) > 1 and _first():
+        if len(recipes) > 1 and _is_first_rank():
             typer.echo(f"\n{number} of {len(recipes)}", err=as_json)
-        ended = run(recipe, Given(source, tuple(overrides), quiet=as_json))
-        if ended.why and (ended.first or ended.code not in (exits.DONE, exits.RESTART)):
-            _tell(ended.why)
-        told.append(ended)
-        if ended.code in (exits.RESTART, exits.USAGE):
-            worst = ended.code  # the runs after it wait for a restart, or for a better recipe
+        result = run(recipe, Invocation(source, tuple(overrides), quiet=as_json))
+        if result.error and (result.is_first or result.code not in (exit_codes.DONE, exit_codes.RESTART)):
+            _print_error(result.error)
+        results.append(result)
+        if result.code in (exit_codes.RESTART, exit_codes.USAGE):
+            worst = result.code  # the runs after it wait for a restart, or for a corrected recipe
             break
-        worst = max(worst, ended.code)
-    if told and told[0].first:
+        worst = max(worst, result.code)
+    if results and results[0].is_first:
         if as_json:
-            typer.echo(json.dumps([each.as_json() for each in told]))
+            typer.echo(json.dumps([result.as_json() for result in results]))
         elif len(recipes) > 1:
-            _compare(told)
+            _print_comparison(results)
     return worst
 
 
-def _first() -> bool:
-    """Whether this process speaks for all, as far as its launcher has told."""
+def _is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _tell(why: str) -> None:
-    """Processes that fail alike say so once: while the others wait for the first, its launcher ends them."""
-    if not _first():
-        time.sleep(_AFTER_THE_FIRST)
-    typer.echo(f"surefoot train: {why}", err=True)
+def _print_error(message: str) -> None:
+    """Other ranks wait first, so that an error they share is printed once: the launcher ends them meanwhile."""
+    if not _is_first_rank():
+        time.sleep(_DELAY_OF_OTHER_RANKS)
+    typer.echo(f"surefoot train: {message}", err=True)
 
 
-def _compare(told: Sequence[Ended]) -> None:
+def _print_comparison(results: Sequence[RunResult]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("run", "updates", "loss", "held out", "took", "ended", box=None, pad_edge=False)
-    for each in sorted(told, key=_rank):
-        table.add_row(*each.as_row())
+    table = Table("run", "updates", "loss", "eval loss", "time", "ended", box=None, pad_edge=False)
+    for result in sorted(results, key=_sort_key):
+        table.add_row(*result.as_table_row())
     Console().print(table)
 
 
-def _rank(ended: Ended) -> tuple[bool, float]:
-    """The lowest loss first; runs that have none come last."""
-    loss = ended.loss if ended.held_out is None else ended.held_out
+def _sort_key(result: RunResult) -> tuple[bool, float]:
+    """Lowest loss first; runs without a loss last."""
+    loss = result.loss if result.eval_loss is None else result.eval_loss
     return (loss is None or loss != loss, loss or 0.0)

@@ -1,5 +1,5 @@
-"""Three runs of one recipe: undisturbed, broken by three planted faults, and kept on its feet by surefoot."""
+"""The demo: one recipe trained without faults, with three planted faults, and with the faults and surefoot."""
 
-from surefoot.demo.stage import show
+from surefoot.demo.present import show
 
 __all__ = ["show"]

@@ -2,6 +2,6 @@
 
 import typer
 
-from surefoot.demo.stage import show
+from surefoot.demo.present import show
 
 typer.run(show)

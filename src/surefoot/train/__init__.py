@@ -1,1 +1,1 @@
-"""The engine: from a recipe to a finished run, on `attach`."""
+"""The training engine: builds a run from a recipe and trains it under the guard."""

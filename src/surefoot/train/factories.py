@@ -1,4 +1,4 @@
-"""What a recipe names as `module:name`, found and called; whatever is wrong with it is told in one message."""
+"""Finds and calls what a recipe names as `module:name`; every problem becomes one RecipeError."""
 
 from __future__ import annotations
 
@@ -10,55 +10,54 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from surefoot.train.exits import out_of_memory
-from surefoot.train.recipe.checking import check_arguments
-from surefoot.train.recipe.mistakes import RecipeError
-from surefoot.train.recipe.nearest import nearest
-from surefoot.train.recipe.schema import Made
+from surefoot.train.exit_codes import is_out_of_memory
+from surefoot.train.recipe.errors import RecipeError, nearest
+from surefoot.train.recipe.schema import Factory
+from surefoot.train.recipe.validate import check_arguments
 
 
-def find(where: str, name: str) -> Callable[..., Any]:
-    """The function or class of this name; modules beside the working directory are found too."""
+def find_factory(key: str, name: str) -> Callable[..., Any]:
+    """The function or class `name`; modules in the working directory are found too."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise RecipeError(f"{where}: expected package.module:name, got {name!r}")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+        raise RecipeError(f"{key}: expected package.module:name, got {name!r}")
+    working_dir = os.getcwd()
+    if working_dir not in sys.path:
+        sys.path.insert(0, working_dir)
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module and not module.startswith(f"{error.name}."):
-            raise RecipeError(f"{where}: {module} needs {error.name}, which is not installed") from error
+            raise RecipeError(f"{key}: {module} needs {error.name}, which is not installed") from error
         raise RecipeError(
-            f"{where}: there is no module {error.name!r}. Is its folder the working directory, or installed?"
+            f"{key}: there is no module {error.name!r}. Install it, or run the command in the folder that holds it"
         ) from error
     except Exception as error:
-        raise RecipeError(f"{where}: {module} cannot be imported: {type(error).__name__}: {error}") from error
+        raise RecipeError(f"{key}: {module} cannot be imported: {type(error).__name__}: {error}") from error
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            near = nearest(part, [each for each in dir(found) if not each.startswith("_")])
-            raise RecipeError(f"{where}: {module} has no {part!r}" + (f". Did you mean {near!r}?" if near else ""))
-        found = getattr(found, part)
-    if not callable(found):
-        raise RecipeError(f"{where}: {name} is no function and no class, but a {type(found).__name__}")
-    return found
+        if not hasattr(value, part):
+            near = nearest(part, [public for public in dir(value) if not public.startswith("_")])
+            raise RecipeError(f"{key}: {module} has no {part!r}" + (f". Did you mean {near!r}?" if near else ""))
+        value = getattr(value, part)
+    if not callable(value):
+        raise RecipeError(f"{key}: {name} is a {type(value).__name__}, not a function or class")
+    return value
 
 
-def make(where: str, made: Made) -> Any:
-    """Call it with the other keys of its section."""
-    factory = find(f"{where}.factory", made.factory)
-    check_arguments(where, factory, made.arguments)
+def call_factory(section: str, factory: Factory) -> Any:
+    """Call the factory with the other keys of its section as arguments."""
+    function = find_factory(f"{section}.factory", factory.factory)
+    check_arguments(section, function, factory.arguments)
     try:
-        return factory(**made.arguments)
+        return function(**factory.arguments)
     except Exception as error:
-        if out_of_memory(error):
+        if is_out_of_memory(error):
             raise
-        raise RecipeError(f"{where}: {made.factory} cannot make it: {_told(error)}") from error
+        raise RecipeError(f"{section}: {factory.factory} failed: {_describe(error)}") from error
 
 
-def takes_two(function: object) -> bool:
-    """Whether it can be called with two things; True where that cannot be known."""
+def accepts_two_arguments(function: object) -> bool:
+    """Whether it can be called with two positional arguments; True where that cannot be known."""
     if not callable(function):
         return False
     try:
@@ -66,14 +65,14 @@ def takes_two(function: object) -> bool:
     except TypeError:
         return False
     except ValueError:
-        return True  # some things of C tell nothing about themselves
+        return True  # some C functions have no signature
     return True
 
 
-def _told(error: Exception) -> str:
-    """What is wrong; an error that was not raised to be read also with its kind and its place."""
-    said = str(error)
-    if type(error) in (RecipeError, ValueError) and said:
-        return said
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {said or 'no words'} ({place.filename}, line {place.lineno})"
+def _describe(error: Exception) -> str:
+    """The message; for errors that were not raised to be read also type, file and line."""
+    message = str(error)
+    if type(error) in (RecipeError, ValueError) and message:
+        return message
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {message or 'no message'} ({frame.filename}, line {frame.lineno})"

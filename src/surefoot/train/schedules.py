@@ -1,6 +1,6 @@
-"""The rate of every update, from the first to the last: a warmup, then one of six shapes.
+"""Learning rate schedules: a warmup, then one of six shapes.
 
-Updates are counted from 0: update `t` of `total` is made with `rate(t)`, as torch's schedulers count.
+Updates are counted from 0, as torch's schedulers do.
 """
 
 from __future__ import annotations
@@ -13,56 +13,56 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from surefoot.journal.output_files import save_figure
-from surefoot.train.recipe.schema import Schedule
+from surefoot.train.recipe.schema import ScheduleSection
 
-Share = Callable[[int, int], float]
-"""From updates made since the warmup, and how many there are, to a share of the peak rate."""
+Shape = Callable[[int, int], float]
+"""From the updates since the warmup, and their total, to a fraction of the peak lr."""
 
 
-def make_schedule(optimizer: Optimizer, spec: Schedule, total: int) -> LambdaLR:
-    """The schedule of all groups of an optimizer, each from the rate it was made with.
+def make_schedule(optimizer: Optimizer, spec: ScheduleSection, total: int) -> LambdaLR:
+    """The schedule of all parameter groups of an optimizer, each relative to its own lr.
 
-    What is saved of it is the number of updates made, not the shape: a run that is made longer follows the new one.
+    Its state is the number of updates, not the shape: a resumed run with more steps follows the new schedule.
     """
     peaks = [float(group["lr"]) for group in optimizer.param_groups]
-    check(spec, max(peaks), total)
+    check_schedule(spec, max(peaks), total)
     schedule = LambdaLR(optimizer, [_factor(spec, peak, total) for peak in peaks])
-    # Loss scaling may step over the first update, which torch would take for a mistake in the loop and warn of.
+    # Loss scaling may skip the first update; torch would warn that the schedule was stepped before the optimizer.
     setattr(optimizer, "_opt_called", True)
     return schedule
 
 
-def rates(spec: Schedule, base: float, total: int) -> list[float]:
-    """The rate of each update of a run."""
-    check(spec, base, total)
-    factor = _factor(spec, base, total)
-    return [base * factor(update) for update in range(total)]
+def learning_rates(spec: ScheduleSection, peak: float, total: int) -> list[float]:
+    """The lr of each update of a run."""
+    check_schedule(spec, peak, total)
+    factor = _factor(spec, peak, total)
+    return [peak * factor(update) for update in range(total)]
 
 
-def check(spec: Schedule, base: float, total: int) -> None:
-    """Refuse a schedule that never reaches its peak."""
-    if spec.start > base:
+def check_schedule(spec: ScheduleSection, peak: float, total: int) -> None:
+    """Refuse a schedule that never reaches its peak lr."""
+    if spec.start > peak:
         raise ValueError(
-            f"schedule.start: the warmup begins with {spec.start:g}, above the rate it should lead up to, "
-            f"{base:g}. Lower schedule.start, or raise optimizer.lr"
+            f"schedule.start: the warmup starts at {spec.start:g}, above the peak lr {peak:g}. Lower schedule.start, "
+            "or raise optimizer.lr"
         )
     if spec.warmup >= 1 and updates(spec.warmup, total) >= total:
         raise ValueError(
-            f"schedule.warmup: {spec.warmup:g} updates of warmup in a run of {total} would never reach the full rate. "
-            "Give a share of the run, such as 0.05, or raise steps"
+            f"schedule.warmup: {spec.warmup:g} updates of warmup in a run of {total} would never reach the peak lr. "
+            "Give a fraction of the run, such as 0.05, or raise steps"
         )
 
 
-def updates(given: float, total: int) -> int:
-    """A length of the recipe in updates: below 1 it is a share of the run."""
-    return round(given * total) if given < 1 else round(given)
+def updates(length: float, total: int) -> int:
+    """A length from the recipe in updates; below 1 it is a fraction of the run."""
+    return round(length * total) if length < 1 else round(length)
 
 
-def _factor(spec: Schedule, base: float, total: int) -> Callable[[int], float]:
-    # A function and not an object: torch would save an object's fields, and a longer run would end where the old did.
+def _factor(spec: ScheduleSection, peak: float, total: int) -> Callable[[int], float]:
+    # A function, not an object: torch would save an object's fields, and a resumed run would keep the old length.
     warmup = updates(spec.warmup, total)
     shape = _shape(spec, warmup, total)
-    start = min(1.0, spec.start / base) if base else 1.0
+    start = min(1.0, spec.start / peak) if peak else 1.0
 
     def factor(update: int) -> float:
         if update < warmup:
@@ -72,25 +72,25 @@ def _factor(spec: Schedule, base: float, total: int) -> Callable[[int], float]:
     return factor
 
 
-def _shape(spec: Schedule, warmup: int, total: int) -> Share:
-    floor, fall = spec.floor, 1 - spec.floor
+def _shape(spec: ScheduleSection, warmup: int, total: int) -> Shape:
+    lowest, span = spec.min_lr_ratio, 1 - spec.min_lr_ratio
     every = max(1, updates(spec.every, total))
 
     def cosine(t: int, last: int) -> float:
-        return floor + fall / 2 * (1 + math.cos(math.pi * t / last))
+        return lowest + span / 2 * (1 + math.cos(math.pi * t / last))
 
     def restarts(t: int, last: int) -> float:
         return cosine(t * spec.cycles % last if t < last else last, last)
 
     def polynomial(t: int, last: int) -> float:
-        return floor + fall * (1 - t / last) ** spec.power
+        return lowest + span * (1 - t / last) ** spec.power
 
-    def step(t: int, _: int) -> float:  # from the start of the run, where other people's milestones are counted
+    def step(t: int, _: int) -> float:  # counted from the start of the run, as milestones usually are
         return spec.factor ** ((warmup + t) // every)
 
-    shapes: dict[str, Share] = {
+    shapes: dict[str, Shape] = {
         "constant": lambda t, last: 1.0,
-        "linear": lambda t, last: floor + fall * (1 - t / last),
+        "linear": lambda t, last: lowest + span * (1 - t / last),
         "cosine": cosine,
         "restarts": restarts,
         "polynomial": polynomial,
@@ -99,32 +99,32 @@ def _shape(spec: Schedule, warmup: int, total: int) -> Share:
     return shapes[spec.name]
 
 
-def sparkline(spec: Schedule, base: float, total: int, width: int = 48) -> str:
-    """The schedule as one line of a terminal, as high as its peak."""
-    values = rates(spec, base, total)
+def sparkline(spec: ScheduleSection, peak: float, total: int, width: int = 48) -> str:
+    """The schedule as one line of block characters, scaled to its peak."""
+    values = learning_rates(spec, peak, total)
     width = min(width, total)
-    picked = [values[round(at * (total - 1) / max(1, width - 1))] for at in range(width)]
+    picked = [values[round(column * (total - 1) / max(1, width - 1))] for column in range(width)]
     return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * value / max(picked)))] if value > 0 else "▁" for value in picked)
 
 
-def draw(
-    spec: Schedule, base: float, total: int, path: Path, *, inputs: Sequence[str] = (), force: bool = False
+def plot_schedule(
+    spec: ScheduleSection, peak: float, total: int, path: Path, *, inputs: Sequence[str] = (), force: bool = False
 ) -> bool:
-    """Draw the rate over the run into a file; False, and no file, where matplotlib is not installed."""
+    """Plot the lr over the run to a file; returns False, and writes none, if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    values = rates(spec, base, total)
-    picture = Figure(figsize=(8, 3), layout="constrained", facecolor="white")
-    axes = picture.subplots()
+    values = learning_rates(spec, peak, total)
+    figure = Figure(figsize=(8, 3), layout="constrained", facecolor="white")
+    axes = figure.subplots()
     axes.plot(range(total), values, color="#2563eb", drawstyle="steps-post" if spec.name == "step" else "default")
     axes.set_ylim(0, max(values) * 1.05)
     axes.set_xlabel("update")
-    axes.set_ylabel("rate")
+    axes.set_ylabel("lr")
     warmup = updates(spec.warmup, total)
-    axes.set_title(f"{spec.name}, {warmup} updates of warmup, peak {base:g}", loc="left", fontsize=10)
+    axes.set_title(f"{spec.name}, {warmup} updates of warmup, peak {peak:g}", loc="left", fontsize=10)
     axes.grid(color="#e4e8ec")
     axes.spines[["top", "right"]].set_visible(False)
-    save_figure(picture, path, inputs=inputs, force=force)
+    save_figure(figure, path, inputs=inputs, force=force)
     return True

@@ -120,7 +120,7 @@ def test_the_command_exports_a_checkpoint_of_a_run(
         shutil.copytree(saved[2], draft.folder, dirs_exist_ok=True)
         store.commit(draft, None, {})
     out = tmp_path / "out.safetensors"
-    command = ["checkpoints", str(tmp_path / "run"), "--export", "newest", str(out), *more]
+    command = ["checkpoints", "export", str(tmp_path / "run"), "newest", str(out), *more]
     assert CliRunner().invoke(app, command).exit_code == 0
     assert name in load_file(out)
     out.unlink()

@@ -1,13 +1,10 @@
-"""One file for everything a run is made of: read, checked, overridden, swept."""
+"""Recipes: one YAML or JSON file that describes a run; read, overridden, swept and validated."""
 
-from surefoot.train.recipe.checking import check_arguments
-from surefoot.train.recipe.crossing import remarks
-from surefoot.train.recipe.dumping import as_plain, differences
-from surefoot.train.recipe.figures import policy_of
-from surefoot.train.recipe.loading import load
-from surefoot.train.recipe.mistakes import RecipeError
+from surefoot.train.recipe.errors import RecipeError
+from surefoot.train.recipe.load import as_plain, differences, load
 from surefoot.train.recipe.schema import Recipe
 from surefoot.train.recipe.shipped import shipped
+from surefoot.train.recipe.validate import check_arguments, policy_of, remarks
 
 __all__ = [
     "Recipe",

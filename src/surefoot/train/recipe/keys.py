@@ -1,4 +1,4 @@
-"""Every key a recipe may have, with its kind in words, taken from the schema so that help and errors say the same."""
+"""Every key of a recipe with its type in words, derived from the schema, so that help and errors agree."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ import annotated_types as bounds
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from surefoot.train.recipe.mistakes import Place
-from surefoot.train.recipe.schema import NAMED, Made, Recipe
+from surefoot.train.recipe.errors import KeyPath
+from surefoot.train.recipe.schema import NAME_PATTERN, Factory, Recipe
 
-_PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
-_HOLDING: dict[Any, str] = {
-    list: "a list of text (one alone needs no brackets)",
+_SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+_CONTAINERS: dict[Any, str] = {
+    list: "a list of text (a single one needs no brackets)",
     tuple: "a list of two numbers",
     dict: "keys and values",
 }
 FACTORY = "module:name, such as surefoot.models:decoder"
-_MADE = f"{FACTORY}, alone or as `factory` beside its arguments"
+_FACTORY_SECTION = f"{FACTORY}, alone or as `factory` beside its arguments"
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key: where it stands, what it takes in words, and what it is by default."""
+    """One key: its path, its type in words, its default and its description."""
 
-    place: Place
+    path: KeyPath
     kind: str
     default: Any
     required: bool
     description: str
     types: tuple[Any, ...]
-    """What it takes; more than one where there is a choice."""
+    """The types it accepts."""
 
     @property
     def name(self) -> str:
-        return ".".join(self.place)
+        return ".".join(self.path)
 
     @property
-    def free(self) -> bool:
-        """Whether keys of its own may stand below it: the arguments of something."""
-        return any(each is Made or get_origin(each) is dict for each in self.types)
+    def has_free_keys(self) -> bool:
+        """Whether any keys may follow below it: arguments of a factory, fields of the policy."""
+        return any(kind is Factory or get_origin(kind) is dict for kind in self.types)
 
     @property
     def takes_list(self) -> bool:
-        return any(get_origin(each) in (list, tuple) for each in self.types)
+        return any(get_origin(kind) in (list, tuple) for kind in self.types)
 
     @property
     def takes_bool(self) -> bool:
@@ -55,78 +55,78 @@ class Key:
 
 
 @cache
-def keys() -> dict[Place, Key]:
+def keys() -> dict[KeyPath, Key]:
     """All keys that hold a value, in the order of the schema."""
-    found: dict[Place, Key] = {}
+    by_path: dict[KeyPath, Key] = {}
     for name, field in Recipe.model_fields.items():
         if section := _section(field):
-            found |= {(name, inner): _key((name, inner), each) for inner, each in section.model_fields.items()}
+            by_path |= {(name, inner): _key((name, inner), item) for inner, item in section.model_fields.items()}
         else:
-            found[(name,)] = _key((name,), field)
-    return found
+            by_path[(name,)] = _key((name,), field)
+    return by_path
 
 
 @cache
 def sections() -> dict[str, str]:
-    """The sections with what they are about."""
+    """The sections with their descriptions."""
     found = {name: _section(field) for name, field in Recipe.model_fields.items()}
     return {name: section.__doc__ or "" for name, section in found.items() if section}
 
 
-def owner(place: Place) -> Key | None:
-    """The key that a place belongs to: itself, or the one whose arguments it is among."""
-    for length in range(len(place), 0, -1):
-        if key := keys().get(place[:length]):
-            return key if length == len(place) or key.free else None
+def owner(path: KeyPath) -> Key | None:
+    """The key at this path, or the key with free keys that it lies below."""
+    for length in range(len(path), 0, -1):
+        if key := keys().get(path[:length]):
+            return key if length == len(path) or key.has_free_keys else None
     return None
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:
     kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not Made else None
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not Factory else None
 
 
-def _key(place: Place, field: FieldInfo) -> Key:
-    taken = tuple(_choices(field.annotation))
-    *words, last = [_words(each, field.metadata) for each in taken]
-    kind = f"{', '.join(words)} or {last}" if words else last
+def _key(path: KeyPath, field: FieldInfo) -> Key:
+    accepted = tuple(_flatten_union(field.annotation))
+    *first, last = [_in_words(kind, field.metadata) for kind in accepted]
+    words = f"{', '.join(first)} or {last}" if first else last
     default = None if field.is_required() else field.default
     if isinstance(default, BaseModel):
         default = default.model_dump(mode="json")
-    return Key(place, kind, default, field.is_required(), field.description or "", taken)
+    return Key(path, words, default, field.is_required(), field.description or "", accepted)
 
 
-def _choices(kind: Any) -> list[Any]:
+def _flatten_union(kind: Any) -> list[Any]:
     if get_origin(kind) is Annotated:
-        return _choices(get_args(kind)[0])
+        return _flatten_union(get_args(kind)[0])
     if get_origin(kind) in (Union, types.UnionType):
-        return [choice for each in get_args(kind) for choice in _choices(each)]
+        return [choice for member in get_args(kind) for choice in _flatten_union(member)]
     return [kind]
 
 
-def _words(kind: Any, metadata: list[Any]) -> str:
-    if kind is Made:
-        return _MADE
+def _in_words(kind: Any, metadata: list[Any]) -> str:
+    if kind is Factory:
+        return _FACTORY_SECTION
     if get_origin(kind) is Literal:
-        choices = [str(each) for each in get_args(kind)]
+        choices = [str(choice) for choice in get_args(kind)]
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
-    if words := _HOLDING.get(get_origin(kind)):
+    if words := _CONTAINERS.get(get_origin(kind)):
         return words
-    if kind is str and any(getattr(each, "pattern", None) == NAMED for each in metadata):
+    if kind is str and any(getattr(item, "pattern", None) == NAME_PATTERN for item in metadata):
         return "module:name"
-    return _PLAIN[kind] + (_limits(metadata) if kind in (int, float) else "")
+    return _SCALARS[kind] + (_limits(metadata) if kind in (int, float) else "")
 
 
 def _limits(metadata: list[Any]) -> str:
-    told = []
-    for each in metadata:
-        match each:
+    limits = []
+    for item in metadata:
+        match item:
             case bounds.Gt(gt=low):
-                told.append(f"above {low}")
+                limits.append(f"above {low}")
             case bounds.Ge(ge=low):
-                told.append(f"{low} or more")
+                limits.append(f"{low} or more")
             case bounds.Lt(lt=high):
-                told.append(f"below {high}")
+                limits.append(f"below {high}")
             case bounds.Le(le=high):
-                told.append(f"{high} at most")
-    return f" ({', '.join(told)})" if told else ""
+                limits.append(f"{high} at most")
+    return f" ({', '.join(limits)})" if limits else ""

@@ -1,0 +1,1 @@
+"""Where a run reports to besides its journal: the console, TensorBoard and Weights & Biases; first rank only."""

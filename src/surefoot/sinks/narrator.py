@@ -1,0 +1,121 @@
+"""Turns guard events into short lines for people: finding, cause, action, outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from surefoot.records import Cause, Event
+
+Emit = Callable[[int, str, str, str | None], None]
+"""Receives one line: step, label (finding, cause, action, outcome, would, failed), text, style."""
+SYSTEM_DETECTORS = frozenset({"pace", "bottleneck", "memory"})
+"""Detectors that look at the machine and not at the training."""
+APPLIED_TO_CONFIRM = 5
+"""Attempts to wait after the last refusal before reporting that refusing helped."""
+
+
+class EventNarrator:
+    """Formats events as they arrive, and looks at later rows to report whether a refusal helped.
+
+    `count_by` selects the number that lines carry: `step` (applied updates), or `attempt`, which counts like a loop
+    that knows of no refusals. `include_system=False` leaves out findings about a slow or full machine.
+    """
+
+    def __init__(self, emit: Emit, *, count_by: str = "step", include_system: bool = True) -> None:
+        self.actions: dict[int, str] = {}
+        """Short text of each action, by the step it was reported at."""
+        self._emit = emit
+        self._count_by = count_by
+        self._ignored = frozenset[str]() if include_system else SYSTEM_DETECTORS
+        self._emitted: set[str] = set()
+        """Lines emitted since the incident began; none is repeated."""
+        self._diagnosed_attempt = -1
+        self._refused: list[int] = []
+        """Attempts of the current run of consecutive refusals."""
+        self._rewind: Mapping[str, Any] = {}
+        """The last rewind decision: its note follows once it is done."""
+        self._handlers = {
+            "finding": self._finding,
+            "diagnosis": self._diagnosis,
+            "decision": self._decision,
+            "note": self._note,
+            "outcome": self._outcome,
+        }
+
+    def on_event(self, event: Event | Mapping[str, Any]) -> None:
+        """Report an event, unless it holds nothing for a reader."""
+        fields = event.as_json() if isinstance(event, Event) else event
+        handler = self._handlers.get(fields["kind"])
+        if handler is not None:
+            handler(fields)
+
+    def on_step(self, *, step: int, attempt: int, loss: float) -> None:
+        """Sum up consecutive refusals once `APPLIED_TO_CONFIRM` attempts have followed."""
+        if not self._refused or attempt < self._refused[-1] + APPLIED_TO_CONFIRM:
+            return
+        count = len(self._refused)
+        summary = f"{count} consecutive updates were refused" if count > 1 else "the refusal helped"
+        number = step if self._count_by == "step" else attempt
+        self._emit(number, "outcome", f"{summary}: updates are applied again, the loss is {loss:.4g}", "green")
+        self._refused = []
+        self._emitted.clear()
+
+    def _emit_once(self, event: Mapping[str, Any], label: str, text: str, style: str) -> None:
+        if text not in self._emitted:
+            self._emitted.add(text)
+            self._emit(event[self._count_by], label, text, style)
+
+    def _is_consecutive(self, event: Mapping[str, Any]) -> bool:
+        return bool(self._refused) and event["attempt"] == self._refused[-1] + 1
+
+    def _finding(self, event: Mapping[str, Any]) -> None:
+        known = self._is_consecutive(event) and event["detector"] in ("nonfinite", "norm_outlier")
+        if event["detector"] not in self._ignored and not known:
+            self._emit_once(event, "finding", event["detail"], "yellow")
+
+    def _diagnosis(self, event: Mapping[str, Any]) -> None:
+        """Only the most likely cause, which comes first; the others are in the journal."""
+        is_first = event["attempt"] != self._diagnosed_attempt
+        if is_first and not self._ignored & set(event["evidence"].get("findings", ())):
+            text = event["detail"].replace(". ", ": ", 1)
+            confidence = "" if event["cause"] == Cause.UNKNOWN else f" ({event['confidence']:.0%} sure)"
+            self._emit_once(event, "cause", f"{text}{confidence}", "cyan")
+        self._diagnosed_attempt = event["attempt"]
+
+    def _decision(self, event: Mapping[str, Any]) -> None:
+        action, number = event["action"], event[self._count_by]
+        if not event.get("applied", True):
+            self._emit_once(event, "would", event.get("remedy") or f"{action}: {event['reason']}", "bold")
+        elif action == "refuse":
+            consecutive = self._is_consecutive(event)
+            self._refused = [*self._refused, event["attempt"]] if consecutive else [event["attempt"]]
+            if not consecutive:
+                self.actions[number] = "update refused"
+                text = f"refused the update: weights and optimizer state are unchanged{self._because(event)}"
+                self._emit(number, "action", text, "bold")
+        elif action == "rewind":
+            self._rewind = event
+        elif action != "stop":  # the caller of the loop reports a stop
+            self._emit(number, "action", event["reason"], "bold")
+
+    def _because(self, decision: Mapping[str, Any]) -> str:
+        """The decision's reason, without the parts that were just emitted."""
+        new = [part for part in decision.get("reason", "").split(", and ") if part and part not in self._emitted]
+        return f", because {' and '.join(new)}" if new else ""
+
+    def _note(self, event: Mapping[str, Any]) -> None:
+        number = event[self._count_by]
+        if event["name"] == "rewound":
+            target = event["values"][self._count_by]
+            if self._count_by == "step":  # the note carries the step after the rewind
+                number = self._rewind.get("step", number)
+            self.actions[number] = f"rewound to step {target}"
+            remedy = self._rewind.get("remedy", "to be safe")
+            self._emit(number, "action", f"rewound to step {target}, {remedy}{self._because(self._rewind)}", "bold")
+        elif event["name"] in ("failed", "degraded"):
+            self._emit(number, "failed", event["detail"], "red")
+
+    def _outcome(self, event: Mapping[str, Any]) -> None:
+        self._emit(event[self._count_by], "outcome", event["detail"], "green" if event["helped"] else "red")
+        self._emitted.clear()

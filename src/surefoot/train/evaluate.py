@@ -1,0 +1,37 @@
+"""The eval loss on held-out data, computed without side effects on the training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot import parallel
+from surefoot.train.accumulation import check_loss, to_device
+from surefoot.train.build import RunParts
+from surefoot.train.undisturbed import undisturbed
+
+
+def compute_loss(parts: RunParts, batch: Any) -> tuple[Tensor, int | None]:
+    """Forward pass and loss in the recipe's precision, as (mean, None) or (sum, count)."""
+    with parts.precision.forward():
+        return check_loss(parts.loss(parts.forward, batch), parts.recipe.loss.factory)
+
+
+@torch.no_grad()
+def evaluate(parts: RunParts) -> float | None:
+    """The mean loss on held-out data over all ranks; None without such data."""
+    if parts.data.held_out is None:
+        return None
+    losses, counts = [], 0
+    with undisturbed(parts.model, parts.world.device):
+        for number, batch in enumerate(parts.data.held_out):
+            if number == parts.recipe.evaluation.batches:
+                break
+            loss, count = compute_loss(parts, to_device(batch, parts.world.device))
+            losses.append(loss.double())
+            counts += 1 if count is None else count
+    total_loss = float(torch.stack(losses).sum()) if losses else 0.0
+    total_loss, counts = parallel.total(parts.world, total_loss), parallel.total(parts.world, counts)
+    return total_loss / counts if counts else None

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import surefoot
+from surefoot.records import EVENT_MARK, NAN, Action, CheckpointEvent, Decision, Note, StepMetrics, Verdict
+from surefoot.sinks.console import PlainConsole, RunConsole
+from surefoot.sinks.progress import ProgressMetrics, ProgressTracker, fit_to_width, format_duration, format_metrics
+
+
+def row(attempt: int, **figures: float) -> StepMetrics:
+    return StepMetrics(step=attempt, attempt=attempt, time=0.0, **figures)  # pyright: ignore[reportArgumentType]
+
+
+def lines(first: bool = True) -> tuple[RunConsole, io.StringIO]:
+    file = io.StringIO()
+    return RunConsole(
+        "short", total_steps=40, every=10, is_first=first, rank=0 if first else 3, output=PlainConsole(file)
+    ), file
+
+
+def test_without_a_terminal_there_is_a_plain_line_at_the_first_every_tenth_and_the_last_update() -> None:
+    console, file = lines()
+    with console:
+        console.start({"model": "tiny", "effective batch": 32})
+        for attempt in range(38):
+            console.update(row(attempt, loss=2.0, lr=0.1, norm=1.0, seconds=0.5, tokens=100, data_wait=0.05))
+            console.update(row(attempt, loss=2.0))  # the same once more
+        console.update(row(39, loss=1.5, seconds=1.0, memory=2e9, seconds_left=7200.0))
+    told = file.getvalue()
+    assert told.startswith("short\n  model            tiny\n  effective batch  32\n")
+    assert re.findall(r"step (\d+)/40", told) == ["1", "10", "20", "30", "40"]
+    assert "step 20/40  loss 2.0000  lr 0.1  grad_norm 1  200 tokens/s  data wait 10%\n" in told
+    assert told.endswith("memory 2.0 GB  2 h 0 min left\n")
+    assert "\x1b" not in told
+
+
+def test_what_it_prints_can_be_diagnosed_as_a_log(tmp_path: Path) -> None:
+    console, file = lines()
+    for attempt in range(400):
+        console.update(row(attempt, loss=5.0 / (1 + attempt / 40), lr=1e-3, norm=1.0, seconds=0.1, tokens=64))
+    log = tmp_path / "train.log"
+    log.write_text(file.getvalue())
+    answer = surefoot.diagnose(log)
+    assert answer.verdict == "healthy"
+    assert answer.last_step == 400
+
+
+def test_an_update_that_did_not_land_gets_no_line_of_its_own() -> None:
+    console, file = lines()
+    console.update(row(0, loss=2.0))
+    console.update(StepMetrics(step=9, attempt=9, time=0.0, loss=NAN, verdict=Verdict.NONFINITE))
+    assert file.getvalue().count("\n") == 1
+
+
+def test_rows_of_a_time_that_is_gone_are_not_shown_after_a_rewind() -> None:
+    console, file = lines()
+    console.update(row(0, loss=2.0))
+    console.on_event(Note(step=3, attempt=39, name="rewound", values={"step": 3, "attempt": 3}))
+    assert console.update(row(39, loss=9.0)) is None  # read when the run went back, from before
+    assert console.update(StepMetrics(step=9, attempt=40, time=0.0, loss=1.9)) is not None
+    assert "9.0" not in file.getvalue()
+
+
+def test_other_ranks_say_only_what_went_wrong_with_them() -> None:
+    console, file = lines(first=False)
+    log = logging.getLogger("surefoot")
+    with console:
+        console.start({"model": "tiny"})
+        console.update(row(0, loss=2.0))
+        console.on_event(CheckpointEvent(step=1, attempt=1, name="failed", detail="the disk is full"))
+        console.evaluated(1, 2.0)
+        console.print("hello")
+        console.finish({"loss": 2.0})
+    assert file.getvalue() == ""
+    console.start({})
+    log.warning("surefoot: not so bad")
+    log.error("surefoot: the journal has stopped")
+    console.finish({})
+    assert file.getvalue() == "error: rank 3: the journal has stopped\n"
+
+
+def test_what_is_logged_is_shown_once() -> None:
+    console, file = lines()
+    log = logging.getLogger("surefoot")
+    with console:
+        console.start({})
+        log.warning("surefoot: the optimizer is not fused")
+        log.warning("surefoot: not saved: the disk is full", extra={EVENT_MARK: True})
+        console.on_event(CheckpointEvent(step=7, attempt=9, name="failed", detail="not saved: the disk is full"))
+        console.on_event(CheckpointEvent(step=9, attempt=11, name="saved", values={"step": 8}))
+    assert file.getvalue().splitlines()[1:] == [
+        "warning: the optimizer is not fused",
+        "step 7       failed    not saved: the disk is full",
+        "step 8       saved     checkpoint written",
+    ]
+    assert not log.handlers
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal of its own, which only Unix gives")
+def test_on_a_terminal_there_is_one_live_line_and_events_scroll_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as file, RunConsole("short", total_steps=40, every=10, output=PlainConsole(file)) as console:
+        console.start({"model": "tiny"})
+        for attempt in range(6):
+            console.update(row(attempt, loss=2.0, lr=0.1, norm=1.0))
+        console.on_event(Decision(step=5, attempt=5, action=Action.REFUSE, reason="the loss is nan"))
+        console.update(row(9, loss=1.75, lr=0.1, norm=1.0))
+        console.finish({"took": "a while"})
+    told = b"".join(iter(lambda: _read(ours), b""))
+    os.close(ours)
+    seen = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", told.decode()).replace("\r\n", "\n")
+    assert re.search(r"^(.*\r)?step 5 +action +refused the update", seen, re.MULTILINE)
+    assert seen.endswith("step 10/40  loss 1.7500  lr 0.1  grad_norm 1  update refused at 5\n  took  a while\n")
+    assert b"\x1b[?25h" in told  # the cursor is back
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # what Linux says when the other side has gone
+        return b""
+
+
+def test_a_reader_who_leaves_does_not_end_the_run() -> None:
+    script = """
+import sys
+from surefoot.records import StepMetrics
+from surefoot.sinks.console import RunConsole
+with RunConsole("run", total_steps=300, every=100) as console:
+    console.start({"model": "tiny"})
+    sys.stdin.read()
+    for attempt in range(300):
+        console.update(StepMetrics(step=attempt, attempt=attempt, time=0.0, loss=2.0))
+    console.finish({"took": "a while"})
+assert "torch" not in sys.modules
+print("the end", file=sys.stderr)
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline() == b"run\n"
+        process.stdout.close()
+        process.stdin.close()
+        told = process.stderr.read().decode()
+    assert (process.returncode, told) == (0, "the end\n")
+
+
+def test_speed_is_that_of_the_last_updates_and_memory_the_one_that_was_read_last() -> None:
+    tracker = ProgressTracker(3)
+    tracker.add(row(0, seconds=100.0, tokens=1.0, memory=5e9, memory_peak=6e9))
+    for attempt in (1, 2, 3):
+        tracker.add(row(attempt, seconds=0.5, tokens=50.0, samples=2.0, data_wait=0.25))
+    now = tracker.current()
+    assert (now.step, now.tokens_per_s, now.samples_per_s, now.data_wait, now.memory) == (4, 100, 4, 0.5, 5e9)
+
+
+def test_a_narrow_terminal_loses_what_matters_least() -> None:
+    metrics = ProgressMetrics(
+        step=5, loss=2.0, lr=0.1, grad_norm=1.0, tokens_per_s=99.0, data_wait=0.5, memory=1e9, seconds_left=60
+    )
+    parts = format_metrics(metrics, 10)
+    assert fit_to_width(parts, 200, "note").endswith("99 tokens/s  data wait 50%  memory 1.0 GB  60 s left  note")
+    assert fit_to_width(parts, 60) == "step 5/10  loss 2.0000  lr 0.1  grad_norm 1  60 s left"
+    assert fit_to_width(parts, 30) == "step 5/10  loss 2.0000  60 s left"
+    assert "grad_norm nan" in " ".join(format_metrics(ProgressMetrics(step=1), 10).values())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(45, "45 s"), (700, "12 min"), (12000, "3 h 20 min"), (187200, "2 d 4 h")]
+)
+def test_times_are_told_as_people_say_them(seconds: float, words: str) -> None:
+    assert format_duration(seconds) == words

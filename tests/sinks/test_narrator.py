@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from surefoot.records import Action, Cause, Decision, Diagnosis, Finding, Note, Outcome
+from surefoot.sinks.narrator import EventNarrator
+
+Lines = list[tuple[int, str, str]]
+
+
+@pytest.fixture
+def lines() -> Lines:
+    return []
+
+
+@pytest.fixture
+def narrator(lines: Lines) -> EventNarrator:
+    return EventNarrator(lambda step, label, text, style: lines.append((step, label, text)))
+
+
+def refusal(narrator: EventNarrator, attempt: int, step: int, why: str) -> None:
+    where: dict[str, Any] = {"attempt": attempt, "step": step}
+    narrator.on_event(Finding(detector="nonfinite", detail=why, **where))
+    narrator.on_event(Decision(action=Action.REFUSE, reason=why, **where))
+
+
+def test_consecutive_refusals_are_summed_up_once_updates_apply_again(narrator: EventNarrator, lines: Lines) -> None:
+    for attempt in range(30, 38):
+        refusal(narrator, attempt, 30, f"the loss is nan, {attempt} bad")
+        narrator.on_step(step=30, attempt=attempt, loss=float("nan"))
+    narrator.on_step(step=33, attempt=41, loss=2.4)
+    assert [label for _, label, _ in lines] == ["finding", "action"]
+    narrator.on_step(step=35, attempt=42, loss=2.5)
+    assert lines[-1] == (
+        35,
+        "outcome",
+        "8 consecutive updates were refused: updates are applied again, the loss is 2.5",
+    )
+    assert narrator.actions == {30: "update refused"}
+
+
+def test_a_rewind_is_reported_at_the_step_of_its_decision(narrator: EventNarrator, lines: Lines) -> None:
+    at: dict[str, Any] = {"step": 90, "attempt": 95}
+    narrator.on_event(Finding(detector="growth", detail="the loss grows", **at))
+    narrator.on_event(Diagnosis(cause=Cause.LEARNING_RATE, confidence=0.8, detail="Too high a rate. It is 1.", **at))
+    narrator.on_event(Diagnosis(cause=Cause.DRIFT, confidence=0.1, detail="The data drifts", **at))
+    narrator.on_event(
+        Decision(action=Action.REWIND, reason="the loss grows, and twice", remedy="with half the rate", **at)
+    )
+    narrator.on_event(Note(step=70, attempt=97, name="rewound", values={"step": 70, "attempt": 74}))
+    narrator.on_event(
+        Outcome(step=120, attempt=140, action=Action.REWIND, helped=True, detail="it helped: the loss is 2")
+    )
+    assert lines == [
+        (90, "finding", "the loss grows"),
+        (90, "cause", "Too high a rate: It is 1. (80% sure)"),
+        (90, "action", "rewound to step 70, with half the rate, because twice"),
+        (120, "outcome", "it helped: the loss is 2"),
+    ]
+
+
+def test_an_unknown_cause_has_no_confidence(narrator: EventNarrator, lines: Lines) -> None:
+    narrator.on_event(
+        Diagnosis(step=5, attempt=5, cause=Cause.UNKNOWN, confidence=0.1, detail="The numbers do not say why.")
+    )
+    assert lines == [(5, "cause", "The numbers do not say why.")]
+
+
+def test_observe_mode_reports_what_would_have_been_done(narrator: EventNarrator, lines: Lines) -> None:
+    narrator.on_event(Decision(step=5, attempt=5, action=Action.REFUSE, reason="the loss is nan", applied=False))
+    assert lines == [(5, "would", "refuse: the loss is nan")]
+
+
+def test_system_findings_can_be_left_out(lines: Lines) -> None:
+    for include in (True, False):
+        emitted: Lines = []
+        narrator = EventNarrator(
+            lambda step, label, text, style, emitted=emitted: emitted.append((step, label, text)),
+            include_system=include,
+        )
+        narrator.on_event(Finding(step=1, attempt=1, detector="pace", detail="steps take twice as long"))
+        assert bool(emitted) is include
+
+
+def test_other_events_are_ignored(narrator: EventNarrator, lines: Lines) -> None:
+    narrator.on_event(Note(step=0, attempt=0, name="attached"))
+    narrator.on_event({"kind": "something new", "step": 0, "attempt": 0})
+    assert lines == []

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from surefoot.train.recipe import RecipeError, check_arguments, load, policy_of, remarks
+
+
+def refused(*overrides: str, source: str = "lm-tiny") -> str:
+    with pytest.raises(RecipeError) as wrong:
+        load(source, overrides)
+    return str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("optimizer.lrr=1", "optimizer.lr"),
+        ("optimiser.lr=1", "optimizer"),
+        ("lr=1", "optimizer.lr"),
+        ("learning_rate=1", "optimizer.lr"),
+        ("optimizer.learning_rate=1", "optimizer.lr"),
+        ("data.batch_size=1", "batch.size"),
+        ("max_grad_norm=1", "protection.clip"),
+        ("stesp=1", "steps"),
+        ("checkpoint.every=1", "checkpoints"),
+        ("precision.dtype=bfloat16", "precision.compute"),
+        ("protection.policy.snapshot_evry=5", "snapshot_every"),
+        ("protection.policy.thresholds.jmp=5", "jump"),
+    ],
+)
+def test_a_key_that_does_not_exist_is_answered_with_the_one_that_was_meant(wrong: str, right: str) -> None:
+    assert f"Did you mean {right}?" in refused(wrong)
+
+
+def test_a_key_like_no_other_is_answered_with_where_to_look() -> None:
+    assert "surefoot recipes --keys" in refused("xyzzy=1")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ("optimizer.lr=fast", 'expected a number (above 0), got "fast"'),
+        ("optimizer.lr=0", "expected a number (above 0), got 0"),
+        ("optimizer.lr=.inf", "expected a number (above 0)"),
+        ("optimizer.lr=.nan", "expected a number (above 0)"),
+        ("optimizer.lr=true", "expected a number (above 0), got true"),
+        ("steps=1.5", "expected a whole number (1 or more) or null, got 1.5"),
+        ("data.held_out=1", "expected a number (0 or more, below 1), got 1"),
+        ("schedule.name=cosin", "expected one of constant, linear, cosine"),
+        ("speed.compile=maybe", 'expected true or false, got "maybe"'),
+        ("protection.clip=hard", "expected a number, adaptive or null"),
+        ("protection.clip=0", "expected a number above 0, adaptive, or null"),
+        ("optimizer.betas=[0.9,0.95,1]", "expected a list of two numbers"),
+        ("optimizer.betas=[0.9,1.5]", "expected two numbers from 0 to below 1"),
+        ("protection.policy.max_consecutive_vetoes=0", "max_consecutive_vetoes must be at least 1"),
+        ("protection.policy.max_consecutive_vetoes=few", "expected a valid integer"),
+        ("protection.policy.save_every=5", "set checkpoints.every instead"),
+        ("optimizer=fast", "expected keys and values"),
+        ("model=decoder", "expected module:name"),
+        ("model.factory=null", "expected module:name, such as surefoot.models:decoder, got nothing"),
+        ("name=", "there is no value after the ="),
+        ("name", "expected key=value"),
+        ("optimizer.lr.x=1", "has no keys"),
+        ("optimizer.lr=[1", "cannot be read"),
+        ("optimizer.lr=[1, 2]]", "cannot be read"),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_key_and_what_was_expected(wrong: str, expected: str) -> None:
+    message = refused(wrong)
+    assert wrong in message
+    assert expected in message
+    assert "\n" not in message
+
+
+def test_several_mistakes_are_told_at_once_each_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("model: a:b\nsteps: ten\noptimizer:\n  lr: -1\n  beta: 3\nspeed:\n  compile: 7\n")
+    first, *rest = refused("seed=-1", source=str(path)).splitlines()
+    assert first == f"{path} has 5 problems:"
+    assert sorted(line.split(": ")[0].strip() for line in rest) == [
+        "command line, seed=-1",
+        "line 2",
+        "line 4",
+        "line 5",
+        "line 7",
+    ]
+    assert "line 5: optimizer.beta: there is no such key. Did you mean optimizer.betas?" in "\n".join(rest)
+
+
+def test_of_very_many_mistakes_the_first_five_are_told() -> None:
+    lines = refused(*(f"wrong{n}=1" for n in range(30))).splitlines()
+    assert len(lines) == 7
+    assert lines[-1].strip() == "and 25 more"
+
+
+def test_a_recipe_says_how_long_to_train_and_says_it_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("model: a:b\n")
+    assert "set how long to train" in refused(source=str(path))
+    assert "keep one of the two" in refused("steps=10", "epochs=1", source=str(path))
+    path.write_text("seed: 1\n")
+    assert "model: missing" in refused(source=str(path))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["data.context=512"], "samples have 512 tokens, but the model reads 256"),
+        (["schedule.warmup=700"], "more than the run's 600 steps"),
+        (["data.kind=text"], "data.path: missing"),
+        (["data.path=a.txt"], "kind library reads no files"),
+        (["data.kind=own"], "data.dataset: missing"),
+        (["data.dataset=a:b"], "set data.kind to own"),
+        (["optimizer.scale_with_batch=linear"], "base_batch"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_told(overrides: list[str], told: str) -> None:
+    assert told in refused(*overrides)
+
+
+def test_what_runs_but_may_not_be_wanted_is_remarked() -> None:
+    assert remarks(load("lm-tiny")[0]) == []
+    (remark,) = remarks(load("lm-tiny", ["precision.compute=float16"])[0])
+    assert "float16 on the CPU" in remark
+    (remark,) = remarks(load("lm-tiny", ["data.held_out=0"])[0])
+    assert "nothing is evaluated" in remark
+
+
+def test_fields_of_the_policy_and_intervals_of_the_checkpoints_make_one_policy() -> None:
+    overrides = [
+        "protection.policy.max_consecutive_vetoes=5",
+        "protection.policy.thresholds.jump=8",
+        "protection.mode=observe",
+    ]
+    policy = policy_of(load("lm-tiny", overrides)[0])
+    assert (policy.max_consecutive_vetoes, policy.thresholds.jump, policy.observe, policy.save_every) == (
+        5,
+        8.0,
+        True,
+        200,
+    )
+
+
+def make(width: int, *, heads: int = 4, dropout: float = 0.0) -> None:
+    pass
+
+
+class Anything:
+    def __init__(self, size: int, **more: object) -> None:
+        pass
+
+
+def test_arguments_of_a_factory_are_held_against_its_signature() -> None:
+    check_arguments("model", make, {"width": 3, "heads": 2})
+    check_arguments("model", Anything, {"size": 3, "whatever": 2})
+    check_arguments("model", print, {"end": ""})
+    with pytest.raises(RecipeError, match=r"^model: there is no argument head \(did you mean heads\?\)\. make takes"):
+        check_arguments("model", make, {"width": 3, "head": 2})
+    with pytest.raises(RecipeError, match=r"model: width must be given\. make takes width, heads, dropout\."):
+        check_arguments("model", make, {})

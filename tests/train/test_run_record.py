@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import surefoot
+from surefoot.train.recipe import Recipe, load
+from surefoot.train.run_record import recorded
+
+RECIPE = "# mine\nmodel: torch.nn:Linear\nsteps: 10\nseed: 7\n"
+
+
+@dataclass
+class Data:
+    hash: str = "xxh3:0123"
+    samples: int = 400
+    tokens: int | None = None
+
+
+def attached(run: Path) -> dict[str, Any]:
+    """What stands in `run.json` after an attach."""
+    model = nn.Linear(2, 1)
+    surefoot.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir=run).close()
+    return surefoot.read(run).info
+
+
+def test_a_run_knows_its_recipe_as_given_and_as_run_its_data_and_its_seeds(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(RECIPE)
+    overrides = ["optimizer.lr=1e-3"]
+    (recipe,) = load(str(file), overrides)
+    with recorded(recipe, source=str(file), overrides=overrides, data=Data(), effective_batch=64):
+        info = attached(tmp_path / "run")
+    assert info["recipe"]["text"] == RECIPE
+    assert info["recipe"]["overrides"] == overrides
+    assert info["data"] == {"hash": "xxh3:0123", "samples": 400, "tokens": None}
+    assert info["seeds"]["recipe"] == 7
+    assert info["config"]["effective_batch"] == 64
+    assert Recipe.model_validate(info["recipe"]["resolved"]) == recipe
+    assert info["recipe"]["resolved"]["optimizer"]["lr"] == 1e-3
+
+
+def test_what_attach_knows_itself_is_still_there(tmp_path: Path) -> None:
+    recipe = Recipe.model_validate({"model": "torch.nn:Linear"})
+    bare = attached(tmp_path / "bare")
+    with recorded(recipe, source="no longer there.yaml", effective_batch=64):
+        info = attached(tmp_path / "run")
+    assert info["recipe"]["text"] is None
+    assert {"code", "environment", "surefoot", "schema"} <= set(info)
+    assert set(bare) | {"recipe"} == set(info)
+    assert info["config"]["processes"] == 1
+    assert info["config"]["policy"] == bare["config"]["policy"]
+    assert set(bare["seeds"]) < set(info["seeds"])
+
+
+def test_a_run_that_is_attached_afterwards_is_told_of_nothing(tmp_path: Path) -> None:
+    with recorded(Recipe.model_validate({"model": "torch.nn:Linear"}), source="a.yaml"):
+        pass
+    info = attached(tmp_path / "run")
+    assert "recipe" not in info
+    assert info["data"] is None
