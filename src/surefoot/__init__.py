@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from surefoot.guard.attach import Guard, attach
     from surefoot.journal.reader import Run, read
     from surefoot.judge.policy import Policy
-    from surefoot.logs.answer import Answer
+    from surefoot.logs.answer import LogDiagnosis
     from surefoot.logs.diagnosing import diagnose
 
 __version__ = "0.1.0"
 __all__ = [
-    "Answer",
+    "LogDiagnosis",
     "Guard",
     "Policy",
     "Run",

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.logs.answer import Answer, Named, State
-from surefoot.logs.course import Course, Trace
+from surefoot.logs.answer import LogDiagnosis, RankedCause, RunHealth
+from surefoot.logs.course import RunCurves, Series
 from surefoot.records import Cause, Pattern
 
 
-def course(points: int = 500, *, fails_at: int | None = None, seed: int = 0) -> Course:
+def course(points: int = 500, *, fails_at: int | None = None, seed: int = 0) -> RunCurves:
     """A loss that falls with some noise; from `fails_at` on it is NaN."""
     random = np.random.default_rng(seed)
     steps = np.arange(points) * 10.0
@@ -21,18 +21,18 @@ def course(points: int = 500, *, fails_at: int | None = None, seed: int = 0) -> 
         values[fails_at:] = np.nan
         norm[fails_at:] = np.inf
     each = max(1, points // 10)
-    return Course(
-        loss=Trace("train/loss", steps, values),
-        eval_loss=Trace("val/loss", steps[::each], np.linspace(9, 2.4, len(steps[::each]))),
-        norm=Trace("grad_norm", steps, norm),
-        rate=Trace("lr", steps, np.full(points, 1e-3)),
-        scale=Trace("loss_scale", steps, np.full(points, 65536.0)),
+    return RunCurves(
+        loss=Series("train/loss", steps, values),
+        eval_loss=Series("val/loss", steps[::each], np.linspace(9, 2.4, len(steps[::each]))),
+        grad_norm=Series("grad_norm", steps, norm),
+        lr=Series("lr", steps, np.full(points, 1e-3)),
+        loss_scale=Series("loss_scale", steps, np.full(points, 65536.0)),
     )
 
 
-def healthy(**changes: Any) -> Answer:
+def healthy(**changes: Any) -> LogDiagnosis:
     told = {
-        "verdict": State.HEALTHY,
+        "verdict": RunHealth.HEALTHY,
         "sentence": "Healthy: the loss fell from 10 to 2.",
         "last_step": 4990,
         "course": course(),
@@ -44,25 +44,25 @@ def healthy(**changes: Any) -> Answer:
             "skipped": {},
         },
     }
-    return Answer(**(told | changes))
+    return LogDiagnosis(**(told | changes))
 
 
-def failed(**changes: Any) -> Answer:
+def failed(**changes: Any) -> LogDiagnosis:
     told = {
-        "verdict": State.FAILED,
+        "verdict": RunHealth.FAILED,
         "pattern": Pattern.NONFINITE,
         "sentence": "The loss turned NaN at step 4,000 and stayed so.",
         "onset_step": 4000,
         "last_step": 4990,
         "course": course(fails_at=400),
         "causes": (
-            Named(
+            RankedCause(
                 cause=Cause.LEARNING_RATE,
                 confidence=0.7,
                 evidence=("The norm rose from 1 to 900.", "The rate stood at 0.001."),
                 advice=("Go back to a checkpoint before step 4,000.", "Halve the learning rate."),
             ),
-            Named(
+            RankedCause(
                 cause=Cause.BAD_BATCH,
                 confidence=0.2,
                 evidence=("The rise took one step.",),
@@ -78,4 +78,4 @@ def failed(**changes: Any) -> Answer:
         },
         "notes": ("the log holds two runs",),
     }
-    return Answer(**(told | changes))
+    return LogDiagnosis(**(told | changes))

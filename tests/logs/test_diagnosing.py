@@ -9,7 +9,7 @@ import pytest
 
 import surefoot
 from surefoot.logs.diagnosing import diagnose
-from surefoot.logs.table import Unreadable
+from surefoot.logs.table import UnreadableInput
 
 
 def test_the_json_holds_what_is_promised() -> None:
@@ -38,7 +38,7 @@ def test_a_log_without_a_loss_says_which_columns_there_are() -> None:
     "wrong", [3, None, object(), {"loss": ["a", "b"]}, {"loss": [1, 2], "step": [1]}, [[1, 2], [3]]]
 )
 def test_what_is_no_log_gets_one_clear_message(wrong: object) -> None:
-    with pytest.raises(Unreadable, match="Pass a path"):
+    with pytest.raises(UnreadableInput, match="Pass a path"):
         diagnose(wrong)
 
 

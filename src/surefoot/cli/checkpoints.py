@@ -14,7 +14,7 @@ from typing import Any
 
 from surefoot.checkpoint.store import Store, StoredCheckpoint
 from surefoot.journal.output_files import OutputRefused, check_output
-from surefoot.logs.table import Unreadable
+from surefoot.logs.table import UnreadableInput
 
 FINE, TROUBLE, UNUSABLE = 0, 1, 2
 _HEAD = ("name", "step", "attempt", "age", "size", "kind", "health", "whole")
@@ -37,7 +37,7 @@ def show(run: Path | None, wishes: Wishes) -> int:
     """Do what was asked for and print what there is to say; bad input ends in one message."""
     try:
         return _show(run, wishes)
-    except (Unreadable, OutputRefused) as wrong:
+    except (UnreadableInput, OutputRefused) as wrong:
         print(f"surefoot checkpoints: {wrong}", file=sys.stderr)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -47,14 +47,14 @@ def show(run: Path | None, wishes: Wishes) -> int:
 
 def _show(run: Path | None, wishes: Wishes) -> int:
     if sum(map(bool, (wishes.verify, wishes.compare, wishes.export, wishes.convert))) > 1:
-        raise Unreadable("use one of --verify, --compare, --export and --convert at a time")
+        raise UnreadableInput("use one of --verify, --compare, --export and --convert at a time")
     if wishes.convert:
         from surefoot.cli.converting import convert
 
         _say(convert(*wishes.convert), wishes.as_json)
         return FINE
     if run is None:
-        raise Unreadable("name a run: surefoot checkpoints RUN")
+        raise UnreadableInput("name a run: surefoot checkpoints RUN")
     store = Store(_root(run))
     if wishes.compare:
         from surefoot.cli.comparing import compare
@@ -80,15 +80,15 @@ def _say(told: dict[str, Any], as_json: bool) -> None:
 def _root(run: Path) -> Path:
     """The folder of checkpoints: in the run's, or the one that was named itself."""
     if not run.exists():
-        raise Unreadable(f"{run} is not there. Name the run_dir that was given to surefoot.attach")
+        raise UnreadableInput(f"{run} is not there. Name the run_dir that was given to surefoot.attach")
     if not run.is_dir():
-        raise Unreadable(f"{run} is a file. Name the run_dir that was given to surefoot.attach")
+        raise UnreadableInput(f"{run} is a file. Name the run_dir that was given to surefoot.attach")
     inside = run / "checkpoints"
     if inside.is_dir():
         return inside
     if run.name == "checkpoints" or (run / "run.json").exists() or any(run.glob("step-*")):
         return run if run.name == "checkpoints" or not (run / "run.json").exists() else inside
-    raise Unreadable(f"{run} is no run directory: it holds neither checkpoints nor a run.json")
+    raise UnreadableInput(f"{run} is no run directory: it holds neither checkpoints nor a run.json")
 
 
 def _chosen(store: Store, which: str) -> StoredCheckpoint:
@@ -97,10 +97,10 @@ def _chosen(store: Store, which: str) -> StoredCheckpoint:
     for kept in there:
         if which in (kept.name, str(kept.step), "newest"):
             if not kept.seal:
-                raise Unreadable(f"{kept.name} cannot be used: {', '.join(map(str, kept.wrong))}")
+                raise UnreadableInput(f"{kept.name} cannot be used: {', '.join(map(str, kept.wrong))}")
             return kept
     known = ", ".join(str(kept.step) for kept in there[:8]) or "none"
-    raise Unreadable(f"{store.root} has no checkpoint {which}; there are the steps {known}")
+    raise UnreadableInput(f"{store.root} has no checkpoint {which}; there are the steps {known}")
 
 
 def _list(store: Store, wishes: Wishes) -> int:
@@ -218,14 +218,14 @@ def _export(store: Store, kept: StoredCheckpoint, out: Path, weights: str) -> di
     check_output(out, new=True)
     wrong = store.verify(kept).wrong
     if wrong:
-        raise Unreadable(f"{kept.name} is damaged ({', '.join(map(str, wrong[:3]))}). Export another one")
+        raise UnreadableInput(f"{kept.name} is damaged ({', '.join(map(str, wrong[:3]))}). Export another one")
     try:
         export = importlib.import_module("surefoot.checkpoint.format.export").export
     except ModuleNotFoundError as missing:
         what = "torch, which is not installed" if missing.name == "torch" else "a part that this version does not have"
-        raise Unreadable(f"--export needs {what}") from None
+        raise UnreadableInput(f"--export needs {what}") from None
     try:
         count = export(kept.folder, out, source=weights)
     except ValueError as misfit:
-        raise Unreadable(str(misfit)) from None
+        raise UnreadableInput(str(misfit)) from None
     return {"words": f"{count} tensors written to {out}", "tensors": count, "out": str(out)}

@@ -12,7 +12,7 @@ from typing import Any
 from surefoot.checkpoint.store.manifest import plain
 from surefoot.journal.output_files import OutputRefused, check_output, output_file
 from surefoot.logs.checkpoint import torchfile
-from surefoot.logs.table import Unreadable
+from surefoot.logs.table import UnreadableInput
 
 _DEEPEST = 64
 LARGEST_EXPANDED = 1 << 30
@@ -26,11 +26,11 @@ def convert(source: Path, out: Path) -> dict[str, Any]:
     for path in (out, beside):
         check_output(path, inputs=[source], new=True)
     if not source.is_file():
-        raise Unreadable(f"{source} is {'a folder' if source.is_dir() else 'not there'}. Name a file of torch.save")
+        raise UnreadableInput(f"{source} is {'a folder' if source.is_dir() else 'not there'}. Name a file of torch.save")
     tensors: dict[str, Any] = {}
     rest = _apart(torchfile.load_plain(source), "", tensors, 0)
     if not tensors:
-        raise Unreadable(f"{source} holds no tensors")
+        raise UnreadableInput(f"{source} holds no tensors")
     out.parent.mkdir(parents=True, exist_ok=True)
     _check_room(source, out, tensors)
     _save(source, out, tensors)
@@ -45,7 +45,7 @@ def _check_room(source: Path, out: Path, tensors: Mapping[str, Any]) -> None:
     for name, tensor in tensors.items():
         size, stored = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
         if size > max(stored, LARGEST_EXPANDED):
-            raise Unreadable(
+            raise UnreadableInput(
                 f"{source} cannot be converted: {name[:200]} is a view of shape {list(tensor.shape)[:8]} that takes"
                 f" {size:,} bytes written out, and {stored:,} bytes are stored of it. Save the tensor it was expanded"
                 " from"
@@ -53,7 +53,7 @@ def _check_room(source: Path, out: Path, tensors: Mapping[str, Any]) -> None:
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     memory, disk = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), shutil.disk_usage(out.parent).free
     if size > min(memory, disk):
-        raise Unreadable(
+        raise UnreadableInput(
             f"{source} cannot be converted: its tensors take {size:,} bytes written out, and here are"
             f" {memory:,} bytes of memory and {disk:,} bytes free at {out.parent}. Convert it on a larger machine"
         )
@@ -71,7 +71,7 @@ def _save(source: Path, out: Path, tensors: Mapping[str, Any]) -> None:
         raise
     except Exception as error:  # of torch and safetensors: too large, a type the format lacks, a disk that is full
         words = " ".join(str(error).split())[:200]
-        raise Unreadable(f"{source} cannot be converted: {type(error).__name__}, {words}") from None
+        raise UnreadableInput(f"{source} cannot be converted: {type(error).__name__}, {words}") from None
 
 
 def _apart(value: Any, path: str, tensors: dict[str, Any], depth: int) -> Any:
@@ -79,7 +79,7 @@ def _apart(value: Any, path: str, tensors: dict[str, Any], depth: int) -> Any:
     import torch
 
     if depth > _DEEPEST:
-        raise Unreadable(f"its values are nested more than {_DEEPEST} deep at {path[:100]}")
+        raise UnreadableInput(f"its values are nested more than {_DEEPEST} deep at {path[:100]}")
     if isinstance(value, torch.Tensor):
         return {"tensor": _put(value, path or "tensor", tensors)}
     if isinstance(value, dict):
@@ -95,7 +95,7 @@ def _join(path: str, key: object) -> str:
 
 def _put(tensor: Any, name: str, tensors: dict[str, Any]) -> str:
     if str(tensor.layout) != "torch.strided" or tensor.is_quantized or tensor.is_complex():
-        raise Unreadable(f"{name} is sparse, quantised or complex, which safetensors cannot hold")
+        raise UnreadableInput(f"{name} is sparse, quantised or complex, which safetensors cannot hold")
     while name in tensors or name == "__metadata__":  # which stands for something else in the format
         name += "_"
     tensors[name] = tensor.detach()

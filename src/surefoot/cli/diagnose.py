@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from surefoot.journal.output_files import OutputRefused, check_output
-from surefoot.logs.answer import Answer, State
-from surefoot.logs.table import Unreadable
+from surefoot.logs.answer import LogDiagnosis, RunHealth
+from surefoot.logs.table import UnreadableInput
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
 FINE, TROUBLE, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
-ON = {"failed": frozenset({State.FAILED}), "warning": frozenset({State.FAILED, State.WARNING})}
+ON = {"failed": frozenset({RunHealth.FAILED}), "warning": frozenset({RunHealth.FAILED, RunHealth.WARNING})}
 """Verdicts at which --follow ends, by what --on says."""
 LARGE = 1 << 25
 """Bytes from which on reading a file takes long enough to show how far it has come."""
@@ -55,7 +55,7 @@ def guarded(work: Callable[[], int]) -> int:
     """Whatever happens inside ends in an exit code and at most one message, never in a traceback."""
     try:
         return work()
-    except (Unreadable, OutputRefused) as wrong:
+    except (UnreadableInput, OutputRefused) as wrong:
         complain(str(wrong))
     except BrokenPipeError:
         # Nobody reads on, as after `| head`; Python would complain again when it flushes at the end.
@@ -89,9 +89,9 @@ def _printable(text: str, encoding: str | None) -> str:
 
 def _show(paths: Sequence[str], wishes: Wishes) -> int:
     if wishes.plot is not None:
-        from surefoot.logs.showing.picture import check
+        from surefoot.logs.showing.picture import check_can_draw
 
-        check(wishes.plot)
+        check_can_draw(wishes.plot)
     _check_targets(paths, wishes)
     if wishes.compare:
         return _compared(paths, wishes)
@@ -112,14 +112,14 @@ def _check_targets(paths: Sequence[str], wishes: Wishes) -> None:
 
 def _compared(paths: Sequence[str], wishes: Wishes) -> int:
     if len(paths) != 2 or wishes.follow:
-        raise Unreadable(
+        raise UnreadableInput(
             f"--compare takes two logs that are finished: here {'are' if len(paths) > 1 else 'is'} {len(paths)}"
         )
     from surefoot.logs.showing import compare_page
-    from surefoot.logs.showing.compare import compare
+    from surefoot.logs.showing.compare import compare_logs
 
     first, second = (judged(path, wishes.columns) for path in paths)
-    found = compare(first, second)
+    found = compare_logs(first, second)
     width, colour = terminal()
     text = compare_page.as_text(found, width=width, colour=colour, encoding=sys.stdout.encoding)
     say(as_json(found.as_json()) if wishes.as_json else text)
@@ -129,32 +129,32 @@ def _compared(paths: Sequence[str], wishes: Wishes) -> int:
     if wishes.html is not None:
         compare_page.write(found, wishes.html, inputs=paths, force=wishes.force)
         tell(f"page written to {wishes.html}")
-    return TROUBLE if found.trouble else FINE
+    return TROUBLE if found.is_trouble else FINE
 
 
 def _followed(paths: Sequence[str], wishes: Wishes) -> int:
     if len(paths) != 1:
-        raise Unreadable(f"--follow takes one log: here are {len(paths)}")
+        raise UnreadableInput(f"--follow takes one log: here are {len(paths)}")
     if wishes.on not in ON:
-        raise Unreadable(f"--on {wishes.on} is unknown. Use {' or '.join(ON)}")
-    from surefoot.logs.following.follow import follow, opened
+        raise UnreadableInput(f"--on {wishes.on} is unknown. Use {' or '.join(ON)}")
+    from surefoot.logs.following.follow import follow, open_log
 
     path = paths[0]
-    log = opened(path, columns=wishes.columns)
+    log = open_log(path, columns=wishes.columns)
     if path != "-" and not os.path.exists(path):
         tell(f"{path} is not there yet: waiting for it")
-    spoken: list[Answer] = []
+    spoken: list[LogDiagnosis] = []
 
-    def speak(answer: Answer) -> None:
+    def speak(answer: LogDiagnosis) -> None:
         spoken.append(answer)
         say(json.dumps(answer.as_json(), allow_nan=False) + "\n" if wishes.as_json else _line(answer))
 
     try:
-        last = follow(log, speak=speak, until=ON[wishes.on], timeout=wishes.timeout)
+        last = follow(log, on_news=speak, until=ON[wishes.on], timeout=wishes.timeout)
     finally:
         log.close()
     if last is None:
-        raise Unreadable(f"{path}: nothing came that could be read")
+        raise UnreadableInput(f"{path}: nothing came that could be read")
     if not wishes.as_json:
         say("\n" if spoken else "")
         _pages([last])
@@ -164,7 +164,7 @@ def _followed(paths: Sequence[str], wishes: Wishes) -> int:
     return TROUBLE if last.verdict in ON[wishes.on] else FINE
 
 
-def _line(answer: Answer) -> str:
+def _line(answer: LogDiagnosis) -> str:
     """A finding in one line, with the time of day."""
     from surefoot.logs.showing.words import clean
 
@@ -172,18 +172,18 @@ def _line(answer: Answer) -> str:
 
 
 def _answered(paths: Sequence[str], wishes: Wishes) -> int:
-    answers: list[Answer] = []
+    answers: list[LogDiagnosis] = []
     unreadable = 0
     for path in paths:
         try:
             answers.append(judged(path, wishes.columns))
-        except Unreadable as wrong:
+        except UnreadableInput as wrong:
             if len(paths) == 1:
                 raise
             complain(str(wrong))
             unreadable += 1
             answers.append(
-                Answer(verdict=State.UNKNOWN, sentence=str(wrong), source={"path": path}, notes=(str(wrong),))
+                LogDiagnosis(verdict=RunHealth.UNKNOWN, sentence=str(wrong), source={"path": path}, notes=(str(wrong),))
             )
     if wishes.as_json:
         say(as_json([answer.as_json() for answer in answers] if len(paths) > 1 else answers[0].as_json()))
@@ -192,10 +192,10 @@ def _answered(paths: Sequence[str], wishes: Wishes) -> int:
     _write(answers, wishes, paths)
     if unreadable:
         return UNUSABLE
-    return TROUBLE if any(answer.trouble for answer in answers) else FINE
+    return TROUBLE if any(answer.is_trouble for answer in answers) else FINE
 
 
-def judged(path: str, columns: Mapping[str, str]) -> Answer:
+def judged(path: str, columns: Mapping[str, str]) -> LogDiagnosis:
     from surefoot.logs.diagnosing import diagnose
 
     with _progress():
@@ -211,7 +211,7 @@ def _progress() -> Iterator[None]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from surefoot.logs.reading.progress import watching
+    from surefoot.logs.reading.progress import report_progress
 
     columns = (TextColumn("reading {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
@@ -226,7 +226,7 @@ def _progress() -> Iterator[None]:
         bar.update(tasks[path], advance=more, total=size)
 
     try:
-        with watching(tell):
+        with report_progress(tell):
             yield
     finally:
         bar.stop()
@@ -244,7 +244,7 @@ def terminal() -> tuple[int, bool]:
     return shutil.get_terminal_size().columns, colour
 
 
-def _pages(answers: Sequence[Answer]) -> None:
+def _pages(answers: Sequence[LogDiagnosis]) -> None:
     from surefoot.logs.showing.page import as_text, summary
 
     width, colour = terminal()
@@ -254,19 +254,19 @@ def _pages(answers: Sequence[Answer]) -> None:
         say(summary(answers, width=width, colour=colour))
 
 
-def _write(answers: Sequence[Answer], wishes: Wishes, inputs: Sequence[str]) -> None:
+def _write(answers: Sequence[LogDiagnosis], wishes: Wishes, inputs: Sequence[str]) -> None:
     """The files that were asked for; several answers go to several files."""
     if wishes.plot is not None:
-        from surefoot.logs.showing.picture import draw
+        from surefoot.logs.showing.picture import draw_picture
 
         for answer, path in zip(answers, _numbered(wishes.plot, len(answers)), strict=True):
-            draw(answer, path, inputs=inputs, force=wishes.force)
+            draw_picture(answer, path, inputs=inputs, force=wishes.force)
             tell(f"picture written to {path}")
     if wishes.html is not None:
-        from surefoot.logs.showing.webpage import write
+        from surefoot.logs.showing.webpage import write_page
 
         for answer, path in zip(answers, _numbered(wishes.html, len(answers)), strict=True):
-            write(answer, path, inputs=inputs, force=wishes.force)
+            write_page(answer, path, inputs=inputs, force=wishes.force)
             tell(f"page written to {path}")
 
 

@@ -12,10 +12,10 @@ from surefoot.journal.strict_json import plain
 from surefoot.records import Cause, Pattern
 
 if TYPE_CHECKING:
-    from surefoot.logs.course import Course
+    from surefoot.logs.course import RunCurves
 
 
-class State(StrEnum):
+class RunHealth(StrEnum):
     """How a run stands; `verdict` in the JSON."""
 
     HEALTHY = "healthy"
@@ -25,7 +25,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class RankedCause:
     """One cause that the numbers or the exception speak for."""
 
     cause: Cause
@@ -37,26 +37,26 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class LogDiagnosis:
     """What is said about one log, most important first."""
 
-    verdict: State
+    verdict: RunHealth
     pattern: Pattern = Pattern.NONE
     sentence: str
     """The answer in one sentence, for a tired person."""
     onset_step: int | None = None
     """Where the trouble began."""
     last_step: int | None = None
-    causes: tuple[Named, ...] = ()
+    causes: tuple[RankedCause, ...] = ()
     source: Mapping[str, Any] = field(default_factory=dict)
     """path, format, points, columns (role to column name), skipped (reason to count)."""
     notes: tuple[str, ...] = ()
-    course: Course | None = None
+    curves: RunCurves | None = None
     """The numbers it was told from, for a picture; not part of the JSON."""
 
     @property
-    def trouble(self) -> bool:
-        return self.verdict in (State.WARNING, State.FAILED)
+    def is_trouble(self) -> bool:
+        return self.verdict in (RunHealth.WARNING, RunHealth.FAILED)
 
     def __repr__(self) -> str:
         from surefoot.logs.showing.page import as_text
@@ -64,9 +64,9 @@ class Answer:
         return as_text(self).rstrip()
 
     def _repr_html_(self) -> str:
-        from surefoot.logs.showing.webpage import fragment
+        from surefoot.logs.showing.webpage import notebook_html
 
-        return fragment(self)
+        return notebook_html(self)
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Series:
     """One quantity over the run."""
 
     name: str
@@ -24,29 +24,29 @@ class Trace:
         return len(self.values)
 
 
-def nothing() -> Trace:
-    return Trace("", np.empty(0), np.empty(0))
+def empty_series() -> Series:
+    return Series("", np.empty(0), np.empty(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class RunCurves:
     """What a run did, in order of the log; a trace that the log does not have is empty."""
 
-    loss: Trace = field(default_factory=nothing)
+    loss: Series = field(default_factory=empty_series)
     """Of training, or the evaluation's where no other was logged."""
-    eval_loss: Trace = field(default_factory=nothing)
-    norm: Trace = field(default_factory=nothing)
-    rate: Trace = field(default_factory=nothing)
-    scale: Trace = field(default_factory=nothing)
+    eval_loss: Series = field(default_factory=empty_series)
+    grad_norm: Series = field(default_factory=empty_series)
+    lr: Series = field(default_factory=empty_series)
+    loss_scale: Series = field(default_factory=empty_series)
     """The loss scale of float16."""
-    others: Mapping[str, Trace] = field(default_factory=dict)
+    others: Mapping[str, Series] = field(default_factory=dict)
     """By role: accuracy, eval_accuracy, reward, speed, memory, skipped; `rival:NAME` for losses of a game."""
     unit: str = "step"
     """What the steps count: step, epoch, or point (a loss) where the log counts nothing."""
     notes: tuple[str, ...] = ()
 
-    def used(self) -> dict[str, str]:
+    def columns_used(self) -> dict[str, str]:
         """Role to column, for those that were found."""
-        named = {"loss": self.loss, "eval_loss": self.eval_loss, "norm": self.norm, "rate": self.rate}
-        named |= {"scale": self.scale} | dict(self.others)
+        named = {"loss": self.loss, "eval_loss": self.eval_loss, "norm": self.grad_norm, "rate": self.lr}
+        named |= {"scale": self.loss_scale} | dict(self.others)
         return {role: trace.name for role, trace in named.items() if len(trace)}

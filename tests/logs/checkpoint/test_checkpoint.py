@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
-from surefoot.logs.answer import Answer, State
+from surefoot.logs.answer import LogDiagnosis, RunHealth
 from surefoot.logs.checkpoint import diagnose_checkpoint, fits, fits_folder
-from surefoot.logs.table import Unreadable
+from surefoot.logs.table import UnreadableInput
 from surefoot.records import Cause, Pattern
 
 State_ = dict[str, Tensor]
@@ -104,7 +104,7 @@ def changed(state: State_, **tensors: Callable[[Tensor], Any]) -> State_:
     return copy
 
 
-def saved(path: Path, value: Any) -> Answer:
+def saved(path: Path, value: Any) -> LogDiagnosis:
     torch.save(value, path)
     return diagnose_checkpoint(path)
 
@@ -134,7 +134,7 @@ def test_a_healthy_checkpoint_is_called_healthy(tmp_path: Path, family: str, for
         answer = diagnose_checkpoint(file)
     else:
         answer = saved(file, model.to(torch.bfloat16).state_dict())
-    assert answer.verdict is State.HEALTHY, answer.sentence
+    assert answer.verdict is RunHealth.HEALTHY, answer.sentence
     assert not answer.causes
     assert answer.source["tensors"] > 3
     assert answer.source["parameters"] == sum(p.numel() for p in model.parameters())
@@ -145,7 +145,7 @@ def test_safetensors_are_read_in_every_precision(tmp_path: Path, reader: State_,
     state = {name: one.clone().to(dtype) if one.is_floating_point() else one.clone() for name, one in reader.items()}
     save_file(state, tmp_path / "model.safetensors")
     answer = diagnose_checkpoint(tmp_path / "model.safetensors")
-    assert answer.verdict is State.HEALTHY, answer.sentence
+    assert answer.verdict is RunHealth.HEALTHY, answer.sentence
     norm = max(float(p.double().norm()) for name, p in state.items() if "causal" not in name and p.is_floating_point())
     assert answer.source["largest_norm"]["norm"] == pytest.approx(norm, rel=1e-2)
 
@@ -175,7 +175,7 @@ def test_values_that_are_no_numbers_are_found_and_counted(
     file = tmp_path / f"model.{form}"
     torch.save(state, file) if form == "pt" else save_file(state, file)
     answer = diagnose_checkpoint(file)
-    assert answer.verdict is State.FAILED
+    assert answer.verdict is RunHealth.FAILED
     assert answer.pattern is Pattern.NONFINITE
     assert answer.causes[0].cause is Cause.WEIGHTS_DAMAGED
     assert "layers.layers.2.linear1.weight" in answer.causes[0].evidence[0]
@@ -186,7 +186,7 @@ def test_values_that_are_no_numbers_are_found_and_counted(
 def test_infinities_of_float16_are_an_overflow(tmp_path: Path, reader: State_) -> None:
     state = changed(reader, layers__layers__2__linear1__weight=put((3, 3), 1e6))
     answer = saved(tmp_path / "model.pt", {name: one.half() for name, one in state.items()})
-    assert answer.verdict is State.FAILED
+    assert answer.verdict is RunHealth.FAILED
     assert answer.causes[0].cause is Cause.PRECISION_OVERFLOW
 
 
@@ -198,17 +198,17 @@ def test_weights_near_the_end_of_float16_are_a_warning(tmp_path: Path, reader: S
 
 def test_a_lone_giant_is_damage_and_many_are_an_explosion(tmp_path: Path, reader: State_) -> None:
     answer = saved(tmp_path / "a.pt", changed(reader, layers__layers__2__linear1__weight=put((3, 3), 1e30)))
-    assert answer.verdict is State.FAILED
+    assert answer.verdict is RunHealth.FAILED
     assert answer.causes[0].cause is Cause.WEIGHTS_DAMAGED
     grown = {name: one * 1e9 if one.is_floating_point() and "layers" in name else one for name, one in reader.items()}
     answer = saved(tmp_path / "b.pt", grown)
-    assert answer.verdict is State.FAILED
+    assert answer.verdict is RunHealth.FAILED
     assert answer.causes[0].cause is Cause.EXPLODING_GRADIENT
 
 
 def test_a_layer_out_of_all_proportion_to_its_siblings_is_named(tmp_path: Path, reader: State_) -> None:
     answer = saved(tmp_path / "model.pt", changed(reader, layers__layers__4__linear2__weight=lambda one: one.mul_(60)))
-    assert answer.verdict is State.WARNING
+    assert answer.verdict is RunHealth.WARNING
     assert "layers.layers.4.linear2.weight" in answer.sentence
 
 
@@ -216,12 +216,12 @@ def test_outliers_of_trained_norm_layers_are_no_trouble(tmp_path: Path, reader: 
     state = changed(
         reader, layers__layers__4__norm2__weight=put(3, 40.0), layers__layers__1__norm2__weight=lambda one: one.mul_(5)
     )
-    assert saved(tmp_path / "model.pt", state).verdict is State.HEALTHY
+    assert saved(tmp_path / "model.pt", state).verdict is RunHealth.HEALTHY
 
 
 def test_a_layer_of_zeros_is_found(tmp_path: Path, reader: State_) -> None:
     answer = saved(tmp_path / "model.pt", changed(reader, layers__layers__4__linear2__weight=lambda one: one.zero_()))
-    assert answer.verdict is State.WARNING
+    assert answer.verdict is RunHealth.WARNING
     assert "layers.layers.4.linear2.weight" in answer.sentence
     assert "nothing but zeros" in answer.sentence
 
@@ -230,13 +230,13 @@ def test_zero_biases_and_zero_embeddings_are_no_trouble(tmp_path: Path, reader: 
     state = {name: one.clone().zero_() if name.endswith("linear1.bias") else one for name, one in reader.items()}
     state = changed(state, embed__weight=put(slice(0, 9), 0.0))
     answer = saved(tmp_path / "model.pt", state)
-    assert answer.verdict is State.HEALTHY
+    assert answer.verdict is RunHealth.HEALTHY
     assert any("9 of 40 rows are zero" in note for note in answer.notes)
 
 
 def test_dead_units_are_counted(tmp_path: Path, reader: State_) -> None:
     answer = saved(tmp_path / "model.pt", changed(reader, layers__layers__0__linear1__weight=put(slice(0, 20), 0.0)))
-    assert answer.verdict is State.WARNING
+    assert answer.verdict is RunHealth.WARNING
     assert answer.causes[0].cause is Cause.DEAD_UNITS
     assert "20 of 32" in answer.sentence
 
@@ -249,15 +249,15 @@ def test_an_adapter_that_was_never_trained_is_told(tmp_path: Path) -> None:
     save_file(adapter(0.0), tmp_path / "new.safetensors")
     save_file(adapter(0.01), tmp_path / "trained.safetensors")
     answer = diagnose_checkpoint(tmp_path / "new.safetensors")
-    assert answer.verdict is State.WARNING
+    assert answer.verdict is RunHealth.WARNING
     assert answer.causes[0].cause is Cause.NOT_UPDATING
     assert "3 of 3" in answer.sentence
-    assert diagnose_checkpoint(tmp_path / "trained.safetensors").verdict is State.HEALTHY
+    assert diagnose_checkpoint(tmp_path / "trained.safetensors").verdict is RunHealth.HEALTHY
 
 
 def test_a_model_that_stands_at_its_start_is_told(tmp_path: Path) -> None:
     answer = saved(tmp_path / "model.pt", Reader().state_dict())
-    assert answer.verdict is State.WARNING
+    assert answer.verdict is RunHealth.WARNING
     assert "untrained" in answer.sentence
     answer = saved(tmp_path / "half.pt", Reader().to(torch.bfloat16).state_dict())
     assert answer.causes[0].cause is Cause.PRECISION_UNDERFLOW
@@ -266,12 +266,12 @@ def test_a_model_that_stands_at_its_start_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "verdict", "cause"),
     [
-        (-1.0, State.FAILED, Cause.WEIGHTS_DAMAGED),
-        (1e20, State.WARNING, Cause.EXPLODING_GRADIENT),
-        (0.0, State.WARNING, Cause.ZERO_VARIANCE),
+        (-1.0, RunHealth.FAILED, Cause.WEIGHTS_DAMAGED),
+        (1e20, RunHealth.WARNING, Cause.EXPLODING_GRADIENT),
+        (0.0, RunHealth.WARNING, Cause.ZERO_VARIANCE),
     ],
 )
-def test_impossible_statistics_of_a_batch_norm(tmp_path: Path, value: float, verdict: State, cause: Cause) -> None:
+def test_impossible_statistics_of_a_batch_norm(tmp_path: Path, value: float, verdict: RunHealth, cause: Cause) -> None:
     state = trained("convolutional")[0].state_dict()
     answer = saved(tmp_path / "model.pt", changed(state, **{"1__running_var": put(slice(0, 12), value)}))
     assert answer.verdict is verdict
@@ -295,17 +295,17 @@ def full(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "verdict", "cause"),
     [
-        (lambda s: s["state"][1]["exp_avg"].fill_(NAN), State.FAILED, Cause.OPTIMIZER_STATE),
-        (lambda s: s["state"][1]["exp_avg_sq"].fill_(INF), State.FAILED, Cause.OPTIMIZER_STATE),
-        (lambda s: s["state"][1]["exp_avg_sq"].neg_(), State.FAILED, Cause.OPTIMIZER_STATE),
-        (lambda s: [one["exp_avg_sq"].zero_() for one in s["state"].values()], State.WARNING, Cause.NOT_UPDATING),
-        (lambda s: s["param_groups"][0].update(lr=NAN), State.FAILED, Cause.LEARNING_RATE),
-        (lambda s: s["param_groups"][0].update(lr=5e3), State.WARNING, Cause.LEARNING_RATE),
-        (lambda s: s["param_groups"][0].update(lr=0.0), State.WARNING, Cause.NOT_UPDATING),
+        (lambda s: s["state"][1]["exp_avg"].fill_(NAN), RunHealth.FAILED, Cause.OPTIMIZER_STATE),
+        (lambda s: s["state"][1]["exp_avg_sq"].fill_(INF), RunHealth.FAILED, Cause.OPTIMIZER_STATE),
+        (lambda s: s["state"][1]["exp_avg_sq"].neg_(), RunHealth.FAILED, Cause.OPTIMIZER_STATE),
+        (lambda s: [one["exp_avg_sq"].zero_() for one in s["state"].values()], RunHealth.WARNING, Cause.NOT_UPDATING),
+        (lambda s: s["param_groups"][0].update(lr=NAN), RunHealth.FAILED, Cause.LEARNING_RATE),
+        (lambda s: s["param_groups"][0].update(lr=5e3), RunHealth.WARNING, Cause.LEARNING_RATE),
+        (lambda s: s["param_groups"][0].update(lr=0.0), RunHealth.WARNING, Cause.NOT_UPDATING),
     ],
 )
 def test_a_bad_optimizer_is_found(
-    tmp_path: Path, change: Callable[[dict[str, Any]], None], verdict: State, cause: Cause
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], verdict: RunHealth, cause: Cause
 ) -> None:
     answer = saved(tmp_path / "model.pt", full(change))
     assert answer.verdict is verdict
@@ -320,17 +320,17 @@ def test_moments_bear_the_names_of_their_weights(tmp_path: Path) -> None:
 
 def test_a_rate_of_zero_at_the_end_of_a_schedule_is_no_trouble(tmp_path: Path) -> None:
     answer = saved(tmp_path / "a.pt", full(lambda state: state["param_groups"][0].update(lr=0.0, initial_lr=1e-3)))
-    assert answer.verdict is State.HEALTHY
+    assert answer.verdict is RunHealth.HEALTHY
 
 
 def test_step_counters_that_disagree_are_told_not_judged(tmp_path: Path) -> None:
     answer = saved(tmp_path / "model.pt", full(lambda state: state["state"][3]["step"].fill_(2)))
-    assert answer.verdict is State.HEALTHY
+    assert answer.verdict is RunHealth.HEALTHY
     assert any("disagree" in note for note in answer.notes)
 
 
-@pytest.mark.parametrize(("scale", "verdict"), [(65536.0, State.HEALTHY), (0.25, State.WARNING), (0.0, State.FAILED)])
-def test_a_collapsed_loss_scale_is_told(tmp_path: Path, scale: float, verdict: State) -> None:
+@pytest.mark.parametrize(("scale", "verdict"), [(65536.0, RunHealth.HEALTHY), (0.25, RunHealth.WARNING), (0.0, RunHealth.FAILED)])
+def test_a_collapsed_loss_scale_is_told(tmp_path: Path, scale: float, verdict: RunHealth) -> None:
     scaler = {"scale": scale, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
     answer = saved(tmp_path / "model.pt", {"model": trained("regression")[0].state_dict(), "scaler": scaler})
     assert answer.verdict is verdict
@@ -338,7 +338,7 @@ def test_a_collapsed_loss_scale_is_told(tmp_path: Path, scale: float, verdict: S
 
 def test_a_loss_of_nan_in_the_checkpoint_is_told(tmp_path: Path) -> None:
     weights = trained("regression")[0].state_dict()
-    assert saved(tmp_path / "a.pt", {"model": weights, "val_loss": NAN}).verdict is State.WARNING
+    assert saved(tmp_path / "a.pt", {"model": weights, "val_loss": NAN}).verdict is RunHealth.WARNING
     assert saved(tmp_path / "b.pt", {"model": weights, "best_loss": INF, "epoch": 3}).last_step == 3
 
 
@@ -349,7 +349,7 @@ def test_a_flipped_bit_that_torch_does_not_notice_is_found(tmp_path: Path) -> No
     data[data.find(weights["0.weight"].numpy().tobytes()) + 1] ^= 1
     (tmp_path / "model.pt").write_bytes(data)
     answer = diagnose_checkpoint(tmp_path / "model.pt")
-    assert answer.verdict is State.FAILED
+    assert answer.verdict is RunHealth.FAILED
     assert "checksum" in answer.sentence
 
 
@@ -363,7 +363,7 @@ def test_settings_and_numpy_values_beside_the_weights_do_no_harm(tmp_path: Path)
         "order": OrderedDict(a=1),
     }
     answer = saved(tmp_path / "model.pt", {"model": trained("regression")[0].state_dict(), **beside})
-    assert answer.verdict is State.HEALTHY
+    assert answer.verdict is RunHealth.HEALTHY
     assert "argparse.Namespace" in answer.notes[0]
 
 
@@ -384,7 +384,7 @@ def test_code_in_a_checkpoint_is_named_and_not_run(tmp_path: Path, call: Any, na
     words = f"open({str(mark)!r}, 'w')" if call is eval else f"touch {mark}"
     weights = {"a.weight": torch.randn(4, 4), "harm": Harm(call, words)}
     torch.save(weights, tmp_path / "model.pt", _use_new_zipfile_serialization=new)
-    with pytest.raises(Unreadable, match=rf"{name}.*not done"):
+    with pytest.raises(UnreadableInput, match=rf"{name}.*not done"):
         diagnose_checkpoint(tmp_path / "model.pt")
     assert not mark.exists()
 
@@ -394,7 +394,7 @@ def test_quantised_weights_are_left_out_and_said(tmp_path: Path) -> None:
     save_file(state, tmp_path / "model.safetensors")
     assert diagnose_checkpoint(tmp_path / "model.safetensors").source["skipped"] == {"quantised weights": 1}
     save_file({"a.qweight": torch.zeros(64, 64, dtype=torch.int32)}, tmp_path / "all.safetensors")
-    assert diagnose_checkpoint(tmp_path / "all.safetensors").verdict is State.UNKNOWN
+    assert diagnose_checkpoint(tmp_path / "all.safetensors").verdict is RunHealth.UNKNOWN
 
 
 def test_a_stretched_tensor_of_any_shape_takes_no_time(tmp_path: Path) -> None:
@@ -419,7 +419,7 @@ def test_a_sharded_folder_is_one_checkpoint(tmp_path: Path, reader: State_) -> N
     sharded(tmp_path, reader)
     assert fits_folder(tmp_path)
     answer = diagnose_checkpoint(tmp_path)
-    assert answer.verdict is State.HEALTHY, answer.sentence
+    assert answer.verdict is RunHealth.HEALTHY, answer.sentence
     assert answer.last_step == 500
     assert answer.source["tensors"] == len(reader) - 1
 
@@ -428,7 +428,7 @@ def test_a_missing_shard_is_told(tmp_path: Path, reader: State_) -> None:
     sharded(tmp_path, reader)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     answer = diagnose_checkpoint(tmp_path)
-    assert answer.verdict is State.FAILED
+    assert answer.verdict is RunHealth.FAILED
     assert "model-00002-of-00002.safetensors" in answer.sentence
 
 
@@ -475,7 +475,7 @@ def entry(first: int, last: int, shape: Any = (2,), dtype: Any = "F32") -> dict[
 )
 def test_damaged_files_are_refused_in_words(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "model").write_bytes(data)
-    with pytest.raises(Unreadable, match=message):
+    with pytest.raises(UnreadableInput, match=message):
         diagnose_checkpoint(tmp_path / "model")
 
 
@@ -483,18 +483,18 @@ def test_a_name_that_stands_twice_among_very_many_is_told_at_once(tmp_path: Path
     names = [f"blocks.{number}.weight" for number in range(120_000)]
     text = ",".join(f'"{name}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for name in [*names, names[-1]])
     (tmp_path / "model").write_bytes(header(f"{{{text}}}".encode()))
-    with pytest.raises(Unreadable, match=r"blocks\.119999\.weight stands in it twice"):
+    with pytest.raises(UnreadableInput, match=r"blocks\.119999\.weight stands in it twice"):
         diagnose_checkpoint(tmp_path / "model")
 
 
 def test_a_shape_of_very_many_dimensions_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(header({"a": entry(0, 8, [1 << 61] * 300_000)}, b"\0" * 8))
-    with pytest.raises(Unreadable, match="impossible"):
+    with pytest.raises(UnreadableInput, match="impossible"):
         diagnose_checkpoint(tmp_path / "model")
 
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(Unreadable, match="cannot be read"):
+    with pytest.raises(UnreadableInput, match="cannot be read"):
         diagnose_checkpoint(tmp_path / "nothing.pt")
 
 
@@ -502,7 +502,7 @@ def test_a_cut_archive_of_torch_is_told(tmp_path: Path) -> None:
     torch.save(trained("regression")[0].state_dict(), tmp_path / "model.pt")
     data = (tmp_path / "model.pt").read_bytes()
     (tmp_path / "model.pt").write_bytes(data[: len(data) // 2])
-    with pytest.raises(Unreadable, match="Was the disk full"):
+    with pytest.raises(UnreadableInput, match="Was the disk full"):
         diagnose_checkpoint(tmp_path / "model.pt")
 
 
@@ -511,13 +511,13 @@ def test_an_archive_with_a_damaged_directory_is_told(tmp_path: Path) -> None:
     data = (tmp_path / "model.pt").read_bytes()
     spans_disks = struct.pack("<4sIQI", b"PK\x06\x07", 0, 0, 7)
     (tmp_path / "model.pt").write_bytes(data[:-22] + spans_disks + data[-22:])
-    with pytest.raises(Unreadable, match="cut off or damaged"):
+    with pytest.raises(UnreadableInput, match="cut off or damaged"):
         diagnose_checkpoint(tmp_path / "model.pt")
 
 
 def test_a_program_of_torchscript_is_told(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(scripted())
-    with pytest.raises(Unreadable, match="TorchScript"):
+    with pytest.raises(UnreadableInput, match="TorchScript"):
         diagnose_checkpoint(tmp_path / "model.pt")
 
 
@@ -598,7 +598,7 @@ def test_cut_and_spliced_files_never_end_in_a_traceback(
     fits(data[: 1 << 16])
     try:
         answer = diagnose_checkpoint(tmp_path / "model")
-    except Unreadable:
+    except UnreadableInput:
         return
     assert answer.sentence
 

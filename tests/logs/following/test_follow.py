@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from made_answers import failed, healthy
 
-from surefoot.logs.answer import Answer, State
-from surefoot.logs.course import Course, Trace
+from surefoot.logs.answer import LogDiagnosis, RunHealth
+from surefoot.logs.course import RunCurves, Series
 from surefoot.logs.following import growing as following
-from surefoot.logs.following.follow import PATIENCE, follow, opened
-from surefoot.logs.following.growing import Growing, Rereading
+from surefoot.logs.following.follow import SILENT_SECONDS, follow, open_log
+from surefoot.logs.following.growing import GrowingLog, RereadLog
 from surefoot.logs.following.tail import FileTail, PipeTail
-from surefoot.logs.following.voice import Voice
-from surefoot.logs.table import Table, Unreadable
+from surefoot.logs.following.voice import NewsFilter
+from surefoot.logs.table import LogTable, UnreadableInput
 from surefoot.records import Pattern
 
-FAILED = frozenset({State.FAILED})
+FAILED = frozenset({RunHealth.FAILED})
 
 
 @dataclass
@@ -48,16 +48,16 @@ def nothing() -> None:
 
 
 def followed(
-    path: Path, *happens: Callable[[], object], until: frozenset[State] = FAILED
-) -> tuple[Answer | None, list[str]]:
+    path: Path, *happens: Callable[[], object], until: frozenset[RunHealth] = FAILED
+) -> tuple[LogDiagnosis | None, list[str]]:
     """What came out in the end, and the verdicts that were spoken on the way."""
     spoken: list[str] = []
     clock = Clock(iter([*happens, *[nothing] * 40]))
-    log = opened(str(path), columns={})
+    log = open_log(str(path), columns={})
     try:
         last = follow(
             log,
-            speak=lambda answer: spoken.append(f"{answer.verdict} {answer.pattern}"),
+            on_news=lambda answer: spoken.append(f"{answer.verdict} {answer.pattern}"),
             until=until,
             timeout=12,
             clock=clock,
@@ -99,7 +99,7 @@ def test_a_run_that_dies_is_told_once_and_ends_it(form: Callable[..., str], tmp_
     more = [appended(path, form([loss], 60 + k)) for k, loss in enumerate(DEAD)]
     last, spoken = followed(path, nothing, nothing, *more)
     assert last is not None
-    assert last.verdict is State.FAILED
+    assert last.verdict is RunHealth.FAILED
     assert spoken == ["failed nonfinite"]
 
 
@@ -117,7 +117,7 @@ def test_a_healthy_run_is_followed_in_silence_until_nothing_comes_any_more(tmp_p
     path.write_text(jsonl(FALL[:30]))
     last, spoken = followed(path, *[appended(path, jsonl([loss], 30 + k)) for k, loss in enumerate(FALL[30:])])
     assert last is not None
-    assert last.verdict is State.HEALTHY
+    assert last.verdict is RunHealth.HEALTHY
     assert last.last_step == 59
     assert spoken == []
 
@@ -125,7 +125,7 @@ def test_a_healthy_run_is_followed_in_silence_until_nothing_comes_any_more(tmp_p
 def test_a_line_that_is_still_being_written_is_not_judged(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text("step,loss\n1,2.5\n2,2.25\n3,2.1")
-    log = opened(str(path), columns={})
+    log = open_log(str(path), columns={})
     assert log.grown()
     half, whole = log.answer(quiet=False), log.answer(quiet=True)
     log.close()
@@ -199,7 +199,7 @@ def test_a_document_that_is_written_as_a_whole_is_read_again_when_it_changed(tmp
         return f'{{"global_step": {len(losses)}, "log_history": [{rows}]}}'.replace("nan", "NaN")
 
     path.write_text(state(FALL))
-    assert isinstance(opened(str(path), columns={}), Rereading)
+    assert isinstance(open_log(str(path), columns={}), RereadLog)
     last, spoken = followed(path, nothing, lambda: path.write_text(state(FALL + DEAD)))
     assert last is not None
     assert spoken == ["failed nonfinite"]
@@ -210,19 +210,19 @@ def test_a_large_log_is_read_in_parts_to_the_same_end(tmp_path: Path, monkeypatc
     for form, name in ((jsonl, "a.jsonl"), (csv, "a.csv"), (text, "a.log")):
         path = tmp_path / name
         path.write_text(form(FALL + DEAD))
-        log = opened(str(path), columns={})
+        log = open_log(str(path), columns={})
         log.grown()
         answer = log.answer(quiet=True)
         log.close()
         assert answer is not None
-        assert (answer.verdict, answer.last_step, answer.source["points"]) == (State.FAILED, 71, 72)
+        assert (answer.verdict, answer.last_step, answer.source["points"]) == (RunHealth.FAILED, 71, 72)
 
 
 def test_a_row_of_a_large_log_may_come_in_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "SMALL", 100)
     path = tmp_path / "train.log"
     path.write_text("")
-    log = opened(str(path), columns={})
+    log = open_log(str(path), columns={})
     for epoch, loss in enumerate(FALL):
         appended(path, f"Epoch {epoch}\n")()
         log.grown()
@@ -236,16 +236,16 @@ def test_a_row_of_a_large_log_may_come_in_two_parts(tmp_path: Path, monkeypatch:
     assert half is not None
     assert answer is not None
     assert half.as_json()["source"]["points"] == 60
-    assert (half.verdict, half.last_step) == (State.HEALTHY, 59)
-    assert (answer.verdict, answer.last_step) == (State.FAILED, 60)
+    assert (half.verdict, half.last_step) == (RunHealth.HEALTHY, 59)
+    assert (answer.verdict, answer.last_step) == (RunHealth.FAILED, 60)
 
 
 @pytest.mark.parametrize("data", [gzip.compress(jsonl(FALL).encode(), mtime=0), b"\x28\xb5\x2f\xfd" + bytes(99)])
 def test_a_compressed_log_is_not_followed_in_vain(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "train.log.gz"
     path.write_bytes(data)
-    log = opened(str(path), columns={})
-    with pytest.raises(Unreadable, match="compressed"):
+    log = open_log(str(path), columns={})
+    with pytest.raises(UnreadableInput, match="compressed"):
         log.grown()
     log.close()
 
@@ -253,11 +253,11 @@ def test_a_compressed_log_is_not_followed_in_vain(tmp_path: Path, data: bytes) -
 def test_a_large_document_in_a_pipe_is_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "SMALL", 10)
 
-    def read(_: object) -> list[Table]:
-        return [Table(format="json", path="-", records=1, columns={})]
+    def read(_: object) -> list[LogTable]:
+        return [LogTable(format="json", path="-", records=1, columns={})]
 
-    log = Growing(PipeTail(io.BytesIO(b'{"loss":\n[1, 2, 3]}\n')), "-", read, lambda _: healthy())
-    with pytest.raises(Unreadable, match="cannot be followed"):
+    log = GrowingLog(PipeTail(io.BytesIO(b'{"loss":\n[1, 2, 3]}\n')), "-", read, lambda _: healthy())
+    with pytest.raises(UnreadableInput, match="cannot be followed"):
         while not log.ended:
             log.grown()
 
@@ -266,13 +266,13 @@ def test_a_large_document_in_a_pipe_is_refused_with_a_reason(monkeypatch: pytest
 class Scripted:
     """A log with one answer after the other."""
 
-    answers: list[Answer]
+    answers: list[LogDiagnosis]
     ended: bool = False
 
     def grown(self) -> bool:
         return True
 
-    def answer(self, *, quiet: bool) -> Answer | None:
+    def answer(self, *, quiet: bool) -> LogDiagnosis | None:
         found = self.answers.pop(0)
         self.ended = not self.answers
         return found
@@ -280,17 +280,17 @@ class Scripted:
     def close(self) -> None: ...
 
 
-def spoken_of(answers: list[Answer], until: frozenset[State]) -> list[str]:
+def spoken_of(answers: list[LogDiagnosis], until: frozenset[RunHealth]) -> list[str]:
     told: list[str] = []
     clock = Clock(iter([nothing] * 1000))
-    follow(Scripted(answers), speak=lambda a: told.append(a.sentence), until=until, clock=clock, sleep=clock.sleep)
+    follow(Scripted(answers), on_news=lambda a: told.append(a.sentence), until=until, clock=clock, sleep=clock.sleep)
     return told
 
 
 def test_a_trouble_is_told_once_and_again_only_when_it_begins_anew() -> None:
-    def spike(onset: int, last: int) -> Answer:
+    def spike(onset: int, last: int) -> LogDiagnosis:
         return healthy(
-            verdict=State.WARNING,
+            verdict=RunHealth.WARNING,
             pattern=Pattern.RECOVERED_SPIKE,
             sentence=f"spike at {onset}",
             onset_step=onset,
@@ -302,17 +302,17 @@ def test_a_trouble_is_told_once_and_again_only_when_it_begins_anew() -> None:
 
 
 def test_trouble_that_has_passed_is_told() -> None:
-    voice = Voice()
-    assert not voice.news(healthy())
-    assert voice.news(failed())
-    assert voice.news(healthy())
-    assert not voice.news(healthy())
+    voice = NewsFilter()
+    assert not voice.is_news(healthy())
+    assert voice.is_news(failed())
+    assert voice.is_news(healthy())
+    assert not voice.is_news(healthy())
 
 
 def test_a_failure_is_not_believed_before_some_losses_came_after_it() -> None:
-    def jumped(points: int) -> Answer:
+    def jumped(points: int) -> LogDiagnosis:
         steps = np.arange(points, dtype=float)
-        return failed(pattern=Pattern.JUMP, onset_step=50, course=Course(loss=Trace("loss", steps, steps)))
+        return failed(pattern=Pattern.JUMP, onset_step=50, course=RunCurves(loss=Series("loss", steps, steps)))
 
     assert spoken_of([jumped(51), healthy(), healthy()], FAILED) == []
     assert spoken_of([jumped(51), jumped(56), jumped(61), healthy()], FAILED) == [failed().sentence]
@@ -321,22 +321,22 @@ def test_a_failure_is_not_believed_before_some_losses_came_after_it() -> None:
 
 def test_a_feared_failure_is_told_when_the_log_falls_silent_for_long() -> None:
     steps = np.arange(51, dtype=float)
-    feared = failed(pattern=Pattern.JUMP, onset_step=50, course=Course(loss=Trace("loss", steps, steps)))
+    feared = failed(pattern=Pattern.JUMP, onset_step=50, course=RunCurves(loss=Series("loss", steps, steps)))
     clock = Clock(iter([nothing] * 1000))
 
     class Silent(Scripted):
         def grown(self) -> bool:
             return clock.now == 0
 
-        def answer(self, *, quiet: bool) -> Answer | None:
+        def answer(self, *, quiet: bool) -> LogDiagnosis | None:
             return self.answers[0]
 
     told: list[float] = []
     last = follow(
-        Silent([feared]), speak=lambda _: told.append(clock.now), until=FAILED, clock=clock, sleep=clock.sleep
+        Silent([feared]), on_news=lambda _: told.append(clock.now), until=FAILED, clock=clock, sleep=clock.sleep
     )
     assert last is feared
-    assert told == [PATIENCE]
+    assert told == [SILENT_SECONDS]
 
 
 def test_a_log_that_ends_in_an_exception_is_believed_once_it_is_quiet(tmp_path: Path) -> None:
@@ -351,10 +351,10 @@ def test_a_log_that_ends_in_an_exception_is_believed_once_it_is_quiet(tmp_path: 
 
 
 def test_a_warning_ends_it_only_when_asked() -> None:
-    warning = healthy(verdict=State.WARNING, pattern=Pattern.PLATEAU, sentence="no learning")
+    warning = healthy(verdict=RunHealth.WARNING, pattern=Pattern.PLATEAU, sentence="no learning")
     answers = [warning, warning, healthy(sentence="well again"), healthy()]
     assert spoken_of(list(answers), FAILED) == ["no learning", "well again"]
-    assert spoken_of(list(answers), FAILED | {State.WARNING}) == ["no learning"]
+    assert spoken_of(list(answers), FAILED | {RunHealth.WARNING}) == ["no learning"]
 
 
 def test_judging_that_takes_long_is_done_less_often() -> None:
@@ -362,10 +362,10 @@ def test_judging_that_takes_long_is_done_less_often() -> None:
     judged: list[float] = []
 
     class Slow(Scripted):
-        def answer(self, *, quiet: bool) -> Answer | None:
+        def answer(self, *, quiet: bool) -> LogDiagnosis | None:
             judged.append(clock.now)
             clock.now += 2.0
             return super().answer(quiet=quiet)
 
-    follow(Slow([healthy()] * 5), speak=print, until=FAILED, clock=clock, sleep=clock.sleep)
+    follow(Slow([healthy()] * 5), on_news=print, until=FAILED, clock=clock, sleep=clock.sleep)
     assert min(np.diff(judged)[:-1]) >= 20

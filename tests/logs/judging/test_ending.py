@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.logs.judging.ending import Ending, read_ending
+from surefoot.logs.judging.ending import Crash, find_crash
 from surefoot.records import Cause
 
 FRAMES = (
@@ -96,8 +96,8 @@ STOPS = {
 }  # fmt: skip
 
 
-def ending_of(text: str) -> Ending:
-    ending = read_ending(text)
+def ending_of(text: str) -> Crash:
+    ending = find_crash(text)
     assert ending is not None
     return ending
 
@@ -106,7 +106,7 @@ def ending_of(text: str) -> Ending:
 def test_what_ended_the_run_is_named(how: str) -> None:
     text, kind, cause = ENDINGS[how]
     ending = ending_of("step 10 done\n" + text + "\n")
-    assert (ending.kind, ending.cause, ending.fault) == (kind, cause, True)
+    assert (ending.kind, ending.cause, ending.is_fault) == (kind, cause, True)
     assert ending.sentence.endswith(".")
     assert ending.evidence
     assert ending.advice
@@ -117,7 +117,7 @@ def test_what_ended_the_run_is_named(how: str) -> None:
 def test_a_stop_from_outside_is_no_fault_of_the_run(how: str) -> None:
     text, kind = STOPS[how]
     ending = ending_of(text)
-    assert (ending.kind, ending.fault) == (kind, False)
+    assert (ending.kind, ending.is_fault) == (kind, False)
 
 
 def test_memory_is_told_with_its_numbers() -> None:
@@ -178,7 +178,7 @@ def test_an_exception_that_came_while_another_was_dealt_with_is_the_one_that_cou
     ],
 )
 def test_a_run_that_just_ends_or_went_on_has_no_such_ending(text: str) -> None:
-    assert read_ending(text) is None
+    assert find_crash(text) is None
 
 
 @settings(max_examples=100, deadline=None)
@@ -190,11 +190,11 @@ def test_a_run_that_just_ends_or_went_on_has_no_such_ending(text: str) -> None:
 def test_cuts_and_splices_never_fail(parts: list[str], start: int, stop: int) -> None:
     text = "\n".join(parts)
     for piece in (text[start:], text[:stop], text[start:] + text[:stop]):
-        ending = read_ending(piece)
+        ending = find_crash(piece)
         assert ending is None or (ending.sentence and "{" not in ending.sentence)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=2000))
 def test_any_text_is_taken(text: str) -> None:
-    read_ending(text)
+    find_crash(text)

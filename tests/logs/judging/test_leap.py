@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from surefoot.logs.course import Course, Trace
+from surefoot.logs.course import RunCurves, Series
 from surefoot.logs.diagnosing import diagnose
 from surefoot.logs.judging.signs import leap
-from surefoot.logs.judging.signs.base import Look
+from surefoot.logs.judging.signs.base import RunView
 from surefoot.records import Pattern
 
 Losses = NDArray[np.float64]
@@ -21,8 +21,8 @@ def fall(count: int, noise: float = 0.03, seed: int = 0) -> Losses:
     return (2.2 + 7.8 * np.exp(-np.arange(count) / (count / 6))) * np.exp(noise * chance.standard_normal(count))
 
 
-def looked_at(losses: Losses) -> Look:
-    return Look(Course(loss=Trace("loss", np.arange(len(losses), dtype=float), losses)))
+def looked_at(losses: Losses) -> RunView:
+    return RunView(RunCurves(loss=Series("loss", np.arange(len(losses), dtype=float), losses)))
 
 
 def leapt(count: int, after: int, to: float, noise: float = 0.03) -> Losses:
@@ -68,7 +68,7 @@ def test_a_loss_that_is_back_at_its_level_has_not_failed(count: int, to: float) 
 def test_a_restart_of_the_schedule_that_came_back_before_is_a_precedent() -> None:
     cycles = np.tile(1 + 4 * np.exp(-np.arange(200) / 40), 5)[:820]
     losses = fall(820) * np.where(np.arange(820) < 200, 1.0, cycles)
-    sign = leap.look(looked_at(losses))
+    sign = leap.find_lasting_jump(looked_at(losses))
     assert sign is not None
     assert sign.verdict == "warning"
     assert sign.onset == 800
@@ -81,4 +81,4 @@ def test_heavy_tails_and_waves_are_no_leaps(seed: int) -> None:
     often = fall(600, 0.05) * np.where(chance.random(600) < 0.15, 3.0, 1.0)
     waves = fall(600, 0.02) * (1 + 0.6 * np.sin(np.arange(600) / 9))
     for losses in (heavy, often, waves):
-        assert leap.look(looked_at(losses)) is None
+        assert leap.find_lasting_jump(looked_at(losses)) is None

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import surefoot
 from surefoot.cli import app
 from surefoot.journal import Journal
-from surefoot.logs.answer import Answer, State
+from surefoot.logs.answer import LogDiagnosis, RunHealth
 from surefoot.logs.diagnosing import diagnose
 from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, StepMetrics
 
@@ -31,7 +31,7 @@ LEVEL = Finding(step=152, attempt=152, detector="level", detail="the loss has ri
 WEIGHTS = Diagnosis(step=152, attempt=152, cause=Cause.WEIGHTS_DAMAGED, confidence=0.5, detail="Weights. others")
 
 
-def answer(folder: Path, losses: Sequence[float], *events: Event) -> Answer:
+def answer(folder: Path, losses: Sequence[float], *events: Event) -> LogDiagnosis:
     """What is said of a run with these losses and events."""
     journal = Journal(folder, info={}, on_failure=pytest.fail)
     for step, loss in enumerate(losses):
@@ -44,7 +44,7 @@ def answer(folder: Path, losses: Sequence[float], *events: Event) -> Answer:
 
 def test_the_runs_own_causes_lead_with_their_reason_first(tmp_path: Path) -> None:
     found = answer(tmp_path / "run", JUMP, LEVEL, WEIGHTS, LABELS)
-    assert found.verdict is State.FAILED
+    assert found.verdict is RunHealth.FAILED
     assert [one.cause for one in found.causes[:2]] == [Cause.LABELS, Cause.WEIGHTS_DAMAGED]
     first = found.causes[0]
     assert first.confidence == 0.62
@@ -71,7 +71,7 @@ def test_a_run_that_surefoot_stopped_names_what_it_was_stopped_for(tmp_path: Pat
 def test_a_run_that_was_put_right_is_not_simply_healthy(tmp_path: Path) -> None:
     rewind = Decision(step=152, attempt=152, action=Action.REWIND, cause=Cause.LABELS, reason="the loss has risen")
     found = answer(tmp_path / "run", FALL, LEVEL, LABELS, rewind)
-    assert found.verdict is State.WARNING
+    assert found.verdict is RunHealth.WARNING
     assert found.sentence.startswith("surefoot intervened at step 152 (rewind)")
     assert found.onset_step == 152
     assert found.causes[0].cause is Cause.LABELS
@@ -80,7 +80,7 @@ def test_a_run_that_was_put_right_is_not_simply_healthy(tmp_path: Path) -> None:
 def test_what_passed_without_an_intervention_leaves_a_run_healthy_and_is_said(tmp_path: Path) -> None:
     watched = Decision(step=152, attempt=152, action=Action.REWIND, applied=False, reason="it only observes")
     found = answer(tmp_path / "run", FALL, LEVEL, LABELS, watched)
-    assert found.verdict is State.HEALTHY
+    assert found.verdict is RunHealth.HEALTHY
     assert "labels at step 152" in found.sentence
     assert "nothing stands out" not in found.sentence
 

@@ -13,19 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from surefoot.logs.reading import delimited, door
-from surefoot.logs.reading.numbers import number
-from surefoot.logs.table import Table, Unreadable
+from surefoot.logs.reading.numbers import parse_number
+from surefoot.logs.table import LogTable, UnreadableInput
 
 
-def read(tmp_path: Path, content: str | bytes, name: str = "log") -> Table:
+def read(tmp_path: Path, content: str | bytes, name: str = "log") -> LogTable:
     file = tmp_path / name
     file.write_bytes(content.encode() if isinstance(content, str) else content)
-    (table,) = door.read(file)
+    (table,) = door.read_log(file)
     assert table.format in ("csv", "tsv")
     return table
 
 
-def values(table: Table, name: str) -> list[float]:
+def values(table: LogTable, name: str) -> list[float]:
     return table.columns[name].values.tolist()
 
 
@@ -98,16 +98,16 @@ def test_an_export_of_charts_loses_its_band_and_the_name_of_its_run(tmp_path: Pa
     header = '"Step","proud-sun-7 - train/loss","proud-sun-7 - train/loss__MIN","proud-sun-7 - train/loss__MAX"\n'
     table = read(tmp_path, header + '"0","2.5","2.5","2.5"\n"10","2.0","2.0","2.0"\n')
     assert list(table.columns) == ["Step", "train/loss"]
-    assert table.facts["run"] == "proud-sun-7"
+    assert table.settings["run"] == "proud-sun-7"
 
 
 def test_an_export_with_two_runs_gives_two_tables(tmp_path: Path) -> None:
     file = tmp_path / "log.csv"
     file.write_text('"Step","a - loss","a - loss__MIN","b - loss"\n0,1,1,5\n1,2,2,6\n2,3,3,\n')
-    first, second = door.read(file)
+    first, second = door.read_log(file)
     assert values(first, "loss") == [1, 2, 3]
     assert values(second, "loss") == [5, 6]
-    assert (first.facts["run"], second.facts["run"]) == ("a", "b")
+    assert (first.settings["run"], second.settings["run"]) == ("a", "b")
 
 
 def test_rows_that_say_what_they_are_do_not_mix(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_console_text_is_no_table(text: str) -> None:
     ],
 )  # fmt: skip
 def test_numbers_as_programs_write_them(text: str, expected: float | None) -> None:
-    found = number(text)
+    found = parse_number(text)
     assert found == expected or (
         found is not None and expected is not None and math.isnan(found) == math.isnan(expected)
     )
@@ -231,16 +231,16 @@ cells = st.one_of(
 @settings(max_examples=80, deadline=None)
 def test_the_quick_way_and_the_careful_way_agree(rows: list[list[str]], sign: str) -> None:
     header = sign.join(["step", "loss", "lr"])
-    dialect = delimited.told("\n".join([header, sign.join(["1", "2.0", "3.0"]), sign.join(["2", "2.0", "3.0"]), ""]))
+    dialect = delimited.detect_dialect("\n".join([header, sign.join(["1", "2.0", "3.0"]), sign.join(["2", "2.0", "3.0"]), ""]))
     assert dialect is not None
     text = "".join(sign.join(row) + "\n" for row in rows)
-    quick, careful = delimited.Reading(dialect, ""), delimited.Reading(dialect, "")
-    quick.take(header + "\n")
-    careful.take(header + "\n")
-    quick.take(text)
+    quick, careful = delimited.CsvReader(dialect, ""), delimited.CsvReader(dialect, "")
+    quick.feed(header + "\n")
+    careful.feed(header + "\n")
+    quick.feed(text)
     for line in text.splitlines(keepends=True):
-        careful.take_slowly(line)
-    one, other = quick.gatherer.table("csv", ""), careful.gatherer.table("csv", "")
+        careful.feed_by_row(line)
+    one, other = quick.builder.build("csv", ""), careful.builder.build("csv", "")
     assert one.records == other.records
     assert one.skipped == other.skipped
     assert set(one.columns) == set(other.columns)
@@ -264,5 +264,5 @@ def test_cuts_and_splices_never_break_the_reader(tmp_path: Path, one: bytes, oth
     middle = data.draw(st.binary(max_size=20))
     file = tmp_path / "log"
     file.write_bytes(one[:cut] + middle + other[start:])
-    with suppress(Unreadable):
-        door.read(file)
+    with suppress(UnreadableInput):
+        door.read_log(file)

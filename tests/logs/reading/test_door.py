@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from surefoot.logs.reading import door
-from surefoot.logs.reading.source import Source, decoded
-from surefoot.logs.table import Unreadable
+from surefoot.logs.reading.source import LogSource, decode
+from surefoot.logs.table import UnreadableInput
 
 LINES = "".join(f'{{"step": {n}, "loss": {1.0 / (n + 1)}}}\n' for n in range(500))
 TABLE = "step,loss\n" + "".join(f"{n},{1.0 / (n + 1)}\n" for n in range(500))
@@ -23,7 +23,7 @@ TEXT = "".join(f"step {n} | loss {1.0 / (n + 1):.4f}\n" for n in range(500))
 
 
 def losses(path: Path) -> int:
-    (table,) = door.read(path)
+    (table,) = door.read_log(path)
     return len(table.columns["loss"])
 
 
@@ -31,7 +31,7 @@ def losses(path: Path) -> int:
 @pytest.mark.parametrize("name", ["log", "log.png", "log.csv", "log.json"])
 def test_the_content_counts_and_not_the_name(tmp_path: Path, content: str, format: str, name: str) -> None:
     (tmp_path / name).write_text(content)
-    (table,) = door.read(tmp_path / name)
+    (table,) = door.read_log(tmp_path / name)
     assert table.format == format
     assert len(table.columns["loss"]) == 500
 
@@ -53,7 +53,7 @@ def test_wide_encodings(tmp_path: Path, content: str, encoding: str) -> None:
 def test_a_packed_log_that_is_cut_off_gives_what_is_there(tmp_path: Path) -> None:
     rows = "".join(f"{n},{n * 7919 % 99_991 / 7}\n" for n in range(60_000))
     (tmp_path / "log.gz").write_bytes(gzip.compress(("step,loss\n" + rows).encode())[:-20_000])
-    (table,) = door.read(tmp_path / "log.gz")
+    (table,) = door.read_log(tmp_path / "log.gz")
     assert 1000 < table.records < 60_000
     assert any("end" in note for note in table.notes)
 
@@ -61,7 +61,7 @@ def test_a_packed_log_that_is_cut_off_gives_what_is_there(tmp_path: Path) -> Non
 @pytest.mark.parametrize("content", [LINES, TABLE, TEXT])
 def test_a_pipe(monkeypatch: pytest.MonkeyPatch, content: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
-    (table,) = door.read("-")
+    (table,) = door.read_log("-")
     assert len(table.columns["loss"]) == 500
     assert table.path == "-"
 
@@ -93,8 +93,8 @@ def archive(name: str) -> bytes:
 )
 def test_what_is_no_log_is_named(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "log").write_bytes(content)
-    with pytest.raises(Unreadable, match=words) as caught:
-        door.read(tmp_path / "log")
+    with pytest.raises(UnreadableInput, match=words) as caught:
+        door.read_log(tmp_path / "log")
     assert str(tmp_path) in str(caught.value)
 
 
@@ -104,7 +104,7 @@ def test_what_is_no_log_is_named(tmp_path: Path, content: bytes, words: str) -> 
 def test_checkpoints_are_told_from_logs(tmp_path: Path, head: bytes) -> None:
     (tmp_path / "model").write_bytes(head)
     assert door.is_checkpoint(tmp_path / "model")
-    assert door.kind_of(head) == "checkpoint"
+    assert door.detect_format(head) == "checkpoint"
 
 
 @pytest.mark.parametrize("content", [LINES, TABLE, TEXT])
@@ -116,25 +116,25 @@ def test_logs_are_no_checkpoints(tmp_path: Path, content: str) -> None:
 
 
 def test_what_is_not_there_or_not_allowed(tmp_path: Path) -> None:
-    with pytest.raises(Unreadable, match="is not there"):
-        door.read(tmp_path / "missing.csv")
-    with pytest.raises(Unreadable, match="cannot be read"):
-        door.read("a\0b")
-    with pytest.raises(Unreadable, match="neither a file nor a folder"):
-        door.read("/dev/null")
+    with pytest.raises(UnreadableInput, match="is not there"):
+        door.read_log(tmp_path / "missing.csv")
+    with pytest.raises(UnreadableInput, match="cannot be read"):
+        door.read_log("a\0b")
+    with pytest.raises(UnreadableInput, match="neither a file nor a folder"):
+        door.read_log("/dev/null")
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the rights of a file do not bind this user")
 def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(TEXT)
     (tmp_path / "log").chmod(0)
-    with pytest.raises(Unreadable, match="cannot be read"):
-        door.read(tmp_path / "log")
+    with pytest.raises(UnreadableInput, match="cannot be read"):
+        door.read_log(tmp_path / "log")
 
 
 def test_blocks_are_the_bytes_in_whole_lines(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes((b"x" * 700 + b"\n") * 300 + b"y" * 3_000_000 + b"\nend")
-    with Source.open(tmp_path / "log") as source:
+    with LogSource.open(tmp_path / "log") as source:
         blocks = list(source.blocks(100_000))
     assert b"".join(blocks) == (tmp_path / "log").read_bytes()
     assert all(block.endswith(b"\n") for block in blocks[:3])
@@ -142,5 +142,5 @@ def test_blocks_are_the_bytes_in_whole_lines(tmp_path: Path) -> None:
 
 
 def test_text_in_no_known_encoding_is_still_text() -> None:
-    assert decoded(b"caf\xe9 \0\0 5") == "café  5"
-    assert decoded("é中".encode()) == "é中"
+    assert decode(b"caf\xe9 \0\0 5") == "café  5"
+    assert decode("é中".encode()) == "é中"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.logs.reading import door
-from surefoot.logs.table import Unreadable
+from surefoot.logs.table import UnreadableInput
 
 
 def state(folder: Path, points: int) -> None:
@@ -25,7 +25,7 @@ def table_csv(file: Path, points: int) -> None:
 def test_the_newest_checkpoint_has_the_whole_history(tmp_path: Path) -> None:
     for step in (5, 10, 100):
         state(tmp_path / f"checkpoint-{step}", step)
-    (table,) = door.read(tmp_path)
+    (table,) = door.read_log(tmp_path)
     assert table.format == "trainer_state"
     assert len(table.columns["loss"]) == 100
     assert table.path.endswith("checkpoint-100/trainer_state.json")
@@ -36,7 +36,7 @@ def test_the_log_with_the_most_losses_wins_and_the_others_are_told(tmp_path: Pat
     table_csv(tmp_path / "version_0" / "metrics.csv", 20)
     table_csv(tmp_path / "version_1" / "metrics.csv", 50)
     (tmp_path / "hparams.yaml").write_text("lr: 0.1\n")
-    (table,) = door.read(tmp_path)
+    (table,) = door.read_log(tmp_path)
     assert len(table.columns["loss"]) == 50
     assert any("version_1/metrics.csv" in note and "version_0/metrics.csv (20)" in note for note in table.notes)
 
@@ -48,7 +48,7 @@ def test_what_is_no_log_is_passed_by(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"loss": [1, 2, 3]}')
     (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     table_csv(tmp_path / "logs" / "run.csv", 10)
-    (table,) = door.read(tmp_path)
+    (table,) = door.read_log(tmp_path)
     assert table.path.endswith("run.csv")
 
 
@@ -58,26 +58,26 @@ def test_the_exception_in_a_console_log_goes_with_the_numbers_beside_it(tmp_path
         "Traceback (most recent call last):\n  File 'a.py', line 1, in f\n"
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
     )
-    (table,) = door.read(tmp_path)
+    (table,) = door.read_log(tmp_path)
     assert table.format == "csv"
-    assert "OutOfMemoryError" in table.ending
+    assert "OutOfMemoryError" in table.tail
 
 
 def test_a_folder_without_logs_says_so(tmp_path: Path) -> None:
     (tmp_path / "readme.md").write_text("nothing here")
-    with pytest.raises(Unreadable, match="no log in it"):
-        door.read(tmp_path)
+    with pytest.raises(UnreadableInput, match="no log in it"):
+        door.read_log(tmp_path)
 
 
 def test_a_folder_of_weights_says_what_to_pass(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
-    with pytest.raises(Unreadable, match=r"pass .*model\.safetensors"):
-        door.read(tmp_path)
+    with pytest.raises(UnreadableInput, match=r"pass .*model\.safetensors"):
+        door.read_log(tmp_path)
 
 
 def test_a_link_that_leads_back_is_no_trap(tmp_path: Path) -> None:
     (tmp_path / "again").symlink_to(tmp_path)
     table_csv(tmp_path / "metrics.csv", 5)
     (tmp_path / "gone.csv").symlink_to(tmp_path / "nowhere.csv")
-    (table,) = door.read(tmp_path)
+    (table,) = door.read_log(tmp_path)
     assert table.records == 5

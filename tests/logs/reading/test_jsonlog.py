@@ -14,22 +14,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from surefoot.logs.reading import door, jsonlog, jsonregular
-from surefoot.logs.reading.records import Block
-from surefoot.logs.table import Gatherer, Table, Unreadable
+from surefoot.logs.reading.records import RecordBlock
+from surefoot.logs.table import TableBuilder, LogTable, UnreadableInput
 
 
-def read(tmp_path: Path, content: str | bytes, name: str = "log") -> Table:
+def read(tmp_path: Path, content: str | bytes, name: str = "log") -> LogTable:
     file = tmp_path / name
     file.write_bytes(content.encode() if isinstance(content, str) else content)
-    (table,) = door.read(file)
+    (table,) = door.read_log(file)
     return table
 
 
-def values(table: Table, name: str) -> list[float]:
+def values(table: LogTable, name: str) -> list[float]:
     return table.columns[name].values.tolist()
 
 
-def steps(table: Table, name: str, by: str = "step") -> list[float]:
+def steps(table: LogTable, name: str, by: str = "step") -> list[float]:
     """The steps at which a column has values, found as anybody would: through the record they share."""
     axis = dict(zip(table.columns[by].rows.tolist(), table.columns[by].values.tolist(), strict=True))
     return [axis[row] for row in table.columns[name].rows.tolist()]
@@ -59,9 +59,9 @@ def test_a_trainers_state_gives_its_points_and_keeps_the_sum_apart(tmp_path: Pat
     assert math.isnan(values(table, "grad_norm")[1])
     assert values(table, "grad_norm")[2] == math.inf
     assert "train_loss" not in table.columns
-    assert table.facts["train_loss"] == 1.57
-    assert table.facts["max_steps"] == 30
-    assert table.facts["num_train_epochs"] == 3
+    assert table.settings["train_loss"] == 1.57
+    assert table.settings["max_steps"] == 30
+    assert table.settings["num_train_epochs"] == 3
 
 
 def test_a_state_that_is_cut_off_gives_what_is_there(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_rows_of_training_and_evaluation_do_not_mix(tmp_path: Path, field: str) 
     assert values(table, "val/loss") == [9.0]
     assert values(table, "val_acc") == [0.5]
     assert values(table, "step") == [1, 1, 2]
-    assert table.facts["lr"] == 0.5
+    assert table.settings["lr"] == 0.5
 
 
 def test_one_value_a_record_with_its_name_beside_it(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_loss_that_is_null_to_the_end_was_nan(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"name": "x"}', '[["a", "b"]]', '{"a":' * 5000])
 def test_json_without_numbers_says_so(tmp_path: Path, content: str) -> None:
-    with pytest.raises(Unreadable, match="holds no"):
+    with pytest.raises(UnreadableInput, match="holds no"):
         read(tmp_path, content)
 
 
@@ -215,14 +215,14 @@ records = st.lists(
 @settings(max_examples=100, deadline=None)
 def test_the_quick_way_and_the_careful_way_agree(rows: list[dict[str, Any]]) -> None:
     raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    quick, careful = Gatherer(), Gatherer()
-    at_once = jsonlog.at_once(raw)
+    quick, careful = TableBuilder(), TableBuilder()
+    at_once = jsonlog.parse_lines_together(raw)
     assert at_once is not None or not rows
-    Block(quick).add(at_once or [])
-    one_by_one = Block(careful)
+    RecordBlock(quick).add(at_once or [])
+    one_by_one = RecordBlock(careful)
     for line in raw.splitlines(keepends=True):
-        one_by_one.add(jsonlog.one_by_one(line, careful))
-    same(quick.table("a", ""), careful.table("a", ""))
+        one_by_one.add(jsonlog.parse_lines_singly(line, careful))
+    same(quick.build("a", ""), careful.build("a", ""))
 
 
 regular = st.integers(1, 4).flatmap(
@@ -243,16 +243,16 @@ def test_lines_of_nothing_but_numbers_agree_too(
         odd = data.draw(st.sampled_from(['{"loss": 1, "step": 2}', '{"step": null}', '{"step": "5"}', "{}", "[1]", ""]))
         lines.insert(data.draw(st.integers(0, len(lines))), odd + end)
     raw = "".join(lines).encode()
-    found = jsonregular.matrix(raw)
+    found = jsonregular.parse_number_matrix(raw)
     assert found is not None or len(lines) > len(rows)
     if found is not None:
-        quick, careful = Gatherer(), Gatherer()
+        quick, careful = TableBuilder(), TableBuilder()
         quick.extend(dict(zip(found[0], found[1].T, strict=True)), {})
-        Block(careful).add(jsonlog.one_by_one(raw, careful))
-        same(quick.table("a", ""), careful.table("a", ""))
+        RecordBlock(careful).add(jsonlog.parse_lines_singly(raw, careful))
+        same(quick.build("a", ""), careful.build("a", ""))
 
 
-def same(one: Table, other: Table) -> None:
+def same(one: LogTable, other: LogTable) -> None:
     assert one.records == other.records
     assert set(one.columns) == set(other.columns)
     for name, column in one.columns.items():
@@ -273,5 +273,5 @@ FIXTURES = [
 def test_cuts_and_splices_never_break_the_reader(tmp_path: Path, one: bytes, other: bytes, data: st.DataObject) -> None:
     cut, start = data.draw(st.integers(0, len(one))), data.draw(st.integers(0, len(other)))
     middle = data.draw(st.binary(max_size=20))
-    with suppress(Unreadable):
+    with suppress(UnreadableInput):
         read(tmp_path, one[:cut] + middle + other[start:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.logs.reading.meaning import Role, meaning
+from surefoot.logs.reading.meaning import MetricRole, parse_metric_name
 
 
 @pytest.mark.parametrize(
@@ -29,56 +29,56 @@ from surefoot.logs.reading.meaning import Role, meaning
     ],
 )
 def test_the_whole_training_loss(name: str) -> None:
-    told = meaning(name)
-    assert (told.role, told.held_out, told.part) == (Role.LOSS, False, "")
+    told = parse_metric_name(name)
+    assert (told.role, told.is_eval, told.term) == (MetricRole.LOSS, False, "")
 
 
 @pytest.mark.parametrize(
     "name", ["val_loss", "eval/loss", "Valid Loss", "validation_loss", "test_loss", "验证损失", "dev loss"]
 )
 def test_the_loss_on_held_out_data(name: str) -> None:
-    told = meaning(name)
-    assert (told.role, told.held_out, told.part) == (Role.LOSS, True, "")
+    told = parse_metric_name(name)
+    assert (told.role, told.is_eval, told.term) == (MetricRole.LOSS, True, "")
 
 
 @pytest.mark.parametrize(("name", "part"), [("train/box_loss", "box"), ("Gen Loss", "gen"), ("value_loss", "value")])
 def test_one_term_of_a_loss(name: str, part: str) -> None:
-    assert meaning(name).part == part
+    assert parse_metric_name(name).term == part
 
 
 @pytest.mark.parametrize(
     ("name", "role"),
     [
-        ("loss_scale", Role.SCALE),
-        ("loss scale", Role.SCALE),
-        ("policy_loss_weight", Role.OTHER),
-        ("run 3 - train/loss__MAX", Role.OTHER),
-        ("grad_norm", Role.NORM),
-        ("gnorm", Role.NORM),
-        ("norm", Role.NORM),
-        ("train/total_norm", Role.NORM),
-        ("weight_norm", Role.OTHER),
-        ("training's l2", Role.ERROR),
-        ("l2_penalty", Role.OTHER),
-        ("valid_0's binary_logloss", Role.LOSS),
-        ("learning_rate", Role.RATE),
-        ("lr/pg0", Role.RATE),
-        ("lr-AdamW", Role.RATE),
-        ("number of skipped iterations", Role.SKIPPED),
-        ("trainer/global_step", Role.STEP),
-        ("iteration", Role.STEP),
-        ("time/total_timesteps", Role.STEP),
-        ("epoch", Role.EPOCH),
-        ("epoch_time", Role.OTHER),
-        ("progress_percent", Role.INNER),
-        ("val_acc", Role.ACCURACY),
-        ("rollout/ep_rew_mean", Role.REWARD),
-        ("eval_samples_per_second", Role.SPEED),
-        ("elapsed time per iteration (ms)", Role.SECONDS),
-        ("GPU Mem (GB)", Role.MEMORY),
-        ("train_perplexity", Role.PERPLEXITY),
-        ("total_flos", Role.OTHER),
+        ("loss_scale", MetricRole.LOSS_SCALE),
+        ("loss scale", MetricRole.LOSS_SCALE),
+        ("policy_loss_weight", MetricRole.OTHER),
+        ("run 3 - train/loss__MAX", MetricRole.OTHER),
+        ("grad_norm", MetricRole.GRAD_NORM),
+        ("gnorm", MetricRole.GRAD_NORM),
+        ("norm", MetricRole.GRAD_NORM),
+        ("train/total_norm", MetricRole.GRAD_NORM),
+        ("weight_norm", MetricRole.OTHER),
+        ("training's l2", MetricRole.ERROR),
+        ("l2_penalty", MetricRole.OTHER),
+        ("valid_0's binary_logloss", MetricRole.LOSS),
+        ("learning_rate", MetricRole.LR),
+        ("lr/pg0", MetricRole.LR),
+        ("lr-AdamW", MetricRole.LR),
+        ("number of skipped iterations", MetricRole.SKIPPED),
+        ("trainer/global_step", MetricRole.STEP),
+        ("iteration", MetricRole.STEP),
+        ("time/total_timesteps", MetricRole.STEP),
+        ("epoch", MetricRole.EPOCH),
+        ("epoch_time", MetricRole.OTHER),
+        ("progress_percent", MetricRole.EPOCH_STEP),
+        ("val_acc", MetricRole.ACCURACY),
+        ("rollout/ep_rew_mean", MetricRole.REWARD),
+        ("eval_samples_per_second", MetricRole.SPEED),
+        ("elapsed time per iteration (ms)", MetricRole.SECONDS),
+        ("GPU Mem (GB)", MetricRole.MEMORY),
+        ("train_perplexity", MetricRole.PERPLEXITY),
+        ("total_flos", MetricRole.OTHER),
     ],
 )
-def test_everything_else(name: str, role: Role) -> None:
-    assert meaning(name).role is role
+def test_everything_else(name: str, role: MetricRole) -> None:
+    assert parse_metric_name(name).role is role

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.logs.answer import State
+from surefoot.logs.answer import RunHealth
 from surefoot.logs.diagnosing import diagnose
 
 NAN = math.nan
@@ -20,7 +20,7 @@ Rows = Sequence[Sequence[object]]
 Write = Callable[..., str]
 
 
-def verdict(path: Path, text: str) -> State:
+def verdict(path: Path, text: str) -> RunHealth:
     path.write_text(text)
     return diagnose(path).verdict
 
@@ -47,25 +47,25 @@ PADDED: dict[str, Rows] = {
 @pytest.mark.parametrize("write", [table, records])
 @pytest.mark.parametrize("where", PADDED)
 def test_records_without_numbers_are_padding(tmp_path: Path, where: str, write: Write) -> None:
-    assert verdict(tmp_path / "log", write(PADDED[where])) is State.HEALTHY
+    assert verdict(tmp_path / "log", write(PADDED[where])) is RunHealth.HEALTHY
 
 
 @pytest.mark.parametrize("index", ["", "index", "Unnamed: 0"])
 def test_an_index_that_goes_on_beside_them_changes_nothing(tmp_path: Path, index: str) -> None:
     rows = [(k, *row) for k, row in enumerate([*ROWS, *[EMPTY] * 20])]
-    assert verdict(tmp_path / "log.csv", table(rows, f"{index},{HEAD}")) is State.HEALTHY
+    assert verdict(tmp_path / "log.csv", table(rows, f"{index},{HEAD}")) is RunHealth.HEALTHY
 
 
 def test_places_left_empty_are_padding_too(tmp_path: Path) -> None:
-    assert verdict(tmp_path / "a.csv", table([*ROWS, *[("",) * 4] * 20])) is State.HEALTHY
-    assert verdict(tmp_path / "b.csv", table([*ROWS, *((80 + k, "", "", "") for k in range(20))])) is State.HEALTHY
+    assert verdict(tmp_path / "a.csv", table([*ROWS, *[("",) * 4] * 20])) is RunHealth.HEALTHY
+    assert verdict(tmp_path / "b.csv", table([*ROWS, *((80 + k, "", "", "") for k in range(20))])) is RunHealth.HEALTHY
     nothing = dict.fromkeys(HEAD.split(","))
-    assert verdict(tmp_path / "c.jsonl", records(ROWS) + (json.dumps(nothing) + "\n") * 20) is State.HEALTHY
+    assert verdict(tmp_path / "c.jsonl", records(ROWS) + (json.dumps(nothing) + "\n") * 20) is RunHealth.HEALTHY
 
 
 def test_padded_arrays_are_read_alike() -> None:
     columns = list(zip(*PADDED["at the end"], strict=True))
-    assert diagnose(dict(zip(HEAD.split(","), columns, strict=True))).verdict is State.HEALTHY
+    assert diagnose(dict(zip(HEAD.split(","), columns, strict=True))).verdict is RunHealth.HEALTHY
 
 
 def test_padding_is_said(tmp_path: Path) -> None:
@@ -92,13 +92,13 @@ def test_a_loss_that_is_nan_in_a_record_of_the_run_is_a_failure(
     tmp_path: Path, what: str, write: Callable[..., str]
 ) -> None:
     head, rows = FAILED[what]
-    assert verdict(tmp_path / "log", write(rows, head)) is State.FAILED
+    assert verdict(tmp_path / "log", write(rows, head)) is RunHealth.FAILED
 
 
 def test_a_list_of_losses_has_no_padding() -> None:
-    assert diagnose([*FALL, *[NAN] * 20]).verdict is State.FAILED
+    assert diagnose([*FALL, *[NAN] * 20]).verdict is RunHealth.FAILED
 
 
 def test_losses_left_empty_while_the_run_went_on_are_a_failure(tmp_path: Path) -> None:
     rows = [*ROWS, *((80 + k, "", 0.1, 1.0) for k in range(20))]
-    assert verdict(tmp_path / "log.csv", table(rows)) is State.FAILED
+    assert verdict(tmp_path / "log.csv", table(rows)) is RunHealth.FAILED

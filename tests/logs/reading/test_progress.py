@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save
 
 from surefoot.logs.diagnosing import diagnose
-from surefoot.logs.reading.progress import watching
-from surefoot.logs.reading.source import Source
+from surefoot.logs.reading.progress import report_progress
+from surefoot.logs.reading.source import LogSource
 
 TEXT = b"step 1 loss 2.0\n" * 20_000
 
@@ -21,7 +21,7 @@ def test_whoever_watches_is_told_of_every_byte_of_the_file(packed: bool, tmp_pat
     path = tmp_path / "train.log"
     path.write_bytes(gzip.compress(TEXT) if packed else TEXT)
     told: list[tuple[str, int, int]] = []
-    with watching(lambda *news: told.append(news)), Source.open(path) as source:
+    with report_progress(lambda *news: told.append(news)), LogSource.open(path) as source:
         assert b"".join(source.lines()) == TEXT
     size = path.stat().st_size
     assert sum(more for _, more, _ in told) == size
@@ -32,7 +32,7 @@ def test_the_look_at_a_checkpoint_is_told_too(tmp_path: Path) -> None:
     weights = {f"{k}.weight": np.random.default_rng(k).normal(size=(8, 8)).astype(np.float32) for k in range(5)}
     (tmp_path / "model.safetensors").write_bytes(save(weights))
     told: list[tuple[int, int]] = []
-    with watching(lambda _, more, size: told.append((more, size))):
+    with report_progress(lambda _, more, size: told.append((more, size))):
         diagnose(tmp_path / "model.safetensors")
     assert told[-5:] == [(256, 1280)] * 5
 
@@ -40,8 +40,8 @@ def test_the_look_at_a_checkpoint_is_told_too(tmp_path: Path) -> None:
 def test_nobody_is_told_when_nobody_watches(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_bytes(TEXT)
     told: list[int] = []
-    with watching(lambda _, more, __: told.append(more)):
+    with report_progress(lambda _, more, __: told.append(more)):
         pass
-    with Source.open(tmp_path / "train.log") as source:
-        assert source.whole() == TEXT
+    with LogSource.open(tmp_path / "train.log") as source:
+        assert source.read_all() == TEXT
     assert told == []

@@ -9,7 +9,7 @@ import pytest
 
 from surefoot.journal import Journal
 from surefoot.logs.reading import door, rundir
-from surefoot.logs.table import Unreadable
+from surefoot.logs.table import UnreadableInput
 from surefoot.records import Action, Cause, Decision, Diagnosis, StepMetrics, Verdict
 
 
@@ -37,39 +37,39 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_run_gives_its_numbers_and_what_was_said_of_them(run: Path) -> None:
-    (table,) = door.read(run)
+    (table,) = door.read_log(run)
     assert table.format == "run"
     assert table.records == 50
     assert np.isnan(table.columns["loss"].values).sum() == 1
     assert table.columns["step"].values[-1] == 49
     assert len(table.columns["grad_norm"]) == 50
     assert "loss_scale" not in table.columns
-    assert table.facts["diagnosed"] == "learning_rate@40"
-    assert table.facts["decided"] == "rewind@40"
+    assert table.settings["diagnosed"] == "learning_rate@40"
+    assert table.settings["decided"] == "rewind@40"
     assert any("learning_rate (75 % sure)" in note for note in table.notes)
     assert any("the loss is NaN" in note for note in table.notes)
 
 
 @pytest.mark.parametrize("part", ["events.jsonl", "run.json"])
 def test_a_part_of_a_run_stands_for_the_whole(run: Path, part: str) -> None:
-    (table,) = door.read(run / part)
+    (table,) = door.read_log(run / part)
     assert table.format == "run"
     assert table.records == 50
 
 
 def test_a_run_among_other_things_is_found(run: Path) -> None:
     (run.parent / "notes.txt").write_text("nothing of use\n")
-    (table,) = door.read(run.parent)
+    (table,) = door.read_log(run.parent)
     assert table.format == "run"
 
 
 def test_a_run_that_recorded_nothing_says_so(tmp_path: Path) -> None:
     Journal(tmp_path / "run", info={}, on_failure=pytest.fail).close()
-    with pytest.raises(Unreadable, match="recorded nothing yet"):
-        door.read(tmp_path / "run")
+    with pytest.raises(UnreadableInput, match="recorded nothing yet"):
+        door.read_log(tmp_path / "run")
 
 
 def test_other_folders_are_no_runs(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"name": "of another tool"}')
-    assert not rundir.fits(tmp_path)
-    assert not rundir.fits(tmp_path / "missing")
+    assert not rundir.is_run_dir(tmp_path)
+    assert not rundir.is_run_dir(tmp_path / "missing")

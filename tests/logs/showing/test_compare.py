@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_answers import course, failed, healthy
 
-from surefoot.logs.answer import Answer, State
-from surefoot.logs.course import Course, Trace
+from surefoot.logs.answer import LogDiagnosis, RunHealth
+from surefoot.logs.course import RunCurves, Series
 from surefoot.logs.showing import compare_page
-from surefoot.logs.showing.compare import compare
+from surefoot.logs.showing.compare import compare_logs
 
 
-def lower_from(point: int, factor: float, *, seed: int = 1) -> Answer:
+def lower_from(point: int, factor: float, *, seed: int = 1) -> LogDiagnosis:
     """A run like the healthy one with other noise, whose loss is lower from a point on."""
     made = course(seed=seed)
     values = made.loss.values.copy()
@@ -27,36 +27,36 @@ def lower_from(point: int, factor: float, *, seed: int = 1) -> Answer:
 
 
 def test_it_says_which_is_lower_by_how_much_and_where_they_part() -> None:
-    found = compare(healthy(), lower_from(250, 0.8))
+    found = compare_logs(healthy(), lower_from(250, 0.8))
     assert found.sentence.startswith("B is 20 % lower than A at step 4,990 (2.")
-    assert found.parted is not None
-    assert 2400 <= found.parted <= 2600
+    assert found.diverged_at is not None
+    assert 2400 <= found.diverged_at <= 2600
 
 
 def test_two_runs_that_differ_by_noise_alone_are_level() -> None:
-    found = compare(healthy(), lower_from(0, 1.0))
+    found = compare_logs(healthy(), lower_from(0, 1.0))
     assert found.sentence.startswith("A and B are level at step 4,990")
-    assert found.parted is None
+    assert found.diverged_at is None
 
 
 def test_the_same_log_twice_is_level() -> None:
-    found = compare(healthy(), healthy())
-    assert found.parted is None
+    found = compare_logs(healthy(), healthy())
+    assert found.diverged_at is None
     assert "level" in found.sentence
 
 
 def test_a_run_that_failed_is_compared_where_it_still_stood() -> None:
-    found = compare(failed(), healthy())
-    assert found.at is not None
-    assert found.at <= 4000
+    found = compare_logs(failed(), healthy())
+    assert found.compared_at is not None
+    assert found.compared_at <= 4000
     assert found.sentence.endswith("A failed at 4,000.")
-    assert found.trouble
+    assert found.is_trouble
 
 
 def test_runs_of_other_lengths_and_spacing_are_aligned_by_step() -> None:
     made = course(2000)  # four times the points, four times as far
-    every = Trace("loss", made.loss.steps / 4, made.loss.values)
-    found = compare(healthy(), healthy(course=replace(made, loss=every)))
+    every = Series("loss", made.loss.steps / 4, made.loss.values)
+    found = compare_logs(healthy(), healthy(course=replace(made, loss=every)))
     assert "level" in found.sentence
 
 
@@ -65,12 +65,12 @@ def test_runs_of_other_lengths_and_spacing_are_aligned_by_step() -> None:
     [
         ({"course": None}, "B has no loss to compare"),
         ({"course": replace(course(), unit="epoch")}, "A counts in steps and B in epochs"),
-        ({"course": Course(loss=Trace("loss", np.arange(3) + 1e6, np.ones(3)))}, "A and B have no step in common"),
-        ({"course": Course(loss=Trace("loss", np.arange(3.0), np.full(3, np.nan)))}, "not one finite loss in B"),
+        ({"course": RunCurves(loss=Series("loss", np.arange(3) + 1e6, np.ones(3)))}, "A and B have no step in common"),
+        ({"course": RunCurves(loss=Series("loss", np.arange(3.0), np.full(3, np.nan)))}, "not one finite loss in B"),
     ],
 )
 def test_what_cannot_be_compared_is_said(changes: dict[str, object], told: str) -> None:
-    found = compare(healthy(), healthy(**changes))
+    found = compare_logs(healthy(), healthy(**changes))
     assert told in found.sentence
     assert compare_page.as_text(found)
     assert compare_page.as_html(found)
@@ -79,11 +79,11 @@ def test_what_cannot_be_compared_is_said(changes: dict[str, object], told: str) 
 def test_settings_and_columns_that_differ_are_listed() -> None:
     first = healthy(source={"path": "a", "facts": {"fp16": 1.0, "seed": 1.0}, "columns": {"loss": "loss"}})
     second = healthy(source={"path": "b", "facts": {"fp16": 0.0, "seed": 1.0}, "columns": {"loss": "train_loss"}})
-    assert compare(first, second).settings == (("fp16", "1", "0"), ("column for loss", "loss", "train_loss"))
+    assert compare_logs(first, second).settings == (("fp16", "1", "0"), ("column for loss", "loss", "train_loss"))
 
 
 def test_the_page_starts_with_the_sentence_and_shows_both() -> None:
-    found = compare(failed(), healthy())
+    found = compare_logs(failed(), healthy())
     for width in (60, 80, 200):
         page = compare_page.as_text(found, width=width)
         assert max(len(line) for line in page.splitlines()) <= width
@@ -93,7 +93,7 @@ def test_the_page_starts_with_the_sentence_and_shows_both() -> None:
 
 
 def test_it_has_json_a_picture_and_a_web_page(tmp_path: Path) -> None:
-    found = compare(failed(), healthy())
+    found = compare_logs(failed(), healthy())
     told = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert told["a"]["verdict"] == "failed"
     assert told["b"]["verdict"] == "healthy"
@@ -110,14 +110,14 @@ numbers = st.lists(st.tuples(st.floats(), st.floats()), max_size=30)
 @given(numbers, numbers)
 def test_any_two_runs_can_be_compared(first: list[tuple[float, float]], second: list[tuple[float, float]]) -> None:
     answers = [
-        Answer(
-            verdict=State.UNKNOWN,
+        LogDiagnosis(
+            verdict=RunHealth.UNKNOWN,
             sentence="made up",
-            course=Course(loss=Trace("loss", *np.array(points, dtype=float).reshape(-1, 2).T)),
+            curves=RunCurves(loss=Series("loss", *np.array(points, dtype=float).reshape(-1, 2).T)),
         )
         for points in (first, second)
     ]
-    found = compare(*answers)
+    found = compare_logs(*answers)
     json.dumps(found.as_json(), allow_nan=False)
     assert found.sentence.endswith(".")
     assert compare_page.as_text(found)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_answers import course, failed, healthy
 
-from surefoot.logs.answer import Answer, Named, State
-from surefoot.logs.course import Course, Trace
-from surefoot.logs.showing.characters import Curve, plot
+from surefoot.logs.answer import LogDiagnosis, RankedCause, RunHealth
+from surefoot.logs.course import RunCurves, Series
+from surefoot.logs.showing.characters import PlotLine, plot_text
 from surefoot.logs.showing.page import as_text, summary
 from surefoot.records import Cause
 
@@ -85,7 +85,7 @@ def test_square_brackets_and_colons_are_no_markup() -> None:
 
 def test_a_loss_that_spans_decades_is_drawn_on_a_log_scale() -> None:
     assert "log scale" in "\n".join(
-        line.plain for line in plot([Curve("loss", np.arange(5.0), np.array([2.0, 2.1, 50, 900, 1e6]))], width=60)
+        line.plain for line in plot_text([PlotLine("loss", np.arange(5.0), np.array([2.0, 2.1, 50, 900, 1e6]))], width=60)
     )
     assert "log scale" not in as_text(healthy())
 
@@ -93,13 +93,13 @@ def test_a_loss_that_spans_decades_is_drawn_on_a_log_scale() -> None:
 def test_evidence_that_two_causes_share_is_told_once() -> None:
     same = ("The loss doubled.",)
     causes = tuple(
-        Named(cause=cause, confidence=0.5, evidence=same, advice=()) for cause in (Cause.MOMENTUM, Cause.DRIFT)
+        RankedCause(cause=cause, confidence=0.5, evidence=same, advice=()) for cause in (Cause.MOMENTUM, Cause.DRIFT)
     )
     assert as_text(failed(causes=causes)).count("The loss doubled.") == 1
 
 
 def test_an_answer_without_numbers_is_shown_too() -> None:
-    page = as_text(Answer(verdict=State.UNKNOWN, sentence="Not enough to tell: 0 losses in this log."))
+    page = as_text(LogDiagnosis(verdict=RunHealth.UNKNOWN, sentence="Not enough to tell: 0 losses in this log."))
     assert page.strip() == "UNKNOWN  Not enough to tell: 0 losses in this log."
 
 
@@ -129,16 +129,16 @@ def test_any_numbers_can_be_drawn(
     losses: list[float], others: list[float], width: int, fine: bool, onset: float | None
 ) -> None:
     curves = [
-        Curve(name, np.arange(len(part), dtype=float), np.array(part)) for name, part in (("a", losses), ("b", others))
+        PlotLine(name, np.arange(len(part), dtype=float), np.array(part)) for name, part in (("a", losses), ("b", others))
     ]
-    drawn = plot(curves, width=width, onset=onset if onset is None or np.isfinite(onset) else None, fine=fine)
+    drawn = plot_text(curves, width=width, onset=onset if onset is None or np.isfinite(onset) else None, unicode=fine)
     assert len(drawn) <= 13
     assert all(len(line.plain) <= max(width, 21) or "not a number" in line.plain for line in drawn[:-1])
 
 
 @given(values, st.text(max_size=60), st.integers(0, 50))
 def test_any_answer_can_be_shown(losses: list[float], text: str, onset: int) -> None:
-    made = Course(loss=Trace(text, np.arange(len(losses), dtype=float), np.array(losses)))
+    made = RunCurves(loss=Series(text, np.arange(len(losses), dtype=float), np.array(losses)))
     answer = replace(failed(), sentence=text, onset_step=onset, course=made, notes=(text, text, text))
     assert as_text(answer, encoding="ascii")
     assert answer._repr_html_()

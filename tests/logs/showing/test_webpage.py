@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_answers import course, failed, healthy
 
-from surefoot.logs.answer import Answer, Named, State
-from surefoot.logs.course import Course, Trace
-from surefoot.logs.showing.webpage import as_html, write
-from surefoot.logs.table import Unreadable
+from surefoot.logs.answer import LogDiagnosis, RankedCause, RunHealth
+from surefoot.logs.course import RunCurves, Series
+from surefoot.logs.showing.webpage import as_html, write_page
+from surefoot.logs.table import UnreadableInput
 from surefoot.records import Cause
 
 _VOID = {"meta", "br", "img"}
@@ -57,7 +57,7 @@ def outline(html: str) -> Outline:
 
 
 def test_it_tells_all_that_the_terminal_tells_and_more(tmp_path: Path) -> None:
-    write(failed(), tmp_path / "deep" / "answer.html")
+    write_page(failed(), tmp_path / "deep" / "answer.html")
     text = outline((tmp_path / "deep" / "answer.html").read_text(encoding="utf-8")).text
     for told in (
         "FAILED",
@@ -95,7 +95,7 @@ def test_the_policy_allows_the_one_style_sheet_and_nothing_else() -> None:
 def test_a_log_cannot_put_markup_into_the_page() -> None:
     evil = "</title></style><script>alert(1)</script><img src=x onerror=alert(1)>\"'"
     made = replace(course(), loss=replace(course().loss, name=evil), unit=evil)
-    named = Named(cause=Cause.DRIFT, confidence=0.5, evidence=(evil,), advice=(evil,))
+    named = RankedCause(cause=Cause.DRIFT, confidence=0.5, evidence=(evil,), advice=(evil,))
     source = {"path": evil, "format": evil, "columns": {evil: evil}, "skipped": {evil: 1}}
     html = as_html(failed(sentence=evil, course=made, causes=(named,), notes=(evil,), source=source))
     assert not {tag for tag, _ in outline(html).tags} & {"script", "img"}
@@ -123,17 +123,17 @@ def test_millions_of_points_make_a_page_of_some_hundred_kilobytes() -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
-    with pytest.raises(Unreadable, match=r"--html .*file"):
-        write(failed(), tmp_path / "file" / "answer.html")
+    with pytest.raises(UnreadableInput, match=r"--html .*file"):
+        write_page(failed(), tmp_path / "file" / "answer.html")
 
 
 def test_an_answer_without_numbers_has_a_page_without_a_picture() -> None:
-    assert "<svg" not in as_html(Answer(verdict=State.UNKNOWN, sentence="Nothing there."))
+    assert "<svg" not in as_html(LogDiagnosis(verdict=RunHealth.UNKNOWN, sentence="Nothing there."))
 
 
 @given(st.lists(st.floats(), max_size=30), st.text(max_size=40))
 def test_any_numbers_and_names_make_a_whole_page(losses: list[float], name: str) -> None:
-    made = Course(loss=Trace(name, np.arange(len(losses), dtype=float), np.array(losses)))
+    made = RunCurves(loss=Series(name, np.arange(len(losses), dtype=float), np.array(losses)))
     html = as_html(failed(course=made, sentence=name))
     assert "nan," not in html
     assert ",nan" not in html

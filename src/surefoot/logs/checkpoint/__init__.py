@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from surefoot.logs.answer import Answer, PathLike
+from surefoot.logs.answer import LogDiagnosis, PathLike
 from surefoot.logs.checkpoint import folder as folders
 from surefoot.logs.checkpoint import safefile, structure, torchfile
 from surefoot.logs.checkpoint.held import Contents
 from surefoot.logs.checkpoint.looking import Progress, looked_at
-from surefoot.logs.table import Unreadable
+from surefoot.logs.table import UnreadableInput
 
 __all__ = ["diagnose_checkpoint", "fits", "fits_folder", "log_beside", "weights_in"]
 
@@ -37,7 +37,7 @@ def weights_in(path: PathLike) -> Path | None:
     return folders.weights(Path(path))
 
 
-def diagnose_checkpoint(path: PathLike, progress: Progress | None = None) -> Answer:
+def diagnose_checkpoint(path: PathLike, progress: Progress | None = None) -> LogDiagnosis:
     """What is wrong with a checkpoint file or folder; raises `Unreadable` for what cannot or must not be loaded.
 
     `progress` is called with the bytes looked at so far and in all.
@@ -47,18 +47,18 @@ def diagnose_checkpoint(path: PathLike, progress: Progress | None = None) -> Ans
         contents = folders.read(place) if place.is_dir() else _read(place)
         return looked_at(place, contents, progress)
     except OSError as error:
-        raise Unreadable(f"{place} cannot be read: {error.strerror or error}") from None
+        raise UnreadableInput(f"{place} cannot be read: {error.strerror or error}") from None
 
 
 def _read(path: Path) -> Contents:
     with path.open("rb") as stream:
         head = stream.read(1 << 16)
     if not head:
-        raise Unreadable(f"{path} is empty: the save was broken off. Take an earlier checkpoint")
+        raise UnreadableInput(f"{path} is empty: the save was broken off. Take an earlier checkpoint")
     if safefile.fits(head):
         return safefile.read(path)
     if not torchfile.fits(head):
-        raise Unreadable(f"{path} is neither a safetensors file nor one of torch.save")
+        raise UnreadableInput(f"{path} is neither a safetensors file nor one of torch.save")
     loaded, notes = torchfile.load(path)
     contents = structure.sorted_out(loaded)
     contents.notes += notes

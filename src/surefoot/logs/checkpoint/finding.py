@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surefoot.logs.answer import Named, State
+from surefoot.logs.answer import RankedCause, RunHealth
 from surefoot.records import Cause, Pattern
 
 
@@ -13,14 +13,14 @@ from surefoot.records import Cause, Pattern
 class Finding:
     """One thing that is wrong."""
 
-    state: State
+    state: RunHealth
     sentence: str
-    named: Named
+    named: RankedCause
     pattern: Pattern = Pattern.NONE
 
 
 def finding(
-    state: State,
+    state: RunHealth,
     sentence: str,
     cause: Cause,
     *,
@@ -29,7 +29,7 @@ def finding(
     advice: Sequence[str],
     pattern: Pattern = Pattern.NONE,
 ) -> Finding:
-    named = Named(cause=cause, confidence=confidence, evidence=tuple(evidence) or (sentence,), advice=tuple(advice))
+    named = RankedCause(cause=cause, confidence=confidence, evidence=tuple(evidence) or (sentence,), advice=tuple(advice))
     return Finding(state=state, sentence=sentence, named=named, pattern=pattern)
 
 

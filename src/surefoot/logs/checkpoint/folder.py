@@ -9,7 +9,7 @@ from typing import Any
 
 from surefoot.logs.checkpoint import safefile, structure, torchfile
 from surefoot.logs.checkpoint.held import Contents
-from surefoot.logs.table import Unreadable
+from surefoot.logs.table import UnreadableInput
 
 _TORCH = (".pt", ".pth", ".bin", ".ckpt")
 _LEFT_OUT = ("training_args.bin", "rng_state", "random_states", "scheduler.pt")
@@ -55,7 +55,7 @@ def read(folder: Path) -> Contents:
     safe = [name for name in names if name.endswith(".safetensors")]
     torch = [name for name in names if name.endswith(_TORCH) and not name.startswith(_LEFT_OUT)]
     if not safe and not torch and any(name.endswith(".distcp") for name in names):
-        raise Unreadable(
+        raise UnreadableInput(
             f"{folder} is a checkpoint of torch.distributed.checkpoint, whose index is a pickle. Convert it first:"
             f" python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} weights.pt"
         )
@@ -75,7 +75,7 @@ def _take_torch(contents: Contents, path: Path, *, alone: bool) -> None:
     """A file of torch; what stands beside weights that could be read may be missing."""
     try:
         loaded, notes = torchfile.load(path)
-    except Unreadable as error:
+    except UnreadableInput as error:
         if alone:
             raise
         contents.notes.append(f"left out: {error}")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from surefoot.logs.answer import Answer, State
+from surefoot.logs.answer import LogDiagnosis, RunHealth
 from surefoot.logs.checkpoint import optimizer, torchfile, weights
 from surefoot.logs.checkpoint.figures import Figures, figures
 from surefoot.logs.checkpoint.finding import Finding, finding, listed
@@ -20,7 +20,7 @@ from surefoot.records import Cause, Pattern
 Progress = Callable[[int, int], None]
 
 
-def looked_at(path: Path, contents: Contents, progress: Progress | None) -> Answer:
+def looked_at(path: Path, contents: Contents, progress: Progress | None) -> LogDiagnosis:
     """Every tensor measured once, every check asked, the gravest told first."""
     count = _Count(contents, path, progress)
     looked = [Weight(held, role_of(held), count.figures(held)) for held in contents.weights]
@@ -28,8 +28,8 @@ def looked_at(path: Path, contents: Contents, progress: Progress | None) -> Answ
         (moments, {name: count.figures(held) for name, held in moments.tensors.items()}) for moments in contents.moments
     ]
     if not looked and not measured:
-        return Answer(
-            verdict=State.UNKNOWN,
+        return LogDiagnosis(
+            verdict=RunHealth.UNKNOWN,
             sentence="No tensor of floating-point numbers was found, so there is nothing to judge by.",
             last_step=contents.step,
             source=_source(path, contents, looked),
@@ -45,12 +45,12 @@ def looked_at(path: Path, contents: Contents, progress: Progress | None) -> Answ
     found.append(weights.at_the_start(looked, contents.counters))
     found += [check(contents, measured) for check in optimizer.CHECKS]
     found.append(_stored_loss(contents))
-    troubles = sorted((one for one in found if one), key=lambda one: one.state is not State.FAILED)
+    troubles = sorted((one for one in found if one), key=lambda one: one.state is not RunHealth.FAILED)
     notes = [*contents.notes, *_remarks(looked)]
     if troubles:
         notes = [f"also: {one.sentence}" for one in troubles[1:]] + notes
-    return Answer(
-        verdict=troubles[0].state if troubles else State.HEALTHY,
+    return LogDiagnosis(
+        verdict=troubles[0].state if troubles else RunHealth.HEALTHY,
         pattern=troubles[0].pattern if troubles else Pattern.NONE,
         sentence=troubles[0].sentence if troubles else _well(looked, measured),
         last_step=contents.step,
@@ -96,7 +96,7 @@ def _damaged(path: Path, contents: Contents, count: _Count) -> Finding | None:
     if not told:
         return None
     return finding(
-        State.FAILED,
+        RunHealth.FAILED,
         f"The checkpoint is damaged: {told[0]}.",
         Cause.WEIGHTS_DAMAGED,
         confidence=0.95,
@@ -110,7 +110,7 @@ def _stored_loss(contents: Contents) -> Finding | None:
     if not names:
         return None
     return finding(
-        State.WARNING,
+        RunHealth.WARNING,
         f"The checkpoint says of itself that {names[0]} was NaN when it was saved.",
         Cause.UNKNOWN,
         confidence=0.6,

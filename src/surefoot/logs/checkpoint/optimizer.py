@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from surefoot.logs.answer import State
+from surefoot.logs.answer import RunHealth
 from surefoot.logs.checkpoint.figures import Figures
 from surefoot.logs.checkpoint.finding import Finding, finding, listed
 from surefoot.logs.checkpoint.held import Contents, Moments
@@ -42,7 +42,7 @@ def broken(contents: Contents, measured: Measured) -> Finding | None:
     if not bad:
         return None
     return finding(
-        State.FAILED,
+        RunHealth.FAILED,
         f"The optimizer's state is broken: NaN or Inf in {len(bad):,} of its tensors. The next step spreads them.",
         Cause.OPTIMIZER_STATE,
         confidence=0.9,
@@ -63,7 +63,7 @@ def impossible(contents: Contents, measured: Measured) -> Finding | None:
     if not wrong:
         return None
     return finding(
-        State.FAILED if any(": from -" in one for one in wrong) else State.WARNING,
+        RunHealth.FAILED if any(": from -" in one for one in wrong) else RunHealth.WARNING,
         f"Second moments are impossible in {len(wrong):,} tensors of the optimizer: a mean of squares is never"
         " negative, and never astronomic.",
         Cause.OPTIMIZER_STATE,
@@ -84,7 +84,7 @@ def idle(contents: Contents, measured: Measured) -> Finding | None:
         contents.notes.append(f"{told} ({listed(still, 5)})")
         return None
     return finding(
-        State.WARNING,
+        RunHealth.WARNING,
         told + ".",
         Cause.NOT_UPDATING,
         confidence=0.8,
@@ -104,13 +104,13 @@ def rates(contents: Contents, measured: Measured) -> Finding | None:
     wrong = [rate for rate, _ in found if not math.isfinite(rate) or rate < 0]
     wild = [rate for rate, group in found if rate > (10.0 if "beta2" in group else 100.0)]
     if wrong or wild:
-        state = State.FAILED if wrong else State.WARNING
+        state = RunHealth.FAILED if wrong else RunHealth.WARNING
         sentence = f"The optimizer's learning rate is {(wrong or wild)[0]:g}."
         return finding(state, sentence, Cause.LEARNING_RATE, confidence=0.9, advice=advice)
     zero = [group for rate, group in found if rate == 0]
     if zero and len(zero) == len(found) and not any(group.get("initial_lr", 0) > 0 for group in zero):
         sentence = "The optimizer's learning rate is 0 in every group, and no schedule is to be seen that ended there."
-        return finding(State.WARNING, sentence, Cause.NOT_UPDATING, confidence=0.6, advice=advice)
+        return finding(RunHealth.WARNING, sentence, Cause.NOT_UPDATING, confidence=0.6, advice=advice)
     if zero:
         contents.notes.append(
             f"the learning rate is 0 in {len(zero)} of {len(found)} groups, as at the end of a schedule"
@@ -123,7 +123,7 @@ def scale(contents: Contents, measured: Measured) -> Finding | None:
     if value is None or (math.isfinite(value) and value >= 1):
         return None
     return finding(
-        State.WARNING if value > 0 else State.FAILED,
+        RunHealth.WARNING if value > 0 else RunHealth.FAILED,
         f"The loss scale of float16 has collapsed to {value:.3g}: step after step was skipped.",
         Cause.PRECISION_OVERFLOW,
         confidence=0.9,

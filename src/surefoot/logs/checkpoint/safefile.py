@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from surefoot.logs.checkpoint.held import FLOATS, Contents, Held, Numbers, floats
-from surefoot.logs.table import Unreadable
+from surefoot.logs.table import UnreadableInput
 
 _LARGEST_HEADER = 100_000_000
 """The limit of the format itself."""
@@ -54,7 +54,7 @@ def read(path: Path) -> Contents:
             continue
         kind, shape, first, last = entry_of(path, name, entry)
         if last > size:
-            raise Unreadable(
+            raise UnreadableInput(
                 f"{path} is cut off: its header promises {name} up to byte {last:,} of the data, and there are"
                 f" {size:,}. The copy, the download or the save was broken off; get it again, or take an"
                 " earlier checkpoint"
@@ -62,7 +62,7 @@ def read(path: Path) -> Contents:
         ends.append((first, last, name))
         dtype, width = _KINDS.get(kind, (_UNKNOWN + kind, ""))
         if width and last - first != prod(shape) * np.dtype(width).itemsize:
-            raise Unreadable(
+            raise UnreadableInput(
                 f"{path} has a damaged header: {name} of {kind} and shape {list(shape)} cannot be {last - first:,}"
                 " bytes"
             )
@@ -99,7 +99,7 @@ class _Parts:
             while left > 0:
                 raw = np.fromfile(stream, self._width, min(size, left))
                 if not len(raw):
-                    raise Unreadable(f"{self._path} got shorter while it was read")
+                    raise UnreadableInput(f"{self._path} got shorter while it was read")
                 left -= len(raw)
                 yield floats(raw, self._dtype)
 
@@ -114,16 +114,16 @@ def header(path: Path) -> tuple[dict[str, Any], int]:
         first = stream.read(8)
         length = _length(first) if len(first) == 8 else 0
         if not 2 <= length <= _LARGEST_HEADER:
-            raise Unreadable(f"{path} is no safetensors file: its header would be {length:,} bytes long")
+            raise UnreadableInput(f"{path} is no safetensors file: its header would be {length:,} bytes long")
         text = stream.read(length)
     if len(text) < length:
-        raise Unreadable(f"{path} is cut off in its header: {len(text):,} of {length:,} bytes. Get the file again")
+        raise UnreadableInput(f"{path} is cut off in its header: {len(text):,} of {length:,} bytes. Get the file again")
     try:
         table = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"{path} has a damaged header: {error}. Get the file again") from None
+        raise UnreadableInput(f"{path} has a damaged header: {error}. Get the file again") from None
     if not isinstance(table, dict):
-        raise Unreadable(f"{path} has a damaged header: it is no table of tensors")
+        raise UnreadableInput(f"{path} has a damaged header: it is no table of tensors")
     return table, 8 + length
 
 
@@ -141,12 +141,12 @@ def entry_of(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], i
     try:
         kind, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (TypeError, KeyError, ValueError):
-        raise Unreadable(f"{path} has a damaged header: {name} lacks its dtype, shape or place") from None
+        raise UnreadableInput(f"{path} has a damaged header: {name} lacks its dtype, shape or place") from None
     numbers = [first, last, *shape] if isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS else [None]
     if not isinstance(kind, str) or any(not isinstance(one, int) or not 0 <= one < 1 << 62 for one in numbers):
-        raise Unreadable(f"{path} has a damaged header: {name} has an impossible dtype, shape or place")
+        raise UnreadableInput(f"{path} has a damaged header: {name} has an impossible dtype, shape or place")
     if last < first:
-        raise Unreadable(f"{path} has a damaged header: {name} ends before it begins")
+        raise UnreadableInput(f"{path} has a damaged header: {name} ends before it begins")
     return kind, tuple(shape), first, last
 
 
@@ -154,4 +154,4 @@ def _apart(path: Path, places: list[tuple[int, int, str]]) -> None:
     places.sort()
     for (_, end, name), (start, _, other) in pairwise(places):
         if start < end:
-            raise Unreadable(f"{path} has a damaged header: {name} and {other} lie over each other")
+            raise UnreadableInput(f"{path} has a damaged header: {name} and {other} lie over each other")

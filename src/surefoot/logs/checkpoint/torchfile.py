@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from surefoot.logs.table import Unreadable
+from surefoot.logs.table import UnreadableInput
 
 _MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _PLAIN = frozenset(
@@ -68,23 +68,23 @@ def load(path: Path) -> tuple[Any, list[str]]:
     try:
         import torch
     except ImportError:
-        raise Unreadable(
+        raise UnreadableInput(
             f"{path} is a checkpoint of torch.save, and torch is not installed here. Install it (pip install torch; the"
             " build for the CPU is enough), or save the weights as safetensors, which are read without it"
         ) from None
     if _without_directory(path):
-        raise Unreadable(_cut_off(path))
+        raise UnreadableInput(_cut_off(path))
     refused, notes = _refused(torch, path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return _loaded(torch, path, refused), notes
-        except Unreadable:
+        except UnreadableInput:
             raise
         except MemoryError:
-            raise Unreadable(f"{path} does not fit into memory. Look at it on a larger machine") from None
+            raise UnreadableInput(f"{path} does not fit into memory. Look at it on a larger machine") from None
         except Exception as error:
-            raise Unreadable(_told(path, error)) from None
+            raise UnreadableInput(_told(path, error)) from None
 
 
 def load_plain(path: Path) -> Any:
@@ -92,10 +92,10 @@ def load_plain(path: Path) -> Any:
     try:
         import torch
     except ImportError:
-        raise Unreadable(f"{path} is to be read with torch, which is not installed here: pip install torch") from None
+        raise UnreadableInput(f"{path} is to be read with torch, which is not installed here: pip install torch") from None
     names, _ = _refused(torch, path)
     if names:
-        raise Unreadable(
+        raise UnreadableInput(
             f"{path} holds objects that are not loaded, as a pickle may run any code: {', '.join(names[:8])}. {WAY_OUT}"
         )
     with warnings.catch_warnings():
@@ -103,9 +103,9 @@ def load_plain(path: Path) -> Any:
         try:
             return _attempt(torch, path, [])
         except OSError as error:
-            raise Unreadable(f"{path} cannot be read: {error.strerror or error}") from None
+            raise UnreadableInput(f"{path} cannot be read: {error.strerror or error}") from None
         except Exception as error:
-            raise Unreadable(_told(path, error)) from None
+            raise UnreadableInput(_told(path, error)) from None
 
 
 def _refused(torch: Any, path: Path) -> tuple[list[str], list[str]]:
@@ -117,7 +117,7 @@ def _refused(torch: Any, path: Path) -> tuple[list[str], list[str]]:
     for name in names:
         module, _, word = name.rpartition(".")
         if module.split(".")[0] in _NEVER or (module in ("builtins", "__builtin__") and word not in _PLAIN):
-            raise Unreadable(
+            raise UnreadableInput(
                 f"{path} wants to call {name} while it is loaded. No checkpoint needs that, and it was not done: a"
                 f" pickle may run any code. Do not load this file with weights_only=False. {WAY_OUT}"
             )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from surefoot.logs.answer import State
+from surefoot.logs.answer import RunHealth
 from surefoot.logs.checkpoint.figures import Figures
 from surefoot.logs.checkpoint.finding import Finding, finding, listed
 from surefoot.logs.checkpoint.held import Held
@@ -74,7 +74,7 @@ def nonfinite(weights: Weights) -> Finding | None:
             "Few tensors are hit: look at what feeds them (a bad batch, a rare token, a hand-made conversion)."
         )
     return finding(
-        State.FAILED,
+        RunHealth.FAILED,
         f"The weights are broken: {kinds} in {share}.",
         Cause.PRECISION_OVERFLOW if overflowed else Cause.WEIGHTS_DAMAGED,
         confidence=0.95 if not overflowed else 0.8,
@@ -109,7 +109,7 @@ def near_the_limit(weights: Weights) -> Finding | None:
     if not close:
         return None
     return finding(
-        State.WARNING,
+        RunHealth.WARNING,
         f"Weights reach {close[0].figures.largest:,.0f} in {listed([one.name for one in close])}: too near to 65504.",
         Cause.PRECISION_OVERFLOW,
         confidence=0.7,
@@ -127,7 +127,7 @@ def absurd(weights: Weights) -> Finding | None:
     if exploded:
         worst = max(exploded, key=lambda one: one.figures.largest)
         return finding(
-            State.FAILED,
+            RunHealth.FAILED,
             f"Weights have exploded: up to {worst.figures.largest:.3g} in {worst.name}"
             + (f", and {len(exploded) - 1:,} more tensors beyond 1e6." if len(exploded) > 1 else "."),
             Cause.WEIGHTS_DAMAGED if len(exploded) == 1 else Cause.EXPLODING_GRADIENT,
@@ -146,7 +146,7 @@ def absurd(weights: Weights) -> Finding | None:
         return None
     worst = max(large, key=lambda one: one.figures.rms / one.start)
     return finding(
-        State.WARNING,
+        RunHealth.WARNING,
         f"The layer {worst.name} is out of proportion: {_size(worst)}.",
         Cause.EXPLODING_GRADIENT,
         confidence=0.5,
@@ -195,7 +195,7 @@ def dead(weights: Weights) -> Finding | None:
     families = {family(one.name) for one in layers if not one.figures.constant}
     odd = [one for one in still if family(one.name) in families]
     return finding(
-        State.WARNING,
+        RunHealth.WARNING,
         f"{'The layer' if len(still) == 1 else 'The layers'} {listed([one.name for one in still])}"
         f" {'holds' if len(still) == 1 else 'hold'} {what}"
         + (": the same part of other layers does not." if odd else "."),
@@ -222,7 +222,7 @@ def dead_units(weights: Weights) -> Finding | None:
         return None
     worst = max(hit, key=lambda one: one.figures.empty_rows / one.figures.rows)
     return finding(
-        State.WARNING,
+        RunHealth.WARNING,
         f"{worst.figures.empty_rows:,} of {worst.figures.rows:,} units of {worst.name} have no weight but zero"
         + (f", and so in {len(hit) - 1:,} more layers." if len(hit) > 1 else "."),
         Cause.DEAD_UNITS,
@@ -241,7 +241,7 @@ def adapter(weights: Weights) -> Finding | None:
     if not zero or len(zero) < len(halves) / 2:
         return None
     return finding(
-        State.WARNING,
+        RunHealth.WARNING,
         f"The adapter was never trained: {len(zero):,} of {len(halves):,} of its B matrices are exactly zero.",
         Cause.NOT_UPDATING,
         confidence=0.9 if len(zero) == len(halves) else 0.6,
@@ -267,7 +267,7 @@ def at_the_start(weights: Weights, counters: dict[str, int]) -> Finding | None:
         advice.append("Weights in half precision round small updates away: keep float32 weights in the optimizer.")
     unseen = " and no batch norm has seen a batch" if counters else ""
     return finding(
-        State.WARNING,
+        RunHealth.WARNING,
         f"All {len(ones):,} normalisation layers stand exactly where they start (weight 1, bias 0){unseen}:"
         " the model looks untrained, or they were frozen.",
         Cause.PRECISION_UNDERFLOW if rounded else Cause.NOT_UPDATING,
@@ -286,17 +286,17 @@ def variances(weights: Weights) -> Finding | None:
         if figures.low < 0:
             sentence, state, cause = (
                 f"The statistic {one.name} has negative values: a variance has none.",
-                State.FAILED,
+                RunHealth.FAILED,
                 Cause.WEIGHTS_DAMAGED,
             )
         elif figures.high > 1e12:
             sentence = (
                 f"The statistic {one.name} reaches {figures.high:.3g}: activations exploded while it was measured."
             )
-            state, cause = State.WARNING, Cause.EXPLODING_GRADIENT
+            state, cause = RunHealth.WARNING, Cause.EXPLODING_GRADIENT
         elif figures.zeros >= max(2, figures.count / 2):
             sentence = f"{figures.zeros:,} of {figures.count:,} channels of {one.name} have a variance of exactly 0."
-            state, cause = State.WARNING, Cause.ZERO_VARIANCE
+            state, cause = RunHealth.WARNING, Cause.ZERO_VARIANCE
         else:
             continue
         return finding(

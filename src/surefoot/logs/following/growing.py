@@ -9,55 +9,55 @@ from pathlib import Path
 
 import numpy as np
 
-from surefoot.logs.answer import Answer
+from surefoot.logs.answer import LogDiagnosis
 from surefoot.logs.following.tail import FileTail, PipeTail
 from surefoot.logs.reading import binary
 from surefoot.logs.reading.console import textlog
-from surefoot.logs.reading.console.text import decoded_line_by_line
-from surefoot.logs.reading.source import Source, packed
-from surefoot.logs.showing.axes import telling
-from surefoot.logs.table import ENDING, MOST, Column, Gatherer, Table, Unreadable
+from surefoot.logs.reading.console.text import decode_lines
+from surefoot.logs.reading.source import LogSource, is_compressed
+from surefoot.logs.showing.axes import shape_indices
+from surefoot.logs.table import MAX_TAIL_CHARS, MAX_VALUES_PER_COLUMN, LogColumn, TableBuilder, LogTable, UnreadableInput
 
-SMALL = 1 << 24
+MAX_REREAD_BYTES = 1 << 24
 """Bytes up to which a log is read again as a whole; of a larger one only what is new is read."""
-LINES = frozenset({"jsonl", "csv", "tsv", "text"})
+LINE_FORMATS = frozenset({"jsonl", "csv", "tsv", "text"})
 """Formats of which a part can be read by itself."""
 
-Judge = Callable[[Table], Answer]
-Reader = Callable[[Source], list[Table]]
+Judge = Callable[[LogTable], LogDiagnosis]
+Reader = Callable[[LogSource], list[LogTable]]
 
 
-class Streamed:
+class ConsoleStream:
     """Console text whose reader is kept from one piece to the next, as a row may stand on lines of both."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._gatherer = Gatherer()
-        self._following = textlog.Following(self._gatherer)
+        self._gatherer = TableBuilder()
+        self._following = textlog.ConsoleParser(self._gatherer)
 
     def feed(self, data: bytes) -> None:
         for text in self._texts(data):
             self._following.feed(text)
 
-    def table(self, rest: bytes) -> Table:
+    def table(self, rest: bytes) -> LogTable:
         """All rows so far, and those that would come if the log ended with `rest`."""
-        ahead = self._following.ahead()
+        ahead = self._following.fork()
         rows = [row for text in self._texts(rest) for row in ahead.feed(text)] + ahead.finish()
-        more = Gatherer()
+        more = TableBuilder()
         for row in rows:
             more.add(row)
-        table = self._gatherer.table(textlog.FORMAT, self._path)
+        table = self._gatherer.build(textlog.FORMAT, self._path)
         # The gatherer's arrays cannot grow while somebody holds them.
-        columns = {name: Column(one.rows.copy(), one.values.copy()) for name, one in table.columns.items()}
-        joined = _joined(replace(table, columns=columns), more.table(textlog.FORMAT, self._path))
-        return replace(joined, ending=ahead.ending[-ENDING:], facts=ahead.facts)
+        columns = {name: LogColumn(one.rows.copy(), one.values.copy()) for name, one in table.columns.items()}
+        joined = _joined(replace(table, columns=columns), more.build(textlog.FORMAT, self._path))
+        return replace(joined, ending=ahead.tail[-MAX_TAIL_CHARS:], facts=ahead.settings)
 
     def _texts(self, data: bytes) -> Iterator[str]:
-        with Source(io.BytesIO(data), self._path) as source:
-            yield from decoded_line_by_line(source.chunks())
+        with LogSource(io.BytesIO(data), self._path) as source:
+            yield from decode_lines(source.chunks())
 
 
-class Growing:
+class GrowingLog:
     """A log of lines: kept whole while it is small, later as the numbers that were read from it."""
 
     def __init__(self, tail: FileTail | PipeTail, path: str, read: Reader, judge: Judge) -> None:
@@ -69,8 +69,8 @@ class Growing:
     def _start_anew(self) -> None:
         self._bytes = bytearray()
         self._head = b""
-        self._table: Table | None = None
-        self._text: Streamed | None = None
+        self._table: LogTable | None = None
+        self._text: ConsoleStream | None = None
 
     @property
     def ended(self) -> bool:
@@ -88,16 +88,16 @@ class Growing:
             any_new |= bool(data) or fresh
             if data and self._table is None and self._text is None:
                 self._refuse()
-            if len(self._bytes) > SMALL or self._text is not None:
+            if len(self._bytes) > MAX_REREAD_BYTES or self._text is not None:
                 self._fold()
             if not data:
                 return any_new
 
-    def answer(self, *, quiet: bool) -> Answer | None:
+    def answer(self, *, quiet: bool) -> LogDiagnosis | None:
         """What is to be said by now; None while there is nothing to judge by."""
         if self._text is not None:
             return self._judge(self._text.table(bytes(self._bytes) if quiet else b""))
-        if self._table is not None and len(self._bytes) > SMALL // 16:
+        if self._table is not None and len(self._bytes) > MAX_REREAD_BYTES // 16:
             self._fold()
         whole = bytes(self._bytes) if quiet else _whole_lines(self._bytes)
         table = self._table
@@ -113,20 +113,20 @@ class Growing:
         """Keep the numbers of the whole lines so far, and drop their text."""
         whole = _whole_lines(self._bytes)
         if not whole:
-            del self._bytes[:-SMALL]  # one line without an end: nothing that anybody could read
+            del self._bytes[:-MAX_REREAD_BYTES]  # one line without an end: nothing that anybody could read
             return
         if self._text is not None:
             self._text.feed(whole)
             del self._bytes[: len(whole)]
             return
         table = self._tables(whole)
-        if table is not None and table.format not in LINES:
-            raise Unreadable(
-                f"{self._path} is {table.format} of more than {SMALL >> 20} MiB, which cannot be followed."
+        if table is not None and table.format not in LINE_FORMATS:
+            raise UnreadableInput(
+                f"{self._path} is {table.format} of more than {MAX_REREAD_BYTES >> 20} MiB, which cannot be followed."
                 " Judge it from time to time with: surefoot diagnose"
             )
         if table is not None and self._table is None and table.format == textlog.FORMAT:
-            self._text = Streamed(self._path)
+            self._text = ConsoleStream(self._path)
             self._text.feed(whole)
         elif table is not None:
             self._table = _joined(self._table, table)
@@ -136,30 +136,30 @@ class Growing:
 
     def _refuse(self) -> None:
         """Says at once what will never be a log of lines."""
-        if packed(self._bytes):
-            raise Unreadable(
+        if is_compressed(self._bytes):
+            raise UnreadableInput(
                 f"{self._path} is compressed and cannot be followed: what is in it is there only once it is closed."
                 " Follow the log before it is packed, or judge this with: surefoot diagnose"
             )
-        if told := binary.known(bytes(self._bytes[:512])):
-            raise Unreadable(f"{self._path} {told}")
+        if told := binary.describe_known_binary(bytes(self._bytes[:512])):
+            raise UnreadableInput(f"{self._path} {told}")
 
-    def _tables(self, data: bytes) -> Table | None:
+    def _tables(self, data: bytes) -> LogTable | None:
         """The table of these lines; the names of the columns of a CSV stand in its first."""
         try:
-            with Source(io.BytesIO(self._head + data), self._path) as source:
+            with LogSource(io.BytesIO(self._head + data), self._path) as source:
                 tables = self._read(source)
-        except Unreadable:
+        except UnreadableInput:
             return None  # nothing to read yet, or a part without numbers
         return max(tables, key=lambda table: table.records, default=None)
 
 
-class Rereading:
+class RereadLog:
     """A folder, or a file that is written as a whole each time: read again when it changed."""
 
     ended = False
 
-    def __init__(self, path: str, judge: Callable[[str], Answer]) -> None:
+    def __init__(self, path: str, judge: Callable[[str], LogDiagnosis]) -> None:
         self._path, self._judge = path, judge
         self._seen: object = None
 
@@ -168,10 +168,10 @@ class Rereading:
         changed, self._seen = now != self._seen, now
         return changed
 
-    def answer(self, *, quiet: bool) -> Answer | None:
+    def answer(self, *, quiet: bool) -> LogDiagnosis | None:
         try:
             return self._judge(self._path)
-        except Unreadable:
+        except UnreadableInput:
             return None  # caught in the middle of being written
 
     def close(self) -> None:
@@ -192,13 +192,13 @@ def _whole_lines(data: bytearray) -> bytes:
     return bytes(data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1])
 
 
-def _joined(first: Table | None, second: Table) -> Table:
+def _joined(first: LogTable | None, second: LogTable) -> LogTable:
     """Two parts of one log as one table."""
     if first is None:
         return second
     columns = dict(first.columns)
     for name, column in second.columns.items():
-        later = Column(column.rows + first.records, column.values)
+        later = LogColumn(column.rows + first.records, column.values)
         columns[name] = _appended(columns[name], later) if name in columns else later
     skipped = {
         why: first.skipped.get(why, 0) + second.skipped.get(why, 0) for why in {**first.skipped, **second.skipped}
@@ -209,14 +209,14 @@ def _joined(first: Table | None, second: Table) -> Table:
         columns=columns,
         skipped=skipped,
         notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
-        ending=(first.ending + second.ending)[-ENDING:],
-        facts={**first.facts, **second.facts},
+        ending=(first.tail + second.tail)[-MAX_TAIL_CHARS:],
+        facts={**first.settings, **second.settings},
     )
 
 
-def _appended(first: Column, second: Column) -> Column:
+def _appended(first: LogColumn, second: LogColumn) -> LogColumn:
     rows, values = np.concatenate([first.rows, second.rows]), np.concatenate([first.values, second.values])
-    if len(values) > MOST:
-        kept = telling(values, MOST // 2)
+    if len(values) > MAX_VALUES_PER_COLUMN:
+        kept = shape_indices(values, MAX_VALUES_PER_COLUMN // 2)
         rows, values = rows[kept], values[kept]
-    return Column(rows, values)
+    return LogColumn(rows, values)

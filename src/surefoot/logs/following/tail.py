@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 from typing import BinaryIO
 
-from surefoot.logs.table import Unreadable
+from surefoot.logs.table import UnreadableInput
 
-PIECE = 1 << 22
+CHUNK_BYTES = 1 << 22
 """Bytes taken at once."""
 
 
@@ -28,7 +28,7 @@ class FileTail:
         """What is new, and whether it is the start of another file than before."""
         if self._file is None:
             return self._opened(), False
-        data = self._file.read(PIECE)
+        data = self._file.read(CHUNK_BYTES)
         if data:
             return data, False
         try:
@@ -50,11 +50,11 @@ class FileTail:
             self._file = self._path.open("rb")
             now = os.fstat(self._file.fileno())
             self._place = (now.st_dev, now.st_ino)
-            return self._file.read(PIECE)
+            return self._file.read(CHUNK_BYTES)
         except FileNotFoundError:
             return b""
         except OSError as error:
-            raise Unreadable(f"{self._path} cannot be read: {error.strerror or error}") from None
+            raise UnreadableInput(f"{self._path} cannot be read: {error.strerror or error}") from None
 
 
 class PipeTail:
@@ -68,7 +68,7 @@ class PipeTail:
 
     def read(self) -> tuple[bytes, bool]:
         parts: list[bytes] = []
-        while not self.ended and sum(map(len, parts)) < PIECE:
+        while not self.ended and sum(map(len, parts)) < CHUNK_BYTES:
             try:
                 piece = self._pieces.get_nowait()
             except queue.Empty:

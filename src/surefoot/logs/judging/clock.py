@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.logs.course import Floats
-from surefoot.logs.reading.meaning import Meaning, Role, words_of
-from surefoot.logs.table import Column, Table
+from surefoot.logs.reading.meaning import MetricName, MetricRole, split_words
+from surefoot.logs.table import LogColumn, LogTable
 
-COVERED = 0.6
+MIN_COVERAGE = 0.6
 """Share of the loss's records that have to hold a counter for it to count them."""
 LONG = 200_000
 """Values from which columns may have been thinned, each in its own places."""
@@ -22,52 +22,52 @@ NEARBY = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class StepIndex:
     """Which step every record belongs to, and the runs that the records fall into."""
 
     unit: str
     rows: NDArray[np.int64]
     steps: Floats
-    parts: tuple[tuple[int, int], ...]
+    runs: tuple[tuple[int, int], ...]
     """Records from and before which a run goes."""
-    dropped: NDArray[np.bool_]
+    repeated: NDArray[np.bool_]
     """Per entry of `rows`: done again after a resume from an earlier step."""
     notes: tuple[str, ...] = ()
-    counter: Column | None = None
+    counter: LogColumn | None = None
     """Where the steps were read from, if they stand in the log."""
 
 
-def clock_of(table: Table, known: Mapping[str, Meaning], rows: NDArray[np.int64], wanted: str | None) -> Clock:
+def build_step_index(table: LogTable, known: Mapping[str, MetricName], rows: NDArray[np.int64], wanted: str | None) -> StepIndex:
     """The clock of the records that hold a loss."""
     counters = _counters(table, known, rows, wanted)
     for name in counters:
-        role = Role.STEP if name == wanted else known[name].role
-        steps = at(table.columns[name], rows)
-        if role is Role.INNER or (role is Role.STEP and _begins_anew(steps) > 1):
+        role = MetricRole.STEP if name == wanted else known[name].role
+        steps = counter_at(table.columns[name], rows)
+        if role is MetricRole.EPOCH_STEP or (role is MetricRole.STEP and _begins_anew(steps) > 1):
             made = _nested(table, known, counters, name, rows)
             if made is not None:
                 return made
-        if role is not Role.INNER and _counts(steps):
-            clock = _split(rows, steps, "epoch" if role is Role.EPOCH else "step")
+        if role is not MetricRole.EPOCH_STEP and _counts(steps):
+            clock = _split(rows, steps, "epoch" if role is MetricRole.EPOCH else "step")
             return replace(clock, counter=table.columns[name])
     return _split_by_epoch(table, known, rows)
 
 
-def _counters(table: Table, known: Mapping[str, Meaning], rows: NDArray[np.int64], wanted: str | None) -> list[str]:
+def _counters(table: LogTable, known: Mapping[str, MetricName], rows: NDArray[np.int64], wanted: str | None) -> list[str]:
     """Columns that may count these records, the best first."""
-    order = {Role.STEP: 0, Role.EPOCH: 1, Role.INNER: 2}
+    order = {MetricRole.STEP: 0, MetricRole.EPOCH: 1, MetricRole.EPOCH_STEP: 2}
     able = [
         name
         for name, what in known.items()
-        if what.role in order and coverage(table.columns[name], rows) >= COVERED and not (what.held_out and rows.size)
+        if what.role in order and coverage(table.columns[name], rows) >= MIN_COVERAGE and not (what.is_eval and rows.size)
     ]
     able.sort(
-        key=lambda name: (order[known[name].role], "global" not in words_of(name), len(words_of(name)), len(name))
+        key=lambda name: (order[known[name].role], "global" not in split_words(name), len(split_words(name)), len(name))
     )
     return [wanted, *able] if wanted else able
 
 
-def coverage(column: Column, rows: NDArray[np.int64]) -> float:
+def coverage(column: LogColumn, rows: NDArray[np.int64]) -> float:
     """Share of the records that hold a counter; of columns so long that each was thinned, that have one nearby."""
     if not len(rows):
         return 0.0
@@ -77,7 +77,7 @@ def coverage(column: Column, rows: NDArray[np.int64]) -> float:
     return float((np.abs(rows - column.rows[index]) <= NEARBY).mean())
 
 
-def at(column: Column, rows: NDArray[np.int64]) -> Floats:
+def counter_at(column: LogColumn, rows: NDArray[np.int64]) -> Floats:
     """A counter's value at given records; between those that have it, that of the record before."""
     finite = np.isfinite(column.values)
     have, values = column.rows[finite], column.values[finite]
@@ -109,14 +109,14 @@ def _begins_anew(steps: Floats) -> int:
 
 
 def _nested(
-    table: Table, known: Mapping[str, Meaning], counters: Iterable[str], name: str, rows: NDArray[np.int64]
-) -> Clock | None:
+    table: LogTable, known: Mapping[str, MetricName], counters: Iterable[str], name: str, rows: NDArray[np.int64]
+) -> StepIndex | None:
     """A counter within epochs: records are numbered through; where it begins anew in no new epoch, so does the run."""
-    inner = at(table.columns[name], rows)
-    outer = next((one for one in counters if known[one].role is Role.EPOCH), None)
-    if outer is None and known[name].role is not Role.INNER:
+    inner = counter_at(table.columns[name], rows)
+    outer = next((one for one in counters if known[one].role is MetricRole.EPOCH), None)
+    if outer is None and known[name].role is not MetricRole.EPOCH_STEP:
         return None
-    epoch = at(table.columns[outer], rows) if outer else np.zeros(len(rows))
+    epoch = counter_at(table.columns[outer], rows) if outer else np.zeros(len(rows))
     back = np.diff(inner) < 0
     ahead = np.diff(epoch) > 0
     fresh = (np.diff(epoch) < 0) | (back & ~ahead & (outer is not None))
@@ -127,20 +127,20 @@ def _nested(
     return _parted(rows, steps, starts, "point")
 
 
-def _split_by_epoch(table: Table, known: Mapping[str, Meaning], rows: NDArray[np.int64]) -> Clock:
+def _split_by_epoch(table: LogTable, known: Mapping[str, MetricName], rows: NDArray[np.int64]) -> StepIndex:
     """No counter that moves with every record: they are numbered; an epoch that goes back begins a new run."""
     steps = np.arange(1, len(rows) + 1, dtype=np.float64)
     starts = [0]
-    names = [name for name, what in known.items() if what.role is Role.EPOCH and not what.held_out]
+    names = [name for name, what in known.items() if what.role is MetricRole.EPOCH and not what.is_eval]
     for name in names:
-        if coverage(table.columns[name], rows) >= COVERED:
-            epoch = at(table.columns[name], rows)
+        if coverage(table.columns[name], rows) >= MIN_COVERAGE:
+            epoch = counter_at(table.columns[name], rows)
             starts += (np.flatnonzero((np.diff(epoch) < 0) & (epoch[1:] <= epoch[0])) + 1).tolist()
             break
     return _parted(rows, steps, starts, "point")
 
 
-def _split(rows: NDArray[np.int64], steps: Floats, unit: str) -> Clock:
+def _split(rows: NDArray[np.int64], steps: Floats, unit: str) -> StepIndex:
     """Steps that go back: to the start of the run, then it is another one; else it was resumed from there."""
     starts = [0]
     dropped = np.zeros(len(steps), dtype=bool)
@@ -164,7 +164,7 @@ def _split(rows: NDArray[np.int64], steps: Floats, unit: str) -> Clock:
     return replace(clock, dropped=dropped, notes=kept)
 
 
-def _parted(rows: NDArray[np.int64], steps: Floats, starts: list[int], unit: str) -> Clock:
+def _parted(rows: NDArray[np.int64], steps: Floats, starts: list[int], unit: str) -> StepIndex:
     limits = [0, *(int(rows[start]) for start in starts[1:]), int(np.iinfo(np.int64).max)]
     parts = tuple(itertools.pairwise(limits))
-    return Clock(unit, rows, steps, parts, np.zeros(len(rows), dtype=bool))
+    return StepIndex(unit, rows, steps, parts, np.zeros(len(rows), dtype=bool))

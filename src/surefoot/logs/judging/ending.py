@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from surefoot.judge.cause_catalog import CAUSES
-from surefoot.logs.judging.endingrules import RULES, Rule
+from surefoot.logs.judging.endingrules import RULES, CrashRule
 from surefoot.records import Cause
 
 WIDEST = 1000
@@ -17,7 +17,7 @@ LONGEST = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class Crash:
     """How a run ended, by the last text of its log."""
 
     kind: str
@@ -29,7 +29,7 @@ class Ending:
     line: str
     """The line that says it."""
     confidence: float = 0.9
-    fault: bool = True
+    is_fault: bool = True
     """False where the run was stopped from outside, and nothing is wrong with it."""
 
 
@@ -73,7 +73,7 @@ class _Line:
     rank: str
 
 
-def read_ending(text: str) -> Ending | None:
+def find_crash(text: str) -> Crash | None:
     """The way a run ended, told from the text behind its last row; None where it just ends."""
     lines = list(_lines(text))
     found = _first_by_tier(lines)
@@ -96,9 +96,9 @@ def _lines(text: str) -> Iterator[_Line]:
         yield _Line(line.rstrip(), rank)
 
 
-def _first_by_tier(lines: list[_Line]) -> tuple[Rule, int, re.Match[str]] | None:
+def _first_by_tier(lines: list[_Line]) -> tuple[CrashRule, int, re.Match[str]] | None:
     """The first sign of what went wrong by itself, else of what follows from a fault, else of a stop from outside."""
-    best: tuple[int, int, Rule, re.Match[str]] | None = None
+    best: tuple[int, int, CrashRule, re.Match[str]] | None = None
     for index, line in enumerate(lines):
         said = line.text
         if not _SIGNS.search(said) or (_WARNING.search(said) and not _EXCEPTION.match(said)) or _FRAME.match(said):
@@ -125,12 +125,12 @@ def _survived(lines: list[_Line], index: int) -> bool:
     return ordinary > SURVIVED
 
 
-def _told(rule: Rule, match: re.Match[str], index: int, lines: list[_Line]) -> Ending:
+def _told(rule: CrashRule, match: re.Match[str], index: int, lines: list[_Line]) -> Crash:
     said = lines[index].text.strip()[:LONGEST]
     given = {name: value or "" for name, value in match.groupdict().items()}
     sentence = rule.sentence.format(**given)
     evidence = [f"The log says: {said}"]
-    advice = [one.format(**given) if "{" in one else one for one in rule.help()]
+    advice = [one.format(**given) if "{" in one else one for one in rule.all_advice()]
     whole = "\n".join(line.text for line in lines[index : index + 12])
     if rule.kind == "out_of_memory":
         sentence, told, first = _memory(whole)
@@ -146,7 +146,7 @@ def _told(rule: Rule, match: re.Match[str], index: int, lines: list[_Line]) -> E
     elif rule.kind in _BY_MESSAGE and (message := _message(said)):
         sentence = f"{sentence[:-1]}: {message}."
     evidence += _where(lines, index, rule.kind)
-    return Ending(
+    return Crash(
         kind=rule.kind,
         cause=rule.cause,
         sentence=sentence,
@@ -154,7 +154,7 @@ def _told(rule: Rule, match: re.Match[str], index: int, lines: list[_Line]) -> E
         advice=tuple(dict.fromkeys(advice)),
         line=said,
         confidence=0.9 if rule.tier == 0 else 0.6,
-        fault=rule.tier < 2,
+        is_fault=rule.tier < 2,
     )
 
 
@@ -218,7 +218,7 @@ def _root(lines: list[_Line]) -> str:
     return ""
 
 
-def _general(lines: list[_Line]) -> Ending | None:
+def _general(lines: list[_Line]) -> Crash | None:
     """An exception that no rule knows: the first that was not survived, told with its own words."""
     for index, line in enumerate(lines):
         match = _EXCEPTION.match(line.text)
@@ -239,8 +239,8 @@ def _known(said: str) -> bool:
     return any(rule.pattern.search(said[:WIDEST]) for rule in RULES)
 
 
-def _plain(root: str, index: int, lines: list[_Line]) -> Ending:
-    return Ending(
+def _plain(root: str, index: int, lines: list[_Line]) -> Crash:
+    return Crash(
         kind="child_failed",
         cause=Cause.RANK_FAULT,
         sentence=root,
@@ -254,10 +254,10 @@ def _plain(root: str, index: int, lines: list[_Line]) -> Ending:
     )
 
 
-def _exception(name: str, said: str, index: int, lines: list[_Line]) -> Ending:
+def _exception(name: str, said: str, index: int, lines: list[_Line]) -> Crash:
     message = said.rstrip(".")
     where = _where(lines, index, "exception")
-    return Ending(
+    return Crash(
         kind="exception",
         cause=Cause.UNKNOWN,
         sentence=f"The run ended in {name}: {message}." if message else f"The run ended in {name}.",

@@ -10,7 +10,7 @@ from surefoot.records import Cause
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CrashRule:
     """A way to die, and how it is told from others."""
 
     kind: str
@@ -21,17 +21,17 @@ class Rule:
     advice: tuple[str, ...]
     tier: int = 0
     """0 for what goes wrong by itself, 1 for what follows from a fault elsewhere, 2 for a stop from outside."""
-    remedies: bool = False
+    with_remedies: bool = False
     """What helps against the cause in general stands behind the advice."""
 
-    def help(self) -> tuple[str, ...]:
-        return self.advice + (CAUSES[self.cause].remedies if self.remedies else ())
+    def all_advice(self) -> tuple[str, ...]:
+        return self.advice + (CAUSES[self.cause].remedies if self.with_remedies else ())
 
 
 def _rule(
     kind: str, cause: Cause, pattern: str, sentence: str, *advice: str, tier: int = 0, remedies: bool = False
-) -> Rule:
-    return Rule(kind, cause, re.compile(pattern, re.M), sentence, advice, tier, remedies)
+) -> CrashRule:
+    return CrashRule(kind, cause, re.compile(pattern, re.M), sentence, advice, tier, remedies)
 
 
 _BLOCKING = "Run it again with CUDA_LAUNCH_BLOCKING=1, so that the line named is the one that failed."
@@ -41,7 +41,7 @@ _EVERY_RANK = (
     "Look at the output of every rank: the one that stopped first has the reason, the others only waited for it."
 )
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[CrashRule, ...] = (
     _rule(
         "out_of_memory",
         Cause.OUT_OF_MEMORY,

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from surefoot.logs.course import Floats, Trace
+from surefoot.logs.course import Floats, Series
 
-DENSE = 4000
+MAX_POINTS = 4000
 """Points that are looked at; of a longer curve stretches are put together, with their median and their peak."""
-WIDEST = 101
+MAX_WINDOW = 101
 """Points over which a level is taken at most."""
-STEADY = 0.02
+MIN_NOISE = 0.02
 """Noise that is assumed at least, as a share of the value: a curve without any would make everything a sign."""
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class LossCurve:
     """The finite part of a trace, as logarithms (of the distance from its lowest value, if it is ever below zero)."""
 
     steps: Floats
@@ -36,7 +36,7 @@ class Curve:
     """The lowest level."""
     best_at: int
     last: float
-    spread: float
+    level_error: float
     """How far the median over the last values may be off by chance."""
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class Curve:
         return self.start - self.last
 
 
-def curve(trace: Trace) -> Curve | None:
+def loss_curve(trace: Series) -> LossCurve | None:
     """The curve of what is finite in a trace; None if that is nothing."""
     finite = np.isfinite(trace.values)
     steps, raw = trace.steps[finite], trace.values[finite]
@@ -61,8 +61,8 @@ def curve(trace: Trace) -> Curve | None:
         return None
     values = _logarithms(raw)
     peaks = values
-    if len(raw) > DENSE:
-        size = -(-len(raw) // DENSE)
+    if len(raw) > MAX_POINTS:
+        size = -(-len(raw) // MAX_POINTS)
         steps = _stretches(steps, size)[:, 0]
         raw = np.median(_stretches(raw, size), axis=1)
         peaks = _stretches(values, size).max(axis=1)
@@ -70,17 +70,17 @@ def curve(trace: Trace) -> Curve | None:
     return _measured(steps, raw, values, peaks)
 
 
-def _measured(steps: Floats, raw: Floats, values: Floats, peaks: Floats) -> Curve:
+def _measured(steps: Floats, raw: Floats, values: Floats, peaks: Floats) -> LossCurve:
     count = len(values)
-    window = max(3, min(count // 20 * 2 + 1, WIDEST))
+    window = max(3, min(count // 20 * 2 + 1, MAX_WINDOW))
     level = running_median(values, window)
     apart = np.abs(values - level)
     typical = max(float(np.median(apart)) * 1.4826, float(np.mean(apart)) if count < 40 else 0.0)
-    noise = max(typical, STEADY)
+    noise = max(typical, MIN_NOISE)
     few = max(1, min(5, count // 20))
     tail = max(3, min(count // 10, window))
     best_at = _lowest(level, window // 2)
-    return Curve(
+    return LossCurve(
         steps=steps,
         raw=raw,
         values=values,
@@ -91,7 +91,7 @@ def _measured(steps: Floats, raw: Floats, values: Floats, peaks: Floats) -> Curv
         best=float(level[best_at]),
         best_at=best_at,
         last=float(np.median(values[-tail:])),
-        spread=1.25 * noise / float(np.sqrt(min(tail, count))),
+        level_error=1.25 * noise / float(np.sqrt(min(tail, count))),
     )
 
 

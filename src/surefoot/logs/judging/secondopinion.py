@@ -6,7 +6,7 @@ import numpy as np
 
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.logs.course import Course, Floats, Trace
+from surefoot.logs.course import RunCurves, Floats, Series
 from surefoot.records import NAN, Cause, Diagnosis, StepMetrics, Verdict
 
 BEFORE = 1000
@@ -17,10 +17,10 @@ LEAST = 60
 """Updates before the onset below which it cannot know what was normal."""
 
 
-def second_opinion(course: Course, onset: float | None) -> list[Diagnosis]:
+def replay_live_judge(course: RunCurves, onset: float | None) -> list[Diagnosis]:
     """The causes that the judge names around the onset, the surest first; none where the log is not of its kind."""
     loss = course.loss
-    measured = len(course.norm) >= LEAST and bool(np.any(course.norm.values != 0))
+    measured = len(course.grad_norm) >= LEAST and bool(np.any(course.grad_norm.values != 0))
     if onset is None or course.unit != "step" or not measured or not _every_update(loss.steps):
         return []
     at = int(np.searchsorted(loss.steps, onset))
@@ -29,7 +29,7 @@ def second_opinion(course: Course, onset: float | None) -> list[Diagnosis]:
     first, last = max(0, at - BEFORE), min(len(loss), at + AFTER)
     steps = loss.steps[first:last]
     losses = loss.values[first:last]
-    norms, rates, scales = (_beside(trace, steps) for trace in (course.norm, course.rate, course.scale))
+    norms, rates, scales = (_beside(trace, steps) for trace in (course.grad_norm, course.lr, course.loss_scale))
     judge = Judge(Policy(observe=True))
     told: list[Diagnosis] = []
     for number in range(len(steps)):
@@ -44,7 +44,7 @@ def _every_update(steps: Floats) -> bool:
     return len(steps) > LEAST and float(np.median(np.diff(steps))) == 1.0
 
 
-def _beside(trace: Trace, steps: Floats) -> Floats:
+def _beside(trace: Series, steps: Floats) -> Floats:
     """A trace's values at the given steps; NaN where it has none within a step."""
     if not len(trace):
         return np.full(len(steps), NAN)

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.logs.reading.padding import without_padding
-from surefoot.logs.table import Gatherer, Table, Unreadable
+from surefoot.logs.reading.padding import drop_padding
+from surefoot.logs.table import TableBuilder, LogTable, UnreadableInput
 
 _WAY_OUT = "Pass a path, a sequence of losses, or a mapping of names to sequences of one number a step"
 
 
-def table_of(source: Any) -> Table:
+def table_from_arrays(source: Any) -> LogTable:
     """A sequence of losses, a mapping of names to sequences, records, or whatever else has named columns."""
-    gather = Gatherer()
+    gather = TableBuilder()
     if isinstance(source, Mapping):
         columns = {str(name): list(values) for name, values in source.items() if isinstance(values, Iterable)}
     elif hasattr(source, "columns") and hasattr(source, "__getitem__"):  # a data frame of whichever library
@@ -26,24 +26,24 @@ def table_of(source: Any) -> Table:
         if values and all(isinstance(value, Mapping) for value in values):
             for record in values:
                 gather.add({str(name): _number(value) for name, value in record.items() if _is_number(value)})
-            return gather.table("arrays", "")
+            return gather.build("arrays", "")
         columns = {"loss": values}
     else:
-        raise Unreadable(f"a {type(source).__name__} is no log. {_WAY_OUT}")
+        raise UnreadableInput(f"a {type(source).__name__} is no log. {_WAY_OUT}")
     lengths = {len(values) for values in columns.values()}
     if len(lengths) > 1:
         told = ", ".join(f"{name}: {len(values)}" for name, values in columns.items())
-        raise Unreadable(f"the sequences differ in length ({told}). {_WAY_OUT}")
+        raise UnreadableInput(f"the sequences differ in length ({told}). {_WAY_OUT}")
     there = {name: np.array([value is not None for value in values], dtype=bool) for name, values in columns.items()}
     gather.extend({name: _numbers(values, name) for name, values in columns.items()}, there)
-    return without_padding(gather.table("arrays", ""))
+    return drop_padding(gather.build("arrays", ""))
 
 
 def _numbers(values: list[Any], name: str) -> NDArray[np.float64]:
     try:
         return np.array([_number(value) for value in values], dtype=np.float64)
     except (TypeError, ValueError):
-        raise Unreadable(f"{name} holds something that is no number. {_WAY_OUT}") from None
+        raise UnreadableInput(f"{name} holds something that is no number. {_WAY_OUT}") from None
 
 
 def _is_number(value: Any) -> bool:

@@ -10,13 +10,13 @@ from pathlib import PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.logs.reading.dialect import SPACES, Dialect, cells_of, comment, told
-from surefoot.logs.reading.exports import parted_by_run
-from surefoot.logs.reading.gaps import cleared
-from surefoot.logs.reading.labels import SETTINGS, is_split, metric_fields, prefixed, split_of
-from surefoot.logs.reading.numbers import number
-from surefoot.logs.reading.source import Source, decoded
-from surefoot.logs.table import Gatherer, Parts, Table, Unreadable
+from surefoot.logs.reading.dialect import SPACES, Dialect, split_cells, is_comment, detect_dialect
+from surefoot.logs.reading.exports import split_by_run
+from surefoot.logs.reading.gaps import resolve_missing
+from surefoot.logs.reading.labels import SETTINGS, is_split_field, metric_fields, with_split, split_of
+from surefoot.logs.reading.numbers import parse_number
+from surefoot.logs.reading.source import LogSource, decode
+from surefoot.logs.table import TableBuilder, UnorderedColumns, LogTable, UnreadableInput
 
 FORMAT = "csv"
 _TAG = re.compile(r"-tag-(.+)", re.I)
@@ -29,40 +29,40 @@ Parsed = tuple[NDArray[np.float64], Bools | None]
 
 def fits(head: bytes) -> bool:
     """A header over rows of numbers, or rows of numbers alone."""
-    return not _CONTROL.search(head[:4096]) and told(_sample(head)) is not None
+    return not _CONTROL.search(head[:4096]) and detect_dialect(_sample(head)) is not None
 
 
-def read(source: Source) -> Table | list[Table]:
+def read(source: LogSource) -> LogTable | list[LogTable]:
     """The columns of a table; an export with several runs side by side gives a table for each."""
-    dialect = told(_sample(source.head))
+    dialect = detect_dialect(_sample(source.head))
     if dialect is None:
-        raise Unreadable(f"{source.path} is no table: no header over numbers was found")
-    reading = Reading(dialect, source.path)
+        raise UnreadableInput(f"{source.path} is no table: no header over numbers was found")
+    reading = CsvReader(dialect, source.path)
     for block in source.blocks():
-        reading.take(decoded(block))
-    if not reading.gatherer.records:
-        raise Unreadable(f"{source.path} has a header, but no row with numbers")
+        reading.feed(decode(block))
+    if not reading.builder.records:
+        raise UnreadableInput(f"{source.path} has a header, but no row with numbers")
     format = "tsv" if dialect.delimiter == "\t" else FORMAT
-    table = cleared(reading.gatherer.table(format, source.path), reading.gatherer.voids())
-    return parted_by_run(table)
+    table = resolve_missing(reading.builder.build(format, source.path), reading.builder.trailing_empty())
+    return split_by_run(table)
 
 
 def _sample(head: bytes) -> str:
     """The whole lines at the start."""
-    text = decoded(head)
+    text = decode(head)
     whole = text.rfind("\n") + 1
     return text[:whole] if whole and len(head) >= 1 << 15 else text
 
 
-class Reading:
+class CsvReader:
     """One table under way."""
 
     def __init__(self, dialect: Dialect, path: str) -> None:
-        self.gatherer = Gatherer()
+        self.builder = TableBuilder()
         self._dialect = dialect
         self._path = path
         self._headers = 1
-        self._before = dialect.before
+        self._before = dialect.lines_before_header
         """Lines to come before the first row, the header the last of them; less than 0 once it is past."""
         self._named(dialect.header or tuple(f"col{index + 1}" for index in range(dialect.width)))
 
@@ -72,7 +72,7 @@ class Reading:
         names = [name or ("index" if index == 0 else f"col{index + 1}") for index, name in enumerate(header)]
         if [name.lower() for name in names] == ["wall time", "step", "value"] and (tag := _TAG.search(self._stem())):
             names[2] = tag[1]
-        if self._dialect.metric:
+        if self._dialect.mlflow:
             names = ["timestamp", self._stem() or "value", "step"][: len(names)]
         seen: dict[str, int] = defaultdict(int)
         self._names: list[str] = []
@@ -83,12 +83,12 @@ class Reading:
     def _stem(self) -> str:
         return PurePath(self._path).stem
 
-    def take(self, text: str) -> None:
+    def feed(self, text: str) -> None:
         """A block of whole lines; only the last may lack its end."""
         if self._before >= 0 or not text.endswith("\n") or len(self._names) < 2 or not self._quickly(text):
-            self.take_slowly(text)
+            self.feed_by_row(text)
 
-    def take_slowly(self, text: str) -> None:
+    def feed_by_row(self, text: str) -> None:
         """The same, row by row."""
         whole = text.endswith("\n")
         rows: list[Cells] = []
@@ -108,7 +108,7 @@ class Reading:
                 return self._put(None, [(column, None) for column in values.T])
             return self._put(None, [(values[:, at], present[:, at]) for at in range(values.shape[1])])
         cells = self._regular(text, lines)
-        return cells is not None and self._put(cells, [_numbers(column, self._dialect.comma) for column in cells])
+        return cells is not None and self._put(cells, [_numbers(column, self._dialect.decimal_comma) for column in cells])
 
     def _regular(self, text: str, lines: list[str]) -> list[Cells] | None:
         """The cells by column where every line has all of them and none is quoted; else None."""
@@ -127,23 +127,23 @@ class Reading:
 
     def _row(self, line: str, rows: list[Cells], *, torn: bool) -> None:
         """One line the careful way."""
-        if not line.strip() or comment(line.lstrip()):
+        if not line.strip() or is_comment(line.lstrip()):
             return
         if self._before >= 0:
             if self._before:
-                self.gatherer.skip("lines before the table")
+                self.builder.skip("lines before the table")
             self._before -= 1
             return
-        cells = cells_of(line, self._dialect.delimiter)
-        if not any(number(cell, comma=self._dialect.comma) is not None for cell in cells):
+        cells = split_cells(line, self._dialect.delimiter)
+        if not any(parse_number(cell, comma=self._dialect.decimal_comma) is not None for cell in cells):
             self._without_numbers(cells, rows)
             return
         short = len(self._names) - len(cells)
         if short > 0 and torn:
             cells.pop()
-            self.gatherer.skip("lines cut off in the middle")
+            self.builder.skip("lines cut off in the middle")
         elif short:
-            self.gatherer.skip("rows shorter than the header" if short > 0 else "rows longer than the header")
+            self.builder.skip("rows shorter than the header" if short > 0 else "rows longer than the header")
         rows.append(cells[: len(self._names)] + [""] * (len(self._names) - len(cells)))
 
     def _without_numbers(self, cells: Cells, rows: list[Cells]) -> None:
@@ -154,15 +154,15 @@ class Reading:
             if tuple(cells) != self._header:
                 self._named(cells)
             self._headers += 1
-            self.gatherer.notes = [note for note in self.gatherer.notes if "header" not in note]
-            self.gatherer.note(f"the header stands in the file {self._headers} times: runs were appended to it")
+            self.builder.notes = [note for note in self.builder.notes if "header" not in note]
+            self.builder.note(f"the header stands in the file {self._headers} times: runs were appended to it")
         elif any(cells):
-            self.gatherer.skip("rows without a number")
+            self.builder.skip("rows without a number")
 
     def _flush(self, rows: list[Cells]) -> None:
         if rows:
             cells = [list(column) for column in zip(*rows, strict=True)]
-            self._put(cells, [_numbers(column, self._dialect.comma) for column in cells], certain=True)
+            self._put(cells, [_numbers(column, self._dialect.decimal_comma) for column in cells], certain=True)
         rows.clear()
 
     def _put(self, cells: list[Cells] | None, parsed: list[Parsed], *, certain: bool = False) -> bool:
@@ -175,8 +175,8 @@ class Reading:
             if not somewhere.all():
                 return False
         count = len(parsed[0][0])
-        rows = np.arange(self.gatherer.records, self.gatherer.records + count, dtype=np.int64)
-        parts = Parts(self.gatherer)
+        rows = np.arange(self.builder.records, self.builder.records + count, dtype=np.int64)
+        parts = UnorderedColumns(self.builder)
         groups = list(self._told_apart(cells, count))
         named = metric_fields(tuple(self._names))
         skipped = self._long(named, cells, parsed, rows, parts) if named and cells else None
@@ -185,18 +185,18 @@ class Reading:
                 continue
             for split, mine in groups:
                 here = present if mine is None else mine if present is None else mine & present
-                name = prefixed(split, self._names[index])
+                name = with_split(split, self._names[index])
                 parts.add(name, *((rows, values) if here is None else (rows[here], values[here])))
                 if here is not None:
-                    parts.nothing(name, rows[~here] if mine is None else rows[mine & ~here])
+                    parts.add_empty(name, rows[~here] if mine is None else rows[mine & ~here])
         parts.flush()
-        self.gatherer.records += count
+        self.builder.records += count
         return True
 
     def _told_apart(self, columns: list[Cells] | None, count: int) -> Iterator[tuple[str, Bools | None]]:
         """Rows by what a column such as `phase` says of them."""
         for name, cells in zip(self._names, columns or [], strict=False):
-            splits = {cell: split_of(cell) for cell in set(cells)} if is_split(name) else {}
+            splits = {cell: split_of(cell) for cell in set(cells)} if is_split_field(name) else {}
             if any(splits.values()):
                 by_split: dict[str, list[str]] = defaultdict(list)
                 for cell, split in splits.items():
@@ -208,7 +208,7 @@ class Reading:
         yield "", None
 
     def _long(
-        self, named: tuple[str, str], columns: list[Cells], parsed: list[Parsed], rows: NDArray[np.int64], parts: Parts
+        self, named: tuple[str, str], columns: list[Cells], parsed: list[Parsed], rows: NDArray[np.int64], parts: UnorderedColumns
     ) -> int | None:
         """One value a row, its name in another column; which column was so taken care of."""
         told, value = (self._names.index(name) for name in named)
@@ -236,7 +236,7 @@ def _matrix(text: str, lines: list[str], dialect: Dialect) -> tuple[NDArray[np.f
     sign = None if dialect.delimiter == SPACES else dialect.delimiter
     if sign == "|":
         return None
-    if dialect.comma:
+    if dialect.decimal_comma:
         text = text.replace(",", ".")
         lines = text.removesuffix("\n").split("\n")
     filled = sign is None or not any(blank in text for blank in (sign * 2, f"{sign}\n", f"\n{sign}", f"{sign}\r"))
@@ -264,7 +264,7 @@ def _numbers(cells: Cells, comma: bool) -> Parsed:
         return np.fromiter(map(float, plain), np.float64, len(cells)), None
     except ValueError:
         pass
-    known = {cell: number(cell, comma=comma) for cell in set(cells)}
+    known = {cell: parse_number(cell, comma=comma) for cell in set(cells)}
     values = [known[cell] for cell in cells]
     present = np.fromiter((value is not None for value in values), np.bool_, len(cells))
     return np.array(values, dtype=np.float64), None if present.all() else present

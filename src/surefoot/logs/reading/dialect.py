@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surefoot.logs.reading.numbers import missing, number
+from surefoot.logs.reading.numbers import is_missing, parse_number
 
 SPACES = " "
 """The delimiter of tables whose cells are parted by any number of blanks."""
@@ -27,20 +27,20 @@ class Dialect:
     header: tuple[str, ...] | None
     """The names of the columns; None where the table begins with numbers."""
     width: int
-    comma: bool = False
+    decimal_comma: bool = False
     """Decimals are written with a comma."""
-    metric: bool = False
+    mlflow: bool = False
     """One metric as MLflow keeps it: rows of time, value and step, the name of the metric being that of the file."""
-    before: int = -1
+    lines_before_header: int = -1
     """Lines before the header, remarks not counted; -1 where there is no header, or one in a remark."""
 
 
-def comment(line: str) -> bool:
+def is_comment(line: str) -> bool:
     """Whether a line is a remark or a rule drawn in dashes, and no row."""
     return line.startswith(_COMMENT) or _RULE.fullmatch(line) is not None
 
 
-def cells_of(line: str, delimiter: str) -> list[str]:
+def split_cells(line: str, delimiter: str) -> list[str]:
     """The cells of one line, blanks around them taken off."""
     if delimiter == SPACES:
         return line.split()
@@ -55,11 +55,11 @@ def cells_of(line: str, delimiter: str) -> list[str]:
     return [cell.strip() for cell in line.split(delimiter)]
 
 
-def told(head: str) -> Dialect | None:
+def detect_dialect(head: str) -> Dialect | None:
     """The dialect of a table, from its first lines; None where this is no table."""
     lines = [line.strip("\r") for line in head.split("\n")]
     lines = [line for line in lines[: _LOOKED_AT * 2] if line.strip()][:_LOOKED_AT]
-    rows = [line for line in lines if not comment(line.lstrip())]
+    rows = [line for line in lines if not is_comment(line.lstrip())]
     if len(rows) < 2:
         return None
     for delimiter in _candidates(lines, rows):
@@ -77,7 +77,7 @@ def _candidates(lines: Sequence[str], rows: Sequence[str]) -> list[str]:
 
 
 def _fitting(lines: Sequence[str], rows: Sequence[str], delimiter: str) -> Dialect | None:
-    parted = [cells_of(row, delimiter) for row in rows]
+    parted = [split_cells(row, delimiter) for row in rows]
     first = set(parted[0])
     # The header again, where a run was appended, speaks neither for nor against.
     rest = [cells for cells in parted[1:] if len(first.intersection(cells)) * 2 <= len(cells)] or parted[1:]
@@ -98,7 +98,7 @@ def _fitting(lines: Sequence[str], rows: Sequence[str], delimiter: str) -> Diale
     header = parted[at]
     if delimiter == SPACES and len(header) != width:
         return None
-    return Dialect(delimiter, tuple(header), max(width, len(header)), comma, before=at)
+    return Dialect(delimiter, tuple(header), max(width, len(header)), comma, lines_before_header=at)
 
 
 def _enough(shares: list[float], delimiter: str, *, headed: bool) -> bool:
@@ -111,8 +111,8 @@ def _enough(shares: list[float], delimiter: str, *, headed: bool) -> bool:
 
 def _numeric(cells: list[str], comma: bool) -> float:
     """The share of numbers among the cells of a column that hold something; -1 for an empty column."""
-    filled = [cell for cell in cells if not missing(cell)]
-    return sum(number(cell, comma=comma) is not None for cell in filled) / len(filled) if filled else -1.0
+    filled = [cell for cell in cells if not is_missing(cell)]
+    return sum(parse_number(cell, comma=comma) is not None for cell in filled) / len(filled) if filled else -1.0
 
 
 def _decimal_comma(body: list[list[str]]) -> bool:
@@ -126,7 +126,7 @@ def _header_at(parted: list[list[str]], width: int, shares: list[float], comma: 
     for at, cells in enumerate(parted[:6]):
         if len(cells) < min(width, 2) and width > 1:
             continue  # a title before the table
-        texts = [number(cell, comma=comma) is None and not missing(cell) for cell in cells]
+        texts = [parse_number(cell, comma=comma) is None and not is_missing(cell) for cell in cells]
         pairs = zip(texts, shares, strict=False)
         if any(text and share >= 0.8 for text, share in pairs) and sum(texts) * 2 >= len(cells):
             return at if _names(cells) else None
@@ -155,7 +155,7 @@ def _named_by_comment(lines: Sequence[str], delimiter: str, width: int) -> tuple
     for line in lines:
         if not line.startswith(_COMMENT):
             return None
-        cells = cells_of(line.lstrip("#%/ \t"), delimiter)
-        if len(cells) == width and all(cells) and all(number(cell) is None for cell in cells):
+        cells = split_cells(line.lstrip("#%/ \t"), delimiter)
+        if len(cells) == width and all(cells) and all(parse_number(cell) is None for cell in cells):
             return tuple(cells)
     return None

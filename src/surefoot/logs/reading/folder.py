@@ -11,8 +11,8 @@ from pathlib import Path
 from surefoot.logs import checkpoint
 from surefoot.logs.reading import rundir
 from surefoot.logs.reading.events import tensorboardfolder, wandblog
-from surefoot.logs.reading.meaning import Role, meaning
-from surefoot.logs.table import Table, Unreadable
+from surefoot.logs.reading.meaning import MetricRole, parse_metric_name
+from surefoot.logs.table import LogTable, UnreadableInput
 
 _DEPTH = 6
 _LISTED = 20_000
@@ -38,7 +38,7 @@ _NO_LOG_NAMES = re.compile(
     re.I,
 )
 _CHECKPOINT = re.compile(r"(?:checkpoint|global_step|step|epoch)[-_]?(\d+)", re.I)
-ReadFile = Callable[[str], list[Table]]
+ReadFile = Callable[[str], list[LogTable]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +46,25 @@ class _Found:
     """One log, or what makes up one."""
 
     path: Path
-    tables: list[Table]
+    tables: list[LogTable]
 
     @property
     def points(self) -> int:
         return max((_losses(table) for table in self.tables), default=0)
 
 
-def read(path: str, read_file: ReadFile) -> list[Table]:
+def read_folder(path: str, read_file: ReadFile) -> list[LogTable]:
     """The log with the most losses in a folder; the others are told in a note."""
     root = Path(path)
-    if rundir.fits(root):
-        return [rundir.read(root)]
+    if rundir.is_run_dir(root):
+        return [rundir.read_run_dir(root)]
     if (run := _wandb(root, read_file)) is not None:
         return run
     found, looked_at, left = _logs(root, read_file)
     if not found:
         weights = checkpoint.weights_in(root)
         way_out = f"It has weights: pass {weights} to have them looked at" if weights else "Pass the log itself"
-        raise Unreadable(f"{path} has no log in it that could be read ({looked_at} files were looked at). {way_out}")
+        raise UnreadableInput(f"{path} has no log in it that could be read ({looked_at} files were looked at). {way_out}")
     found.sort(key=lambda one: (one.points, _structured(one), _changed(one.path)), reverse=True)
     best, others = found[0], found[1:]
     notes = [_told(root, best, others)] if others or left else [f"read {_short(root, best.path)}"]
@@ -72,8 +72,8 @@ def read(path: str, read_file: ReadFile) -> list[Table]:
         notes.append(f"{left} more files were not looked into: pass one of them, or a folder with fewer")
     if weights := checkpoint.weights_in(root):
         notes.append(f"weights lie there too, and were not looked at: surefoot diagnose {weights}")
-    ending = next((table.ending for one in others for table in one.tables if "Traceback" in table.ending), "")
-    return [replace(table, notes=(*table.notes, *notes), ending=table.ending or ending) for table in best.tables]
+    ending = next((table.tail for one in others for table in one.tables if "Traceback" in table.tail), "")
+    return [replace(table, notes=(*table.notes, *notes), ending=table.tail or ending) for table in best.tables]
 
 
 def _logs(root: Path, read_file: ReadFile) -> tuple[list[_Found], int, int]:
@@ -84,15 +84,15 @@ def _logs(root: Path, read_file: ReadFile) -> tuple[list[_Found], int, int]:
     looked_at = 0
     for here, names in _walk(root):
         looked_at += len(names)
-        if here != root and rundir.fits(here):
-            found += _tried(here, lambda file: [rundir.read(file)])
+        if here != root and rundir.is_run_dir(here):
+            found += _tried(here, lambda file: [rundir.read_run_dir(file)])
             continue
         if any("tfevents" in name for name in names):
             events.add(here)
         files += [here / name for name in names if _perhaps(name)]
     if events:
         top = events.pop() if len(events) == 1 else root
-        found += _tried(top, tensorboardfolder.read_folder)
+        found += _tried(top, tensorboardfolder.read_event_folder)
     size = left = 0
     for file in _newest_states(files):
         size += _size(file)
@@ -148,34 +148,34 @@ def _likely(file: Path) -> bool:
     )
 
 
-def _tried(path: Path, reader: Callable[[Path], list[Table]]) -> list[_Found]:
+def _tried(path: Path, reader: Callable[[Path], list[LogTable]]) -> list[_Found]:
     try:
         return [_Found(path, reader(path))]
-    except (Unreadable, OSError):
+    except (UnreadableInput, OSError):
         return []
 
 
 def _worth(found: _Found) -> bool:
     """A log with losses, or with the exception that a run ended in."""
-    return found.points > 0 or any("Traceback" in table.ending for table in found.tables)
+    return found.points > 0 or any("Traceback" in table.tail for table in found.tables)
 
 
-def _wandb(root: Path, read_file: ReadFile) -> list[Table] | None:
+def _wandb(root: Path, read_file: ReadFile) -> list[LogTable] | None:
     """A folder of one W&B run: its record, or what it printed."""
     try:
-        run = wandblog.run_folder(root)
+        run = wandblog.open_run_folder(root)
     except OSError:
         return None
     for file in (run.record, run.console) if run else ():
         found = _tried(file, lambda one: read_file(str(one))) if file else []
         if found and run and any(table.columns for table in found[0].tables):
-            return [replace(table, facts={**run.facts, **table.facts}) for table in found[0].tables]
+            return [replace(table, facts={**run.settings, **table.settings}) for table in found[0].tables]
     return None
 
 
-def _losses(table: Table) -> int:
-    told = [(meaning(name), len(column)) for name, column in table.columns.items()]
-    return max((count for one, count in told if one.role in (Role.LOSS, Role.PERPLEXITY)), default=0)
+def _losses(table: LogTable) -> int:
+    told = [(parse_metric_name(name), len(column)) for name, column in table.columns.items()]
+    return max((count for one, count in told if one.role in (MetricRole.LOSS, MetricRole.PERPLEXITY)), default=0)
 
 
 def _structured(found: _Found) -> bool:

@@ -10,9 +10,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.logs.reading.labels import is_counter
-from surefoot.logs.reading.records import DEEPEST, Block, as_number, keep_facts
-from surefoot.logs.table import Gatherer, Parts
+from surefoot.logs.reading.labels import is_counter_field
+from surefoot.logs.reading.records import MAX_DEPTH, RecordBlock, json_number, keep_settings
+from surefoot.logs.table import TableBuilder, UnorderedColumns
 
 TRAINER_STATE = "trainer_state"
 _WRAPPERS = frozenset(
@@ -26,15 +26,15 @@ _SETTINGS = frozenset(
 _AXES = re.compile(r"(?:.*[^a-z])?(?:steps?|epochs?|iters?|iterations?|time|timestamps?)", re.I)
 
 
-class Document:
+class JsonDocument:
     """Finds the numbers of a run in a document of any shape."""
 
-    def __init__(self, gatherer: Gatherer) -> None:
-        self._gatherer = gatherer
-        self._block = Block(gatherer)
+    def __init__(self, gatherer: TableBuilder) -> None:
+        self._builder = gatherer
+        self._block = RecordBlock(gatherer)
         self._lists: list[tuple[str, list[float | None]]] = []
 
-    def take(self, value: Any) -> str:
+    def read(self, value: Any) -> str:
         """Everything into the gatherer; the name of the format comes back."""
         state = isinstance(value, dict) and isinstance(value.get("log_history"), list)
         if isinstance(value, dict) and not state and _flat(value):
@@ -45,7 +45,7 @@ class Document:
         return TRAINER_STATE if state else "json"
 
     def _walk(self, value: Any, path: str, depth: int) -> None:
-        if depth > DEEPEST:
+        if depth > MAX_DEPTH:
             return
         if isinstance(value, list):
             self._list(cast("list[Any]", value), path)
@@ -59,10 +59,10 @@ class Document:
             self._keyed(keyed, path)
         else:
             scalars = {name: one for name, one in value.items() if not isinstance(one, list | dict)}
-            keep_facts(self._gatherer, scalars, path)
+            keep_settings(self._builder, scalars, path)
             for name, one in value.items():
                 if isinstance(one, dict) and name.lower() in _SETTINGS:
-                    keep_facts(self._gatherer, one)
+                    keep_settings(self._builder, one)
                 elif isinstance(one, list | dict):
                     self._walk(one, _joined(path, name), depth + 1)
 
@@ -74,7 +74,7 @@ class Document:
             records = [{name: key, **one} for key, one in zip(at, values, strict=True)]
             self._block.add(records, path)
             return
-        numbers = [as_number(one) for one in values]
+        numbers = [json_number(one) for one in values]
         kept = [(key, one) for key, one in zip(at, numbers, strict=True) if one is not None]
         if kept and [key for key, _ in kept] == list(range(kept[0][0], kept[0][0] + len(kept))):
             self._lists.append((path or "value", [one for _, one in kept]))
@@ -88,12 +88,12 @@ class Document:
         if dict in kinds:
             records = [one for one in values if isinstance(one, dict)]
             if len(records) < len(values):
-                self._gatherer.skip("entries that are no records", len(values) - len(records))
+                self._builder.skip("entries that are no records", len(values) - len(records))
             self._block.add(records, path)
         elif kinds == {list}:
             self._lists_in_a_list(values, path)
         elif kinds <= {int, float, str, type(None), bool}:
-            numbers = [as_number(one) for one in values]
+            numbers = [json_number(one) for one in values]
             if any(one is not None for one in numbers):
                 self._lists.append((path or "value", numbers))
 
@@ -125,15 +125,15 @@ class Document:
         for name, values in self._lists:
             home = _home(name)
             groups[home if home in homes and (home or len(values) == longest) else "", len(values)][name] = values
-        parts = Parts(self._gatherer)
-        first = self._gatherer.records
-        self._gatherer.records += longest
+        parts = UnorderedColumns(self._builder)
+        first = self._builder.records
+        self._builder.records += longest
         for (home, length), columns in groups.items():
             apart = bool(home) or (length < 0.8 * longest and any(_AXES.fullmatch(_leaf(name)) for name in columns))
-            start = self._gatherer.records if apart else first
+            start = self._builder.records if apart else first
             rows = np.arange(length)
             if apart:
-                self._gatherer.records += length
+                self._builder.records += length
             elif length < 0.8 * longest:
                 rows = np.round((rows + 1) * (longest / length)).astype(np.int64) - 1
             for name, values in columns.items():
@@ -141,12 +141,12 @@ class Document:
         parts.flush()
 
 
-def _put(parts: Parts, name: str, values: list[float | None], rows: NDArray[np.int64]) -> None:
+def _put(parts: UnorderedColumns, name: str, values: list[float | None], rows: NDArray[np.int64]) -> None:
     # A counter is everybody's, whatever object it stood in.
-    told = _leaf(name) if is_counter(_leaf(name)) else name
+    told = _leaf(name) if is_counter_field(_leaf(name)) else name
     present = np.array([value is not None for value in values], dtype=np.bool_)
     parts.add(told, rows[present], np.array(values, dtype=np.float64)[present])
-    parts.nothing(told, rows[~present])
+    parts.add_empty(told, rows[~present])
 
 
 def _leaf(name: str) -> str:

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from surefoot.logs.reading.gaps import cleared
-from surefoot.logs.reading.jsondocument import Document
-from surefoot.logs.reading.jsonregular import matrix
-from surefoot.logs.reading.records import Block
-from surefoot.logs.reading.source import Source, decoded
-from surefoot.logs.table import Gatherer, Table, Unreadable
+from surefoot.logs.reading.gaps import resolve_missing
+from surefoot.logs.reading.jsondocument import JsonDocument
+from surefoot.logs.reading.jsonregular import parse_number_matrix
+from surefoot.logs.reading.records import RecordBlock
+from surefoot.logs.reading.source import LogSource, decode
+from surefoot.logs.table import TableBuilder, LogTable, UnreadableInput
 
 FORMAT = "jsonl"
 _CLOSERS = {"{": "}", "[": "]"}
@@ -32,7 +32,7 @@ def fits(head: bytes) -> bool:
     if _STARTS.match(head):
         first = head.lstrip()[:4096]
         # A console log may begin in a bracket too: [2024-01-01 10:00:00] loss 0.5
-        return not first.startswith(b"[") or _like_a_list(decoded(first))
+        return not first.startswith(b"[") or _like_a_list(decode(first))
     lines = [line.strip() for line in head.split(b"\n")]
     lines = [line for line in lines if line][:400]
     if len(head) > 1 << 15 and lines:
@@ -54,13 +54,13 @@ def _like_a_list(text: str) -> bool:
 
 def _closes(text: str) -> bool:
     try:
-        json.loads(_standard(closed(text)))
+        json.loads(_standard(close_json(text)))
         return True
     except (ValueError, RecursionError):
         return False
 
 
-def read(source: Source) -> Table | list[Table]:
+def read(source: LogSource) -> LogTable | list[LogTable]:
     """The records of a log, or of the document that it is."""
     blocks = source.blocks()
     start = next(blocks, b"")
@@ -72,28 +72,28 @@ def read(source: Source) -> Table | list[Table]:
 
 
 def _complete(line: bytes) -> bool:
-    return isinstance(_loaded(decoded(line)), dict)
+    return isinstance(_loaded(decode(line)), dict)
 
 
-def _lines(source: Source, blocks: Iterable[bytes]) -> Table:
-    gatherer = Gatherer()
-    block = Block(gatherer)
+def _lines(source: LogSource, blocks: Iterable[bytes]) -> LogTable:
+    gatherer = TableBuilder()
+    block = RecordBlock(gatherer)
     for raw in blocks:
-        if (regular := matrix(raw)) is not None:
+        if (regular := parse_number_matrix(raw)) is not None:
             names, values = regular
             gatherer.extend(dict(zip(names, values.T, strict=True)), {})
             continue
-        records = at_once(raw)
-        block.add(one_by_one(raw, gatherer) if records is None else records)
+        records = parse_lines_together(raw)
+        block.add(parse_lines_singly(raw, gatherer) if records is None else records)
     if not gatherer.records:
-        raise Unreadable(f"{source.path} looks like JSON lines, but none of its lines holds an object. {_WAY_OUT}")
-    return cleared(gatherer.table(FORMAT, source.path), gatherer.voids())
+        raise UnreadableInput(f"{source.path} looks like JSON lines, but none of its lines holds an object. {_WAY_OUT}")
+    return resolve_missing(gatherer.build(FORMAT, source.path), gatherer.trailing_empty())
 
 
 _WAY_OUT = "Write one object a line, such as " + '{"step": 1, "loss": 2.3}'
 
 
-def at_once(raw: bytes) -> list[dict[str, Any]] | None:
+def parse_lines_together(raw: bytes) -> list[dict[str, Any]] | None:
     """All lines in one go, several times as fast as one by one; None where a single one is not what it should be."""
     lines = raw.removesuffix(b"\n")
     try:
@@ -103,14 +103,14 @@ def at_once(raw: bytes) -> list[dict[str, Any]] | None:
     return found if len(found) == lines.count(b"\n") + 1 and set(map(type, found)) == {dict} else None
 
 
-def one_by_one(raw: bytes, gatherer: Gatherer) -> list[dict[str, Any]]:
+def parse_lines_singly(raw: bytes, gatherer: TableBuilder) -> list[dict[str, Any]]:
     """The records of each line; what is none is counted."""
     return [record for line in raw.splitlines(keepends=True) for record in _records_of(line, gatherer)]
 
 
-def _records_of(line: bytes, gatherer: Gatherer) -> Iterator[dict[str, Any]]:
+def _records_of(line: bytes, gatherer: TableBuilder) -> Iterator[dict[str, Any]]:
     """The records in one line: mostly one; what is none is counted."""
-    text = decoded(line).strip().removeprefix("\ufeff").strip("\x1e\t ").rstrip(",")
+    text = decode(line).strip().removeprefix("\ufeff").strip("\x1e\t ").rstrip(",")
     if not text or text in "[]":
         return
     value = _loaded(text)
@@ -166,27 +166,27 @@ def _standard(text: str) -> str:
     return "".join(parts)
 
 
-def _document(source: Source, blocks: Iterable[bytes]) -> Table | list[Table]:
+def _document(source: LogSource, blocks: Iterable[bytes]) -> LogTable | list[LogTable]:
     parts: list[bytes] = []
     for block in blocks:
         parts.append(block)
-        source.bounded(sum(map(len, parts)))
-    text = decoded(b"".join(parts))
+        source.check_size(sum(map(len, parts)))
+    text = decode(b"".join(parts))
     del parts
-    gatherer = Gatherer()
+    gatherer = TableBuilder()
     value = _understood(text, gatherer)
     del text
-    document = Document(gatherer)
-    table = gatherer.table(document.take(value), source.path)
-    if not table.columns and not gatherer.voids():
-        raise Unreadable(
+    document = JsonDocument(gatherer)
+    table = gatherer.build(document.read(value), source.path)
+    if not table.columns and not gatherer.trailing_empty():
+        raise UnreadableInput(
             f"{source.path} is JSON, but holds no list of numbers and no records with numbers. {_WAY_OUT},"
             ' or a history such as {"loss": [2.3, 2.1]}'
         )
-    return cleared(table, gatherer.voids())
+    return resolve_missing(table, gatherer.trailing_empty())
 
 
-def _understood(text: str, gatherer: Gatherer) -> Any:
+def _understood(text: str, gatherer: TableBuilder) -> Any:
     """The document; one that is cut off is closed where it stops, several in a row are a list."""
     try:
         return json.loads(text)
@@ -202,7 +202,7 @@ def _understood(text: str, gatherer: Gatherer) -> Any:
     rows = _scattered(text) or _lists(text)
     if len(text) < _REPAIRED and not _whole_objects(rows, text):
         try:
-            value = json.loads(_standard(closed(text)))
+            value = json.loads(_standard(close_json(text)))
             gatherer.skip("documents cut off in the middle")
             return value
         except (ValueError, RecursionError):
@@ -245,7 +245,7 @@ def _scattered(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def closed(text: str) -> str:
+def close_json(text: str) -> str:
     """A JSON text that stops in the middle, cut back to its last whole value and closed.
 
     >>> closed('{"a": [1, 2, {"b": 3}, {"c":')

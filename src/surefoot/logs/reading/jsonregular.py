@@ -15,7 +15,7 @@ _FIRST = 0x80
 _IN_NUMBERS = b"0123456789+-.eE \r" + b"NaInfity"
 
 
-def matrix(raw: bytes) -> tuple[list[str], NDArray[np.float64]] | None:
+def parse_number_matrix(raw: bytes) -> tuple[list[str], NDArray[np.float64]] | None:
     """Names and values of a block of lines; None where a single line is not like the first.
 
     Every name is replaced by one byte; what is left when the numbers are taken away has to be the same for every line.

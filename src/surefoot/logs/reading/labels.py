@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 
-_SPLITS = frozenset(
+_SPLIT_FIELDS = frozenset(
     {"split", "phase", "mode", "type", "stage", "kind", "event", "set", "subset", "dataset", "partition", "_type"}
     | {"section", "category", "state", "job", "tag", "prefix", "step_type", "log_type", "data_split", "run_type"}
 )
-_METRICS = ("metric", "metric_name", "tag", "key", "name", "variable", "series", "scalar", "measure")
-_VALUES = ("value", "scalar_value", "metric_value", "simple_value")
-_TRAIN = frozenset({"train", "training", "trn", "tr", "fit"})
-_HELD_OUT = frozenset({"eval", "evaluation", "val", "valid", "validation", "dev", "test", "testing", "holdout", "vali"})
-_PLAIN = frozenset({"step", "iter", "iteration", "batch", "log", "metrics", "metric", "progress", "update", "scalar"})
-_SETTINGS = frozenset(
+_METRIC_FIELDS = ("metric", "metric_name", "tag", "key", "name", "variable", "series", "scalar", "measure")
+_VALUE_FIELDS = ("value", "scalar_value", "metric_value", "simple_value")
+_TRAIN_LABELS = frozenset({"train", "training", "trn", "tr", "fit"})
+_EVAL_LABELS = frozenset({"eval", "evaluation", "val", "valid", "validation", "dev", "test", "testing", "holdout", "vali"})
+_NEUTRAL_LABELS = frozenset({"step", "iter", "iteration", "batch", "log", "metrics", "metric", "progress", "update", "scalar"})
+_SETTINGS_LABELS = frozenset(
     {"config", "configuration", "meta", "metadata", "hparams", "args", "params", "header", "setup", "system", "env"}
     | {"summary", "final", "finish", "finished", "done", "result", "results", "start", "init", "end"}
 )
-_COUNTERS = frozenset(
+_COUNTER_FIELDS = frozenset(
     {"step", "steps", "global_step", "epoch", "epochs", "iteration", "iterations", "iter", "iters", "it", "update"}
     | {
         "timestep",
@@ -33,49 +33,49 @@ _COUNTERS = frozenset(
     }
     | {"current_steps", "total_steps", "trainer/global_step", "batch", "batch_idx", "num_updates", "datetime", "date"}
 )
-_APART = re.compile(r"[^0-9a-z]+")
+_LABEL_SEPARATORS = re.compile(r"[^0-9a-z]+")
 SETTINGS = "settings"
 """What `split_of` says of a record that holds settings or a summary: it is no point of the run."""
 
 
-def is_split(name: str) -> bool:
+def is_split_field(name: str) -> bool:
     """Whether a field of this name can tell training from evaluation."""
-    return name.strip().lower() in _SPLITS
+    return name.strip().lower() in _SPLIT_FIELDS
 
 
-def is_counter(name: str) -> bool:
+def is_counter_field(name: str) -> bool:
     """Whether a field of this name counts, so that the records of all splits share it."""
-    return name.strip().lower() in _COUNTERS
+    return name.strip().lower() in _COUNTER_FIELDS
 
 
 def metric_fields(names: tuple[str, ...]) -> tuple[str, str] | None:
     """For records that hold one value each: the field with its name and the field with the value."""
     known = {name.strip().lower(): name for name in names}
-    value = next((known[one] for one in _VALUES if one in known), None)
-    told = next((known[one] for one in _METRICS if one in known), None)
+    value = next((known[one] for one in _VALUE_FIELDS if one in known), None)
+    told = next((known[one] for one in _METRIC_FIELDS if one in known), None)
     return (told, value) if told is not None and value is not None else None
 
 
 def split_of(text: str) -> str | None:
     """The word to put before the names of a record, by what its label says; nothing where it says nothing."""
     word = text.strip().lower()
-    parts = [part for part in _APART.split(word) if part]
+    parts = [part for part in _LABEL_SEPARATORS.split(word) if part]
     for part in parts[:4]:
-        if part in _TRAIN or part in _HELD_OUT:
+        if part in _TRAIN_LABELS or part in _EVAL_LABELS:
             return part
     if "epoch" in parts:
         return "epoch"
-    if word in _PLAIN:
+    if word in _NEUTRAL_LABELS:
         return ""
-    return SETTINGS if parts and parts[0] in _SETTINGS else None
+    return SETTINGS if parts and parts[0] in _SETTINGS_LABELS else None
 
 
-def prefixed(split: str, name: str) -> str:
+def with_split(split: str, name: str) -> str:
     """The name with its split before it; counters are shared, and a name that tells the split itself stays."""
-    if not split or is_counter(name):
+    if not split or is_counter_field(name):
         return name
-    if split in _TRAIN or split in _HELD_OUT or split == "epoch":
-        said = set(_APART.split(name.lower()))
-        if split in said or said & (_HELD_OUT | _TRAIN):
+    if split in _TRAIN_LABELS or split in _EVAL_LABELS or split == "epoch":
+        said = set(_LABEL_SEPARATORS.split(name.lower()))
+        if split in said or said & (_EVAL_LABELS | _TRAIN_LABELS):
             return name
     return f"{split}/{name}"

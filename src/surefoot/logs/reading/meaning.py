@@ -8,17 +8,17 @@ from enum import StrEnum
 from functools import lru_cache
 
 
-class Role(StrEnum):
+class MetricRole(StrEnum):
     """What a column holds."""
 
     STEP = "step"
-    INNER = "inner"
+    EPOCH_STEP = "inner"
     """A counter that begins anew every epoch: a batch, a share of the epoch done."""
     EPOCH = "epoch"
     LOSS = "loss"
-    NORM = "norm"
-    RATE = "rate"
-    SCALE = "scale"
+    GRAD_NORM = "norm"
+    LR = "rate"
+    LOSS_SCALE = "scale"
     SKIPPED = "skipped"
     """Updates left out because the loss scale was too high."""
     PERPLEXITY = "perplexity"
@@ -34,36 +34,36 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class MetricName:
     """What a name says."""
 
-    role: Role
-    held_out: bool = False
+    role: MetricRole
+    is_eval: bool = False
     """Measured on data that is not trained on."""
-    part: str = ""
+    term: str = ""
     """For a loss that is one term of several: which; empty for the whole."""
-    test: bool = False
+    is_test: bool = False
     """Held out for the very end, and often measured only there."""
 
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_APART = re.compile(r"[^0-9a-z%一-鿿]+")
+_SEPARATORS = re.compile(r"[^0-9a-z%一-鿿]+")
 _GLUED = re.compile(r"^(train|training|val|valid|eval|test|dev|lm|total|avg|mean|running|gen|disc)(loss|acc|accuracy)$")
 _CHINESE = (("验证", " val "), ("测试", " test "), ("训练", " train "), ("损失", " loss "), ("学习率", " lr "),
             ("梯度范数", " grad norm "), ("准确率", " accuracy "), ("轮", " epoch "), ("步", " step "))  # fmt: skip
 
-_HELD_OUT = frozenset({"eval", "val", "valid", "validation", "dev", "evaluation", "holdout", "heldout", "test", "vali"})
+_EVAL = frozenset({"eval", "val", "valid", "validation", "dev", "evaluation", "holdout", "heldout", "test", "vali"})
 _TEST = frozenset({"test"})
 _TRAIN = frozenset({"train", "training", "trn"})
 _COUNTS = frozenset({"step", "steps", "iteration", "iterations", "iter", "iters", "it", "update", "updates"})
 _STEPS = frozenset({"timestep", "timesteps", "itr", "itrs"}) | _COUNTS
-_INNER = frozenset({"batch", "minibatch", "progress", "percent", "%", "batches"})
+_EPOCH_STEPS = frozenset({"batch", "minibatch", "progress", "percent", "%", "batches"})
 _EPOCHS = frozenset({"epoch", "epochs", "ep"})
 _FILLER = frozenset(
     {"global", "num", "number", "n", "total", "current", "cur", "trainer", "optimizer", "the", "of", "idx", "index"}
     | {"counter", "count", "log", "charts", "metrics", "metric", "id", "no", "model"}
 )
-_WHOLE = frozenset(
+_TOTAL_WORDS = frozenset(
     {"total", "mean", "avg", "average", "running", "current", "cur", "overall", "sum", "all", "lm", "global"}
     | {"model", "final", "main", "on", "per", "step", "epoch", "batch", "iter", "iteration", "the", "of", "log", "set"}
     | {"metrics", "metric", "charts", "scalars", "losses", "smoothed", "smooth", "ema", "median", "s", "ce", "nll"}
@@ -79,7 +79,7 @@ _NOT_A_LOSS = frozenset(
 )
 _GRADIENTS = frozenset({"grad", "gradient", "grads", "gradients"})
 _ERRORS = frozenset({"mse", "mae", "rmse", "error", "err", "wer", "cer", "mape", "residual"})
-_BOOSTED = frozenset({"l1", "l2"})
+_LIGHTGBM_ERRORS = frozenset({"l1", "l2"})
 """Errors as LightGBM calls them, when nothing else is in the name: elsewhere these are penalties."""
 _ACCURACIES = frozenset({"acc", "accuracy", "top1", "top5", "f1", "map", "auc", "miou", "iou", "dice", "bleu", "map50"})
 _REWARDS = frozenset({"reward", "rewards", "return", "returns", "rew", "score", "winrate"})
@@ -87,7 +87,7 @@ _PERPLEXITIES = frozenset({"perplexity", "ppl"})
 
 
 @lru_cache(maxsize=4096)
-def words_of(name: str) -> tuple[str, ...]:
+def split_words(name: str) -> tuple[str, ...]:
     """A column's name as plain words: `run 7 - valLoss__MIN` gives `val loss min`.
 
     >>> words_of("proud-sun-7 - train/loss_epoch")
@@ -96,7 +96,7 @@ def words_of(name: str) -> tuple[str, ...]:
     name = name.strip().rsplit(" - ", 1)[-1]
     for theirs, ours in _CHINESE:
         name = name.replace(theirs, ours)
-    spaced = _APART.sub(" ", _CAMEL.sub(" ", name).lower()).split()
+    spaced = _SEPARATORS.sub(" ", _CAMEL.sub(" ", name).lower()).split()
     found: list[str] = []
     for word in spaced:
         glued = _GLUED.match(word)
@@ -105,80 +105,80 @@ def words_of(name: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def meaning(name: str) -> Meaning:
+def parse_metric_name(name: str) -> MetricName:
     """What a column of this name holds.
 
     >>> meaning("val/loss").role, meaning("val/loss").held_out
     (<Role.LOSS: 'loss'>, True)
     """
-    words = words_of(name)
+    words = split_words(name)
     said = frozenset(words)
-    held_out = bool(said & _HELD_OUT) and not said & _TRAIN
+    held_out = bool(said & _EVAL) and not said & _TRAIN
     role, part = _role(words, said)
-    return Meaning(role, held_out, part, bool(said & _TEST))
+    return MetricName(role, held_out, part, bool(said & _TEST))
 
 
-def _role(words: tuple[str, ...], said: frozenset[str]) -> tuple[Role, str]:
-    for told in (_counter, _machine):
+def _role(words: tuple[str, ...], said: frozenset[str]) -> tuple[MetricRole, str]:
+    for told in (_counter_role, _optimizer_role):
         role = told(words, said)
         if role is not None:
             return role, ""
     if said & _LOSSES and not said & _NOT_A_LOSS:
-        left = [word for word in words if word not in _LOSSES | _WHOLE | _HELD_OUT | _TRAIN]
-        return Role.LOSS, " ".join(left)
+        left = [word for word in words if word not in _LOSSES | _TOTAL_WORDS | _EVAL | _TRAIN]
+        return MetricRole.LOSS, " ".join(left)
     if said & {"min", "max", "std"} and not said & _REWARDS:
-        return Role.OTHER, ""
+        return MetricRole.OTHER, ""
     for role, known in (
-        (Role.PERPLEXITY, _PERPLEXITIES),
-        (Role.REWARD, _REWARDS),
-        (Role.ACCURACY, _ACCURACIES),
-        (Role.ERROR, _ERRORS),
+        (MetricRole.PERPLEXITY, _PERPLEXITIES),
+        (MetricRole.REWARD, _REWARDS),
+        (MetricRole.ACCURACY, _ACCURACIES),
+        (MetricRole.ERROR, _ERRORS),
     ):
         if said & known:
             return role, ""
-    boosted = said & _BOOSTED and said <= _BOOSTED | _TRAIN | _HELD_OUT | {"s", "0", "1"}
-    return (Role.ERROR if boosted else Role.OTHER), ""
+    boosted = said & _LIGHTGBM_ERRORS and said <= _LIGHTGBM_ERRORS | _TRAIN | _EVAL | {"s", "0", "1"}
+    return (MetricRole.ERROR if boosted else MetricRole.OTHER), ""
 
 
-def _machine(words: tuple[str, ...], said: frozenset[str]) -> Role | None:
+def _optimizer_role(words: tuple[str, ...], said: frozenset[str]) -> MetricRole | None:
     """Norms, rates, scales, and what the machine does."""
     whole = "".join(words)
     if said & {"min", "max"} and whole.endswith(("min", "max")):
-        return Role.OTHER
+        return MetricRole.OTHER
     plain = said <= {"norm"} | _FILLER | _TRAIN  # of what, is not said: nearly always of the gradients
     if "gnorm" in said or ("norm" in said and (plain or said & _GRADIENTS)) or "gradnorm" in whole:
-        return Role.OTHER if len(said - _FILLER) > 4 else Role.NORM
+        return MetricRole.OTHER if len(said - _FILLER) > 4 else MetricRole.GRAD_NORM
     if said & {"skipped", "overflow", "overflows"}:
-        return Role.SKIPPED
+        return MetricRole.SKIPPED
     if "lossscale" in whole or "gradscale" in whole or "scalerscale" in whole or whole in ("scale", "ampscale"):
-        return Role.SCALE
+        return MetricRole.LOSS_SCALE
     if "lr" in said or "learningrate" in whole:
-        return Role.RATE
-    return _resource(words, said)
+        return MetricRole.LR
+    return _resource_role(words, said)
 
 
-def _resource(words: tuple[str, ...], said: frozenset[str]) -> Role | None:
+def _resource_role(words: tuple[str, ...], said: frozenset[str]) -> MetricRole | None:
     if said & {"memory", "mem", "vram", "rss"}:
-        return Role.MEMORY
+        return MetricRole.MEMORY
     if said & {"wps", "tps", "fps", "ups", "throughput", "tflops", "speed"} or (
         said & {"per", "s"} and said & {"second", "sec", "s"} and said & {"samples", "tokens", "steps", "it", "tok"}
     ):
-        return Role.SPEED
+        return MetricRole.SPEED
     if said & {"time", "runtime", "elapsed", "eta", "duration", "ms", "seconds", "wall", "timestamp", "date"}:
-        return Role.SECONDS if said & {"step", "iteration", "iter", "batch", "per"} else Role.OTHER
+        return MetricRole.SECONDS if said & {"step", "iteration", "iter", "batch", "per"} else MetricRole.OTHER
     return None
 
 
-def _counter(words: tuple[str, ...], said: frozenset[str]) -> Role | None:
-    bare = said - _FILLER - _TRAIN - _HELD_OUT
+def _counter_role(words: tuple[str, ...], said: frozenset[str]) -> MetricRole | None:
+    bare = said - _FILLER - _TRAIN - _EVAL
     if said & {"timesteps", "timestep"}:
         bare -= {"time"}
     if not bare:
         return None
     if bare <= _STEPS:
-        return Role.STEP
+        return MetricRole.STEP
     if bare <= _EPOCHS:
-        return Role.EPOCH
-    if bare <= _INNER | _EPOCHS | _STEPS and bare & _INNER:
-        return Role.INNER
+        return MetricRole.EPOCH
+    if bare <= _EPOCH_STEPS | _EPOCHS | _STEPS and bare & _EPOCH_STEPS:
+        return MetricRole.EPOCH_STEP
     return None

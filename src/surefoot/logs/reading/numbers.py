@@ -15,17 +15,17 @@ _UNITS = re.compile(
     r"(%|[kKMGBT]|[num\u00b5]?s|secs?|min|hr?|x|[KMGT]i?B|B|(?:it|its|tok|tokens|steps?|samples|img|imgs)/s(?:ec)?|s/(?:it|step))"
 )
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_OF_ALL = re.compile(r"(\d+)\s*/\s*\d+")
+_FRACTION = re.compile(r"(\d+)\s*/\s*\d+")
 """3/300: a counter and where it ends."""
 _SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 
 
-def missing(text: str) -> bool:
+def is_missing(text: str) -> bool:
     """Whether a cell says that there is no value: empty, None, null, N/A; NaN is a value."""
     return text.strip().lower() in _MISSING
 
 
-def number(text: str, *, comma: bool = False) -> float | None:
+def parse_number(text: str, *, comma: bool = False) -> float | None:
     """The number that a cell holds, or None: a missing value, a name, a date.
 
     `comma` says that the file writes decimals with a comma, as spreadsheets of half of Europe do.
@@ -39,10 +39,10 @@ def number(text: str, *, comma: bool = False) -> float | None:
     except ValueError:
         pass
     text = text.strip().strip("\"'").strip()
-    return None if len(text) > 200 or text.lower() in _MISSING else _unusual(text)
+    return None if len(text) > 200 or text.lower() in _MISSING else _parse_unusual(text)
 
 
-def _unusual(text: str) -> float | None:
+def _parse_unusual(text: str) -> float | None:
     """Numbers in the ways that only some programs write them: 1.2K, 95 %, 3/300, tensor(0.5), -nan(ind), 1,234,567."""
     if match := _UNITS.fullmatch(text):
         return float(match[1]) * _SCALES.get(match[2], 1.0)
@@ -52,11 +52,11 @@ def _unusual(text: str) -> float | None:
         return float("nan")
     if match := _INFINITE.fullmatch(text):
         return float(match[1] + "inf")
-    match = _OF_ALL.fullmatch(text) or _WRAPPED.fullmatch(text)
-    return _plain(match[1] if match else text)
+    match = _FRACTION.fullmatch(text) or _WRAPPED.fullmatch(text)
+    return _parse_float(match[1] if match else text)
 
 
-def _plain(text: str) -> float | None:
+def _parse_float(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:

@@ -9,31 +9,31 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, BinaryIO, cast
 
-Watcher = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 """Is told the path, how many bytes were read since last time, and how many there are in all."""
 
-_watcher: ContextVar[Watcher | None] = ContextVar("surefoot-reading", default=None)
+_callback: ContextVar[ProgressCallback | None] = ContextVar("surefoot-reading", default=None)
 
 
 @contextmanager
-def watching(watcher: Watcher) -> Iterator[None]:
+def report_progress(watcher: ProgressCallback) -> Iterator[None]:
     """While this is open, whoever reads a file tells how far it has come."""
-    before = _watcher.set(watcher)
+    before = _callback.set(watcher)
     try:
         yield
     finally:
-        _watcher.reset(before)
+        _callback.reset(before)
 
 
-def watched(stream: BinaryIO, path: str) -> BinaryIO:
+def with_progress(stream: BinaryIO, path: str) -> BinaryIO:
     """The stream itself, or one that tells how far it has come when somebody wants to know."""
-    watcher = _watcher.get()
-    return stream if watcher is None else cast(BinaryIO, io.BufferedReader(_Watched(stream, path, watcher), 1 << 18))
+    watcher = _callback.get()
+    return stream if watcher is None else cast(BinaryIO, io.BufferedReader(_ProgressStream(stream, path, watcher), 1 << 18))
 
 
-def counted(path: str) -> Callable[[int, int], None] | None:
+def progress_counter(path: str) -> Callable[[int, int], None] | None:
     """What work that counts its bytes itself calls with those done so far and those in all; None if nobody watches."""
-    watcher = _watcher.get()
+    watcher = _callback.get()
     if watcher is None:
         return None
     before = 0
@@ -46,9 +46,9 @@ def counted(path: str) -> Callable[[int, int], None] | None:
     return tell
 
 
-class _Watched(io.RawIOBase):
-    def __init__(self, stream: BinaryIO, path: str, watcher: Watcher) -> None:
-        self._stream, self._path, self._watcher = stream, path, watcher
+class _ProgressStream(io.RawIOBase):
+    def __init__(self, stream: BinaryIO, path: str, watcher: ProgressCallback) -> None:
+        self._stream, self._path, self._callback = stream, path, watcher
         self._size = os.fstat(stream.fileno()).st_size
 
     def readable(self) -> bool:
@@ -57,7 +57,7 @@ class _Watched(io.RawIOBase):
     def readinto(self, buffer: Any, /) -> int:
         data = self._stream.read(len(buffer)) or b""
         buffer[: len(data)] = data
-        self._watcher(self._path, len(data), self._size)
+        self._callback(self._path, len(data), self._size)
         return len(data)
 
     def close(self) -> None:

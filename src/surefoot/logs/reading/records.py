@@ -9,34 +9,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.logs.reading.labels import SETTINGS, is_split, metric_fields, prefixed, split_of
-from surefoot.logs.reading.numbers import number
-from surefoot.logs.table import Gatherer, Parts
+from surefoot.logs.reading.labels import SETTINGS, is_split_field, metric_fields, with_split, split_of
+from surefoot.logs.reading.numbers import parse_number
+from surefoot.logs.table import TableBuilder, UnorderedColumns
 
-DEEPEST = 6
+MAX_DEPTH = 6
 """Levels of objects within objects that are looked into."""
-_FACTS = 300
+_MAX_SETTINGS = 300
 _NUMBERS = ({int}, {float}, {int, float})
 
 Rows = NDArray[np.int64]
 Record = Mapping[str, Any]
 
 
-class Block:
+class RecordBlock:
     """Takes records apart into columns; the records of one call keep their order in the columns."""
 
-    def __init__(self, gatherer: Gatherer) -> None:
-        self._gatherer = gatherer
-        self._parts = Parts(gatherer)
+    def __init__(self, gatherer: TableBuilder) -> None:
+        self._builder = gatherer
+        self._columns_by_name = UnorderedColumns(gatherer)
 
     def add(self, records: Sequence[Record], prefix: str = "") -> None:
         """Records after those that came before."""
-        first = self._gatherer.records
-        self._take(records, np.arange(first, first + len(records), dtype=np.int64), prefix, "", 0)
-        self._gatherer.records += len(records)
-        self._parts.flush()
+        first = self._builder.records
+        self._add_records(records, np.arange(first, first + len(records), dtype=np.int64), prefix, "", 0)
+        self._builder.records += len(records)
+        self._columns_by_name.flush()
 
-    def _take(self, records: Sequence[Record], rows: Rows, split: str, path: str, depth: int) -> None:
+    def _add_records(self, records: Sequence[Record], rows: Rows, split: str, path: str, depth: int) -> None:
         """Records of one shape are taken together: most logs have one or two."""
         shapes: dict[tuple[str, ...], list[int]] = {shape: [] for shape in dict.fromkeys(map(tuple, records))}
         if len(shapes) > 1:
@@ -47,17 +47,17 @@ class Block:
             where = rows[at] if at else rows
             if "train_runtime" in shape and depth == 0:
                 for record in same:
-                    keep_facts(self._gatherer, record)
+                    keep_settings(self._builder, record)
                 continue
-            for told, mine, here in self._told_apart(shape, same, where, split, path):
-                self._columns(shape, mine, here, told, path, depth)
+            for told, mine, here in self._group_by_split(shape, same, where, split, path):
+                self._add_columns(shape, mine, here, told, path, depth)
 
-    def _told_apart(
+    def _group_by_split(
         self, shape: tuple[str, ...], records: Sequence[Record], rows: Rows, split: str, path: str
     ) -> list[tuple[str, Sequence[Record], Rows]]:
         """The records by what their labels say of them; those that hold settings become facts."""
         groups: dict[str, list[int]] = {}
-        for label in filter(is_split, shape):
+        for label in filter(is_split_field, shape):
             groups = defaultdict(list)
             for index, record in enumerate(records):
                 text = record[label]
@@ -72,41 +72,41 @@ class Block:
             mine = [records[index] for index in at]
             if told == SETTINGS and not path:
                 for record in mine:
-                    keep_facts(self._gatherer, record)
+                    keep_settings(self._builder, record)
             else:
                 found.append((told if told and told != SETTINGS else split, mine, rows[at]))
         return found
 
-    def _columns(
+    def _add_columns(
         self, shape: tuple[str, ...], records: Sequence[Record], rows: Rows, split: str, path: str, depth: int
     ) -> None:
         named = metric_fields(shape)
         if named:
-            self._long(named, records, rows, split, path)
+            self._add_long_format(named, records, rows, split, path)
         for name in shape:
             values = [record[name] for record in records]
             if named and name == named[1]:
                 values = [None if isinstance(record[named[0]], str) else record[name] for record in records]
             whole = f"{path}/{name.strip()}" if path else name.strip()
-            if set(map(type, values)) in _NUMBERS and self._dense(prefixed(split, whole), rows, values):
+            if set(map(type, values)) in _NUMBERS and self._add_dense(with_split(split, whole), rows, values):
                 continue
-            self._mixed(whole, values, rows, split, depth)
+            self._add_mixed(whole, values, rows, split, depth)
 
-    def _dense(self, name: str, rows: Rows, values: list[Any]) -> bool:
+    def _add_dense(self, name: str, rows: Rows, values: list[Any]) -> bool:
         try:
-            self._parts.add(name, rows, np.array(values, dtype=np.float64))
+            self._columns_by_name.add(name, rows, np.array(values, dtype=np.float64))
         except OverflowError:
             return False
         return True
 
-    def _mixed(self, name: str, values: list[Any], rows: Rows, split: str, depth: int) -> None:
+    def _add_mixed(self, name: str, values: list[Any], rows: Rows, split: str, depth: int) -> None:
         kinds = set(map(type, values))
         if kinds == {dict}:
-            if depth < DEEPEST:
-                self._take(values, rows, split, name, depth + 1)
+            if depth < MAX_DEPTH:
+                self._add_records(values, rows, split, name, depth + 1)
             return
         # The words that label records are few, and the same again and again.
-        known = {text: number(text) for text in set(values)} if kinds == {str} else {}
+        known = {text: parse_number(text) for text in set(values)} if kinds == {str} else {}
         numbers: list[float] = []
         at: list[int] = []
         inner: list[int] = []
@@ -116,30 +116,30 @@ class Block:
                 nothing.append(index)
             elif isinstance(value, dict):
                 inner.append(index)
-            elif (told := known[value] if known else as_number(value)) is not None:
+            elif (told := known[value] if known else json_number(value)) is not None:
                 at.append(index)
                 numbers.append(told)
         if at:
-            self._parts.add(prefixed(split, name), rows[at], np.array(numbers, dtype=np.float64))
+            self._columns_by_name.add(with_split(split, name), rows[at], np.array(numbers, dtype=np.float64))
         if nothing:
-            self._parts.nothing(prefixed(split, name), rows[nothing])
-        if inner and depth < DEEPEST:
-            self._take([values[index] for index in inner], rows[inner], split, name, depth + 1)
+            self._columns_by_name.add_empty(with_split(split, name), rows[nothing])
+        if inner and depth < MAX_DEPTH:
+            self._add_records([values[index] for index in inner], rows[inner], split, name, depth + 1)
 
-    def _long(self, named: tuple[str, str], records: Sequence[Record], rows: Rows, split: str, path: str) -> None:
+    def _add_long_format(self, named: tuple[str, str], records: Sequence[Record], rows: Rows, split: str, path: str) -> None:
         """One value a record, its name beside it."""
         found: dict[str, tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
         for index, record in enumerate(records):
-            told, value = record[named[0]], as_number(record[named[1]])
+            told, value = record[named[0]], json_number(record[named[1]])
             if isinstance(told, str) and value is not None:
                 found[told.strip()][0].append(index)
                 found[told.strip()][1].append(value)
         for told, (at, values) in found.items():
-            name = prefixed(split, f"{path}/{told}" if path else told)
-            self._parts.add(name, rows[at], np.array(values, dtype=np.float64))
+            name = with_split(split, f"{path}/{told}" if path else told)
+            self._columns_by_name.add(name, rows[at], np.array(values, dtype=np.float64))
 
 
-def as_number(value: Any) -> float | None:
+def json_number(value: Any) -> float | None:
     """A JSON value as a number: also where it stands as text, or in a list of its own; not True and False."""
     if isinstance(value, float):
         return value
@@ -151,21 +151,21 @@ def as_number(value: Any) -> float | None:
         except OverflowError:
             return float("inf") if value > 0 else float("-inf")
     if isinstance(value, list) and len(value) == 1:
-        return as_number(value[0])
-    return number(value) if isinstance(value, str) else None
+        return json_number(value[0])
+    return parse_number(value) if isinstance(value, str) else None
 
 
-def keep_facts(gatherer: Gatherer, record: Record, path: str = "", depth: int = 0) -> None:
+def keep_settings(gatherer: TableBuilder, record: Record, path: str = "", depth: int = 0) -> None:
     """Settings and sums that are no points of the run."""
     for name, value in record.items():
         whole = f"{path}/{name}" if path else str(name)
-        if len(gatherer.facts) >= _FACTS:
+        if len(gatherer.settings) >= _MAX_SETTINGS:
             return
         if isinstance(value, dict) and depth < 2:
-            keep_facts(gatherer, value, whole, depth + 1)
+            keep_settings(gatherer, value, whole, depth + 1)
         elif isinstance(value, bool):
-            gatherer.facts[whole] = float(value)
+            gatherer.settings[whole] = float(value)
         elif isinstance(value, str) and len(value) <= 200:
-            gatherer.facts[whole] = value
-        elif isinstance(value, int | float) and (told := as_number(value)) is not None:
-            gatherer.facts[whole] = told
+            gatherer.settings[whole] = value
+        elif isinstance(value, int | float) and (told := json_number(value)) is not None:
+            gatherer.settings[whole] = told

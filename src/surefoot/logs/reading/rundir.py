@@ -12,7 +12,7 @@ import numpy as np
 from surefoot.journal import reader
 from surefoot.journal.run_json import RUN, SIGNALS
 from surefoot.journal.strict_json import loads_object
-from surefoot.logs.table import Gatherer, RunDiagnosis, Table, Unreadable
+from surefoot.logs.table import TableBuilder, RunDiagnosis, LogTable, UnreadableInput
 from surefoot.records import Verdict
 
 FORMAT = "run"
@@ -26,7 +26,7 @@ _RECENT = 20
 _KINDS = ("diagnosis", "decision", "incident")
 
 
-def fits(path: str | os.PathLike[str]) -> bool:
+def is_run_dir(path: str | os.PathLike[str]) -> bool:
     """Whether a folder is a run directory."""
     folder = Path(path)
     try:
@@ -38,21 +38,21 @@ def fits(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def home(file: str) -> Path | None:
+def run_dir_of(file: str) -> Path | None:
     """The run directory that a file is a part of, or None: who passes a part means the whole."""
     path = Path(file)
     if path.name == RUN or (path.name.startswith("events") and path.suffix == ".jsonl"):
-        return path.parent if fits(path.parent) else None
-    return path.parent.parent if path.parent.name == SIGNALS and fits(path.parent.parent) else None
+        return path.parent if is_run_dir(path.parent) else None
+    return path.parent.parent if path.parent.name == SIGNALS and is_run_dir(path.parent.parent) else None
 
 
-def read(path: str | os.PathLike[str]) -> Table:
+def read_run_dir(path: str | os.PathLike[str]) -> LogTable:
     """The rows of the run; diagnoses and decisions become notes, and facts for whoever judges."""
     try:
         run = reader.read(path)
     except (OSError, ValueError) as error:
-        raise Unreadable(str(error)) from None
-    gatherer = Gatherer()
+        raise UnreadableInput(str(error)) from None
+    gatherer = TableBuilder()
     for note in run.notes:
         gatherer.note(note)
     if run.skipped:
@@ -60,15 +60,15 @@ def read(path: str | os.PathLike[str]) -> Table:
     if run.scalars.rows:
         _rows(run.scalars, gatherer)
     elif not run.events:
-        raise Unreadable(f"{path} is the directory of a run that recorded nothing yet")
+        raise UnreadableInput(f"{path} is the directory of a run that recorded nothing yet")
     _said(run.events, gatherer)
     for name in ("model", "optimizer", "policy", "clip"):
         value = run.info.get(name)
         if isinstance(value, str) and len(value) < 200:
-            gatherer.facts[name] = value
+            gatherer.settings[name] = value
         elif isinstance(value, int | float):
-            gatherer.facts[name] = float(value)
-    return replace(gatherer.table(FORMAT, str(path)), diagnoses=_diagnoses(run.events))
+            gatherer.settings[name] = float(value)
+    return replace(gatherer.build(FORMAT, str(path)), diagnoses=_diagnoses(run.events))
 
 
 def _diagnoses(events: list[dict[str, Any]]) -> tuple[RunDiagnosis, ...]:
@@ -120,7 +120,7 @@ def _seen(event: dict[str, Any], attempt: int, findings: list[dict[str, Any]]) -
     return [words for words in last.values() if words.partition(": ")[2] not in reason]
 
 
-def _rows(scalars: reader.Scalars, gatherer: Gatherer) -> None:
+def _rows(scalars: reader.Scalars, gatherer: TableBuilder) -> None:
     verdicts = np.asarray(scalars["verdict"]) if "verdict" in scalars else np.zeros(scalars.rows)
     mine = np.asarray(scalars["optimizer"]) == 0 if "optimizer" in scalars else np.ones(scalars.rows, np.bool_)
     verdicts = verdicts[mine]
@@ -133,18 +133,18 @@ def _rows(scalars: reader.Scalars, gatherer: Gatherer) -> None:
         # NaN stands for "unknown" in a row, unless the update was refused for being no number.
         known = ~np.isnan(values) | (broken & (name in ("loss", "norm")))
         if not np.isnan(values).all() or (name == "loss" and known.any()):
-            gatherer.put(_NAMES.get(name, name), rows[known], values[known])
+            gatherer.add_values(_NAMES.get(name, name), rows[known], values[known])
     gatherer.records = len(rows)
     skipped = verdicts == Verdict.OVERFLOW
     if skipped.any():
-        gatherer.put("skipped", rows, np.cumsum(skipped).astype(np.float64))
+        gatherer.add_values("skipped", rows, np.cumsum(skipped).astype(np.float64))
     refused = int((broken | (verdicts == Verdict.NORM_OUTLIER)).sum())
     if refused:
-        gatherer.facts["refused"] = float(refused)
+        gatherer.settings["refused"] = float(refused)
         gatherer.note(f"{refused} updates were refused before they reached the weights")
 
 
-def _said(events: list[dict[str, Any]], gatherer: Gatherer) -> None:
+def _said(events: list[dict[str, Any]], gatherer: TableBuilder) -> None:
     told = [event for event in events if event.get("kind") in _KINDS]
     diagnosed: list[str] = []
     decided: list[str] = []
@@ -160,9 +160,9 @@ def _said(events: list[dict[str, Any]], gatherer: Gatherer) -> None:
         gatherer.note(f"and {len(told) - _TOLD} more diagnoses and decisions, in the events of the run")
     # The last of them: what the run ended with.
     if diagnosed:
-        gatherer.facts["diagnosed"] = " ".join(diagnosed[-20:])
+        gatherer.settings["diagnosed"] = " ".join(diagnosed[-20:])
     if decided:
-        gatherer.facts["decided"] = " ".join(decided[-20:])
+        gatherer.settings["decided"] = " ".join(decided[-20:])
 
 
 def _line(event: dict[str, Any]) -> str:

@@ -15,23 +15,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self, cast
 
-from surefoot.logs.reading.progress import watched
-from surefoot.logs.table import Unreadable
+from surefoot.logs.reading.progress import with_progress
+from surefoot.logs.table import UnreadableInput
 
-HEAD = 1 << 16
+HEAD_BYTES = 1 << 16
 """Bytes from the start by which a format is told."""
-LONGEST = 1 << 20
+MAX_LINE_BYTES = 1 << 20
 """Bytes of one line; what is beyond comes as lines of their own."""
-WHOLE = 1 << 28
+MAX_DOCUMENT_BYTES = 1 << 28
 """Bytes up to which a document that has to be in memory as a whole is read."""
-_PACKED: dict[bytes, Callable[[Any], Any]] = {
+_DECOMPRESSORS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream),
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ\x00": lzma.LZMAFile,
 }
 
 
-class Source:
+class LogSource:
     """One log as a stream of bytes; `head` may be looked at before anything is read.
 
     Compressed files are unpacked and UTF-16 (what `>` of PowerShell writes) is turned into UTF-8 on the way, so that
@@ -40,27 +40,27 @@ class Source:
 
     def __init__(self, stream: BinaryIO, path: str) -> None:
         self.path = path
-        self.trouble = ""
+        self.read_error = ""
         """Why the reading stopped before the end, if it did: a compressed file that is cut off, a bad disk."""
         self._streams = [stream]
-        self._begun = False
-        self.head = self._look(stream)
-        for magic, unpack in _PACKED.items():
+        self._started = False
+        self.head = self._read_head(stream)
+        for magic, unpack in _DECOMPRESSORS.items():
             if self.head.startswith(magic):
-                self.head = self._look(unpack(_Rest(self.head, self._streams[-1])))
+                self.head = self._read_head(unpack(_PushedBack(self.head, self._streams[-1])))
                 break
-        if encoding := _wide(self.head):
-            self.head = self._look(cast(BinaryIO, _Recoded(_Rest(self.head, self._streams[-1]), encoding)))
+        if encoding := _wide_encoding(self.head):
+            self.head = self._read_head(cast(BinaryIO, _Utf8Stream(_PushedBack(self.head, self._streams[-1]), encoding)))
         self.head = self.head.removeprefix(codecs.BOM_UTF8)
-        self._rest = _Rest(self.head, self._streams[-1])
+        self._rest = _PushedBack(self.head, self._streams[-1])
 
-    def _look(self, stream: BinaryIO) -> bytes:
+    def _read_head(self, stream: BinaryIO) -> bytes:
         if stream is not self._streams[-1]:
             self._streams.append(stream)
-        return self._guarded(lambda: _filled(stream, HEAD))
+        return self._read_or_stop(lambda: _read_fully(stream, HEAD_BYTES))
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Source:
+    def open(cls, path: str | os.PathLike[str]) -> LogSource:
         """A file, or `-` for what is piped in."""
         name = os.fspath(path)
         if name == "-":
@@ -68,21 +68,21 @@ class Source:
         file = Path(name)
         try:
             if file.exists() and not file.is_file() and not file.is_fifo():
-                raise Unreadable(f"{name} is neither a file nor a folder")
-            return cls(watched(file.open("rb"), name), name)
+                raise UnreadableInput(f"{name} is neither a file nor a folder")
+            return cls(with_progress(file.open("rb"), name), name)
         except FileNotFoundError:
-            raise Unreadable(f"{name} is not there. Pass a log, a checkpoint, a folder, or - for a pipe") from None
+            raise UnreadableInput(f"{name} is not there. Pass a log, a checkpoint, a folder, or - for a pipe") from None
         except (OSError, ValueError) as error:
-            raise error if isinstance(error, Unreadable) else Unreadable(f"{name} cannot be read: {error}") from None
+            raise error if isinstance(error, UnreadableInput) else UnreadableInput(f"{name} cannot be read: {error}") from None
 
     def lines(self) -> Iterator[bytes]:
         """Line after line, with its end; a line ends at a newline alone, not at a carriage return."""
         stream = io.BufferedReader(self._rest, 1 << 18)
-        while line := self._guarded(lambda: stream.readline(LONGEST)):
+        while line := self._read_or_stop(lambda: stream.readline(MAX_LINE_BYTES)):
             yield line
 
     def chunks(self, size: int = 1 << 20) -> Iterator[bytes]:
-        while chunk := self._guarded(lambda: self._rest.read(size)):
+        while chunk := self._read_or_stop(lambda: self._rest.read(size)):
             yield chunk
 
     def blocks(self, size: int = 1 << 20) -> Iterator[bytes]:
@@ -91,7 +91,7 @@ class Source:
         waiting = 0
         for chunk in self.chunks(size):
             end = chunk.rfind(b"\n") + 1
-            if not end and waiting + len(chunk) < LONGEST:
+            if not end and waiting + len(chunk) < MAX_LINE_BYTES:
                 parts.append(chunk)
                 waiting += len(chunk)
                 continue
@@ -101,21 +101,21 @@ class Source:
         if rest := b"".join(parts):
             yield rest
 
-    def whole(self) -> bytes:
+    def read_all(self) -> bytes:
         """Everything, for formats that cannot be read in parts."""
         parts: list[bytes] = []
         size = 0
         for chunk in self.chunks():
             parts.append(chunk)
             size += len(chunk)
-            self.bounded(size)
+            self.check_size(size)
         return b"".join(parts)
 
-    def bounded(self, size: int) -> None:
+    def check_size(self, size: int) -> None:
         """Refuses a document that has to be in memory as a whole and is too large for it."""
-        if size > WHOLE:
-            raise Unreadable(
-                f"{self.path} is one document of more than {WHOLE >> 20} MiB, which has to be read as a whole."
+        if size > MAX_DOCUMENT_BYTES:
+            raise UnreadableInput(
+                f"{self.path} is one document of more than {MAX_DOCUMENT_BYTES >> 20} MiB, which has to be read as a whole."
                 " Write one record a line (JSONL), or cut out the part with the losses"
             )
 
@@ -131,25 +131,25 @@ class Source:
     ) -> None:
         self.close()
 
-    def _guarded(self, read: Callable[[], bytes]) -> bytes:
+    def _read_or_stop(self, read: Callable[[], bytes]) -> bytes:
         """What was read before the trouble is of use: the trouble ends the log, it does not hide it."""
         try:
             data = read()
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            if not self._begun:
-                raise Unreadable(f"{self.path} cannot be read: {error}") from None
-            self.trouble = str(error)
+            if not self._started:
+                raise UnreadableInput(f"{self.path} cannot be read: {error}") from None
+            self.read_error = str(error)
             return b""
-        self._begun = self._begun or bool(data)
+        self._started = self._started or bool(data)
         return data
 
 
-def packed(head: bytes | bytearray) -> bool:
+def is_compressed(head: bytes | bytearray) -> bool:
     """Whether bytes are the start of a compressed file that is unpacked on the way."""
-    return head.startswith(tuple(_PACKED))
+    return head.startswith(tuple(_DECOMPRESSORS))
 
 
-def decoded(raw: bytes) -> str:
+def decode(raw: bytes) -> str:
     """Text of the bytes of a log: UTF-8, else Latin-1 as Windows has it; NUL bytes, which a crash leaves, are gone."""
     if b"\0" in raw:
         raw = raw.replace(b"\0", b"")
@@ -159,7 +159,7 @@ def decoded(raw: bytes) -> str:
         return raw.decode("cp1252", "replace")
 
 
-class _Rest(io.RawIOBase):
+class _PushedBack(io.RawIOBase):
     """What was looked at already, then the stream behind it."""
 
     def __init__(self, head: bytes, stream: BinaryIO) -> None:
@@ -178,7 +178,7 @@ class _Rest(io.RawIOBase):
         return len(data)
 
 
-def _filled(stream: BinaryIO, size: int) -> bytes:
+def _read_fully(stream: BinaryIO, size: int) -> bytes:
     """The first bytes, as many as asked for unless there are no more: a pipe hands them over in small pieces."""
     parts: list[bytes] = []
     while size > 0 and (part := stream.read(size)):
@@ -187,7 +187,7 @@ def _filled(stream: BinaryIO, size: int) -> bytes:
     return b"".join(parts)
 
 
-class _Recoded(io.RawIOBase):
+class _Utf8Stream(io.RawIOBase):
     """Text in a wide encoding as UTF-8."""
 
     def __init__(self, stream: io.RawIOBase, encoding: str) -> None:
@@ -209,7 +209,7 @@ class _Recoded(io.RawIOBase):
         return len(data)
 
 
-def _wide(head: bytes) -> str:
+def _wide_encoding(head: bytes) -> str:
     """The encoding with two or four bytes a character that a text is in, or nothing."""
     for mark, encoding in (
         (codecs.BOM_UTF32_LE, "utf-32"),

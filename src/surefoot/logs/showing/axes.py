@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-LARGEST = 1e200
+MAX_DRAWN = 1e200
 """What is beyond is drawn and compared as this, so that differences of such numbers are still numbers."""
-DECADES = 1.5
+LOG_SCALE_DECADES = 1.5
 """Powers of ten that values have to span before the scale is logarithmic."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class AxisScale:
     """Where a value stands between the bottom (0) and the top (1) of a picture."""
 
     low: float
@@ -26,11 +26,11 @@ class Scale:
     kind: str = "linear"
     """linear, log, or both: logarithmic to either side of zero, for losses that are negative and huge."""
 
-    def place(self, values: Floats) -> Floats:
+    def position(self, values: Floats) -> Floats:
         """Non-finite values have no place: they stay NaN."""
         bottom, top = (float(self._bent(np.asarray(edge))) for edge in (self.low, self.high))
         with np.errstate(invalid="ignore"):
-            where = (self._bent(bounded(values)) - bottom) / ((top - bottom) or 1.0)
+            where = (self._bent(clip_finite(values)) - bottom) / ((top - bottom) or 1.0)
         return np.clip(where, 0.0, 1.0)
 
     def ticks(self, most: int = 4) -> list[float]:
@@ -51,32 +51,32 @@ class Scale:
         return np.arcsinh(values) if self.kind == "both" else values
 
 
-def scale_for(parts: Iterable[Floats], *, straight: bool = False) -> Scale:
+def choose_scale(parts: Iterable[Floats], *, linear: bool = False) -> AxisScale:
     """Linear, or logarithmic where the values span decades: a blow-up must not flatten all that came before it.
 
     `straight` is linear however far they span.
     """
-    values = bounded(np.concatenate([np.empty(0), *(part[np.isfinite(part)] for part in parts)]))
+    values = clip_finite(np.concatenate([np.empty(0), *(part[np.isfinite(part)] for part in parts)]))
     if not len(values):
-        return Scale(0.0, 1.0)
+        return AxisScale(0.0, 1.0)
     low, high = float(values.min()), float(values.max())
     above = values[values > 0]
-    if not straight and low >= 0 and len(above) and _decades(above) > DECADES:
+    if not linear and low >= 0 and len(above) and _decades(above) > LOG_SCALE_DECADES:
         # A lone tiny value must not stretch the scale down to it.
         floor = max(float(above.min()), float(np.quantile(above, 0.01)) / 30)
-        return Scale(floor, max(high, floor * 10), "log")
+        return AxisScale(floor, max(high, floor * 10), "log")
     typical = float(np.median(np.abs(values))) or 1.0
-    if not straight and low < 0 and max(-low, high) > 1000 * typical:
-        return Scale(low, high, "both")
+    if not linear and low < 0 and max(-low, high) > 1000 * typical:
+        return AxisScale(low, high, "both")
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         room = abs(high) * 0.1 or 1.0
-        return Scale(low - room, high + room)
-    return Scale(low, high)
+        return AxisScale(low - room, high + room)
+    return AxisScale(low, high)
 
 
-def bounded(values: Floats) -> Floats:
+def clip_finite(values: Floats) -> Floats:
     """Numbers that can be reckoned with; what is none is NaN."""
-    return np.clip(np.where(np.isfinite(values), values, np.nan), -LARGEST, LARGEST)
+    return np.clip(np.where(np.isfinite(values), values, np.nan), -MAX_DRAWN, MAX_DRAWN)
 
 
 def _decades(above: Floats) -> float:
@@ -96,15 +96,15 @@ def _round_values(low: float, high: float, most: int) -> list[float]:
     return [float(tick) for tick in ticks[: most + 2]] or [low, high]
 
 
-def thinned(steps: Floats, values: Floats, most: int) -> tuple[Floats, Floats]:
+def thin_points(steps: Floats, values: Floats, most: int) -> tuple[Floats, Floats]:
     """At most `most` points in the log's order, those that shape the line."""
     if len(values) <= most:
         return steps, values
-    kept = telling(values, most)
+    kept = shape_indices(values, most)
     return steps[kept], values[kept]
 
 
-def telling(values: Floats, most: int) -> NDArray[np.int64]:
+def shape_indices(values: Floats, most: int) -> NDArray[np.int64]:
     """Of each bucket of neighbours the lowest and the highest, by their places; a NaN is the highest."""
     each = math.ceil(len(values) / max(1, most // 2))
     whole = math.ceil(len(values) / each) * each
@@ -116,20 +116,20 @@ def telling(values: Floats, most: int) -> NDArray[np.int64]:
     return np.unique(np.minimum(np.concatenate([index.ravel(), ends]), ends[1])).astype(np.int64)
 
 
-def gaps(steps: Floats, values: Floats) -> list[tuple[float, float]]:
+def nonfinite_spans(steps: Floats, values: Floats) -> list[tuple[float, float]]:
     """From which step to which the values are no numbers, neighbours joined."""
     bad = ~np.isfinite(values)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], bad, [False]]).astype(np.int8)))
     return [(float(steps[a]), float(steps[b - 1])) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def span(parts: Sequence[Floats]) -> tuple[float, float]:
+def step_range(parts: Sequence[Floats]) -> tuple[float, float]:
     """First and last step of all of them."""
-    steps = bounded(np.concatenate([np.empty(0), *(part[np.isfinite(part)] for part in parts)]))
+    steps = clip_finite(np.concatenate([np.empty(0), *(part[np.isfinite(part)] for part in parts)]))
     return (float(steps.min()), float(steps.max())) if len(steps) else (0.0, 1.0)
 
 
-def figure(value: float) -> str:
+def format_value(value: float) -> str:
     """A number as a person writes it, in at most eight characters or so."""
     if math.isnan(value):
         return "NaN"
@@ -142,8 +142,8 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if size >= 10_000 or value == int(value) else f"{value:,.4g}".rstrip()
 
 
-def count(value: float) -> str:
+def format_count(value: float) -> str:
     """A step or a number of things: 12,000; a share of an epoch keeps its decimals."""
     if not math.isfinite(value):
-        return figure(value)
+        return format_value(value)
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.4g}"

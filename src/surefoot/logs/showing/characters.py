@@ -8,15 +8,15 @@ from dataclasses import astuple, dataclass, replace
 import numpy as np
 from rich.text import Text
 
-from surefoot.logs.showing.axes import Floats, Scale, bounded, count, figure, scale_for, span, thinned
+from surefoot.logs.showing.axes import Floats, AxisScale, clip_finite, format_count, format_value, choose_scale, step_range, thin_points
 
-BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+BRAILLE_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bit of each dot in a braille character, by row and column."""
 _LABEL = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class PlotLine:
     """One line of a plot; the first is drawn as a line, others by a mark now and then."""
 
     label: str
@@ -26,7 +26,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class PlotSymbols:
     """The characters of a plot."""
 
     line: str
@@ -39,40 +39,40 @@ class Marks:
     tick: str
 
 
-FINE = Marks(line="⠒⠒", other="●", bad="\u00d7", onset="▲", guide="┊", corner="└", floor="─", tick="┤")
-COARSE = Marks(line="*", other="o", bad="x", onset="^", guide=":", corner="+", floor="-", tick="|")
+UNICODE_SYMBOLS = PlotSymbols(line="⠒⠒", other="●", bad="\u00d7", onset="▲", guide="┊", corner="└", floor="─", tick="┤")
+ASCII_SYMBOLS = PlotSymbols(line="*", other="o", bad="x", onset="^", guide=":", corner="+", floor="-", tick="|")
 
 
 def shows_braille(encoding: str | None) -> bool:
     """Whether a terminal of this encoding can show the fine characters."""
     try:
-        ("".join(astuple(FINE)) + "⣿│·").encode(encoding or "ascii")
+        ("".join(astuple(UNICODE_SYMBOLS)) + "⣿│·").encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         return False
     return True
 
 
-def plot(
-    curves: Sequence[Curve],
+def plot_text(
+    curves: Sequence[PlotLine],
     *,
     width: int,
     height: int = 8,
     onset: float | None = None,
     unit: str = "step",
-    fine: bool = True,
+    unicode: bool = True,
 ) -> list[Text]:
     """Lines of text, at most `width` wide: the curves over steps, where it began, and where there are no numbers."""
     curves = [_thin(curve) for curve in curves if len(curve.values)]
     if not curves:
         return []
-    marks = FINE if fine else COARSE
+    marks = UNICODE_SYMBOLS if unicode else ASCII_SYMBOLS
     if not any(np.isfinite(curve.values).any() for curve in curves):
         height = 0
     cells = max(10, width - _LABEL - 2)
-    first, last = span([curve.steps for curve in curves])
-    scale = scale_for([curve.values for curve in curves])
+    first, last = step_range([curve.steps for curve in curves])
+    scale = choose_scale([curve.values for curve in curves])
     where = [_columns(curve.steps, first, last, cells) for curve in curves]
-    canvas = _line(curves[0], scale, first, last, cells, height, fine=fine)
+    canvas = _line(curves[0], scale, first, last, cells, height, fine=unicode)
     mark = None if onset is None else int(_columns(np.array([float(onset)]), first, last, cells)[0])
     if mark is not None:
         for row in range(height):
@@ -86,25 +86,25 @@ def plot(
     return [*lines, _legend(curves, scale, marks, bad=len(lines) > height + 2)]
 
 
-def _thin(curve: Curve) -> Curve:
-    steps, values = thinned(curve.steps, curve.values, 20_000)
+def _thin(curve: PlotLine) -> PlotLine:
+    steps, values = thin_points(curve.steps, curve.values, 20_000)
     return replace(curve, steps=steps, values=values)
 
 
 def _columns(steps: Floats, first: float, last: float, cells: int) -> np.ndarray:
-    share = (bounded(np.where(np.isfinite(steps), steps, first)) - first) / ((last - first) or 1.0)
+    share = (clip_finite(np.where(np.isfinite(steps), steps, first)) - first) / ((last - first) or 1.0)
     return np.clip(np.round(share * (cells - 1)), 0, cells - 1).astype(int)
 
 
 Canvas = list[list[tuple[str, str]]]
 
 
-def _line(curve: Curve, scale: Scale, first: float, last: float, cells: int, height: int, *, fine: bool) -> Canvas:
+def _line(curve: PlotLine, scale: AxisScale, first: float, last: float, cells: int, height: int, *, fine: bool) -> Canvas:
     """The first curve as a connected line, in dots of a braille cell or one to a character."""
     wide, tall = (2, 4) if fine else (1, 1)
     across, down = cells * wide, height * tall
     dots = np.zeros((down, across), dtype=bool)
-    for x, y in _path(_columns(curve.steps, first, last, across), scale.place(curve.values), down):
+    for x, y in _path(_columns(curve.steps, first, last, across), scale.position(curve.values), down):
         dots[y, x] = True
     canvas: Canvas = []
     for row in range(height):
@@ -114,9 +114,9 @@ def _line(curve: Curve, scale: Scale, first: float, last: float, cells: int, hei
             if not block.any():
                 line.append((" ", ""))
             elif not fine:
-                line.append((COARSE.line, curve.style))
+                line.append((ASCII_SYMBOLS.line, curve.style))
             else:
-                bits = sum(BRAILLE[y][x] for y, x in zip(*np.nonzero(block), strict=True))
+                bits = sum(BRAILLE_BITS[y][x] for y, x in zip(*np.nonzero(block), strict=True))
                 line.append((chr(0x2800 + bits), curve.style))
         canvas.append(line)
     return canvas
@@ -158,9 +158,9 @@ def _telling(columns: np.ndarray, places: Floats) -> list[int]:
     return chosen
 
 
-def _sprinkle(canvas: Canvas, curve: Curve, columns: np.ndarray, scale: Scale, mark: str) -> None:
+def _sprinkle(canvas: Canvas, curve: PlotLine, columns: np.ndarray, scale: AxisScale, mark: str) -> None:
     """A further curve as single marks, with room between them so that the line stays seen."""
-    places = scale.place(curve.values)
+    places = scale.position(curve.values)
     height = len(canvas)
     there = np.unique(columns)
     apart = 1 if len(there) <= 20 else max(2, len(canvas[0]) // 18) if canvas else 1
@@ -172,7 +172,7 @@ def _sprinkle(canvas: Canvas, curve: Curve, columns: np.ndarray, scale: Scale, m
             last = int(column)
 
 
-def _bad_strip(curves: Sequence[Curve], where: Sequence[np.ndarray], cells: int, marks: Marks) -> list[Text]:
+def _bad_strip(curves: Sequence[PlotLine], where: Sequence[np.ndarray], cells: int, marks: PlotSymbols) -> list[Text]:
     strip = [" "] * cells
     for curve, columns in zip(curves, where, strict=True):
         for column in np.unique(columns[~np.isfinite(curve.values)]):
@@ -182,16 +182,16 @@ def _bad_strip(curves: Sequence[Curve], where: Sequence[np.ndarray], cells: int,
     return [Text.assemble((f"{'NaN/Inf':>{_LABEL}} ", "red"), " ", ("".join(strip).rstrip(), "red"))]
 
 
-def _framed(canvas: Canvas, scale: Scale, height: int, marks: Marks) -> list[Text]:
+def _framed(canvas: Canvas, scale: AxisScale, height: int, marks: PlotSymbols) -> list[Text]:
     labels: dict[int, str] = {}
     for tick in [scale.high, scale.low, *scale.ticks(max(2, height // 3))] if height else ():
-        row = round((1 - float(scale.place(np.array([tick]))[0])) * (height - 1))
+        row = round((1 - float(scale.position(np.array([tick]))[0])) * (height - 1))
         if not any(abs(row - other) < 2 for other in labels):
-            labels[row] = figure(tick)
+            labels[row] = format_value(tick)
     lines: list[Text] = []
     for row, cells in enumerate(canvas):
         line = Text(f"{labels.get(row, ''):>{_LABEL}} ", style="dim")
-        line.append(marks.tick if row in labels else ("│" if marks is FINE else "|"), "dim")
+        line.append(marks.tick if row in labels else ("│" if marks is UNICODE_SYMBOLS else "|"), "dim")
         for character, style in cells:
             line.append(character, style or None)
         line.rstrip()
@@ -200,7 +200,7 @@ def _framed(canvas: Canvas, scale: Scale, height: int, marks: Marks) -> list[Tex
 
 
 def _axis(
-    first: float, last: float, onset: float | None, mark: int | None, cells: int, unit: str, marks: Marks
+    first: float, last: float, onset: float | None, mark: int | None, cells: int, unit: str, marks: PlotSymbols
 ) -> list[Text]:
     floor = [marks.floor] * cells
     if mark is not None:
@@ -208,11 +208,11 @@ def _axis(
     line = Text(" " * (_LABEL + 1), style="dim").append(marks.corner, "dim")
     for character in floor:
         line.append(character, "bold red" if character == marks.onset else "dim")
-    start, end = f"{unit} {count(first)}", count(last)
+    start, end = f"{unit} {format_count(first)}", format_count(last)
     words = list(start.ljust(cells))
     words[max(0, cells - len(end)) :] = list(end)[-cells:]
     if mark is not None and onset is not None:
-        told = count(onset)
+        told = format_count(onset)
         left = min(max(0, mark - len(told) // 2), max(0, cells - len(told)))
         around = "".join(words[max(0, left - 1) : left + len(told) + 1])
         if not around.strip():
@@ -220,7 +220,7 @@ def _axis(
     return [line, Text(" " * (_LABEL + 2) + "".join(words).rstrip(), style="dim")]
 
 
-def _legend(curves: Sequence[Curve], scale: Scale, marks: Marks, *, bad: bool) -> Text:
+def _legend(curves: Sequence[PlotLine], scale: AxisScale, marks: PlotSymbols, *, bad: bool) -> Text:
     legend = Text(" " * (_LABEL + 2))
     for index, curve in enumerate(curves):
         legend.append((marks.line if index == 0 else marks.other) + " ", curve.style or None)

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 from surefoot.journal.strict_json import plain
-from surefoot.logs.answer import Answer, State
-from surefoot.logs.course import Course, Trace
-from surefoot.logs.showing.axes import LARGEST, Floats, count, figure, thinned
-from surefoot.logs.showing.words import clean, joined
+from surefoot.logs.answer import LogDiagnosis, RunHealth
+from surefoot.logs.course import RunCurves, Series
+from surefoot.logs.showing.axes import MAX_DRAWN, Floats, format_count, format_value, thin_points
+from surefoot.logs.showing.words import clean, join_words
 
-GRID = 4000
+MAX_GRID = 4000
 """Steps at which the two are held against each other."""
-NOISE = 4.0
+MIN_NOISE_RATIO = 4.0
 """How many times their own noise two losses have to be apart before that means anything."""
 
-RESULTS = frozenset(
+NOT_SETTINGS = frozenset(
     {"global_step", "epoch", "best_metric", "best_model_checkpoint", "best_global_step", "total_flos"}
     | {"num_input_tokens_seen", "train_runtime", "train_loss"}
 )
@@ -27,15 +27,15 @@ RESULTS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class LogComparison:
     """What there is to say about two logs together."""
 
-    a: Answer
-    b: Answer
+    a: LogDiagnosis
+    b: LogDiagnosis
     sentence: str
-    parted: float | None = None
+    diverged_at: float | None = None
     """The first step from which the losses differ by more than their own noise."""
-    at: float | None = None
+    compared_at: float | None = None
     """The last step that both reached in good order."""
     losses: tuple[float, float] | None = None
     """The loss of each there, smoothed."""
@@ -46,14 +46,14 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
     @property
-    def trouble(self) -> bool:
-        return self.a.trouble or self.b.trouble
+    def is_trouble(self) -> bool:
+        return self.a.is_trouble or self.b.is_trouble
 
     def as_json(self) -> dict[str, Any]:
         told = {
             "sentence": self.sentence,
-            "parted_step": self.parted,
-            "compared_at_step": self.at,
+            "parted_step": self.diverged_at,
+            "compared_at_step": self.compared_at,
             "losses": None if self.losses is None else {"a": self.losses[0], "b": self.losses[1]},
             "settings": [{"name": name, "a": a, "b": b} for name, a, b in self.settings],
             "notes": list(self.notes),
@@ -61,23 +61,23 @@ class Comparison:
         return plain(told) | {"a": self.a.as_json(), "b": self.b.as_json()}
 
 
-def compare(a: Answer, b: Answer) -> Comparison:
+def compare_logs(a: LogDiagnosis, b: LogDiagnosis) -> LogComparison:
     """Hold two answers against each other, step by step where both have a loss."""
     rows, settings = tuple(_rows(a, b)), tuple(_settings(a, b))
-    pair = _smooth_pair(a.course, b.course, before=_sound_until(a, b))
+    pair = _smooth_pair(a.curves, b.curves, before=_sound_until(a, b))
     notes = _notes(a, b)
     if isinstance(pair, str):
         told = f"{pair}; {_verdicts(a, b)}."
-        return Comparison(a=a, b=b, sentence=told, rows=rows, settings=settings, notes=notes)
-    parted = pair.parted()
-    losses = pair.ends()
-    rows = (*rows, (f"loss at {count(pair.steps[-1])}", figure(losses[0]), figure(losses[1])))
-    return Comparison(
+        return LogComparison(a=a, b=b, sentence=told, rows=rows, settings=settings, notes=notes)
+    parted = pair.divergence_step()
+    losses = pair.final_losses()
+    rows = (*rows, (f"loss at {format_count(pair.steps[-1])}", format_value(losses[0]), format_value(losses[1])))
+    return LogComparison(
         a=a,
         b=b,
         sentence=_sentence(a, b, pair, losses, parted),
-        parted=parted,
-        at=float(pair.steps[-1]),
+        diverged_at=parted,
+        compared_at=float(pair.steps[-1]),
         losses=losses,
         rows=rows,
         settings=settings,
@@ -89,7 +89,7 @@ def compare(a: Answer, b: Answer) -> Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class _SmoothedPair:
     """Two losses, smoothed, at the same steps."""
 
     steps: Floats
@@ -98,9 +98,9 @@ class _Pair:
     noise: float
     """How far apart two equal runs would be."""
 
-    def parted(self) -> float | None:
+    def divergence_step(self) -> float | None:
         """Where they begin to be apart and stay so for a while, or to the end."""
-        apart = np.abs(self.a - self.b) > NOISE * self.noise
+        apart = np.abs(self.a - self.b) > MIN_NOISE_RATIO * self.noise
         lasting = max(2, len(apart) // 50)
         run = 0
         for index in range(len(apart)):
@@ -109,22 +109,22 @@ class _Pair:
                 return float(self.steps[index - run + 1])
         return float(self.steps[len(apart) - run]) if run else None
 
-    def ends(self) -> tuple[float, float]:
+    def final_losses(self) -> tuple[float, float]:
         last = max(1, len(self.steps) // 50)
         return float(np.median(self.a[-last:])), float(np.median(self.b[-last:]))
 
 
-def _sound_until(a: Answer, b: Answer) -> float:
+def _sound_until(a: LogDiagnosis, b: LogDiagnosis) -> float:
     """Where the first of them failed: what comes after is no loss to compare."""
     return min(
-        (float(one.onset_step) for one in (a, b) if one.verdict is State.FAILED and one.onset_step), default=np.inf
+        (float(one.onset_step) for one in (a, b) if one.verdict is RunHealth.FAILED and one.onset_step), default=np.inf
     )
 
 
-def _smooth_pair(a: Course | None, b: Course | None, *, before: float) -> _Pair | str:
+def _smooth_pair(a: RunCurves | None, b: RunCurves | None, *, before: float) -> _SmoothedPair | str:
     """Both losses on one grid, or why that cannot be."""
     if a is None or b is None or not len(a.loss) or not len(b.loss):
-        which = joined([name for name, one in (("A", a), ("B", b)) if one is None or not len(one.loss)])
+        which = join_words([name for name, one in (("A", a), ("B", b)) if one is None or not len(one.loss)])
         return f"{which} {'has' if len(which) == 1 else 'have'} no loss to compare"
     if a.unit != b.unit:
         return f"A counts in {a.unit}s and B in {b.unit}s, so they cannot be held against each other"
@@ -136,23 +136,23 @@ def _smooth_pair(a: Course | None, b: Course | None, *, before: float) -> _Pair 
     if low > high:
         return f"A and B have no {a.unit} in common"
     steps = np.unique(np.concatenate([one.steps[(one.steps >= low) & (one.steps <= high)] for one in (first, second)]))
-    steps = steps[np.unique(np.linspace(0, len(steps) - 1, min(len(steps), GRID)).astype(int))]
+    steps = steps[np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_GRID)).astype(int))]
     smooth = [_smoothed(one) for one in (first, second)]
     levels = [np.interp(steps, one.steps, values) for one, (values, _) in zip((first, second), smooth, strict=True)]
     floor = 1e-3 * float(np.median(np.abs(levels[0])))
     noise = float(np.hypot(smooth[0][1], smooth[1][1]))
-    return _Pair(steps, levels[0], levels[1], max(noise, floor / NOISE))
+    return _SmoothedPair(steps, levels[0], levels[1], max(noise, floor / MIN_NOISE_RATIO))
 
 
-def _ordered(trace: Trace) -> Trace:
+def _ordered(trace: Series) -> Series:
     """Finite values in order of their steps, the last one where a step was logged twice."""
     fine = np.isfinite(trace.values) & np.isfinite(trace.steps)
-    steps, values = thinned(np.clip(trace.steps[fine], -LARGEST, LARGEST), trace.values[fine], 1 << 18)
+    steps, values = thin_points(np.clip(trace.steps[fine], -MAX_DRAWN, MAX_DRAWN), trace.values[fine], 1 << 18)
     unique, index = np.unique(steps[::-1], return_index=True)
-    return Trace(trace.name, unique, np.clip(values[::-1][index], -LARGEST, LARGEST))
+    return Series(trace.name, unique, np.clip(values[::-1][index], -MAX_DRAWN, MAX_DRAWN))
 
 
-def _smoothed(trace: Trace) -> tuple[Floats, float]:
+def _smoothed(trace: Series) -> tuple[Floats, float]:
     """A running median, and how far it itself is off by chance."""
     window = min(101, max(1, len(trace) // 40)) | 1
     if window < 3:
@@ -170,12 +170,12 @@ def _smoothed(trace: Trace) -> tuple[Floats, float]:
 # -- the words
 
 
-def _sentence(a: Answer, b: Answer, pair: _Pair, losses: tuple[float, float], parted: float | None) -> str:
+def _sentence(a: LogDiagnosis, b: LogDiagnosis, pair: _SmoothedPair, losses: tuple[float, float], parted: float | None) -> str:
     ahead, other = ("A", "B") if losses[0] < losses[1] else ("B", "A")
     low, high = min(losses), max(losses)
-    unit = a.course.unit if a.course is not None else "step"
-    where = f"at {unit} {count(pair.steps[-1])} ({figure(losses[0])} and {figure(losses[1])})"
-    if abs(losses[0] - losses[1]) <= NOISE * pair.noise:
+    unit = a.curves.unit if a.curves is not None else "step"
+    where = f"at {unit} {format_count(pair.steps[-1])} ({format_value(losses[0])} and {format_value(losses[1])})"
+    if abs(losses[0] - losses[1]) <= MIN_NOISE_RATIO * pair.noise:
         told = f"A and B are level {where}"
     elif low > 0:
         share = (high - low) / high * 100
@@ -183,26 +183,26 @@ def _sentence(a: Answer, b: Answer, pair: _Pair, losses: tuple[float, float], pa
             f"{ahead} is {share:.2g} % lower than {other} {where}" if share < 99.5 else f"{ahead} is far lower {where}"
         )
     else:
-        told = f"{ahead} is lower than {other} by {figure(high - low)} {where}"
+        told = f"{ahead} is lower than {other} by {format_value(high - low)} {where}"
     if parted is not None:
-        told += f"; they part at {unit} {count(parted)}"
-    wrong = [_failure(name, one) for name, one in (("A", a), ("B", b)) if one.verdict is State.FAILED]
+        told += f"; they part at {unit} {format_count(parted)}"
+    wrong = [_failure(name, one) for name, one in (("A", a), ("B", b)) if one.verdict is RunHealth.FAILED]
     return "; ".join([told, *wrong]) + "."
 
 
-def _failure(name: str, answer: Answer) -> str:
-    return f"{name} failed" + ("" if answer.onset_step is None else f" at {count(answer.onset_step)}")
+def _failure(name: str, answer: LogDiagnosis) -> str:
+    return f"{name} failed" + ("" if answer.onset_step is None else f" at {format_count(answer.onset_step)}")
 
 
-def _verdicts(a: Answer, b: Answer) -> str:
+def _verdicts(a: LogDiagnosis, b: LogDiagnosis) -> str:
     return f"A is {a.verdict}, B is {b.verdict}" if a.verdict != b.verdict else f"both are {a.verdict}"
 
 
-def _notes(a: Answer, b: Answer) -> tuple[str, ...]:
+def _notes(a: LogDiagnosis, b: LogDiagnosis) -> tuple[str, ...]:
     return tuple(f"{name}: {clean(note)}" for name, one in (("A", a), ("B", b)) for note in one.notes)
 
 
-def _rows(a: Answer, b: Answer) -> Iterator[tuple[str, str, str]]:
+def _rows(a: LogDiagnosis, b: LogDiagnosis) -> Iterator[tuple[str, str, str]]:
     yield "log", clean(a.source.get("path", ""), 200), clean(b.source.get("path", ""), 200)
     yield "verdict", str(a.verdict), str(b.verdict)
     if a.onset_step is not None or b.onset_step is not None:
@@ -216,31 +216,31 @@ def _rows(a: Answer, b: Answer) -> Iterator[tuple[str, str, str]]:
         ("speed", "speed", np.median),
         ("time a step", "seconds", np.median),
     ):
-        both = [_of(one.course, role) for one in (a, b)]
+        both = [_of(one.curves, role) for one in (a, b)]
         if any(len(values) for values in both):
-            left, right = (figure(float(told(values))) if len(values) else "-" for values in both)
+            left, right = (format_value(float(told(values))) if len(values) else "-" for values in both)
             yield name, left, right
 
 
-def _of(course: Course | None, role: str) -> Floats:
+def _of(course: RunCurves | None, role: str) -> Floats:
     """The finite values of a role."""
     if course is None:
         return np.empty(0)
     trace = course.others.get(role) or getattr(course, role, None)
-    return trace.values[np.isfinite(trace.values)] if isinstance(trace, Trace) else np.empty(0)
+    return trace.values[np.isfinite(trace.values)] if isinstance(trace, Series) else np.empty(0)
 
 
 def _or_none(step: int | None) -> str:
-    return "-" if step is None else count(step)
+    return "-" if step is None else format_count(step)
 
 
-def _settings(a: Answer, b: Answer) -> Iterator[tuple[str, str, str]]:
+def _settings(a: LogDiagnosis, b: LogDiagnosis) -> Iterator[tuple[str, str, str]]:
     """Settings that stood in the logs, and columns used, where the two differ."""
     for kind, prefix in (("facts", ""), ("columns", "column for ")):
         first, second = (one.source.get(kind) for one in (a, b))
         first = first if isinstance(first, Mapping) else {}
         second = second if isinstance(second, Mapping) else {}
-        for name in sorted({*first, *second} - RESULTS, key=str):
+        for name in sorted({*first, *second} - NOT_SETTINGS, key=str):
             left, right = (_value(side.get(name)) for side in (first, second))
             if left != right:
                 yield prefix + clean(name, 60), left, right
@@ -249,4 +249,4 @@ def _settings(a: Answer, b: Answer) -> Iterator[tuple[str, str, str]]:
 def _value(value: Any) -> str:
     if value is None:
         return "-"
-    return figure(value) if isinstance(value, float) else clean(value, 60)
+    return format_value(value) if isinstance(value, float) else clean(value, 60)

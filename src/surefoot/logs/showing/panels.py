@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from surefoot.logs.answer import Answer
-from surefoot.logs.course import Course, Trace
-from surefoot.logs.showing.axes import Scale, gaps, scale_for, span, thinned
+from surefoot.logs.answer import LogDiagnosis
+from surefoot.logs.course import RunCurves, Series
+from surefoot.logs.showing.axes import AxisScale, nonfinite_spans, choose_scale, step_range, thin_points
 from surefoot.logs.showing.words import clean
 
-POINTS = 2000
+MAX_DRAWN_POINTS = 2000
 """Points drawn of one trace; of more, the lowest and the highest of each bucket."""
 _INKS = {"A": 0, "B": 1}
 
@@ -22,27 +22,27 @@ class Panel:
     """Traces that share an axis."""
 
     title: str
-    traces: tuple[Trace, ...]
+    series: tuple[Series, ...]
     """Thinned, with the labels to show as names."""
-    scale: Scale
-    bad: tuple[tuple[float, float], ...]
+    scale: AxisScale
+    nonfinite: tuple[tuple[float, float], ...]
     """From which step to which there were no numbers: in the first trace, or in the second if in that alone."""
-    inks: tuple[int, ...] = ()
+    colours: tuple[int, ...] = ()
     """Which of the colours each trace has: the same for a run in all panels."""
-    bad_word: str = "NaN"
+    nonfinite_label: str = "NaN"
 
-    def widest(self, edges: tuple[float, float]) -> float | None:
+    def nonfinite_label_at(self, edges: tuple[float, float]) -> float | None:
         """The middle of the widest stretch without numbers, if there is room to write something there."""
-        first, last = max(self.bad, key=lambda one: one[1] - one[0], default=(0.0, 0.0))
+        first, last = max(self.nonfinite, key=lambda one: one[1] - one[0], default=(0.0, 0.0))
         return (first + last) / 2 if last - first > 0.06 * (edges[1] - edges[0]) else None
 
 
-def panels(course: Course) -> list[Panel]:
+def run_panels(course: RunCurves) -> list[Panel]:
     """The panels that there is something to draw in, the loss first."""
-    return panels_of([(None, course)])
+    return runs_panels([(None, course)])
 
 
-def panels_of(courses: Sequence[tuple[str | None, Course]]) -> list[Panel]:
+def runs_panels(courses: Sequence[tuple[str | None, RunCurves]]) -> list[Panel]:
     """The same for several runs in one picture, each under its label."""
     made: list[Panel] = []
     alone = len(courses) == 1
@@ -61,34 +61,34 @@ def panels_of(courses: Sequence[tuple[str | None, Course]]) -> list[Panel]:
     return made
 
 
-def _panel(title: str, traces: Sequence[tuple[str | None, Trace]]) -> Panel:
-    drawn: list[Trace] = []
+def _panel(title: str, traces: Sequence[tuple[str | None, Series]]) -> Panel:
+    drawn: list[Series] = []
     for label, trace in traces:
-        steps, values = thinned(trace.steps, trace.values, POINTS)
+        steps, values = thin_points(trace.steps, trace.values, MAX_DRAWN_POINTS)
         name = clean(trace.name, 40) or title
-        drawn.append(Trace(name if label is None else f"{label}: {name}", steps, values))
+        drawn.append(Series(name if label is None else f"{label}: {name}", steps, values))
     labels = [label for label, _ in traces]
     alone = labels[0] is None
     bad, word = _bad(drawn) if alone else ([], "")
     inks = tuple(range(len(drawn)) if alone else (_INKS.get(label or "", 2) for label in labels))
     straight = title == "learning rate"  # a decay to nothing looks like a fall off a cliff on a log scale
-    scale = scale_for([trace.values for trace in drawn], straight=straight)
+    scale = choose_scale([trace.values for trace in drawn], linear=straight)
     return Panel(title, tuple(drawn), scale, tuple(bad), inks, word)
 
 
-def _bad(drawn: Sequence[Trace]) -> tuple[list[tuple[float, float]], str]:
+def _bad(drawn: Sequence[Series]) -> tuple[list[tuple[float, float]], str]:
     """Where there are no numbers, and the word for it."""
     for number, trace in enumerate(drawn):
-        if found := gaps(trace.steps, trace.values):
+        if found := nonfinite_spans(trace.steps, trace.values):
             return found, "NaN" if number == 0 else f"{trace.name} is NaN"
     return [], ""
 
 
-def limits(made: Sequence[Panel]) -> tuple[float, float]:
+def step_limits(made: Sequence[Panel]) -> tuple[float, float]:
     """First and last step of all panels, with a little room where there is but one."""
-    first, last = span([trace.steps for panel in made for trace in panel.traces])
+    first, last = step_range([trace.steps for panel in made for trace in panel.series])
     return (first, last) if last > first else (first - 1, last + 1)
 
 
-def onset(answer: Answer) -> float | None:
+def onset_of(answer: LogDiagnosis) -> float | None:
     return None if answer.onset_step is None else float(answer.onset_step)

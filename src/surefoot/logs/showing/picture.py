@@ -10,75 +10,75 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.journal.output_files import save_figure
-from surefoot.logs.answer import Answer, State
-from surefoot.logs.course import Trace
-from surefoot.logs.showing.axes import bounded, count, figure
-from surefoot.logs.showing.panels import Panel, limits, onset, panels
+from surefoot.logs.answer import LogDiagnosis, RunHealth
+from surefoot.logs.course import Series
+from surefoot.logs.showing.axes import clip_finite, format_count, format_value
+from surefoot.logs.showing.panels import Panel, step_limits, onset_of, run_panels
 from surefoot.logs.showing.words import clean
-from surefoot.logs.table import Unreadable
+from surefoot.logs.table import UnreadableInput
 
 SUFFIXES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp")
 INK, FAINT, GRID = "#1f2933", "#66727f", "#e4e8ec"
 LINES = ("#2563eb", "#d97706", "#059669", "#9333ea")
-VERDICTS = {State.HEALTHY: "#15803d", State.WARNING: "#b45309", State.FAILED: "#b91c1c", State.UNKNOWN: "#0e7490"}
+HEALTH_COLOURS = {RunHealth.HEALTHY: "#15803d", RunHealth.WARNING: "#b45309", RunHealth.FAILED: "#b91c1c", RunHealth.UNKNOWN: "#0e7490"}
 _TROUBLE = "#dc2626"
 
 
 @dataclass(frozen=True, slots=True)
-class Titled:
+class PictureTitle:
     """What stands above and along the panels of a picture."""
 
     title: str
     colour: str
     onset: float | None = None
-    word: str = "began"
+    onset_label: str = "began"
     unit: str = "step"
 
 
-def draw(answer: Answer, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
+def draw_picture(answer: LogDiagnosis, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
     """Draw one run into a file; the suffix tells the format."""
-    made = panels(answer.course) if answer.course is not None else []
+    made = run_panels(answer.curves) if answer.curves is not None else []
     title = f"{answer.verdict.upper()}: {clean(answer.sentence)}"
-    about = Titled(title, colour=VERDICTS[answer.verdict], onset=onset(answer), unit=_unit(answer))
-    save(made, path, about, inputs=inputs, force=force)
+    about = PictureTitle(title, colour=HEALTH_COLOURS[answer.verdict], onset=onset_of(answer), unit=_unit(answer))
+    save_picture(made, path, about, inputs=inputs, force=force)
 
 
-def check(path: Path) -> None:
+def check_can_draw(path: Path) -> None:
     """Whether a picture could be drawn at all; better told before a long log is read than after."""
     if path.suffix.lower() not in SUFFIXES:
-        raise Unreadable(f"--plot {path}: pictures end in {', '.join(SUFFIXES[:3])}")
+        raise UnreadableInput(f"--plot {path}: pictures end in {', '.join(SUFFIXES[:3])}")
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise Unreadable(
+        raise UnreadableInput(
             "--plot draws with matplotlib, which is not installed: pip install 'surefoot[plots]'."
             " Without it there are --html, with a plot of its own, and the plot in the terminal"
         ) from None
 
 
-def _unit(answer: Answer) -> str:
-    return answer.course.unit if answer.course is not None else "step"
+def _unit(answer: LogDiagnosis) -> str:
+    return answer.curves.unit if answer.curves is not None else "step"
 
 
-def save(made: Sequence[Panel], path: Path, about: Titled, *, inputs: Sequence[str] = (), force: bool = False) -> None:
+def save_picture(made: Sequence[Panel], path: Path, about: PictureTitle, *, inputs: Sequence[str] = (), force: bool = False) -> None:
     """Draw panels over one another into a file."""
-    check(path)
+    check_can_draw(path)
     from matplotlib.figure import Figure
 
     if not made:
-        raise Unreadable(f"--plot {path}: there is nothing to draw, for no numbers over steps were found")
+        raise UnreadableInput(f"--plot {path}: there is nothing to draw, for no numbers over steps were found")
     heights = [2.6, *([1.2] * (len(made) - 1))]
     picture = Figure(figsize=(9, 1.3 + sum(heights)), layout="constrained", facecolor="white")
     told = textwrap.fill(about.title, 88)
     picture.suptitle(told, x=0.012, ha="left", fontsize=11.5, fontweight="bold", color=about.colour, parse_math=False)
     axes = picture.subplots(len(made), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for panel, axis in zip(made, axes, strict=True):
-        _panel(axis, panel, edges=limits(made), onset=about.onset)
+        _panel(axis, panel, edges=step_limits(made), onset=about.onset)
     picture.align_ylabels(axes)
-    axes[0].set_xlim(*_room(limits(made)))
+    axes[0].set_xlim(*_room(step_limits(made)))
     axes[-1].set_xlabel(about.unit, color=FAINT)
     if about.onset is not None:
-        _name_onset(axes[0], about.onset, about.word)
+        _name_onset(axes[0], about.onset, about.onset_label)
     _write(picture, path, inputs=inputs, force=force)
 
 
@@ -94,7 +94,7 @@ def _write(picture: Any, path: Path, *, inputs: Sequence[str], force: bool) -> N
             path.parent.mkdir(parents=True, exist_ok=True)
             save_figure(picture, path, inputs=inputs, force=force, dpi=150)
         except OSError as error:
-            raise Unreadable(f"--plot {path} cannot be written: {error.strerror or error}") from None
+            raise UnreadableInput(f"--plot {path} cannot be written: {error.strerror or error}") from None
 
 
 def _panel(axis: Any, panel: Panel, *, edges: tuple[float, float], onset: float | None) -> None:
@@ -103,19 +103,19 @@ def _panel(axis: Any, panel: Panel, *, edges: tuple[float, float], onset: float 
         axis.set_yscale("log", nonpositive="clip")
     elif panel.scale.kind == "both":
         axis.set_yscale("symlog", linthresh=1.0)
-    for ink, trace in zip(panel.inks, panel.traces, strict=True):
+    for ink, trace in zip(panel.colours, panel.series, strict=True):
         _line(axis, trace, LINES[ink % len(LINES)])
-    for first, last in panel.bad:
+    for first, last in panel.nonfinite:
         axis.axvspan(first, last, color=_TROUBLE, alpha=0.12, linewidth=0 if last > first else 1)
-    middle = panel.widest(edges) if panel.title == "loss" else None
+    middle = panel.nonfinite_label_at(edges) if panel.title == "loss" else None
     if middle is not None:
         where = axis.get_xaxis_transform()
-        axis.text(middle, 0.5, panel.bad_word, transform=where, color=_TROUBLE, ha="center", parse_math=False)
+        axis.text(middle, 0.5, panel.nonfinite_label, transform=where, color=_TROUBLE, ha="center", parse_math=False)
     if onset is not None:
         axis.axvline(onset, color=_TROUBLE, linewidth=1.1, linestyle=(0, (4, 3)))
     _limits(axis, panel)
     axis.set_ylabel(panel.title, color=INK)
-    if [trace.name for trace in panel.traces] != [panel.title]:
+    if [trace.name for trace in panel.series] != [panel.title]:
         made = axis.legend(loc="best", frameon=True, framealpha=0.8, edgecolor="none", fontsize=8.5, labelcolor=INK)
         for text in made.get_texts():
             text.set_parse_math(False)
@@ -129,7 +129,7 @@ def _plain_frame(axis: Any) -> None:
     axis.tick_params(colors=FAINT, labelsize=8.5)
     axis.grid(color=GRID, linewidth=0.8)
     axis.set_axisbelow(True)
-    axis.xaxis.set_major_formatter(lambda value, _: count(value))
+    axis.xaxis.set_major_formatter(lambda value, _: format_count(value))
 
 
 def _limits(axis: Any, panel: Panel) -> None:
@@ -140,14 +140,14 @@ def _limits(axis: Any, panel: Panel) -> None:
     elif panel.scale.kind == "linear":
         margin = (high - low) * 0.06
         axis.set_ylim(low - margin, high + margin)
-        axis.yaxis.set_major_formatter(lambda value, _: figure(value))
+        axis.yaxis.set_major_formatter(lambda value, _: format_value(value))
 
 
-def _line(axis: Any, trace: Trace, colour: str) -> None:
-    values = bounded(trace.values)
+def _line(axis: Any, trace: Series, colour: str) -> None:
+    values = clip_finite(trace.values)
     marker = "o" if len(values) <= 60 else ""
     axis.plot(
-        bounded(trace.steps),
+        clip_finite(trace.steps),
         values,
         color=colour,
         linewidth=1.2,
@@ -161,7 +161,7 @@ def _name_onset(axis: Any, onset: float, word: str) -> None:
     low, high = axis.get_xlim()
     left = onset > (low + high) / 2
     axis.annotate(
-        f"{word} at {count(onset)}",
+        f"{word} at {format_count(onset)}",
         (onset, 1.0),
         xycoords=axis.get_xaxis_transform(),
         xytext=(-5 if left else 5, -2),

@@ -11,12 +11,12 @@ from typing import Any
 
 from surefoot import __version__
 from surefoot.journal.output_files import GENERATOR, output_file
-from surefoot.logs.answer import Answer, Named
-from surefoot.logs.showing.axes import count
-from surefoot.logs.showing.panels import onset, panels
-from surefoot.logs.showing.svg import WIDE, svg
-from surefoot.logs.showing.words import advice, began, clean, named
-from surefoot.logs.table import Unreadable
+from surefoot.logs.answer import LogDiagnosis, RankedCause
+from surefoot.logs.showing.axes import format_count
+from surefoot.logs.showing.panels import onset_of, run_panels
+from surefoot.logs.showing.svg import WIDE, draw_svg
+from surefoot.logs.showing.words import ordered_advice, onset_sentence, clean, cause_phrase
+from surefoot.logs.table import UnreadableInput
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1f2933; --faint: #5b6773; --rule: #e1e6eb; --panel: #f6f8fa;
@@ -57,27 +57,27 @@ svg .ink2 { fill: var(--three); } svg .ink3 { fill: var(--four); }
 """
 
 
-def write(answer: Answer, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
+def write_page(answer: LogDiagnosis, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
     """Write the page for one answer to a file."""
-    save(as_html(answer), path, inputs=inputs, force=force)
+    save_page(as_html(answer), path, inputs=inputs, force=force)
 
 
-def save(html: str, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
+def save_page(html: str, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
     """All of it or nothing, and never over what surefoot did not write, unless forced."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with output_file(path, inputs=inputs, force=force) as draft:
             draft.write_text(html, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise Unreadable(f"--html {path} cannot be written: {error.strerror or error}") from None
+        raise UnreadableInput(f"--html {path} cannot be written: {error.strerror or error}") from None
 
 
-def as_html(answer: Answer) -> str:
+def as_html(answer: LogDiagnosis) -> str:
     """The whole page."""
-    return document(f"{answer.verdict}: {clean(answer.sentence, 120)}", "".join(_body(answer)))
+    return html_document(f"{answer.verdict}: {clean(answer.sentence, 120)}", "".join(_body(answer)))
 
 
-def document(title: str, body: str) -> str:
+def html_document(title: str, body: str) -> str:
     """A page around a body; only the style sheet in it is allowed to do anything."""
     style = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{style}'; base-uri 'none'; form-action 'none'"
@@ -91,83 +91,83 @@ def document(title: str, body: str) -> str:
     )
 
 
-def fragment(answer: Answer) -> str:
+def notebook_html(answer: LogDiagnosis) -> str:
     """The part of it that a notebook shows; the picture brings its own style, for the notebook has none for it."""
     picture = ""
-    if answer.course is not None and (drawn := svg(panels(answer.course), **_about(answer), style=STYLE)):
+    if answer.curves is not None and (drawn := draw_svg(run_panels(answer.curves), **_about(answer), style=STYLE)):
         data = base64.b64encode(drawn.encode()).decode()
         picture = f'<img alt="the course of the run" width="{WIDE}" src="data:image/svg+xml;base64,{data}">'
-    told = began(answer)
-    head = f"<p><b>{answer.verdict.upper()}: {safe(answer.sentence)}</b>{f'<br>{safe(told)}' if told else ''}</p>"
+    told = onset_sentence(answer)
+    head = f"<p><b>{answer.verdict.upper()}: {escape_text(answer.sentence)}</b>{f'<br>{escape_text(told)}' if told else ''}</p>"
     return f"<div>{head}{picture}{''.join(_words(answer))}</div>"
 
 
-def _body(answer: Answer) -> Iterator[str]:
+def _body(answer: LogDiagnosis) -> Iterator[str]:
     yield _head(answer)
     yield _picture(answer)
     yield from _words(answer)
     yield from _origin(answer)
 
 
-def _head(answer: Answer) -> str:
-    told = began(answer)
+def _head(answer: LogDiagnosis) -> str:
+    told = onset_sentence(answer)
     verdict = f'<span class="verdict {answer.verdict}">{answer.verdict.upper()}</span>'
-    return f"{verdict}<h1>{safe(answer.sentence)}</h1>" + (f"<p>{safe(told)}</p>" if told else "")
+    return f"{verdict}<h1>{escape_text(answer.sentence)}</h1>" + (f"<p>{escape_text(told)}</p>" if told else "")
 
 
-def _picture(answer: Answer) -> str:
-    if answer.course is None:
+def _picture(answer: LogDiagnosis) -> str:
+    if answer.curves is None:
         return ""
-    drawn = svg(panels(answer.course), **_about(answer))
+    drawn = draw_svg(run_panels(answer.curves), **_about(answer))
     return f"<figure>{drawn}</figure>" if drawn else ""
 
 
-def _about(answer: Answer) -> dict[str, Any]:
-    unit = answer.course.unit if answer.course is not None else "step"
-    return {"title": clean(answer.sentence), "onset": onset(answer), "unit": unit}
+def _about(answer: LogDiagnosis) -> dict[str, Any]:
+    unit = answer.curves.unit if answer.curves is not None else "step"
+    return {"title": clean(answer.sentence), "onset": onset_of(answer), "unit": unit}
 
 
-def _words(answer: Answer) -> Iterator[str]:
-    if steps := advice(answer.causes, 20):
-        yield f'<h2>What to do, in this order</h2><ol class="do">{listed(steps)}</ol>'
+def _words(answer: LogDiagnosis) -> Iterator[str]:
+    if steps := ordered_advice(answer.causes, 20):
+        yield f'<h2>What to do, in this order</h2><ol class="do">{list_items(steps)}</ol>'
     if answer.causes:
         yield "<h2>Why</h2>" + "".join(_cause(one) for one in answer.causes)
     if answer.notes:
-        yield f"<h2>Notes</h2><ul>{listed(answer.notes)}</ul>"
+        yield f"<h2>Notes</h2><ul>{list_items(answer.notes)}</ul>"
 
 
-def _cause(one: Named) -> str:
-    told = named(one)
-    return f"<h3>{safe(told[:1].upper() + told[1:])}</h3><ul>{listed(one.evidence)}</ul>"
+def _cause(one: RankedCause) -> str:
+    told = cause_phrase(one)
+    return f"<h3>{escape_text(told[:1].upper() + told[1:])}</h3><ul>{list_items(one.evidence)}</ul>"
 
 
-def _origin(answer: Answer) -> Iterator[str]:
+def _origin(answer: LogDiagnosis) -> Iterator[str]:
     source = answer.source
     rows: list[tuple[str, Any]] = [(name, source.get(name)) for name in ("path", "format")]
     points = source.get("points")
-    rows.append(("points", count(points) if isinstance(points, int | float) else points))
+    rows.append(("points", format_count(points) if isinstance(points, int | float) else points))
     rows += [(f"column for {role}", name) for role, name in _pairs(source.get("columns"))]
-    rows += [("skipped", f"{count(times)} {why}") for why, times in _pairs(source.get("skipped"))]
+    rows += [("skipped", f"{format_count(times)} {why}") for why, times in _pairs(source.get("skipped"))]
     rows += [(f"setting {name}", value) for name, value in list(_pairs(source.get("facts")))[:40]]
-    yield "<h2>Where this comes from</h2>" + table((name, value) for name, value in rows if value not in (None, ""))
+    yield "<h2>Where this comes from</h2>" + html_table((name, value) for name, value in rows if value not in (None, ""))
 
 
 def _pairs(value: Any) -> Iterable[tuple[Any, Any]]:
     return value.items() if isinstance(value, Mapping) else ()
 
 
-def table(rows: Iterable[tuple[Any, ...]], head: Iterable[str] = ()) -> str:
+def html_table(rows: Iterable[tuple[Any, ...]], head: Iterable[str] = ()) -> str:
     """Rows with their first cell as a heading."""
-    top = "".join(f"<th>{safe(name)}</th>" for name in head)
+    top = "".join(f"<th>{escape_text(name)}</th>" for name in head)
     body = "".join(
-        f"<tr><th>{safe(first)}</th>{''.join(f'<td>{safe(cell)}</td>' for cell in rest)}</tr>" for first, *rest in rows
+        f"<tr><th>{escape_text(first)}</th>{''.join(f'<td>{escape_text(cell)}</td>' for cell in rest)}</tr>" for first, *rest in rows
     )
     return f"<table>{f'<tr>{top}</tr>' if top else ''}{body}</table>"
 
 
-def listed(lines: Iterable[str]) -> str:
-    return "".join(f"<li>{safe(line)}</li>" for line in lines)
+def list_items(lines: Iterable[str]) -> str:
+    return "".join(f"<li>{escape_text(line)}</li>" for line in lines)
 
 
-def safe(text: object) -> str:
+def escape_text(text: object) -> str:
     return escape(clean(text, 2000))

@@ -6,11 +6,11 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from surefoot.logs.answer import Answer, Named, State
-from surefoot.logs.showing.axes import count
+from surefoot.logs.answer import LogDiagnosis, RankedCause, RunHealth
+from surefoot.logs.showing.axes import format_count
 from surefoot.records import Cause, Pattern
 
-CAUSES: dict[Cause, str] = {
+CAUSE_PHRASES: dict[Cause, str] = {
     Cause.BAD_BATCH: "a bad batch of data",
     Cause.INPUT_SCALE: "inputs of an unusual size",
     Cause.LABELS: "wrong labels",
@@ -43,7 +43,7 @@ CAUSES: dict[Cause, str] = {
     Cause.UNKNOWN: "not known",
 }
 
-PATTERNS: dict[Pattern, str] = {
+PATTERN_PHRASES: dict[Pattern, str] = {
     Pattern.NONFINITE: "the loss turned NaN or Inf",
     Pattern.JUMP: "a jump that did not come back",
     Pattern.EXPONENTIAL: "growth that got faster and faster",
@@ -55,26 +55,26 @@ PATTERNS: dict[Pattern, str] = {
     Pattern.OVERFLOW_SKIPS: "skipped steps",
 }
 
-COLOURS = {State.HEALTHY: "green", State.WARNING: "yellow", State.FAILED: "red", State.UNKNOWN: "cyan"}
+COLOURS = {RunHealth.HEALTHY: "green", RunHealth.WARNING: "yellow", RunHealth.FAILED: "red", RunHealth.UNKNOWN: "cyan"}
 
 
-def clean(text: object, most: int = 600) -> str:
+def clean(text: object, max_chars: int = 600) -> str:
     """Text from a log, safe for a terminal: control characters, which could steer it, are taken out."""
-    told = " ".join(str(text)[: most * 2].split())
+    told = " ".join(str(text)[: max_chars * 2].split())
     told = "".join(one for one in told if not unicodedata.category(one).startswith("C") or one == "\u200d")
-    return told if len(told) <= most else told[: most - 3] + "..."
+    return told if len(told) <= max_chars else told[: max_chars - 3] + "..."
 
 
-def began(answer: Answer) -> str:
+def onset_sentence(answer: LogDiagnosis) -> str:
     """When the trouble began and how far into the run that was; empty when nothing began."""
     if answer.onset_step is None:
         return ""
-    unit = answer.course.unit if answer.course is not None else "step"
-    told = f"Began at {unit} {count(answer.onset_step)}"
+    unit = answer.curves.unit if answer.curves is not None else "step"
+    told = f"Began at {unit} {format_count(answer.onset_step)}"
     last = answer.last_step
     if last is None or last < answer.onset_step:
         return told + "."
-    told += f" of {count(last)}"
+    told += f" of {format_count(last)}"
     first = _first_step(answer)
     if last > first:
         share = min(1.0, max(0.0, (answer.onset_step - first) / (last - first)))
@@ -82,39 +82,39 @@ def began(answer: Answer) -> str:
     return told + "."
 
 
-def _first_step(answer: Answer) -> float:
-    if answer.course is None or not len(answer.course.loss):
+def _first_step(answer: LogDiagnosis) -> float:
+    if answer.curves is None or not len(answer.curves.loss):
         return 0.0
-    return min(float(answer.course.loss.steps[0]), 0.0)
+    return min(float(answer.curves.loss.steps[0]), 0.0)
 
 
-def named(one: Named) -> str:
-    return f"{CAUSES.get(one.cause, str(one.cause))} ({one.confidence:.0%})".replace("%", " %")
+def cause_phrase(one: RankedCause) -> str:
+    return f"{CAUSE_PHRASES.get(one.cause, str(one.cause))} ({one.confidence:.0%})".replace("%", " %")
 
 
-def advice(causes: Iterable[Named], most: int) -> list[str]:
+def ordered_advice(causes: Iterable[RankedCause], max_lines: int) -> list[str]:
     """What to do, in order: all of the first cause's, then what the others add."""
     told: list[str] = []
     for one in causes:
         for line in one.advice:
             if (line := clean(line)) not in told:
                 told.append(line)
-    return told[:most]
+    return told[:max_lines]
 
 
-def origin(answer: Answer) -> list[str]:
+def source_parts(answer: LogDiagnosis) -> list[str]:
     """Where the numbers came from: source, format, points, columns used, what was skipped."""
     source = answer.source
     parts = [clean(source.get("path", ""), 200), clean(source.get("format", ""))]
     points = source.get("points")
     if isinstance(points, int | float):
-        parts.append(f"{count(points)} points")
+        parts.append(f"{format_count(points)} points")
     columns = source.get("columns")
     if isinstance(columns, dict) and columns:
         parts.append("columns: " + ", ".join(_column(role, name) for role, name in columns.items()))
     skipped = source.get("skipped")
     if isinstance(skipped, dict) and skipped:
-        parts.append("skipped: " + ", ".join(f"{count(times)} {clean(why)}" for why, times in skipped.items()))
+        parts.append("skipped: " + ", ".join(f"{format_count(times)} {clean(why)}" for why, times in skipped.items()))
     return [part for part in parts if part]
 
 
@@ -123,5 +123,5 @@ def _column(role: Any, name: Any) -> str:
     return name if role == name else f"{role} = {name}"
 
 
-def joined(parts: Sequence[str]) -> str:
+def join_words(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

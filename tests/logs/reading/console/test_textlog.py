@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.logs.reading.console.textlog import Following, fits, read
-from surefoot.logs.reading.source import Source
-from surefoot.logs.table import Table, Unreadable
+from surefoot.logs.reading.console.textlog import ConsoleParser, fits, read
+from surefoot.logs.reading.source import LogSource
+from surefoot.logs.table import LogTable, UnreadableInput
 
 
-def table_of(tmp_path: Path, text: str | bytes) -> Table:
+def table_of(tmp_path: Path, text: str | bytes) -> LogTable:
     path = tmp_path / "some.log"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
-    with Source.open(path) as source:
+    with LogSource.open(path) as source:
         return read(source)
 
 
-def values(table: Table, name: str) -> list[float]:
+def values(table: LogTable, name: str) -> list[float]:
     assert name in table.columns, f"{name} is not among {list(table.columns)}"
     return table.columns[name].values.tolist()
 
@@ -99,7 +99,7 @@ def test_a_row_a_line_is_read_whatever_the_trainer(tmp_path: Path, style: str) -
 def test_rows_read_one_at_a_time_are_those_read_together(tmp_path: Path, style: str) -> None:
     text = rows(60, ONE_LINE[style][0])
     together = table_of(tmp_path, text)
-    following = Following()
+    following = ConsoleParser()
     slowly = [row for line in text.splitlines(keepends=True) for row in following.feed(line)] + following.finish()
     for name, column in together.columns.items():
         assert [row[name] for row in slowly if name in row] == pytest.approx(column.values.tolist(), nan_ok=True)
@@ -328,8 +328,8 @@ def test_code_and_settings_before_the_log_are_no_rows(tmp_path: Path) -> None:
     table = table_of(tmp_path, text + rows(3, "step {n} loss {loss:.3f}"))
     assert table.records == 3
     assert set(table.columns) == {"step", "loss"}
-    assert table.facts["learning_rate"] == 0.1
-    assert table.facts["vocab_size"] == 50257
+    assert table.settings["learning_rate"] == 0.1
+    assert table.settings["vocab_size"] == 50257
 
 
 def test_chatter_is_no_row(tmp_path: Path) -> None:
@@ -407,14 +407,14 @@ def test_a_compressed_log_is_read(tmp_path: Path) -> None:
 def test_the_ending_is_what_stands_behind_the_last_row(tmp_path: Path) -> None:
     row = rows(3, "step {n} loss {loss:.3f}")
     survived = "Traceback (most recent call last):\n  File x\nOSError: again\n"
-    assert table_of(tmp_path, row + survived + row.replace("step ", "step 1")).ending == ""
-    assert table_of(tmp_path, row + survived).ending.endswith("OSError: again")
-    assert table_of(tmp_path, survived).ending.endswith("OSError: again")
+    assert table_of(tmp_path, row + survived + row.replace("step ", "step 1")).tail == ""
+    assert table_of(tmp_path, row + survived).tail.endswith("OSError: again")
+    assert table_of(tmp_path, survived).tail.endswith("OSError: again")
 
 
 def test_a_long_ending_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     text = rows(3, "step {n} loss {loss:.3f}") + "the first words\n" + "in the middle\n" * 20000 + "the last words\n"
-    ending = table_of(tmp_path, text).ending
+    ending = table_of(tmp_path, text).tail
     assert ending.startswith("the first words")
     assert ending.rstrip().endswith("the last words")
     assert len(ending) <= 1 << 16
@@ -425,11 +425,11 @@ def test_an_unfinished_last_line_is_read(tmp_path: Path) -> None:
 
 
 def test_following_gives_rows_as_soon_as_their_line_is_complete() -> None:
-    following = Following()
+    following = ConsoleParser()
     assert following.feed("step 1 loss 0.5\nstep 2 lo") == [{"step": 1, "loss": 0.5}]
     assert following.feed("ss 0.4") == []
     assert following.feed("\nTraceback") == [{"step": 2, "loss": 0.4}]
-    assert following.ending.strip() == "Traceback"
+    assert following.tail.strip() == "Traceback"
 
 
 def test_text_is_told_from_what_is_none() -> None:
@@ -456,24 +456,24 @@ SPLICES = [line.format(n=7, loss=1.5) for line, _, _ in ONE_LINE.values()] + [
 )
 def test_cuts_and_splices_are_read_without_complaint(parts: list[str], start: int, stop: int, joint: str) -> None:
     text = joint.join(parts)
-    following = Following()
+    following = ConsoleParser()
     for piece in (text[:start], text[start : start + stop], text * 3):
         for row in following.feed(piece):
             assert all(isinstance(value, float) for value in row.values())
     following.finish()
-    assert len(following.ending) >= 0
+    assert len(following.tail) >= 0
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=4000))
 def test_any_bytes_are_read_or_refused_in_words(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    with contextlib.suppress(Unreadable):
+    with contextlib.suppress(UnreadableInput):
         table_of(tmp_path_factory.mktemp("log"), data)
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.text(alphabet="loss step:=0123456789.,|/[](){}%-+e\n\r\t nan'\"", max_size=600))
 def test_text_that_is_nearly_a_log_is_read(text: str) -> None:
-    following = Following()
+    following = ConsoleParser()
     following.feed(text * 4)
     following.finish()

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.logs.reading.events import tensorboardlog
-from surefoot.logs.reading.source import Source
-from surefoot.logs.table import Table, Unreadable
+from surefoot.logs.reading.source import LogSource
+from surefoot.logs.table import LogTable, UnreadableInput
 
 
-def read(data: bytes) -> Table:
-    return tensorboardlog.read(Source(io.BytesIO(data), "events.out.tfevents.1"))
+def read(data: bytes) -> LogTable:
+    return tensorboardlog.read(LogSource(io.BytesIO(data), "events.out.tfevents.1"))
 
 
 def plain(count: int = 300, wall: float = 1.7e9) -> bytes:
@@ -26,7 +26,7 @@ def plain(count: int = 300, wall: float = 1.7e9) -> bytes:
     return opening(wall) + b"".join(events)
 
 
-def losses(table: Table, name: str = "train/loss") -> list[float]:
+def losses(table: LogTable, name: str = "train/loss") -> list[float]:
     return table.columns[name].values.tolist()
 
 
@@ -101,7 +101,7 @@ def test_a_large_image_is_stepped_over_without_being_held() -> None:
 def test_settings_of_the_hugging_face_trainer_become_facts() -> None:
     words = field(8, b'{"learning_rate": 0.01, "fp16": true, "output_dir": "out", "nothing": null}')
     table = read(opening() + event(0, tensor("args/text_summary", 7, words, "text")) + event(1, simple("loss", 1.0)))
-    assert dict(table.facts) == {"learning_rate": 0.01, "fp16": 1.0, "output_dir": "out"}
+    assert dict(table.settings) == {"learning_rate": 0.01, "fp16": 1.0, "output_dir": "out"}
 
 
 def test_steps_that_go_back_are_kept() -> None:
@@ -145,7 +145,7 @@ def test_nul_bytes_in_the_middle_are_stepped_over() -> None:
 
 
 def test_a_file_without_a_whole_record_is_refused_in_words() -> None:
-    with pytest.raises(Unreadable, match="no record in it is whole"):
+    with pytest.raises(UnreadableInput, match="no record in it is whole"):
         read(opening()[:30])
 
 
@@ -204,7 +204,7 @@ def test_a_folder_tells_of_a_file_it_could_not_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_events_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Unreadable, match="no TensorBoard event files"):
+    with pytest.raises(UnreadableInput, match="no TensorBoard event files"):
         tensorboardlog.read_folder(tmp_path)
 
 
@@ -228,7 +228,7 @@ def test_cut_and_spliced_files_never_end_in_a_traceback(cuts: list[tuple[int, in
     tensorboardlog.fits(data)
     try:
         table = read(data)
-    except Unreadable:
+    except UnreadableInput:
         return
     assert table.records <= 400
 

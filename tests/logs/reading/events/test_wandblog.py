@@ -25,15 +25,15 @@ from wandbfiles import (
 )
 
 from surefoot.logs.reading.events import wandblog
-from surefoot.logs.reading.source import Source
-from surefoot.logs.table import Table, Unreadable
+from surefoot.logs.reading.source import LogSource
+from surefoot.logs.table import LogTable, UnreadableInput
 
 
-def read(data: bytes) -> Table:
-    return wandblog.read(Source(io.BytesIO(data), "run-1.wandb"))
+def read(data: bytes) -> LogTable:
+    return wandblog.read(LogSource(io.BytesIO(data), "run-1.wandb"))
 
 
-def losses(table: Table, name: str = "train/loss") -> list[float]:
+def losses(table: LogTable, name: str = "train/loss") -> list[float]:
     return table.columns[name].values.tolist()
 
 
@@ -42,7 +42,7 @@ def test_what_was_logged_is_read_with_its_steps() -> None:
     assert table.format == "wandb"
     assert losses(table) == [5 - n / 100 for n in range(100)]
     assert table.columns["_step"].values.tolist() == list(range(100))
-    assert table.facts["exit_code"] == 0
+    assert table.settings["exit_code"] == 0
     assert not table.skipped
     assert not table.notes
 
@@ -78,14 +78,14 @@ def test_images_and_histograms_are_counted_once_each() -> None:
 def test_settings_become_facts() -> None:
     config = item("lr", 0.1) + item("name", "x") + item("opt", {"beta": 0.9, "list": [1]}) + item("_wandb", {"t": 1})
     table = read(file(field(RUN, field(4, config)), field(CONFIG, item("fp16", True)), *steps(1), ended(1)))
-    assert dict(table.facts) == {"lr": 0.1, "name": "x", "opt.beta": 0.9, "fp16": 1.0, "exit_code": 1.0}
+    assert dict(table.settings) == {"lr": 0.1, "name": "x", "opt.beta": 0.9, "fp16": 1.0, "exit_code": 1.0}
 
 
 def test_the_end_of_the_console_is_kept() -> None:
     pieces = [printed("noise " * 1000) for _ in range(50)]
     table = read(file(*steps(1), *pieces, printed("Traceback"), printed(" (most"), printed(" recent)"), ended(1)))
-    assert table.ending.endswith("Traceback (most recent)")
-    assert len(table.ending) <= 1 << 16
+    assert table.tail.endswith("Traceback (most recent)")
+    assert len(table.tail) <= 1 << 16
 
 
 def test_memory_of_the_machine_is_told_at_the_step_of_its_time() -> None:
@@ -122,7 +122,7 @@ def test_after_damage_reading_goes_on_with_the_next_block() -> None:
 
 
 def test_an_empty_run_file_points_to_what_lies_beside_it() -> None:
-    with pytest.raises(Unreadable, match=r"output\.log"):
+    with pytest.raises(UnreadableInput, match=r"output\.log"):
         read(b":W&B\xe1\xbe\0")
 
 
@@ -134,19 +134,19 @@ def test_the_folder_of_a_run_tells_its_parts(tmp_path: Path) -> None:
         "_wandb:\n    value: 3\nlr:\n    desc: null\n    value: 0.001\nfp16:\n  value: true\n"
     )
     (files / "wandb-summary.json").write_text('{"loss": NaN, "_step": 10, "name": "x"}')
-    found = wandblog.run_folder(files.parent)
+    found = wandblog.open_run_folder(files.parent)
     assert found is not None
     assert found.record is None
     assert found.console == files / "output.log"
-    assert found.facts["lr"] == 0.001
-    assert found.facts["fp16"] == 1.0
-    assert math.isnan(float(found.facts["summary.loss"]))
-    assert "_wandb" not in found.facts
+    assert found.settings["lr"] == 0.001
+    assert found.settings["fp16"] == 1.0
+    assert math.isnan(float(found.settings["summary.loss"]))
+    assert "_wandb" not in found.settings
     (files.parent / "run-1.wandb").write_bytes(file(*steps(3)))
-    found = wandblog.run_folder(files.parent)
+    found = wandblog.open_run_folder(files.parent)
     assert found is not None
     assert found.record == files.parent / "run-1.wandb"
-    assert wandblog.run_folder(tmp_path) is None
+    assert wandblog.open_run_folder(tmp_path) is None
 
 
 _SAMPLE = file(*steps(30), history({"_step": 1, "words": "x" * 40_000}), printed("hello"), *steps(30), ended(1))
@@ -163,7 +163,7 @@ def test_cut_and_spliced_files_never_end_in_a_traceback(cuts: list[tuple[int, in
         data = data[:first] + noise + data[last:]
     try:
         read(data)
-    except Unreadable:
+    except UnreadableInput:
         return
 
 

@@ -8,23 +8,23 @@ from functools import cached_property
 
 import numpy as np
 
-from surefoot.logs.answer import State
-from surefoot.logs.course import Course, Floats, Trace
-from surefoot.logs.judging.levels import Curve, curve
-from surefoot.logs.judging.signs.sight import SIGHT, Sight
+from surefoot.logs.answer import RunHealth
+from surefoot.logs.course import RunCurves, Floats, Series
+from surefoot.logs.judging.levels import LossCurve, loss_curve
+from surefoot.logs.judging.signs.sight import DEFAULT_THRESHOLDS, SymptomThresholds
 from surefoot.records import Cause, Pattern
 
-TWICE = float(np.log(2))
+LOG_2 = float(np.log(2))
 """A level that has doubled, on the scale of `levels`."""
-CHANCE = 4.0
+MIN_SIGMAS = 4.0
 """How many times its own spread a change of level has to be, not to be chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sign:
+class Symptom:
     """Trouble that was seen."""
 
-    verdict: State
+    verdict: RunHealth
     pattern: Pattern
     sentence: str
     onset: float | None
@@ -36,44 +36,44 @@ class Sign:
 
 
 @dataclass(frozen=True)
-class Look:
+class RunView:
     """A course with what several signs need of it, worked out once."""
 
-    course: Course
-    facts: Mapping[str, float | str] = field(default_factory=dict)
-    sight: Sight = SIGHT
+    curves: RunCurves
+    settings: Mapping[str, float | str] = field(default_factory=dict)
+    thresholds: SymptomThresholds = DEFAULT_THRESHOLDS
 
     @cached_property
-    def loss(self) -> Curve | None:
-        return curve(self.course.loss)
+    def loss(self) -> LossCurve | None:
+        return loss_curve(self.curves.loss)
 
     @cached_property
-    def evaluation(self) -> Curve | None:
-        return curve(self.course.eval_loss)
+    def eval_loss(self) -> LossCurve | None:
+        return loss_curve(self.curves.eval_loss)
 
     @cached_property
-    def norm(self) -> Curve | None:
+    def grad_norm(self) -> LossCurve | None:
         """The gradient norm, unless it was logged as 0 because nobody measured it."""
-        values = self.course.norm.values
-        return curve(self.course.norm) if len(values) and np.any(values != 0) else None
+        values = self.curves.grad_norm.values
+        return loss_curve(self.curves.grad_norm) if len(values) and np.any(values != 0) else None
 
     @property
-    def played(self) -> bool:
+    def adversarial(self) -> bool:
         """A loss that need not fall: of reinforcement learning, or of two models against each other."""
-        others = self.course.others
+        others = self.curves.others
         return "reward" in others or any(role.startswith("rival:") for role in others)
 
     @cached_property
     def float16(self) -> bool:
-        told = str(self.facts.get("fp16", "")).lower()
-        return len(self.course.scale) > 0 or told in ("1", "1.0", "true") or "skipped" in self.course.others
+        told = str(self.settings.get("fp16", "")).lower()
+        return len(self.curves.loss_scale) > 0 or told in ("1", "1.0", "true") or "skipped" in self.curves.others
 
-    def at(self, step: float) -> str:
+    def at_step(self, step: float) -> str:
         """A place in the run, in words."""
-        return f"{self.course.unit} {step:,.0f}"
+        return f"{self.curves.unit} {step:,.0f}"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A number as a person would write it."""
     if not np.isfinite(value):
         return "NaN" if np.isnan(value) else ("inf" if value > 0 else "-inf")
@@ -83,13 +83,13 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def before(trace: Trace, step: float, count: int = 20) -> Floats:
+def values_before(trace: Series, step: float, count: int = 20) -> Floats:
     """The last finite values of a trace up to a step."""
     values = trace.values[(trace.steps <= step) & np.isfinite(trace.values)]
     return values[-count:]
 
 
-def trend(values: Floats) -> float:
+def mann_kendall(values: Floats) -> float:
     """Mann and Kendall's test of a trend: how many deviations the rises outnumber the falls by."""
     count = len(values)
     if count < 4:
@@ -103,18 +103,18 @@ def trend(values: Floats) -> float:
     return total / float(deviation)
 
 
-RAISED = 3.0
+LR_RAISED_FACTOR = 3.0
 """A rate this many times what it was shortly before has been raised, and not only warmed up."""
 
 
-def rate_raised(view: Look, step: float) -> tuple[tuple[tuple[Cause, float], ...], tuple[str, ...]]:
+def lr_raised(view: RunView, step: float) -> tuple[tuple[tuple[Cause, float], ...], tuple[str, ...]]:
     """Whether the learning rate was raised where trouble began: the causes that speaks for, and the words."""
-    rates = before(view.course.rate, step, 40)
+    rates = values_before(view.curves.lr, step, 40)
     rates = rates[rates > 0]
     if len(rates) < 8:
         return (), ()
     usual, now = float(np.median(rates[: len(rates) // 2])), float(rates[-1])
-    if now < RAISED * usual:
+    if now < LR_RAISED_FACTOR * usual:
         return (), ()
-    words = f"the learning rate had just been raised from {number(usual)} to {number(now)}"
+    words = f"the learning rate had just been raised from {format_number(usual)} to {format_number(now)}"
     return ((Cause.LEARNING_RATE, 0.6), (Cause.SCHEDULE, 0.4)), (words,)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from surefoot.logs.answer import State
-from surefoot.logs.course import Trace
-from surefoot.logs.judging.levels import DENSE, Curve, curve
+from surefoot.logs.answer import RunHealth
+from surefoot.logs.course import Series
+from surefoot.logs.judging.levels import MAX_POINTS, LossCurve, loss_curve
 from surefoot.logs.judging.signs import leap
-from surefoot.logs.judging.signs.base import CHANCE, TWICE, Look, Sign, number, rate_raised
-from surefoot.logs.judging.signs.sight import Sight
+from surefoot.logs.judging.signs.base import MIN_SIGMAS, LOG_2, RunView, Symptom, format_number, lr_raised
+from surefoot.logs.judging.signs.sight import SymptomThresholds
 from surefoot.records import Cause, Pattern
 
 AT_ONCE = 0.6
@@ -30,61 +30,61 @@ SURELY = 10.0
 """How many times that level the very last value is, from which it does not matter what would have come after it."""
 
 
-def look(view: Look) -> Sign | None:
+def find_divergence(view: RunView) -> Symptom | None:
     loss = view.loss
-    if loss is None or len(loss) < FEWEST or view.played:
+    if loss is None or len(loss) < FEWEST or view.adversarial:
         return None
-    if _left(loss, view.sight):
+    if _left(loss, view.thresholds):
         return _blown_up(view, loss)
     ended = _ends_high(view)
     if ended is not None:
         return ended
     if _widening(loss):
         return _said(view, loss, Pattern.OSCILLATING, loss.best_at)
-    return leap.look(view) or _creeping(view, loss)
+    return leap.find_lasting_jump(view) or _creeping(view, loss)
 
 
-def _ends_high(view: Look) -> Sign | None:
+def _ends_high(view: RunView) -> Symptom | None:
     """A jump in the very last values: what comes after it is not in the log."""
-    trace = view.course.loss
+    trace = view.curves.loss
     finite = np.isfinite(trace.values)
     steps, values = trace.steps[finite], trace.values[finite]
     for last in (3, 2, 1):
         before = values[:-last][-AROUND:]
-        if len(before) and len(values) <= DENSE and values[-last:].min() <= 2 * np.median(before):
+        if len(before) and len(values) <= MAX_POINTS and values[-last:].min() <= 2 * np.median(before):
             continue  # told without the whole curve, as nearly always
-        earlier = curve(Trace(trace.name, steps[:-last], values[:-last]))
+        earlier = loss_curve(Series(trace.name, steps[:-last], values[:-last]))
         if earlier is None or len(earlier) < 3 or values[:-last].min() < 0:
             continue
         usual = float(np.median(earlier.raw[-AROUND:]))
-        least = usual * float(np.exp(max(TWICE, view.sight.spike * earlier.noise)))
+        least = usual * float(np.exp(max(LOG_2, view.thresholds.spike_to_noise * earlier.noise)))
         if usual > 0 and values[-last:].min() > least:
             return _high(view, float(steps[-last]), float(values[-last:].max()), usual, last)
     return None
 
 
-def _high(view: Look, step: float, top: float, usual: float, last: int) -> Sign:
+def _high(view: RunView, step: float, top: float, usual: float, last: int) -> Symptom:
     sure = last == 3 or top > SURELY * usual
-    return Sign(
-        verdict=State.FAILED if sure else State.WARNING,
+    return Symptom(
+        verdict=RunHealth.FAILED if sure else RunHealth.WARNING,
         pattern=Pattern.JUMP,
-        sentence=f"The loss jumped up {top / usual:,.3g}-fold at {view.at(step)}, where the log ends.",
+        sentence=f"The loss jumped up {top / usual:,.3g}-fold at {view.at_step(step)}, where the log ends.",
         onset=step,
         causes=_CAUSES[Pattern.JUMP],
-        evidence=(f"about {number(usual)} before, {number(top)} at the end of the log",),
+        evidence=(f"about {format_number(usual)} before, {format_number(top)} at the end of the log",),
     )
 
 
-def _left(loss: Curve, sight: Sight) -> bool:
-    least = max(sight.blowup, sight.out_of_noise * loss.noise, CHANCE * loss.spread)
+def _left(loss: LossCurve, sight: SymptomThresholds) -> bool:
+    least = max(sight.blowup_rise, sight.rise_to_noise * loss.noise, MIN_SIGMAS * loss.level_error)
     if len(loss) < SHORT:
         # A level through few values follows them and leaves little noise; from one to the next there is all of it.
         apart = float(np.median(np.abs(np.diff(loss.values))))
-        least = max(least, sight.out_of_noise * apart)
+        least = max(least, sight.rise_to_noise * apart)
     return loss.rise > least and loss.best_at < len(loss) - 2
 
 
-def _blown_up(view: Look, loss: Curve) -> Sign:
+def _blown_up(view: RunView, loss: LossCurve) -> Symptom:
     middle = (loss.best + loss.last) / 2
     above = loss.level > middle
     crossings = int(np.sum(above[1:] != above[:-1]))
@@ -102,14 +102,14 @@ def _blown_up(view: Look, loss: Curve) -> Sign:
     return _said(view, loss, Pattern.EXPONENTIAL, loss.best_at + (int(low[-1]) + 1 if len(low) else 0))
 
 
-def _swings(loss: Curve, middle: float) -> bool:
+def _swings(loss: LossCurve, middle: float) -> bool:
     """Both sides are held for a while, again and again, so that it is no single rise with noise on it."""
     below = np.flatnonzero(loss.level <= middle)
     early = loss.level[: max(1, below[-1])]
     return bool((early > middle).mean() > 0.1)
 
 
-def _swinging_up(loss: Curve) -> bool:
+def _swinging_up(loss: LossCurve) -> bool:
     """A rise that is made of swings: they have grown with it, and are as large as it is."""
     quarter = max(4, len(loss) // 4)
     apart = np.abs(loss.values - loss.level)
@@ -119,7 +119,7 @@ def _swinging_up(loss: Curve) -> bool:
     return wide > 0.4 * loss.rise and wide > WIDER * max(float(np.quantile(calm, 0.8)), 0.02)
 
 
-def _widening(loss: Curve) -> bool:
+def _widening(loss: LossCurve) -> bool:
     """Whether peaks rise while lows do not: the swings, and not the level, are what grows."""
     count = len(loss)
     if count < 16:
@@ -129,42 +129,42 @@ def _widening(loss: Curve) -> bool:
     wide = [float(np.quantile(part, 0.9) - np.quantile(part, 0.1)) for part in parts]
     high = [float(np.quantile(part, 0.9)) for part in parts]
     calm = int(np.argmin(wide[:3]))
-    grown = wide[3] > WIDER * max(wide[calm], loss.noise / 2) and wide[3] > 2 * TWICE
-    above = parts[3] > high[calm] + TWICE
+    grown = wide[3] > WIDER * max(wide[calm], loss.noise / 2) and wide[3] > 2 * LOG_2
+    above = parts[3] > high[calm] + LOG_2
     peaks = int(np.sum(above[1:] & ~above[:-1])) + int(above[0])
     return grown and peaks >= CROSSINGS and high[3] > loss.start
 
 
-def _alternating(loss: Curve) -> bool:
+def _alternating(loss: LossCurve) -> bool:
     """A few values that go up and down, each time further."""
     moves = np.diff(loss.values)
     if len(moves) < 4 or not np.all(moves[1:] * moves[:-1] < 0):
         return False
     sizes = np.abs(moves)
-    return bool(sizes[-2:].mean() > 1.5 * sizes[:2].mean() and loss.values.max() > loss.start + TWICE)
+    return bool(sizes[-2:].mean() > 1.5 * sizes[:2].mean() and loss.values.max() > loss.start + LOG_2)
 
 
-def _said(view: Look, loss: Curve, pattern: Pattern, at: int) -> Sign:
+def _said(view: RunView, loss: LossCurve, pattern: Pattern, at: int) -> Symptom:
     at = min(max(at, 0), len(loss) - 1)
     step = float(loss.steps[at])
-    low = number(float(loss.raw[max(0, loss.best_at - 1) : loss.best_at + 2].mean()))
-    low_at = view.at(float(loss.steps[loss.best_at]))
-    last = number(float(np.median(loss.raw[-max(3, len(loss) // 10) :])))
+    low = format_number(float(loss.raw[max(0, loss.best_at - 1) : loss.best_at + 2].mean()))
+    low_at = view.at_step(float(loss.steps[loss.best_at]))
+    last = format_number(float(np.median(loss.raw[-max(3, len(loss) // 10) :])))
     top = int(np.argmax(loss.values[at:])) + at
     evidence = [
         f"the loss was down to {low} at {low_at} and stands at {last} at the end",
-        f"its highest since then: {number(float(loss.raw[top]))} at {view.at(float(loss.steps[top]))}",
+        f"its highest since then: {format_number(float(loss.raw[top]))} at {view.at_step(float(loss.steps[top]))}",
     ]
     if loss.last > loss.start:
-        evidence.append(f"it ends above where it began ({number(float(loss.raw[0]))})")
+        evidence.append(f"it ends above where it began ({format_number(float(loss.raw[0]))})")
     told = {
-        Pattern.JUMP: f"The loss jumped up at {view.at(step)} and has not come back.",
-        Pattern.EXPONENTIAL: f"The loss has been growing since {view.at(step)}.",
-        Pattern.OSCILLATING: f"The loss swings between two levels, wider than it learns, since {view.at(step)}.",
+        Pattern.JUMP: f"The loss jumped up at {view.at_step(step)} and has not come back.",
+        Pattern.EXPONENTIAL: f"The loss has been growing since {view.at_step(step)}.",
+        Pattern.OSCILLATING: f"The loss swings between two levels, wider than it learns, since {view.at_step(step)}.",
     }
-    rate, words = rate_raised(view, step)
-    return Sign(
-        verdict=State.FAILED,
+    rate, words = lr_raised(view, step)
+    return Symptom(
+        verdict=RunHealth.FAILED,
         pattern=pattern,
         sentence=told[pattern],
         onset=step,
@@ -174,25 +174,25 @@ def _said(view: Look, loss: Curve, pattern: Pattern, at: int) -> Sign:
 
 
 _CAUSES: dict[Pattern, tuple[tuple[Cause, float], ...]] = {
-    Pattern.JUMP: leap.CAUSES,
+    Pattern.JUMP: leap.JUMP_CAUSES,
     Pattern.EXPONENTIAL: ((Cause.LEARNING_RATE, 0.6), (Cause.ACCUMULATION, 0.15), (Cause.MOMENTUM, 0.1)),
     Pattern.OSCILLATING: ((Cause.LEARNING_RATE, 0.4), (Cause.OPTIMIZER_STATE, 0.25), (Cause.DRIFT, 0.2)),
 }
 
 
-def _creeping(view: Look, loss: Curve) -> Sign | None:
-    least = max(view.sight.creep, view.sight.out_of_noise * loss.noise, 1.5 * CHANCE * loss.spread)
+def _creeping(view: RunView, loss: LossCurve) -> Symptom | None:
+    least = max(view.thresholds.slow_rise, view.thresholds.rise_to_noise * loss.noise, 1.5 * MIN_SIGMAS * loss.level_error)
     if loss.rise <= least or len(loss) < 20 or loss.best_at >= 0.8 * len(loss):
         return None
     step = float(loss.steps[loss.best_at])
     more = float(np.expm1(loss.rise))
-    return Sign(
-        verdict=State.WARNING,
+    return Symptom(
+        verdict=RunHealth.WARNING,
         pattern=Pattern.NONE,
-        sentence=f"The loss was lowest at {view.at(step)} and has risen by {more:.0%} since.",
+        sentence=f"The loss was lowest at {view.at_step(step)} and has risen by {more:.0%} since.",
         onset=step,
         causes=((Cause.DRIFT, 0.4), (Cause.LEARNING_RATE, 0.35), (Cause.SCHEDULE, 0.2)),
         evidence=(
-            f"{number(float(loss.raw[loss.best_at]))} then, {number(float(np.median(loss.raw[-3:])))} at the end",
+            f"{format_number(float(loss.raw[loss.best_at]))} then, {format_number(float(np.median(loss.raw[-3:])))} at the end",
         ),
     )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from surefoot.logs.answer import State
-from surefoot.logs.course import Floats, Trace
-from surefoot.logs.judging.levels import DENSE, STEADY, Curve, curve, running_median
-from surefoot.logs.judging.signs.base import TWICE, Look, Sign, number, rate_raised
+from surefoot.logs.answer import RunHealth
+from surefoot.logs.course import Floats, Series
+from surefoot.logs.judging.levels import MAX_POINTS, MIN_NOISE, LossCurve, loss_curve, running_median
+from surefoot.logs.judging.signs.base import LOG_2, RunView, Symptom, format_number, lr_raised
 from surefoot.records import Cause, Pattern
 
 BEFORE, AFTER = 10, 3
@@ -34,11 +34,11 @@ OF_NOISE, OF_PROGRESS = 2.5, 0.1
 ALIKE = 0.8
 """Share of a leap's size from which an earlier one that came back is a precedent for it."""
 
-CAUSES = ((Cause.BAD_BATCH, 0.4), (Cause.PRECISION_OVERFLOW, 0.2), (Cause.LEARNING_RATE, 0.2))
+JUMP_CAUSES = ((Cause.BAD_BATCH, 0.4), (Cause.PRECISION_OVERFLOW, 0.2), (Cause.LEARNING_RATE, 0.2))
 
 
 @dataclass(frozen=True, slots=True)
-class Leap:
+class LastingJump:
     """Where a loss leapt, from which level, and how far above that level it stands at the end."""
 
     step: float
@@ -53,47 +53,47 @@ class Leap:
     """A leap like it came back earlier in the run."""
 
 
-def look(view: Look) -> Sign | None:
+def find_lasting_jump(view: RunView) -> Symptom | None:
     """Failed where the loss still stands twice as high as before, unless the run has come back from the like."""
-    leap = find_leap(view)
+    leap = first_lasting_jump(view)
     if leap is None:
         return None
-    enough = max(view.sight.blowup, view.sight.out_of_noise * leap.noise)
+    enough = max(view.thresholds.blowup_rise, view.thresholds.rise_to_noise * leap.noise)
     above = f"{np.expm1(leap.rise):.0%}".replace("%", " %")
-    rate, words = rate_raised(view, leap.step)
-    return Sign(
-        verdict=State.FAILED if leap.rise > enough and not leap.precedent else State.WARNING,
+    rate, words = lr_raised(view, leap.step)
+    return Symptom(
+        verdict=RunHealth.FAILED if leap.rise > enough and not leap.precedent else RunHealth.WARNING,
         pattern=Pattern.JUMP,
-        sentence=f"The loss jumped up at {view.at(leap.step)} and has not come back to the level before.",
+        sentence=f"The loss jumped up at {view.at_step(leap.step)} and has not come back to the level before.",
         onset=leap.step,
-        causes=rate or CAUSES,
+        causes=rate or JUMP_CAUSES,
         evidence=(
-            f"about {number(leap.before)} before the jump, {number(leap.top)} at its highest",
-            f"{number(leap.last)} at the end, {above} above the level before",
+            f"about {format_number(leap.before)} before the jump, {format_number(leap.top)} at its highest",
+            f"{format_number(leap.last)} at the end, {above} above the level before",
             *words,
         ),
     )
 
 
-def find_leap(view: Look) -> Leap | None:
+def first_lasting_jump(view: RunView) -> LastingJump | None:
     """The first leap of the training loss from which it never came back."""
     loss = view.loss
-    if loss is None or view.played:
+    if loss is None or view.adversarial:
         return None
-    found = _leap(loss, loss.start, view.sight.spike)
-    if found is None and len(view.course.loss) > DENSE:  # stretches that were put together hide a leap near the end
-        trace = view.course.loss
-        tail = curve(Trace(trace.name, trace.steps[-DENSE:], trace.values[-DENSE:]))
-        found = _leap(tail, max(loss.start, tail.start), view.sight.spike) if tail is not None else None
+    found = _leap(loss, loss.start, view.thresholds.spike_to_noise)
+    if found is None and len(view.curves.loss) > MAX_POINTS:  # stretches that were put together hide a leap near the end
+        trace = view.curves.loss
+        tail = loss_curve(Series(trace.name, trace.steps[-MAX_POINTS:], trace.values[-MAX_POINTS:]))
+        found = _leap(tail, max(loss.start, tail.start), view.thresholds.spike_to_noise) if tail is not None else None
     return found
 
 
-def near(noise: float, progress: float) -> float:
+def recovery_margin(noise: float, progress: float) -> float:
     """How far above the level it had before a loss may be and still be back."""
     return max(NEAR, OF_NOISE * noise, OF_PROGRESS * progress)
 
 
-def _leap(loss: Curve, start: float, above_noise: float) -> Leap | None:
+def _leap(loss: LossCurve, start: float, above_noise: float) -> LastingJump | None:
     values = loss.values
     if len(values) < SETTLED + FEWEST:
         return None
@@ -101,11 +101,11 @@ def _leap(loss: Curve, start: float, above_noise: float) -> Leap | None:
     came_back = 0.0
     for at, level, spread, height in zip(places, before, noise, heights, strict=True):
         lowest = min(running_median(values[at:], LEVEL).min(), np.quantile(values[at:], STAY))
-        if lowest - level <= near(spread, start - level):
+        if lowest - level <= recovery_margin(spread, start - level):
             came_back = max(came_back, float(height))
             continue
         last = float(np.median(values[at:][-BEFORE:]))
-        return Leap(
+        return LastingJump(
             step=float(loss.steps[at]),
             before=float(np.median(loss.raw[max(0, at - BEFORE) : at])),
             top=float(loss.raw[at:].max()),
@@ -126,11 +126,11 @@ def _candidates(values: Floats, above_noise: float) -> tuple[list[int], Floats, 
     # From one value to the next, as the trend of a loss that falls fast is no noise.
     apart = np.concatenate([np.full(CALM, np.nan), np.abs(np.diff(values))])
     spreads = np.nanmedian(sliding_window_view(apart, CALM)[places - 1], axis=1) * 1.4826 / np.sqrt(2)
-    noise = np.maximum(spreads, STEADY)
+    noise = np.maximum(spreads, MIN_NOISE)
     before, heights = levels[places - BEFORE], tops[places] - levels[places - BEFORE]
     around = sliding_window_view(np.diff(values), AFTER)[places - 1]
     moves = around.max(axis=1)
-    leaps = np.flatnonzero((heights > np.maximum(TWICE, above_noise * noise)) & (moves > AT_ONCE * heights))
+    leaps = np.flatnonzero((heights > np.maximum(LOG_2, above_noise * noise)) & (moves > AT_ONCE * heights))
     first = leaps[np.diff(leaps, prepend=-2) > 1] if len(leaps) else leaps
     at = places[first] + around[first].argmax(axis=1)  # the value that leapt, of the few that the median is over
     return at.tolist(), before[first], noise[first], heights[first]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from surefoot.judge.loss_shape import shape
-from surefoot.logs.answer import State
-from surefoot.logs.course import Trace
-from surefoot.logs.judging.signs.base import Look, Sign, before, number, rate_raised
+from surefoot.logs.answer import RunHealth
+from surefoot.logs.course import Series
+from surefoot.logs.judging.signs.base import RunView, Symptom, values_before, format_number, lr_raised
 from surefoot.records import Cause, Pattern
 
 RECENT = 0.1
@@ -18,32 +18,32 @@ SHORT = 3
 """NaNs at the very end up to which the shape before them is what happened, and the NaN only its end."""
 
 
-def look(view: Look) -> Sign | None:
-    course = view.course
+def find_nonfinite(view: RunView) -> Symptom | None:
+    course = view.curves
     for trace, held_out in ((course.loss, False), (course.eval_loss, True)):
-        onset = stays(trace)
+        onset = nonfinite_onset(trace)
         if onset is not None:
             return _evaluation(view, trace, onset) if held_out else _training(view, trace, onset)
     return _came_back(view, course.loss)
 
 
-def _came_back(view: Look, trace: Trace) -> Sign | None:
+def _came_back(view: RunView, trace: Series) -> Symptom | None:
     bad = np.flatnonzero(~np.isfinite(trace.values))
     if not len(bad):
         return None
     step = float(trace.steps[bad[0]])
-    last = view.at(float(trace.steps[bad[-1]]))
-    return Sign(
-        verdict=State.WARNING,
+    last = view.at_step(float(trace.steps[bad[-1]]))
+    return Symptom(
+        verdict=RunHealth.WARNING,
         pattern=Pattern.RECOVERED_SPIKE,
-        sentence=f"The loss was not finite at {view.at(step)}, and came back.",
+        sentence=f"The loss was not finite at {view.at_step(step)}, and came back.",
         onset=step,
         causes=((Cause.BAD_BATCH, 0.4), (Cause.PRECISION_OVERFLOW, 0.35), (Cause.LOG_OF_ZERO, 0.2)),
         evidence=(f"{len(bad):,} of {len(trace):,} logged losses are not finite, the last at {last}",),
     )
 
 
-def stays(trace: Trace) -> int | None:
+def nonfinite_onset(trace: Series) -> int | None:
     """Where values began not to be finite for good; None if they are, or came back."""
     bad = ~np.isfinite(trace.values)
     count = len(bad)
@@ -58,48 +58,48 @@ def stays(trace: Trace) -> int | None:
     return None
 
 
-def _training(view: Look, trace: Trace, onset: int) -> Sign:
+def _training(view: RunView, trace: Series, onset: int) -> Symptom:
     step = float(trace.steps[onset])
     after = trace.values[onset:]
     bad = int((~np.isfinite(after)).sum())
     kind = "infinite" if np.isinf(after[0]) else "NaN"
     if onset == 0:
         told = "every loss" if bad == len(trace) else "the loss"
-        return Sign(
-            verdict=State.FAILED,
+        return Symptom(
+            verdict=RunHealth.FAILED,
             pattern=Pattern.NONFINITE,
             sentence=f"Nothing was learnt: {told} is {kind} from the first one logged.",
             onset=step,
             causes=_from_the_start(view),
-            evidence=(f"{bad:,} of {len(trace):,} logged losses are not finite, from {view.at(step)} on",),
+            evidence=(f"{bad:,} of {len(trace):,} logged losses are not finite, from {view.at_step(step)} on",),
         )
     last = float(trace.values[onset - 1])
     pattern = shape([float(value) for value in trace.values[max(0, onset - 40) : onset + 1]])
     if pattern is Pattern.NONE or not _at_its_height(trace, onset):
         pattern = Pattern.NONFINITE
     began = _began(trace, onset, pattern)
-    raised, words = rate_raised(view, float(trace.steps[began]))
-    evidence = [f"the loss was {number(last)} at {view.at(float(trace.steps[onset - 1]))}, then {kind}"]
+    raised, words = lr_raised(view, float(trace.steps[began]))
+    evidence = [f"the loss was {format_number(last)} at {view.at_step(float(trace.steps[onset - 1]))}, then {kind}"]
     if len(after) > 1:
         evidence.append(f"{bad:,} of the {len(after):,} losses from there on are not finite: the run went on in vain")
     evidence += [*words, *_norms(view, step)]
-    return Sign(
-        verdict=State.FAILED,
+    return Symptom(
+        verdict=RunHealth.FAILED,
         pattern=pattern if len(after) <= SHORT else Pattern.NONFINITE,
-        sentence=f"The run died at {view.at(step)}: the loss turned {kind}{_LED[pattern]}.",
+        sentence=f"The run died at {view.at_step(step)}: the loss turned {kind}{_LED[pattern]}.",
         onset=float(trace.steps[began]),
         causes=raised or _causes(view, step, pattern),
         evidence=tuple(evidence),
     )
 
 
-def _at_its_height(trace: Trace, onset: int) -> bool:
+def _at_its_height(trace: Series, onset: int) -> bool:
     """Whether the last value before the end is the highest around: a blow-up that led there, not one that was over."""
     around = trace.values[max(0, onset - 24) : onset]
     return bool(around[-1] >= 0.5 * np.nanmax(around))
 
 
-def _began(trace: Trace, onset: int, pattern: Pattern) -> int:
+def _began(trace: Series, onset: int, pattern: Pattern) -> int:
     """Where the trouble began that the NaN is the end of."""
     if pattern is Pattern.NONFINITE:
         return onset
@@ -121,13 +121,13 @@ _LED = {
 }
 
 
-def _evaluation(view: Look, trace: Trace, onset: int) -> Sign:
+def _evaluation(view: RunView, trace: Series, onset: int) -> Symptom:
     step = float(trace.steps[onset])
     bad = int((~np.isfinite(trace.values[onset:])).sum())
     whole = bad == len(trace)
-    when = "every time it was measured" if whole else f"from {view.at(step)} on"
-    return Sign(
-        verdict=State.FAILED,
+    when = "every time it was measured" if whole else f"from {view.at_step(step)} on"
+    return Symptom(
+        verdict=RunHealth.FAILED,
         pattern=Pattern.NONFINITE,
         sentence=f"The evaluation loss is not finite {when}, although the training loss is.",
         onset=step,
@@ -140,7 +140,7 @@ def _evaluation(view: Look, trace: Trace, onset: int) -> Sign:
     )
 
 
-def _from_the_start(view: Look) -> tuple[tuple[Cause, float], ...]:
+def _from_the_start(view: RunView) -> tuple[tuple[Cause, float], ...]:
     if view.float16:
         return (Cause.PRECISION_OVERFLOW, 0.5), (Cause.LOG_OF_ZERO, 0.3), (Cause.INITIALISATION, 0.2)
     return (
@@ -151,24 +151,24 @@ def _from_the_start(view: Look) -> tuple[tuple[Cause, float], ...]:
     )
 
 
-def _grew(view: Look, step: float) -> float:
+def _grew(view: RunView, step: float) -> float:
     """By how much the norm grew over the last values before a step."""
-    values = before(view.course.norm, step, 12)
+    values = values_before(view.curves.grad_norm, step, 12)
     values = values[values > 0]
     if len(values) < 4:
         return 1.0
     return float(values[-2:].max() / np.median(values[:-2]))
 
 
-def _norms(view: Look, step: float) -> list[str]:
+def _norms(view: RunView, step: float) -> list[str]:
     grew = _grew(view, step)
     if grew < 3:
         return []
-    values = before(view.course.norm, step, 12)
-    return [f"the gradient norm had grown {grew:.3g}-fold just before, to {number(float(values[-2:].max()))}"]
+    values = values_before(view.curves.grad_norm, step, 12)
+    return [f"the gradient norm had grown {grew:.3g}-fold just before, to {format_number(float(values[-2:].max()))}"]
 
 
-def _causes(view: Look, step: float, pattern: Pattern) -> tuple[tuple[Cause, float], ...]:
+def _causes(view: RunView, step: float, pattern: Pattern) -> tuple[tuple[Cause, float], ...]:
     if pattern is Pattern.EXPONENTIAL:
         return (Cause.LEARNING_RATE, 0.6), (Cause.ACCUMULATION, 0.15), (Cause.MOMENTUM, 0.1)
     if pattern is Pattern.OSCILLATING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from surefoot.logs.answer import State
-from surefoot.logs.judging.levels import Curve
-from surefoot.logs.judging.signs.base import TWICE, Look, Sign, number, trend
-from surefoot.logs.judging.signs.sight import Sight
+from surefoot.logs.answer import RunHealth
+from surefoot.logs.judging.levels import LossCurve
+from surefoot.logs.judging.signs.base import LOG_2, RunView, Symptom, format_number, mann_kendall
+from surefoot.logs.judging.signs.sight import SymptomThresholds
 from surefoot.records import Cause, Pattern
 
 SURE = 3.0
@@ -20,22 +20,22 @@ FEWEST = 4
 """Evaluations below which nothing is said."""
 
 
-def look(view: Look) -> Sign | None:
-    train, held = view.loss, view.evaluation
-    if train is None or held is None or len(held) < FEWEST or len(train) < FEWEST or view.played:
+def find_overfit(view: RunView) -> Symptom | None:
+    train, held = view.loss, view.eval_loss
+    if train is None or held is None or len(held) < FEWEST or len(train) < FEWEST or view.adversarial:
         return None
-    if not (_risen(held, view.sight) and _learning(train, held)):
+    if not (_risen(held, view.thresholds) and _learning(train, held)):
         return None
     return _said(view, train, held)
 
 
-def _risen(held: Curve, sight: Sight) -> bool:
-    if held.rise > max(sight.overfit, OUT_OF_NOISE * held.noise, SURE * held.spread):
+def _risen(held: LossCurve, sight: SymptomThresholds) -> bool:
+    if held.rise > max(sight.overfit_rise, OUT_OF_NOISE * held.noise, SURE * held.level_error):
         return True
-    return held.last - held.start > sight.overfit and trend(held.values) > TREND
+    return held.last - held.start > sight.overfit_rise and mann_kendall(held.values) > TREND
 
 
-def _learning(train: Curve, held: Curve) -> bool:
+def _learning(train: LossCurve, held: LossCurve) -> bool:
     """Whether training got no worse while evaluation did, or was better still when its own trouble began."""
     turn = float(held.steps[held.best_at])
     later = train.level[train.steps >= turn]
@@ -47,24 +47,24 @@ def _learning(train: Curve, held: Curve) -> bool:
     best = float(later.min())
     reached = float(train.steps[train.steps >= turn][int(np.argmin(later))])
     meanwhile = held.level[held.steps <= reached]
-    fell = best < then - TWICE / 2
-    return fell and len(meanwhile) > 0 and float(meanwhile[-1]) > held.best + TWICE and held.rise > train.rise
+    fell = best < then - LOG_2 / 2
+    return fell and len(meanwhile) > 0 and float(meanwhile[-1]) > held.best + LOG_2 and held.rise > train.rise
 
 
-def _said(view: Look, train: Curve, held: Curve) -> Sign:
+def _said(view: RunView, train: LossCurve, held: LossCurve) -> Symptom:
     best_at = int(np.argmin(held.values))
     step = float(held.steps[best_at])
     best, last = float(held.raw[best_at]), float(np.median(held.raw[-max(1, min(3, len(held) // 4)) :]))
-    now = number(float(np.median(train.raw[-3:])))
-    return Sign(
-        verdict=State.WARNING,
+    now = format_number(float(np.median(train.raw[-3:])))
+    return Symptom(
+        verdict=RunHealth.WARNING,
         pattern=Pattern.OVERFIT,
-        sentence=f"Overfitting since {view.at(step)}: the evaluation loss rises while the training loss falls.",
+        sentence=f"Overfitting since {view.at_step(step)}: the evaluation loss rises while the training loss falls.",
         onset=step,
         causes=((Cause.OVERFITTING, 0.85),),
         evidence=(
-            f"evaluation: {number(best)} at {view.at(step)}, {number(last)} at the end",
-            f"training: {number(float(train.raw[0]))} at the start, {now} at the end",
+            f"evaluation: {format_number(best)} at {view.at_step(step)}, {format_number(last)} at the end",
+            f"training: {format_number(float(train.raw[0]))} at the start, {now} at the end",
         ),
-        advice=(f"Take the checkpoint from around {view.at(step)}: what came after it is worse on new data.",),
+        advice=(f"Take the checkpoint from around {view.at_step(step)}: what came after it is worse on new data.",),
     )

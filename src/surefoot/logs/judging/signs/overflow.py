@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from surefoot.logs.answer import State
-from surefoot.logs.course import Trace
-from surefoot.logs.judging.signs.base import Look, Sign, number
+from surefoot.logs.answer import RunHealth
+from surefoot.logs.course import Series
+from surefoot.logs.judging.signs.base import RunView, Symptom, format_number
 from surefoot.records import Cause, Pattern
 
 IN_A_ROW = 2
@@ -17,28 +17,28 @@ COLLAPSED = 1.0
 """A scale this low no longer lifts anything: gradients overflow by themselves."""
 
 
-def look(view: Look) -> Sign | None:
-    scale = view.course.scale
-    skipped = view.course.others.get("skipped")
+def find_overflow_skips(view: RunView) -> Symptom | None:
+    scale = view.curves.loss_scale
+    skipped = view.curves.others.get("skipped")
     halvings, step = _streak(scale)
     count, first = _skips(skipped)
-    points = max(len(view.course.loss), 1)
+    points = max(len(view.curves.loss), 1)
     low = len(scale) > 0 and 0 < float(scale.values[-1]) < COLLAPSED and halvings >= IN_A_ROW
     if halvings < IN_A_ROW and count < max(IN_A_ROW, SHARE * points):
         return None
     evidence: list[str] = []
     if halvings:
-        lowest = number(float(np.nanmin(scale.values)))
+        lowest = format_number(float(np.nanmin(scale.values)))
         evidence.append(
-            f"the loss scale fell {halvings} times in a row, from {number(float(scale.values[0]))} to {lowest}"
+            f"the loss scale fell {halvings} times in a row, from {format_number(float(scale.values[0]))} to {lowest}"
         )
     if count:
         evidence.append(f"{count:,.0f} updates were skipped")
     onset = step if step is not None else first
-    where = f" from {view.at(onset)} on" if onset is not None else ""
+    where = f" from {view.at_step(onset)} on" if onset is not None else ""
     told = "The loss scale has collapsed" if low else "Float16 overflows: the loss scale was halved and updates skipped"
-    return Sign(
-        verdict=State.FAILED if low else State.WARNING,
+    return Symptom(
+        verdict=RunHealth.FAILED if low else RunHealth.WARNING,
         pattern=Pattern.OVERFLOW_SKIPS,
         sentence=f"{told}{where}.",
         onset=onset,
@@ -48,7 +48,7 @@ def look(view: Look) -> Sign | None:
     )
 
 
-def _streak(scale: Trace) -> tuple[int, float | None]:
+def _streak(scale: Series) -> tuple[int, float | None]:
     """The longest row of falls with no rise between them, and where it began."""
     values = scale.values
     moves = np.flatnonzero(np.diff(values) != 0) + 1 if len(values) else np.empty(0, int)
@@ -65,7 +65,7 @@ def _streak(scale: Trace) -> tuple[int, float | None]:
     return longest, began
 
 
-def _skips(skipped: Trace | None) -> tuple[float, float | None]:
+def _skips(skipped: Series | None) -> tuple[float, float | None]:
     """How many updates were skipped: a running count, or one a record."""
     if skipped is None:
         return 0.0, None

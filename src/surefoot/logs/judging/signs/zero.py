@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from surefoot.logs.answer import State
-from surefoot.logs.course import Floats, Trace
-from surefoot.logs.judging.signs.base import Look, Sign, number
+from surefoot.logs.answer import RunHealth
+from surefoot.logs.course import Floats, Series
+from surefoot.logs.judging.signs.base import RunView, Symptom, format_number
 from surefoot.records import Cause, Pattern
 
 SHARE = 0.9
@@ -17,9 +17,9 @@ ABOVE = 50.0
 """How far above the last digit that the log prints a loss was before it was 0: from near 0 it may have got there."""
 
 
-def look(view: Look) -> Sign | None:
-    loss = view.course.loss
-    if view.played:
+def find_zero_loss(view: RunView) -> Symptom | None:
+    loss = view.curves.loss
+    if view.adversarial:
         return None
     onset = _onset(loss.values)
     if onset is None:
@@ -43,8 +43,8 @@ def _onset(values: Floats) -> int | None:
     return onset if len(values) - onset >= LEAST else None
 
 
-def _norms(view: Look, step: float) -> Floats:
-    trace = view.course.norm
+def _norms(view: RunView, step: float) -> Floats:
+    trace = view.curves.grad_norm
     return trace.values[trace.steps >= step]
 
 
@@ -57,13 +57,13 @@ def _fell_at_once(values: Floats, onset: int) -> bool:
     return float(np.abs(earlier).min()) > ABOVE * 10.0 ** -max(digits)
 
 
-def _said(view: Look, loss: Trace, onset: int, *, filtered: bool, nothing: bool) -> Sign:
+def _said(view: RunView, loss: Series, onset: int, *, filtered: bool, nothing: bool) -> Symptom:
     step = float(loss.steps[onset])
     zeros = int((loss.values[onset:] == 0).sum())
-    evidence = [f"{zeros:,} losses are exactly 0 from {view.at(step)} on, and none is small but not 0"]
+    evidence = [f"{zeros:,} losses are exactly 0 from {view.at_step(step)} on, and none is small but not 0"]
     earlier = loss.values[:onset]
     if len(earlier) and np.isfinite(earlier[-1]):
-        evidence.append(f"the loss before was {number(float(earlier[-1]))}")
+        evidence.append(f"the loss before was {format_number(float(earlier[-1]))}")
     if filtered:
         evidence.append("the gradient norm is NaN there: the trainer wrote 0 for a loss that was NaN")
         causes = ((Cause.PRECISION_OVERFLOW, 0.5), (Cause.LEARNING_RATE, 0.25), (Cause.BAD_BATCH, 0.25))
@@ -78,9 +78,9 @@ def _said(view: Look, loss: Trace, onset: int, *, filtered: bool, nothing: bool)
             "Check the prompt template and the cut at the longest sequence: either can leave no answer to learn from.",
         )
         told = "the loss is exactly 0, so there is nothing to learn from"
-    since = "from the first step logged" if onset == 0 else f"since {view.at(step)}"
-    return Sign(
-        verdict=State.FAILED,
+    since = "from the first step logged" if onset == 0 else f"since {view.at_step(step)}"
+    return Symptom(
+        verdict=RunHealth.FAILED,
         pattern=Pattern.COLLAPSE_TO_ZERO,
         sentence=f"Nothing is learnt {since}: {told}.",
         onset=step,

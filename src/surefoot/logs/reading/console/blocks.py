@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 from collections import deque
 
-from surefoot.logs.reading.meaning import Role, meaning
-from surefoot.logs.reading.numbers import number
+from surefoot.logs.reading.meaning import MetricRole, parse_metric_name
+from surefoot.logs.reading.numbers import parse_number
 
 Record = dict[str, float]
 _CELLS = re.compile(r"\s*[|│┃]\s*|\t+|\s{2,}")
 _CELL = re.compile(r"[A-Za-z_%#一-鿿][\w/@.()%\- :#]{0,39}")
 _FIRST = re.compile(r"[\s|│┃]*\d")
 _DONE = re.compile(r"(\d+)/(\d+)\s*\[?")
-_COUNTERS = (Role.STEP, Role.EPOCH)
-LONGEST_BLOCK = 64
-PARTS = 100_000
+_COUNTERS = (MetricRole.STEP, MetricRole.EPOCH)
+MAX_BLOCK_LINES = 64
+MAX_BAR_STATES = 100_000
 """States of unfinished bars that are kept in case there is nothing else."""
 
 
-class Columns:
+class TextTableHeader:
     """The heading of a table in text."""
 
     def __init__(self, names: list[str], comma: bool) -> None:
@@ -27,7 +27,7 @@ class Columns:
         self._comma = comma
 
     @classmethod
-    def of(cls, line: str) -> Columns | None:
+    def parse(cls, line: str) -> TextTableHeader | None:
         """A heading, if the line reads as one: three names or more, one of them a counter or a loss."""
         line = line.strip().strip("|│┃").strip()
         comma = line.count(",") >= 2
@@ -38,8 +38,8 @@ class Columns:
             return None
         if cells[:2] == ["E", "#"]:
             cells[:2] = ["epoch", "step"]  # as spaCy heads its tables
-        roles = [meaning(cell).role for cell in cells]
-        if roles[0] in _COUNTERS or (Role.LOSS in roles and any(role in _COUNTERS for role in roles)):
+        roles = [parse_metric_name(cell).role for cell in cells]
+        if roles[0] in _COUNTERS or (MetricRole.LOSS in roles and any(role in _COUNTERS for role in roles)):
             return cls(cells, comma)
         return None
 
@@ -57,23 +57,23 @@ class Columns:
             return None
         record: Record = {}
         for name, cell in zip(self.names, cells, strict=True):
-            value = number(cell.strip().rstrip(":").split("/")[0])
+            value = parse_number(cell.strip().rstrip(":").split("/")[0])
             if value is not None:
                 record[name] = value
         return record if 2 * len(record) >= len(cells) and len(record) > 1 else None
 
 
-class Block:
+class NameValueBlock:
     """Lines of one name and one number each, gathered into one record."""
 
     def __init__(self) -> None:
         self._record: Record = {}
-        self._held: dict[tuple[str, ...], tuple[int, Record] | None] = {}
-        self.evaluation = False
+        self._first_of_kind: dict[tuple[str, ...], tuple[int, Record] | None] = {}
+        self.is_eval = False
         """A heading said that what follows was measured on other data."""
 
     def add(self, name: str, value: float, now: int) -> list[Record]:
-        done = self.close(now) if name in self._record or len(self._record) >= LONGEST_BLOCK else []
+        done = self.close(now) if name in self._record or len(self._record) >= MAX_BLOCK_LINES else []
         self._record[name] = value
         return done
 
@@ -89,47 +89,47 @@ class Block:
         if not self._record:
             return []
         record, self._record = self._record, {}
-        roles = {meaning(name).role for name in record}
-        if not roles & {Role.LOSS, Role.REWARD, Role.PERPLEXITY}:
+        roles = {parse_metric_name(name).role for name in record}
+        if not roles & {MetricRole.LOSS, MetricRole.REWARD, MetricRole.PERPLEXITY}:
             return []
-        if self.evaluation:
-            self.evaluation = False
-            return [evaluated(record)]
+        if self.is_eval:
+            self.is_eval = False
+            return [as_eval(record)]
         key = tuple(sorted(record))
-        if key in self._held:
-            first, self._held[key] = self._held[key], None
+        if key in self._first_of_kind:
+            first, self._first_of_kind[key] = self._first_of_kind[key], None
             return [record] if first is None or first[0] != now else [first[1], record]
-        if len(self._held) < LONGEST_BLOCK:
-            self._held[key] = (now, record)
+        if len(self._first_of_kind) < MAX_BLOCK_LINES:
+            self._first_of_kind[key] = (now, record)
         return []
 
-    def left(self) -> list[Record]:
+    def pending_rows(self) -> list[Record]:
         """What still waits, of use where the log holds nothing else: only what has a counter."""
-        return [one[1] for one in self._held.values() if one and any(_counts(name) for name in one[1])]
+        return [one[1] for one in self._first_of_kind.values() if one and any(_counts(name) for name in one[1])]
 
 
-def evaluated(record: Record) -> Record:
+def as_eval(record: Record) -> Record:
     """The record with names that say that it was measured on other data."""
-    return {name if meaning(name).held_out or _counts(name) else f"eval {name}": record[name] for name in record}
+    return {name if parse_metric_name(name).is_eval or _counts(name) else f"eval {name}": record[name] for name in record}
 
 
 def _counts(name: str) -> bool:
-    return meaning(name).role in _COUNTERS
+    return parse_metric_name(name).role in _COUNTERS
 
 
-class Bars:
+class EpochBars:
     """Bars of one epoch each: the last state is the epoch's row; the others count only where there are few epochs."""
 
     def __init__(self) -> None:
         self._done: list[Record] = []
-        self._parts: deque[Record] = deque(maxlen=PARTS)
+        self._parts: deque[Record] = deque(maxlen=MAX_BAR_STATES)
         self._open: Record | None = None
         self._count = 0.0
         self._place: Record = {}
         self._full = False
         self._many = False
 
-    def take(self, record: Record, place: Record, count: float, total: float, epoch: float) -> list[Record]:
+    def add(self, record: Record, place: Record, count: float, total: float, epoch: float) -> list[Record]:
         """One state of a bar; what comes back are rows that are settled."""
         ready: list[Record] = []
         if self._open is not None and (count < self._count or place != self._place):
@@ -154,7 +154,7 @@ class Bars:
         self._parts.clear()
         return self._done
 
-    def left(self) -> list[Record]:
+    def pending_rows(self) -> list[Record]:
         rows = [] if self._open is None else [self._open]
         if self._many:
             return rows

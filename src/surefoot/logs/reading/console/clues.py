@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-LOSSES = ("loss", "nll", "ppl", "perplex", "损失", "elbo")
-WORDS = (
-    *LOSSES, "step", "iter", "epoch", "reward", "acc", "lr", "norm", "update", "round", "batch", "error", "learning",
+LOSS_WORDS = ("loss", "nll", "ppl", "perplex", "损失", "elbo")
+ROW_WORDS = (
+    *LOSS_WORDS, "step", "iter", "epoch", "reward", "acc", "lr", "norm", "update", "round", "batch", "error", "learning",
     "cost", "objective", "return", "score", "mse", "mae", "l1", "l2", "eval", "valid", "test", "scale", "%|",
     "轮", "步", "误差",
 )  # fmt: skip
@@ -34,7 +34,7 @@ def is_code(line: str) -> bool:
     return _CODE.search(line) is not None
 
 
-def settings(line: str) -> Iterator[tuple[str, float | str]]:
+def find_settings(line: str) -> Iterator[tuple[str, float | str]]:
     """Settings that a line tells, by name."""
     for match in _FACT.finditer(line):
         try:
@@ -43,14 +43,14 @@ def settings(line: str) -> Iterator[tuple[str, float | str]]:
             yield match[1].lower(), match[2]
 
 
-class Overflows:
+class OverflowCounter:
     """Updates left out because gradients overflowed, as DeepSpeed, apex and fairseq tell of them."""
 
     def __init__(self) -> None:
         self._count = 0.0
         self._rank = ""
 
-    def take(self, line: str) -> dict[str, float] | None:
+    def parse(self, line: str) -> dict[str, float] | None:
         """How many there were, and the loss scale that follows; nothing in it for a rank that only says it too."""
         if ("verflow" not in line and "OVERFLOW" not in line) or not _OVERFLOW.search(line):
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from surefoot.logs.reading.meaning import Role, meaning, words_of
+from surefoot.logs.reading.meaning import MetricRole, parse_metric_name, split_words
 
 _SEPARATOR = re.compile(r"(?:[:=]+>?|->|→|\bis|\bwas|\bof)\s*$")
 _WRAPPER = re.compile(r"(?:\b(?:tensor|array|np\.\w+|numpy\.\w+|float\d*|jnp\.\w+|Array|DeviceArray)\(?\[*)\s*$")
@@ -31,13 +31,13 @@ _PHASE = re.compile(
     r"(?i)(?<![a-z_])(?:(val|valid|validation|validating|validate|eval|evaluation|evaluating|evaluate|test|testing|dev|"
     r"saving dict for)|(train|training|trn))(?![a-z_])|(验证|测试|评估)|(训练)"
 )
-LONGEST_NAME = 64
+MAX_NAME_CHARS = 64
 _LEVELS = frozenset({"INFO", "DEBUG", "WARNING", "WARN", "CRITICAL", "NOTICE"})
-_COUNTERS = (Role.STEP, Role.EPOCH, Role.INNER)
+_COUNTERS = (MetricRole.STEP, MetricRole.EPOCH, MetricRole.EPOCH_STEP)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ParsedName:
     """What the words before a number say."""
 
     name: str
@@ -47,10 +47,10 @@ class Said:
     """A colon or an equals sign stands between name and number."""
 
 
-def name_before(gap: str) -> Said:
+def name_before(gap: str) -> ParsedName:
     """The name that the words before a number give to it, empty if none."""
     if cell := _CELL.match(gap):
-        return Said(cell[1], "", True)
+        return ParsedName(cell[1], "", True)
     bare = gap.rstrip(" \t'\"[({<【")
     wrapped = _WRAPPER.search(bare)
     if wrapped and _SEPARATOR.search(bare[: wrapped.start()].rstrip()):
@@ -77,7 +77,7 @@ def _start(bare: str) -> int:
     return start
 
 
-def _tidy(name: str, rest: str, unit: str, *, explicit: bool) -> Said:
+def _tidy(name: str, rest: str, unit: str, *, explicit: bool) -> ParsedName:
     name = _UNIT.sub("", name.removesuffix("第").lstrip("轮步次个 ") if "\u4e00" <= name[-1:] <= "\u9fff" else name)
     junk = _BEGINNING.match(name)
     if junk:
@@ -85,13 +85,13 @@ def _tidy(name: str, rest: str, unit: str, *, explicit: bool) -> Said:
     name = name.strip().strip("'\"`*").strip()
     counter = _counter(name)
     if counter:
-        return Said(counter, f"{rest} {name[: len(name) - len(counter)]} {unit}", explicit)
-    if not name or len(name) > LONGEST_NAME or name.upper() in _LEVELS or _PROSE.search(name.replace("_", " ")):
-        return Said("", f"{rest} {name}", explicit)
+        return ParsedName(counter, f"{rest} {name[: len(name) - len(counter)]} {unit}", explicit)
+    if not name or len(name) > MAX_NAME_CHARS or name.upper() in _LEVELS or _PROSE.search(name.replace("_", " ")):
+        return ParsedName("", f"{rest} {name}", explicit)
     words = name.split()
     if len(words) > (6 if explicit else 3):
         name, rest = " ".join(words[-3:]), f"{rest} {' '.join(words[:-3])}"
-    return Said(f"{name} ({unit})" if unit and len(unit) <= 12 and explicit else name, rest, explicit)
+    return ParsedName(f"{name} ({unit})" if unit and len(unit) <= 12 and explicit else name, rest, explicit)
 
 
 def _counter(name: str) -> str:
@@ -99,21 +99,21 @@ def _counter(name: str) -> str:
     words = name.split()
     for size in (3, 2, 1):
         tail = " ".join(words[-size:])
-        if len(words) < size or meaning(tail).role not in _COUNTERS:
+        if len(words) < size or parse_metric_name(tail).role not in _COUNTERS:
             continue
         if words[-size].lower() in _JOINTS:
             continue
         before = words[:-size]
         if not before or before[-1].lower() in _JOINTS or phase_in(" ".join(before)) or len(tail) > 12:
             plain = " ".join(words[-size + 1 :]) if size > 1 and phase_in(words[-size]) else tail
-            return plain if plain and meaning(plain).role in _COUNTERS else tail
+            return plain if plain and parse_metric_name(plain).role in _COUNTERS else tail
     return ""
 
 
 def name_after(gap: str) -> str:
     """The name behind a number, for `0.5 avg loss, 3 epochs`: only what counts, and a loss."""
     match = _BEHIND.match(gap)
-    return match[1] if match and meaning(match[1]).role in (*_COUNTERS, Role.LOSS) else ""
+    return match[1] if match and parse_metric_name(match[1]).role in (*_COUNTERS, MetricRole.LOSS) else ""
 
 
 def phase_in(text: str) -> str:
@@ -124,9 +124,9 @@ def phase_in(text: str) -> str:
     return said
 
 
-def own_phase(name: str) -> str:
+def phase_of_name(name: str) -> str:
     """The phase that is part of a name."""
-    words = frozenset(words_of(name))
-    if meaning(name).held_out:
+    words = frozenset(split_words(name))
+    if parse_metric_name(name).is_eval:
         return "eval"
     return "train" if words & {"train", "training", "trn"} else ""

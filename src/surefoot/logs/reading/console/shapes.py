@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from surefoot.logs.reading.console.names import name_after, name_before, own_phase, phase_in
-from surefoot.logs.reading.console.tokens import APART, Number, Tokens, figure
-from surefoot.logs.reading.meaning import Role, meaning, words_of
+from surefoot.logs.reading.console.names import name_after, name_before, phase_of_name, phase_in
+from surefoot.logs.reading.console.tokens import NOT_A_NUMBER, NumberToken, LineTokens, to_float
+from surefoot.logs.reading.meaning import MetricRole, parse_metric_name, split_words
 
 HIDDEN = "\x00"
 TOTAL = "\x00total"
@@ -21,19 +21,19 @@ _DROPPED = frozenset(
     {"eta", "pid", "port", "seed", "line", "device", "gpu", "cuda", "v num", "id", "size", "host", "node"}
 )
 _TELLING = frozenset(
-    {Role.LOSS, Role.NORM, Role.RATE, Role.SCALE, Role.SKIPPED, Role.PERPLEXITY, Role.ERROR, Role.ACCURACY, Role.REWARD}
+    {MetricRole.LOSS, MetricRole.GRAD_NORM, MetricRole.LR, MetricRole.LOSS_SCALE, MetricRole.SKIPPED, MetricRole.PERPLEXITY, MetricRole.ERROR, MetricRole.ACCURACY, MetricRole.REWARD}
 )
-_MEASURED = frozenset({Role.LOSS, Role.PERPLEXITY, Role.ERROR, Role.ACCURACY, Role.REWARD, Role.OTHER})
+_MEASURED = frozenset({MetricRole.LOSS, MetricRole.PERPLEXITY, MetricRole.ERROR, MetricRole.ACCURACY, MetricRole.REWARD, MetricRole.OTHER})
 """What belongs to the data it was measured on; a rate or a time does not."""
 
 
-class Kind(Enum):
+class LineKind(Enum):
     """What lines of one making are."""
 
     ROW = auto()
-    HELD = auto()
+    UNCONFIRMED = auto()
     """Rows, should there be more than one of them."""
-    PLACE = auto()
+    POSITION = auto()
     """Only counters: where the lines behind it stand."""
     SINGLE = auto()
     """One name and one number."""
@@ -43,40 +43,40 @@ class Kind(Enum):
 
 
 @dataclass(slots=True)
-class Slot:
+class NumberSlot:
     """One number of use."""
 
     name: str
-    role: Role
-    number: Number
+    role: MetricRole
+    number: NumberToken
 
 
 @dataclass(slots=True)
-class Shape:
+class LineShape:
     """Lines of one making."""
 
     key: str
-    kind: Kind
+    kind: LineKind
     names: tuple[str, ...]
     commas: tuple[bool, ...]
     factors: tuple[float, ...]
     pattern_text: str
-    counted: bool
+    has_counter: bool
     """Says by itself at which step or epoch it stands."""
-    eval: bool
+    is_eval: bool
     epoch: str
     """The name of its epoch, if it has one."""
-    steps: bool
+    has_steps: bool
     """It has a column of steps."""
-    loss: bool
+    has_loss: bool
     """It has a loss."""
     bar: str = ""
     seen: int = 0
-    held: tuple[int, dict[str, float]] | None = None
+    unconfirmed_row: tuple[int, dict[str, float]] | None = None
     """The first row of a kind that may be none, and the number of rows before it."""
     last: tuple[str, ...] = ()
     rank: float | None = None
-    passed: float = 0.0
+    steps_before: float = 0.0
     """Steps of the bars before, for a counter that begins anew with every bar."""
     count: float = 0.0
     pattern: re.Pattern[str] | None = field(default=None)
@@ -84,14 +84,14 @@ class Shape:
     @property
     def plain(self) -> bool:
         """Its columns are just its numbers, so that many lines can be read at once."""
-        return self.kind is Kind.ROW and self.counted and RANK not in self.names and not any(self.commas) and (
-            COUNT not in self.names or not self.eval
+        return self.kind is LineKind.ROW and self.has_counter and RANK not in self.names and not any(self.commas) and (
+            COUNT not in self.names or not self.is_eval
         )  # fmt: skip
 
     def values(self, texts: tuple[str, ...]) -> dict[str, float]:
         """Raises ValueError where a text is no number after all."""
         return {
-            name: figure(text, comma=comma) * factor
+            name: to_float(text, comma=comma) * factor
             for name, text, comma, factor in zip(self.names, texts, self.commas, self.factors, strict=True)
         }
 
@@ -101,7 +101,7 @@ class Shape:
         return self.pattern
 
 
-def shape_of(found: Tokens) -> tuple[Shape, tuple[str, ...]]:
+def shape_of(found: LineTokens) -> tuple[LineShape, tuple[str, ...]]:
     """How lines like this one are read, and the texts of this one's numbers."""
     slots = _slots(found)
     names = [slot.name for slot in slots]
@@ -109,32 +109,32 @@ def shape_of(found: Tokens) -> tuple[Shape, tuple[str, ...]]:
     roles = {slot.role for slot in slots if slot.name[:1] != HIDDEN}
     pieces = list(found.pieces)
     for slot in slots:
-        pieces[slot.number.place] = f"({pieces[slot.number.place]})"
-    shape = Shape(
+        pieces[slot.number.piece] = f"({pieces[slot.number.piece]})"
+    shape = LineShape(
         key=found.key,
         kind=kind,
         names=tuple(names),
-        commas=tuple(slot.number.comma for slot in slots),
+        commas=tuple(slot.number.decimal_comma for slot in slots),
         factors=tuple(slot.number.factor for slot in slots),
         pattern_text="".join(pieces),
-        counted=bool(roles & {Role.STEP, Role.EPOCH}) or COUNT in names,
-        eval=_evaluates(slots),
-        epoch=next((slot.name for slot in slots if slot.role is Role.EPOCH), ""),
-        steps=Role.STEP in roles,
-        loss=Role.LOSS in roles,
+        has_counter=bool(roles & {MetricRole.STEP, MetricRole.EPOCH}) or COUNT in names,
+        is_eval=_evaluates(slots),
+        epoch=next((slot.name for slot in slots if slot.role is MetricRole.EPOCH), ""),
+        has_steps=MetricRole.STEP in roles,
+        has_loss=MetricRole.LOSS in roles,
         bar=found.bar,
     )
     return shape, tuple(slot.number.text for slot in slots)
 
 
-def _evaluates(slots: list[Slot]) -> bool:
+def _evaluates(slots: list[NumberSlot]) -> bool:
     """Whether a row tells of other data only: of what it measured nothing is training's."""
     measured = [slot.name for slot in slots if slot.role in _TELLING & _MEASURED]
-    return bool(measured) and all(own_phase(name) == "eval" for name in measured)
+    return bool(measured) and all(phase_of_name(name) == "eval" for name in measured)
 
 
-def _slots(found: Tokens) -> list[Slot]:
-    slots: list[Slot] = []
+def _slots(found: LineTokens) -> list[NumberSlot]:
+    slots: list[NumberSlot] = []
     taken: set[str] = set()
     phase = ""
     totals: set[int] = set()
@@ -143,7 +143,7 @@ def _slots(found: Tokens) -> list[Slot]:
         if index in totals:
             continue
         if _speaker(found, index):
-            slots.append(Slot(RANK, Role.OTHER, number))
+            slots.append(NumberSlot(RANK, MetricRole.OTHER, number))
             continue
         said = name_before(number.gap)
         total = _total(found.numbers, index)
@@ -153,43 +153,43 @@ def _slots(found: Tokens) -> list[Slot]:
         if name.count("/") == 1 and _halved(found.numbers, index):
             name, halves[index + 1] = name.split("/")  # train_loss/val_loss: 0.5/0.6
         phase = phase_in(said.rest) or (phase_in(said.name) if name in (COUNT, "epoch") else "") or phase
-        if not name or " ".join(words_of(name)) in _DROPPED or number.unit == "z":
+        if not name or " ".join(split_words(name)) in _DROPPED or number.unit == "z":
             continue
-        if phase == "eval" and role in _MEASURED and not own_phase(name):
+        if phase == "eval" and role in _MEASURED and not phase_of_name(name):
             name = f"eval {name}"
         if name in taken:
             continue
         taken.add(name)
-        slots.append(Slot(name, role, number))
+        slots.append(NumberSlot(name, role, number))
         if total is not None:
-            slots.append(Slot(TOTAL if name == COUNT else f"{TOTAL} {name}", Role.OTHER, total))
-    if any(slot.role is Role.STEP for slot in slots):
+            slots.append(NumberSlot(TOTAL if name == COUNT else f"{TOTAL} {name}", MetricRole.OTHER, total))
+    if any(slot.role is MetricRole.STEP for slot in slots):
         slots = [slot for slot in slots if slot.name not in (COUNT, TOTAL)]
     return _sticky(_first(found, slots))
 
 
-def _halved(numbers: list[Number], index: int) -> bool:
+def _halved(numbers: list[NumberToken], index: int) -> bool:
     return index + 1 < len(numbers) and numbers[index + 1].gap.strip() == "/" and _total(numbers, index) is None
 
 
-def _speaker(found: Tokens, index: int) -> bool:
+def _speaker(found: LineTokens, index: int) -> bool:
     """Whether the number is that of the rank that printed the line."""
     gap = found.numbers[index].gap
-    return bool(_RANK.search(gap.rstrip("[ "))) or gap == f"[{APART}" or (index == 0 and _labelled(found))
+    return bool(_RANK.search(gap.rstrip("[ "))) or gap == f"[{NOT_A_NUMBER}" or (index == 0 and _labelled(found))
 
 
-def _called(found: Tokens, index: int, name: str) -> tuple[str, Role]:
+def _called(found: LineTokens, index: int, name: str) -> tuple[str, MetricRole]:
     """The name of a number and what it means, where the words before it are not all."""
     numbers = found.numbers
-    role = meaning(name).role
+    role = parse_metric_name(name).role
     if _total(numbers, index) is not None:
-        if role not in (Role.INNER, Role.OTHER):
+        if role not in (MetricRole.EPOCH_STEP, MetricRole.OTHER):
             return name, role
         if numbers[index].gap.rstrip().endswith("[") and _opens(numbers, index + 1, "]["):
-            return "epoch", Role.EPOCH  # [1/200][10/1583]
-        return COUNT, Role.INNER
-    if name and role is Role.OTHER and phase_in(name) and len(name.split()) == 1 and _opens(numbers, index):
-        return "epoch", Role.EPOCH  # Train: 3 [ 50/100 ...
+            return "epoch", MetricRole.EPOCH  # [1/200][10/1583]
+        return COUNT, MetricRole.EPOCH_STEP
+    if name and role is MetricRole.OTHER and phase_in(name) and len(name.split()) == 1 and _opens(numbers, index):
+        return "epoch", MetricRole.EPOCH  # Train: 3 [ 50/100 ...
     if not name and index < 2 and (_torchtune(numbers) or _tutorial(numbers)):
         name = ("batch" if numbers[1].gap.startswith(",") else "step") if index else "epoch"
     elif not name and _chinese(numbers, index, found):
@@ -198,10 +198,10 @@ def _called(found: Tokens, index: int, name: str) -> tuple[str, Role]:
         name = numbers[index].unit
     elif not name:
         name = name_after(numbers[index + 1].gap if index + 1 < len(numbers) else found.tail)
-    return name, meaning(name).role
+    return name, parse_metric_name(name).role
 
 
-def _total(numbers: list[Number], index: int) -> Number | None:
+def _total(numbers: list[NumberToken], index: int) -> NumberToken | None:
     """The number behind the slash, for the first of 10/300."""
     if index + 1 < len(numbers) and numbers[index + 1].gap.strip() in ("/", "of", "out of"):
         whole = numbers[index].text.isdigit() and numbers[index + 1].text.isdigit()
@@ -209,89 +209,89 @@ def _total(numbers: list[Number], index: int) -> Number | None:
     return None
 
 
-def _opens(numbers: list[Number], index: int, sign: str = "[") -> bool:
+def _opens(numbers: list[NumberToken], index: int, sign: str = "[") -> bool:
     return (
         index + 2 < len(numbers) and numbers[index + 1].gap.strip() == sign and _total(numbers, index + 1) is not None
     )
 
 
-def _labelled(found: Tokens) -> bool:
+def _labelled(found: LineTokens) -> bool:
     """`0: ...` in front of every line, as srun and others label what a task says; it counts no step."""
     numbers = found.numbers
     if numbers[0].gap.strip() or len(numbers) < 3 or numbers[0].unit or not numbers[0].text.isdigit():
         return False
     if not numbers[1].gap.startswith(": "):
         return False
-    return any(meaning(name_before(number.gap).name).role in (Role.STEP, Role.EPOCH) for number in numbers[1:])
+    return any(parse_metric_name(name_before(number.gap).name).role in (MetricRole.STEP, MetricRole.EPOCH) for number in numbers[1:])
 
 
-def _after(numbers: list[Number], index: int, found: Tokens) -> str:
+def _after(numbers: list[NumberToken], index: int, found: LineTokens) -> str:
     return (numbers[index + 1].gap if index + 1 < len(numbers) else found.tail).strip()
 
 
-def _chinese(numbers: list[Number], index: int, found: Tokens) -> bool:
+def _chinese(numbers: list[NumberToken], index: int, found: LineTokens) -> bool:
     """第3轮, 第 100 步."""
     return numbers[index].gap.rstrip().endswith("第") and bool(
         re.match("个?[轮步次]|个?epoch", _after(numbers, index, found))
     )
 
 
-def _torchtune(numbers: list[Number]) -> bool:
+def _torchtune(numbers: list[NumberToken]) -> bool:
     """1|10|Loss: 2.5."""
     return len(numbers) > 2 and not numbers[0].gap.strip() and numbers[1].gap == "|" and numbers[2].gap[:1] == "|"
 
 
-def _tutorial(numbers: list[Number]) -> bool:
+def _tutorial(numbers: list[NumberToken]) -> bool:
     """[1,  2000] loss: 2.5."""
-    opens = numbers[0].gap.strip(f" {APART}") == "[" and len(numbers) > 2
+    opens = numbers[0].gap.strip(f" {NOT_A_NUMBER}") == "[" and len(numbers) > 2
     return opens and numbers[1].gap.strip() == "," and numbers[2].gap[:1] == "]"
 
 
-def _first(found: Tokens, slots: list[Slot]) -> list[Slot]:
+def _first(found: LineTokens, slots: list[NumberSlot]) -> list[NumberSlot]:
     """A bare number in front of a row that counts nothing is its step: `[10] loss: 0.5`, `10: loss 0.5`."""
     number = found.numbers[0]
-    counts = any(slot.role in (Role.STEP, Role.EPOCH, Role.INNER) for slot in slots)
+    counts = any(slot.role in (MetricRole.STEP, MetricRole.EPOCH, MetricRole.EPOCH_STEP) for slot in slots)
     told = any(slot.role in _TELLING for slot in slots)
     if counts or not told or slots[0].number is number or not number.text.isdigit() or number.unit:
         return slots
-    bare = number.gap.replace(APART, "").strip(" [(#")
+    bare = number.gap.replace(NOT_A_NUMBER, "").strip(" [(#")
     behind = found.numbers[1].gap.lstrip()[:1] if len(found.numbers) > 1 else ""
-    return [Slot("step", Role.STEP, number), *slots] if not bare and behind in ("]", ")", ":", "|") else slots
+    return [NumberSlot("step", MetricRole.STEP, number), *slots] if not bare and behind in ("]", ")", ":", "|") else slots
 
 
-def _sticky(slots: list[Slot]) -> list[Slot]:
+def _sticky(slots: list[NumberSlot]) -> list[NumberSlot]:
     """Where the first value of a line is an evaluation's by name and none is training's, all of them are."""
     measured = [slot for slot in slots if slot.role in _MEASURED and slot.name[:1] != HIDDEN]
     if (
         measured
-        and own_phase(measured[0].name) == "eval"
-        and not any(own_phase(one.name) == "train" for one in measured)
+        and phase_of_name(measured[0].name) == "eval"
+        and not any(phase_of_name(one.name) == "train" for one in measured)
     ):
         for slot in measured:
-            if not own_phase(slot.name):
+            if not phase_of_name(slot.name):
                 slot.name = f"eval {slot.name}"
     return slots
 
 
-def _kind(found: Tokens, slots: list[Slot]) -> Kind:
+def _kind(found: LineTokens, slots: list[NumberSlot]) -> LineKind:
     named = [slot for slot in slots if slot.name[:1] != HIDDEN]
     roles = {slot.role for slot in named}
-    counting = roles & {Role.STEP, Role.EPOCH, Role.INNER} or any(slot.name == COUNT for slot in slots)
+    counting = roles & {MetricRole.STEP, MetricRole.EPOCH, MetricRole.EPOCH_STEP} or any(slot.name == COUNT for slot in slots)
     telling = roles & _TELLING
-    values = [slot for slot in named if slot.role not in (Role.STEP, Role.EPOCH, Role.INNER)]
+    values = [slot for slot in named if slot.role not in (MetricRole.STEP, MetricRole.EPOCH, MetricRole.EPOCH_STEP)]
     if found.bar == "keras" and telling and any(slot.name == COUNT for slot in slots):
-        return Kind.BAR
+        return LineKind.BAR
     if len(values) == 1 and not counting and _alone(found, values[0]):
-        return Kind.SINGLE
-    if telling & {Role.LOSS, Role.PERPLEXITY} and counting:
-        return Kind.ROW
-    if telling and (counting or telling & {Role.LOSS}):
-        return Kind.HELD
+        return LineKind.SINGLE
+    if telling & {MetricRole.LOSS, MetricRole.PERPLEXITY} and counting:
+        return LineKind.ROW
+    if telling and (counting or telling & {MetricRole.LOSS}):
+        return LineKind.UNCONFIRMED
     if counting and not values and (named or found.bar or _BATCH.search(slots[0].number.gap)):
-        return Kind.PLACE
-    return Kind.CHATTER
+        return LineKind.POSITION
+    return LineKind.CHATTER
 
 
-def _alone(found: Tokens, slot: Slot) -> bool:
+def _alone(found: LineTokens, slot: NumberSlot) -> bool:
     """One name and one number make the whole line, but for a prefix and a unit."""
     return len(found.tail.strip(" |│┃,;.")) <= 12 and len(found.numbers) <= 2 and bool(slot.name)

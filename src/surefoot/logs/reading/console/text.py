@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from surefoot.logs.reading.source import decoded
-from surefoot.logs.table import ENDING
+from surefoot.logs.reading.source import decode
+from surefoot.logs.table import MAX_TAIL_CHARS
 
 _COLOURS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _WIDE = (("\uff1a", ": "), ("\uff0c", ", "), ("\uff1d", "="), ("\uff1b", "; "), ("\uff08", "("), ("\uff09", ")"))
 """The signs of Chinese text, and ours."""
 _BACK = re.compile("\x08+")
-FIRST = ENDING // 4
+MAX_FIRST_CHARS = MAX_TAIL_CHARS // 4
 _LONGEST = 1 << 20
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 
 
-def decoded_line_by_line(chunks: Iterable[bytes]) -> Iterator[str]:
+def decode_lines(chunks: Iterable[bytes]) -> Iterator[str]:
     """Text of bytes that are cut anywhere, decoded in whole lines."""
     left = b""
     for chunk in chunks:
@@ -39,12 +39,12 @@ def _decoded(raw: bytes) -> str:
     try:
         text = raw.decode("gb18030")
     except UnicodeDecodeError:
-        return decoded(raw)
+        return decode(raw)
     wide = len(text) - len(text.encode("ascii", "ignore"))
-    return text if wide and 2 * len(_CHINESE.findall(text)) > wide else decoded(raw)
+    return text if wide and 2 * len(_CHINESE.findall(text)) > wide else decode(raw)
 
 
-def plain(text: str) -> str:
+def strip_terminal_codes(text: str) -> str:
     """Without colours, NUL bytes and ways of writing over a line: every state of a bar is a line of its own."""
     if "\x1b" in text:
         text = _COLOURS.sub("", text)
@@ -58,7 +58,7 @@ def plain(text: str) -> str:
     return text.replace("\r", "\n") if "\r" in text else text
 
 
-class Since:
+class TextSinceRow:
     """The text since the last row: its beginning, where the first of many ranks speaks, and its end."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Since:
 
     def clear(self) -> None:
         self._first: list[str] = []
-        self._room = FIRST
+        self._room = MAX_FIRST_CHARS
         self._last: list[str] = []
         self._size = 0
         self._cut = False
@@ -79,13 +79,13 @@ class Since:
             return
         self._last.append(line)
         self._size += size
-        if self._size > 2 * ENDING:
+        if self._size > 2 * MAX_TAIL_CHARS:
             self._last = [self._kept()]
             self._size = len(self._last[0])
             self._cut = True
 
     def _kept(self) -> str:
-        return "\n".join(self._last)[-(ENDING - FIRST - 64) :]
+        return "\n".join(self._last)[-(MAX_TAIL_CHARS - MAX_FIRST_CHARS - 64) :]
 
     def text(self) -> str:
         first = "\n".join(self._first)

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.logs.reading.console.blocks import Record
-from surefoot.logs.reading.console.lines import Lines
-from surefoot.logs.reading.console.rows import Sink
-from surefoot.logs.reading.console.text import decoded_line_by_line, plain
-from surefoot.logs.reading.source import Source
-from surefoot.logs.table import Gatherer, Table
+from surefoot.logs.reading.console.lines import LineReader
+from surefoot.logs.reading.console.rows import RowSink
+from surefoot.logs.reading.console.text import decode_lines, strip_terminal_codes
+from surefoot.logs.reading.source import LogSource
+from surefoot.logs.table import TableBuilder, LogTable
 
 FORMAT = "text"
-LONGEST = 1 << 20
+MAX_LINE_CHARS = 1 << 20
 """Characters without an end of line after which one is made up."""
 _PART = 1 << 16
 _STRANGE = bytes([*range(1, 7), *range(14, 27), *range(28, 32), 127])
@@ -39,48 +39,48 @@ class _Rows:
         pass
 
 
-class Following:
+class ConsoleParser:
     """Reads text as it comes: `feed` gives the rows of the lines that are complete."""
 
-    def __init__(self, sink: Sink | None = None) -> None:
+    def __init__(self, sink: RowSink | None = None) -> None:
         self._rows = _Rows()
-        self._sink: Sink = sink if sink is not None else self._rows
-        self._lines = Lines(self._sink)
+        self._sink: RowSink = sink if sink is not None else self._rows
+        self._lines = LineReader(self._sink)
         self._rest = ""
 
     @property
-    def ending(self) -> str:
+    def tail(self) -> str:
         """The text since the last row, where the exception stands that the run may have ended in."""
-        return self._lines.since.text() + ("\n" + plain(self._rest) if self._rest else "")
+        return self._lines.text_since_row.text() + ("\n" + strip_terminal_codes(self._rest) if self._rest else "")
 
     @property
-    def facts(self) -> dict[str, float | str]:
+    def settings(self) -> dict[str, float | str]:
         """Settings that stood in the text."""
-        return self._lines.facts
+        return self._lines.settings
 
     def feed(self, text: str) -> list[Record]:
         text = self._rest + text
         cut = max(text.rfind("\n"), text.rfind("\r")) + 1
-        if len(text) - cut > LONGEST:
+        if len(text) - cut > MAX_LINE_CHARS:
             text, cut = text + "\n", len(text) + 1
         self._rest = text[cut:]
-        body = plain(text[:cut])
+        body = strip_terminal_codes(text[:cut])
         at = 0
         while at < len(body):
             end = body.find("\n", at + _PART) + 1 or len(body)
-            self._lines.take(body[at:end])
+            self._lines.feed(body[at:end])
             at = end
         return self._given()
 
     def finish(self) -> list[Record]:
         """The last line, though no end of line followed it, and what was held back until more of its kind came."""
         rest, self._rest = self._rest, ""
-        for line in plain(rest).split("\n"):
+        for line in strip_terminal_codes(rest).split("\n"):
             self._lines.line(line)
         self._lines.finish()
         return self._given()
 
-    def ahead(self) -> Following:
+    def fork(self) -> ConsoleParser:
         """Another that goes on from here by itself and hands its rows back, to see what would come."""
         rows = _Rows()
         return deepcopy(self, {id(self._sink): rows, id(self._rows): rows})
@@ -97,11 +97,11 @@ def fits(head: bytes) -> bool:
     return bool(sample.strip()) and strange <= len(sample) * 0.02
 
 
-def read(source: Source) -> Table:
-    gatherer = Gatherer()
-    following = Following(gatherer)
-    for text in decoded_line_by_line(source.chunks()):
+def read(source: LogSource) -> LogTable:
+    gatherer = TableBuilder()
+    following = ConsoleParser(gatherer)
+    for text in decode_lines(source.chunks()):
         following.feed(text)
     following.finish()
-    gatherer.facts.update(following.facts)
-    return gatherer.table(FORMAT, source.path, following.ending)
+    gatherer.settings.update(following.settings)
+    return gatherer.build(FORMAT, source.path, following.tail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-FIGURE = r"[-+]?(?:[\d.][-+.\deE]*|[nN][aA][nN]|[iI][nN][fF](?:inity)?)"
+NUMBER_PATTERN = r"[-+]?(?:[\d.][-+.\deE]*|[nN][aA][nN]|[iI][nN][fF](?:inity)?)"
 """A number as a pattern of a known line finds it again; `float` has the last word."""
 _UNIT = (
     r"(?:%|[kKMGTB](?:i?B)?|[mnuµ]s|s|secs?|m|min|mins|hrs?|h|d|x|z|it|tok|tokens|steps?|samples|epochs?|iters?)"
@@ -38,24 +38,24 @@ _TOKEN = re.compile(
 )
 _SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?$")
-APART = "\x1f"
+NOT_A_NUMBER = "\x1f"
 """Stands in a gap for what only looks like a number: no name reaches across it."""
-MOST_NUMBERS = 96
+MAX_NUMBERS = 96
 
 
 @dataclass(slots=True)
-class Number:
+class NumberToken:
     """One number of a line."""
 
     text: str
     gap: str
     """The text between the number before, or the start of the line, and this one."""
     unit: str
-    place: int
+    piece: int
     """Which piece of the line's pattern it is."""
 
     @property
-    def comma(self) -> bool:
+    def decimal_comma(self) -> bool:
         """Written with a decimal comma, not with commas between thousands."""
         return "," in self.text and not _THOUSANDS.match(self.text)
 
@@ -64,14 +64,14 @@ class Number:
         return _SCALES.get(self.unit[:1], 1.0) if self.unit and "/" not in self.unit and len(self.unit) <= 3 else 1.0
 
     def value(self) -> float:
-        return figure(self.text, comma=self.comma) * self.factor
+        return to_float(self.text, comma=self.decimal_comma) * self.factor
 
 
 @dataclass(slots=True)
-class Tokens:
+class LineTokens:
     """A line taken apart: its numbers, its key among lines of the same making, and the pieces of a pattern for them."""
 
-    numbers: list[Number]
+    numbers: list[NumberToken]
     key: str
     pieces: list[str]
     tail: str
@@ -80,16 +80,16 @@ class Tokens:
     """The kind of progress bar on the line: tqdm, keras, or nothing."""
 
 
-def figure(text: str, *, comma: bool = False) -> float:
+def to_float(text: str, *, comma: bool = False) -> float:
     """A number that matched; raises ValueError for what is none after all."""
     if "," in text:
         text = text.replace(",", "." if comma else "")
     return float(text)
 
 
-def tokens(line: str) -> Tokens | None:
+def tokenize(line: str) -> LineTokens | None:
     """The tokens of a line, or None for one that holds too many numbers to be a row of a log."""
-    numbers: list[Number] = []
+    numbers: list[NumberToken] = []
     key: list[str] = []
     pieces: list[str] = []
     gap: list[str] = []
@@ -115,17 +115,17 @@ def tokens(line: str) -> Tokens | None:
             known = _number(match, "".join(gap), len(pieces))
             gap.clear()
             numbers.append(known[0])
-            if len(numbers) > MOST_NUMBERS:
+            if len(numbers) > MAX_NUMBERS:
                 return None
             for sign, pattern in known[1]:
                 key.append(sign)
                 pieces.append(pattern)
         else:
-            put(*_LOOSE[kind], APART)
+            put(*_LOOSE[kind], NOT_A_NUMBER)
             bar = ("tqdm" if text[0] == "|" else "keras") if kind == "bar" else bar
     rest = line[at:]
     put(rest, re.escape(rest), rest)
-    return Tokens(numbers, _tight(key, pieces), pieces, "".join(gap), bar)
+    return LineTokens(numbers, _tight(key, pieces), pieces, "".join(gap), bar)
 
 
 _BLANK = r"[ \t]+"
@@ -138,16 +138,16 @@ _LOOSE = {
 }
 
 
-def _number(match: re.Match[str], gap: str, place: int) -> tuple[Number, list[tuple[str, str]]]:
+def _number(match: re.Match[str], gap: str, place: int) -> tuple[NumberToken, list[tuple[str, str]]]:
     """The number, and its signs and patterns: what is glued before it, itself, and its unit."""
     if match.lastgroup == "named":
         word = match["named"][: -len(match["count"])]
-        number = Number(match["count"], gap + word + " ", "", place + 1)
+        number = NumberToken(match["count"], gap + word + " ", "", place + 1)
         return number, [(word, re.escape(word)), (_NUMBER, r"\d+")]
     text, unit = match["figure"], match["unit"] or ""
     if "," in text:
-        return Number(text, gap, unit, place), [("\x05", r"[-+]?[\d.,]*\d(?:[eE][-+]?\d+)?"), (unit, re.escape(unit))]
-    return Number(text, gap, unit, place), [(_NUMBER, FIGURE), (unit, re.escape(unit))]
+        return NumberToken(text, gap, unit, place), [("\x05", r"[-+]?[\d.,]*\d(?:[eE][-+]?\d+)?"), (unit, re.escape(unit))]
+    return NumberToken(text, gap, unit, place), [(_NUMBER, NUMBER_PATTERN), (unit, re.escape(unit))]
 
 
 def _tight(key: list[str], pieces: list[str]) -> str:

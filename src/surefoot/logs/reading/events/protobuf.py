@@ -9,7 +9,7 @@ VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
 _SIGN = 1 << 63
 
 
-class Damaged(ValueError):
+class BadProtobuf(ValueError):
     """The bytes are no message."""
 
 
@@ -28,9 +28,9 @@ def fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, i
         elif kind in (EIGHT, FOUR):
             size = 8 if kind == EIGHT else 4
         else:
-            raise Damaged(f"field of unknown kind {kind}")
+            raise BadProtobuf(f"field of unknown kind {kind}")
         if size > end - at:
-            raise Damaged("a field is longer than its message")
+            raise BadProtobuf("a field is longer than its message")
         yield key >> 3, kind, at, at + size
         at += size
 
@@ -45,7 +45,7 @@ def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
         if byte < 128:
             return value & 0xFFFF_FFFF_FFFF_FFFF, at
         shift += 7
-    raise Damaged("a number is cut off")
+    raise BadProtobuf("a number is cut off")
 
 
 def signed(value: int) -> int:

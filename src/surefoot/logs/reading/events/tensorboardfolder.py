@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from surefoot.logs.reading.events.tensorboardlog import FORMAT, EventReader
-from surefoot.logs.reading.source import Source
-from surefoot.logs.table import COLUMNS, Column, Table, Unreadable
+from surefoot.logs.reading.source import LogSource
+from surefoot.logs.table import MAX_COLUMNS, LogColumn, LogTable, UnreadableInput
 
 _MOST_FOLDERS = 500
 _SPLITS = frozenset(
@@ -18,7 +18,7 @@ _SPLITS = frozenset(
 )
 
 
-def read_folder(path: str | os.PathLike[str]) -> list[Table]:
+def read_event_folder(path: str | os.PathLike[str]) -> list[LogTable]:
     """The runs in a folder and below it, oldest first.
 
     Files of one folder are one run, in order of time: a resume writes a file of its own. Folders named for a part of
@@ -28,9 +28,9 @@ def read_folder(path: str | os.PathLike[str]) -> list[Table]:
     root = Path(path)
     folders = _folders(root)
     if not folders:
-        raise Unreadable(f"{root} has no TensorBoard event files (events.out.tfevents...) in it")
+        raise UnreadableInput(f"{root} has no TensorBoard event files (events.out.tfevents...) in it")
     told: list[str] = []
-    runs: dict[Path, list[tuple[str, Table]]] = {}
+    runs: dict[Path, list[tuple[str, LogTable]]] = {}
     for folder, files in folders[:_MOST_FOLDERS]:
         table, repeats = _folder(folder, files, told)
         if table is None or (repeats and folder.parent in runs):
@@ -38,7 +38,7 @@ def read_folder(path: str | os.PathLike[str]) -> list[Table]:
         home, prefix = _home(folder, table, root, runs)
         runs.setdefault(home, []).append((prefix, table))
     if not runs:
-        raise Unreadable(told[0] if told else f"{root} has TensorBoard event files, but no number in any of them")
+        raise UnreadableInput(told[0] if told else f"{root} has TensorBoard event files, but no number in any of them")
     if len(folders) > _MOST_FOLDERS:
         told.append(f"{root} has {len(folders)} folders with event files; the first {_MOST_FOLDERS} were read")
     tables = [_joined(str(home), parts, told) for home, parts in runs.items()]
@@ -56,16 +56,16 @@ def _folders(root: Path) -> list[tuple[Path, list[Path]]]:
     return found
 
 
-def _folder(folder: Path, files: list[Path], told: list[str]) -> tuple[Table | None, bool]:
+def _folder(folder: Path, files: list[Path], told: list[str]) -> tuple[LogTable | None, bool]:
     """All files of one folder as one table; whether it only repeats numbers for the hyperparameter dashboard."""
-    tables: list[tuple[str, Table]] = []
+    tables: list[tuple[str, LogTable]] = []
     repeats = False
     for file in files:
         reader = EventReader()
         try:
-            with Source.open(file) as source:
-                reader.take(source)
-        except Unreadable as error:
+            with LogSource.open(file) as source:
+                reader.read(source)
+        except UnreadableInput as error:
             told.append(str(error))
             continue
         repeats = repeats or reader.hyperparameters
@@ -78,7 +78,7 @@ def _folder(folder: Path, files: list[Path], told: list[str]) -> tuple[Table | N
     return (tables[0][1] if len(tables) == 1 else _joined(str(folder), tables, [])), repeats
 
 
-def _home(folder: Path, table: Table, root: Path, runs: dict[Path, list[tuple[str, Table]]]) -> tuple[Path, str]:
+def _home(folder: Path, table: LogTable, root: Path, runs: dict[Path, list[tuple[str, LogTable]]]) -> tuple[Path, str]:
     """The run that a folder belongs to, and what to put in front of its columns."""
     above = folder.parent
     if folder == root:
@@ -91,32 +91,32 @@ def _home(folder: Path, table: Table, root: Path, runs: dict[Path, list[tuple[st
     return folder, ""
 
 
-def _joined(path: str, parts: list[tuple[str, Table]], told: list[str]) -> Table:
+def _joined(path: str, parts: list[tuple[str, LogTable]], told: list[str]) -> LogTable:
     """Several tables as one, record after record in the order of their times."""
     places = _places([table for _, table in parts])
-    gathered: dict[str, list[Column]] = {}
+    gathered: dict[str, list[LogColumn]] = {}
     skipped: Counter[str] = Counter()
     for (prefix, table), place in zip(parts, places, strict=True):
         skipped.update(table.skipped)
         for name, column in table.columns.items():
             full = name if name in ("step", "wall_time") else prefix + name
-            gathered.setdefault(full, []).append(Column(place[column.rows], column.values))
-    if len(gathered) > COLUMNS:
-        kept = ["step", "wall_time", *(name for name in gathered if name not in ("step", "wall_time"))][:COLUMNS]
-        skipped[f"values under names beyond the first {COLUMNS}"] += len(gathered) - len(kept)
+            gathered.setdefault(full, []).append(LogColumn(place[column.rows], column.values))
+    if len(gathered) > MAX_COLUMNS:
+        kept = ["step", "wall_time", *(name for name in gathered if name not in ("step", "wall_time"))][:MAX_COLUMNS]
+        skipped[f"values under names beyond the first {MAX_COLUMNS}"] += len(gathered) - len(kept)
         gathered = {name: gathered[name] for name in kept if name in gathered}
-    return Table(
+    return LogTable(
         format=FORMAT,
         path=path,
         records=sum(table.records for _, table in parts),
         columns={name: _ordered(columns) for name, columns in gathered.items()},
         skipped=dict(skipped),
         notes=tuple(dict.fromkeys([*(note for _, table in parts for note in table.notes), *told])),
-        facts={name: value for _, table in parts for name, value in table.facts.items()},
+        settings={name: value for _, table in parts for name, value in table.settings.items()},
     )
 
 
-def _places(tables: list[Table]) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+def _places(tables: list[LogTable]) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """Where each record of each table comes among all; within one table the order stays, whatever its clock says."""
     times = [_times(table) for table in tables]
     order = np.argsort(np.concatenate(times), kind="stable")
@@ -125,7 +125,7 @@ def _places(tables: list[Table]) -> list[np.ndarray[tuple[int], np.dtype[np.int6
     return np.split(place, np.cumsum([len(time) for time in times])[:-1])
 
 
-def _times(table: Table) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _times(table: LogTable) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     column = table.columns.get("wall_time")
     if column is None or not len(column):
         return np.zeros(table.records)
@@ -133,14 +133,14 @@ def _times(table: Table) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return times
 
 
-def _ordered(columns: list[Column]) -> Column:
+def _ordered(columns: list[LogColumn]) -> LogColumn:
     if len(columns) == 1:
         return columns[0]
     rows = np.concatenate([column.rows for column in columns])
     order = np.argsort(rows, kind="stable")
-    return Column(rows[order], np.concatenate([column.values for column in columns])[order])
+    return LogColumn(rows[order], np.concatenate([column.values for column in columns])[order])
 
 
-def _began(table: Table) -> float:
+def _began(table: LogTable) -> float:
     column = table.columns.get("wall_time")
     return float(column.values[0]) if column is not None and len(column) else 0.0

@@ -11,8 +11,8 @@ import numpy as np
 
 from surefoot.logs.reading.events import protobuf, tfrecord
 from surefoot.logs.reading.events.protobuf import BYTES, EIGHT, FOUR, VARINT, fields
-from surefoot.logs.reading.source import Source
-from surefoot.logs.table import Gatherer, Table, Unreadable
+from surefoot.logs.reading.source import LogSource
+from surefoot.logs.table import TableBuilder, LogTable, UnreadableInput
 
 FORMAT = "tensorboard"
 
@@ -28,15 +28,15 @@ _ARGUMENTS = "args/text_summary"
 
 def fits(head: bytes) -> bool:
     """An event file begins with a record whose length bears its own checksum; a damaged one has such a record later."""
-    if b"brain.Event:" in head[:64] or tfrecord.length_holds(head, 0):
+    if b"brain.Event:" in head[:64] or tfrecord.is_record_at(head, 0):
         return True
-    return b"\0\0\0\0" in head and tfrecord.next_length(head, 0) >= 0
+    return b"\0\0\0\0" in head and tfrecord.next_record(head, 0) >= 0
 
 
-def read(source: Source) -> Table:
+def read(source: LogSource) -> LogTable:
     """One event file as one table: `step`, `wall_time` and the tags; one record for each event."""
     reader = EventReader()
-    reader.take(source)
+    reader.read(source)
     return reader.table(source.path)
 
 
@@ -48,7 +48,7 @@ class EventReader:
     """
 
     def __init__(self) -> None:
-        self.gatherer = Gatherer()
+        self.builder = TableBuilder()
         self.hyperparameters = False
         """Whether the file belongs to the hyperparameter dashboard, which repeats one number for each metric."""
         self._known: dict[tuple[int, int], dict[bytes, str]] = {}
@@ -56,17 +56,17 @@ class EventReader:
         self._steps, self._walls, self._values = array("d"), array("d"), array("d")
         self._tags: list[str] = []
 
-    def table(self, path: str) -> Table:
+    def table(self, path: str) -> LogTable:
         self._flush()
-        return self.gatherer.table(FORMAT, path)
+        return self.builder.build(FORMAT, path)
 
-    def take(self, source: Source) -> None:
-        records = tfrecord.Records(self.gatherer)
-        for data, starts, sizes in records.parts(source):
+    def read(self, source: LogSource) -> None:
+        records = tfrecord.TfRecordReader(self.builder)
+        for data, starts, sizes in records.read(source):
             for start, size in zip(starts, sizes, strict=True):
                 self._record(data, start, start + size)
-        if not records.found:
-            raise Unreadable(
+        if not records.any_record:
+            raise UnreadableInput(
                 f"{source.path} begins like a TensorBoard event file, but no record in it is whole."
                 " Was the file cut off, or changed as text on the way?"
             )
@@ -83,8 +83,8 @@ class EventReader:
                     return
         try:
             self._event(data, start, end, body)
-        except protobuf.Damaged:
-            self.gatherer.skip("records that are no event")
+        except protobuf.BadProtobuf:
+            self.builder.skip("records that are no event")
 
     def _one(self, step: float, wall: float, tag: str, value: float) -> None:
         self._steps.append(step)
@@ -103,7 +103,7 @@ class EventReader:
         columns = {"step": np.array(self._steps), "wall_time": np.array(self._walls)}
         columns = dict.fromkeys(numbers, np.array(self._values)) | columns
         present = {tag: ids == number for tag, number in numbers.items() if tag not in ("step", "wall_time")}
-        self.gatherer.extend(columns, present)
+        self.builder.extend(columns, present)
         self._steps, self._walls, self._values = array("d"), array("d"), array("d")
         self._tags = []
 
@@ -126,7 +126,7 @@ class EventReader:
         elif values:
             self._flush()
             known = {"step": step} if wall is None else {"step": step, "wall_time": wall}
-            self.gatherer.add({tag: value for tag, value, _, _ in values} | known)
+            self.builder.add({tag: value for tag, value, _, _ in values} | known)
 
     def _remember(self, shape: tuple[int, int], around: bytes, tag: str) -> None:
         if shape in self._known or len(self._known) < _SHAPES:
@@ -153,7 +153,7 @@ class EventReader:
         elif tag == _ARGUMENTS:
             self._arguments(data[start:end])
         else:
-            self.gatherer.skip("summaries that are no single number (images, histograms, text)")
+            self.builder.skip("summaries that are no single number (images, histograms, text)")
 
     def _arguments(self, data: bytes) -> None:
         try:
@@ -163,7 +163,7 @@ class EventReader:
         if isinstance(settings, dict):
             for name, value in settings.items():
                 if isinstance(value, str | float | int):
-                    self.gatherer.facts[name] = value if isinstance(value, str) else float(value)
+                    self.builder.settings[name] = value if isinstance(value, str) else float(value)
 
 
 def _opening(data: bytes, start: int, end: int) -> tuple[float, int]:
@@ -267,8 +267,8 @@ def _whole(data: bytes, kind: int, start: int, end: int, dtype: int) -> tuple[fl
     return float(number if dtype == _UINT64 else protobuf.signed(number)), 0, 0
 
 
-def read_folder(path: str | os.PathLike[str]) -> list[Table]:
+def read_folder(path: str | os.PathLike[str]) -> list[LogTable]:
     """The runs in a folder of event files and below it; see `tensorboardfolder`."""
     from surefoot.logs.reading.events import tensorboardfolder
 
-    return tensorboardfolder.read_folder(path)
+    return tensorboardfolder.read_event_folder(path)

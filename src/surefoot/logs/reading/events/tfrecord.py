@@ -13,24 +13,24 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.logs.reading.source import Source
-from surefoot.logs.table import Gatherer
+from surefoot.logs.reading.source import LogSource
+from surefoot.logs.table import TableBuilder
 
-HEADER = 12
-AROUND = 16
+HEADER_BYTES = 12
+FRAME_BYTES = 16
 """Bytes of a record besides its data."""
-LARGEST = 1 << 22
+MAX_RECORD_BYTES = 1 << 22
 """Bytes of data up to which a record may hold scalars; beyond, it is an image or a graph and is not even held."""
 _CHECKED = 1 << 12
 _LENGTH = struct.Struct("<Q").unpack_from
 Whole = NDArray[np.int64]
 
 
-class Records:
+class TfRecordReader:
     """Hands out the whole records of one file, part by part: the bytes, and where in them the records' data lie."""
 
-    def __init__(self, gatherer: Gatherer) -> None:
-        self.found = False
+    def __init__(self, gatherer: TableBuilder) -> None:
+        self.any_record = False
         """Whether anything in the file was a record."""
         self._gatherer = gatherer
         self._lost = False
@@ -38,7 +38,7 @@ class Records:
         self._leap = 0
         """Bytes still to come that belong to a record too large to hold."""
 
-    def parts(self, source: Source) -> Iterator[tuple[bytes, list[int], list[int]]]:
+    def read(self, source: LogSource) -> Iterator[tuple[bytes, list[int], list[int]]]:
         """The bytes, and of each record in them where its data starts and how long it is."""
         rest = b""
         for chunk in source.chunks(1 << 21):
@@ -50,13 +50,13 @@ class Records:
             while at >= 0:
                 starts, sizes, at = _frames(data, at)
                 if len(starts):
-                    self.found = True
+                    self.any_record = True
                     yield data, *self._sound(data, starts, sizes)
                 if at == len(data) or self._waits(data, at):
                     break
-                at = next_length(data, at)
+                at = next_record(data, at)
             self._lost = at < 0
-            rest = b"" if self._leap else data[at if at >= 0 else -HEADER :]
+            rest = b"" if self._leap else data[at if at >= 0 else -HEADER_BYTES :]
         self._end(rest)
 
     def _sound(self, data: bytes, starts: Whole, sizes: Whole) -> tuple[list[int], list[int]]:
@@ -64,21 +64,21 @@ class Records:
         if not good.all():
             self._gatherer.skip("records with a wrong checksum", int((~good).sum()))
             starts, sizes = starts[good], sizes[good]
-        return (starts + HEADER).tolist(), sizes.tolist()
+        return (starts + HEADER_BYTES).tolist(), sizes.tolist()
 
     def _waits(self, data: bytes, at: int) -> bool:
         """Whether the record at `at` is sound as far as it goes and only its end is still to come."""
-        if len(data) - at < HEADER:
+        if len(data) - at < HEADER_BYTES:
             return not self._lost
-        if not length_holds(data, at):
+        if not is_record_at(data, at):
             if not self._lost and data[at : at + 4096].strip(b"\0"):
                 self._gatherer.skip("damaged places in the file")
             return False
         size = _LENGTH(data, at)[0]
-        if size > LARGEST:
-            self.found = True
+        if size > MAX_RECORD_BYTES:
+            self.any_record = True
             self._gatherer.skip("records too large for numbers (images, graphs)")
-            self._leap = at + size + AROUND - len(data)
+            self._leap = at + size + FRAME_BYTES - len(data)
         return True
 
     def _end(self, rest: bytes) -> None:
@@ -88,15 +88,15 @@ class Records:
             self._gatherer.note("the file ends in bytes that are no record, as a crash of the machine leaves them")
 
 
-def length_holds(data: bytes, at: int) -> bool:
+def is_record_at(data: bytes, at: int) -> bool:
     """Whether a record begins at `at`."""
-    return bool(_lengths_hold(data, np.array([at]))[0]) if len(data) - at >= HEADER else False
+    return bool(_lengths_hold(data, np.array([at]))[0]) if len(data) - at >= HEADER_BYTES else False
 
 
-def next_length(data: bytes, at: int) -> int:
+def next_record(data: bytes, at: int) -> int:
     """Where from `at` on the next record begins, or -1; a place is wrong by chance once in four thousand million."""
-    for first in range(at, len(data) - HEADER + 1, 1 << 16):
-        places = np.arange(first, min(first + (1 << 16), len(data) - HEADER + 1))
+    for first in range(at, len(data) - HEADER_BYTES + 1, 1 << 16):
+        places = np.arange(first, min(first + (1 << 16), len(data) - HEADER_BYTES + 1))
         # The upper half of a length is zero in any file there is: the checksum is reckoned for few places only.
         view = np.frombuffer(data, np.uint8)
         for byte in (7, 6, 5):
@@ -112,9 +112,9 @@ def _frames(data: bytes, at: int) -> tuple[Whole, Whole, int]:
     starts: list[int] = []
     sizes: list[int] = []
     end = len(data)
-    while at + AROUND <= end:
+    while at + FRAME_BYTES <= end:
         size = _LENGTH(data, at)[0]
-        after = at + AROUND + size
+        after = at + FRAME_BYTES + size
         if after > end:
             break
         starts.append(at)
@@ -137,7 +137,7 @@ def _data_holds(data: bytes, starts: Whole, sizes: Whole) -> NDArray[np.bool_]:
     good = np.ones(len(starts), np.bool_)
     for size in np.unique(sizes[sizes <= _CHECKED]).tolist():
         here = np.flatnonzero(sizes == size)
-        at = starts[here] + HEADER
+        at = starts[here] + HEADER_BYTES
         good[here] = _checksums(data, at, size) == _words(data, at + size)
     return good
 

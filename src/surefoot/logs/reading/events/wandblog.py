@@ -20,8 +20,8 @@ from typing import Any
 
 from surefoot.logs.reading.events import protobuf
 from surefoot.logs.reading.events.protobuf import BYTES, VARINT, fields, text
-from surefoot.logs.reading.source import Source
-from surefoot.logs.table import ENDING, Gatherer, Table, Unreadable
+from surefoot.logs.reading.source import LogSource
+from surefoot.logs.table import MAX_TAIL_CHARS, TableBuilder, LogTable, UnreadableInput
 
 FORMAT = "wandb"
 IDENT = b":W&B"
@@ -43,30 +43,30 @@ def fits(head: bytes) -> bool:
     return head.startswith(IDENT)
 
 
-def read(source: Source) -> Table:
+def read(source: LogSource) -> LogTable:
     """`_step`, `_timestamp` and the logged names, nested ones joined by a dot; settings as facts; the console's end."""
     reader = _Reader()
     for record in _records(source, reader.gatherer):
         try:
             reader.take(record)
-        except protobuf.Damaged:
+        except protobuf.BadProtobuf:
             reader.gatherer.skip("records that are no message")
     return reader.table(source.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFolder:
+class WandbFolder:
     """What a folder such as `wandb/offline-run-20240911_195503-nkpgd3me` holds."""
 
     record: Path | None = None
     """The run file, the best source; often left out where a folder was put under version control, or empty."""
     console: Path | None = None
     """What the run printed."""
-    facts: Mapping[str, float | str] = field(default_factory=dict)
+    settings: Mapping[str, float | str] = field(default_factory=dict)
     """Settings of the run and the last values it logged (`summary.loss`)."""
 
 
-def run_folder(path: str | os.PathLike[str]) -> RunFolder | None:
+def open_run_folder(path: str | os.PathLike[str]) -> WandbFolder | None:
     """The parts of a run's folder, or None where `path` is no such folder."""
     folder = Path(path)
     files = folder / "files"
@@ -76,7 +76,7 @@ def run_folder(path: str | os.PathLike[str]) -> RunFolder | None:
         return None
     facts: dict[str, float | str] = dict(_yaml(files / "config.yaml"))
     facts.update(_flat("summary", _loaded(_small(files / "wandb-summary.json")), _DEEPEST))
-    return RunFolder(record=record, console=console if console.is_file() else None, facts=facts)
+    return WandbFolder(record=record, console=console if console.is_file() else None, settings=facts)
 
 
 def _small(file: Path) -> bytes:
@@ -107,7 +107,7 @@ def _number_or_text(value: str) -> float | str:
 
 class _Reader:
     def __init__(self) -> None:
-        self.gatherer = Gatherer()
+        self.gatherer = TableBuilder()
         self._summary: dict[str, float] = {}
         self._console: list[str] = []
         self._printed = 0
@@ -115,18 +115,18 @@ class _Reader:
         self._step = 0.0
         self._any = False
 
-    def table(self, path: str) -> Table:
+    def table(self, path: str) -> LogTable:
         gatherer = self.gatherer
         if not self._any:
-            raise Unreadable(f"{path} is a W&B run file without a whole record. Look at files/output.log beside it")
+            raise UnreadableInput(f"{path} is a W&B run file without a whole record. Look at files/output.log beside it")
         if self._exit is None:
             gatherer.note("the file has no exit record: the run was killed, or had not ended when the file was copied")
         else:
-            gatherer.facts["exit_code"] = float(self._exit)
+            gatherer.settings["exit_code"] = float(self._exit)
         if not gatherer.records and self._summary:
             gatherer.add(self._summary)
             gatherer.note("nothing but the summary was logged")
-        return gatherer.table(FORMAT, path, "".join(self._console))
+        return gatherer.build(FORMAT, path, "".join(self._console))
 
     def take(self, data: bytes) -> None:
         self._any = True
@@ -201,9 +201,9 @@ class _Reader:
             if number == 3 and kind == BYTES:
                 self._console.append(text(data, first, last))
                 self._printed += last - first
-        if self._printed > 8 * ENDING:
-            self._console = ["".join(self._console)[-ENDING:]]
-            self._printed = ENDING
+        if self._printed > 8 * MAX_TAIL_CHARS:
+            self._console = ["".join(self._console)[-MAX_TAIL_CHARS:]]
+            self._printed = MAX_TAIL_CHARS
 
     def _run(self, data: bytes, start: int, end: int) -> None:
         for number, kind, first, last in fields(data, start, end):
@@ -212,7 +212,7 @@ class _Reader:
             elif number == 5 and kind == BYTES:
                 self._summarise(data, first, last)
             elif number == 8 and kind == BYTES:
-                self.gatherer.facts["display_name"] = text(data, first, last)
+                self.gatherer.settings["display_name"] = text(data, first, last)
             elif number == 18 and kind == VARINT and first:
                 self.gatherer.note("the run was resumed: what came before stands in another file")
 
@@ -220,8 +220,8 @@ class _Reader:
         for number, kind, first, last in fields(data, start, end):
             if number == 1 and kind == BYTES:
                 name, raw = _item(data, first, last)
-                if not name.startswith("_wandb") and len(self.gatherer.facts) < _MOST_FACTS:
-                    self.gatherer.facts.update(_flat(name, _loaded(raw), _DEEPEST))
+                if not name.startswith("_wandb") and len(self.gatherer.settings) < _MOST_FACTS:
+                    self.gatherer.settings.update(_flat(name, _loaded(raw), _DEEPEST))
 
 
 def _item(data: bytes, start: int, end: int) -> tuple[str, bytes]:
@@ -258,7 +258,7 @@ def _flat(name: str, value: Any, depth: int) -> Iterator[tuple[str, float | str]
             yield from _flat(f"{name}.{key}", inner, depth - 1)
 
 
-def _records(source: Source, gatherer: Gatherer) -> Iterator[bytes]:
+def _records(source: LogSource, gatherer: TableBuilder) -> Iterator[bytes]:
     """Whole records, put together from their pieces."""
     pieces: list[bytes] = []
     for kind, data in _pieces(source, gatherer):
@@ -281,7 +281,7 @@ def _records(source: Source, gatherer: Gatherer) -> Iterator[bytes]:
         gatherer.skip("records cut off at the end of the file")
 
 
-def _pieces(source: Source, gatherer: Gatherer) -> Iterator[tuple[int, bytes]]:
+def _pieces(source: LogSource, gatherer: TableBuilder) -> Iterator[tuple[int, bytes]]:
     """Kind and data of each sound piece; kind 0 where something was damaged."""
     at = _HEADER
     for block, final in _blocks(source):
@@ -300,7 +300,7 @@ def _pieces(source: Source, gatherer: Gatherer) -> Iterator[tuple[int, bytes]]:
         at = 0
 
 
-def _blocks(source: Source) -> Iterator[tuple[bytes, bool]]:
+def _blocks(source: LogSource) -> Iterator[tuple[bytes, bool]]:
     """The file in blocks of 32 KiB, and whether a block is the last one."""
     rest = b""
     for chunk in source.chunks(_BLOCK * 32):
