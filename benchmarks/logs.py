@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from surefoot.logs.answer import LogDiagnosis, RunHealth
-from surefoot.logs.diagnosing import diagnose_tables
-from surefoot.logs.judging.signs.sight import DEFAULT_THRESHOLDS, SymptomThresholds
-from surefoot.logs.reading import door
-from surefoot.logs.table import LogTable, UnreadableInput
+from surefoot.logs.diagnose_log import diagnose_tables
+from surefoot.logs.formats import detect
+from surefoot.logs.log_diagnosis import LogDiagnosis, RunHealth, UnreadableInput
+from surefoot.logs.symptoms.symptom import DEFAULT_THRESHOLDS, SymptomThresholds
+from surefoot.logs.table import LogTable
 from surefoot.records import Pattern
 
 INDEX = "INDEX.csv"
@@ -106,7 +106,7 @@ def _read(folder: Path) -> tuple[list[Log], list[str]]:
             if row.get("label") not in (*LABELS, "other"):
                 raise ValueError(f"{index}: {row.get('label')!r} is no label. Use {', '.join(LABELS)} or other")
             try:
-                tables = tuple(door.read_log(folder / row["file"]))
+                tables = tuple(detect.read_log(folder / row["file"]))
             except UnreadableInput as error:
                 unread.append(str(error))
                 continue
@@ -155,7 +155,9 @@ def _crossed(logs: Sequence[Log], say: Callable[[str], None]) -> list[str]:
 def _sights() -> Iterator[SymptomThresholds]:
     """The figures as they are, each one moved by itself, and each two moved together."""
     yield DEFAULT_THRESHOLDS
-    moves = [(name, value) for name, values in GRID.items() for value in values if value != getattr(DEFAULT_THRESHOLDS, name)]
+    moves = [
+        (name, value) for name, values in GRID.items() for value in values if value != getattr(DEFAULT_THRESHOLDS, name)
+    ]
     for name, value in moves:
         yield replace(DEFAULT_THRESHOLDS, **{name: value})
     for (one, first), (other, second) in itertools.combinations(moves, 2):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from surefoot.cli import app
-from surefoot.logs.table import UnreadableInput
+from surefoot.logs.log_diagnosis import UnreadableInput
 
 command = importlib.import_module("surefoot.cli.diagnose")  # the name alone is also the function's
 

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 from wandbfiles import ended, file, printed, steps
 
-from surefoot.logs.answer import LogDiagnosis
-from surefoot.logs.diagnosing import diagnose
-from surefoot.logs.table import UnreadableInput
+from surefoot.logs.diagnose_log import diagnose
+from surefoot.logs.log_diagnosis import LogDiagnosis, UnreadableInput
 
 LOSSES = [*np.round(2 + 8 * np.exp(-np.arange(50) / 12) + 0.02 * np.cos(np.arange(50) * 2.4), 4).tolist(), *["NaN"] * 9]
 RECORDS = [f'{{"step": {k}, "loss": {loss}, "lr": 1e-4}}' for k, loss in enumerate(LOSSES)]

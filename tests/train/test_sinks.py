@@ -12,8 +12,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import surefoot
-from surefoot.logs.reading.door import read_file
-from surefoot.logs.table import LogTable, UnreadableInput
+from surefoot.logs.formats.detect import read_file
+from surefoot.logs.log_diagnosis import UnreadableInput
+from surefoot.logs.table import LogTable
 from surefoot.records import Action, Decision, Note
 from surefoot.train.figures import Figures
 from surefoot.train.recipe.mistakes import RecipeError

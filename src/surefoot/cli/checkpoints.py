@@ -14,7 +14,7 @@ from typing import Any
 
 from surefoot.checkpoint.store import Store, StoredCheckpoint
 from surefoot.journal.output_files import OutputRefused, check_output
-from surefoot.logs.table import UnreadableInput
+from surefoot.logs.log_diagnosis import UnreadableInput
 
 FINE, TROUBLE, UNUSABLE = 0, 1, 2
 _HEAD = ("name", "step", "attempt", "age", "size", "kind", "health", "whole")

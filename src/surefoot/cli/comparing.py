@@ -10,8 +10,8 @@ from typing import Any
 import xxhash
 
 from surefoot.checkpoint.store import StoredCheckpoint
-from surefoot.logs.checkpoint import safefile
-from surefoot.logs.table import UnreadableInput
+from surefoot.inspect import safetensors_file
+from surefoot.logs.log_diagnosis import UnreadableInput
 
 _CHUNK = 1 << 20
 _MOST = 20
@@ -71,16 +71,16 @@ def _tensors(kept: StoredCheckpoint, leave: set[str]) -> dict[str, list[Look]]:
     for file in sorted(kept.files):
         if file.endswith(".safetensors") and file not in leave:
             path = kept.folder / file
-            table, start = safefile.header(path)
+            table, start = safetensors_file.read_header(path)
             for name, entry in table.items():
                 if name != "__metadata__":
-                    kind, shape, begin, end = safefile.entry_of(path, name, entry)
+                    kind, shape, begin, end = safetensors_file.parse_entry(path, name, entry)
                     looks[name].append((kind, shape, _hash(path, start + begin, end - begin)))
     return looks
 
 
 def _names(kept: StoredCheckpoint, file: str) -> list[str]:
-    return [name for name in safefile.header(kept.folder / file)[0] if name != "__metadata__"]
+    return [name for name in safetensors_file.read_header(kept.folder / file)[0] if name != "__metadata__"]
 
 
 def _hash(path: Path, start: int, size: int) -> str:

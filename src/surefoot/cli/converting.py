@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.store.manifest import plain
+from surefoot.inspect import torch_file
 from surefoot.journal.output_files import OutputRefused, check_output, output_file
-from surefoot.logs.checkpoint import torchfile
-from surefoot.logs.table import UnreadableInput
+from surefoot.logs.log_diagnosis import UnreadableInput
 
 _DEEPEST = 64
 LARGEST_EXPANDED = 1 << 30
@@ -26,9 +26,11 @@ def convert(source: Path, out: Path) -> dict[str, Any]:
     for path in (out, beside):
         check_output(path, inputs=[source], new=True)
     if not source.is_file():
-        raise UnreadableInput(f"{source} is {'a folder' if source.is_dir() else 'not there'}. Name a file of torch.save")
+        raise UnreadableInput(
+            f"{source} is {'a folder' if source.is_dir() else 'not there'}. Name a file of torch.save"
+        )
     tensors: dict[str, Any] = {}
-    rest = _apart(torchfile.load_plain(source), "", tensors, 0)
+    rest = _apart(torch_file.load_strict(source), "", tensors, 0)
     if not tensors:
         raise UnreadableInput(f"{source} holds no tensors")
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from surefoot.journal.output_files import OutputRefused, check_output
-from surefoot.logs.answer import LogDiagnosis, RunHealth
-from surefoot.logs.table import UnreadableInput
+from surefoot.logs.log_diagnosis import LogDiagnosis, RunHealth, UnreadableInput
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -89,7 +88,7 @@ def _printable(text: str, encoding: str | None) -> str:
 
 def _show(paths: Sequence[str], wishes: Wishes) -> int:
     if wishes.plot is not None:
-        from surefoot.logs.showing.picture import check_can_draw
+        from surefoot.logs.report.matplotlib_plot import check_can_draw
 
         check_can_draw(wishes.plot)
     _check_targets(paths, wishes)
@@ -115,19 +114,19 @@ def _compared(paths: Sequence[str], wishes: Wishes) -> int:
         raise UnreadableInput(
             f"--compare takes two logs that are finished: here {'are' if len(paths) > 1 else 'is'} {len(paths)}"
         )
-    from surefoot.logs.showing import compare_page
-    from surefoot.logs.showing.compare import compare_logs
+    from surefoot.logs.report import comparison_page
+    from surefoot.logs.report.comparison import compare_logs
 
     first, second = (judged(path, wishes.columns) for path in paths)
     found = compare_logs(first, second)
     width, colour = terminal()
-    text = compare_page.as_text(found, width=width, colour=colour, encoding=sys.stdout.encoding)
+    text = comparison_page.as_text(found, width=width, colour=colour, encoding=sys.stdout.encoding)
     say(as_json(found.as_json()) if wishes.as_json else text)
     if wishes.plot is not None:
-        compare_page.draw(found, wishes.plot, inputs=paths, force=wishes.force)
+        comparison_page.draw(found, wishes.plot, inputs=paths, force=wishes.force)
         tell(f"picture written to {wishes.plot}")
     if wishes.html is not None:
-        compare_page.write(found, wishes.html, inputs=paths, force=wishes.force)
+        comparison_page.write(found, wishes.html, inputs=paths, force=wishes.force)
         tell(f"page written to {wishes.html}")
     return TROUBLE if found.is_trouble else FINE
 
@@ -137,7 +136,7 @@ def _followed(paths: Sequence[str], wishes: Wishes) -> int:
         raise UnreadableInput(f"--follow takes one log: here are {len(paths)}")
     if wishes.on not in ON:
         raise UnreadableInput(f"--on {wishes.on} is unknown. Use {' or '.join(ON)}")
-    from surefoot.logs.following.follow import follow, open_log
+    from surefoot.logs.follow.follow import follow, open_log
 
     path = paths[0]
     log = open_log(path, columns=wishes.columns)
@@ -166,7 +165,7 @@ def _followed(paths: Sequence[str], wishes: Wishes) -> int:
 
 def _line(answer: LogDiagnosis) -> str:
     """A finding in one line, with the time of day."""
-    from surefoot.logs.showing.words import clean
+    from surefoot.logs.report.wording import clean
 
     return f"{time.strftime('%H:%M:%S')}  {answer.verdict.upper():<8} {clean(answer.sentence)}\n"
 
@@ -196,7 +195,7 @@ def _answered(paths: Sequence[str], wishes: Wishes) -> int:
 
 
 def judged(path: str, columns: Mapping[str, str]) -> LogDiagnosis:
-    from surefoot.logs.diagnosing import diagnose
+    from surefoot.logs.diagnose_log import diagnose
 
     with _progress():
         return diagnose(path, columns=columns or None)
@@ -211,7 +210,7 @@ def _progress() -> Iterator[None]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from surefoot.logs.reading.progress import report_progress
+    from surefoot.logs.formats.log_source import report_progress
 
     columns = (TextColumn("reading {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
@@ -245,7 +244,7 @@ def terminal() -> tuple[int, bool]:
 
 
 def _pages(answers: Sequence[LogDiagnosis]) -> None:
-    from surefoot.logs.showing.page import as_text, summary
+    from surefoot.logs.report.terminal_page import as_text, summary
 
     width, colour = terminal()
     for answer in answers:
@@ -257,13 +256,13 @@ def _pages(answers: Sequence[LogDiagnosis]) -> None:
 def _write(answers: Sequence[LogDiagnosis], wishes: Wishes, inputs: Sequence[str]) -> None:
     """The files that were asked for; several answers go to several files."""
     if wishes.plot is not None:
-        from surefoot.logs.showing.picture import draw_picture
+        from surefoot.logs.report.matplotlib_plot import draw_picture
 
         for answer, path in zip(answers, _numbered(wishes.plot, len(answers)), strict=True):
             draw_picture(answer, path, inputs=inputs, force=wishes.force)
             tell(f"picture written to {path}")
     if wishes.html is not None:
-        from surefoot.logs.showing.webpage import write_page
+        from surefoot.logs.report.html_page import write_page
 
         for answer, path in zip(answers, _numbered(wishes.html, len(answers)), strict=True):
             write_page(answer, path, inputs=inputs, force=wishes.force)

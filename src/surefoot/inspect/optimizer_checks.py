@@ -78,7 +78,9 @@ def params_without_gradient(contents: CheckpointContents, state_stats: ParamStat
     zero = [param.key for param, stats in measured if stats.is_constant and stats.max == 0]
     if not zero or not any(param.step is None or param.step > 0 for param, _ in measured):
         return None
-    message = f"{len(zero):,} of {len(measured):,} parameters have second moments of exactly 0: they never got a gradient"
+    message = (
+        f"{len(zero):,} of {len(measured):,} parameters have second moments of exactly 0: they never got a gradient"
+    )
     if len(zero) <= len(measured) / 2:
         contents.notes.append(f"{message} ({list_names(zero, 5)})")
         return None

@@ -12,7 +12,17 @@ from surefoot.inspect.contents import FLOAT_DTYPES, CheckpointContents, Numbers,
 from surefoot.inspect.torch_file import UnloadedObject
 
 _MAX_DEPTH = 60
-_STEP_KEYS = ("global_step", "step", "iteration", "iter_num", "iter", "steps", "num_updates", "total_iters", "train_step")
+_STEP_KEYS = (
+    "global_step",
+    "step",
+    "iteration",
+    "iter_num",
+    "iter",
+    "steps",
+    "num_updates",
+    "total_iters",
+    "train_step",
+)
 _NO_WEIGHTS = frozenset(
     {"callbacks", "loops", "lr_schedulers", "lr_scheduler", "scheduler", "metrics", "hyper_parameters"}
 )

@@ -94,9 +94,7 @@ def _nonfinite_evidence(weight: MeasuredWeight) -> str:
         for count, word in ((stats.nans, "NaN"), (stats.plus_infs, "Inf"), (stats.minus_infs, "-Inf"))
     ]
     kinds = ", ".join(part for part in parts if not part.startswith("0 "))
-    rows = (
-        f", in {stats.nonfinite_rows:,} of {stats.rows:,} rows" if 0 < stats.nonfinite_rows < stats.rows else ""
-    )
+    rows = f", in {stats.nonfinite_rows:,} of {stats.rows:,} rows" if 0 < stats.nonfinite_rows < stats.rows else ""
     return f"tensor {weight.name} ({weight.tensor.dtype}): {kinds} of {stats.count:,} values{rows}"
 
 

@@ -23,10 +23,6 @@ MAX_TAIL_CHARS = 1 << 16
 THINNED_NOTE = "the log is so long that it was thinned: of four neighbours the lowest and the highest are kept"
 
 
-class UnreadableInput(ValueError):
-    """A log cannot be read; the message names what is wrong, where, and the way out."""
-
-
 @dataclass(frozen=True, slots=True)
 class LogColumn:
     """The values of one name, and the number of the record (line, row, event) in which each stood."""
@@ -113,7 +109,9 @@ class TableBuilder:
         numbers = np.arange(self.records, self.records + count, dtype=np.int64)
         for name, values in columns.items():
             here = present.get(name)
-            self.add_values(name, numbers, values) if here is None else self.add_values(name, numbers[here], values[here])
+            self.add_values(name, numbers, values) if here is None else self.add_values(
+                name, numbers[here], values[here]
+            )
         self.records += count
 
     def add_values(self, name: str, rows: NDArray[np.int64], values: NDArray[np.float64]) -> None:

@@ -1,0 +1,324 @@
+"""The making of a line: which of its numbers are called what, and a pattern that finds them again."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from surefoot.logs.formats.console.tokens import NOT_A_NUMBER, LineTokens, NumberToken, to_float
+from surefoot.logs.formats.console.value_names import name_after, name_before, phase_in, phase_of_name
+from surefoot.logs.formats.metric_names import MetricRole, parse_metric_name, split_words
+
+HIDDEN = "\x00"
+TOTAL = "\x00total"
+"""Hidden names of numbers that are of use but no column: a counter's end, the rank that speaks."""
+RANK = "\x00rank"
+COUNT = "\x00count"
+_RANK = re.compile(r"(?i)(?:\brank[ :=_]*|\[(?:gpu|worker|proc|process|node|default)[ :=_-]*|^\s*\[\d+,|\bgpu[ :=_]*)$")
+_BATCH = re.compile(r"(?i)\b(?:batch|ba|minibatch)\W*$")
+_DROPPED = frozenset(
+    {"eta", "pid", "port", "seed", "line", "device", "gpu", "cuda", "v num", "id", "size", "host", "node"}
+)
+_INFORMATIVE = frozenset(
+    {
+        MetricRole.LOSS,
+        MetricRole.GRAD_NORM,
+        MetricRole.LR,
+        MetricRole.LOSS_SCALE,
+        MetricRole.SKIPPED,
+        MetricRole.PERPLEXITY,
+        MetricRole.ERROR,
+        MetricRole.ACCURACY,
+        MetricRole.REWARD,
+    }
+)
+_PER_SPLIT = frozenset(
+    {MetricRole.LOSS, MetricRole.PERPLEXITY, MetricRole.ERROR, MetricRole.ACCURACY, MetricRole.REWARD, MetricRole.OTHER}
+)
+"""What belongs to the data it was measured on; a rate or a time does not."""
+
+
+class LineKind(Enum):
+    """What lines of one making are."""
+
+    ROW = auto()
+    UNCONFIRMED = auto()
+    """Rows, should there be more than one of them."""
+    POSITION = auto()
+    """Only counters: where the lines behind it stand."""
+    SINGLE = auto()
+    """One name and one number."""
+    BAR = auto()
+    """A bar of one epoch whose last state is the epoch's row."""
+    CHATTER = auto()
+
+
+@dataclass(slots=True)
+class NumberSlot:
+    """One number of use."""
+
+    name: str
+    role: MetricRole
+    number: NumberToken
+
+
+@dataclass(slots=True)
+class LineShape:
+    """Lines of one making."""
+
+    key: str
+    kind: LineKind
+    names: tuple[str, ...]
+    commas: tuple[bool, ...]
+    factors: tuple[float, ...]
+    pattern_text: str
+    has_counter: bool
+    """Says by itself at which step or epoch it stands."""
+    is_eval: bool
+    epoch: str
+    """The name of its epoch, if it has one."""
+    has_steps: bool
+    """It has a column of steps."""
+    has_loss: bool
+    """It has a loss."""
+    bar: str = ""
+    seen: int = 0
+    unconfirmed_row: tuple[int, dict[str, float]] | None = None
+    """The first row of a kind that may be none, and the number of rows before it."""
+    last: tuple[str, ...] = ()
+    rank: float | None = None
+    steps_before: float = 0.0
+    """Steps of the bars before, for a counter that begins anew with every bar."""
+    count: float = 0.0
+    pattern: re.Pattern[str] | None = field(default=None)
+
+    @property
+    def plain(self) -> bool:
+        """Its columns are just its numbers, so that many lines can be read at once."""
+        return self.kind is LineKind.ROW and self.has_counter and RANK not in self.names and not any(self.commas) and (
+            COUNT not in self.names or not self.is_eval
+        )  # fmt: skip
+
+    def values(self, texts: tuple[str, ...]) -> dict[str, float]:
+        """Raises ValueError where a text is no number after all."""
+        return {
+            name: to_float(text, comma=comma) * factor
+            for name, text, comma, factor in zip(self.names, texts, self.commas, self.factors, strict=True)
+        }
+
+    def compiled(self) -> re.Pattern[str]:
+        if self.pattern is None:
+            self.pattern = re.compile(self.pattern_text)
+        return self.pattern
+
+
+def shape_of(found: LineTokens) -> tuple[LineShape, tuple[str, ...]]:
+    """How lines like this one are read, and the texts of this one's numbers."""
+    slots = _find_slots(found)
+    names = [slot.name for slot in slots]
+    kind = _classify(found, slots)
+    roles = {slot.role for slot in slots if slot.name[:1] != HIDDEN}
+    pieces = list(found.pieces)
+    for slot in slots:
+        pieces[slot.number.piece] = f"({pieces[slot.number.piece]})"
+    shape = LineShape(
+        key=found.key,
+        kind=kind,
+        names=tuple(names),
+        commas=tuple(slot.number.decimal_comma for slot in slots),
+        factors=tuple(slot.number.factor for slot in slots),
+        pattern_text="".join(pieces),
+        has_counter=bool(roles & {MetricRole.STEP, MetricRole.EPOCH}) or COUNT in names,
+        is_eval=_is_eval_only(slots),
+        epoch=next((slot.name for slot in slots if slot.role is MetricRole.EPOCH), ""),
+        has_steps=MetricRole.STEP in roles,
+        has_loss=MetricRole.LOSS in roles,
+        bar=found.bar,
+    )
+    return shape, tuple(slot.number.text for slot in slots)
+
+
+def _is_eval_only(slots: list[NumberSlot]) -> bool:
+    """Whether a row tells of other data only: of what it measured nothing is training's."""
+    measured = [slot.name for slot in slots if slot.role in _INFORMATIVE & _PER_SPLIT]
+    return bool(measured) and all(phase_of_name(name) == "eval" for name in measured)
+
+
+def _find_slots(found: LineTokens) -> list[NumberSlot]:
+    slots: list[NumberSlot] = []
+    taken: set[str] = set()
+    phase = ""
+    totals: set[int] = set()
+    halves: dict[int, str] = {}
+    for index, number in enumerate(found.numbers):
+        if index in totals:
+            continue
+        if _is_rank(found, index):
+            slots.append(NumberSlot(RANK, MetricRole.OTHER, number))
+            continue
+        said = name_before(number.gap)
+        total = _total_of(found.numbers, index)
+        if total is not None:
+            totals.add(index + 1)
+        name, role = _name_and_role(found, index, halves.pop(index, "") or said.name)
+        if name.count("/") == 1 and _is_half_of_pair(found.numbers, index):
+            name, halves[index + 1] = name.split("/")  # train_loss/val_loss: 0.5/0.6
+        phase = phase_in(said.rest) or (phase_in(said.name) if name in (COUNT, "epoch") else "") or phase
+        if not name or " ".join(split_words(name)) in _DROPPED or number.unit == "z":
+            continue
+        if phase == "eval" and role in _PER_SPLIT and not phase_of_name(name):
+            name = f"eval {name}"
+        if name in taken:
+            continue
+        taken.add(name)
+        slots.append(NumberSlot(name, role, number))
+        if total is not None:
+            slots.append(NumberSlot(TOTAL if name == COUNT else f"{TOTAL} {name}", MetricRole.OTHER, total))
+    if any(slot.role is MetricRole.STEP for slot in slots):
+        slots = [slot for slot in slots if slot.name not in (COUNT, TOTAL)]
+    return _spread_eval(_add_leading_step(found, slots))
+
+
+def _is_half_of_pair(numbers: list[NumberToken], index: int) -> bool:
+    return index + 1 < len(numbers) and numbers[index + 1].gap.strip() == "/" and _total_of(numbers, index) is None
+
+
+def _is_rank(found: LineTokens, index: int) -> bool:
+    """Whether the number is that of the rank that printed the line."""
+    gap = found.numbers[index].gap
+    return bool(_RANK.search(gap.rstrip("[ "))) or gap == f"[{NOT_A_NUMBER}" or (index == 0 and _has_task_label(found))
+
+
+def _name_and_role(found: LineTokens, index: int, name: str) -> tuple[str, MetricRole]:
+    """The name of a number and what it means, where the words before it are not all."""
+    numbers = found.numbers
+    role = parse_metric_name(name).role
+    if _total_of(numbers, index) is not None:
+        if role not in (MetricRole.EPOCH_STEP, MetricRole.OTHER):
+            return name, role
+        if numbers[index].gap.rstrip().endswith("[") and _opens_bracket(numbers, index + 1, "]["):
+            return "epoch", MetricRole.EPOCH  # [1/200][10/1583]
+        return COUNT, MetricRole.EPOCH_STEP
+    if (
+        name
+        and role is MetricRole.OTHER
+        and phase_in(name)
+        and len(name.split()) == 1
+        and _opens_bracket(numbers, index)
+    ):
+        return "epoch", MetricRole.EPOCH  # Train: 3 [ 50/100 ...
+    if not name and index < 2 and (_is_torchtune(numbers) or _is_pytorch_tutorial(numbers)):
+        name = ("batch" if numbers[1].gap.startswith(",") else "step") if index else "epoch"
+    elif not name and _is_chinese_counter(numbers, index, found):
+        name = "epoch" if "轮" in _text_after(numbers, index, found)[:3] else "step"
+    elif not name and numbers[index].unit[:4] in ("epoc", "step", "iter") and "/" not in numbers[index].unit:
+        name = numbers[index].unit
+    elif not name:
+        name = name_after(numbers[index + 1].gap if index + 1 < len(numbers) else found.tail)
+    return name, parse_metric_name(name).role
+
+
+def _total_of(numbers: list[NumberToken], index: int) -> NumberToken | None:
+    """The number behind the slash, for the first of 10/300."""
+    if index + 1 < len(numbers) and numbers[index + 1].gap.strip() in ("/", "of", "out of"):
+        whole = numbers[index].text.isdigit() and numbers[index + 1].text.isdigit()
+        return numbers[index + 1] if whole else None
+    return None
+
+
+def _opens_bracket(numbers: list[NumberToken], index: int, sign: str = "[") -> bool:
+    return (
+        index + 2 < len(numbers)
+        and numbers[index + 1].gap.strip() == sign
+        and _total_of(numbers, index + 1) is not None
+    )
+
+
+def _has_task_label(found: LineTokens) -> bool:
+    """`0: ...` in front of every line, as srun and others label what a task says; it counts no step."""
+    numbers = found.numbers
+    if numbers[0].gap.strip() or len(numbers) < 3 or numbers[0].unit or not numbers[0].text.isdigit():
+        return False
+    if not numbers[1].gap.startswith(": "):
+        return False
+    return any(
+        parse_metric_name(name_before(number.gap).name).role in (MetricRole.STEP, MetricRole.EPOCH)
+        for number in numbers[1:]
+    )
+
+
+def _text_after(numbers: list[NumberToken], index: int, found: LineTokens) -> str:
+    return (numbers[index + 1].gap if index + 1 < len(numbers) else found.tail).strip()
+
+
+def _is_chinese_counter(numbers: list[NumberToken], index: int, found: LineTokens) -> bool:
+    """第3轮, 第 100 步."""
+    return numbers[index].gap.rstrip().endswith("第") and bool(
+        re.match("个?[轮步次]|个?epoch", _text_after(numbers, index, found))
+    )
+
+
+def _is_torchtune(numbers: list[NumberToken]) -> bool:
+    """1|10|Loss: 2.5."""
+    return len(numbers) > 2 and not numbers[0].gap.strip() and numbers[1].gap == "|" and numbers[2].gap[:1] == "|"
+
+
+def _is_pytorch_tutorial(numbers: list[NumberToken]) -> bool:
+    """[1,  2000] loss: 2.5."""
+    opens = numbers[0].gap.strip(f" {NOT_A_NUMBER}") == "[" and len(numbers) > 2
+    return opens and numbers[1].gap.strip() == "," and numbers[2].gap[:1] == "]"
+
+
+def _add_leading_step(found: LineTokens, slots: list[NumberSlot]) -> list[NumberSlot]:
+    """A bare number in front of a row that counts nothing is its step: `[10] loss: 0.5`, `10: loss 0.5`."""
+    number = found.numbers[0]
+    counts = any(slot.role in (MetricRole.STEP, MetricRole.EPOCH, MetricRole.EPOCH_STEP) for slot in slots)
+    told = any(slot.role in _INFORMATIVE for slot in slots)
+    if counts or not told or slots[0].number is number or not number.text.isdigit() or number.unit:
+        return slots
+    bare = number.gap.replace(NOT_A_NUMBER, "").strip(" [(#")
+    behind = found.numbers[1].gap.lstrip()[:1] if len(found.numbers) > 1 else ""
+    return (
+        [NumberSlot("step", MetricRole.STEP, number), *slots] if not bare and behind in ("]", ")", ":", "|") else slots
+    )
+
+
+def _spread_eval(slots: list[NumberSlot]) -> list[NumberSlot]:
+    """Where the first value of a line is an evaluation's by name and none is training's, all of them are."""
+    measured = [slot for slot in slots if slot.role in _PER_SPLIT and slot.name[:1] != HIDDEN]
+    if (
+        measured
+        and phase_of_name(measured[0].name) == "eval"
+        and not any(phase_of_name(one.name) == "train" for one in measured)
+    ):
+        for slot in measured:
+            if not phase_of_name(slot.name):
+                slot.name = f"eval {slot.name}"
+    return slots
+
+
+def _classify(found: LineTokens, slots: list[NumberSlot]) -> LineKind:
+    named = [slot for slot in slots if slot.name[:1] != HIDDEN]
+    roles = {slot.role for slot in named}
+    counting = roles & {MetricRole.STEP, MetricRole.EPOCH, MetricRole.EPOCH_STEP} or any(
+        slot.name == COUNT for slot in slots
+    )
+    telling = roles & _INFORMATIVE
+    values = [slot for slot in named if slot.role not in (MetricRole.STEP, MetricRole.EPOCH, MetricRole.EPOCH_STEP)]
+    if found.bar == "keras" and telling and any(slot.name == COUNT for slot in slots):
+        return LineKind.BAR
+    if len(values) == 1 and not counting and _is_whole_line(found, values[0]):
+        return LineKind.SINGLE
+    if telling & {MetricRole.LOSS, MetricRole.PERPLEXITY} and counting:
+        return LineKind.ROW
+    if telling and (counting or telling & {MetricRole.LOSS}):
+        return LineKind.UNCONFIRMED
+    if counting and not values and (named or found.bar or _BATCH.search(slots[0].number.gap)):
+        return LineKind.POSITION
+    return LineKind.CHATTER
+
+
+def _is_whole_line(found: LineTokens, slot: NumberSlot) -> bool:
+    """One name and one number make the whole line, but for a prefix and a unit."""
+    return len(found.tail.strip(" |│┃,;.")) <= 12 and len(found.numbers) <= 2 and bool(slot.name)

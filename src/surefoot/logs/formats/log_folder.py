@@ -1,0 +1,214 @@
+"""A folder: the logs that lie in it, and the one that tells most about the run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from surefoot.inspect import find_weights
+from surefoot.logs.formats import surefoot_run, tensorboard_folder, wandb_log
+from surefoot.logs.formats.metric_names import MetricRole, parse_metric_name
+from surefoot.logs.log_diagnosis import UnreadableInput
+from surefoot.logs.table import LogTable
+
+_MAX_DEPTH = 6
+_MAX_LISTED = 20_000
+"""Files and folders looked at by name."""
+_MAX_READ = 60
+"""Logs read to choose from."""
+_MAX_BYTES = 1 << 28
+"""Bytes of logs read to choose from; at least one is read, however large."""
+_MAX_MENTIONED = 6
+_SKIPPED_FOLDERS = frozenset(
+    {"venv", "env", "node_modules", "site-packages", "__pycache__", "data", "dataset", "datasets", "images", "weights"}
+    | {"dist", "build", "src", "tests", "docs", "media", "artifacts", "tokenizer", "pages", "blobs", "snapshots"}
+)
+_NOT_A_LOG_SUFFIX = re.compile(
+    r"\.(?:py|pyc|pyi|ipynb|md|rst|html?|css|js|ts|cc?|cpp|cu|h|hpp|java|go|rs|sh|bat|ps1|ya?ml|toml|cfg|ini|conf|lock"
+    r"|png|jpe?g|gif|svg|webp|bmp|pdf|mp4|wav|mp3|pth?|ckpt|bin|h5|keras|safetensors|onnx|gguf|pkl|pickle|np[yz]|parquet"
+    r"|arrow|zip|tar|7z|so|dll|exe|model|msgpack|pb|sqlite|db|whl|xml|tex|bib|ttf|woff|patch|diff|index|idx)"
+)
+_NOT_A_LOG_NAME = re.compile(
+    r"(?:requirements.*|readme.*|licen[cs]e.*|makefile|dockerfile|(?:.*_)?config|(?:.*[_-])?tokenizer.*|vocab.*|merges"
+    r"|special_tokens.*|added_tokens.*|generation_config|adapter_config|.*index|package.*|tsconfig|conda.*|pip.*"
+    r"|training_args|preprocessor.*|hparams|wandb-metadata|dataset_info|labels|classes)",
+    re.I,
+)
+_CHECKPOINT = re.compile(r"(?:checkpoint|global_step|step|epoch)[-_]?(\d+)", re.I)
+ReadFile = Callable[[str], list[LogTable]]
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundLog:
+    """One log, or what makes up one."""
+
+    path: Path
+    tables: list[LogTable]
+
+    @property
+    def points(self) -> int:
+        return max((_count_losses(table) for table in self.tables), default=0)
+
+
+def read_folder(path: str, read_file: ReadFile) -> list[LogTable]:
+    """The log with the most losses in a folder; the others are told in a note."""
+    root = Path(path)
+    if surefoot_run.is_run_dir(root):
+        return [surefoot_run.read_run_dir(root)]
+    if (run := _read_wandb(root, read_file)) is not None:
+        return run
+    found, looked_at, left = _find_logs(root, read_file)
+    if not found:
+        weights = find_weights(root)
+        way_out = f"It has weights: pass {weights} to have them looked at" if weights else "Pass the log itself"
+        raise UnreadableInput(
+            f"{path} has no log in it that could be read ({looked_at} files were looked at). {way_out}"
+        )
+    found.sort(key=lambda one: (one.points, _is_structured(one), _modified_at(one.path)), reverse=True)
+    best, others = found[0], found[1:]
+    notes = [_choice_note(root, best, others)] if others or left else [f"read {_relative_path(root, best.path)}"]
+    if left:
+        notes.append(f"{left} more files were not looked into: pass one of them, or a folder with fewer")
+    if weights := find_weights(root):
+        notes.append(f"weights lie there too, and were not looked at: surefoot diagnose {weights}")
+    ending = next((table.tail for one in others for table in one.tables if "Traceback" in table.tail), "")
+    return [replace(table, notes=(*table.notes, *notes), tail=table.tail or ending) for table in best.tables]
+
+
+def _find_logs(root: Path, read_file: ReadFile) -> tuple[list[_FoundLog], int, int]:
+    """The logs that could be read, how many files were looked at, and how many were left out."""
+    found: list[_FoundLog] = []
+    events: set[Path] = set()
+    files: list[Path] = []
+    looked_at = 0
+    for here, names in _walk(root):
+        looked_at += len(names)
+        if here != root and surefoot_run.is_run_dir(here):
+            found += _try_read(here, lambda file: [surefoot_run.read_run_dir(file)])
+            continue
+        if any("tfevents" in name for name in names):
+            events.add(here)
+        files += [here / name for name in names if _may_be_log(name)]
+    if events:
+        top = events.pop() if len(events) == 1 else root
+        found += _try_read(top, tensorboard_folder.read_event_folder)
+    size = left = 0
+    for file in _drop_older_states(files):
+        size += _file_size(file)
+        if len(found) >= _MAX_READ or (found and size > _MAX_BYTES):
+            left += 1
+            continue
+        found += [one for one in _try_read(file, lambda one: read_file(str(one))) if _is_useful(one)]
+    return found, looked_at, left
+
+
+def _walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
+    listed = 0
+    for here, below, names in os.walk(root):
+        depth = len(Path(here).relative_to(root).parts)
+        kept = [name for name in below if name.lower() not in _SKIPPED_FOLDERS and not name.startswith(".")]
+        below[:] = sorted(kept) if depth < _MAX_DEPTH and listed < _MAX_LISTED else []
+        listed += len(below) + len(names)
+        yield Path(here), sorted(names)
+
+
+def _may_be_log(name: str) -> bool:
+    stem, suffix = os.path.splitext(name.lower().removesuffix(".gz"))
+    return (
+        "tfevents" not in name
+        and not name.startswith(".")
+        and not _NOT_A_LOG_SUFFIX.fullmatch(suffix)
+        and not (suffix in ("", ".txt", ".json") and _NOT_A_LOG_NAME.fullmatch(stem))
+    )
+
+
+def _drop_older_states(files: list[Path]) -> list[Path]:
+    """A trainer writes its whole history anew with every checkpoint: the newest has all of it."""
+    newest: dict[tuple[Path, str], tuple[float, Path]] = {}
+    others: list[Path] = []
+    for file in files:
+        step = _CHECKPOINT.fullmatch(file.parent.name)
+        if step is None and file.name != "trainer_state.json":
+            others.append(file)
+            continue
+        run = (file.parent.parent if step else file.parent, file.name)
+        # One beside the checkpoints was written at the end of the run.
+        order = float(step[1]) if step else float("inf")
+        if run not in newest or order > newest[run][0]:
+            newest[run] = (order, file)
+    # The likeliest first: there may be more files than are read.
+    likely = sorted(others, key=lambda file: (not _likely(file), len(file.parts), -_file_size(file), file))
+    return [file for _, file in newest.values()] + likely
+
+
+def _likely(file: Path) -> bool:
+    return file.suffix.lower() in (".csv", ".jsonl", ".log", ".out", ".err", ".wandb", ".tsv") or bool(
+        re.search(r"log|metric|history|progress|result|loss|train", file.name, re.I)
+    )
+
+
+def _try_read(path: Path, reader: Callable[[Path], list[LogTable]]) -> list[_FoundLog]:
+    try:
+        return [_FoundLog(path, reader(path))]
+    except (UnreadableInput, OSError):
+        return []
+
+
+def _is_useful(found: _FoundLog) -> bool:
+    """A log with losses, or with the exception that a run ended in."""
+    return found.points > 0 or any("Traceback" in table.tail for table in found.tables)
+
+
+def _read_wandb(root: Path, read_file: ReadFile) -> list[LogTable] | None:
+    """A folder of one W&B run: its record, or what it printed."""
+    try:
+        run = wandb_log.open_run_folder(root)
+    except OSError:
+        return None
+    for file in (run.record, run.console) if run else ():
+        found = _try_read(file, lambda one: read_file(str(one))) if file else []
+        if found and run and any(table.columns for table in found[0].tables):
+            return [replace(table, settings={**run.settings, **table.settings}) for table in found[0].tables]
+    return None
+
+
+def _count_losses(table: LogTable) -> int:
+    told = [(parse_metric_name(name), len(column)) for name, column in table.columns.items()]
+    return max((count for one, count in told if one.role in (MetricRole.LOSS, MetricRole.PERPLEXITY)), default=0)
+
+
+def _is_structured(found: _FoundLog) -> bool:
+    return all(table.format != "text" for table in found.tables)
+
+
+def _choice_note(root: Path, best: _FoundLog, others: list[_FoundLog]) -> str:
+    words = f"read {_relative_path(root, best.path)}, which has the most losses ({best.points})"
+    if not others:
+        return words
+    names = [f"{_relative_path(root, one.path)} ({one.points})" for one in others[:_MAX_MENTIONED]]
+    more = f" and {len(others) - _MAX_MENTIONED} more" if len(others) > _MAX_MENTIONED else ""
+    return f"{words}; there are also {', '.join(names)}{more}"
+
+
+def _relative_path(root: Path, path: Path) -> str:
+    try:
+        return str(path.relative_to(root)) if path != root else str(root)
+    except ValueError:
+        return str(path)
+
+
+def _file_size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _modified_at(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,265 @@
+"""What a column means, told from its name: people call the same thing by a hundred names. // What the words in a record say of its numbers: that they are of training or of evaluation, or what they measure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+
+class MetricRole(StrEnum):
+    """What a column holds."""
+
+    STEP = "step"
+    EPOCH_STEP = "inner"
+    """A counter that begins anew every epoch: a batch, a share of the epoch done."""
+    EPOCH = "epoch"
+    LOSS = "loss"
+    GRAD_NORM = "norm"
+    LR = "rate"
+    LOSS_SCALE = "scale"
+    SKIPPED = "skipped"
+    """Updates left out because the loss scale was too high."""
+    PERPLEXITY = "perplexity"
+    ERROR = "error"
+    ACCURACY = "accuracy"
+    REWARD = "reward"
+    SPEED = "speed"
+    """Steps, samples or tokens a second."""
+    SECONDS = "seconds"
+    """Time for a step."""
+    MEMORY = "memory"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricName:
+    """What a name says."""
+
+    role: MetricRole
+    is_eval: bool = False
+    """Measured on data that is not trained on."""
+    term: str = ""
+    """For a loss that is one term of several: which; empty for the whole."""
+    is_test: bool = False
+    """Held out for the very end, and often measured only there."""
+
+
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_SEPARATORS = re.compile(r"[^0-9a-z%一-鿿]+")
+_GLUED = re.compile(r"^(train|training|val|valid|eval|test|dev|lm|total|avg|mean|running|gen|disc)(loss|acc|accuracy)$")
+_CHINESE = (("验证", " val "), ("测试", " test "), ("训练", " train "), ("损失", " loss "), ("学习率", " lr "),
+            ("梯度范数", " grad norm "), ("准确率", " accuracy "), ("轮", " epoch "), ("步", " step "))  # fmt: skip
+
+_EVAL = frozenset({"eval", "val", "valid", "validation", "dev", "evaluation", "holdout", "heldout", "test", "vali"})
+_TEST = frozenset({"test"})
+_TRAIN = frozenset({"train", "training", "trn"})
+_COUNTS = frozenset({"step", "steps", "iteration", "iterations", "iter", "iters", "it", "update", "updates"})
+_STEPS = frozenset({"timestep", "timesteps", "itr", "itrs"}) | _COUNTS
+_EPOCH_STEPS = frozenset({"batch", "minibatch", "progress", "percent", "%", "batches"})
+_EPOCHS = frozenset({"epoch", "epochs", "ep"})
+_FILLER = frozenset(
+    {"global", "num", "number", "n", "total", "current", "cur", "trainer", "optimizer", "the", "of", "idx", "index"}
+    | {"counter", "count", "log", "charts", "metrics", "metric", "id", "no", "model"}
+)
+_TOTAL_WORDS = frozenset(
+    {"total", "mean", "avg", "average", "running", "current", "cur", "overall", "sum", "all", "lm", "global"}
+    | {"model", "final", "main", "on", "per", "step", "epoch", "batch", "iter", "iteration", "the", "of", "log", "set"}
+    | {"metrics", "metric", "charts", "scalars", "losses", "smoothed", "smooth", "ema", "median", "s", "ce", "nll"}
+    | {"cross", "entropy", "xent", "crossentropy", "interval", "combined", "token", "tokens", "logged", "reduced"}
+    | {"phase", "history", "logs", "data", "b", "rank", "0", "1", "causal", "language", "modeling", "modelling", "raw"}
+    | {"binary", "multi"}
+)
+_LOSSES = frozenset({"loss", "losses", "nll", "cost", "objective", "elbo", "xent", "criterion", "lossb", "logloss"})
+_NOT_A_LOSS = frozenset(
+    {"scale", "scaler", "scaling", "weight", "weights", "coef", "coeff", "lambda", "lr", "time", "std", "var", "min"}
+    | {"max", "best", "delta", "diff", "change", "ratio", "threshold", "skip", "skipped", "count", "patience", "grad"}
+    | {"improvement", "variance", "norm", "gradient", "function", "fn", "rate", "sec", "second", "reserved"}
+)
+_GRADIENTS = frozenset({"grad", "gradient", "grads", "gradients"})
+_ERRORS = frozenset({"mse", "mae", "rmse", "error", "err", "wer", "cer", "mape", "residual"})
+_LIGHTGBM_ERRORS = frozenset({"l1", "l2"})
+"""Errors as LightGBM calls them, when nothing else is in the name: elsewhere these are penalties."""
+_ACCURACIES = frozenset({"acc", "accuracy", "top1", "top5", "f1", "map", "auc", "miou", "iou", "dice", "bleu", "map50"})
+_REWARDS = frozenset({"reward", "rewards", "return", "returns", "rew", "score", "winrate"})
+_PERPLEXITIES = frozenset({"perplexity", "ppl"})
+
+
+@lru_cache(maxsize=4096)
+def split_words(name: str) -> tuple[str, ...]:
+    """A column's name as plain words: `run 7 - valLoss__MIN` gives `val loss min`.
+
+    >>> words_of("proud-sun-7 - train/loss_epoch")
+    ('train', 'loss', 'epoch')
+    """
+    name = name.strip().rsplit(" - ", 1)[-1]
+    for theirs, ours in _CHINESE:
+        name = name.replace(theirs, ours)
+    spaced = _SEPARATORS.sub(" ", _CAMEL.sub(" ", name).lower()).split()
+    found: list[str] = []
+    for word in spaced:
+        glued = _GLUED.match(word)
+        found += [glued[1], glued[2]] if glued else [word]
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def parse_metric_name(name: str) -> MetricName:
+    """What a column of this name holds.
+
+    >>> meaning("val/loss").role, meaning("val/loss").held_out
+    (<Role.LOSS: 'loss'>, True)
+    """
+    words = split_words(name)
+    said = frozenset(words)
+    held_out = bool(said & _EVAL) and not said & _TRAIN
+    role, part = _role(words, said)
+    return MetricName(role, held_out, part, bool(said & _TEST))
+
+
+def _role(words: tuple[str, ...], said: frozenset[str]) -> tuple[MetricRole, str]:
+    for told in (_counter_role, _optimizer_role):
+        role = told(words, said)
+        if role is not None:
+            return role, ""
+    if said & _LOSSES and not said & _NOT_A_LOSS:
+        left = [word for word in words if word not in _LOSSES | _TOTAL_WORDS | _EVAL | _TRAIN]
+        return MetricRole.LOSS, " ".join(left)
+    if said & {"min", "max", "std"} and not said & _REWARDS:
+        return MetricRole.OTHER, ""
+    for role, known in (
+        (MetricRole.PERPLEXITY, _PERPLEXITIES),
+        (MetricRole.REWARD, _REWARDS),
+        (MetricRole.ACCURACY, _ACCURACIES),
+        (MetricRole.ERROR, _ERRORS),
+    ):
+        if said & known:
+            return role, ""
+    boosted = said & _LIGHTGBM_ERRORS and said <= _LIGHTGBM_ERRORS | _TRAIN | _EVAL | {"s", "0", "1"}
+    return (MetricRole.ERROR if boosted else MetricRole.OTHER), ""
+
+
+def _optimizer_role(words: tuple[str, ...], said: frozenset[str]) -> MetricRole | None:
+    """Norms, rates, scales, and what the machine does."""
+    whole = "".join(words)
+    if said & {"min", "max"} and whole.endswith(("min", "max")):
+        return MetricRole.OTHER
+    plain = said <= {"norm"} | _FILLER | _TRAIN  # of what, is not said: nearly always of the gradients
+    if "gnorm" in said or ("norm" in said and (plain or said & _GRADIENTS)) or "gradnorm" in whole:
+        return MetricRole.OTHER if len(said - _FILLER) > 4 else MetricRole.GRAD_NORM
+    if said & {"skipped", "overflow", "overflows"}:
+        return MetricRole.SKIPPED
+    if "lossscale" in whole or "gradscale" in whole or "scalerscale" in whole or whole in ("scale", "ampscale"):
+        return MetricRole.LOSS_SCALE
+    if "lr" in said or "learningrate" in whole:
+        return MetricRole.LR
+    return _resource_role(words, said)
+
+
+def _resource_role(words: tuple[str, ...], said: frozenset[str]) -> MetricRole | None:
+    if said & {"memory", "mem", "vram", "rss"}:
+        return MetricRole.MEMORY
+    if said & {"wps", "tps", "fps", "ups", "throughput", "tflops", "speed"} or (
+        said & {"per", "s"} and said & {"second", "sec", "s"} and said & {"samples", "tokens", "steps", "it", "tok"}
+    ):
+        return MetricRole.SPEED
+    if said & {"time", "runtime", "elapsed", "eta", "duration", "ms", "seconds", "wall", "timestamp", "date"}:
+        return MetricRole.SECONDS if said & {"step", "iteration", "iter", "batch", "per"} else MetricRole.OTHER
+    return None
+
+
+def _counter_role(words: tuple[str, ...], said: frozenset[str]) -> MetricRole | None:
+    bare = said - _FILLER - _TRAIN - _EVAL
+    if said & {"timesteps", "timestep"}:
+        bare -= {"time"}
+    if not bare:
+        return None
+    if bare <= _STEPS:
+        return MetricRole.STEP
+    if bare <= _EPOCHS:
+        return MetricRole.EPOCH
+    if bare <= _EPOCH_STEPS | _EPOCHS | _STEPS and bare & _EPOCH_STEPS:
+        return MetricRole.EPOCH_STEP
+    return None
+
+
+_SPLIT_FIELDS = frozenset(
+    {"split", "phase", "mode", "type", "stage", "kind", "event", "set", "subset", "dataset", "partition", "_type"}
+    | {"section", "category", "state", "job", "tag", "prefix", "step_type", "log_type", "data_split", "run_type"}
+)
+_METRIC_FIELDS = ("metric", "metric_name", "tag", "key", "name", "variable", "series", "scalar", "measure")
+_VALUE_FIELDS = ("value", "scalar_value", "metric_value", "simple_value")
+_TRAIN_LABELS = frozenset({"train", "training", "trn", "tr", "fit"})
+_EVAL_LABELS = frozenset(
+    {"eval", "evaluation", "val", "valid", "validation", "dev", "test", "testing", "holdout", "vali"}
+)
+_NEUTRAL_LABELS = frozenset(
+    {"step", "iter", "iteration", "batch", "log", "metrics", "metric", "progress", "update", "scalar"}
+)
+_SETTINGS_LABELS = frozenset(
+    {"config", "configuration", "meta", "metadata", "hparams", "args", "params", "header", "setup", "system", "env"}
+    | {"summary", "final", "finish", "finished", "done", "result", "results", "start", "init", "end"}
+)
+_COUNTER_FIELDS = frozenset(
+    {"step", "steps", "global_step", "epoch", "epochs", "iteration", "iterations", "iter", "iters", "it", "update"}
+    | {
+        "timestep",
+        "timesteps",
+        "_step",
+        "time",
+        "timestamp",
+        "wall_time",
+        "_timestamp",
+        "_runtime",
+        "walltime",
+        "index",
+    }
+    | {"current_steps", "total_steps", "trainer/global_step", "batch", "batch_idx", "num_updates", "datetime", "date"}
+)
+_LABEL_SEPARATORS = re.compile(r"[^0-9a-z]+")
+SETTINGS = "settings"
+"""What `split_of` says of a record that holds settings or a summary: it is no point of the run."""
+
+
+def is_split_field(name: str) -> bool:
+    """Whether a field of this name can tell training from evaluation."""
+    return name.strip().lower() in _SPLIT_FIELDS
+
+
+def is_counter_field(name: str) -> bool:
+    """Whether a field of this name counts, so that the records of all splits share it."""
+    return name.strip().lower() in _COUNTER_FIELDS
+
+
+def metric_fields(names: tuple[str, ...]) -> tuple[str, str] | None:
+    """For records that hold one value each: the field with its name and the field with the value."""
+    known = {name.strip().lower(): name for name in names}
+    value = next((known[one] for one in _VALUE_FIELDS if one in known), None)
+    told = next((known[one] for one in _METRIC_FIELDS if one in known), None)
+    return (told, value) if told is not None and value is not None else None
+
+
+def split_of(text: str) -> str | None:
+    """The word to put before the names of a record, by what its label says; nothing where it says nothing."""
+    word = text.strip().lower()
+    parts = [part for part in _LABEL_SEPARATORS.split(word) if part]
+    for part in parts[:4]:
+        if part in _TRAIN_LABELS or part in _EVAL_LABELS:
+            return part
+    if "epoch" in parts:
+        return "epoch"
+    if word in _NEUTRAL_LABELS:
+        return ""
+    return SETTINGS if parts and parts[0] in _SETTINGS_LABELS else None
+
+
+def with_split(split: str, name: str) -> str:
+    """The name with its split before it; counters are shared, and a name that tells the split itself stays."""
+    if not split or is_counter_field(name):
+        return name
+    if split in _TRAIN_LABELS or split in _EVAL_LABELS or split == "epoch":
+        said = set(_LABEL_SEPARATORS.split(name.lower()))
+        if split in said or said & (_EVAL_LABELS | _TRAIN_LABELS):
+            return name
+    return f"{split}/{name}"

@@ -1,0 +1,198 @@
+"""Where a NaN means "nothing was measured", and where nothing means NaN.
+
+A log that has a place for every value fills the places of those that were not measured: mostly with nothing, sometimes
+with NaN. And a writer that has no word for NaN (pandas, strict JSON) leaves the place of a true NaN empty.
+
+NaN is filler in a column that is filled in every record, in a log that leaves no place empty elsewhere, if
+- its numbers come at regular distances of two records or more (an evaluation every n-th record); a NaN at a place
+  where the next number was due is true, or
+- another column has a number in that record, the two never have one in the same record, and they take turns
+  (records of training and of evaluation).
+Nothing means NaN in a column of losses that was filled in every record and is empty from some record to the end. // Records that hold nothing: a table was made longer than its run, or has empty records between the others.
+
+A run whose loss is NaN still knows its step, its learning rate and its clock. So a record without any number is padding
+where the log says these in its other records and not in this one:
+- it has no number at all, not even a step or an index, or
+- only its step or its index goes on, and a learning rate, a time or a memory that all other records have is missing.
+A record with a step and a NaN for everything that may turn NaN (loss, norm, accuracy) is a failure and stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.logs.formats.metric_names import MetricRole, parse_metric_name, split_words
+from surefoot.logs.table import THINNED_NOTE, LogColumn, LogTable
+
+_LOSSES = ("loss", "nll", "cost", "objective")
+_MAX_COMPARED = 64
+Bools = NDArray[np.bool_]
+
+
+def resolve_missing(table: LogTable, voids: Mapping[str, tuple[int, int]]) -> LogTable:
+    """The table without its filler, and with the NaN that were left empty."""
+    if THINNED_NOTE in table.notes:
+        return table
+    table = drop_padding(table)
+    changed, notes = _drop_filler(table)
+    if not changed:
+        changed, notes = _restore_nan(table, voids)
+    if not changed:
+        return table
+    return replace(table, columns={**table.columns, **changed}, notes=(*table.notes, *notes))
+
+
+def _drop_filler(table: LogTable) -> tuple[dict[str, LogColumn], list[str]]:
+    if any(len(column) < 0.9 * table.records for column in table.columns.values()):
+        return {}, []  # this log knows how to leave a place empty
+    numbers = {name: ~np.isnan(column.values) for name, column in table.columns.items()}
+    holed = {name: there for name, there in numbers.items() if 1 < there.sum() < 0.95 * len(there)}
+    if not holed:
+        return {}, []
+    found: dict[str, LogColumn] = {}
+    for name, there in holed.items():
+        column = table.columns[name]
+        filler = _regular_filler(there)
+        if filler is None:
+            filler = _alternating_filler(
+                there, [other for other in list(holed.values())[:_MAX_COMPARED] if len(other) == len(there)]
+            )
+        if filler is not None and filler.any():
+            found[name] = LogColumn(column.rows[~filler], column.values[~filler])
+    names = ", ".join(list(found)[:3]) + (" and others" if len(found) > 3 else "")
+    return found, [f"NaN between the values of {names} was read as not measured"] if found else []
+
+
+def _regular_filler(there: Bools) -> Bools | None:
+    """The filler of a column whose numbers come every n-th record."""
+    at = np.flatnonzero(there)
+    if len(at) < 3:
+        return None
+    apart = np.diff(at)
+    each = int(np.median(apart))
+    even = np.abs(apart - each) <= max(1, each // 50)
+    if each < 2 or even.mean() < 0.8:
+        return None
+    filler = ~there
+    due = np.arange(at[-1] + each, len(there), each)
+    if len(due) > 1 or bool((apart == each).all()):
+        filler[due] = False
+    return filler
+
+
+def _alternating_filler(there: Bools, others: list[Bools]) -> Bools | None:
+    """The filler of a column that has numbers only in records in which others have none."""
+    filler = np.zeros(len(there), dtype=np.bool_)
+    begins = np.flatnonzero(np.diff(there.astype(np.int8), prepend=0) > 0)
+    if len(begins) < 2:
+        return None
+    for other in others:
+        if not (there & other).any() and other[begins[0] : begins[-1]].any():
+            filler |= other & ~there
+    return filler
+
+
+def _restore_nan(table: LogTable, voids: Mapping[str, tuple[int, int]]) -> tuple[dict[str, LogColumn], list[str]]:
+    found: dict[str, LogColumn] = {}
+    notes: list[str] = []
+    losses = [name for name in table.columns if any(word in name.lower() for word in _LOSSES)]
+    for name, (first, count) in voids.items():
+        if not any(word in name.lower() for word in _LOSSES) or count < 3 or count < 0.9 * (table.records - first):
+            continue
+        if is_padding_from(table, first):
+            continue
+        column = table.columns.get(name)
+        if column is None:
+            if losses or count < 0.9 * table.records:
+                continue
+            column = LogColumn(np.empty(0, dtype=np.int64), np.empty(0))
+        elif len(column) < 3 or len(column) < 0.95 * first:
+            continue
+        rows = np.arange(first, table.records, dtype=np.int64)
+        found[name] = LogColumn(
+            np.concatenate([column.rows, rows]), np.concatenate([column.values, np.full(len(rows), np.nan)])
+        )
+        notes.append(f"{name} is empty from record {first + 1} to the end: read as NaN, which some writers leave out")
+    return found, notes
+
+
+_COUNTERS = frozenset({MetricRole.STEP, MetricRole.EPOCH_STEP, MetricRole.EPOCH})
+_INDEX = frozenset({"", "index", "unnamed: 0", "row", "#", "id"})
+_RUN_STATE = frozenset(
+    {MetricRole.LR, MetricRole.LOSS_SCALE, MetricRole.SKIPPED, MetricRole.SPEED, MetricRole.SECONDS, MetricRole.MEMORY}
+)
+_CLOCKS = frozenset({"time", "timestamp", "date", "walltime", "elapsed", "seconds"})
+MIN_FILLED = 0.95
+"""Share of the records with numbers that a column has to be filled in to be missed in another."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceColumns:
+    """Columns that are filled even where the loss is NaN."""
+
+    counters: frozenset[str]
+    """Steps and indices, which may be written ahead of the run."""
+    run_state: frozenset[str]
+    """What only a run that goes on can tell: its learning rate, its clock, its memory."""
+
+
+def reference_columns(names: Iterable[str]) -> ReferenceColumns:
+    """The columns among these that tell a record of a run from an empty one."""
+    found = {name: parse_metric_name(name).role for name in names}
+    counters = {name for name, role in found.items() if role in _COUNTERS or name.strip().lower() in _INDEX}
+    known = {name for name, role in found.items() if role in _RUN_STATE or _CLOCKS & set(split_words(name))}
+    return ReferenceColumns(frozenset(counters), frozenset(known - counters))
+
+
+def drop_padding(table: LogTable) -> LogTable:
+    """The table without the records that are padding; the same one where there are none."""
+    columns = table.columns
+    found = reference_columns(columns)
+    numbers = {name: column.rows[~np.isnan(column.values)] for name, column in columns.items()}
+    live = _mask(table.records, (rows for name, rows in numbers.items() if name not in found.counters))
+    if live.all() or not live.any():
+        return table
+    counted = _mask(table.records, (numbers[name] for name in found.counters))
+    padding = np.zeros(table.records, dtype=np.bool_)
+    for name in found.counters | found.run_state:
+        if live[numbers[name]].sum() >= MIN_FILLED * live.sum():
+            missing = columns[name].rows[np.isnan(columns[name].values)]
+            padding[missing] |= ~live[missing] & (~counted[missing] | (name in found.run_state))
+    if not padding.any():
+        return table
+    kept = {name: _drop_rows(column, padding) for name, column in columns.items()}
+    note = f"{int(padding.sum()):,} records without any number were left out as padding"
+    return replace(
+        table, columns={name: column for name, column in kept.items() if len(column)}, notes=(*table.notes, note)
+    )
+
+
+def is_padding_from(table: LogTable, first: int) -> bool:
+    """Whether the records from here to the end, which have no losses, are padding and not losses that were NaN."""
+    found = reference_columns(table.columns)
+    if not (found.counters or found.run_state):
+        return False
+    going_on = {name for name, column in table.columns.items() if _has_numbers(column, first)}
+    if going_on - found.counters:
+        return False
+    filled = {name for name in found.run_state if len(table.columns[name]) >= MIN_FILLED * first}
+    return bool(filled) or not going_on
+
+
+def _has_numbers(column: LogColumn, first: int) -> bool:
+    return bool((~np.isnan(column.values[column.rows >= first])).any())
+
+
+def _mask(records: int, groups: Iterable[NDArray[np.int64]]) -> NDArray[np.bool_]:
+    marked = np.zeros(records, dtype=np.bool_)
+    for rows in groups:
+        marked[rows] = True
+    return marked
+
+
+def _drop_rows(column: LogColumn, padding: NDArray[np.bool_]) -> LogColumn:
+    kept = ~padding[column.rows]
+    return LogColumn(column.rows[kept], column.values[kept])

@@ -1,0 +1,147 @@
+"""Words for people about an answer, shared by the page, the picture and the web page."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from surefoot.logs.log_diagnosis import LogDiagnosis, RankedCause, RunHealth
+from surefoot.records import Cause, Pattern
+
+CAUSE_PHRASES: dict[Cause, str] = {
+    Cause.BAD_BATCH: "a bad batch of data",
+    Cause.INPUT_SCALE: "inputs of an unusual size",
+    Cause.LABELS: "wrong labels",
+    Cause.DRIFT: "data that changed under way",
+    Cause.LEARNING_RATE: "learning rate too high",
+    Cause.SCHEDULE: "learning rate schedule",
+    Cause.MOMENTUM: "momentum too high",
+    Cause.ACCUMULATION: "gradient accumulation",
+    Cause.PRECISION_OVERFLOW: "numbers too large for the precision",
+    Cause.PRECISION_UNDERFLOW: "numbers too small for the precision",
+    Cause.OPTIMIZER_STATE: "damaged optimizer state",
+    Cause.WEIGHTS_DAMAGED: "damaged weights",
+    Cause.TRANSIENT: "a passing disturbance",
+    Cause.INITIALISATION: "initialisation or warmup",
+    Cause.EXPLODING_GRADIENT: "exploding gradients",
+    Cause.VANISHING_GRADIENT: "vanishing gradients",
+    Cause.DEAD_UNITS: "dead units",
+    Cause.LOGIT_GROWTH: "growing logits",
+    Cause.ATTENTION_MASK: "attention mask",
+    Cause.LOG_OF_ZERO: "logarithm of zero",
+    Cause.ZERO_VARIANCE: "division by a variance of zero",
+    Cause.PLATEAU: "a plateau",
+    Cause.NOT_UPDATING: "weights that are not updated",
+    Cause.OVERFITTING: "overfitting",
+    Cause.OSCILLATION: "swings that do not settle",
+    Cause.OUT_OF_MEMORY: "out of memory",
+    Cause.MEMORY_LEAK: "a memory leak",
+    Cause.DATA_STARVATION: "data that comes too slowly",
+    Cause.RANK_FAULT: "one process or device at fault",
+    Cause.UNKNOWN: "not known",
+}
+
+PATTERN_PHRASES: dict[Pattern, str] = {
+    Pattern.NONFINITE: "the loss turned NaN or Inf",
+    Pattern.JUMP: "a jump that did not come back",
+    Pattern.EXPONENTIAL: "growth that got faster and faster",
+    Pattern.OSCILLATING: "swings that grew wider",
+    Pattern.PLATEAU: "no learning",
+    Pattern.COLLAPSE_TO_ZERO: "a loss of exactly zero",
+    Pattern.RECOVERED_SPIKE: "a spike that came back",
+    Pattern.OVERFIT: "overfitting",
+    Pattern.OVERFLOW_SKIPS: "skipped steps",
+}
+
+COLOURS = {RunHealth.HEALTHY: "green", RunHealth.WARNING: "yellow", RunHealth.FAILED: "red", RunHealth.UNKNOWN: "cyan"}
+
+
+def clean(text: object, max_chars: int = 600) -> str:
+    """Text from a log, safe for a terminal: control characters, which could steer it, are taken out."""
+    told = " ".join(str(text)[: max_chars * 2].split())
+    told = "".join(one for one in told if not unicodedata.category(one).startswith("C") or one == "\u200d")
+    return told if len(told) <= max_chars else told[: max_chars - 3] + "..."
+
+
+def onset_sentence(answer: LogDiagnosis) -> str:
+    """When the trouble began and how far into the run that was; empty when nothing began."""
+    if answer.onset_step is None:
+        return ""
+    unit = answer.curves.unit if answer.curves is not None else "step"
+    told = f"Began at {unit} {format_count(answer.onset_step)}"
+    last = answer.last_step
+    if last is None or last < answer.onset_step:
+        return told + "."
+    told += f" of {format_count(last)}"
+    first = _first_step(answer)
+    if last > first:
+        share = min(1.0, max(0.0, (answer.onset_step - first) / (last - first)))
+        told += f", {share:.0%} into the run".replace("%", " %") if share > 0 else ", right at the start"
+    return told + "."
+
+
+def _first_step(answer: LogDiagnosis) -> float:
+    if answer.curves is None or not len(answer.curves.loss):
+        return 0.0
+    return min(float(answer.curves.loss.steps[0]), 0.0)
+
+
+def cause_phrase(one: RankedCause) -> str:
+    return f"{CAUSE_PHRASES.get(one.cause, str(one.cause))} ({one.confidence:.0%})".replace("%", " %")
+
+
+def ordered_advice(causes: Iterable[RankedCause], max_lines: int) -> list[str]:
+    """What to do, in order: all of the first cause's, then what the others add."""
+    told: list[str] = []
+    for one in causes:
+        for line in one.advice:
+            if (line := clean(line)) not in told:
+                told.append(line)
+    return told[:max_lines]
+
+
+def source_parts(answer: LogDiagnosis) -> list[str]:
+    """Where the numbers came from: source, format, points, columns used, what was skipped."""
+    source = answer.source
+    parts = [clean(source.get("path", ""), 200), clean(source.get("format", ""))]
+    points = source.get("points")
+    if isinstance(points, int | float):
+        parts.append(f"{format_count(points)} points")
+    columns = source.get("columns")
+    if isinstance(columns, dict) and columns:
+        parts.append("columns: " + ", ".join(_column(role, name) for role, name in columns.items()))
+    skipped = source.get("skipped")
+    if isinstance(skipped, dict) and skipped:
+        parts.append("skipped: " + ", ".join(f"{format_count(times)} {clean(why)}" for why, times in skipped.items()))
+    return [part for part in parts if part]
+
+
+def _column(role: Any, name: Any) -> str:
+    role, name = clean(role, 60), clean(name, 60)
+    return name if role == name else f"{role} = {name}"
+
+
+def join_words(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def format_value(value: float) -> str:
+    """A number as a person writes it, in at most eight characters or so."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Inf" if value > 0 else "-Inf"
+    size = abs(value)
+    if size != 0 and (size >= 1e6 or size < 1e-3):
+        mantissa, _, power = (f"{value:.2e}" if 1e-99 < size < 1e99 else f"{value:.0e}").partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
+    return f"{value:,.0f}" if size >= 10_000 or value == int(value) else f"{value:,.4g}".rstrip()
+
+
+def format_count(value: float) -> str:
+    """A step or a number of things: 12,000; a share of an epoch keeps its decimals."""
+    if not math.isfinite(value):
+        return format_value(value)
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.4g}"

@@ -1,0 +1,372 @@
+"""The exception or the kill that a log ends in: what it was, what it means, and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from surefoot.judge.cause_catalog import CAUSES
+from surefoot.logs.symptoms.crash_rules import CrashRule
+from surefoot.logs.symptoms.crash_rules_environment import RULES
+from surefoot.records import Cause
+
+MAX_LINE_CHARS = 1000
+"""Characters of a line that are looked at."""
+MAX_MESSAGE_CHARS = 300
+"""Characters of a message that are told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """How a run ended, by the last text of its log."""
+
+    kind: str
+    """out_of_memory, nccl_timeout, labels... or exception, for one that is not known."""
+    cause: Cause
+    sentence: str
+    evidence: tuple[str, ...]
+    advice: tuple[str, ...]
+    line: str
+    """The line that says it."""
+    confidence: float = 0.9
+    is_fault: bool = True
+    """False where the run was stopped from outside, and nothing is wrong with it."""
+
+
+_PREFIX = re.compile(
+    r"^(?:\[(?:rank|default|gpu|worker)[ :]?(?P<a>\d+)\]:?\s?|(?:rank|worker)[ :]?(?P<b>\d+)[:|]\s?"
+    r"|\[\d+,(?P<c>\d+)\]<std\w+>:\s?"
+    r"|(?P<d>\d+): (?=\S|  )|\(\w+ pid=\d+[^)]*\)\s?)"
+)
+_EXCEPTION = re.compile(
+    r"^(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Timeout"
+    r"|NotFound|Aborted|Invalid)))"
+    r"(?::\s*(?P<said>.*))?$"
+)
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
+_LIBRARY_PATH = re.compile(
+    r"site-packages|dist-packages|[/\\]lib[/\\]python\d|<frozen|<string>|<__array|importlib"
+    r"|[/\\]envs?[/\\][^/\\]+[/\\]lib"
+)
+_CRASH_HINTS = re.compile(
+    r"Traceback \(most recent|Error|error|Killed|killed|SIG[A-Z]{3,}|[Ss]ignal \d|Exception|Interrupt|Xid"
+    r"|CANCELLED|TIME LIMIT|failed"
+    r"|[Oo]ut of memory|OOM|[Tt]imed? ?out|137|\^C|[Pp]reempt|fault|nan|NaN|Terminated|bad_alloc|No space"
+    r"|[Ll]oss scale|oom|143|fallen off"
+)
+_WARNING = re.compile(
+    r"Warning\b|\bWARN(?:ING)?\b|DEBUG|deprecated|\[INFO\]|\bINFO\b(?!.*[Ee]rror)|^\s*#|^\s*except\b|^\s*raise\b"
+)
+_TORCHRUN_FIELD = re.compile(r"^\s*(?P<key>rank|exitcode|error_file|traceback|time|host)\s*:\s*(?P<value>.+)$")
+_ERRNO = re.compile(r"^\[Errno \d+\] ")
+_CHILD_FAILED = re.compile(r"ChildFailedError")
+_SIZE = r"([\d.]+) ?([KMGT]i?B|bytes|B)"
+_SIZES = {"B": 0, "bytes": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_ORDINARY_LINE = re.compile(r"^[A-Za-z][\w ,.:()%/=-]{8,}$")
+MIN_LINES_SURVIVED = 40
+"""Ordinary lines behind an exception from which on the run went on after it."""
+
+
+@dataclass(slots=True)
+class _Line:
+    text: str
+    rank: str
+
+
+def find_crash(text: str) -> Crash | None:
+    """The way a run ended, told from the text behind its last row; None where it just ends."""
+    lines = list(_split_lines(text))
+    found = _find_rule_match(lines)
+    general = _unknown_exception(lines)
+    if found is None:
+        return general
+    rule, index, match = found
+    if rule.tier > 0 and general is not None and general.kind == "exception" and rule.kind != "interrupted":
+        return general  # an exception of the user's code, and what followed from it
+    return _from_rule(rule, match, index, lines)
+
+
+def _split_lines(text: str) -> Iterator[_Line]:
+    """The lines without what a launcher puts before them, and the rank that it says."""
+    for line in text.split("\n"):
+        rank = ""
+        while match := _PREFIX.match(line):
+            rank = next((one for one in match.groups() if one), rank)
+            line = line[match.end() :]
+        yield _Line(line.rstrip(), rank)
+
+
+def _find_rule_match(lines: list[_Line]) -> tuple[CrashRule, int, re.Match[str]] | None:
+    """The first sign of what went wrong by itself, else of what follows from a fault, else of a stop from outside."""
+    best: tuple[int, int, CrashRule, re.Match[str]] | None = None
+    for index, line in enumerate(lines):
+        said = line.text
+        if (
+            not _CRASH_HINTS.search(said)
+            or (_WARNING.search(said) and not _EXCEPTION.match(said))
+            or _FRAME.match(said)
+        ):
+            continue
+        said = said[:MAX_LINE_CHARS]
+        for rule in RULES:
+            match = rule.pattern.search(said)
+            if match is None:
+                continue
+            if (best is None or rule.tier < best[0]) and not _survived(lines, index):
+                best = (rule.tier, index, rule, match)
+            break
+    return (best[2], best[1], best[3]) if best is not None else None
+
+
+def _survived(lines: list[_Line], index: int) -> bool:
+    """Whether the run went on: many ordinary lines follow, and no more of an exception."""
+    ordinary = 0
+    for line in lines[index + 1 :]:
+        if _CRASH_HINTS.search(line.text):
+            ordinary = 0
+        elif _ORDINARY_LINE.match(line.text):
+            ordinary += 1
+    return ordinary > MIN_LINES_SURVIVED
+
+
+def _from_rule(rule: CrashRule, match: re.Match[str], index: int, lines: list[_Line]) -> Crash:
+    said = lines[index].text.strip()[:MAX_MESSAGE_CHARS]
+    given = {name: value or "" for name, value in match.groupdict().items()}
+    sentence = rule.sentence.format(**given)
+    evidence = [f"The log says: {said}"]
+    advice = [one.format(**given) if "{" in one else one for one in rule.all_advice()]
+    whole = "\n".join(line.text for line in lines[index : index + 12])
+    if rule.kind == "out_of_memory":
+        sentence, told, first = _explain_oom(whole)
+        evidence += told
+        advice = first + advice
+    elif rule.kind == "nccl_timeout":
+        sentence, told = _explain_timeout(whole, sentence)
+        evidence += told
+    elif rule.kind == "xid" and given.get("xid"):
+        sentence = f"The device reported a fault of its own (Xid {given['xid']})."
+    elif rule.kind == "import" and given.get("module"):
+        sentence = f"The module {given['module']} is not installed."
+    elif rule.kind in _KINDS_WITH_MESSAGE and (message := _exception_message(said)):
+        sentence = f"{sentence[:-1]}: {message}."
+    evidence += _location(lines, index, rule.kind)
+    return Crash(
+        kind=rule.kind,
+        cause=rule.cause,
+        sentence=sentence,
+        evidence=tuple(evidence),
+        advice=tuple(dict.fromkeys(advice)),
+        line=said,
+        confidence=0.9 if rule.tier == 0 else 0.6,
+        is_fault=rule.tier < 2,
+    )
+
+
+_KINDS_WITH_MESSAGE = frozenset(
+    {"missing_file", "shape", "state_dict", "dtype_mismatch", "permission", "labels", "data_format"}
+)
+
+
+def _exception_message(said: str) -> str:
+    match = _EXCEPTION.match(said)
+    return _ERRNO.sub("", match["said"] or "").strip().rstrip(".:")[:160] if match else ""
+
+
+def _location(lines: list[_Line], index: int, kind: str) -> list[str]:
+    """Where in the user's own code it happened, which rank it was, and whose fault the launcher says it is."""
+    told: list[str] = []
+    frame = _user_frame(lines, index)
+    if frame:
+        told.append(f"It happened at {frame}.")
+    if lines[index].rank:
+        told.append(f"Rank {lines[index].rank} said so first.")
+    root = _torchrun_root_cause(lines)
+    if root and kind not in ("interrupted",):
+        told.append(root)
+    return told
+
+
+def _user_frame(lines: list[_Line], index: int) -> str:
+    """The last frame before the exception that is not in a library, of the same rank."""
+    own = last = ""
+    rank = lines[index].rank
+    for line in reversed(lines[max(0, index - 400) : index]):
+        if line.rank != rank and line.rank:
+            continue
+        if line.text.startswith("Traceback (most recent"):
+            break
+        frame = _FRAME.match(line.text)
+        if frame:
+            said = f"{frame['file']}:{frame['line']}" + (f" in {frame['function']}" if frame["function"] else "")
+            last = last or said
+            if not _LIBRARY_PATH.search(frame["file"]):
+                own = said
+                break
+    return own or last
+
+
+def _torchrun_root_cause(lines: list[_Line]) -> str:
+    """What torchrun names as the root cause: the rank that failed first and how."""
+    for index, line in enumerate(lines):
+        if "Root Cause" not in line.text:
+            continue
+        said: dict[str, str] = {}
+        for below in lines[index + 1 : index + 12]:
+            match = _TORCHRUN_FIELD.match(below.text)
+            if match:
+                said.setdefault(match["key"], match["value"].strip())
+        if "rank" in said:
+            code = f", exit code {said['exitcode'].split()[0]}" if "exitcode" in said else ""
+            host = f" on {said['host']}" if "host" in said else ""
+            return f"The launcher names rank {said['rank'].split()[0]}{host} as the first to fail{code}."
+    return ""
+
+
+def _unknown_exception(lines: list[_Line]) -> Crash | None:
+    """An exception that no rule knows: the first that was not survived, told with its own words."""
+    for index, line in enumerate(lines):
+        match = _EXCEPTION.match(line.text)
+        if (
+            match is None
+            or _CHILD_FAILED.search(match["name"])
+            or not _has_traceback(lines, index)
+            or _survived(lines, index)
+        ):
+            continue
+        if match["name"].endswith("SystemExit") or _was_superseded(lines, index) or _matches_a_rule(line.text):
+            continue
+        name, said = match["name"].rsplit(".", 1)[-1], (match["said"] or "").strip()[:MAX_MESSAGE_CHARS]
+        return _describe_exception(name, said, index, lines)
+    root = _torchrun_root_cause(lines)
+    if root:
+        index = next(index for index, line in enumerate(lines) if "Root Cause" in line.text)
+        return _child_failure(root, index, lines)
+    return None
+
+
+def _matches_a_rule(said: str) -> bool:
+    return any(rule.pattern.search(said[:MAX_LINE_CHARS]) for rule in RULES)
+
+
+def _child_failure(root: str, index: int, lines: list[_Line]) -> Crash:
+    return Crash(
+        kind="child_failed",
+        cause=Cause.RANK_FAULT,
+        sentence=root,
+        evidence=(root,),
+        advice=(
+            "Look at that rank's own output for its traceback, or at the error_file that is named.",
+            "Wrap the main function in torch.distributed.elastic's @record, which brings the traceback here.",
+        ),
+        line=lines[index].text.strip()[:MAX_MESSAGE_CHARS],
+        confidence=0.5,
+    )
+
+
+def _describe_exception(name: str, said: str, index: int, lines: list[_Line]) -> Crash:
+    message = said.rstrip(".")
+    where = _location(lines, index, "exception")
+    return Crash(
+        kind="exception",
+        cause=Cause.UNKNOWN,
+        sentence=f"The run ended in {name}: {message}." if message else f"The run ended in {name}.",
+        evidence=(f"The log says: {lines[index].text.strip()[:MAX_MESSAGE_CHARS]}", *where),
+        advice=(
+            "Look at the line that is named, and at what it was given.",
+            "Run that batch again by itself; with num_workers=0 and CUDA_LAUNCH_BLOCKING=1 the line is the right one.",
+            *CAUSES[Cause.UNKNOWN].remedies[-1:],
+        ),
+        line=lines[index].text.strip()[:MAX_MESSAGE_CHARS],
+        confidence=0.5,
+    )
+
+
+def _has_traceback(lines: list[_Line], index: int) -> bool:
+    """Whether a traceback stands above the exception, or it says so by standing at the end."""
+    above = lines[max(0, index - 60) : index]
+    return (
+        any(line.text.startswith("Traceback") or _FRAME.match(line.text) for line in above) or index >= len(lines) - 5
+    )
+
+
+def _was_superseded(lines: list[_Line], index: int) -> bool:
+    """Whether another exception came while this one was dealt with: the later one is what ended the run."""
+    below = lines[index + 1 : index + 4]
+    return any("During handling of the above exception" in line.text for line in below)
+
+
+def _find_size(text: str, pattern: str) -> float | None:
+    match = re.search(pattern.replace("SIZE", _SIZE), text)
+    if match is None:
+        return None
+    try:
+        return float(match[1]) * 1024 ** _SIZES.get(match[2], _SIZES.get(match[2][0], 0))
+    except ValueError:
+        return None
+
+
+def _format_size(size: float) -> str:
+    return f"{size / 1024**3:.2f} GiB" if size >= 1024**3 else f"{size / 1024**2:.0f} MiB"
+
+
+def _explain_oom(text: str) -> tuple[str, list[str], list[str]]:
+    """Sentence, evidence and first advice from the numbers that stand in the message, in its old and new wording."""
+    asked = _find_size(text, r"[Tt]ried to allocate SIZE") or _find_size(text, r"allocat\w+ SIZE")
+    total = _find_size(text, r"total capacity of SIZE") or _find_size(text, r"SIZE total capacity")
+    free = _find_size(text, r"of which SIZE is free") or _find_size(text, r"SIZE free")
+    held = _find_size(text, r"SIZE is allocated by PyTorch") or _find_size(text, r"SIZE already allocated")
+    spare = _find_size(text, r"SIZE is reserved by PyTorch but unallocated")
+    reserved = _find_size(text, r"SIZE reserved in total by PyTorch")
+    if spare is None and reserved is not None and held is not None:
+        spare = reserved - held
+    sentence = "The device ran out of memory"
+    if asked is not None:
+        sentence += f": {_format_size(asked)} more was asked for"
+        if free is not None:
+            sentence += f", {_format_size(free)}{f' of {_format_size(total)}' if total is not None else ''} was free"
+    evidence: list[str] = []
+    if held is not None:
+        evidence.append(
+            f"PyTorch held {_format_size(held)}"
+            + (f", and {_format_size(spare)} unused." if spare is not None else ".")
+        )
+    return sentence + ".", evidence, _oom_advice(asked, total, free, held, spare)
+
+
+def _oom_advice(
+    asked: float | None, total: float | None, free: float | None, held: float | None, spare: float | None
+) -> list[str]:
+    advice: list[str] = []
+    if asked is not None and total is not None and asked > 0.5 * total:
+        advice.append(
+            f"One tensor of {_format_size(asked)} is the trouble: check its shape (a sequence too long, logits over the whole"
+            " vocabulary, attention without a fused kernel)."
+        )
+    if spare is not None and asked is not None and spare >= max(asked, 512 * 1024**2):
+        advice.append(
+            f"{_format_size(spare)} is reserved but unused, in pieces too small: set"
+            " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+        )
+    if total is not None and held is not None and free is not None and held + (spare or 0) + free < 0.7 * total:
+        other = total - held - (spare or 0) - free
+        advice.append(
+            f"About {_format_size(other)} is held by something else: look for other processes in `nvidia-smi`."
+        )
+    return advice
+
+
+def _explain_timeout(text: str, sentence: str) -> tuple[str, list[str]]:
+    told: list[str] = []
+    operation = re.search(r"OpType=(\w+)", text)
+    rank = re.search(r"\[?[Rr]ank (\d+)\]?", text)
+    limit = re.search(r"Timeout\(ms\)=(\d+)", text) or re.search(r"ran for (\d+) milliseconds", text)
+    number = re.search(r"SeqNum=(\d+)", text)
+    if limit:
+        sentence = f"{sentence[:-1]} for {int(limit[1]) / 1000:g} seconds."
+    if operation:
+        told.append(
+            f"The collective was {operation[1]}" + (f", number {number[1]}" if number else "")
+            + (f"; rank {rank[1]} was the first to give up waiting." if rank else ".")
+        )  # fmt: skip
+    return sentence, told
