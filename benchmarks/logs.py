@@ -36,14 +36,14 @@ LABELS: dict[str, tuple[RunHealth, Pattern]] = {
 """What a label means; `other` stands for anything but healthy, and has no pattern."""
 
 GRID: dict[str, tuple[float, ...]] = {
-    "blowup": (0.5, 0.7, 1.0),
-    "out_of_noise": (1.5, 2.5, 4.0),
-    "creep": (0.05, 0.1, 0.2),
-    "spike": (6.0, 10.0, 15.0),
-    "overfit": (0.08, 0.15, 0.3),
-    "flat": (0.03, 0.05, 0.08),
+    "blowup_rise": (0.5, 0.7, 1.0),
+    "rise_to_noise": (1.5, 2.5, 4.0),
+    "slow_rise": (0.05, 0.1, 0.2),
+    "spike_to_noise": (6.0, 10.0, 15.0),
+    "overfit_rise": (0.08, 0.15, 0.3),
+    "min_fall": (0.03, 0.05, 0.08),
 }
-"""Figures of sight that the cross-validation chooses from."""
+"""Symptom thresholds that the cross-validation chooses from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Log:
     repository: str
     tables: tuple[LogTable, ...]
 
-    def judged(self, sight: SymptomThresholds = DEFAULT_THRESHOLDS) -> LogDiagnosis:
-        return diagnose_tables(self.tables, sight=sight)
+    def judged(self, thresholds: SymptomThresholds = DEFAULT_THRESHOLDS) -> LogDiagnosis:
+        return diagnose_tables(self.tables, thresholds=thresholds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +133,10 @@ def _wrong(score: Score) -> str:
 
 def _crossed(logs: Sequence[Log], say: Callable[[str], None]) -> list[str]:
     """Every repository judged with figures that were chosen on the others."""
-    tried = list(_sights())
+    tried = list(_threshold_choices())
     scores: list[list[Score]] = []
-    for number, sight in enumerate(tried, 1):
-        scores.append([Score(log, log.judged(sight)) for log in logs])
+    for number, thresholds in enumerate(tried, 1):
+        scores.append([Score(log, log.judged(thresholds)) for log in logs])
         if number % 10 == 0:
             say(f"{number} of {len(tried)} choices of figures tried")
     held: list[Score] = []
@@ -152,7 +152,7 @@ def _crossed(logs: Sequence[Log], say: Callable[[str], None]) -> list[str]:
     ]
 
 
-def _sights() -> Iterator[SymptomThresholds]:
+def _threshold_choices() -> Iterator[SymptomThresholds]:
     """The figures as they are, each one moved by itself, and each two moved together."""
     yield DEFAULT_THRESHOLDS
     moves = [

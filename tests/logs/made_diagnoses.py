@@ -74,7 +74,7 @@ def failed(**changes: Any) -> LogDiagnosis:
             "format": "jsonl",
             "points": 500,
             "columns": {"loss": "train/loss", "norm": "grad_norm"},
-            "skipped": {"lines that are no JSON": 3},
+            "skipped": {"lines that are not JSON": 3},
         },
         "notes": ("the log holds two runs",),
     }

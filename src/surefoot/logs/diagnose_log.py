@@ -1,4 +1,4 @@
-"""One answer about a log: its tables read, its runs looked at for every sign, the gravest told first."""
+"""Diagnoses a log: reads its tables, checks its runs for every symptom, and reports the most severe first."""
 
 from __future__ import annotations
 
@@ -48,26 +48,26 @@ SYMPTOM_CHECKS: tuple[Callable[[RunView], Symptom | None], ...] = (
     find_constant_clipping,
     find_resume_jump,
 )
-"""In the order in which they are told, among those as grave as each other."""
+"""In the order they are reported among equally severe ones."""
 MIN_LOSSES = 4
-"""Losses below which a run is not called healthy."""
+"""With fewer losses a run is not called healthy."""
 MAX_CAUSES = 4
 _SEVERITY_ORDER = {RunHealth.FAILED: 0, RunHealth.WARNING: 1, RunHealth.UNKNOWN: 2, RunHealth.HEALTHY: 3}
 
 
 _IGNORE_FLOAT_ERRORS = np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore")
-"""Logs hold numbers at the limits of float64; sums of them turn infinite, which every rule takes as it is."""
+"""Logs contain numbers at the limits of float64; infinite sums are fine, every rule handles them."""
 
 
 @_IGNORE_FLOAT_ERRORS
 def diagnose(
     source: PathLike | LogTable | RunCurves | Any, *, columns: Mapping[str, str] | None = None
 ) -> LogDiagnosis:
-    """What went wrong in a training run, when it began, and what to do.
+    """Diagnose a training run: what went wrong, when it began, and what to do.
 
-    `source` is a log of any trainer (a file, a folder, `-` for a pipe), a checkpoint, or the numbers themselves: a
-    sequence of losses, or a mapping of names to sequences. `columns` names columns by role where they are not found
-    by meaning: step, loss, eval_loss, norm, rate, scale. Raises `Unreadable`, a ValueError, for what cannot be read.
+    `source` is a log of any trainer (a file, a folder, `-` for a pipe), a checkpoint, or numbers: a sequence of losses,
+    or a mapping of names to sequences. `columns` names columns by role if they cannot be found by their names: step,
+    loss, eval_loss, norm, rate, scale. Raises `UnreadableInput`, a ValueError, for what cannot be read.
 
     >>> diagnose([2.1, 2.0, 1.9, 8734.5, float("nan")]).pattern
     <Pattern.JUMP: 'jump'>
@@ -79,7 +79,7 @@ def diagnose(
     if not isinstance(source, str | os.PathLike):
         return diagnose_table(table_from_arrays(source), columns)
     if detect.is_checkpoint(source):
-        from surefoot.inspect import diagnose_checkpoint  # reads tensors: nothing a log needs
+        from surefoot.inspect import diagnose_checkpoint  # logs do not need it
 
         return diagnose_checkpoint(source, progress_counter(os.fspath(source)))
     return diagnose_tables(detect.read_log(source), columns)
@@ -87,92 +87,98 @@ def diagnose(
 
 @_IGNORE_FLOAT_ERRORS
 def diagnose_tables(
-    tables: Sequence[LogTable], columns: Mapping[str, str] | None = None, sight: SymptomThresholds = DEFAULT_THRESHOLDS
+    tables: Sequence[LogTable],
+    columns: Mapping[str, str] | None = None,
+    thresholds: SymptomThresholds = DEFAULT_THRESHOLDS,
 ) -> LogDiagnosis:
-    """The answer about the table that says most; the others are named."""
-    answers = [diagnose_table(table, columns, sight) for table in tables]
-    first = max(answers, key=lambda answer: len(answer.curves.loss) if answer.curves else 0)
-    others = [f"{other.source['path']}: {other.verdict}" for other in answers if other is not first]
+    """Diagnose the table with the most losses; a note lists the others."""
+    diagnoses = [diagnose_table(table, columns, thresholds) for table in tables]
+    first = max(diagnoses, key=lambda diagnosis: len(diagnosis.curves.loss) if diagnosis.curves else 0)
+    others = [f"{other.source['path']}: {other.verdict}" for other in diagnoses if other is not first]
     if not others:
         return first
     more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-    return replace(first, notes=(*first.notes, f"also there: {'; '.join(others[:5])}{more}"))
+    return replace(first, notes=(*first.notes, f"other logs: {'; '.join(others[:5])}{more}"))
 
 
 @_IGNORE_FLOAT_ERRORS
 def diagnose_table(
-    table: LogTable, columns: Mapping[str, str] | None = None, sight: SymptomThresholds = DEFAULT_THRESHOLDS
+    table: LogTable, columns: Mapping[str, str] | None = None, thresholds: SymptomThresholds = DEFAULT_THRESHOLDS
 ) -> LogDiagnosis:
-    """The answer about one table: about the last of its runs that is long enough."""
+    """Diagnose the last run of a table that is long enough."""
     runs = extract_curves(table, columns)
     if not runs:
         return _diagnose_without_loss(table)
     enough = [index for index, run in enumerate(runs) if len(run.loss) >= 2 * MIN_LOSSES]
     chosen = enough[-1] if enough else max(range(len(runs)), key=lambda index: len(runs[index].loss))
-    answer = _diagnose_curves(runs[chosen], table, sight)
+    diagnosis = _diagnose_curves(runs[chosen], table, thresholds)
     if len(runs) == 1:
-        return answer
-    told = [f"the log holds {len(runs)} runs; this is the answer about number {chosen + 1}"]
+        return diagnosis
+    run_notes = [f"the log contains {len(runs)} runs; this is the diagnosis of run {chosen + 1}"]
     for index in enough:
-        other = _diagnose_curves(runs[index], table, sight) if index != chosen else None
+        other = _diagnose_curves(runs[index], table, thresholds) if index != chosen else None
         if other is not None and other.verdict is RunHealth.FAILED:
-            told.append(f"run {index + 1} of them: {other.sentence}")
-    return replace(answer, notes=(*told[:6], *answer.notes))
+            run_notes.append(f"run {index + 1}: {other.sentence}")
+    return replace(diagnosis, notes=(*run_notes[:6], *diagnosis.notes))
 
 
-def _source_info(table: LogTable, course: RunCurves | None) -> dict[str, Any]:
+def _source_info(table: LogTable, curves: RunCurves | None) -> dict[str, Any]:
     return {
         "path": table.path,
         "format": table.format,
-        "points": len(course.loss) if course else 0,
-        "columns": course.columns_used() if course else {},
+        "points": len(curves.loss) if curves else 0,
+        "columns": curves.columns_used() if curves else {},
         "skipped": dict(table.skipped),
         "facts": dict(table.settings),
     }
 
 
 def _diagnose_without_loss(table: LogTable) -> LogDiagnosis:
-    ending = _find_crash(table)
-    if ending is not None:
+    crash = _find_crash(table)
+    if crash is not None:
         return _with_crash(
-            ending, LogDiagnosis(verdict=RunHealth.UNKNOWN, sentence="", source=_source_info(table, None)), table
+            crash, LogDiagnosis(verdict=RunHealth.UNKNOWN, sentence="", source=_source_info(table, None)), table
         )
     names = ", ".join(list(table.columns)[:20])
-    there = f" Columns: {names}. Name the loss with --loss." if names else ""
+    there = f" Columns: {names}. Name the loss column with --loss." if names else ""
     return LogDiagnosis(
         verdict=RunHealth.UNKNOWN,
-        sentence=f"No loss was found in this {table.format} log, so there is nothing to judge by.{there}",
+        sentence=f"No loss was found in this {table.format} log, so there is nothing to diagnose.{there}",
         source=_source_info(table, None),
         notes=table.notes,
     )
 
 
-def _diagnose_curves(course: RunCurves, table: LogTable, sight: SymptomThresholds = DEFAULT_THRESHOLDS) -> LogDiagnosis:
-    view = RunView(course, table.settings, sight)
-    signs = sorted(
-        (sign for sign in (look(view) for look in SYMPTOM_CHECKS) if sign is not None),
-        key=lambda sign: _SEVERITY_ORDER[sign.verdict],
+def _diagnose_curves(
+    curves: RunCurves, table: LogTable, thresholds: SymptomThresholds = DEFAULT_THRESHOLDS
+) -> LogDiagnosis:
+    view = RunView(curves, table.settings, thresholds)
+    symptoms = sorted(
+        (symptom for symptom in (look(view) for look in SYMPTOM_CHECKS) if symptom is not None),
+        key=lambda symptom: _SEVERITY_ORDER[symptom.verdict],
     )
-    notes = [*table.notes, *course.notes]
-    troubles = _drop_consequences([sign for sign in signs if sign.verdict is not RunHealth.HEALTHY])
-    notes += [sign.sentence for sign in signs if sign.verdict is RunHealth.HEALTHY]
-    answer = _build_diagnosis(view, troubles, table)
+    notes = [*table.notes, *curves.notes]
+    troubles = _drop_consequences([symptom for symptom in symptoms if symptom.verdict is not RunHealth.HEALTHY])
+    notes += [symptom.sentence for symptom in symptoms if symptom.verdict is RunHealth.HEALTHY]
+    diagnosis = _build_diagnosis(view, troubles, table)
     if troubles:
-        notes += [f"also: {sign.sentence}" for sign in troubles[1:]]
-    if answer.verdict is RunHealth.FAILED:
-        notes.append(_decision_path(view, answer))
-    causes = answer.causes if table.diagnoses else _with_live_judge(answer, course)
-    answer = with_recorded_diagnoses(replace(answer, notes=tuple(notes), curves=course, causes=causes), table.diagnoses)
-    ending = _find_crash(table)
-    return _with_crash(ending, answer, table) if ending is not None else answer
+        notes += [f"also: {symptom.sentence}" for symptom in troubles[1:]]
+    if diagnosis.verdict is RunHealth.FAILED:
+        notes.append(_decision_path(view, diagnosis))
+    causes = diagnosis.causes if table.diagnoses else _with_live_judge(diagnosis, curves)
+    diagnosis = with_recorded_diagnoses(
+        replace(diagnosis, notes=tuple(notes), curves=curves, causes=causes), table.diagnoses
+    )
+    crash = _find_crash(table)
+    return _with_crash(crash, diagnosis, table) if crash is not None else diagnosis
 
 
 def _drop_consequences(troubles: list[Symptom]) -> list[Symptom]:
-    """Where a run has failed, what else is worth telling: spikes, rises and flat stretches are part of the failure."""
+    """For a failed run, drop symptoms that are part of the failure: spikes, rises and flat stretches."""
     if not troubles or troubles[0].verdict is not RunHealth.FAILED:
         return troubles
-    apart = (Pattern.OVERFIT, Pattern.OVERFLOW_SKIPS)
-    return [troubles[0], *(sign for sign in troubles[1:] if sign.pattern in apart)]
+    independent = (Pattern.OVERFIT, Pattern.OVERFLOW_SKIPS)
+    return [troubles[0], *(symptom for symptom in troubles[1:] if symptom.pattern in independent)]
 
 
 def _build_diagnosis(view: RunView, troubles: Sequence[Symptom], table: LogTable) -> LogDiagnosis:
@@ -192,7 +198,7 @@ def _build_diagnosis(view: RunView, troubles: Sequence[Symptom], table: LogTable
             source=source,
         )
     if finite < MIN_LOSSES:
-        few = f"Not enough to tell: {finite} {'loss' if finite == 1 else 'losses'} in this log."
+        few = f"Too few losses to diagnose: {finite} {'loss' if finite == 1 else 'losses'} in this log."
         return LogDiagnosis(verdict=RunHealth.UNKNOWN, sentence=few, last_step=last, source=source)
     return LogDiagnosis(verdict=RunHealth.HEALTHY, sentence=_healthy_sentence(view), last_step=last, source=source)
 
@@ -210,45 +216,48 @@ def _healthy_sentence(view: RunView) -> str:
     return f"Healthy: the loss {verb} from {first} to {last}, and nothing stands out."
 
 
-def _rank_causes(signs: Sequence[Symptom]) -> tuple[RankedCause, ...]:
-    """The causes the signs speak for, each once, the surest first; those of lesser signs count for less."""
+def _rank_causes(symptoms: Sequence[Symptom]) -> tuple[RankedCause, ...]:
+    """The causes of the symptoms, each once, the most confident first; those of lesser symptoms count half."""
     found: dict[Cause, RankedCause] = {}
-    for rank, sign in enumerate(signs):
-        for cause, confidence in sign.causes:
+    for rank, symptom in enumerate(symptoms):
+        for cause, confidence in symptom.causes:
             if cause in found:
                 continue
-            advice = tuple(dict.fromkeys((*sign.advice, *CAUSES[cause].remedies)))
+            advice = tuple(dict.fromkeys((*symptom.advice, *CAUSES[cause].remedies)))
             weight = confidence if rank == 0 else 0.5 * confidence
-            found[cause] = RankedCause(cause=cause, confidence=weight, evidence=sign.evidence, advice=advice)
-    first = {cause for cause, _ in signs[0].causes}
-    ordered = sorted(found.values(), key=lambda named: (named.cause not in first, -named.confidence))
+            found[cause] = RankedCause(cause=cause, confidence=weight, evidence=symptom.evidence, advice=advice)
+    first = {cause for cause, _ in symptoms[0].causes}
+    ordered = sorted(found.values(), key=lambda ranked: (ranked.cause not in first, -ranked.confidence))
     return tuple(ordered[:MAX_CAUSES])
 
 
-def _with_live_judge(answer: LogDiagnosis, course: RunCurves) -> tuple[RankedCause, ...]:
-    """The causes, with what the judge of live runs makes of the updates around the onset, where those were logged."""
-    heard = replay_live_judge(course, answer.onset_step) if answer.is_trouble else []
-    if not heard or answer.pattern in (Pattern.OVERFIT, Pattern.PLATEAU):
-        return answer.causes
-    first = heard[0]
-    known = next((one for one in answer.causes if one.cause is first.cause), None)
-    evidence = (first.detail, *(known.evidence if known else answer.causes[0].evidence if answer.causes else ()))
-    advice = known.advice if known else CAUSES[first.cause].remedies
-    sure = max(first.confidence, known.confidence if known else 0.0)
-    named = RankedCause(cause=first.cause, confidence=sure, evidence=evidence, advice=advice)
-    return (named, *(one for one in answer.causes if one is not known))[:MAX_CAUSES]
+def _with_live_judge(diagnosis: LogDiagnosis, curves: RunCurves) -> tuple[RankedCause, ...]:
+    """The causes, with the live judge's diagnosis of the updates around the onset, if those were logged."""
+    judged = replay_live_judge(curves, diagnosis.onset_step) if diagnosis.is_trouble else []
+    if not judged or diagnosis.pattern in (Pattern.OVERFIT, Pattern.PLATEAU):
+        return diagnosis.causes
+    first = judged[0]
+    known_cause = next((one for one in diagnosis.causes if one.cause is first.cause), None)
+    evidence = (
+        first.detail,
+        *(known_cause.evidence if known_cause else diagnosis.causes[0].evidence if diagnosis.causes else ()),
+    )
+    advice = known_cause.advice if known_cause else CAUSES[first.cause].remedies
+    sure = max(first.confidence, known_cause.confidence if known_cause else 0.0)
+    ranked = RankedCause(cause=first.cause, confidence=sure, evidence=evidence, advice=advice)
+    return (ranked, *(one for one in diagnosis.causes if one is not known_cause))[:MAX_CAUSES]
 
 
-def _decision_path(view: RunView, answer: LogDiagnosis) -> str:
-    """The way through the decision tree, for a run that failed."""
+def _decision_path(view: RunView, diagnosis: LogDiagnosis) -> str:
+    """The path through the decision tree, for a failed run."""
     norm = view.grad_norm
     facts = Facts(
-        step=answer.onset_step or 0,
+        step=diagnosis.onset_step or 0,
         mixed_precision=view.float16 or str(view.settings.get("bf16", "")).lower() in ("1", "1.0", "true"),
         scaled=len(view.curves.loss_scale) > 0,
         large_gradients=norm is not None and norm.rise > np.log(5),
-        good_state=bool(answer.onset_step),
-        pattern=answer.pattern,
+        good_state=bool(diagnosis.onset_step),
+        pattern=diagnosis.pattern,
     )
     return f"asked: {walk(facts).as_text()}"
 
@@ -258,29 +267,27 @@ def _find_crash(table: LogTable) -> Crash | None:
     return find_crash(table.tail) if table.tail else None
 
 
-def _with_crash(ending: Crash, answer: LogDiagnosis, table: LogTable) -> LogDiagnosis:
-    """An exception at the end of a log: what killed the run, unless its numbers had failed before."""
-    named = RankedCause(
-        cause=ending.cause, confidence=ending.confidence, evidence=ending.evidence, advice=ending.advice
-    )
-    if answer.verdict is RunHealth.FAILED or not ending.is_fault or _all_steps_done(answer, table):
-        return replace(answer, notes=(*answer.notes, f"the log ends so: {ending.sentence}"))
-    others = tuple(one for one in answer.causes if one.cause is not ending.cause)
-    before = (f"before that: {answer.sentence}",) if answer.sentence else ()
+def _with_crash(crash: Crash, diagnosis: LogDiagnosis, table: LogTable) -> LogDiagnosis:
+    """An exception at the end of a log is the cause, unless the numbers had failed before."""
+    ranked = RankedCause(cause=crash.cause, confidence=crash.confidence, evidence=crash.evidence, advice=crash.advice)
+    if diagnosis.verdict is RunHealth.FAILED or not crash.is_fault or _all_steps_done(diagnosis, table):
+        return replace(diagnosis, notes=(*diagnosis.notes, f"the log ends with: {crash.sentence}"))
+    others = tuple(one for one in diagnosis.causes if one.cause is not crash.cause)
+    before = (f"before that: {diagnosis.sentence}",) if diagnosis.sentence else ()
     return replace(
-        answer,
+        diagnosis,
         verdict=RunHealth.FAILED,
-        sentence=ending.sentence,
-        onset_step=answer.last_step,
-        causes=(named, *others)[:MAX_CAUSES],
-        notes=(*answer.notes, *before),
+        sentence=crash.sentence,
+        onset_step=diagnosis.last_step,
+        causes=(ranked, *others)[:MAX_CAUSES],
+        notes=(*diagnosis.notes, *before),
     )
 
 
-def _all_steps_done(answer: LogDiagnosis, table: LogTable) -> bool:
-    """Whether all the steps that were planned had been done: what failed then was not the training."""
+def _all_steps_done(diagnosis: LogDiagnosis, table: LogTable) -> bool:
+    """Whether all planned steps were done, so that what failed was not the training."""
     planned = table.settings.get("max_steps")
-    return isinstance(planned, float | int) and planned > 0 and (answer.last_step or 0) >= planned
+    return isinstance(planned, float | int) and planned > 0 and (diagnosis.last_step or 0) >= planned
 
 
 def _rounded(step: float | None) -> int | None:

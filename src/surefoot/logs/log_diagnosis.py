@@ -1,4 +1,4 @@
-"""The answer about a log: what went wrong, when it began, why, and what to do."""
+"""The diagnosis of a log: what went wrong, when it began, why, and what to do."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class UnreadableInput(ValueError):
-    """A log cannot be read; the message names what is wrong, where, and the way out."""
+    """A log or checkpoint cannot be read; the message says what is wrong, where, and what to do."""
 
 
 class RunHealth(StrEnum):
-    """How a run stands; `verdict` in the JSON."""
+    """Health of a run; `verdict` in the JSON."""
 
     HEALTHY = "healthy"
     WARNING = "warning"
@@ -30,33 +30,33 @@ class RunHealth(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedCause:
-    """One cause that the numbers or the exception speak for."""
+    """A possible cause with its evidence and advice."""
 
     cause: Cause
     confidence: float
     evidence: tuple[str, ...]
-    """Sentences with the numbers in them."""
+    """Sentences with numbers."""
     advice: tuple[str, ...]
     """What to do, in the order to try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDiagnosis:
-    """What is said about one log, most important first."""
+    """The result of diagnosing one log, most important first."""
 
     verdict: RunHealth
     pattern: Pattern = Pattern.NONE
     sentence: str
-    """The answer in one sentence, for a tired person."""
+    """The diagnosis in one sentence."""
     onset_step: int | None = None
-    """Where the trouble began."""
+    """The step at which the trouble began."""
     last_step: int | None = None
     causes: tuple[RankedCause, ...] = ()
     source: Mapping[str, Any] = field(default_factory=dict)
     """path, format, points, columns (role to column name), skipped (reason to count)."""
     notes: tuple[str, ...] = ()
     curves: RunCurves | None = None
-    """The numbers it was told from, for a picture; not part of the JSON."""
+    """The curves it is based on, for plots; not part of the JSON."""
 
     @property
     def is_trouble(self) -> bool:

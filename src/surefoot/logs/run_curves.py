@@ -1,4 +1,4 @@
-"""The course of a run: loss, evaluation, norm, rate and scale over steps; what judgement and pictures work on."""
+"""The curves of a run: loss, eval loss, gradient norm, learning rate and loss scale over steps."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def empty_series() -> Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCurves:
-    """What a run did, in order of the log; a trace that the log does not have is empty."""
+    """The curves of one run, in the order of the log; a curve that was not logged is empty."""
 
     loss: Series = field(default_factory=empty_series)
-    """Of training, or the evaluation's where no other was logged."""
+    """The training loss, or the eval loss if no other was logged."""
     eval_loss: Series = field(default_factory=empty_series)
     grad_norm: Series = field(default_factory=empty_series)
     lr: Series = field(default_factory=empty_series)
     loss_scale: Series = field(default_factory=empty_series)
-    """The loss scale of float16."""
+    """The float16 loss scale."""
     others: Mapping[str, Series] = field(default_factory=dict)
-    """By role: accuracy, eval_accuracy, reward, speed, memory, skipped; `rival:NAME` for losses of a game."""
+    """By role: accuracy, eval_accuracy, reward, speed, memory, skipped; `rival:NAME` for adversarial losses."""
     unit: str = "step"
-    """What the steps count: step, epoch, or point (a loss) where the log counts nothing."""
+    """The unit of the steps: step, epoch, or point (the n-th loss) if the log has no counter."""
     notes: tuple[str, ...] = ()
 
     def columns_used(self) -> dict[str, str]:
-        """Role to column, for those that were found."""
+        """Role to column name, for the curves that were found; the keys are part of the JSON output."""
         named = {"loss": self.loss, "eval_loss": self.eval_loss, "norm": self.grad_norm, "rate": self.lr}
         named |= {"scale": self.loss_scale} | dict(self.others)
-        return {role: trace.name for role, trace in named.items() if len(trace)}
+        return {role: series.name for role, series in named.items() if len(series)}

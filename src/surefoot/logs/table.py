@@ -1,4 +1,4 @@
-"""What a log holds once it is read: named columns of numbers, whatever the format was."""
+"""A log once it is read: named columns of numbers, whatever the format was."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_VALUES_PER_COLUMN = 1 << 21
-"""Values kept of one column; a longer one is thinned, its peaks kept, so that memory stays bounded."""
+"""Longer columns are thinned, keeping their peaks, so that memory stays bounded."""
 MAX_VALUES = 12 << 20
-"""Values kept of all columns together: a log of many columns keeps fewer of each."""
+"""Limit over all columns: a log with many columns keeps fewer values of each."""
 MAX_COLUMNS = 2000
-"""Columns kept of one log: a log that makes up new names all the time must not fill the memory."""
+"""A log that keeps inventing names must not fill the memory."""
 MAX_TAIL_CHARS = 1 << 16
-"""Characters kept from the end of a text, where the exception stands."""
+"""Characters kept from the end of a console log, where the exception is."""
 
 
-THINNED_NOTE = "the log is so long that it was thinned: of four neighbours the lowest and the highest are kept"
+THINNED_NOTE = "the log is so long that it was thinned: the lowest and the highest of every four values are kept"
 
 
 @dataclass(frozen=True, slots=True)
 class LogColumn:
-    """The values of one name, and the number of the record (line, row, event) in which each stood."""
+    """The values under one name, and the index of the record (line, row, event) of each."""
 
     rows: NDArray[np.int64]
     values: NDArray[np.float64]
-    """A NaN here stood in the log as one; what the log left out is not here at all."""
+    """A NaN was logged as NaN; values that were not logged are absent."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -37,19 +37,19 @@ class LogColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDiagnosis:
-    """A cause that a run of surefoot's own named while it ran."""
+    """A cause that surefoot itself diagnosed during the run."""
 
     step: int
     attempt: int
     cause: str
     confidence: float
     evidence: tuple[str, ...]
-    """The reason first, then what was seen."""
+    """The reason first, then the findings."""
     advice: tuple[str, ...]
     decided: bool = False
-    """It led to more than a refusal, or would have where the policy only observes."""
+    """It led to more than a veto, or would have if the policy did not only observe."""
     applied: str = ""
-    """The action that was taken, such as rewind."""
+    """The action taken, such as rewind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +62,19 @@ class LogTable:
     records: int
     columns: Mapping[str, LogColumn]
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """What was left out: the reason in words (plural, such as "lines cut off in the middle"), and how often."""
+    """What was skipped: the reason (plural, such as "lines cut off in the middle") and how often."""
     notes: tuple[str, ...] = ()
-    """What a reader of the answer should know about how this was read."""
+    """Remarks on how the log was read, for the user."""
     tail: str = ""
-    """The last text of a console log, for the exception it may end in."""
+    """The last text of a console log, which may contain the exception."""
     settings: Mapping[str, float | str] = field(default_factory=dict)
-    """Settings that stood in the log, by the names they had there: max_steps, fp16, num_train_epochs..."""
+    """Settings found in the log, by their names there: max_steps, fp16, num_train_epochs, ..."""
     diagnoses: tuple[RunDiagnosis, ...] = ()
-    """What the run itself named, in the order of attempts, the surest first of those named together."""
+    """Diagnoses recorded by the run, in the order of attempts, the most confident first within an attempt."""
 
 
 class TableBuilder:
-    """Takes in records one after the other, in bounded memory, and makes a `Table` of them."""
+    """Collects records in bounded memory and builds a `LogTable`."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -86,7 +86,7 @@ class TableBuilder:
         self._max_values = MAX_VALUES_PER_COLUMN
 
     def add(self, record: Mapping[str, float]) -> None:
-        """One record: a line, a row, an event. Only numbers; a name that is missing has no value in it."""
+        """Add one record (a line, a row, an event); names without a value are left out."""
         number = self.records
         columns = self._columns
         for name, value in record.items():
@@ -104,18 +104,18 @@ class TableBuilder:
         self.records = number + 1
 
     def extend(self, columns: Mapping[str, NDArray[np.float64]], present: Mapping[str, NDArray[np.bool_]]) -> None:
-        """Many records at once, as arrays of one length; `present` tells where a column is filled, if not all over."""
+        """Add many records as arrays of one length; `present` masks the columns that are not filled everywhere."""
         count = max((len(values) for values in columns.values()), default=0)
         numbers = np.arange(self.records, self.records + count, dtype=np.int64)
         for name, values in columns.items():
-            here = present.get(name)
-            self.add_values(name, numbers, values) if here is None else self.add_values(
-                name, numbers[here], values[here]
+            mask = present.get(name)
+            self.add_values(name, numbers, values) if mask is None else self.add_values(
+                name, numbers[mask], values[mask]
             )
         self.records += count
 
     def add_values(self, name: str, rows: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Values of one name at the records `rows`, which rise and come after those put before; count them yourself."""
+        """Add values of one column at ascending record indices after all earlier ones; does not count the records."""
         if not len(values):
             return
         column = self._columns.get(name)
@@ -131,7 +131,7 @@ class TableBuilder:
             column = self._columns[name] = self._thinned(*column)
 
     def add_empty(self, name: str, rows: NDArray[np.int64]) -> None:
-        """Records in which the name stood with nothing to it (null, an empty cell); told after what was put."""
+        """Note records in which the name is present without a value (null, an empty cell); call after adding values."""
         column = self._columns.get(name)
         last = column[0][-1] if column else -1
         rows = rows[rows > last]
@@ -141,12 +141,12 @@ class TableBuilder:
         self._empty[name] = (first, count + len(rows)) if first > last else (int(rows[0]), len(rows))
 
     def trailing_empty(self) -> dict[str, tuple[int, int]]:
-        """Names that end in records with nothing to them: the first of those records, and how many."""
+        """Columns that end in empty records: the first of those records, and how many."""
         last = {name: column[0][-1] for name, column in self._columns.items() if column[0]}
         return {name: void for name, void in self._empty.items() if void[0] > last.get(name, -1)}
 
     def skip(self, reason: str, count: int = 1) -> None:
-        """Something was left out; the reason in the plural, such as "lines that are no JSON"."""
+        """Count something skipped; the reason is plural, such as "lines that are not JSON"."""
         self.skipped[reason] += count
 
     def note(self, text: str) -> None:
@@ -171,7 +171,7 @@ class TableBuilder:
         )
 
     def _thinned(self, rows: array[int], values: array[float]) -> tuple[array[int], array[float]]:
-        """Of every four neighbours the lowest and the highest; a NaN counts as the highest."""
+        """Keep the lowest and the highest of every four neighbours; a NaN counts as the highest."""
         self.note(THINNED_NOTE)
         whole = len(values) // 4 * 4
         numbers = np.frombuffer(rows, dtype=np.int64)
@@ -190,10 +190,10 @@ def _max_values(columns: int) -> int:
 
 
 class UnorderedColumns:
-    """Values of a block of records that come in no order, put into a gatherer in the order of their records."""
+    """Collects values of a block of records in any order and adds them to a builder in record order."""
 
-    def __init__(self, gatherer: TableBuilder) -> None:
-        self._builder = gatherer
+    def __init__(self, builder: TableBuilder) -> None:
+        self._builder = builder
         self._parts: dict[str, list[tuple[NDArray[np.int64], NDArray[np.float64]]]] = defaultdict(list)
         self._empty: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
 
@@ -202,7 +202,7 @@ class UnorderedColumns:
             self._parts[name].append((rows, values))
 
     def add_empty(self, name: str, rows: NDArray[np.int64]) -> None:
-        """Records in which the name stands, but no value."""
+        """Note records in which the name is present without a value."""
         if len(rows):
             self._empty[name].append(rows)
 
@@ -213,7 +213,7 @@ class UnorderedColumns:
                 continue
             rows = np.concatenate([part[0] for part in parts])
             order = np.argsort(rows, kind="stable")
-            # Two names that are one when stripped: the first counts.
+            # Two names that are equal once stripped: the first wins.
             order = order[np.diff(rows[order], prepend=-1) > 0]
             self._builder.add_values(name, rows[order], np.concatenate([part[1] for part in parts])[order])
         for name, rows in self._empty.items():

@@ -125,7 +125,7 @@ def test_a_line_that_is_still_being_written_is_not_judged(tmp_path: Path) -> Non
     path.write_text("step,loss\n1,2.5\n2,2.25\n3,2.1")
     log = open_log(str(path), columns={})
     assert log.grown()
-    half, whole = log.answer(quiet=False), log.answer(quiet=True)
+    half, whole = log.diagnose(quiet=False), log.answer(quiet=True)
     log.close()
     assert half is not None
     assert half.last_step == 2
@@ -210,7 +210,7 @@ def test_a_large_log_is_read_in_parts_to_the_same_end(tmp_path: Path, monkeypatc
         path.write_text(form(FALL + DEAD))
         log = open_log(str(path), columns={})
         log.grown()
-        answer = log.answer(quiet=True)
+        answer = log.diagnose(quiet=True)
         log.close()
         assert answer is not None
         assert (answer.verdict, answer.last_step, answer.source["points"]) == (RunHealth.FAILED, 71, 72)
@@ -226,10 +226,10 @@ def test_a_row_of_a_large_log_may_come_in_two_parts(tmp_path: Path, monkeypatch:
         log.grown()
         appended(path, f"Training loss: {loss}, accuracy: 0.5\n")()
         log.grown()
-        half = log.answer(quiet=True)
+        half = log.diagnose(quiet=True)
     appended(path, "Epoch 60\nTraining loss: nan, accuracy: 0.5")()
     log.grown()
-    answer = log.answer(quiet=True)
+    answer = log.diagnose(quiet=True)
     log.close()
     assert half is not None
     assert answer is not None
@@ -270,7 +270,7 @@ class Scripted:
     def grown(self) -> bool:
         return True
 
-    def answer(self, *, quiet: bool) -> LogDiagnosis | None:
+    def diagnose(self, *, quiet: bool) -> LogDiagnosis | None:
         found = self.answers.pop(0)
         self.ended = not self.answers
         return found
@@ -326,7 +326,7 @@ def test_a_feared_failure_is_told_when_the_log_falls_silent_for_long() -> None:
         def grown(self) -> bool:
             return clock.now == 0
 
-        def answer(self, *, quiet: bool) -> LogDiagnosis | None:
+        def diagnose(self, *, quiet: bool) -> LogDiagnosis | None:
             return self.answers[0]
 
     told: list[float] = []
@@ -360,10 +360,10 @@ def test_judging_that_takes_long_is_done_less_often() -> None:
     judged: list[float] = []
 
     class Slow(Scripted):
-        def answer(self, *, quiet: bool) -> LogDiagnosis | None:
+        def diagnose(self, *, quiet: bool) -> LogDiagnosis | None:
             judged.append(clock.now)
             clock.now += 2.0
-            return super().answer(quiet=quiet)
+            return super().diagnose(quiet=quiet)
 
     follow(Slow([healthy()] * 5), on_news=print, until=FAILED, clock=clock, sleep=clock.sleep)
     assert min(np.diff(judged)[:-1]) >= 20

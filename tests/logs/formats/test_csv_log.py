@@ -79,7 +79,7 @@ def test_a_run_that_was_appended_is_told(tmp_path: Path) -> None:
     table = read(tmp_path, "epoch,loss\n0,2.0\n1,1.0\nepoch,loss\n0,2.5\nepoch,loss,lr\n1,1.5,0.1\n")
     assert values(table, "loss") == [2.0, 1.0, 2.5, 1.5]
     assert values(table, "lr") == [0.1]
-    assert table.notes == ("the header stands in the file 3 times: runs were appended to it",)
+    assert table.notes == ("the file contains the header 3 times: runs were appended to it",)
 
 
 def test_rows_that_are_too_short_or_too_long_are_used_and_counted(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_lines_with_dirt_between_them_are_read_and_the_dirt_is_counted(tmp_path:
     assert steps(table, "loss/parts/a") == [5]
     assert "ok" not in table.columns
     assert "sizes" not in table.columns
-    assert table.skipped == {"lines that are no JSON": 1, "lines cut off in the middle": 1}
+    assert table.skipped == {"lines that are not JSON": 1, "lines cut off in the middle": 1}
 
 
 @pytest.mark.parametrize("field", ["split", "phase", "mode", "type", "stage"])

@@ -146,7 +146,7 @@ def test_nul_bytes_in_the_middle_are_stepped_over() -> None:
 
 
 def test_a_file_without_a_whole_record_is_refused_in_words() -> None:
-    with pytest.raises(UnreadableInput, match="no record in it is whole"):
+    with pytest.raises(UnreadableInput, match="contains no complete record"):
         read(opening()[:30])
 
 
@@ -201,7 +201,7 @@ def test_a_folder_tells_of_a_file_it_could_not_read(tmp_path: Path) -> None:
     write(tmp_path, plain(4))
     write(tmp_path, b"junk", "events.out.tfevents.0.junk")
     (table,) = tensorboard_log.read_folder(tmp_path)
-    assert "no record in it is whole" in table.notes[0]
+    assert "contains no complete record" in table.notes[0]
 
 
 def test_a_folder_without_events_is_refused(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_it_tells_all_that_the_terminal_tells_and_more(tmp_path: Path) -> None:
         "Look at the batch of step 4,000.",
         "The rise took one step.",
         "the log holds two runs",
-        "3 lines that are no JSON",
+        "3 lines that are not JSON",
     ):
         assert told in text
 

@@ -35,7 +35,7 @@ def test_the_last_line_tells_where_the_numbers_came_from_and_what_was_skipped() 
     page = " ".join(as_text(failed()).split())
     assert "bad.jsonl · jsonl · 500 points" in page
     assert "norm = grad_norm" in page
-    assert "skipped: 3 lines that are no JSON" in page
+    assert "skipped: 3 lines that are not JSON" in page
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])

@@ -1,1 +1,1 @@
-"""A log judged while it grows."""
+"""Follows a log while it grows and reports trouble as it appears."""

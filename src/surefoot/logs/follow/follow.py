@@ -1,4 +1,4 @@
-"""What is worth saying about a log that grows: what is new, and what is to be believed yet. // A log judged while it grows: speaks when trouble comes, once for each."""
+"""Follows a log while it grows: diagnoses it again and again, and reports each trouble once, when it is confirmed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from surefoot.logs.table import LogTable
 from surefoot.records import Pattern
 
 PERMANENT = frozenset({Pattern.NONFINITE, Pattern.COLLAPSE_TO_ZERO})
-"""Failures that do not pass."""
-MORE, LONGER = 3, 10
-"""Losses that have to come after a failure before it is believed: one that does not pass, and one that may."""
+"""Failures that do not recover."""
+MIN_LOSSES_PERMANENT, MIN_LOSSES_TRANSIENT = 3, 10
+"""Losses that must follow a failure before it is confirmed: a permanent one, and one that may recover."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedTrouble:
-    """A trouble that was told: what it was, and how far the log went then."""
+    """A trouble already reported, and how far the log went then."""
 
     verdict: RunHealth
     pattern: str
@@ -34,76 +34,78 @@ class ReportedTrouble:
 
 
 class NewsFilter:
-    """Knows what was told already: each trouble once, unless it began anew after that."""
+    """Decides what is news: each trouble once, unless it began again after it was reported."""
 
     def __init__(self) -> None:
         self._reported: list[ReportedTrouble] = []
         self._state = RunHealth.UNKNOWN
 
-    def is_news(self, answer: LogDiagnosis) -> bool:
-        """Whether there is something new to say."""
-        before, self._state = self._state, answer.verdict
-        if answer.verdict is RunHealth.HEALTHY:
+    def is_news(self, diagnosis: LogDiagnosis) -> bool:
+        """Whether this diagnosis has not been reported yet."""
+        before, self._state = self._state, diagnosis.verdict
+        if diagnosis.verdict is RunHealth.HEALTHY:
             return before in (RunHealth.WARNING, RunHealth.FAILED)
-        if not answer.is_trouble:
+        if not diagnosis.is_trouble:
             return False
-        last = float(answer.last_step or 0)
-        onset = float(answer.onset_step or 0)
-        known = [one for one in self._reported if (one.verdict, one.pattern) == (answer.verdict, str(answer.pattern))]
+        last = float(diagnosis.last_step or 0)
+        onset = float(diagnosis.onset_step or 0)
+        known = [
+            one for one in self._reported if (one.verdict, one.pattern) == (diagnosis.verdict, str(diagnosis.pattern))
+        ]
         new = all(onset > one.last for one in known)
         if new:
-            self._reported.append(ReportedTrouble(answer.verdict, str(answer.pattern), last))
+            self._reported.append(ReportedTrouble(diagnosis.verdict, str(diagnosis.pattern), last))
         return new
 
 
 class FailureConfirmer:
-    """Whether a failure is to be believed yet: enough losses came after it began, or no more come.
+    """Decides whether a failure is confirmed: enough losses followed its onset, or no more come.
 
-    A loss that jumped may come back, and a script that kills the run on our word cannot take that back; a NaN stays.
+    A loss that jumped may recover, and a script that kills the run cannot undo that; a NaN stays.
     """
 
     def __init__(self) -> None:
         self._seen: int | None = None
-        """How many losses there were when the failure was first seen."""
+        """The number of losses when the failure was first seen."""
         self._new = True
 
-    def is_confirmed(self, answer: LogDiagnosis, *, quiet: bool, over: bool) -> bool:
-        """`quiet`: no line has come for a moment; `over`: nor will one, as far as anybody can tell."""
+    def is_confirmed(self, diagnosis: LogDiagnosis, *, quiet: bool, over: bool) -> bool:
+        """`quiet`: no line for a moment; `over`: no further line is expected."""
         new, self._new = self._new, False
-        if answer.verdict is not RunHealth.FAILED:
+        if diagnosis.verdict is not RunHealth.FAILED:
             self._seen = None
             return True
-        if over or answer.curves is None:
+        if over or diagnosis.curves is None:
             return True
-        if answer.pattern is Pattern.NONE:  # an exception, after which the run may still have gone on
+        if diagnosis.pattern is Pattern.NONE:  # an exception, which the run may have survived
             return quiet
-        steps = answer.curves.loss.steps
+        steps = diagnosis.curves.loss.steps
         since = len(steps) if self._seen is None else self._seen
         self._seen = since
-        lasts = answer.pattern in PERMANENT
-        if answer.onset_step is not None and (lasts or new):  # what was there before us need not be waited for
-            since = min(since, int((steps <= answer.onset_step).sum()))
-        wanted = MORE if lasts else max(LONGER, len(steps) // 20)
+        lasts = diagnosis.pattern in PERMANENT
+        if diagnosis.onset_step is not None and (lasts or new):  # do not wait for a failure that was there before
+            since = min(since, int((steps <= diagnosis.onset_step).sum()))
+        wanted = MIN_LOSSES_PERMANENT if lasts else max(MIN_LOSSES_TRANSIENT, len(steps) // 20)
         return len(steps) - since >= wanted
 
 
 QUIET_SECONDS = 2.0
-"""Seconds after which a last line without an end is taken for whole."""
+"""Seconds after which a last line without a newline counts as complete."""
 SILENT_SECONDS = 120.0
-"""Seconds of silence after which no more is expected: what was only feared is said."""
+"""Seconds of silence after which no more lines are expected, and an unconfirmed failure is reported."""
 MIN_INTERVAL, MAX_LOAD_FACTOR = 1.0, 12.0
-"""Judged at most once in so many seconds, and once in so many times of what judging takes."""
+"""Least seconds between diagnoses, also as a multiple of the time one takes."""
 
 
 class FollowedLog(Protocol):
-    """A log that may have grown since it was last asked."""
+    """A log that may have grown since the last call."""
 
     @property
     def ended(self) -> bool: ...
 
     def grown(self) -> bool: ...
 
-    def answer(self, *, quiet: bool) -> LogDiagnosis | None: ...
+    def diagnose(self, *, quiet: bool) -> LogDiagnosis | None: ...
 
     def close(self) -> None: ...
 
@@ -118,9 +120,9 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> LogDiagnosis | None:
-    """Judge a log as it grows, until it has a verdict of `until`, ends, or is silent for too long; the last answer."""
+    """Diagnose a log as it grows until its verdict is in `until`, it ends, or it is silent for too long."""
     voice, firm = NewsFilter(), FailureConfirmer()
-    answer: LogDiagnosis | None = None
+    diagnosis: LogDiagnosis | None = None
     heard, due, waiting = clock(), clock(), False
     judged_quiet, over = True, False
     while True:
@@ -131,22 +133,22 @@ def follow(
         judged = (waiting and now >= due) or log.ended or (quiet and not judged_quiet and now >= due)
         if judged:
             started = clock()
-            answer = log.answer(quiet=quiet) or answer
+            diagnosis = log.diagnose(quiet=quiet) or diagnosis
             waiting, judged_quiet = False, quiet
             due = now + max(MIN_INTERVAL, MAX_LOAD_FACTOR * (clock() - started))
         before, over = over, log.ended or now - heard >= SILENT_SECONDS
-        if answer is not None and (judged or over > before) and firm.is_confirmed(answer, quiet=quiet, over=over):
-            if voice.is_news(answer):
-                on_news(answer)
-            if answer.verdict in until:
-                return answer
+        if diagnosis is not None and (judged or over > before) and firm.is_confirmed(diagnosis, quiet=quiet, over=over):
+            if voice.is_news(diagnosis):
+                on_news(diagnosis)
+            if diagnosis.verdict in until:
+                return diagnosis
         if log.ended or (timeout is not None and now - heard >= timeout):
-            return answer
+            return diagnosis
         sleep(poll)
 
 
 def open_log(path: str, *, columns: Mapping[str, str]) -> FollowedLog:
-    """The right way to follow what is at a path; waits for nothing."""
+    """Open what is at a path for following; does not wait for it."""
 
     def judge(source: LogTable | str) -> LogDiagnosis:
         return diagnose(source, columns=columns or None)
@@ -159,7 +161,7 @@ def open_log(path: str, *, columns: Mapping[str, str]) -> FollowedLog:
 
 
 def _read(source: LogSource) -> list[LogTable]:
-    """The tables in bytes at hand; JSON or CSV that turns out to be none is text."""
+    """Read the tables in the given bytes; JSON or CSV that turns out to be neither is text."""
     kind = detect.detect_format(source.head)
     reader = next((one for one in detect.READERS if kind == one.FORMAT), console_log)
     found = reader.read(source)
@@ -167,7 +169,7 @@ def _read(source: LogSource) -> list[LogTable]:
 
 
 def _is_rewritten_whole(path: str) -> bool:
-    """Whether a file is of a format that is not written line by line: a JSON document, an event file, a checkpoint."""
+    """Whether a file is not written line by line: a JSON document, an event file, a checkpoint."""
     if not os.path.isfile(path) or not os.path.getsize(path):
         return False
     try:

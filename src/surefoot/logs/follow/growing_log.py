@@ -1,4 +1,4 @@
-"""New bytes of a log as they come: of a file that grows, is cut, rotated or replaced, or of a pipe. // Logs that grow: of lines, of which only what is new is read, and of files that are written as a whole each time."""
+"""Logs that grow: line formats, of which only new bytes are read, and files or folders that are read again."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from surefoot.logs.report.axes import shape_indices
 from surefoot.logs.table import MAX_TAIL_CHARS, MAX_VALUES_PER_COLUMN, LogColumn, LogTable, TableBuilder
 
 CHUNK_BYTES = 1 << 22
-"""Bytes taken at once."""
+"""Bytes read at once."""
 
 
 class FileTail:
-    """Like `tail -F`: goes on with the new file when the old one was put aside."""
+    """Like `tail -F`: continues with the new file when the old one was rotated or replaced."""
 
     ended = False
 
@@ -36,7 +36,7 @@ class FileTail:
         self._file_id = (0, 0)
 
     def read(self) -> tuple[bytes, bool]:
-        """What is new, and whether it is the start of another file than before."""
+        """The new bytes, and whether they start a new file."""
         if self._file is None:
             return self._open(), False
         data = self._file.read(CHUNK_BYTES)
@@ -45,7 +45,7 @@ class FileTail:
         try:
             now = self._path.stat()
         except OSError:
-            return b"", False  # put aside; the next one is not there yet
+            return b"", False  # rotated; the new file does not exist yet
         if (now.st_dev, now.st_ino) == self._file_id and now.st_size >= self._file.tell():
             return b"", False
         self.close()
@@ -69,7 +69,7 @@ class FileTail:
 
 
 class PipeTail:
-    """What is piped in; a thread reads it, so that nobody waits for a pipe that is silent."""
+    """Reads a pipe in a thread, so that a silent pipe blocks nobody."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.ended = False
@@ -89,7 +89,7 @@ class PipeTail:
         return b"".join(parts), False
 
     def close(self) -> None:
-        """The pipe is its owner's to close."""
+        """Does nothing: the pipe belongs to the caller."""
 
     def _pump(self) -> None:
         take = getattr(self._stream, "read1", self._stream.read)
@@ -97,21 +97,21 @@ class PipeTail:
             while piece := take(1 << 16):
                 self._pieces.put(piece)
         except (OSError, ValueError):
-            pass  # closed from the other side, or by us at the end
+            pass  # closed by either side
         self._pieces.put(b"")
 
 
 MAX_REREAD_BYTES = 1 << 24
-"""Bytes up to which a log is read again as a whole; of a larger one only what is new is read."""
+"""Larger logs are not read again; only what is new is read."""
 LINE_FORMATS = frozenset({"jsonl", "csv", "tsv", "text"})
-"""Formats of which a part can be read by itself."""
+"""Formats of which a part can be read on its own."""
 
 Judge = Callable[[LogTable], LogDiagnosis]
 Reader = Callable[[LogSource], list[LogTable]]
 
 
 class ConsoleStream:
-    """Console text whose reader is kept from one piece to the next, as a row may stand on lines of both."""
+    """Console text whose parser is kept between chunks, as a row may span both."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -123,14 +123,14 @@ class ConsoleStream:
             self._following.feed(text)
 
     def table(self, rest: bytes) -> LogTable:
-        """All rows so far, and those that would come if the log ended with `rest`."""
+        """All rows so far, and those that would follow if the log ended with `rest`."""
         ahead = self._following.fork()
         rows = [row for text in self._texts(rest) for row in ahead.feed(text)] + ahead.finish()
         more = TableBuilder()
         for row in rows:
             more.add(row)
         table = self._gatherer.build(console_log.FORMAT, self._path)
-        # The gatherer's arrays cannot grow while somebody holds them.
+        # The builder's arrays cannot grow while they are referenced.
         columns = {name: LogColumn(one.rows.copy(), one.values.copy()) for name, one in table.columns.items()}
         joined = _join_tables(replace(table, columns=columns), more.build(console_log.FORMAT, self._path))
         return replace(joined, tail=ahead.tail[-MAX_TAIL_CHARS:], settings=ahead.settings)
@@ -141,12 +141,12 @@ class ConsoleStream:
 
 
 class GrowingLog:
-    """A log of lines: kept whole while it is small, later as the numbers that were read from it."""
+    """A log of lines: kept as text while it is small, later as the numbers read from it."""
 
     def __init__(self, tail: FileTail | PipeTail, path: str, read: Reader, judge: Judge) -> None:
         self._tail, self._path, self._read, self._judge = tail, path, read, judge
         self.again = 0
-        """How often the file was replaced by another."""
+        """How often the file was replaced."""
         self._reset()
 
     def _reset(self) -> None:
@@ -160,7 +160,7 @@ class GrowingLog:
         return self._tail.ended
 
     def grown(self) -> bool:
-        """Take in what is new, all that is there."""
+        """Read all that is new; returns whether there was anything."""
         any_new = False
         while True:
             data, fresh = self._tail.read()
@@ -176,8 +176,8 @@ class GrowingLog:
             if not data:
                 return any_new
 
-    def answer(self, *, quiet: bool) -> LogDiagnosis | None:
-        """What is to be said by now; None while there is nothing to judge by."""
+    def diagnose(self, *, quiet: bool) -> LogDiagnosis | None:
+        """The diagnosis so far; None while there is nothing to diagnose."""
         if self._console is not None:
             return self._judge(self._console.table(bytes(self._bytes) if quiet else b""))
         if self._table is not None and len(self._bytes) > MAX_REREAD_BYTES // 16:
@@ -193,10 +193,10 @@ class GrowingLog:
         self._tail.close()
 
     def _compact(self) -> None:
-        """Keep the numbers of the whole lines so far, and drop their text."""
+        """Keep the numbers of the complete lines and drop their text."""
         whole = _whole_lines(self._bytes)
         if not whole:
-            del self._bytes[:-MAX_REREAD_BYTES]  # one line without an end: nothing that anybody could read
+            del self._bytes[:-MAX_REREAD_BYTES]  # one line without an end: not readable anyway
             return
         if self._console is not None:
             self._console.feed(whole)
@@ -206,7 +206,7 @@ class GrowingLog:
         if table is not None and table.format not in LINE_FORMATS:
             raise UnreadableInput(
                 f"{self._path} is {table.format} of more than {MAX_REREAD_BYTES >> 20} MiB, which cannot be followed."
-                " Judge it from time to time with: surefoot diagnose"
+                " Diagnose it from time to time with: surefoot diagnose"
             )
         if table is not None and self._table is None and table.format == console_log.FORMAT:
             self._console = ConsoleStream(self._path)
@@ -218,27 +218,27 @@ class GrowingLog:
         del self._bytes[: len(whole)]
 
     def _check_can_follow(self) -> None:
-        """Says at once what will never be a log of lines."""
+        """Raise at once for what will never be a log of lines."""
         if is_compressed(self._bytes):
             raise UnreadableInput(
-                f"{self._path} is compressed and cannot be followed: what is in it is there only once it is closed."
-                " Follow the log before it is packed, or judge this with: surefoot diagnose"
+                f"{self._path} is compressed and cannot be followed: its content is complete only once it is closed."
+                " Follow the log before it is compressed, or diagnose this with: surefoot diagnose"
             )
         if told := describe_known_binary(bytes(self._bytes[:512])):
             raise UnreadableInput(f"{self._path} {told}")
 
     def _read_lines(self, data: bytes) -> LogTable | None:
-        """The table of these lines; the names of the columns of a CSV stand in its first."""
+        """The table of these lines; the column names of a CSV file are in its first."""
         try:
             with LogSource(io.BytesIO(self._head + data), self._path) as source:
                 tables = self._read(source)
         except UnreadableInput:
-            return None  # nothing to read yet, or a part without numbers
+            return None  # nothing to read yet, or no numbers
         return max(tables, key=lambda table: table.records, default=None)
 
 
 class RereadLog:
-    """A folder, or a file that is written as a whole each time: read again when it changed."""
+    """A folder, or a file that is rewritten as a whole: read again when it changed."""
 
     ended = False
 
@@ -251,18 +251,18 @@ class RereadLog:
         changed, self._seen = now != self._seen, now
         return changed
 
-    def answer(self, *, quiet: bool) -> LogDiagnosis | None:
+    def diagnose(self, *, quiet: bool) -> LogDiagnosis | None:
         try:
             return self._judge(self._path)
         except UnreadableInput:
-            return None  # caught in the middle of being written
+            return None  # it is being written
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no file is open."""
 
 
 def _file_state(path: Path) -> object:
-    """Sizes and times of all files; another means that something was written."""
+    """Sizes and times of all files, which change when something is written."""
     try:
         files = sorted(path.rglob("*"))[:10_000] if path.is_dir() else [path]
         return tuple((str(file), now.st_size, now.st_mtime_ns) for file in files if (now := file.stat()))
@@ -271,12 +271,12 @@ def _file_state(path: Path) -> object:
 
 
 def _whole_lines(data: bytearray) -> bytes:
-    """Up to the last end of a line; bars end theirs with a carriage return."""
+    """The bytes up to the last line end; progress bars end lines with a carriage return."""
     return bytes(data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1])
 
 
 def _join_tables(first: LogTable | None, second: LogTable) -> LogTable:
-    """Two parts of one log as one table."""
+    """Join two parts of one log."""
     if first is None:
         return second
     columns = dict(first.columns)

@@ -1,1 +1,1 @@
-"""Whatever somebody has, read into tables: one module a format, told by content and not by name."""
+"""Readers of log formats: each turns a log into a `LogTable`; formats are detected by content, not by file name."""

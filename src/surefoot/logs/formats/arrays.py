@@ -1,4 +1,4 @@
-"""Numbers that somebody has at hand in a notebook, as a table."""
+"""Builds a table from numbers in memory: sequences, mappings, data frames."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _WAY_OUT = "Pass a path, a sequence of losses, or a mapping of names to sequence
 
 
 def table_from_arrays(source: Any) -> LogTable:
-    """A sequence of losses, a mapping of names to sequences, records, or whatever else has named columns."""
+    """A table from a sequence of losses, a mapping of names to sequences, records, or a data frame."""
     gather = TableBuilder()
     if isinstance(source, Mapping):
         columns = {str(name): list(values) for name, values in source.items() if isinstance(values, Iterable)}
-    elif hasattr(source, "columns") and hasattr(source, "__getitem__"):  # a data frame of whichever library
+    elif hasattr(source, "columns") and hasattr(source, "__getitem__"):  # a data frame of any library
         columns = {str(name): list(source[name]) for name in source.columns}
     elif isinstance(source, Iterable) and not isinstance(source, str | bytes):
         values = list(source)
@@ -30,7 +30,7 @@ def table_from_arrays(source: Any) -> LogTable:
             return gather.build("arrays", "")
         columns = {"loss": values}
     else:
-        raise UnreadableInput(f"a {type(source).__name__} is no log. {_WAY_OUT}")
+        raise UnreadableInput(f"a {type(source).__name__} is not a log. {_WAY_OUT}")
     lengths = {len(values) for values in columns.values()}
     if len(lengths) > 1:
         told = ", ".join(f"{name}: {len(values)}" for name, values in columns.items())
@@ -44,7 +44,7 @@ def _numbers(values: list[Any], name: str) -> NDArray[np.float64]:
     try:
         return np.array([_number(value) for value in values], dtype=np.float64)
     except (TypeError, ValueError):
-        raise UnreadableInput(f"{name} holds something that is no number. {_WAY_OUT}") from None
+        raise UnreadableInput(f"{name} contains a value that is not a number. {_WAY_OUT}") from None
 
 
 def _is_number(value: Any) -> bool:
@@ -55,5 +55,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _number(value: Any) -> float:
-    """A float from a number or a tensor of one element; None, a value that is missing, as NaN."""
+    """A float from a number or a one-element tensor; None (missing) becomes NaN."""
     return float("nan") if value is None else float(value)

@@ -1,4 +1,4 @@
-"""How a table in text is written: what parts its cells, where its header is, which decimal sign it has."""
+"""Detects how a text table is written: delimiter, header, decimal sign."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from surefoot.logs.formats.parse_number import is_missing, parse_number
 
 SPACES = " "
-"""The delimiter of tables whose cells are parted by any number of blanks."""
+"""Delimiter of tables whose cells are separated by any number of blanks."""
 _MAX_LINES = 200
 _RULER = re.compile(r"[\s|+:=*-]{3,}")
 _COMMENT = ("#", "%", "//")
@@ -21,27 +21,27 @@ _DECIMAL_POINT = re.compile(r"\s*[+-]?\d*\.\d+(?:[eE][+-]?\d+)?\s*")
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One way to write a table."""
+    """How a table is written."""
 
     delimiter: str
     header: tuple[str, ...] | None
-    """The names of the columns; None where the table begins with numbers."""
+    """Column names; None if the table starts with numbers."""
     width: int
     decimal_comma: bool = False
     """Decimals are written with a comma."""
     mlflow: bool = False
-    """One metric as MLflow keeps it: rows of time, value and step, the name of the metric being that of the file."""
+    """A metric file of MLflow: rows of time, value and step; the metric is named by the file."""
     lines_before_header: int = -1
-    """Lines before the header, remarks not counted; -1 where there is no header, or one in a remark."""
+    """Lines before the header, comments not counted; -1 without a header, or with one in a comment."""
 
 
 def is_comment(line: str) -> bool:
-    """Whether a line is a remark or a rule drawn in dashes, and no row."""
+    """Whether a line is a comment or a ruler of dashes."""
     return line.startswith(_COMMENT) or _RULER.fullmatch(line) is not None
 
 
 def split_cells(line: str, delimiter: str) -> list[str]:
-    """The cells of one line, blanks around them taken off."""
+    """The cells of one line, stripped."""
     if delimiter == SPACES:
         return line.split()
     if delimiter == "|":
@@ -56,7 +56,7 @@ def split_cells(line: str, delimiter: str) -> list[str]:
 
 
 def detect_dialect(head: str) -> Dialect | None:
-    """The dialect of a table, from its first lines; None where this is no table."""
+    """The dialect of a table, from its first lines; None if it is not a table."""
     lines = [line.strip("\r") for line in head.split("\n")]
     lines = [line for line in lines[: _MAX_LINES * 2] if line.strip()][:_MAX_LINES]
     rows = [line for line in lines if not is_comment(line.lstrip())]
@@ -69,7 +69,7 @@ def detect_dialect(head: str) -> Dialect | None:
 
 
 def _candidate_delimiters(lines: Sequence[str], rows: Sequence[str]) -> list[str]:
-    """Delimiters in the order to try; a semicolon goes before the comma, which may be a decimal sign."""
+    """Delimiters in the order to try; the semicolon precedes the comma, which may be a decimal sign."""
     ruled = any(_RULER.fullmatch(line) and "|" in line for line in lines[:5]) or not rows[0].lstrip().startswith("|")
     tried = [";", "\t", ",", *(["|"] if ruled else [])]
     body = rows[len(rows) // 2]
@@ -79,7 +79,7 @@ def _candidate_delimiters(lines: Sequence[str], rows: Sequence[str]) -> list[str
 def _try_delimiter(lines: Sequence[str], rows: Sequence[str], delimiter: str) -> Dialect | None:
     parted = [split_cells(row, delimiter) for row in rows]
     first = set(parted[0])
-    # The header again, where a run was appended, speaks neither for nor against.
+    # A repeated header, from an appended run, counts neither way.
     rest = [cells for cells in parted[1:] if len(first.intersection(cells)) * 2 <= len(cells)] or parted[1:]
     width = Counter(map(len, rest)).most_common(1)[0][0]
     if (width == 1) != (delimiter == "," and all("," not in row for row in rows)):
@@ -102,7 +102,7 @@ def _try_delimiter(lines: Sequence[str], rows: Sequence[str], delimiter: str) ->
 
 
 def _enough_numbers(shares: list[float], delimiter: str, *, headed: bool) -> bool:
-    """Blanks part the words of any text: there nearly all has to be numbers, and without a header too."""
+    """Blanks separate the words of any text, so nearly all cells must be numbers; likewise without a header."""
     numeric = sum(share >= 0.8 for share in shares)
     if delimiter == SPACES or not headed:
         return numeric >= 0.8 * len(shares)
@@ -110,7 +110,7 @@ def _enough_numbers(shares: list[float], delimiter: str, *, headed: bool) -> boo
 
 
 def _numeric_share(cells: list[str], comma: bool) -> float:
-    """The share of numbers among the cells of a column that hold something; -1 for an empty column."""
+    """The share of numbers among the non-empty cells of a column; -1 for an empty column."""
     filled = [cell for cell in cells if not is_missing(cell)]
     return sum(parse_number(cell, comma=comma) is not None for cell in filled) / len(filled) if filled else -1.0
 
@@ -122,7 +122,7 @@ def _decimal_comma(body: list[list[str]]) -> bool:
 
 
 def _header_row(parted: list[list[str]], width: int, shares: list[float], comma: bool) -> int | None:
-    """Which row is the header: -1 for none; None where what stands first is neither header nor numbers."""
+    """The index of the header row: -1 for none; None if the first row is neither header nor numbers."""
     for at, cells in enumerate(parted[:6]):
         if len(cells) < min(width, 2) and width > 1:
             continue  # a title before the table
@@ -131,7 +131,7 @@ def _header_row(parted: list[list[str]], width: int, shares: list[float], comma:
         if any(text and share >= 0.8 for text, share in pairs) and sum(texts) * 2 >= len(cells):
             return at if _are_names(cells) else None
         if at == 0 and cells[0] == "" and len(cells) == width and all(row[0] != "" for row in parted[1:]):
-            return at  # the unnamed index of pandas before columns that have numbers for names
+            return at  # the unnamed index of pandas before columns named by numbers
         return -1
     return None
 

@@ -1,4 +1,4 @@
-"""Tables in text: CSV, TSV and their kin, with the dirt that real ones have. // Exports of charts: columns that carry the name of a run, several runs side by side, and a band around each curve."""
+"""CSV, TSV and similar text tables, including W&B chart exports with several runs side by side."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ Parsed = tuple[NDArray[np.float64], Bools | None]
 
 
 def fits(head: bytes) -> bool:
-    """A header over rows of numbers, or rows of numbers alone."""
+    """Whether the text is a header over rows of numbers, or rows of numbers alone."""
     return not _CONTROL.search(head[:4096]) and detect_dialect(_sample(head)) is not None
 
 
 def read(source: LogSource) -> LogTable | list[LogTable]:
-    """The columns of a table; an export with several runs side by side gives a table for each."""
+    """Read a table; an export with several runs side by side gives one table per run."""
     dialect = detect_dialect(_sample(source.head))
     if dialect is None:
-        raise UnreadableInput(f"{source.path} is no table: no header over numbers was found")
+        raise UnreadableInput(f"{source.path} is not a table: no header over numbers was found")
     reading = CsvReader(dialect, source.path)
     for block in source.blocks():
         reading.feed(decode(block))
@@ -49,14 +49,14 @@ def read(source: LogSource) -> LogTable | list[LogTable]:
 
 
 def _sample(head: bytes) -> str:
-    """The whole lines at the start."""
+    """The complete lines of the head."""
     text = decode(head)
     whole = text.rfind("\n") + 1
     return text[:whole] if whole and len(head) >= 1 << 15 else text
 
 
 class CsvReader:
-    """One table under way."""
+    """Reads one table block by block."""
 
     def __init__(self, dialect: Dialect, path: str) -> None:
         self.builder = TableBuilder()
@@ -64,11 +64,11 @@ class CsvReader:
         self._path = path
         self._headers = 1
         self._lines_before_header = dialect.lines_before_header
-        """Lines to come before the first row, the header the last of them; less than 0 once it is past."""
+        """Lines left before the first row, the header the last of them; negative once it is past."""
         self._set_names(dialect.header or tuple(f"col{index + 1}" for index in range(dialect.width)))
 
     def _set_names(self, header: Sequence[str]) -> None:
-        """The names that count from here on."""
+        """Set the column names from here on."""
         self._header = tuple(header)
         names = [name or ("index" if index == 0 else f"col{index + 1}") for index, name in enumerate(header)]
         if [name.lower() for name in names] == ["wall time", "step", "value"] and (tag := _TAG.search(self._stem())):
@@ -85,7 +85,7 @@ class CsvReader:
         return PurePath(self._path).stem
 
     def feed(self, text: str) -> None:
-        """A block of whole lines; only the last may lack its end."""
+        """Add a block of whole lines; only the last may lack its newline."""
         if (
             self._lines_before_header >= 0
             or not text.endswith("\n")
@@ -95,7 +95,7 @@ class CsvReader:
             self.feed_by_row(text)
 
     def feed_by_row(self, text: str) -> None:
-        """The same, row by row."""
+        """Add a block row by row."""
         whole = text.endswith("\n")
         rows: list[Cells] = []
         lines = _lines(text)
@@ -104,7 +104,7 @@ class CsvReader:
         self._flush(rows)
 
     def _feed_regular(self, text: str) -> bool:
-        """Tells whether a block was so regular that it could be taken in without looking at each of its rows."""
+        """Add a regular block without looking at single rows; returns whether that was possible."""
         lines = _lines(text)
         matrix = _load_matrix(text, lines, self._dialect)
         if matrix is not None and matrix[0].shape[1] == len(self._names):
@@ -119,7 +119,7 @@ class CsvReader:
         )
 
     def _regular_cells(self, text: str, lines: list[str]) -> list[Cells] | None:
-        """The cells by column where every line has all of them and none is quoted; else None."""
+        """The cells by column if every line has all of them and none is quoted; else None."""
         sign, width = self._dialect.delimiter, len(self._names)
         if '"' in text or sign == "|" or _COMMENT_LINE.search(text):
             return None
@@ -134,7 +134,7 @@ class CsvReader:
         return [cells[index::width] for index in range(width)]
 
     def _add_row(self, line: str, rows: list[Cells], *, torn: bool) -> None:
-        """One line the careful way."""
+        """Add one line, handling irregular rows."""
         if not line.strip() or is_comment(line.lstrip()):
             return
         if self._lines_before_header >= 0:
@@ -155,7 +155,7 @@ class CsvReader:
         rows.append(cells[: len(self._names)] + [""] * (len(self._names) - len(cells)))
 
     def _handle_textual_row(self, cells: Cells, rows: list[Cells]) -> None:
-        """The header again, because a run was appended, perhaps with other columns; or dirt."""
+        """Handle a row without numbers: the header of an appended run, perhaps with other columns, or noise."""
         known = set(self._header)
         if sum(cell in known for cell in cells) * 2 >= max(len(cells), 2) - 1 and any(cells):
             self._flush(rows)
@@ -163,7 +163,7 @@ class CsvReader:
                 self._set_names(cells)
             self._headers += 1
             self.builder.notes = [note for note in self.builder.notes if "header" not in note]
-            self.builder.note(f"the header stands in the file {self._headers} times: runs were appended to it")
+            self.builder.note(f"the file contains the header {self._headers} times: runs were appended to it")
         elif any(cells):
             self.builder.skip("rows without a number")
 
@@ -176,9 +176,9 @@ class CsvReader:
         rows.clear()
 
     def _add_columns(self, cells: list[Cells] | None, parsed: list[Parsed], *, certain: bool = False) -> bool:
-        """Columns into the gatherer; False, and nothing done, where a row has no number: it needs a second look.
+        """Add columns to the table; returns False, without adding, if a row has no number and needs a closer look.
 
-        `cells` are what the numbers were read from, and None where there is nothing but numbers.
+        `cells` are the texts the numbers were parsed from, None if there is nothing but numbers.
         """
         if not certain and all(present is not None for _, present in parsed):
             somewhere = np.logical_or.reduce([present for _, present in parsed if present is not None])
@@ -204,7 +204,7 @@ class CsvReader:
         return True
 
     def _group_by_split(self, columns: list[Cells] | None, count: int) -> Iterator[tuple[str, Bools | None]]:
-        """Rows by what a column such as `phase` says of them."""
+        """Rows by the value of a split column such as `phase`."""
         for name, cells in zip(self._names, columns or [], strict=False):
             splits = {cell: split_of(cell) for cell in set(cells)} if is_split_field(name) else {}
             if any(splits.values()):
@@ -225,12 +225,12 @@ class CsvReader:
         rows: NDArray[np.int64],
         parts: UnorderedColumns,
     ) -> int | None:
-        """One value a row, its name in another column; which column was so taken care of."""
+        """One value per row, its name in another column; returns the index of the value column."""
         told, value = (self._names.index(name) for name in named)
         values, present = parsed[value]
         numbers = parsed[told][1]
         if numbers is None or numbers.any():
-            return None  # numbers for names
+            return None  # the names are numbers
         for name in sorted(set(columns[told])):
             here = np.fromiter((cell == name for cell in columns[told]), np.bool_, len(rows))
             here = here if present is None else here & present
@@ -244,9 +244,9 @@ def _lines(text: str) -> list[str]:
 
 
 def _load_matrix(text: str, lines: list[str], dialect: Dialect) -> tuple[NDArray[np.float64], bool] | None:
-    """A block that is all numbers, by NumPy's reader, and whether it is filled; where it is not, NaN is an empty cell.
+    """Parse a purely numeric block with NumPy, and whether it is filled; if it is not, NaN marks an empty cell.
 
-    That can be told only where no NaN stands in the block. None where there is anything else in it.
+    That is unambiguous only if the block contains no NaN. None if it contains anything else.
     """
     sign = None if dialect.delimiter == SPACES else dialect.delimiter
     if sign == "|":
@@ -273,7 +273,7 @@ def _fill_blanks(line: str, sign: str) -> str:
 
 
 def _parse_column(cells: Cells, comma: bool) -> Parsed:
-    """The numbers of a column, and where there are any; None for everywhere."""
+    """The numbers of a column, and a mask of where they are; None for everywhere."""
     plain = [cell.replace(",", ".") for cell in cells] if comma else cells
     try:
         return np.fromiter(map(float, plain), np.float64, len(cells)), None
@@ -290,7 +290,7 @@ _RUN_SEPARATOR = " - "
 
 
 def split_by_run(table: LogTable) -> LogTable | list[LogTable]:
-    """W&B writes `proud-sun-7 - train/loss`, and `__MIN` and `__MAX` twins: the twins go, each run is a table."""
+    """Split W&B columns such as `proud-sun-7 - train/loss` by run; their `__MIN` and `__MAX` twins are dropped."""
     names = table.columns
     kept = [name for name in names if not (name.endswith(_BAND_SUFFIXES) and name[:-5] in names)]
     runs: dict[str, list[str]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Files that are no logs, told by how they begin. // The front door: whatever somebody has, read by the reader that it fits."""
+"""Detects the format of a log and reads it; explains why a file is not a log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\x0b\x0c\x08\x1b\x1e\x07") | {127}
 
 
 def describe_known_binary(head: bytes) -> str:
-    """What a file of a known kind that is no log is, and the way out; else nothing."""
+    """What a file of a known binary type is, and what to do instead; empty if the type is unknown."""
     for magic, what, way_out in _MAGICS:
         if head.startswith(magic):
             if b"xl/workbook" in head or b"xl/worksheets" in head:
@@ -53,7 +53,7 @@ def describe_known_binary(head: bytes) -> str:
 
 
 def why_not_a_log(head: bytes) -> str:
-    """What a file is instead of a log, and the way out; empty where it may be one."""
+    """Why a file is not a log, and what to do instead; empty if it may be one."""
     if told := describe_known_binary(head):
         return told
     text = head.replace(b"\0", b"")
@@ -67,7 +67,7 @@ def why_not_a_log(head: bytes) -> str:
 
 
 def _is_binary(text: bytes) -> bool:
-    """Whether bytes are hardly text: control characters all over, or neither UTF-8 nor any Latin alphabet."""
+    """Whether bytes are hardly text: many control characters, or neither UTF-8 nor a Latin alphabet."""
     controls = len(text) - len(text.translate(None, _CONTROL))
     if controls > 0.05 * len(text) + 2:
         return True
@@ -78,7 +78,7 @@ def _is_binary(text: bytes) -> bool:
 
 
 class FormatReader(Protocol):
-    """A format: how it is told, and how it is read."""
+    """A format module: `fits` detects the format from the first bytes, `read` reads it."""
 
     FORMAT: str
     fits: Callable[[bytes], bool]
@@ -87,11 +87,11 @@ class FormatReader(Protocol):
 
 CHECKPOINT = "checkpoint"
 READERS = tuple(cast(FormatReader, module) for module in (tensorboard_log, wandb_log, json_log, csv_log))
-"""In the order in which they are asked; text is what is left."""
+"""In the order they are tried; anything else is console text."""
 
 
 def read_log(path: str | os.PathLike[str]) -> list[LogTable]:
-    """The runs in a file, in a folder, or in what is piped in (`-`); raises `Unreadable`."""
+    """The runs in a file, a folder, or standard input (`-`); raises `UnreadableInput`."""
     name = os.fspath(path)
     try:
         if name != "-" and Path(name).is_dir():
@@ -110,7 +110,7 @@ def read_file(path: str) -> list[LogTable]:
         if kind == CHECKPOINT:
             raise UnreadableInput(f"{path} is a checkpoint, not a log")
         if not source.head and source.read_error:
-            raise UnreadableInput(f"{path} cannot be unpacked: {source.read_error}")
+            raise UnreadableInput(f"{path} cannot be decompressed: {source.read_error}")
         if reason := why_not_a_log(source.head) if kind == console_log.FORMAT else "":
             raise UnreadableInput(f"{path} {reason}")
         found = _read_format(source, kind)
@@ -122,7 +122,7 @@ def read_file(path: str) -> list[LogTable]:
 
 
 def detect_format(head: bytes) -> str:
-    """The format of a file by its first bytes: checkpoint, tensorboard, wandb, jsonl, csv, or text for all the rest."""
+    """The format by the first bytes: checkpoint, tensorboard, wandb, jsonl, csv, or text for everything else."""
     for reader in READERS[:2]:
         if reader.fits(head):
             return reader.FORMAT
@@ -134,7 +134,7 @@ def detect_format(head: bytes) -> str:
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a file or a folder holds weights and no log."""
+    """Whether a file or folder contains weights and no log."""
     name = os.fspath(path)
     if name != "-" and Path(name).is_dir():
         return is_checkpoint_folder(name) and not folder_has_log(name)

@@ -1,4 +1,4 @@
-"""One JSON document that holds a run: a trainer's state, a history, lists of records, exports of other tools."""
+"""One JSON document of a run: a trainer state, a history, lists of records, exports of other tools."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _COUNTER_NAME = re.compile(r"(?:.*[^a-z])?(?:steps?|epochs?|iters?|iterations?|t
 class JsonDocument:
     """Finds the numbers of a run in a document of any shape."""
 
-    def __init__(self, gatherer: TableBuilder) -> None:
-        self._builder = gatherer
-        self._block = RecordBlock(gatherer)
+    def __init__(self, builder: TableBuilder) -> None:
+        self._builder = builder
+        self._block = RecordBlock(builder)
         self._lists: list[tuple[str, list[float | None]]] = []
 
     def read(self, value: Any) -> str:
-        """Everything into the gatherer; the name of the format comes back."""
+        """Add the document to the table and return the name of its format."""
         state = isinstance(value, dict) and isinstance(value.get("log_history"), list)
         if isinstance(value, dict) and not state and _is_flat(value):
             self._block.add([value])
@@ -88,7 +88,7 @@ class JsonDocument:
         if dict in kinds:
             records = [one for one in values if isinstance(one, dict)]
             if len(records) < len(values):
-                self._builder.skip("entries that are no records", len(values) - len(records))
+                self._builder.skip("entries that are not records", len(values) - len(records))
             self._block.add(records, path)
         elif kinds == {list}:
             self._walk_nested_lists(values, path)
@@ -116,7 +116,7 @@ class JsonDocument:
             self._block.add(records, path)
 
     def _flush_lists(self) -> None:
-        """Lists of one length belong together; with steps of their own they stand apart, else short ones are spread."""
+        """Align lists of one length; lists with their own steps become separate records, other short ones are spread."""
         if not self._lists:
             return
         longest = max(len(values) for _, values in self._lists)
@@ -144,7 +144,7 @@ class JsonDocument:
 
 
 def _add_list(parts: UnorderedColumns, name: str, values: list[float | None], rows: NDArray[np.int64]) -> None:
-    # A counter is everybody's, whatever object it stood in.
+    # Counters are shared, whatever object they are in.
     told = _leaf(name) if is_counter_field(_leaf(name)) else name
     present = np.array([value is not None for value in values], dtype=np.bool_)
     parts.add(told, rows[present], np.array(values, dtype=np.float64)[present])
@@ -164,7 +164,7 @@ def _is_flat(value: dict[str, Any]) -> bool:
 
 
 def _join_path(path: str, name: str) -> str:
-    """A name below a path; the names of mere wrappers are left out."""
+    """Append a name to a path, leaving out wrapper names."""
     name = name.strip()
     if name.lower() in _WRAPPERS:
         return path
@@ -188,7 +188,7 @@ def _numbered_items(value: dict[str, Any]) -> tuple[str, list[int], list[Any]] |
 
 
 def _counter_columns(values: list[list[Any]]) -> list[str]:
-    """What stands before the value in pairs (step) and in the triples that TensorBoard exports (time of day, step)."""
+    """The columns before the value: step in pairs; wall time and step in triples exported by TensorBoard."""
     width = len(values[0])
     if width not in (2, 3) or any(len(one) != width for one in values):
         return []

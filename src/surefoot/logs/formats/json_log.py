@@ -1,4 +1,4 @@
-"""JSON: one record a line, or one document that holds the run. // JSON lines that all have the same names and nothing but numbers, as most long logs: read without an object each."""
+"""JSON logs: one record per line, or one document."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _STRINGS = re.compile(r'("(?:[^"\\]|\\.)*")', re.S)
 _WORDS = {"nan": "NaN", "inf": "Infinity", "infinity": "Infinity", "none": "null", "true": "true", "false": "false"}
 _JSON_START = re.compile(rb"\s*[{\[]\s*(?:[\"{}\[\]\d.+-]|NaN|null|Infinity|true|false)")
 _MAX_REPAIRED_CHARS = 1 << 25
-"""Characters up to which a document that is cut off is closed and read."""
+"""Larger truncated documents are not repaired."""
 _MAX_FAILURES = 300
 
 
 def fits(head: bytes) -> bool:
-    """JSON from the start, or lines most of which are JSON objects."""
+    """Whether the bytes start with JSON, or most lines are JSON objects."""
     if _JSON_START.match(head):
         first = head.lstrip()[:4096]
-        # A console log may begin in a bracket too: [2024-01-01 10:00:00] loss 0.5
+        # A console log may also start with a bracket: [2024-01-01 10:00:00] loss 0.5
         return not first.startswith(b"[") or _starts_json_list(decode(first))
     lines = [line.strip() for line in head.split(b"\n")]
     lines = [line for line in lines if line][:400]
@@ -45,7 +45,7 @@ def fits(head: bytes) -> bool:
 
 
 def _starts_json_list(text: str) -> bool:
-    """Whether what stands in the first bracket is JSON: as far as it goes, or as far as it is."""
+    """Whether the first bracket opens a JSON list, complete or cut off."""
     try:
         json.JSONDecoder().raw_decode(_standardise(text))
         return True
@@ -66,7 +66,7 @@ def _can_be_closed(text: str) -> bool:
 
 
 def read(source: LogSource) -> LogTable | list[LogTable]:
-    """The records of a log, or of the document that it is."""
+    """Read JSON lines or a JSON document."""
     blocks = source.blocks()
     start = next(blocks, b"")
     first, apart, second = start.lstrip(b"\0 \t\r\n").partition(b"\n")
@@ -81,25 +81,25 @@ def _is_object(line: bytes) -> bool:
 
 
 def _read_lines(source: LogSource, blocks: Iterable[bytes]) -> LogTable:
-    gatherer = TableBuilder()
-    block = RecordBlock(gatherer)
+    builder = TableBuilder()
+    block = RecordBlock(builder)
     for raw in blocks:
         if (regular := parse_number_matrix(raw)) is not None:
             names, values = regular
-            gatherer.extend(dict(zip(names, values.T, strict=True)), {})
+            builder.extend(dict(zip(names, values.T, strict=True)), {})
             continue
         records = parse_lines_together(raw)
-        block.add(parse_lines_singly(raw, gatherer) if records is None else records)
-    if not gatherer.records:
-        raise UnreadableInput(f"{source.path} looks like JSON lines, but none of its lines holds an object. {_WAY_OUT}")
-    return resolve_missing(gatherer.build(FORMAT, source.path), gatherer.trailing_empty())
+        block.add(parse_lines_singly(raw, builder) if records is None else records)
+    if not builder.records:
+        raise UnreadableInput(f"{source.path} looks like JSON lines, but no line contains an object. {_WAY_OUT}")
+    return resolve_missing(builder.build(FORMAT, source.path), builder.trailing_empty())
 
 
 _WAY_OUT = "Write one object a line, such as " + '{"step": 1, "loss": 2.3}'
 
 
 def parse_lines_together(raw: bytes) -> list[dict[str, Any]] | None:
-    """All lines in one go, several times as fast as one by one; None where a single one is not what it should be."""
+    """Parse all lines in one call, several times as fast as singly; None unless every line is an object."""
     lines = raw.removesuffix(b"\n")
     try:
         found = json.loads(b"[" + lines.replace(b"\n", b",") + b"]")
@@ -108,13 +108,13 @@ def parse_lines_together(raw: bytes) -> list[dict[str, Any]] | None:
     return found if len(found) == lines.count(b"\n") + 1 and set(map(type, found)) == {dict} else None
 
 
-def parse_lines_singly(raw: bytes, gatherer: TableBuilder) -> list[dict[str, Any]]:
-    """The records of each line; what is none is counted."""
-    return [record for line in raw.splitlines(keepends=True) for record in _records_of(line, gatherer)]
+def parse_lines_singly(raw: bytes, builder: TableBuilder) -> list[dict[str, Any]]:
+    """Parse each line; lines without a record are counted as skipped."""
+    return [record for line in raw.splitlines(keepends=True) for record in _records_of(line, builder)]
 
 
-def _records_of(line: bytes, gatherer: TableBuilder) -> Iterator[dict[str, Any]]:
-    """The records in one line: mostly one; what is none is counted."""
+def _records_of(line: bytes, builder: TableBuilder) -> Iterator[dict[str, Any]]:
+    """The records in one line, usually one; a line without any is counted as skipped."""
     text = decode(line).strip().removeprefix("\ufeff").strip("\x1e\t ").rstrip(",")
     if not text or text in "[]":
         return
@@ -126,13 +126,13 @@ def _records_of(line: bytes, gatherer: TableBuilder) -> Iterator[dict[str, Any]]
     elif value is None and (several := _split_objects(text)):
         yield from several
     elif text.startswith("{") and not line.endswith(b"\n"):
-        gatherer.skip("lines cut off in the middle")
+        builder.skip("lines cut off in the middle")
     else:
-        gatherer.skip("lines that are no JSON")
+        builder.skip("lines that are not JSON")
 
 
 def _split_objects(text: str) -> list[dict[str, Any]]:
-    """Objects written one behind the other into a line."""
+    """Several objects concatenated in one line."""
     decoder = json.JSONDecoder()
     found: list[dict[str, Any]] = []
     at = 0
@@ -150,7 +150,7 @@ def _split_objects(text: str) -> list[dict[str, Any]]:
 
 
 def _parse(text: str) -> Any:
-    """The value that a text holds, or None."""
+    """Parse a JSON text; None if it is invalid."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -165,7 +165,7 @@ def _parse(text: str) -> Any:
 
 
 def _standardise(text: str) -> str:
-    """Words that C and Python print for numbers turned into those that JSON readers know; strings are left alone."""
+    """Replace nan, inf, None etc. as printed by C and Python by their JSON forms; strings stay unchanged."""
     parts = _STRINGS.split(text)
     parts[::2] = [
         _BARE_WORD.sub(lambda found: found[1].strip("+") + _WORDS[found[2].lower()], part) for part in parts[::2]
@@ -180,21 +180,21 @@ def _read_document(source: LogSource, blocks: Iterable[bytes]) -> LogTable | lis
         source.check_size(sum(map(len, parts)))
     text = decode(b"".join(parts))
     del parts
-    gatherer = TableBuilder()
-    value = _parse_document(text, gatherer)
+    builder = TableBuilder()
+    value = _parse_document(text, builder)
     del text
-    document = JsonDocument(gatherer)
-    table = gatherer.build(document.read(value), source.path)
-    if not table.columns and not gatherer.trailing_empty():
+    document = JsonDocument(builder)
+    table = builder.build(document.read(value), source.path)
+    if not table.columns and not builder.trailing_empty():
         raise UnreadableInput(
-            f"{source.path} is JSON, but holds no list of numbers and no records with numbers. {_WAY_OUT},"
+            f"{source.path} is JSON, but contains no list of numbers and no records with numbers. {_WAY_OUT},"
             ' or a history such as {"loss": [2.3, 2.1]}'
         )
-    return resolve_missing(table, gatherer.trailing_empty())
+    return resolve_missing(table, builder.trailing_empty())
 
 
-def _parse_document(text: str, gatherer: TableBuilder) -> Any:
-    """The document; one that is cut off is closed where it stops, several in a row are a list."""
+def _parse_document(text: str, builder: TableBuilder) -> Any:
+    """Parse a document; a truncated one is closed where it stops, several in a row become a list."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -210,23 +210,23 @@ def _parse_document(text: str, gatherer: TableBuilder) -> Any:
     if len(text) < _MAX_REPAIRED_CHARS and not _starts_with_object(rows, text):
         try:
             value = json.loads(_standardise(close_json(text)))
-            gatherer.skip("documents cut off in the middle")
+            builder.skip("documents cut off in the middle")
             return value
         except (ValueError, RecursionError):
             pass
     if not _starts_with_object(rows, text) and not isinstance(rows[:1] and rows[0], list):
-        gatherer.skip("pieces that are no JSON")
+        builder.skip("pieces that are not JSON")
     return rows
 
 
 def _parse_list_lines(text: str) -> list[Any]:
-    """A list a line, such as [step, loss]."""
+    """One list per line, such as [step, loss]."""
     found = [value for value in map(_parse, text.splitlines()) if isinstance(value, list)]
     return found if len(found) > 1 else []
 
 
 def _starts_with_object(rows: list[Any], text: str) -> bool:
-    """Whether the text is objects one after the other, rather than one document that is broken."""
+    """Whether the text is a sequence of objects rather than one broken document."""
     decoder = json.JSONDecoder()
     try:
         value, _ = decoder.raw_decode(text, len(text) - len(text.lstrip()))
@@ -236,7 +236,7 @@ def _starts_with_object(rows: list[Any], text: str) -> bool:
 
 
 def _find_objects(text: str) -> list[dict[str, Any]]:
-    """Every object that can be read on its own, in order; gives up on a text that is hardly JSON."""
+    """All objects that can be parsed on their own; gives up on a text that is hardly JSON."""
     decoder = json.JSONDecoder()
     found: list[dict[str, Any]] = []
     failures = 0
@@ -253,9 +253,9 @@ def _find_objects(text: str) -> list[dict[str, Any]]:
 
 
 def close_json(text: str) -> str:
-    """A JSON text that stops in the middle, cut back to its last whole value and closed.
+    """Cut a truncated JSON text back to its last complete value and close it.
 
-    >>> closed('{"a": [1, 2, {"b": 3}, {"c":')
+    >>> close_json('{"a": [1, 2, {"b": 3}, {"c":')
     '{"a": [1, 2, {"b": 3}]}'
     """
     open_now: list[str] = []
@@ -279,14 +279,14 @@ def close_json(text: str) -> str:
 _FIELD = re.compile(rb'[{,]\s*"(?:[^"\\]|\\.)*"\s*:')
 _MAX_NAMES = 64
 _FIRST_MARK = 0x80
-"""Bytes from here on stand for the names: they cannot occur in ASCII."""
+"""Bytes from here on stand for the names; they cannot occur in ASCII."""
 _NUMBER_BYTES = b"0123456789+-.eE \r" + b"NaInfity"
 
 
 def parse_number_matrix(raw: bytes) -> tuple[list[str], NDArray[np.float64]] | None:
-    """Names and values of a block of lines; None where a single line is not like the first.
+    """Names and values of lines that all have the same names and only numbers, without an object per line; else None.
 
-    Every name is replaced by one byte; what is left when the numbers are taken away has to be the same for every line.
+    Every name is replaced by one byte; what is left without the numbers has to be the same for every line.
     """
     first = raw[: raw.find(b"\n")]
     names = _number_names(first) if raw.endswith(b"\n") and raw.isascii() else None

@@ -1,4 +1,4 @@
-"""Records (JSON objects) into columns, a block of them at a time."""
+"""Turns blocks of records (JSON objects) into columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from surefoot.logs.formats.parse_number import parse_number
 from surefoot.logs.table import TableBuilder, UnorderedColumns
 
 MAX_DEPTH = 6
-"""Levels of objects within objects that are looked into."""
+"""Nesting depth up to which objects are read."""
 _MAX_SETTINGS = 300
 _NUMBERS = ({int}, {float}, {int, float})
 
@@ -23,21 +23,21 @@ Record = Mapping[str, Any]
 
 
 class RecordBlock:
-    """Takes records apart into columns; the records of one call keep their order in the columns."""
+    """Adds records to a table, column by column; the records of one call keep their order."""
 
-    def __init__(self, gatherer: TableBuilder) -> None:
-        self._builder = gatherer
-        self._columns_by_name = UnorderedColumns(gatherer)
+    def __init__(self, builder: TableBuilder) -> None:
+        self._builder = builder
+        self._columns_by_name = UnorderedColumns(builder)
 
     def add(self, records: Sequence[Record], prefix: str = "") -> None:
-        """Records after those that came before."""
+        """Append records."""
         first = self._builder.records
         self._add_records(records, np.arange(first, first + len(records), dtype=np.int64), prefix, "", 0)
         self._builder.records += len(records)
         self._columns_by_name.flush()
 
     def _add_records(self, records: Sequence[Record], rows: Rows, split: str, path: str, depth: int) -> None:
-        """Records of one shape are taken together: most logs have one or two."""
+        """Process records with the same keys together: most logs have one or two such shapes."""
         shapes: dict[tuple[str, ...], list[int]] = {shape: [] for shape in dict.fromkeys(map(tuple, records))}
         if len(shapes) > 1:
             for index, shape in enumerate(map(tuple, records)):
@@ -55,7 +55,7 @@ class RecordBlock:
     def _group_by_split(
         self, shape: tuple[str, ...], records: Sequence[Record], rows: Rows, split: str, path: str
     ) -> list[tuple[str, Sequence[Record], Rows]]:
-        """The records by what their labels say of them; those that hold settings become facts."""
+        """Group records by their split label; records of settings go to the table's settings."""
         groups: dict[str, list[int]] = {}
         for label in filter(is_split_field, shape):
             groups = defaultdict(list)
@@ -105,7 +105,7 @@ class RecordBlock:
             if depth < MAX_DEPTH:
                 self._add_records(values, rows, split, name, depth + 1)
             return
-        # The words that label records are few, and the same again and again.
+        # Labels repeat, so each distinct text is parsed once.
         known = {text: parse_number(text) for text in set(values)} if kinds == {str} else {}
         numbers: list[float] = []
         at: list[int] = []
@@ -129,7 +129,7 @@ class RecordBlock:
     def _add_long_format(
         self, named: tuple[str, str], records: Sequence[Record], rows: Rows, split: str, path: str
     ) -> None:
-        """One value a record, its name beside it."""
+        """Records with one value each and its name beside it."""
         found: dict[str, tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
         for index, record in enumerate(records):
             told, value = record[named[0]], json_number(record[named[1]])
@@ -142,7 +142,7 @@ class RecordBlock:
 
 
 def json_number(value: Any) -> float | None:
-    """A JSON value as a number: also where it stands as text, or in a list of its own; not True and False."""
+    """A JSON value as a number, also from text or a one-element list; not True and False."""
     if isinstance(value, float):
         return value
     if isinstance(value, bool) or value is None:
@@ -157,17 +157,17 @@ def json_number(value: Any) -> float | None:
     return parse_number(value) if isinstance(value, str) else None
 
 
-def keep_settings(gatherer: TableBuilder, record: Record, path: str = "", depth: int = 0) -> None:
-    """Settings and sums that are no points of the run."""
+def keep_settings(builder: TableBuilder, record: Record, path: str = "", depth: int = 0) -> None:
+    """Keep settings and summaries, which are no points of the run."""
     for name, value in record.items():
         whole = f"{path}/{name}" if path else str(name)
-        if len(gatherer.settings) >= _MAX_SETTINGS:
+        if len(builder.settings) >= _MAX_SETTINGS:
             return
         if isinstance(value, dict) and depth < 2:
-            keep_settings(gatherer, value, whole, depth + 1)
+            keep_settings(builder, value, whole, depth + 1)
         elif isinstance(value, bool):
-            gatherer.settings[whole] = float(value)
+            builder.settings[whole] = float(value)
         elif isinstance(value, str) and len(value) <= 200:
-            gatherer.settings[whole] = value
+            builder.settings[whole] = value
         elif isinstance(value, int | float) and (told := json_number(value)) is not None:
-            gatherer.settings[whole] = told
+            builder.settings[whole] = told

@@ -1,4 +1,4 @@
-"""A folder: the logs that lie in it, and the one that tells most about the run."""
+"""Finds the logs in a folder and reads the one with the most losses."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from surefoot.logs.table import LogTable
 
 _MAX_DEPTH = 6
 _MAX_LISTED = 20_000
-"""Files and folders looked at by name."""
+"""Files and folders listed at most."""
 _MAX_READ = 60
-"""Logs read to choose from."""
+"""Logs read at most."""
 _MAX_BYTES = 1 << 28
-"""Bytes of logs read to choose from; at least one is read, however large."""
+"""Bytes read at most; at least one log is read, however large."""
 _MAX_MENTIONED = 6
 _SKIPPED_FOLDERS = frozenset(
     {"venv", "env", "node_modules", "site-packages", "__pycache__", "data", "dataset", "datasets", "images", "weights"}
@@ -43,7 +43,7 @@ ReadFile = Callable[[str], list[LogTable]]
 
 @dataclass(frozen=True, slots=True)
 class _FoundLog:
-    """One log, or what makes up one."""
+    """One log and its tables."""
 
     path: Path
     tables: list[LogTable]
@@ -54,7 +54,7 @@ class _FoundLog:
 
 
 def read_folder(path: str, read_file: ReadFile) -> list[LogTable]:
-    """The log with the most losses in a folder; the others are told in a note."""
+    """Read the log with the most losses in a folder; a note mentions the others."""
     root = Path(path)
     if surefoot_run.is_run_dir(root):
         return [surefoot_run.read_run_dir(root)]
@@ -63,23 +63,21 @@ def read_folder(path: str, read_file: ReadFile) -> list[LogTable]:
     found, looked_at, left = _find_logs(root, read_file)
     if not found:
         weights = find_weights(root)
-        way_out = f"It has weights: pass {weights} to have them looked at" if weights else "Pass the log itself"
-        raise UnreadableInput(
-            f"{path} has no log in it that could be read ({looked_at} files were looked at). {way_out}"
-        )
+        way_out = f"It contains weights: pass {weights} to inspect them" if weights else "Pass the log itself"
+        raise UnreadableInput(f"{path} contains no readable log ({looked_at} files were checked). {way_out}")
     found.sort(key=lambda one: (one.points, _is_structured(one), _modified_at(one.path)), reverse=True)
     best, others = found[0], found[1:]
     notes = [_choice_note(root, best, others)] if others or left else [f"read {_relative_path(root, best.path)}"]
     if left:
-        notes.append(f"{left} more files were not looked into: pass one of them, or a folder with fewer")
+        notes.append(f"{left} more files were not read: pass one of them, or a smaller folder")
     if weights := find_weights(root):
-        notes.append(f"weights lie there too, and were not looked at: surefoot diagnose {weights}")
+        notes.append(f"the folder also contains weights, which were not inspected: surefoot diagnose {weights}")
     ending = next((table.tail for one in others for table in one.tables if "Traceback" in table.tail), "")
     return [replace(table, notes=(*table.notes, *notes), tail=table.tail or ending) for table in best.tables]
 
 
 def _find_logs(root: Path, read_file: ReadFile) -> tuple[list[_FoundLog], int, int]:
-    """The logs that could be read, how many files were looked at, and how many were left out."""
+    """The readable logs, the number of files checked, and the number skipped."""
     found: list[_FoundLog] = []
     events: set[Path] = set()
     files: list[Path] = []
@@ -126,7 +124,7 @@ def _may_be_log(name: str) -> bool:
 
 
 def _drop_older_states(files: list[Path]) -> list[Path]:
-    """A trainer writes its whole history anew with every checkpoint: the newest has all of it."""
+    """Keep only the newest trainer state: trainers write the whole history again with every checkpoint."""
     newest: dict[tuple[Path, str], tuple[float, Path]] = {}
     others: list[Path] = []
     for file in files:
@@ -135,7 +133,7 @@ def _drop_older_states(files: list[Path]) -> list[Path]:
             others.append(file)
             continue
         run = (file.parent.parent if step else file.parent, file.name)
-        # One beside the checkpoints was written at the end of the run.
+        # A file beside the checkpoints was written at the end of the run.
         order = float(step[1]) if step else float("inf")
         if run not in newest or order > newest[run][0]:
             newest[run] = (order, file)
@@ -158,7 +156,7 @@ def _try_read(path: Path, reader: Callable[[Path], list[LogTable]]) -> list[_Fou
 
 
 def _is_useful(found: _FoundLog) -> bool:
-    """A log with losses, or with the exception that a run ended in."""
+    """Whether it has losses, or the exception that a run ended in."""
     return found.points > 0 or any("Traceback" in table.tail for table in found.tables)
 
 
@@ -190,7 +188,7 @@ def _choice_note(root: Path, best: _FoundLog, others: list[_FoundLog]) -> str:
         return words
     names = [f"{_relative_path(root, one.path)} ({one.points})" for one in others[:_MAX_MENTIONED]]
     more = f" and {len(others) - _MAX_MENTIONED} more" if len(others) > _MAX_MENTIONED else ""
-    return f"{words}; there are also {', '.join(names)}{more}"
+    return f"{words}; other logs: {', '.join(names)}{more}"
 
 
 def _relative_path(root: Path, path: Path) -> str:

@@ -1,4 +1,4 @@
-"""How far the reading has come: told to whoever watches, which is nobody unless a terminal shows it. // The bytes of a log, read once from front to back: a file, a pipe, or either of them compressed."""
+"""The bytes of a log, read once from front to back: a file or a pipe, decompressed, with progress reporting."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from typing import Any, BinaryIO, Self, cast
 from surefoot.logs.log_diagnosis import UnreadableInput
 
 ProgressCallback = Callable[[str, int, int], None]
-"""Is told the path, how many bytes were read since last time, and how many there are in all."""
+"""Called with the path, the bytes read since the last call, and the total."""
 
 _callback: ContextVar[ProgressCallback | None] = ContextVar("surefoot-reading", default=None)
 
 
 @contextmanager
 def report_progress(watcher: ProgressCallback) -> Iterator[None]:
-    """While this is open, whoever reads a file tells how far it has come."""
+    """While this is active, readers report their progress to the callback."""
     before = _callback.set(watcher)
     try:
         yield
@@ -36,7 +36,7 @@ def report_progress(watcher: ProgressCallback) -> Iterator[None]:
 
 
 def with_progress(stream: BinaryIO, path: str) -> BinaryIO:
-    """The stream itself, or one that tells how far it has come when somebody wants to know."""
+    """The stream, wrapped to report progress if a callback is active."""
     watcher = _callback.get()
     return (
         stream
@@ -46,7 +46,7 @@ def with_progress(stream: BinaryIO, path: str) -> BinaryIO:
 
 
 def progress_counter(path: str) -> Callable[[int, int], None] | None:
-    """What work that counts its bytes itself calls with those done so far and those in all; None if nobody watches."""
+    """A function to report bytes done and total, for work that counts its own bytes; None without a callback."""
     watcher = _callback.get()
     if watcher is None:
         return None
@@ -80,11 +80,11 @@ class _ProgressStream(io.RawIOBase):
 
 
 HEAD_BYTES = 1 << 16
-"""Bytes from the start by which a format is told."""
+"""First bytes from which a format is detected."""
 MAX_LINE_BYTES = 1 << 20
-"""Bytes of one line; what is beyond comes as lines of their own."""
+"""Longer lines are split."""
 MAX_DOCUMENT_BYTES = 1 << 28
-"""Bytes up to which a document that has to be in memory as a whole is read."""
+"""Largest document that is read as a whole."""
 _DECOMPRESSORS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream),
     b"BZh": bz2.BZ2File,
@@ -93,16 +93,16 @@ _DECOMPRESSORS: dict[bytes, Callable[[Any], Any]] = {
 
 
 class LogSource:
-    """One log as a stream of bytes; `head` may be looked at before anything is read.
+    """A log as a stream of bytes, whose `head` can be inspected before anything is read.
 
-    Compressed files are unpacked and UTF-16 (what `>` of PowerShell writes) is turned into UTF-8 on the way, so that
-    a reader never meets either; `decoded` makes text of the bytes.
+    Compressed files are decompressed and UTF-16 (PowerShell's `>`) is converted to UTF-8 on the fly; `decode` turns the
+    bytes into text.
     """
 
     def __init__(self, stream: BinaryIO, path: str) -> None:
         self.path = path
         self.read_error = ""
-        """Why the reading stopped before the end, if it did: a compressed file that is cut off, a bad disk."""
+        """Why reading stopped early, if it did: a truncated archive, a bad disk."""
         self._streams = [stream]
         self._started = False
         self.head = self._read_head(stream)
@@ -124,7 +124,7 @@ class LogSource:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> LogSource:
-        """A file, or `-` for what is piped in."""
+        """Open a file, or standard input for `-`."""
         name = os.fspath(path)
         if name == "-":
             return cls(sys.stdin.buffer, "-")
@@ -134,14 +134,16 @@ class LogSource:
                 raise UnreadableInput(f"{name} is neither a file nor a folder")
             return cls(with_progress(file.open("rb"), name), name)
         except FileNotFoundError:
-            raise UnreadableInput(f"{name} is not there. Pass a log, a checkpoint, a folder, or - for a pipe") from None
+            raise UnreadableInput(
+                f"{name} does not exist. Pass a log, a checkpoint, a folder, or - for a pipe"
+            ) from None
         except (OSError, ValueError) as error:
             raise (
                 error if isinstance(error, UnreadableInput) else UnreadableInput(f"{name} cannot be read: {error}")
             ) from None
 
     def lines(self) -> Iterator[bytes]:
-        """Line after line, with its end; a line ends at a newline alone, not at a carriage return."""
+        """Yield lines with their newline; a carriage return does not end a line."""
         stream = io.BufferedReader(self._rest, 1 << 18)
         while line := self._read_or_stop(lambda: stream.readline(MAX_LINE_BYTES)):
             yield line
@@ -151,7 +153,7 @@ class LogSource:
             yield chunk
 
     def blocks(self, size: int = 1 << 20) -> Iterator[bytes]:
-        """Pieces of many whole lines each; only the last may lack its end, and a line beyond bounds is cut."""
+        """Yield chunks of whole lines; only the last may lack its newline, and overlong lines are split."""
         parts: list[bytes] = []
         waiting = 0
         for chunk in self.chunks(size):
@@ -167,7 +169,7 @@ class LogSource:
             yield rest
 
     def read_all(self) -> bytes:
-        """Everything, for formats that cannot be read in parts."""
+        """Read everything, for formats that cannot be read in parts."""
         parts: list[bytes] = []
         size = 0
         for chunk in self.chunks():
@@ -177,11 +179,11 @@ class LogSource:
         return b"".join(parts)
 
     def check_size(self, size: int) -> None:
-        """Refuses a document that has to be in memory as a whole and is too large for it."""
+        """Raise if a document that has to be in memory as a whole is too large."""
         if size > MAX_DOCUMENT_BYTES:
             raise UnreadableInput(
-                f"{self.path} is one document of more than {MAX_DOCUMENT_BYTES >> 20} MiB, which has to be read as a whole."
-                " Write one record a line (JSONL), or cut out the part with the losses"
+                f"{self.path} is one document of more than {MAX_DOCUMENT_BYTES >> 20} MiB, too large to read as a whole."
+                " Write one record per line (JSONL), or extract the part with the losses"
             )
 
     def close(self) -> None:
@@ -192,12 +194,12 @@ class LogSource:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, series: TracebackType | None
     ) -> None:
         self.close()
 
     def _read_or_stop(self, read: Callable[[], bytes]) -> bytes:
-        """What was read before the trouble is of use: the trouble ends the log, it does not hide it."""
+        """Read; an error after the first bytes ends the log instead of hiding what was read before."""
         try:
             data = read()
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -210,12 +212,12 @@ class LogSource:
 
 
 def is_compressed(head: bytes | bytearray) -> bool:
-    """Whether bytes are the start of a compressed file that is unpacked on the way."""
+    """Whether bytes start a compressed file that `LogSource` decompresses."""
     return head.startswith(tuple(_DECOMPRESSORS))
 
 
 def decode(raw: bytes) -> str:
-    """Text of the bytes of a log: UTF-8, else Latin-1 as Windows has it; NUL bytes, which a crash leaves, are gone."""
+    """Decode as UTF-8, else as cp1252; NUL bytes, which a crash leaves behind, are dropped."""
     if b"\0" in raw:
         raw = raw.replace(b"\0", b"")
     try:
@@ -225,7 +227,7 @@ def decode(raw: bytes) -> str:
 
 
 class _PushedBack(io.RawIOBase):
-    """What was looked at already, then the stream behind it."""
+    """A stream that starts with bytes already read."""
 
     def __init__(self, head: bytes, stream: BinaryIO) -> None:
         self._head = head
@@ -244,7 +246,7 @@ class _PushedBack(io.RawIOBase):
 
 
 def _read_fully(stream: BinaryIO, size: int) -> bytes:
-    """The first bytes, as many as asked for unless there are no more: a pipe hands them over in small pieces."""
+    """Read `size` bytes unless the stream ends first; a pipe delivers them in small pieces."""
     parts: list[bytes] = []
     while size > 0 and (part := stream.read(size)):
         parts.append(part)
@@ -253,7 +255,7 @@ def _read_fully(stream: BinaryIO, size: int) -> bytes:
 
 
 class _Utf8Stream(io.RawIOBase):
-    """Text in a wide encoding as UTF-8."""
+    """Converts UTF-16 or UTF-32 text to UTF-8."""
 
     def __init__(self, stream: io.RawIOBase, encoding: str) -> None:
         self._stream = stream
@@ -275,7 +277,7 @@ class _Utf8Stream(io.RawIOBase):
 
 
 def _wide_encoding(head: bytes) -> str:
-    """The encoding with two or four bytes a character that a text is in, or nothing."""
+    """The UTF-16 or UTF-32 encoding of a text, or an empty string."""
     for mark, encoding in (
         (codecs.BOM_UTF32_LE, "utf-32"),
         (codecs.BOM_UTF32_BE, "utf-32"),

@@ -1,4 +1,4 @@
-"""What a column means, told from its name: people call the same thing by a hundred names. // What the words in a record say of its numbers: that they are of training or of evaluation, or what they measure."""
+"""Derives from a name what a column measures, and from labels whether a record belongs to training or evaluation."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from functools import lru_cache
 
 
 class MetricRole(StrEnum):
-    """What a column holds."""
+    """What a column measures; the values are part of the JSON output."""
 
     STEP = "step"
     EPOCH_STEP = "inner"
-    """A counter that begins anew every epoch: a batch, a share of the epoch done."""
+    """A counter that restarts every epoch: a batch index, a share of the epoch."""
     EPOCH = "epoch"
     LOSS = "loss"
     GRAD_NORM = "norm"
     LR = "rate"
     LOSS_SCALE = "scale"
     SKIPPED = "skipped"
-    """Updates left out because the loss scale was too high."""
+    """Updates skipped because of loss scale overflow."""
     PERPLEXITY = "perplexity"
     ERROR = "error"
     ACCURACY = "accuracy"
     REWARD = "reward"
     SPEED = "speed"
-    """Steps, samples or tokens a second."""
+    """Steps, samples or tokens per second."""
     SECONDS = "seconds"
-    """Time for a step."""
+    """Seconds per step."""
     MEMORY = "memory"
     OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class MetricName:
-    """What a name says."""
+    """What a column name says."""
 
     role: MetricRole
     is_eval: bool = False
     """Measured on data that is not trained on."""
     term: str = ""
-    """For a loss that is one term of several: which; empty for the whole."""
+    """For one term of a loss: which term; empty for the total."""
     is_test: bool = False
-    """Held out for the very end, and often measured only there."""
+    """Measured on test data, often only at the end."""
 
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -80,7 +80,7 @@ _NOT_A_LOSS = frozenset(
 _GRADIENTS = frozenset({"grad", "gradient", "grads", "gradients"})
 _ERRORS = frozenset({"mse", "mae", "rmse", "error", "err", "wer", "cer", "mape", "residual"})
 _LIGHTGBM_ERRORS = frozenset({"l1", "l2"})
-"""Errors as LightGBM calls them, when nothing else is in the name: elsewhere these are penalties."""
+"""Errors in LightGBM logs, if nothing else is in the name: elsewhere these are penalties."""
 _ACCURACIES = frozenset({"acc", "accuracy", "top1", "top5", "f1", "map", "auc", "miou", "iou", "dice", "bleu", "map50"})
 _REWARDS = frozenset({"reward", "rewards", "return", "returns", "rew", "score", "winrate"})
 _PERPLEXITIES = frozenset({"perplexity", "ppl"})
@@ -88,9 +88,9 @@ _PERPLEXITIES = frozenset({"perplexity", "ppl"})
 
 @lru_cache(maxsize=4096)
 def split_words(name: str) -> tuple[str, ...]:
-    """A column's name as plain words: `run 7 - valLoss__MIN` gives `val loss min`.
+    """Split a column name into lower-case words, without the run name in front.
 
-    >>> words_of("proud-sun-7 - train/loss_epoch")
+    >>> split_words("proud-sun-7 - train/loss_epoch")
     ('train', 'loss', 'epoch')
     """
     name = name.strip().rsplit(" - ", 1)[-1]
@@ -106,10 +106,10 @@ def split_words(name: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def parse_metric_name(name: str) -> MetricName:
-    """What a column of this name holds.
+    """Parse a column name.
 
-    >>> meaning("val/loss").role, meaning("val/loss").held_out
-    (<Role.LOSS: 'loss'>, True)
+    >>> parse_metric_name("val/loss").role, parse_metric_name("val/loss").is_eval
+    (<MetricRole.LOSS: 'loss'>, True)
     """
     words = split_words(name)
     said = frozenset(words)
@@ -141,11 +141,11 @@ def _role(words: tuple[str, ...], said: frozenset[str]) -> tuple[MetricRole, str
 
 
 def _optimizer_role(words: tuple[str, ...], said: frozenset[str]) -> MetricRole | None:
-    """Norms, rates, scales, and what the machine does."""
+    """Gradient norms, learning rates, loss scales, and resource use."""
     whole = "".join(words)
     if said & {"min", "max"} and whole.endswith(("min", "max")):
         return MetricRole.OTHER
-    plain = said <= {"norm"} | _FILLER | _TRAIN  # of what, is not said: nearly always of the gradients
+    plain = said <= {"norm"} | _FILLER | _TRAIN  # norm of what is not said: nearly always of the gradients
     if "gnorm" in said or ("norm" in said and (plain or said & _GRADIENTS)) or "gradnorm" in whole:
         return MetricRole.OTHER if len(said - _FILLER) > 4 else MetricRole.GRAD_NORM
     if said & {"skipped", "overflow", "overflows"}:
@@ -219,21 +219,21 @@ _COUNTER_FIELDS = frozenset(
 )
 _LABEL_SEPARATORS = re.compile(r"[^0-9a-z]+")
 SETTINGS = "settings"
-"""What `split_of` says of a record that holds settings or a summary: it is no point of the run."""
+"""Returned by `split_of` for a record of settings or a summary, which is no point of the run."""
 
 
 def is_split_field(name: str) -> bool:
-    """Whether a field of this name can tell training from evaluation."""
+    """Whether a field of this name can distinguish training from evaluation."""
     return name.strip().lower() in _SPLIT_FIELDS
 
 
 def is_counter_field(name: str) -> bool:
-    """Whether a field of this name counts, so that the records of all splits share it."""
+    """Whether a field of this name is a counter, which the records of all splits share."""
     return name.strip().lower() in _COUNTER_FIELDS
 
 
 def metric_fields(names: tuple[str, ...]) -> tuple[str, str] | None:
-    """For records that hold one value each: the field with its name and the field with the value."""
+    """For records with one value each: the field with the metric's name and the field with its value."""
     known = {name.strip().lower(): name for name in names}
     value = next((known[one] for one in _VALUE_FIELDS if one in known), None)
     told = next((known[one] for one in _METRIC_FIELDS if one in known), None)
@@ -241,7 +241,7 @@ def metric_fields(names: tuple[str, ...]) -> tuple[str, str] | None:
 
 
 def split_of(text: str) -> str | None:
-    """The word to put before the names of a record, by what its label says; nothing where it says nothing."""
+    """The prefix for the names of a record with this label; None if the label says nothing."""
     word = text.strip().lower()
     parts = [part for part in _LABEL_SEPARATORS.split(word) if part]
     for part in parts[:4]:
@@ -255,7 +255,7 @@ def split_of(text: str) -> str | None:
 
 
 def with_split(split: str, name: str) -> str:
-    """The name with its split before it; counters are shared, and a name that tells the split itself stays."""
+    """The name with its split in front; counters and names that contain a split stay unchanged."""
     if not split or is_counter_field(name):
         return name
     if split in _TRAIN_LABELS or split in _EVAL_LABELS or split == "epoch":

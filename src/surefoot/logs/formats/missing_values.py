@@ -1,20 +1,21 @@
-"""Where a NaN means "nothing was measured", and where nothing means NaN.
+"""Tells missing values from NaN, and drops padding records.
 
-A log that has a place for every value fills the places of those that were not measured: mostly with nothing, sometimes
-with NaN. And a writer that has no word for NaN (pandas, strict JSON) leaves the place of a true NaN empty.
+Formats with a cell for every value fill the cells of values that were not measured: mostly with nothing, sometimes with
+NaN. Writers that cannot express NaN (pandas, strict JSON) leave the cell of a true NaN empty.
 
-NaN is filler in a column that is filled in every record, in a log that leaves no place empty elsewhere, if
-- its numbers come at regular distances of two records or more (an evaluation every n-th record); a NaN at a place
-  where the next number was due is true, or
-- another column has a number in that record, the two never have one in the same record, and they take turns
-  (records of training and of evaluation).
-Nothing means NaN in a column of losses that was filled in every record and is empty from some record to the end. // Records that hold nothing: a table was made longer than its run, or has empty records between the others.
+NaN is filler in a column that is filled in every record, in a log that leaves no cell empty elsewhere, if
+- its numbers come at regular distances of two records or more (an evaluation every n-th record); a NaN where the next
+  number was due is a true NaN, or
+- another column has a number in that record, the two never have one in the same record, and they alternate
+  (training records and evaluation records).
+An empty cell means NaN in a loss column that was filled in every record and is empty from some record to the end.
 
-A run whose loss is NaN still knows its step, its learning rate and its clock. So a record without any number is padding
-where the log says these in its other records and not in this one:
+Padding: a run whose loss is NaN still has a step, a learning rate and a clock. So a record without any number is padding
+if the other records have these and this one does not:
 - it has no number at all, not even a step or an index, or
-- only its step or its index goes on, and a learning rate, a time or a memory that all other records have is missing.
-A record with a step and a NaN for everything that may turn NaN (loss, norm, accuracy) is a failure and stays."""
+- only its step or index continues, and a learning rate, time or memory that all other records have is missing.
+A record with a step and NaN for everything that can become NaN (loss, norm, accuracy) is a failure and stays.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ Bools = NDArray[np.bool_]
 
 
 def resolve_missing(table: LogTable, voids: Mapping[str, tuple[int, int]]) -> LogTable:
-    """The table without its filler, and with the NaN that were left empty."""
+    """Drop filler NaN and padding, and restore NaN that were left empty."""
     if THINNED_NOTE in table.notes:
         return table
     table = drop_padding(table)
@@ -47,7 +48,7 @@ def resolve_missing(table: LogTable, voids: Mapping[str, tuple[int, int]]) -> Lo
 
 def _drop_filler(table: LogTable) -> tuple[dict[str, LogColumn], list[str]]:
     if any(len(column) < 0.9 * table.records for column in table.columns.values()):
-        return {}, []  # this log knows how to leave a place empty
+        return {}, []  # this log can leave cells empty
     numbers = {name: ~np.isnan(column.values) for name, column in table.columns.items()}
     holed = {name: there for name, there in numbers.items() if 1 < there.sum() < 0.95 * len(there)}
     if not holed:
@@ -67,7 +68,7 @@ def _drop_filler(table: LogTable) -> tuple[dict[str, LogColumn], list[str]]:
 
 
 def _regular_filler(there: Bools) -> Bools | None:
-    """The filler of a column whose numbers come every n-th record."""
+    """Filler of a column whose numbers come every n-th record."""
     at = np.flatnonzero(there)
     if len(at) < 3:
         return None
@@ -84,7 +85,7 @@ def _regular_filler(there: Bools) -> Bools | None:
 
 
 def _alternating_filler(there: Bools, others: list[Bools]) -> Bools | None:
-    """The filler of a column that has numbers only in records in which others have none."""
+    """Filler of a column that has numbers only in records in which others have none."""
     filler = np.zeros(len(there), dtype=np.bool_)
     begins = np.flatnonzero(np.diff(there.astype(np.int8), prepend=0) > 0)
     if len(begins) < 2:
@@ -126,21 +127,21 @@ _RUN_STATE = frozenset(
 )
 _CLOCKS = frozenset({"time", "timestamp", "date", "walltime", "elapsed", "seconds"})
 MIN_FILLED = 0.95
-"""Share of the records with numbers that a column has to be filled in to be missed in another."""
+"""Share of the records with numbers in which a column has to be filled for its absence to count."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceColumns:
-    """Columns that are filled even where the loss is NaN."""
+    """Columns that are filled even when the loss is NaN."""
 
     counters: frozenset[str]
     """Steps and indices, which may be written ahead of the run."""
     run_state: frozenset[str]
-    """What only a run that goes on can tell: its learning rate, its clock, its memory."""
+    """Written only while the run continues: learning rate, clock, memory."""
 
 
 def reference_columns(names: Iterable[str]) -> ReferenceColumns:
-    """The columns among these that tell a record of a run from an empty one."""
+    """The columns that distinguish a record of a run from an empty one."""
     found = {name: parse_metric_name(name).role for name in names}
     counters = {name for name, role in found.items() if role in _COUNTERS or name.strip().lower() in _INDEX}
     known = {name for name, role in found.items() if role in _RUN_STATE or _CLOCKS & set(split_words(name))}
@@ -148,7 +149,7 @@ def reference_columns(names: Iterable[str]) -> ReferenceColumns:
 
 
 def drop_padding(table: LogTable) -> LogTable:
-    """The table without the records that are padding; the same one where there are none."""
+    """Drop padding records; returns the same table if there are none."""
     columns = table.columns
     found = reference_columns(columns)
     numbers = {name: column.rows[~np.isnan(column.values)] for name, column in columns.items()}
@@ -171,7 +172,7 @@ def drop_padding(table: LogTable) -> LogTable:
 
 
 def is_padding_from(table: LogTable, first: int) -> bool:
-    """Whether the records from here to the end, which have no losses, are padding and not losses that were NaN."""
+    """Whether the records from `first` to the end, which have no losses, are padding rather than NaN losses."""
     found = reference_columns(table.columns)
     if not (found.counters or found.run_state):
         return False

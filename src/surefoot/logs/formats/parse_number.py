@@ -1,4 +1,4 @@
-"""What a piece of text means as a number."""
+"""Parses numbers as logs write them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _UNITS = re.compile(
 )
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _FRACTION = re.compile(r"(\d+)\s*/\s*\d+")
-"""3/300: a counter and where it ends."""
+"""3/300: a counter and its total."""
 _SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 
 
 def is_missing(text: str) -> bool:
-    """Whether a cell says that there is no value: empty, None, null, N/A; NaN is a value."""
+    """Whether a cell means "no value": empty, None, null, N/A; NaN is a value."""
     return text.strip().lower() in _MISSING
 
 
 def parse_number(text: str, *, comma: bool = False) -> float | None:
-    """The number that a cell holds, or None: a missing value, a name, a date.
+    """The number in a cell, or None for a missing value, a name, a date.
 
-    `comma` says that the file writes decimals with a comma, as spreadsheets of half of Europe do.
+    `comma` says that the file uses decimal commas.
     """
     if ":" in text and "(" not in text:
-        return None  # a time, a path: told at once, because logs are full of them
+        return None  # a time or a path; rejected early because logs are full of them
     if comma and "," in text:
         text = text.replace(".", "").replace(",", ".")
     try:
@@ -43,7 +43,7 @@ def parse_number(text: str, *, comma: bool = False) -> float | None:
 
 
 def _parse_unusual(text: str) -> float | None:
-    """Numbers in the ways that only some programs write them: 1.2K, 95 %, 3/300, tensor(0.5), -nan(ind), 1,234,567."""
+    """Numbers in unusual notations: 1.2K, 95 %, 3/300, tensor(0.5), -nan(ind), 1,234,567."""
     if match := _UNITS.fullmatch(text):
         return float(match[1]) * _SCALES.get(match[2], 1.0)
     if _THOUSANDS.fullmatch(text):

@@ -1,20 +1,20 @@
-"""The wire form of protocol buffers, read field by field where it lies: no schema, no recursion, no copies."""
+"""Protocol buffer wire format, read field by field in place: no schema, no recursion, no copies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
-"""What a field's value is: a whole number, eight bytes, so many bytes, four bytes."""
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+"""Wire types: an integer, eight bytes, length-delimited bytes, four bytes."""
 _SIGN = 1 << 63
 
 
 class BadProtobuf(ValueError):
-    """The bytes are no message."""
+    """The bytes are not a valid message."""
 
 
 def fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """(number, kind, first, last) of each field; a varint's value is `first`, all others lie in `data[first:last]`."""
+    """(number, wire type, first, last) of each field; a varint's value is `first`, others are `data[first:last]`."""
     at = start
     while at < end:
         key, at = varint(data, at, end)
@@ -25,8 +25,8 @@ def fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, i
             continue
         if kind == BYTES:
             size, at = varint(data, at, end)
-        elif kind in (EIGHT, FOUR):
-            size = 8 if kind == EIGHT else 4
+        elif kind in (FIXED64, FIXED32):
+            size = 8 if kind == FIXED64 else 4
         else:
             raise BadProtobuf(f"field of unknown kind {kind}")
         if size > end - at:
@@ -36,7 +36,7 @@ def fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, i
 
 
 def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """A whole number of seven bits a byte, and where the next thing begins."""
+    """An integer of seven bits per byte, and the offset after it."""
     value = shift = 0
     while at < end and shift < 70:
         byte = data[at]
@@ -49,7 +49,7 @@ def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """A varint as the int64 it stands for."""
+    """The int64 that a varint encodes."""
     return value - (1 << 64) if value & _SIGN else value
 
 

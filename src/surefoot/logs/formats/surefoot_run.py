@@ -1,4 +1,4 @@
-"""A run directory of our own as a table: the numbers of every attempted update, and what was said and done."""
+"""Reads a surefoot run directory: the metrics of every attempted update, and its diagnoses and decisions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SKIPPED_COLUMNS = frozenset(
 )
 _MAX_EVENT_NOTES = 12
 _INTERVENTIONS = ("constrain", "rewind", "stop")
-"""Decisions that change the run beyond leaving out an update."""
+"""Decisions that change the run beyond vetoing an update."""
 _RECENT_ATTEMPTS = 20
-"""Attempts before a diagnosis within which a finding belongs to it."""
+"""A finding belongs to a diagnosis within this many attempts."""
 _NOTED_KINDS = ("diagnosis", "decision", "incident")
 
 
@@ -42,7 +42,7 @@ def is_run_dir(path: str | os.PathLike[str]) -> bool:
 
 
 def run_dir_of(file: str) -> Path | None:
-    """The run directory that a file is a part of, or None: who passes a part means the whole."""
+    """The run directory a file belongs to, or None."""
     path = Path(file)
     if path.name == RUN or (path.name.startswith("events") and path.suffix == ".jsonl"):
         return path.parent if is_run_dir(path.parent) else None
@@ -50,32 +50,32 @@ def run_dir_of(file: str) -> Path | None:
 
 
 def read_run_dir(path: str | os.PathLike[str]) -> LogTable:
-    """The rows of the run; diagnoses and decisions become notes, and facts for whoever judges."""
+    """Read the rows of a run; diagnoses and decisions become notes and settings."""
     try:
         run = reader.read(path)
     except (OSError, ValueError) as error:
         raise UnreadableInput(str(error)) from None
-    gatherer = TableBuilder()
+    builder = TableBuilder()
     for note in run.notes:
-        gatherer.note(note)
+        builder.note(note)
     if run.skipped:
-        gatherer.skip("events that could not be parsed", run.skipped)
+        builder.skip("events that could not be parsed", run.skipped)
     if run.scalars.rows:
-        _add_rows(run.scalars, gatherer)
+        _add_rows(run.scalars, builder)
     elif not run.events:
-        raise UnreadableInput(f"{path} is the directory of a run that recorded nothing yet")
-    _note_events(run.events, gatherer)
+        raise UnreadableInput(f"{path} is a run directory in which nothing was recorded yet")
+    _note_events(run.events, builder)
     for name in ("model", "optimizer", "policy", "clip"):
         value = run.info.get(name)
         if isinstance(value, str) and len(value) < 200:
-            gatherer.settings[name] = value
+            builder.settings[name] = value
         elif isinstance(value, int | float):
-            gatherer.settings[name] = float(value)
-    return replace(gatherer.build(FORMAT, str(path)), diagnoses=_diagnoses(run.events))
+            builder.settings[name] = float(value)
+    return replace(builder.build(FORMAT, str(path)), diagnoses=_diagnoses(run.events))
 
 
 def _diagnoses(events: list[dict[str, Any]]) -> tuple[RunDiagnosis, ...]:
-    """The diagnoses of a run, each cause once an attempt, with the findings and the decision that belong to it."""
+    """The diagnoses of a run, each cause once per attempt, with its findings and decision."""
     findings = [event for event in events if event.get("kind") == "finding"]
     decisions = {
         event.get("attempt"): event
@@ -105,13 +105,13 @@ def _diagnoses(events: list[dict[str, Any]]) -> tuple[RunDiagnosis, ...]:
 
 
 def _reason(event: dict[str, Any]) -> list[str]:
-    """Why the cause was named; the detail begins with the cause in words, which stands above it already."""
+    """Why the cause was diagnosed; the detail starts with the cause in words, which is shown anyway."""
     detail = str(event.get("detail") or "")
     return [detail.partition(". ")[2] or detail] if detail else []
 
 
 def _finding_evidence(event: dict[str, Any], attempt: int, findings: list[dict[str, Any]]) -> list[str]:
-    """What the detectors that the diagnosis rests on had last said by then."""
+    """The last details of the detectors on which the diagnosis is based."""
     evidence = event.get("evidence")
     names = evidence.get("findings", ()) if isinstance(evidence, dict) else ()
     last: dict[str, str] = {}
@@ -123,7 +123,7 @@ def _finding_evidence(event: dict[str, Any], attempt: int, findings: list[dict[s
     return [words for words in last.values() if words.partition(": ")[2] not in reason]
 
 
-def _add_rows(scalars: reader.Scalars, gatherer: TableBuilder) -> None:
+def _add_rows(scalars: reader.Scalars, builder: TableBuilder) -> None:
     verdicts = np.asarray(scalars["verdict"]) if "verdict" in scalars else np.zeros(scalars.rows)
     mine = np.asarray(scalars["optimizer"]) == 0 if "optimizer" in scalars else np.ones(scalars.rows, np.bool_)
     verdicts = verdicts[mine]
@@ -133,21 +133,21 @@ def _add_rows(scalars: reader.Scalars, gatherer: TableBuilder) -> None:
         if name in _SKIPPED_COLUMNS:
             continue
         values = np.asarray(scalars[name])[mine].astype(np.float64)
-        # NaN stands for "unknown" in a row, unless the update was refused for being no number.
+        # NaN means "unknown" in a row, unless the update was vetoed as non-finite.
         known = ~np.isnan(values) | (broken & (name in ("loss", "norm")))
         if not np.isnan(values).all() or (name == "loss" and known.any()):
-            gatherer.add_values(_COLUMN_NAMES.get(name, name), rows[known], values[known])
-    gatherer.records = len(rows)
+            builder.add_values(_COLUMN_NAMES.get(name, name), rows[known], values[known])
+    builder.records = len(rows)
     skipped = verdicts == Verdict.OVERFLOW
     if skipped.any():
-        gatherer.add_values("skipped", rows, np.cumsum(skipped).astype(np.float64))
+        builder.add_values("skipped", rows, np.cumsum(skipped).astype(np.float64))
     refused = int((broken | (verdicts == Verdict.NORM_OUTLIER)).sum())
     if refused:
-        gatherer.settings["refused"] = float(refused)
-        gatherer.note(f"{refused} updates were refused before they reached the weights")
+        builder.settings["refused"] = float(refused)
+        builder.note(f"{refused} updates were vetoed before they reached the weights")
 
 
-def _note_events(events: list[dict[str, Any]], gatherer: TableBuilder) -> None:
+def _note_events(events: list[dict[str, Any]], builder: TableBuilder) -> None:
     told = [event for event in events if event.get("kind") in _NOTED_KINDS]
     diagnosed: list[str] = []
     decided: list[str] = []
@@ -158,23 +158,25 @@ def _note_events(events: list[dict[str, Any]], gatherer: TableBuilder) -> None:
         elif event["kind"] == "decision":
             decided.append(f"{event.get('action', 'unknown')}@{step}")
     for line in [_describe_event(event) for event in told][:_MAX_EVENT_NOTES]:
-        gatherer.note(line)
+        builder.note(line)
     if len(told) > _MAX_EVENT_NOTES:
-        gatherer.note(f"and {len(told) - _MAX_EVENT_NOTES} more diagnoses and decisions, in the events of the run")
-    # The last of them: what the run ended with.
+        builder.note(f"and {len(told) - _MAX_EVENT_NOTES} more diagnoses and decisions, in the events of the run")
+    # The last ones: how the run ended.
     if diagnosed:
-        gatherer.settings["diagnosed"] = " ".join(diagnosed[-20:])
+        builder.settings["diagnosed"] = " ".join(diagnosed[-20:])
     if decided:
-        gatherer.settings["decided"] = " ".join(decided[-20:])
+        builder.settings["decided"] = " ".join(decided[-20:])
 
 
 def _describe_event(event: dict[str, Any]) -> str:
     step, kind = event.get("step"), event["kind"]
     if kind == "diagnosis":
         sure = event.get("confidence")
-        share = f" ({sure:.0%} sure)".replace("%", " %") if isinstance(sure, float) else ""
-        return f"step {step}: diagnosed while it ran as {event.get('cause')}{share}. {event.get('detail', '')}".strip()
+        share = f" ({sure:.0%} confidence)".replace("%", " %") if isinstance(sure, float) else ""
+        return (
+            f"step {step}: diagnosed during the run as {event.get('cause')}{share}. {event.get('detail', '')}".strip()
+        )
     if kind == "decision":
-        done = "" if event.get("applied", True) else " (only told, not done)"
-        return f"step {step}: {event.get('action')}{done}, because {event.get('reason', 'of no known reason')}"
+        done = "" if event.get("applied", True) else " (not applied, observe only)"
+        return f"step {step}: {event.get('action')}{done}, because {event.get('reason', 'no reason is recorded')}"
     return f"step {step}: {kind} {event.get('name', '')} {event.get('detail', '')}".strip()

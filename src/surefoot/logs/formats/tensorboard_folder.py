@@ -1,4 +1,4 @@
-"""A folder of TensorBoard event files: which of them are one run, and their tables made one."""
+"""Groups the TensorBoard event files of a folder into runs and joins their tables."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from surefoot.logs.table import MAX_COLUMNS, LogColumn, LogTable
 
 _MAX_FOLDERS = 500
 _SPLIT_NAMES = frozenset(
-    {"train", "training", "val", "valid", "validation", "eval", "evaluation", "test", "dev"}  # what Keras and TF name
+    {"train", "training", "val", "valid", "validation", "eval", "evaluation", "test", "dev"}  # used by Keras and TF
 )
 
 
 def read_event_folder(path: str | os.PathLike[str]) -> list[LogTable]:
-    """The runs in a folder and below it, oldest first.
+    """The runs in a folder and its subfolders, oldest first.
 
-    Files of one folder are one run, in order of time: a resume writes a file of its own. Folders named for a part of
-    the data (Keras' `train` and `validation`) and those that `add_scalars` of PyTorch makes (`loss_train` with the tag
-    `loss`) belong to the folder above; their columns bear the folder's name in front. All others are runs of their own.
+    Files of one folder are one run in order of time, as a resume writes a new file. Folders named after a split (Keras'
+    `train` and `validation`) and those made by PyTorch's `add_scalars` (`loss_train` with the tag `loss`) belong to the
+    parent folder; their columns get the folder's name as prefix. All other folders are separate runs.
     """
     root = Path(path)
     folders = _find_event_folders(root)
     if not folders:
-        raise UnreadableInput(f"{root} has no TensorBoard event files (events.out.tfevents...) in it")
+        raise UnreadableInput(f"{root} contains no TensorBoard event files (events.out.tfevents...)")
     told: list[str] = []
     runs: dict[Path, list[tuple[str, LogTable]]] = {}
     for folder, files in folders[:_MAX_FOLDERS]:
@@ -47,7 +47,7 @@ def read_event_folder(path: str | os.PathLike[str]) -> list[LogTable]:
 
 
 def _find_event_folders(root: Path) -> list[tuple[Path, list[Path]]]:
-    """Folders with event files, those above before those below."""
+    """Folders with event files, parents first."""
     found: list[tuple[Path, list[Path]]] = []
     for here, below, names in os.walk(root):
         below.sort()
@@ -58,7 +58,7 @@ def _find_event_folders(root: Path) -> list[tuple[Path, list[Path]]]:
 
 
 def _read_one_folder(folder: Path, files: list[Path], told: list[str]) -> tuple[LogTable | None, bool]:
-    """All files of one folder as one table; whether it only repeats numbers for the hyperparameter dashboard."""
+    """The files of one folder as one table, and whether it only repeats numbers for the hyperparameter dashboard."""
     tables: list[tuple[str, LogTable]] = []
     repeats = False
     for file in files:
@@ -82,7 +82,7 @@ def _read_one_folder(folder: Path, files: list[Path], told: list[str]) -> tuple[
 def _run_of(
     folder: Path, table: LogTable, root: Path, runs: dict[Path, list[tuple[str, LogTable]]]
 ) -> tuple[Path, str]:
-    """The run that a folder belongs to, and what to put in front of its columns."""
+    """The run that a folder belongs to, and the prefix for its columns."""
     above = folder.parent
     if folder == root:
         return folder, ""
@@ -95,7 +95,7 @@ def _run_of(
 
 
 def _join_tables(path: str, parts: list[tuple[str, LogTable]], told: list[str]) -> LogTable:
-    """Several tables as one, record after record in the order of their times."""
+    """Join tables, ordering records by time."""
     places = _merged_order([table for _, table in parts])
     gathered: dict[str, list[LogColumn]] = {}
     skipped: Counter[str] = Counter()
@@ -120,7 +120,7 @@ def _join_tables(path: str, parts: list[tuple[str, LogTable]], told: list[str]) 
 
 
 def _merged_order(tables: list[LogTable]) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Where each record of each table comes among all; within one table the order stays, whatever its clock says."""
+    """The position of each record among all; within one table the order stays, whatever its clock says."""
     times = [_record_times(table) for table in tables]
     order = np.argsort(np.concatenate(times), kind="stable")
     place = np.empty(len(order), np.int64)

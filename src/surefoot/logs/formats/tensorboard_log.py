@@ -1,4 +1,4 @@
-"""TensorBoard event files: in each record a step and its scalars, as TensorFlow and PyTorch write them."""
+"""TensorBoard event files, as TensorFlow and PyTorch write them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from surefoot.logs.formats import protobuf, tfrecord
 from surefoot.logs.formats.log_source import LogSource
-from surefoot.logs.formats.protobuf import BYTES, EIGHT, FOUR, VARINT, fields
+from surefoot.logs.formats.protobuf import BYTES, FIXED32, FIXED64, VARINT, fields
 from surefoot.logs.log_diagnosis import UnreadableInput
 from surefoot.logs.table import LogTable, TableBuilder
 
@@ -24,36 +24,36 @@ _DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 1
 _DTYPES |= {22: "<u4", 23: "<u8", 14: "<u2"}
 _BFLOAT, _HALF, _UINT64 = 14, 19, 23
 _HF_ARGUMENTS_TAG = "args/text_summary"
-"""Where the Hugging Face trainer leaves its settings, as JSON."""
+"""The tag under which the Hugging Face Trainer stores its settings as JSON."""
 
 
 def fits(head: bytes) -> bool:
-    """An event file begins with a record whose length bears its own checksum; a damaged one has such a record later."""
+    """Whether the bytes contain a record whose length has a valid checksum: first, or later in a damaged file."""
     if b"brain.Event:" in head[:64] or tfrecord.is_record_at(head, 0):
         return True
     return b"\0\0\0\0" in head and tfrecord.next_record(head, 0) >= 0
 
 
 def read(source: LogSource) -> LogTable:
-    """One event file as one table: `step`, `wall_time` and the tags; one record for each event."""
+    """Read one event file: `step`, `wall_time` and the tags, one record per event."""
     reader = EventReader()
     reader.read(source)
     return reader.table(source.path)
 
 
 class EventReader:
-    """Takes in event files one after the other.
+    """Reads event files one after the other.
 
-    A scalar looks like the one before it but for time, step and number. What stands around the number is remembered
-    with its tag, so that most events are told by one look into a dictionary and not field by field.
+    Consecutive scalars differ only in time, step and value. The bytes around the value are remembered with the tag, so
+    that most events need one dictionary lookup instead of parsing field by field.
     """
 
     def __init__(self) -> None:
         self.builder = TableBuilder()
         self.hyperparameters = False
-        """Whether the file belongs to the hyperparameter dashboard, which repeats one number for each metric."""
+        """Whether the file belongs to the hyperparameter dashboard, which repeats one number per metric."""
         self._known_layouts: dict[tuple[int, int], dict[bytes, str]] = {}
-        """(Bytes from the number to the record's end, the number's width) to what is around it to the tag."""
+        """(Bytes from the value to the record's end, the value's width) -> bytes around the value -> tag."""
         self._steps, self._walls, self._values = array("d"), array("d"), array("d")
         self._tags: list[str] = []
 
@@ -68,8 +68,8 @@ class EventReader:
                 self._record(data, start, start + size)
         if not records.any_record:
             raise UnreadableInput(
-                f"{source.path} begins like a TensorBoard event file, but no record in it is whole."
-                " Was the file cut off, or changed as text on the way?"
+                f"{source.path} starts like a TensorBoard event file, but contains no complete record."
+                " It may have been cut off, or changed by a transfer in text mode"
             )
 
     def _record(self, data: bytes, start: int, end: int) -> None:
@@ -85,7 +85,7 @@ class EventReader:
         try:
             self._parse_event(data, start, end, body)
         except protobuf.BadProtobuf:
-            self.builder.skip("records that are no event")
+            self.builder.skip("records that are not events")
 
     def _add_scalar(self, step: float, wall: float, tag: str, value: float) -> None:
         self._steps.append(step)
@@ -96,7 +96,7 @@ class EventReader:
             self._flush()
 
     def _flush(self) -> None:
-        """Hands on what came in singly; all tags share one array, and `present` tells where each has its values."""
+        """Add the collected scalars; all tags share one array, and `present` masks the values of each."""
         if not self._tags:
             return
         numbers: dict[str, int] = {}
@@ -109,11 +109,11 @@ class EventReader:
         self._tags = []
 
     def _parse_event(self, data: bytes, start: int, end: int, body: int) -> None:
-        """An event that looks like none before it."""
+        """Parse an event with an unknown layout."""
         step, wall = 0.0, None
         values: list[tuple[str, float, int, int]] = []
         for number, kind, first, last in fields(data, start, end):
-            if number == 1 and kind == EIGHT:
+            if number == 1 and kind == FIXED64:
                 wall = _DOUBLE(data, first)[0]
             elif number == 2 and kind == VARINT:
                 step = float(protobuf.signed(first))
@@ -136,7 +136,7 @@ class EventReader:
                 tags[around] = tag
 
     def _parse_summary(self, data: bytes, start: int, end: int) -> list[tuple[str, float, int, int]]:
-        """Tag and number of each scalar, and where the number's bytes lie; a width of 0 where they cannot be told."""
+        """Tag and value of each scalar, and the offset and width of its bytes; width 0 if they cannot be located."""
         values: list[tuple[str, float, int, int]] = []
         for number, kind, first, last in fields(data, start, end):
             if number != 1 or kind != BYTES:
@@ -154,7 +154,7 @@ class EventReader:
         elif tag == _HF_ARGUMENTS_TAG:
             self._parse_arguments(data[start:end])
         else:
-            self.builder.skip("summaries that are no single number (images, histograms, text)")
+            self.builder.skip("summaries other than scalars (images, histograms, text)")
 
     def _parse_arguments(self, data: bytes) -> None:
         try:
@@ -168,7 +168,7 @@ class EventReader:
 
 
 def _parse_prefix(data: bytes, start: int, end: int) -> tuple[float, int]:
-    """The step, and where the event goes on after time and step; 0 where it does not begin in the usual way."""
+    """The step, and the offset after time and step; offset 0 if the event does not start in the usual way."""
     if end - start < 16 or data[start] != 0x09:
         return 0.0, 0
     at = start + 9
@@ -194,13 +194,13 @@ def _parse_prefix(data: bytes, start: int, end: int) -> tuple[float, int]:
 
 
 def _parse_value(data: bytes, start: int, end: int) -> tuple[str, tuple[float, int, int] | None, str]:
-    """Tag, number with its place and width, and the plugin that shows it."""
+    """Tag, value with its offset and width, and the plugin that shows it."""
     tag = plugin = ""
     value = None
     for number, kind, first, last in fields(data, start, end):
         if number == 1 and kind == BYTES:
             tag = protobuf.text(data, first, last).strip()
-        elif number == 2 and kind == FOUR:
+        elif number == 2 and kind == FIXED32:
             value = _FLOAT(data, first)[0], first, 4
         elif number == 8 and kind == BYTES:
             value = _parse_tensor(data, first, last)
@@ -219,7 +219,7 @@ def _parse_plugin(data: bytes, start: int, end: int) -> str:
 
 
 def _parse_tensor(data: bytes, start: int, end: int) -> tuple[float, int, int] | None:
-    """The number in a tensor of one element, its place and width; None for any other tensor."""
+    """The value of a one-element tensor, its offset and width; None for any other tensor."""
     dtype = 1
     found: tuple[float, int, int] | None = None
     for number, kind, first, last in fields(data, start, end):
@@ -257,7 +257,7 @@ def _decode_content(data: bytes, start: int, end: int, dtype: int) -> tuple[floa
 
 
 def _decode_integer(data: bytes, kind: int, start: int, end: int, dtype: int) -> tuple[float, int, int] | None:
-    """A whole number of a tensor, packed or not; the halves travel as the whole numbers of their bits."""
+    """An integer of a tensor, packed or not; 16-bit floats are stored as the integers of their bits."""
     number, after = (start, end) if kind == VARINT else protobuf.varint(data, start, end)
     if after != end:
         return None
@@ -269,7 +269,7 @@ def _decode_integer(data: bytes, kind: int, start: int, end: int, dtype: int) ->
 
 
 def read_folder(path: str | os.PathLike[str]) -> list[LogTable]:
-    """The runs in a folder of event files and below it; see `tensorboardfolder`."""
+    """The runs in a folder of event files; see `tensorboard_folder`."""
     from surefoot.logs.formats import tensorboard_folder
 
     return tensorboard_folder.read_event_folder(path)

@@ -1,7 +1,7 @@
-"""The frame of TensorBoard's event files: a length, its checksum, the data, its checksum; damage is stepped over.
+"""TFRecord framing of TensorBoard event files: length, its checksum, data, its checksum; damage is skipped.
 
-Checked are the checksum of every length, and that of the data of every record up to 4 KiB, as scalars are. Where a
-length does not hold, the next one that does is looked for and the gap is counted.
+The checksum of every length is verified, and that of the data of every record up to 4 KiB, which scalars are. After an
+invalid length the reader searches for the next valid one and counts the gap.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ HEADER_BYTES = 12
 FRAME_BYTES = 16
 """Bytes of a record besides its data."""
 MAX_RECORD_BYTES = 1 << 22
-"""Bytes of data up to which a record may hold scalars; beyond, it is an image or a graph and is not even held."""
+"""Larger records are images or graphs, not scalars, and are not kept in memory."""
 _MAX_CHECKED_BYTES = 1 << 12
 _LENGTH = struct.Struct("<Q").unpack_from
 Whole = NDArray[np.int64]
 
 
 class TfRecordReader:
-    """Hands out the whole records of one file, part by part: the bytes, and where in them the records' data lie."""
+    """Yields the complete records of one file, chunk by chunk, as offsets into the bytes."""
 
-    def __init__(self, gatherer: TableBuilder) -> None:
+    def __init__(self, builder: TableBuilder) -> None:
         self.any_record = False
         """Whether anything in the file was a record."""
-        self._gatherer = gatherer
+        self._builder = builder
         self._searching = False
-        """Whether the place of the next record has to be looked for."""
+        """Whether the next record has to be searched for."""
         self._bytes_to_skip = 0
-        """Bytes still to come that belong to a record too large to hold."""
+        """Bytes to come that belong to an oversized record."""
 
     def read(self, source: LogSource) -> Iterator[tuple[bytes, list[int], list[int]]]:
-        """The bytes, and of each record in them where its data starts and how long it is."""
+        """Yield the bytes, and the start and size of each record's data in them."""
         rest = b""
         for chunk in source.chunks(1 << 21):
             if self._bytes_to_skip >= len(chunk):
@@ -62,30 +62,30 @@ class TfRecordReader:
     def _valid_records(self, data: bytes, starts: Whole, sizes: Whole) -> tuple[list[int], list[int]]:
         good = _valid_data(data, starts, sizes)
         if not good.all():
-            self._gatherer.skip("records with a wrong checksum", int((~good).sum()))
+            self._builder.skip("records with a wrong checksum", int((~good).sum()))
             starts, sizes = starts[good], sizes[good]
         return (starts + HEADER_BYTES).tolist(), sizes.tolist()
 
     def _is_incomplete(self, data: bytes, at: int) -> bool:
-        """Whether the record at `at` is sound as far as it goes and only its end is still to come."""
+        """Whether the record at `at` is valid so far and only its end is still to come."""
         if len(data) - at < HEADER_BYTES:
             return not self._searching
         if not is_record_at(data, at):
             if not self._searching and data[at : at + 4096].strip(b"\0"):
-                self._gatherer.skip("damaged places in the file")
+                self._builder.skip("damaged places in the file")
             return False
         size = _LENGTH(data, at)[0]
         if size > MAX_RECORD_BYTES:
             self.any_record = True
-            self._gatherer.skip("records too large for numbers (images, graphs)")
+            self._builder.skip("records too large for numbers (images, graphs)")
             self._bytes_to_skip = at + size + FRAME_BYTES - len(data)
         return True
 
     def _note_end(self, rest: bytes) -> None:
         if self._bytes_to_skip or (rest.strip(b"\0") and not self._searching):
-            self._gatherer.skip("records cut off at the end of the file")
+            self._builder.skip("records cut off at the end of the file")
         elif rest:
-            self._gatherer.note("the file ends in bytes that are no record, as a crash of the machine leaves them")
+            self._builder.note("the file ends in bytes that are not a record, as after a machine crash")
 
 
 def is_record_at(data: bytes, at: int) -> bool:
@@ -94,10 +94,10 @@ def is_record_at(data: bytes, at: int) -> bool:
 
 
 def next_record(data: bytes, at: int) -> int:
-    """Where from `at` on the next record begins, or -1; a place is wrong by chance once in four thousand million."""
+    """The offset of the next record from `at` on, or -1; a false hit has a chance of one in four thousand million."""
     for first in range(at, len(data) - HEADER_BYTES + 1, 1 << 16):
         places = np.arange(first, min(first + (1 << 16), len(data) - HEADER_BYTES + 1))
-        # The upper half of a length is zero in any file there is: the checksum is reckoned for few places only.
+        # The upper half of a length is zero in any real file, so the checksum is computed for few offsets only.
         view = np.frombuffer(data, np.uint8)
         for byte in (7, 6, 5):
             places = places[view[places + byte] == 0]
@@ -108,7 +108,7 @@ def next_record(data: bytes, at: int) -> int:
 
 
 def _find_frames(data: bytes, at: int) -> tuple[Whole, Whole, int]:
-    """Starts and sizes of the records that follow each other from `at`, and where the row of them ends."""
+    """Starts and sizes of consecutive records from `at`, and where they end."""
     starts: list[int] = []
     sizes: list[int] = []
     end = len(data)
@@ -133,7 +133,7 @@ def _valid_lengths(data: bytes, at: Whole) -> NDArray[np.bool_]:
 
 
 def _valid_data(data: bytes, starts: Whole, sizes: Whole) -> NDArray[np.bool_]:
-    """Which records bear the checksum of their data: all of one length at once, byte after byte; no long ones."""
+    """Mask of records with a valid data checksum, computed for all of one length at once; long ones are not checked."""
     good = np.ones(len(starts), np.bool_)
     for size in np.unique(sizes[sizes <= _MAX_CHECKED_BYTES]).tolist():
         here = np.flatnonzero(sizes == size)
@@ -143,7 +143,7 @@ def _valid_data(data: bytes, starts: Whole, sizes: Whole) -> NDArray[np.bool_]:
 
 
 def _checksums(data: bytes, at: Whole, size: int) -> NDArray[np.uint32]:
-    """Masked CRC-32C of `size` bytes at each of the places."""
+    """Masked CRC-32C of `size` bytes at each of the offsets."""
     view, table = np.frombuffer(data, np.uint8), _crc_table()
     sums = np.full(len(at), 0xFFFFFFFF, np.uint32)
     for byte in range(size):

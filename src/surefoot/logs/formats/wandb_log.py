@@ -1,8 +1,8 @@
-"""Run files of Weights & Biases (`run-abc.wandb`, offline or not): what was logged, the settings, the console.
+"""Run files of Weights & Biases (`run-abc.wandb`, offline or not): history, settings and console output.
 
-The file is a log of LevelDB's kind: blocks of 32 KiB, in them records or pieces of records with a checksum each. All
-checksums are looked at; after a damaged piece reading goes on with the next block. A record is a protocol buffer, its
-field numbers are those of wandb_internal.proto.
+The file is a LevelDB log: blocks of 32 KiB that contain records or pieces of records, each with a checksum. All checksums
+are verified; after a damaged piece reading continues with the next block. A record is a protocol buffer with the field
+numbers of wandb_internal.proto.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ def fits(head: bytes) -> bool:
 
 
 def read(source: LogSource) -> LogTable:
-    """`_step`, `_timestamp` and the logged names, nested ones joined by a dot; settings as facts; the console's end."""
+    """Read `_step`, `_timestamp` and the logged names (nested ones joined by a dot), settings, and the console's end."""
     reader = _WandbReader()
-    for record in _records(source, reader.gatherer):
+    for record in _records(source, reader.builder):
         try:
             reader.take(record)
         except protobuf.BadProtobuf:
-            reader.gatherer.skip("records that are no message")
+            reader.builder.skip("records that are not valid messages")
     return reader.table(source.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WandbFolder:
-    """What a folder such as `wandb/offline-run-20240911_195503-nkpgd3me` holds."""
+    """The parts of a folder such as `wandb/offline-run-20240911_195503-nkpgd3me`."""
 
     record: Path | None = None
-    """The run file, the best source; often left out where a folder was put under version control, or empty."""
+    """The run file, the best source; often empty, or missing in version control."""
     console: Path | None = None
     """What the run printed."""
     settings: Mapping[str, float | str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class WandbFolder:
 
 
 def open_run_folder(path: str | os.PathLike[str]) -> WandbFolder | None:
-    """The parts of a run's folder, or None where `path` is no such folder."""
+    """The parts of a run folder, or None if `path` is not one."""
     folder = Path(path)
     files = folder / "files"
     record = next((file for file in sorted(folder.glob("*.wandb")) if file.stat().st_size > _HEADER), None)
@@ -89,7 +89,7 @@ def _read_small(file: Path) -> bytes:
 
 
 def _parse_config_yaml(file: Path) -> Iterator[tuple[str, float | str]]:
-    """Of W&B's config.yaml the plain settings: a name, and indented below it `value: ...`."""
+    """The plain settings in W&B's config.yaml: a name, and indented below it `value: ...`."""
     name = ""
     for line in _read_small(file).decode("utf-8", "replace").splitlines():
         if found := re.match(r"([^\s:#][^:]*):", line):
@@ -108,7 +108,7 @@ def _number_or_text(value: str) -> float | str:
 
 class _WandbReader:
     def __init__(self) -> None:
-        self.gatherer = TableBuilder()
+        self.builder = TableBuilder()
         self._summary: dict[str, float] = {}
         self._console: list[str] = []
         self._printed = 0
@@ -117,19 +117,19 @@ class _WandbReader:
         self._any_record = False
 
     def table(self, path: str) -> LogTable:
-        gatherer = self.gatherer
+        builder = self.builder
         if not self._any_record:
-            raise UnreadableInput(
-                f"{path} is a W&B run file without a whole record. Look at files/output.log beside it"
-            )
+            raise UnreadableInput(f"{path} is a W&B run file without a complete record. Try files/output.log beside it")
         if self._exit is None:
-            gatherer.note("the file has no exit record: the run was killed, or had not ended when the file was copied")
+            builder.note(
+                "the file has no exit record: the run was killed, or was still running when the file was copied"
+            )
         else:
-            gatherer.settings["exit_code"] = float(self._exit)
-        if not gatherer.records and self._summary:
-            gatherer.add(self._summary)
-            gatherer.note("nothing but the summary was logged")
-        return gatherer.build(FORMAT, path, "".join(self._console))
+            builder.settings["exit_code"] = float(self._exit)
+        if not builder.records and self._summary:
+            builder.add(self._summary)
+            builder.note("only the summary was logged")
+        return builder.build(FORMAT, path, "".join(self._console))
 
     def take(self, data: bytes) -> None:
         self._any_record = True
@@ -162,10 +162,10 @@ class _WandbReader:
                     steps = [value for inner, _, value, _ in fields(data, first, last) if inner == 1]
                     record["_step"] = float(steps[0]) if steps else 0.0
         self._step = record.get("_step", self._step)
-        self.gatherer.add(record)
+        self.builder.add(record)
 
     def _numbers(self, data: bytes, start: int, end: int, items: int) -> dict[str, float]:
-        """The numbers among the items; an image or a histogram has numbers too, but none that belongs in a course."""
+        """The numbers among the items, without those that belong to images or histograms."""
         record: dict[str, float] = {}
         other: set[str] = set()
         for number, kind, first, last in fields(data, start, end):
@@ -187,21 +187,21 @@ class _WandbReader:
             media = tuple(name + "." for name in other)
             record = {name: value for name, value in record.items() if not name.startswith(media)}
             count = sum(not name.startswith(media) for name in other)
-            self.gatherer.skip("logged values that are no number (images, histograms, tables, text)", count)
+            self.builder.skip("logged values other than numbers (images, histograms, tables, text)", count)
         return record
 
     def _add_summary(self, data: bytes, start: int, end: int) -> None:
-        skipped = self.gatherer.skipped.copy()
+        skipped = self.builder.skipped.copy()
         self._summary.update(self._numbers(data, start, end, 1))
-        self.gatherer.skipped = skipped  # the summary repeats the history: nothing is counted twice
+        self.builder.skipped = skipped  # the summary repeats the history: count nothing twice
 
     def _add_memory_stats(self, data: bytes, start: int, end: int) -> None:
-        """Of the machine's figures those of memory, at the step that was last logged."""
+        """Add memory use, at the last logged step."""
         record = {
             f"system.{name}": value for name, value in self._numbers(data, start, end, 3).items() if "memory" in name
         }
         if record:
-            self.gatherer.add({"_step": self._step} | record)
+            self.builder.add({"_step": self._step} | record)
 
     def _add_output(self, data: bytes, start: int, end: int) -> None:
         for number, kind, first, last in fields(data, start, end):
@@ -219,16 +219,16 @@ class _WandbReader:
             elif number == 5 and kind == BYTES:
                 self._add_summary(data, first, last)
             elif number == 8 and kind == BYTES:
-                self.gatherer.settings["display_name"] = text(data, first, last)
+                self.builder.settings["display_name"] = text(data, first, last)
             elif number == 18 and kind == VARINT and first:
-                self.gatherer.note("the run was resumed: what came before stands in another file")
+                self.builder.note("the run was resumed: its earlier part is in another file")
 
     def _add_config(self, data: bytes, start: int, end: int) -> None:
         for number, kind, first, last in fields(data, start, end):
             if number == 1 and kind == BYTES:
                 name, raw = _parse_item(data, first, last)
-                if not name.startswith("_wandb") and len(self.gatherer.settings) < _MAX_SETTINGS:
-                    self.gatherer.settings.update(_flatten(name, _parse_json(raw), _MAX_DEPTH))
+                if not name.startswith("_wandb") and len(self.builder.settings) < _MAX_SETTINGS:
+                    self.builder.settings.update(_flatten(name, _parse_json(raw), _MAX_DEPTH))
 
 
 def _parse_item(data: bytes, start: int, end: int) -> tuple[str, bytes]:
@@ -251,7 +251,7 @@ def _parse_json(raw: bytes) -> Any:
 
 
 def _flatten(name: str, value: Any, depth: int) -> Iterator[tuple[str, float | str]]:
-    """The numbers and words in a value; media, lists and what lies too deep are left out."""
+    """The numbers and texts in a value, without media, lists and deeply nested parts."""
     if isinstance(value, bool | int | float):
         try:
             yield name, float(value)
@@ -265,12 +265,12 @@ def _flatten(name: str, value: Any, depth: int) -> Iterator[tuple[str, float | s
             yield from _flatten(f"{name}.{key}", inner, depth - 1)
 
 
-def _records(source: LogSource, gatherer: TableBuilder) -> Iterator[bytes]:
-    """Whole records, put together from their pieces."""
+def _records(source: LogSource, builder: TableBuilder) -> Iterator[bytes]:
+    """Records, joined from their pieces."""
     pieces: list[bytes] = []
-    for kind, data in _pieces(source, gatherer):
+    for kind, data in _pieces(source, builder):
         if kind in (_WHOLE, _FIRST, 0) and pieces:
-            gatherer.skip("records that lack a piece")
+            builder.skip("records with a missing piece")
             pieces = []
         if kind == _WHOLE:
             yield data
@@ -282,14 +282,14 @@ def _records(source: LogSource, gatherer: TableBuilder) -> Iterator[bytes]:
                 yield b"".join(pieces)
                 pieces = []
             elif len(pieces) * _BLOCK > _MAX_RECORD_BYTES:
-                gatherer.skip("records too large for numbers")
+                builder.skip("records too large for numbers")
                 pieces = []
     if pieces:
-        gatherer.skip("records cut off at the end of the file")
+        builder.skip("records cut off at the end of the file")
 
 
-def _pieces(source: LogSource, gatherer: TableBuilder) -> Iterator[tuple[int, bytes]]:
-    """Kind and data of each sound piece; kind 0 where something was damaged."""
+def _pieces(source: LogSource, builder: TableBuilder) -> Iterator[tuple[int, bytes]]:
+    """Kind and data of each valid piece; kind 0 for damage."""
     at = _HEADER
     for block, final in _blocks(source):
         while at + _HEADER <= len(block):
@@ -301,7 +301,7 @@ def _pieces(source: LogSource, gatherer: TableBuilder) -> Iterator[tuple[int, by
                 continue
             if block[at:].strip(b"\0"):
                 cut = final and at + _HEADER + size > len(block)
-                gatherer.skip("records cut off at the end of the file" if cut else "damaged places in the file")
+                builder.skip("records cut off at the end of the file" if cut else "damaged places in the file")
                 yield 0, b""
             break
         at = 0

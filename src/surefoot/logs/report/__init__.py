@@ -1,1 +1,1 @@
-"""An answer for people: words, a page in the terminal, pictures, a web page, two logs compared."""
+"""Shows a diagnosis: wording, terminal page, plots, HTML page, and the comparison of two logs."""

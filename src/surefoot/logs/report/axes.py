@@ -1,4 +1,4 @@
-"""How numbers are laid out in a picture: thinned, scaled, with ticks and labels; shared by all that draw."""
+"""Layout of numbers in plots: thinning, scales, ticks; shared by all renderers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MAX_DRAWN = 1e200
-"""What is beyond is drawn and compared as this, so that differences of such numbers are still numbers."""
+"""Larger numbers are drawn and compared as this, so that their differences stay finite."""
 LOG_SCALE_DECADES = 1.5
 """Powers of ten that values have to span before the scale is logarithmic."""
 
 
 @dataclass(frozen=True, slots=True)
 class AxisScale:
-    """Where a value stands between the bottom (0) and the top (1) of a picture."""
+    """Maps values to the height of a plot, from the bottom (0) to the top (1)."""
 
     low: float
     high: float
     kind: str = "linear"
-    """linear, log, or both: logarithmic to either side of zero, for losses that are negative and huge."""
+    """linear, log, or both: logarithmic on either side of zero, for losses that are negative and huge."""
 
     def position(self, values: Floats) -> Floats:
-        """Non-finite values have no place: they stay NaN."""
+        """Heights of values; non-finite ones stay NaN."""
         bottom, top = (float(self._transform(np.asarray(edge))) for edge in (self.low, self.high))
         with np.errstate(invalid="ignore"):
             where = (self._transform(clip_finite(values)) - bottom) / ((top - bottom) or 1.0)
@@ -52,9 +52,9 @@ class AxisScale:
 
 
 def choose_scale(parts: Iterable[Floats], *, linear: bool = False) -> AxisScale:
-    """Linear, or logarithmic where the values span decades: a blow-up must not flatten all that came before it.
+    """Linear, or logarithmic if the values span decades: a blow-up must not flatten all that came before it.
 
-    `straight` is linear however far they span.
+    `linear` forces a linear scale.
     """
     values = clip_finite(np.concatenate([np.empty(0), *(part[np.isfinite(part)] for part in parts)]))
     if not len(values):
@@ -62,7 +62,7 @@ def choose_scale(parts: Iterable[Floats], *, linear: bool = False) -> AxisScale:
     low, high = float(values.min()), float(values.max())
     above = values[values > 0]
     if not linear and low >= 0 and len(above) and _span_decades(above) > LOG_SCALE_DECADES:
-        # A lone tiny value must not stretch the scale down to it.
+        # A single tiny value must not stretch the scale down to it.
         floor = max(float(above.min()), float(np.quantile(above, 0.01)) / 30)
         return AxisScale(floor, max(high, floor * 10), "log")
     typical = float(np.median(np.abs(values))) or 1.0
@@ -75,7 +75,7 @@ def choose_scale(parts: Iterable[Floats], *, linear: bool = False) -> AxisScale:
 
 
 def clip_finite(values: Floats) -> Floats:
-    """Numbers that can be reckoned with; what is none is NaN."""
+    """Clip values to +-1e200; non-finite ones become NaN."""
     return np.clip(np.where(np.isfinite(values), values, np.nan), -MAX_DRAWN, MAX_DRAWN)
 
 
@@ -105,7 +105,7 @@ def thin_points(steps: Floats, values: Floats, most: int) -> tuple[Floats, Float
 
 
 def shape_indices(values: Floats, most: int) -> NDArray[np.int64]:
-    """Of each bucket of neighbours the lowest and the highest, by their places; a NaN is the highest."""
+    """Indices of the lowest and the highest value of each bucket; a NaN counts as the highest."""
     each = math.ceil(len(values) / max(1, most // 2))
     whole = math.ceil(len(values) / each) * each
     padded = np.concatenate([values, np.full(whole - len(values), values[-1])]).reshape(-1, each)
@@ -117,13 +117,13 @@ def shape_indices(values: Floats, most: int) -> NDArray[np.int64]:
 
 
 def nonfinite_spans(steps: Floats, values: Floats) -> list[tuple[float, float]]:
-    """From which step to which the values are no numbers, neighbours joined."""
+    """First and last step of each stretch of non-finite values."""
     bad = ~np.isfinite(values)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], bad, [False]]).astype(np.int8)))
     return [(float(steps[a]), float(steps[b - 1])) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def step_range(parts: Sequence[Floats]) -> tuple[float, float]:
-    """First and last step of all of them."""
+    """First and last step of all parts."""
     steps = clip_finite(np.concatenate([np.empty(0), *(part[np.isfinite(part)] for part in parts)]))
     return (float(steps.min()), float(steps.max())) if len(steps) else (0.0, 1.0)

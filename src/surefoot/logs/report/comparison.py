@@ -1,4 +1,4 @@
-"""Two logs beside each other: where they part, which ends lower, and what was set differently."""
+"""Compares two logs: where they diverge, which ends lower, and which settings differ."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from surefoot.logs.report.wording import clean, format_count, format_value, join
 from surefoot.logs.run_curves import RunCurves, Series
 
 MAX_GRID = 4000
-"""Steps at which the two are held against each other."""
+"""Steps at which the two are compared."""
 MIN_NOISE_RATIO = 4.0
-"""How many times their own noise two losses have to be apart before that means anything."""
+"""Losses differ if they are this many times their noise apart."""
 
 NOT_SETTINGS = frozenset(
     {"global_step", "epoch", "best_metric", "best_model_checkpoint", "best_global_step", "total_flos"}
     | {"num_input_tokens_seen", "train_runtime", "train_loss"}
 )
-"""What stands among the settings of a log and is none."""
+"""Entries among a log's settings that are results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogComparison:
-    """What there is to say about two logs together."""
+    """The comparison of two logs."""
 
     a: LogDiagnosis
     b: LogDiagnosis
     sentence: str
     diverged_at: float | None = None
-    """The first step from which the losses differ by more than their own noise."""
+    """The first step from which the losses differ by more than their noise."""
     compared_at: float | None = None
-    """The last step that both reached in good order."""
+    """The last step that both reached without failing."""
     losses: tuple[float, float] | None = None
-    """The loss of each there, smoothed."""
+    """The smoothed loss of each at that step."""
     rows: tuple[tuple[str, str, str], ...] = ()
-    """What to set beside each other: a name, and how A and B have it."""
+    """Rows of name, value of A, value of B."""
     settings: tuple[tuple[str, str, str], ...] = ()
     """Settings and columns that differ."""
     notes: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class LogComparison:
 
 
 def compare_logs(a: LogDiagnosis, b: LogDiagnosis) -> LogComparison:
-    """Hold two answers against each other, step by step where both have a loss."""
+    """Compare two diagnoses, step by step if both have a loss."""
     rows, settings = tuple(_comparison_rows(a, b)), tuple(_differing_settings(a, b))
     pair = _align_losses(a.curves, b.curves, before=_first_failure(a, b))
     notes = _notes(a, b)
@@ -85,7 +85,7 @@ def compare_logs(a: LogDiagnosis, b: LogDiagnosis) -> LogComparison:
     )
 
 
-# -- the numbers
+# -- numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class _SmoothedPair:
     """How far apart two equal runs would be."""
 
     def divergence_step(self) -> float | None:
-        """Where they begin to be apart and stay so for a while, or to the end."""
+        """The step from which they stay apart for a while, or to the end."""
         apart = np.abs(self.a - self.b) > MIN_NOISE_RATIO * self.noise
         lasting = max(2, len(apart) // 50)
         run = 0
@@ -115,14 +115,14 @@ class _SmoothedPair:
 
 
 def _first_failure(a: LogDiagnosis, b: LogDiagnosis) -> float:
-    """Where the first of them failed: what comes after is no loss to compare."""
+    """The first failure of either: later losses are not compared."""
     return min(
         (float(one.onset_step) for one in (a, b) if one.verdict is RunHealth.FAILED and one.onset_step), default=np.inf
     )
 
 
 def _align_losses(a: RunCurves | None, b: RunCurves | None, *, before: float) -> _SmoothedPair | str:
-    """Both losses on one grid, or why that cannot be."""
+    """Both losses on one grid, or why that is impossible."""
     if a is None or b is None or not len(a.loss) or not len(b.loss):
         which = join_words([name for name, one in (("A", a), ("B", b)) if one is None or not len(one.loss)])
         return f"{which} {'has' if len(which) == 1 else 'have'} no loss to compare"
@@ -144,30 +144,30 @@ def _align_losses(a: RunCurves | None, b: RunCurves | None, *, before: float) ->
     return _SmoothedPair(steps, levels[0], levels[1], max(noise, floor / MIN_NOISE_RATIO))
 
 
-def _sort_by_step(trace: Series) -> Series:
-    """Finite values in order of their steps, the last one where a step was logged twice."""
-    fine = np.isfinite(trace.values) & np.isfinite(trace.steps)
-    steps, values = thin_points(np.clip(trace.steps[fine], -MAX_DRAWN, MAX_DRAWN), trace.values[fine], 1 << 18)
+def _sort_by_step(series: Series) -> Series:
+    """Finite values in order of their steps; the last one if a step was logged twice."""
+    fine = np.isfinite(series.values) & np.isfinite(series.steps)
+    steps, values = thin_points(np.clip(series.steps[fine], -MAX_DRAWN, MAX_DRAWN), series.values[fine], 1 << 18)
     unique, index = np.unique(steps[::-1], return_index=True)
-    return Series(trace.name, unique, np.clip(values[::-1][index], -MAX_DRAWN, MAX_DRAWN))
+    return Series(series.name, unique, np.clip(values[::-1][index], -MAX_DRAWN, MAX_DRAWN))
 
 
-def _smooth(trace: Series) -> tuple[Floats, float]:
-    """A running median, and how far it itself is off by chance."""
-    window = min(101, max(1, len(trace) // 40)) | 1
+def _smooth(series: Series) -> tuple[Floats, float]:
+    """A running median, and its standard error."""
+    window = min(101, max(1, len(series) // 40)) | 1
     if window < 3:
-        noise = np.abs(np.diff(trace.values, 2)) if len(trace) > 2 else np.zeros(1)
-        return trace.values, 1.4826 * float(np.median(noise)) / np.sqrt(6)
-    padded = np.pad(trace.values, window // 2, mode="edge")
-    smooth = np.empty(len(trace))
-    for start in range(0, len(trace), 1 << 14):
+        noise = np.abs(np.diff(series.values, 2)) if len(series) > 2 else np.zeros(1)
+        return series.values, 1.4826 * float(np.median(noise)) / np.sqrt(6)
+    padded = np.pad(series.values, window // 2, mode="edge")
+    smooth = np.empty(len(series))
+    for start in range(0, len(series), 1 << 14):
         piece = padded[start : start + (1 << 14) + window - 1]
         smooth[start : start + (1 << 14)] = np.median(np.lib.stride_tricks.sliding_window_view(piece, window), axis=1)
-    off = np.abs(trace.values - smooth)
+    off = np.abs(series.values - smooth)
     return smooth, 1.4826 * float(np.median(off)) * 1.25 / np.sqrt(window)
 
 
-# -- the words
+# -- words
 
 
 def _sentence(
@@ -192,8 +192,8 @@ def _sentence(
     return "; ".join([told, *wrong]) + "."
 
 
-def _failure_phrase(name: str, answer: LogDiagnosis) -> str:
-    return f"{name} failed" + ("" if answer.onset_step is None else f" at {format_count(answer.onset_step)}")
+def _failure_phrase(name: str, diagnosis: LogDiagnosis) -> str:
+    return f"{name} failed" + ("" if diagnosis.onset_step is None else f" at {format_count(diagnosis.onset_step)}")
 
 
 def _verdict_phrase(a: LogDiagnosis, b: LogDiagnosis) -> str:
@@ -224,12 +224,12 @@ def _comparison_rows(a: LogDiagnosis, b: LogDiagnosis) -> Iterator[tuple[str, st
             yield name, left, right
 
 
-def _finite_values(course: RunCurves | None, role: str) -> Floats:
-    """The finite values of a role."""
-    if course is None:
+def _finite_values(curves: RunCurves | None, role: str) -> Floats:
+    """The finite values of a curve."""
+    if curves is None:
         return np.empty(0)
-    trace = course.others.get(role) or getattr(course, role, None)
-    return trace.values[np.isfinite(trace.values)] if isinstance(trace, Series) else np.empty(0)
+    series = curves.others.get(role) or getattr(curves, role, None)
+    return series.values[np.isfinite(series.values)] if isinstance(series, Series) else np.empty(0)
 
 
 def _step_or_dash(step: int | None) -> str:
@@ -237,7 +237,7 @@ def _step_or_dash(step: int | None) -> str:
 
 
 def _differing_settings(a: LogDiagnosis, b: LogDiagnosis) -> Iterator[tuple[str, str, str]]:
-    """Settings that stood in the logs, and columns used, where the two differ."""
+    """Settings and columns that differ."""
     for kind, prefix in (("facts", ""), ("columns", "column for ")):
         first, second = (one.source.get(kind) for one in (a, b))
         first = first if isinstance(first, Mapping) else {}

@@ -1,4 +1,4 @@
-"""A comparison for people: in the terminal, as a picture, as a web page."""
+"""Shows a comparison in the terminal, as a plot, and as an HTML page."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ from surefoot.logs.report.terminal_plot import PlotLine, plot_text, shows_braill
 from surefoot.logs.report.wording import clean
 
 MAX_SETTINGS = 8
-"""Differing settings that a page in the terminal shows."""
+"""Differing settings shown in the terminal."""
 
 
-def as_text(found: LogComparison, *, width: int = 80, colour: bool = False, encoding: str | None = "utf-8") -> str:
-    """The page as a string; one sentence first, then the plot, then what differs."""
-    parts: list[RenderableType] = [Text(clean(found.sentence), style="bold")]
+def as_text(comparison: LogComparison, *, width: int = 80, colour: bool = False, encoding: str | None = "utf-8") -> str:
+    """The page as text: one sentence, the plot, the differences."""
+    parts: list[RenderableType] = [Text(clean(comparison.sentence), style="bold")]
     drawn = plot_text(
-        _curves(found), width=width, onset=found.diverged_at, unit=_unit(found), unicode=shows_braille(encoding)
+        _curves(comparison),
+        width=width,
+        onset=comparison.diverged_at,
+        unit=_unit(comparison),
+        unicode=shows_braille(encoding),
     )
     if drawn:
         parts += [Text(), *drawn]
-    parts += [Text(), _grid(found.rows)]
-    if found.settings:
-        parts += [Text(), Text("What was set differently", style="bold"), _grid(found.settings[:MAX_SETTINGS])]
-        if len(found.settings) > MAX_SETTINGS:
-            parts.append(Text(f"and {len(found.settings) - MAX_SETTINGS} more: --json has them all", style="dim"))
-    for name, answer in (("A", found.a), ("B", found.b)):
-        if answer.is_trouble:
-            parts += [Text(), Text(f"{name}: {clean(answer.sentence)}")]
-    parts += [Text(f"note: {note}", style="dim") for note in found.notes[:2]]
+    parts += [Text(), _grid(comparison.rows)]
+    if comparison.settings:
+        parts += [Text(), Text("What was set differently", style="bold"), _grid(comparison.settings[:MAX_SETTINGS])]
+        if len(comparison.settings) > MAX_SETTINGS:
+            parts.append(Text(f"and {len(comparison.settings) - MAX_SETTINGS} more: --json has them all", style="dim"))
+    for name, diagnosis in (("A", comparison.a), ("B", comparison.b)):
+        if diagnosis.is_trouble:
+            parts += [Text(), Text(f"{name}: {clean(diagnosis.sentence)}")]
+    parts += [Text(f"note: {note}", style="dim") for note in comparison.notes[:2]]
     return render(Group(*parts), width=width, colour=colour)
 
 
@@ -55,52 +59,56 @@ def _grid(rows: tuple[tuple[str, str, str], ...]) -> Grid:
     return grid
 
 
-def _curves(found: LogComparison) -> list[PlotLine]:
+def _curves(comparison: LogComparison) -> list[PlotLine]:
     return [
-        PlotLine(name, answer.curves.loss.steps, answer.curves.loss.values, style)
-        for name, answer, style in (("A", found.a, "bold"), ("B", found.b, "cyan"))
-        if answer.curves is not None
+        PlotLine(name, diagnosis.curves.loss.steps, diagnosis.curves.loss.values, style)
+        for name, diagnosis, style in (("A", comparison.a, "bold"), ("B", comparison.b, "cyan"))
+        if diagnosis.curves is not None
     ]
 
 
-def _unit(found: LogComparison) -> str:
-    return next((one.curves.unit for one in (found.a, found.b) if one.curves is not None), "step")
+def _unit(comparison: LogComparison) -> str:
+    return next((one.curves.unit for one in (comparison.a, comparison.b) if one.curves is not None), "step")
 
 
-def panels(found: LogComparison) -> list[Panel]:
-    """Both runs in one picture."""
-    pairs = (("A", found.a), ("B", found.b))
+def panels(comparison: LogComparison) -> list[Panel]:
+    """Both runs in one plot."""
+    pairs = (("A", comparison.a), ("B", comparison.b))
     return runs_panels([(name, one.curves) for name, one in pairs if one.curves is not None])
 
 
-def draw(found: LogComparison, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
-    """Both runs as a picture in a file."""
+def draw(comparison: LogComparison, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
+    """Draw both runs into a file."""
     about = PictureTitle(
-        clean(found.sentence), colour=INK, onset=found.diverged_at, onset_label="part", unit=_unit(found)
+        clean(comparison.sentence), colour=INK, onset=comparison.diverged_at, onset_label="part", unit=_unit(comparison)
     )
-    save_picture(panels(found), path, about, inputs=inputs, force=force)
+    save_picture(panels(comparison), path, about, inputs=inputs, force=force)
 
 
-def write(found: LogComparison, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
-    """Both runs as a web page in a file."""
-    save_page(as_html(found), path, inputs=inputs, force=force)
+def write(comparison: LogComparison, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
+    """Write both runs as an HTML page."""
+    save_page(as_html(comparison), path, inputs=inputs, force=force)
 
 
-def as_html(found: LogComparison) -> str:
+def as_html(comparison: LogComparison) -> str:
     drawn = draw_svg(
-        panels(found), title=clean(found.sentence), onset=found.diverged_at, onset_label="part", unit=_unit(found)
+        panels(comparison),
+        title=clean(comparison.sentence),
+        onset=comparison.diverged_at,
+        onset_label="part",
+        unit=_unit(comparison),
     )
-    parts = [f"<h1>{escape_text(found.sentence)}</h1>", f"<figure>{drawn}</figure>" if drawn else ""]
-    parts.append(html_table(found.rows, ("", "A", "B")))
-    if found.settings:
-        parts.append("<h2>What was set differently</h2>" + html_table(found.settings, ("", "A", "B")))
-    for name, answer in (("A", found.a), ("B", found.b)):
-        parts.append(f"<h2>{name}</h2>{_verdict_html(answer)}")
-    if found.notes:
-        parts.append(f"<h2>Notes</h2><ul>{list_items(found.notes)}</ul>")
-    return html_document(clean(found.sentence, 120), "".join(parts))
+    parts = [f"<h1>{escape_text(comparison.sentence)}</h1>", f"<figure>{drawn}</figure>" if drawn else ""]
+    parts.append(html_table(comparison.rows, ("", "A", "B")))
+    if comparison.settings:
+        parts.append("<h2>What was set differently</h2>" + html_table(comparison.settings, ("", "A", "B")))
+    for name, diagnosis in (("A", comparison.a), ("B", comparison.b)):
+        parts.append(f"<h2>{name}</h2>{_verdict_html(diagnosis)}")
+    if comparison.notes:
+        parts.append(f"<h2>Notes</h2><ul>{list_items(comparison.notes)}</ul>")
+    return html_document(clean(comparison.sentence, 120), "".join(parts))
 
 
-def _verdict_html(answer: LogDiagnosis) -> str:
-    verdict = f'<span class="verdict {answer.verdict}">{answer.verdict.upper()}</span>'
-    return f"<p>{verdict} {escape_text(answer.sentence)}</p>"
+def _verdict_html(diagnosis: LogDiagnosis) -> str:
+    verdict = f'<span class="verdict {diagnosis.verdict}">{diagnosis.verdict.upper()}</span>'
+    return f"<p>{verdict} {escape_text(diagnosis.sentence)}</p>"

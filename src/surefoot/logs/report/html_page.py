@@ -1,4 +1,4 @@
-"""The answer as one web page that needs nothing else: no script, no network, light and dark, readable on a phone."""
+"""The diagnosis as a self-contained HTML page: no script, no network, light and dark, readable on a phone."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ svg .ink2 { fill: var(--three); } svg .ink3 { fill: var(--four); }
 """
 
 
-def write_page(answer: LogDiagnosis, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
-    """Write the page for one answer to a file."""
-    save_page(as_html(answer), path, inputs=inputs, force=force)
+def write_page(diagnosis: LogDiagnosis, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
+    """Write the page of one diagnosis to a file."""
+    save_page(as_html(diagnosis), path, inputs=inputs, force=force)
 
 
 def save_page(html: str, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
-    """All of it or nothing, and never over what surefoot did not write, unless forced."""
+    """Write atomically, and never over a file that surefoot did not write, unless forced."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with output_file(path, inputs=inputs, force=force) as draft:
@@ -70,13 +70,13 @@ def save_page(html: str, path: Path, *, inputs: Sequence[str] = (), force: bool 
         raise UnreadableInput(f"--html {path} cannot be written: {error.strerror or error}") from None
 
 
-def as_html(answer: LogDiagnosis) -> str:
-    """The whole page."""
-    return html_document(f"{answer.verdict}: {clean(answer.sentence, 120)}", "".join(_body(answer)))
+def as_html(diagnosis: LogDiagnosis) -> str:
+    """The complete page."""
+    return html_document(f"{diagnosis.verdict}: {clean(diagnosis.sentence, 120)}", "".join(_body(diagnosis)))
 
 
 def html_document(title: str, body: str) -> str:
-    """A page around a body; only the style sheet in it is allowed to do anything."""
+    """A page around a body; its content policy allows only its own style sheet."""
     style = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{style}'; base-uri 'none'; form-action 'none'"
     return (
@@ -89,51 +89,51 @@ def html_document(title: str, body: str) -> str:
     )
 
 
-def notebook_html(answer: LogDiagnosis) -> str:
-    """The part of it that a notebook shows; the picture brings its own style, for the notebook has none for it."""
+def notebook_html(diagnosis: LogDiagnosis) -> str:
+    """The diagnosis for a notebook; the plot brings its own style, as a notebook has none for it."""
     picture = ""
-    if answer.curves is not None and (
-        drawn := draw_svg(run_panels(answer.curves), **_svg_options(answer), style=STYLE)
+    if diagnosis.curves is not None and (
+        drawn := draw_svg(run_panels(diagnosis.curves), **_svg_options(diagnosis), style=STYLE)
     ):
         data = base64.b64encode(drawn.encode()).decode()
-        picture = f'<img alt="the course of the run" width="{WIDE}" src="data:image/svg+xml;base64,{data}">'
-    told = onset_sentence(answer)
-    head = f"<p><b>{answer.verdict.upper()}: {escape_text(answer.sentence)}</b>{f'<br>{escape_text(told)}' if told else ''}</p>"
-    return f"<div>{head}{picture}{''.join(_causes_and_advice(answer))}</div>"
+        picture = f'<img alt="curves of the run" width="{WIDE}" src="data:image/svg+xml;base64,{data}">'
+    told = onset_sentence(diagnosis)
+    head = f"<p><b>{diagnosis.verdict.upper()}: {escape_text(diagnosis.sentence)}</b>{f'<br>{escape_text(told)}' if told else ''}</p>"
+    return f"<div>{head}{picture}{''.join(_causes_and_advice(diagnosis))}</div>"
 
 
-def _body(answer: LogDiagnosis) -> Iterator[str]:
-    yield _head(answer)
-    yield _picture(answer)
-    yield from _causes_and_advice(answer)
-    yield from _source_table(answer)
+def _body(diagnosis: LogDiagnosis) -> Iterator[str]:
+    yield _head(diagnosis)
+    yield _picture(diagnosis)
+    yield from _causes_and_advice(diagnosis)
+    yield from _source_table(diagnosis)
 
 
-def _head(answer: LogDiagnosis) -> str:
-    told = onset_sentence(answer)
-    verdict = f'<span class="verdict {answer.verdict}">{answer.verdict.upper()}</span>'
-    return f"{verdict}<h1>{escape_text(answer.sentence)}</h1>" + (f"<p>{escape_text(told)}</p>" if told else "")
+def _head(diagnosis: LogDiagnosis) -> str:
+    told = onset_sentence(diagnosis)
+    verdict = f'<span class="verdict {diagnosis.verdict}">{diagnosis.verdict.upper()}</span>'
+    return f"{verdict}<h1>{escape_text(diagnosis.sentence)}</h1>" + (f"<p>{escape_text(told)}</p>" if told else "")
 
 
-def _picture(answer: LogDiagnosis) -> str:
-    if answer.curves is None:
+def _picture(diagnosis: LogDiagnosis) -> str:
+    if diagnosis.curves is None:
         return ""
-    drawn = draw_svg(run_panels(answer.curves), **_svg_options(answer))
+    drawn = draw_svg(run_panels(diagnosis.curves), **_svg_options(diagnosis))
     return f"<figure>{drawn}</figure>" if drawn else ""
 
 
-def _svg_options(answer: LogDiagnosis) -> dict[str, Any]:
-    unit = answer.curves.unit if answer.curves is not None else "step"
-    return {"title": clean(answer.sentence), "onset": onset_of(answer), "unit": unit}
+def _svg_options(diagnosis: LogDiagnosis) -> dict[str, Any]:
+    unit = diagnosis.curves.unit if diagnosis.curves is not None else "step"
+    return {"title": clean(diagnosis.sentence), "onset": onset_of(diagnosis), "unit": unit}
 
 
-def _causes_and_advice(answer: LogDiagnosis) -> Iterator[str]:
-    if steps := ordered_advice(answer.causes, 20):
+def _causes_and_advice(diagnosis: LogDiagnosis) -> Iterator[str]:
+    if steps := ordered_advice(diagnosis.causes, 20):
         yield f'<h2>What to do, in this order</h2><ol class="do">{list_items(steps)}</ol>'
-    if answer.causes:
-        yield "<h2>Why</h2>" + "".join(_cause(one) for one in answer.causes)
-    if answer.notes:
-        yield f"<h2>Notes</h2><ul>{list_items(answer.notes)}</ul>"
+    if diagnosis.causes:
+        yield "<h2>Why</h2>" + "".join(_cause(one) for one in diagnosis.causes)
+    if diagnosis.notes:
+        yield f"<h2>Notes</h2><ul>{list_items(diagnosis.notes)}</ul>"
 
 
 def _cause(one: RankedCause) -> str:
@@ -141,8 +141,8 @@ def _cause(one: RankedCause) -> str:
     return f"<h3>{escape_text(told[:1].upper() + told[1:])}</h3><ul>{list_items(one.evidence)}</ul>"
 
 
-def _source_table(answer: LogDiagnosis) -> Iterator[str]:
-    source = answer.source
+def _source_table(diagnosis: LogDiagnosis) -> Iterator[str]:
+    source = diagnosis.source
     rows: list[tuple[str, Any]] = [(name, source.get(name)) for name in ("path", "format")]
     points = source.get("points")
     rows.append(("points", format_count(points) if isinstance(points, int | float) else points))
@@ -159,7 +159,7 @@ def _pairs(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def html_table(rows: Iterable[tuple[Any, ...]], head: Iterable[str] = ()) -> str:
-    """Rows with their first cell as a heading."""
+    """Rows whose first cell is a heading."""
     top = "".join(f"<th>{escape_text(name)}</th>" for name in head)
     body = "".join(
         f"<tr><th>{escape_text(first)}</th>{''.join(f'<td>{escape_text(cell)}</td>' for cell in rest)}</tr>"

@@ -1,4 +1,4 @@
-"""The answer as a picture in a file, drawn by matplotlib: the run's numbers, and where the trouble began."""
+"""Draws the curves of a run, and where the trouble began, into a file with matplotlib."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ONSET_COLOUR = "#dc2626"
 
 @dataclass(frozen=True, slots=True)
 class PictureTitle:
-    """What stands above and along the panels of a picture."""
+    """Title, onset label and unit of a picture."""
 
     title: str
     colour: str
@@ -39,40 +39,42 @@ class PictureTitle:
     unit: str = "step"
 
 
-def draw_picture(answer: LogDiagnosis, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
-    """Draw one run into a file; the suffix tells the format."""
-    made = run_panels(answer.curves) if answer.curves is not None else []
-    title = f"{answer.verdict.upper()}: {clean(answer.sentence)}"
-    about = PictureTitle(title, colour=HEALTH_COLOURS[answer.verdict], onset=onset_of(answer), unit=_unit(answer))
+def draw_picture(diagnosis: LogDiagnosis, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
+    """Draw one run into a file; the suffix selects the format."""
+    made = run_panels(diagnosis.curves) if diagnosis.curves is not None else []
+    title = f"{diagnosis.verdict.upper()}: {clean(diagnosis.sentence)}"
+    about = PictureTitle(
+        title, colour=HEALTH_COLOURS[diagnosis.verdict], onset=onset_of(diagnosis), unit=_unit(diagnosis)
+    )
     save_picture(made, path, about, inputs=inputs, force=force)
 
 
 def check_can_draw(path: Path) -> None:
-    """Whether a picture could be drawn at all; better told before a long log is read than after."""
+    """Raise if no picture can be drawn; called before a long log is read."""
     if path.suffix.lower() not in SUFFIXES:
-        raise UnreadableInput(f"--plot {path}: pictures end in {', '.join(SUFFIXES[:3])}")
+        raise UnreadableInput(f"--plot {path}: the file name must end in {', '.join(SUFFIXES[:3])}")
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         raise UnreadableInput(
-            "--plot draws with matplotlib, which is not installed: pip install 'surefoot[plots]'."
-            " Without it there are --html, with a plot of its own, and the plot in the terminal"
+            "--plot needs matplotlib, which is not installed: pip install 'surefoot[plots]'."
+            " Without it, use --html, which has its own plot, or the plot in the terminal"
         ) from None
 
 
-def _unit(answer: LogDiagnosis) -> str:
-    return answer.curves.unit if answer.curves is not None else "step"
+def _unit(diagnosis: LogDiagnosis) -> str:
+    return diagnosis.curves.unit if diagnosis.curves is not None else "step"
 
 
 def save_picture(
     made: Sequence[Panel], path: Path, about: PictureTitle, *, inputs: Sequence[str] = (), force: bool = False
 ) -> None:
-    """Draw panels over one another into a file."""
+    """Draw panels above one another into a file."""
     check_can_draw(path)
     from matplotlib.figure import Figure
 
     if not made:
-        raise UnreadableInput(f"--plot {path}: there is nothing to draw, for no numbers over steps were found")
+        raise UnreadableInput(f"--plot {path}: nothing to draw, as the log contains no numbers over steps")
     heights = [2.6, *([1.2] * (len(made) - 1))]
     picture = Figure(figsize=(9, 1.3 + sum(heights)), layout="constrained", facecolor="white")
     told = textwrap.fill(about.title, 88)
@@ -95,7 +97,7 @@ def _with_margin(edges: tuple[float, float]) -> tuple[float, float]:
 
 def _write(picture: Any, path: Path, *, inputs: Sequence[str], force: bool) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # characters that the font lacks are drawn as boxes; that is no one's concern
+        warnings.simplefilter("ignore")  # characters missing in the font are drawn as boxes
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_figure(picture, path, inputs=inputs, force=force, dpi=150)
@@ -109,8 +111,8 @@ def _panel(axis: Any, panel: Panel, *, edges: tuple[float, float], onset: float 
         axis.set_yscale("log", nonpositive="clip")
     elif panel.scale.kind == "both":
         axis.set_yscale("symlog", linthresh=1.0)
-    for ink, trace in zip(panel.colours, panel.series, strict=True):
-        _line(axis, trace, LINES[ink % len(LINES)])
+    for ink, series in zip(panel.colours, panel.series, strict=True):
+        _line(axis, series, LINES[ink % len(LINES)])
     for first, last in panel.nonfinite:
         axis.axvspan(first, last, color=_ONSET_COLOUR, alpha=0.12, linewidth=0 if last > first else 1)
     middle = panel.nonfinite_label_at(edges) if panel.title == "loss" else None
@@ -123,7 +125,7 @@ def _panel(axis: Any, panel: Panel, *, edges: tuple[float, float], onset: float 
         axis.axvline(onset, color=_ONSET_COLOUR, linewidth=1.1, linestyle=(0, (4, 3)))
     _limits(axis, panel)
     axis.set_ylabel(panel.title, color=INK)
-    if [trace.name for trace in panel.series] != [panel.title]:
+    if [series.name for series in panel.series] != [panel.title]:
         made = axis.legend(loc="best", frameon=True, framealpha=0.8, edgecolor="none", fontsize=8.5, labelcolor=INK)
         for text in made.get_texts():
             text.set_parse_math(False)
@@ -141,7 +143,7 @@ def _style_frame(axis: Any) -> None:
 
 
 def _limits(axis: Any, panel: Panel) -> None:
-    """Room above and below; a scale that a lone tiny value would stretch is cut at its floor."""
+    """Margins above and below; a scale that a single tiny value would stretch is cut at its floor."""
     low, high = panel.scale.low, panel.scale.high
     if panel.scale.kind == "log":
         axis.set_ylim(low / 1.3, high * 1.5)
@@ -151,17 +153,17 @@ def _limits(axis: Any, panel: Panel) -> None:
         axis.yaxis.set_major_formatter(lambda value, _: format_value(value))
 
 
-def _line(axis: Any, trace: Series, colour: str) -> None:
-    values = clip_finite(trace.values)
+def _line(axis: Any, series: Series, colour: str) -> None:
+    values = clip_finite(series.values)
     marker = "o" if len(values) <= 60 else ""
     axis.plot(
-        clip_finite(trace.steps),
+        clip_finite(series.steps),
         values,
         color=colour,
         linewidth=1.2,
         marker=marker,
         markersize=3,
-        label=trace.name or "loss",
+        label=series.name or "loss",
     )
 
 

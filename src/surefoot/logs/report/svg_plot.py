@@ -1,4 +1,4 @@
-"""A picture of a run as SVG text, drawn without any library; colours and sizes come from the page's style sheet."""
+"""Draws a run as SVG text without any library; colours and sizes come from the page's style sheet."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def draw_svg(
     unit: str = "step",
     style: str = "",
 ) -> str:
-    """The panels over one another as one `<svg>` element; empty when there is nothing to draw.
+    """The panels above one another as one `<svg>` element; empty if there is nothing to draw.
 
-    `style` is put inside, for a picture that stands alone.
+    `style` is embedded, for a picture that stands alone.
     """
     if not made:
         return ""
@@ -46,7 +46,7 @@ def draw_svg(
 
 
 class _StepAxis:
-    """From steps to places across the picture."""
+    """Maps steps to x positions."""
 
     def __init__(self, first: float, last: float) -> None:
         self.first, self.last = first, last
@@ -57,7 +57,7 @@ class _StepAxis:
 
 
 def _panel(panel: Panel, across: _StepAxis, top: int, tall: int, *, onset: float | None, word: str) -> Iterator[str]:
-    """One panel; the first has the words about it."""
+    """One panel; the first has the labels."""
     bottom, right = top + tall, WIDE - RIGHT
     yield from _heading(panel, top)
     for tick in panel.scale.ticks(4 if word else 2):
@@ -73,8 +73,8 @@ def _panel(panel: Panel, across: _StepAxis, top: int, tall: int, *, onset: float
     if middle is not None:
         where = f'x="{across(middle):.1f}" y="{top + tall / 2:.0f}"'
         yield f'<text class="told" {where} text-anchor="middle">{escape(panel.nonfinite_label)}</text>'
-    for ink, trace in zip(panel.colours, panel.series, strict=True):
-        yield from _line(trace, panel.scale, across, top, tall, ink)
+    for ink, series in zip(panel.colours, panel.series, strict=True):
+        yield from _line(series, panel.scale, across, top, tall, ink)
     if onset is not None:
         x = across(onset)
         yield f'<line class="onset" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>'
@@ -85,13 +85,13 @@ def _panel(panel: Panel, across: _StepAxis, top: int, tall: int, *, onset: float
 
 
 def _heading(panel: Panel, top: int) -> Iterator[str]:
-    """The title and, after it, what each line is."""
+    """The title, and the name of each line."""
     yield f'<text class="title" x="{LEFT}" y="{top - 10}">{escape(panel.title)}</text>'
-    if [trace.name for trace in panel.series] == [panel.title]:
+    if [series.name for series in panel.series] == [panel.title]:
         return
     spans = "".join(
-        f'<tspan class="ink{ink % 4}" dx="14">{escape(trace.name)}</tspan>'
-        for ink, trace in zip(panel.colours, panel.series, strict=True)
+        f'<tspan class="ink{ink % 4}" dx="14">{escape(series.name)}</tspan>'
+        for ink, series in zip(panel.colours, panel.series, strict=True)
     )
     yield f'<text class="name" x="{WIDE - RIGHT}" y="{top - 10}" text-anchor="end">{spans}</text>'
 
@@ -100,15 +100,15 @@ def _y_position(scale: AxisScale, value: float, top: int, tall: int) -> float:
     return top + (1 - float(scale.position(np.array([value]))[0])) * tall
 
 
-def _line(trace: Series, scale: AxisScale, across: _StepAxis, top: int, tall: int, number: int) -> Iterator[str]:
-    """A line, broken where there are no numbers; single points as dots."""
-    places = top + (1 - scale.position(trace.values)) * tall
-    there = np.isfinite(places) & np.isfinite(trace.steps)
+def _line(series: Series, scale: AxisScale, across: _StepAxis, top: int, tall: int, number: int) -> Iterator[str]:
+    """A line, broken at non-finite values; single points as dots."""
+    places = top + (1 - scale.position(series.values)) * tall
+    there = np.isfinite(places) & np.isfinite(series.steps)
     kind = number % 4
     for piece in np.split(np.arange(len(places)), np.flatnonzero(np.diff(there.astype(np.int8))) + 1):
         if not len(piece) or not there[piece[0]]:
             continue
-        points = [(across(float(trace.steps[index])), float(places[index])) for index in piece]
+        points = [(across(float(series.steps[index])), float(places[index])) for index in piece]
         if len(points) > 1:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             yield f'<polyline class="line line{kind}" points="{path}"/>'

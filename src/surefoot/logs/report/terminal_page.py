@@ -1,4 +1,4 @@
-"""The answer as a page in the terminal: one sentence first, then the evidence, then what to do."""
+"""The diagnosis as a terminal page: one sentence first, then the evidence, then what to do."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from surefoot.logs.run_curves import RunCurves
 
 MAX_CAUSES = 3
 MAX_EVIDENCE = 8
-"""Lines of evidence for the first cause; each cause has its most telling line first."""
+"""Lines of evidence for the first cause; each cause has its most informative line first."""
 MAX_ADVICE = 4
 MAX_NOTES = 2
 DECISION_PATH_PREFIX = "asked: "
-"""How the way through the decision tree begins, which is for those who ask for everything."""
+"""Prefix of the note with the path through the decision tree, which only --json shows."""
 MAX_TEXT_WIDTH = 110
-"""Columns beyond which lines of text are no longer comfortable; the plot may be wider."""
+"""Wider text is hard to read; the plot may be wider."""
 
 
-def as_text(answer: LogDiagnosis, *, width: int = 80, colour: bool = False, encoding: str | None = "utf-8") -> str:
-    """The page as a string: with colour codes only when asked, in characters that the encoding has."""
-    return render(page(answer, width=width, fine=shows_braille(encoding)), width=width, colour=colour)
+def as_text(diagnosis: LogDiagnosis, *, width: int = 80, colour: bool = False, encoding: str | None = "utf-8") -> str:
+    """The page as text, in characters that the encoding has; colour codes only if requested."""
+    return render(page(diagnosis, width=width, fine=shows_braille(encoding)), width=width, colour=colour)
 
 
 def render(what: RenderableType, *, width: int, colour: bool) -> str:
-    """What rich makes of it, without the blanks that it puts at line ends."""
+    """Render with rich, without trailing blanks."""
     out = io.StringIO()
     console = Console(
         file=out,
@@ -59,43 +59,43 @@ def render(what: RenderableType, *, width: int, colour: bool) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def page(answer: LogDiagnosis, *, width: int, fine: bool) -> Group:
+def page(diagnosis: LogDiagnosis, *, width: int, fine: bool) -> Group:
     """The parts of the page, top down."""
-    parts: list[RenderableType] = [headline(answer)]
-    if told := onset_sentence(answer):
+    parts: list[RenderableType] = [headline(diagnosis)]
+    if told := onset_sentence(diagnosis):
         parts.append(Text(told))
-    if answer.curves is not None and (drawn := _plot(answer, answer.curves, width, fine)):
+    if diagnosis.curves is not None and (drawn := _plot(diagnosis, diagnosis.curves, width, fine)):
         parts += [Text(), *drawn]
     text = min(width, MAX_TEXT_WIDTH)
-    if answer.causes:
-        parts += [Text(), Text("Why", style="bold"), *_causes(answer.causes[:MAX_CAUSES], text)]
-    if steps := ordered_advice(answer.causes[:MAX_CAUSES], MAX_ADVICE):
+    if diagnosis.causes:
+        parts += [Text(), Text("Why", style="bold"), *_causes(diagnosis.causes[:MAX_CAUSES], text)]
+    if steps := ordered_advice(diagnosis.causes[:MAX_CAUSES], MAX_ADVICE):
         parts += [Text(), Text("What to do, in this order", style="bold"), _numbered(steps, text)]
-    parts += [Text(), *_small_print(answer, fine)]
+    parts += [Text(), *_small_print(diagnosis, fine)]
     return Group(*parts)
 
 
-def headline(answer: LogDiagnosis) -> Text:
-    """The verdict in a word, for those without colours, and the sentence."""
-    colour = COLOURS[answer.verdict]
-    sentence = clean(answer.sentence)
-    if sentence.lower().startswith(f"{answer.verdict}: "):  # the word stands before it already
-        sentence = sentence[len(answer.verdict) + 2 :]
+def headline(diagnosis: LogDiagnosis) -> Text:
+    """The verdict as a word, for terminals without colours, and the sentence."""
+    colour = COLOURS[diagnosis.verdict]
+    sentence = clean(diagnosis.sentence)
+    if sentence.lower().startswith(f"{diagnosis.verdict}: "):  # do not repeat the word
+        sentence = sentence[len(diagnosis.verdict) + 2 :]
         sentence = sentence[:1].upper() + sentence[1:]
-    return Text.assemble((answer.verdict.upper(), f"bold reverse {colour}"), "  ", (sentence, f"bold {colour}"))
+    return Text.assemble((diagnosis.verdict.upper(), f"bold reverse {colour}"), "  ", (sentence, f"bold {colour}"))
 
 
-def _plot(answer: LogDiagnosis, course: RunCurves, width: int, fine: bool) -> list[Text]:
+def _plot(diagnosis: LogDiagnosis, course: RunCurves, width: int, fine: bool) -> list[Text]:
     curves = [PlotLine(clean(course.loss.name, 40) or "loss", course.loss.steps, course.loss.values, "bold")]
     if len(course.eval_loss):
         label = clean(course.eval_loss.name, 40) or "evaluation"
         curves.append(PlotLine(label, course.eval_loss.steps, course.eval_loss.values, "cyan"))
-    onset = None if answer.onset_step is None else float(answer.onset_step)
+    onset = None if diagnosis.onset_step is None else float(diagnosis.onset_step)
     return plot_text(curves, width=width, height=7 if width < 120 else 10, onset=onset, unit=course.unit, unicode=fine)
 
 
 def _causes(causes: tuple[RankedCause, ...], width: int) -> Iterator[RenderableType]:
-    """The first with its evidence, the others with one line of theirs."""
+    """The first cause with its evidence, the others with one line each."""
     before: set[str] = set()
     for index, one in enumerate(causes):
         told = [clean(line) for line in one.evidence if clean(line) not in before]
@@ -128,29 +128,29 @@ def _numbered(steps: list[str], width: int) -> RenderableType:
     return grid
 
 
-def _small_print(answer: LogDiagnosis, fine: bool) -> Iterator[Text]:
-    """The small print: notes, and where the numbers came from."""
-    notes = [note for note in answer.notes if not note.startswith(DECISION_PATH_PREFIX)]
+def _small_print(diagnosis: LogDiagnosis, fine: bool) -> Iterator[Text]:
+    """Notes, and where the numbers came from."""
+    notes = [note for note in diagnosis.notes if not note.startswith(DECISION_PATH_PREFIX)]
     for note in notes[:MAX_NOTES]:
         yield Text(f"note: {clean(note, 200)}", style="dim")
     if len(notes) > MAX_NOTES:
         yield Text(f"{len(notes) - MAX_NOTES} more notes: --json has them all", style="dim")
-    if parts := source_parts(answer):
+    if parts := source_parts(diagnosis):
         yield Text((" · " if fine else " | ").join(parts), style="dim")
 
 
-def summary(answers: Sequence[LogDiagnosis], *, width: int = 80, colour: bool = False) -> str:
-    """Several answers, a line each."""
+def summary(diagnoses: Sequence[LogDiagnosis], *, width: int = 80, colour: bool = False) -> str:
+    """Several diagnoses, one line each."""
     grid = Grid.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, min_width=7)
     grid.add_column(overflow="fold", min_width=12)
     grid.add_column(overflow="fold", min_width=8)
     grid.add_column(overflow="fold", min_width=6)
-    for answer in answers:
-        onset = "" if answer.onset_step is None else f"from {format_count(answer.onset_step)}"
-        told = PATTERN_PHRASES.get(answer.pattern, "")
-        path = Text(clean(answer.source.get("path", ""), 200))
+    for diagnosis in diagnoses:
+        onset = "" if diagnosis.onset_step is None else f"from {format_count(diagnosis.onset_step)}"
+        told = PATTERN_PHRASES.get(diagnosis.pattern, "")
+        path = Text(clean(diagnosis.source.get("path", ""), 200))
         grid.add_row(
-            Text(answer.verdict.upper(), style=f"bold {COLOURS[answer.verdict]}"), path, Text(told), Text(onset)
+            Text(diagnosis.verdict.upper(), style=f"bold {COLOURS[diagnosis.verdict]}"), path, Text(told), Text(onset)
         )
-    return render(Group(Text(f"{len(answers)} logs", style="bold"), grid), width=width, colour=colour)
+    return render(Group(Text(f"{len(diagnoses)} logs", style="bold"), grid), width=width, colour=colour)

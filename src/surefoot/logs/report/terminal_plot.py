@@ -1,4 +1,4 @@
-"""A small plot in characters: braille where the terminal can show it, plain ASCII elsewhere."""
+"""A small text plot: braille if the terminal can show it, plain ASCII otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LABEL_WIDTH = 9
 
 @dataclass(frozen=True, slots=True)
 class PlotLine:
-    """One line of a plot; the first is drawn as a line, others by a mark now and then."""
+    """One curve of a plot; the first is drawn as a line, others as sparse marks."""
 
     label: str
     steps: Floats
@@ -45,7 +45,7 @@ ASCII_SYMBOLS = PlotSymbols(line="*", other="o", bad="x", onset="^", guide=":", 
 
 
 def shows_braille(encoding: str | None) -> bool:
-    """Whether a terminal of this encoding can show the fine characters."""
+    """Whether a terminal with this encoding can show the Unicode symbols."""
     try:
         ("".join(astuple(UNICODE_SYMBOLS)) + "⣿│·").encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -62,7 +62,7 @@ def plot_text(
     unit: str = "step",
     unicode: bool = True,
 ) -> list[Text]:
-    """Lines of text, at most `width` wide: the curves over steps, where it began, and where there are no numbers."""
+    """Lines of text, at most `width` wide: the curves over steps, the onset, and non-finite values."""
     curves = [_thin_line(curve) for curve in curves if len(curve.values)]
     if not curves:
         return []
@@ -103,7 +103,7 @@ Canvas = list[list[tuple[str, str]]]
 def _draw_line(
     curve: PlotLine, scale: AxisScale, first: float, last: float, cells: int, height: int, *, fine: bool
 ) -> Canvas:
-    """The first curve as a connected line, in dots of a braille cell or one to a character."""
+    """The first curve as a connected line, in braille dots or one character per point."""
     wide, tall = (2, 4) if fine else (1, 1)
     across, down = cells * wide, height * tall
     dots = np.zeros((down, across), dtype=bool)
@@ -126,7 +126,7 @@ def _draw_line(
 
 
 def _line_dots(columns: np.ndarray, places: Floats, down: int) -> list[tuple[int, int]]:
-    """The dots of a line through all points; what is no number breaks it."""
+    """The dots of a line through all points; a non-finite value breaks it."""
     rows = np.round((1 - np.nan_to_num(places)) * (down - 1)).astype(int)
     dots: list[tuple[int, int]] = []
     before: tuple[int, int] | None = None
@@ -147,7 +147,7 @@ def _line_dots(columns: np.ndarray, places: Floats, down: int) -> list[tuple[int
 
 
 def _shaping_points(columns: np.ndarray, places: Floats) -> list[int]:
-    """Of each column the points that shape the line: the first, the lowest, the highest and the last."""
+    """The points of each column that shape the line: the first, the lowest, the highest and the last."""
     order = np.argsort(columns, kind="stable")
     edges = np.flatnonzero(np.diff(columns[order])) + 1
     chosen: list[int] = []
@@ -162,7 +162,7 @@ def _shaping_points(columns: np.ndarray, places: Floats) -> list[int]:
 
 
 def _draw_marks(canvas: Canvas, curve: PlotLine, columns: np.ndarray, scale: AxisScale, mark: str) -> None:
-    """A further curve as single marks, with room between them so that the line stays seen."""
+    """Another curve as single marks, sparse enough to keep the line visible."""
     places = scale.position(curve.values)
     height = len(canvas)
     there = np.unique(columns)

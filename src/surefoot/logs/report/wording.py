@@ -1,4 +1,4 @@
-"""Words for people about an answer, shared by the page, the picture and the web page."""
+"""Wording of a diagnosis, shared by the terminal page, the plots and the HTML page."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from surefoot.records import Cause, Pattern
 
 CAUSE_PHRASES: dict[Cause, str] = {
     Cause.BAD_BATCH: "a bad batch of data",
-    Cause.INPUT_SCALE: "inputs of an unusual size",
+    Cause.INPUT_SCALE: "inputs of unusual scale",
     Cause.LABELS: "wrong labels",
-    Cause.DRIFT: "data that changed under way",
+    Cause.DRIFT: "data that changed during the run",
     Cause.LEARNING_RATE: "learning rate too high",
     Cause.SCHEDULE: "learning rate schedule",
     Cause.MOMENTUM: "momentum too high",
@@ -23,7 +23,7 @@ CAUSE_PHRASES: dict[Cause, str] = {
     Cause.PRECISION_UNDERFLOW: "numbers too small for the precision",
     Cause.OPTIMIZER_STATE: "damaged optimizer state",
     Cause.WEIGHTS_DAMAGED: "damaged weights",
-    Cause.TRANSIENT: "a passing disturbance",
+    Cause.TRANSIENT: "a transient disturbance",
     Cause.INITIALISATION: "initialisation or warmup",
     Cause.EXPLODING_GRADIENT: "exploding gradients",
     Cause.VANISHING_GRADIENT: "vanishing gradients",
@@ -33,14 +33,14 @@ CAUSE_PHRASES: dict[Cause, str] = {
     Cause.LOG_OF_ZERO: "logarithm of zero",
     Cause.ZERO_VARIANCE: "division by a variance of zero",
     Cause.PLATEAU: "a plateau",
-    Cause.NOT_UPDATING: "weights that are not updated",
+    Cause.NOT_UPDATING: "weights not updated",
     Cause.OVERFITTING: "overfitting",
-    Cause.OSCILLATION: "swings that do not settle",
+    Cause.OSCILLATION: "oscillation that does not settle",
     Cause.OUT_OF_MEMORY: "out of memory",
     Cause.MEMORY_LEAK: "a memory leak",
-    Cause.DATA_STARVATION: "data that comes too slowly",
-    Cause.RANK_FAULT: "one process or device at fault",
-    Cause.UNKNOWN: "not known",
+    Cause.DATA_STARVATION: "slow data loading",
+    Cause.RANK_FAULT: "a faulty rank or device",
+    Cause.UNKNOWN: "unknown cause",
 }
 
 PATTERN_PHRASES: dict[Pattern, str] = {
@@ -59,33 +59,33 @@ COLOURS = {RunHealth.HEALTHY: "green", RunHealth.WARNING: "yellow", RunHealth.FA
 
 
 def clean(text: object, max_chars: int = 600) -> str:
-    """Text from a log, safe for a terminal: control characters, which could steer it, are taken out."""
+    """Text from a log, safe for a terminal: control characters, which could steer it, are removed."""
     told = " ".join(str(text)[: max_chars * 2].split())
     told = "".join(one for one in told if not unicodedata.category(one).startswith("C") or one == "\u200d")
     return told if len(told) <= max_chars else told[: max_chars - 3] + "..."
 
 
-def onset_sentence(answer: LogDiagnosis) -> str:
-    """When the trouble began and how far into the run that was; empty when nothing began."""
-    if answer.onset_step is None:
+def onset_sentence(diagnosis: LogDiagnosis) -> str:
+    """When the trouble began and how far into the run that was; empty without an onset."""
+    if diagnosis.onset_step is None:
         return ""
-    unit = answer.curves.unit if answer.curves is not None else "step"
-    told = f"Began at {unit} {format_count(answer.onset_step)}"
-    last = answer.last_step
-    if last is None or last < answer.onset_step:
+    unit = diagnosis.curves.unit if diagnosis.curves is not None else "step"
+    told = f"Began at {unit} {format_count(diagnosis.onset_step)}"
+    last = diagnosis.last_step
+    if last is None or last < diagnosis.onset_step:
         return told + "."
     told += f" of {format_count(last)}"
-    first = _first_step(answer)
+    first = _first_step(diagnosis)
     if last > first:
-        share = min(1.0, max(0.0, (answer.onset_step - first) / (last - first)))
+        share = min(1.0, max(0.0, (diagnosis.onset_step - first) / (last - first)))
         told += f", {share:.0%} into the run".replace("%", " %") if share > 0 else ", right at the start"
     return told + "."
 
 
-def _first_step(answer: LogDiagnosis) -> float:
-    if answer.curves is None or not len(answer.curves.loss):
+def _first_step(diagnosis: LogDiagnosis) -> float:
+    if diagnosis.curves is None or not len(diagnosis.curves.loss):
         return 0.0
-    return min(float(answer.curves.loss.steps[0]), 0.0)
+    return min(float(diagnosis.curves.loss.steps[0]), 0.0)
 
 
 def cause_phrase(one: RankedCause) -> str:
@@ -93,7 +93,7 @@ def cause_phrase(one: RankedCause) -> str:
 
 
 def ordered_advice(causes: Iterable[RankedCause], max_lines: int) -> list[str]:
-    """What to do, in order: all of the first cause's, then what the others add."""
+    """What to do, in order: all advice of the first cause, then what the others add."""
     told: list[str] = []
     for one in causes:
         for line in one.advice:
@@ -102,9 +102,9 @@ def ordered_advice(causes: Iterable[RankedCause], max_lines: int) -> list[str]:
     return told[:max_lines]
 
 
-def source_parts(answer: LogDiagnosis) -> list[str]:
-    """Where the numbers came from: source, format, points, columns used, what was skipped."""
-    source = answer.source
+def source_parts(diagnosis: LogDiagnosis) -> list[str]:
+    """Where the numbers came from: path, format, points, columns, what was skipped."""
+    source = diagnosis.source
     parts = [clean(source.get("path", ""), 200), clean(source.get("format", ""))]
     points = source.get("points")
     if isinstance(points, int | float):
@@ -128,7 +128,7 @@ def join_words(parts: Sequence[str]) -> str:
 
 
 def format_value(value: float) -> str:
-    """A number as a person writes it, in at most eight characters or so."""
+    """A number in at most about eight characters."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -141,7 +141,7 @@ def format_value(value: float) -> str:
 
 
 def format_count(value: float) -> str:
-    """A step or a number of things: 12,000; a share of an epoch keeps its decimals."""
+    """A step or count: 12,000; a fractional epoch keeps its decimals."""
     if not math.isfinite(value):
         return format_value(value)
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.4g}"

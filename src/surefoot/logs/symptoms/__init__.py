@@ -1,1 +1,1 @@
-"""What a run did and what that means: its course found in a table, looked at for every sign of trouble."""
+"""Finds the runs in a table and the symptoms of trouble in their curves."""

@@ -1,4 +1,4 @@
-"""The exception or the kill that a log ends in: what it was, what it means, and what to do."""
+"""Finds the exception or kill that a log ends in: what it was, what it means, and what to do."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from surefoot.logs.symptoms.crash_rules_environment import RULES
 from surefoot.records import Cause
 
 MAX_LINE_CHARS = 1000
-"""Characters of a line that are looked at."""
+"""Longer lines are cut before matching."""
 MAX_MESSAGE_CHARS = 300
-"""Characters of a message that are told."""
+"""Longer messages are cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,16 +22,16 @@ class Crash:
     """How a run ended, by the last text of its log."""
 
     kind: str
-    """out_of_memory, nccl_timeout, labels... or exception, for one that is not known."""
+    """out_of_memory, nccl_timeout, labels, ... or exception, if no rule matches."""
     cause: Cause
     sentence: str
     evidence: tuple[str, ...]
     advice: tuple[str, ...]
     line: str
-    """The line that says it."""
+    """The line that matched."""
     confidence: float = 0.9
     is_fault: bool = True
-    """False where the run was stopped from outside, and nothing is wrong with it."""
+    """False if the run was stopped from outside and nothing is wrong with it."""
 
 
 _PREFIX = re.compile(
@@ -65,7 +65,7 @@ _SIZE = r"([\d.]+) ?([KMGT]i?B|bytes|B)"
 _SIZES = {"B": 0, "bytes": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _ORDINARY_LINE = re.compile(r"^[A-Za-z][\w ,.:()%/=-]{8,}$")
 MIN_LINES_SURVIVED = 40
-"""Ordinary lines behind an exception from which on the run went on after it."""
+"""The run survived an exception if more ordinary lines than this follow it."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class _Line:
 
 
 def find_crash(text: str) -> Crash | None:
-    """The way a run ended, told from the text behind its last row; None where it just ends."""
+    """The crash in the text after the last row; None if the log just ends."""
     lines = list(_split_lines(text))
     found = _find_rule_match(lines)
     general = _unknown_exception(lines)
@@ -83,12 +83,12 @@ def find_crash(text: str) -> Crash | None:
         return general
     rule, index, match = found
     if rule.tier > 0 and general is not None and general.kind == "exception" and rule.kind != "interrupted":
-        return general  # an exception of the user's code, and what followed from it
+        return general  # an exception in the user's code, and its consequences
     return _from_rule(rule, match, index, lines)
 
 
 def _split_lines(text: str) -> Iterator[_Line]:
-    """The lines without what a launcher puts before them, and the rank that it says."""
+    """The lines without launcher prefixes, and the rank in those prefixes."""
     for line in text.split("\n"):
         rank = ""
         while match := _PREFIX.match(line):
@@ -98,7 +98,7 @@ def _split_lines(text: str) -> Iterator[_Line]:
 
 
 def _find_rule_match(lines: list[_Line]) -> tuple[CrashRule, int, re.Match[str]] | None:
-    """The first sign of what went wrong by itself, else of what follows from a fault, else of a stop from outside."""
+    """The first match of the lowest tier: root causes first, then consequences, then stops from outside."""
     best: tuple[int, int, CrashRule, re.Match[str]] | None = None
     for index, line in enumerate(lines):
         said = line.text
@@ -120,7 +120,7 @@ def _find_rule_match(lines: list[_Line]) -> tuple[CrashRule, int, re.Match[str]]
 
 
 def _survived(lines: list[_Line], index: int) -> bool:
-    """Whether the run went on: many ordinary lines follow, and no more of an exception."""
+    """Whether the run continued: many ordinary lines follow, and no more of an exception."""
     ordinary = 0
     for line in lines[index + 1 :]:
         if _CRASH_HINTS.search(line.text):
@@ -174,7 +174,7 @@ def _exception_message(said: str) -> str:
 
 
 def _location(lines: list[_Line], index: int, kind: str) -> list[str]:
-    """Where in the user's own code it happened, which rank it was, and whose fault the launcher says it is."""
+    """Where in the user's code it happened, on which rank, and the root cause that torchrun reports."""
     told: list[str] = []
     frame = _user_frame(lines, index)
     if frame:
@@ -188,7 +188,7 @@ def _location(lines: list[_Line], index: int, kind: str) -> list[str]:
 
 
 def _user_frame(lines: list[_Line], index: int) -> str:
-    """The last frame before the exception that is not in a library, of the same rank."""
+    """The last frame before the exception, of the same rank, that is not in a library."""
     own = last = ""
     rank = lines[index].rank
     for line in reversed(lines[max(0, index - 400) : index]):
@@ -207,7 +207,7 @@ def _user_frame(lines: list[_Line], index: int) -> str:
 
 
 def _torchrun_root_cause(lines: list[_Line]) -> str:
-    """What torchrun names as the root cause: the rank that failed first and how."""
+    """The root cause reported by torchrun: the rank that failed first, and how."""
     for index, line in enumerate(lines):
         if "Root Cause" not in line.text:
             continue
@@ -224,7 +224,7 @@ def _torchrun_root_cause(lines: list[_Line]) -> str:
 
 
 def _unknown_exception(lines: list[_Line]) -> Crash | None:
-    """An exception that no rule knows: the first that was not survived, told with its own words."""
+    """The first exception that no rule matches and the run did not survive."""
     for index, line in enumerate(lines):
         match = _EXCEPTION.match(line.text)
         if (
@@ -283,7 +283,7 @@ def _describe_exception(name: str, said: str, index: int, lines: list[_Line]) ->
 
 
 def _has_traceback(lines: list[_Line], index: int) -> bool:
-    """Whether a traceback stands above the exception, or it says so by standing at the end."""
+    """Whether a traceback precedes the exception, or it is at the end of the log."""
     above = lines[max(0, index - 60) : index]
     return (
         any(line.text.startswith("Traceback") or _FRAME.match(line.text) for line in above) or index >= len(lines) - 5
@@ -291,7 +291,7 @@ def _has_traceback(lines: list[_Line], index: int) -> bool:
 
 
 def _was_superseded(lines: list[_Line], index: int) -> bool:
-    """Whether another exception came while this one was dealt with: the later one is what ended the run."""
+    """Whether another exception was raised while handling this one, and ended the run."""
     below = lines[index + 1 : index + 4]
     return any("During handling of the above exception" in line.text for line in below)
 
@@ -311,7 +311,7 @@ def _format_size(size: float) -> str:
 
 
 def _explain_oom(text: str) -> tuple[str, list[str], list[str]]:
-    """Sentence, evidence and first advice from the numbers that stand in the message, in its old and new wording."""
+    """Sentence, evidence and first advice from the numbers in an out-of-memory message, old or new wording."""
     asked = _find_size(text, r"[Tt]ried to allocate SIZE") or _find_size(text, r"allocat\w+ SIZE")
     total = _find_size(text, r"total capacity of SIZE") or _find_size(text, r"SIZE total capacity")
     free = _find_size(text, r"of which SIZE is free") or _find_size(text, r"SIZE free")

@@ -1,4 +1,4 @@
-"""What the last words of a run mean: one rule for each known way to die, the specific ones before the general."""
+"""Rules that explain how a run crashed; these cover the training code, its data and its memory."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from surefoot.records import Cause
 
 @dataclass(frozen=True, slots=True)
 class CrashRule:
-    """A way to die, and how it is told from others."""
+    """A known kind of crash: how to recognise and explain it."""
 
     kind: str
     cause: Cause
     pattern: re.Pattern[str]
     sentence: str
-    """With the names of the pattern's groups in braces."""
+    """May contain the pattern's group names in braces."""
     advice: tuple[str, ...]
     tier: int = 0
-    """0 for what goes wrong by itself, 1 for what follows from a fault elsewhere, 2 for a stop from outside."""
+    """0 for a root cause, 1 for the consequence of a fault elsewhere, 2 for a stop from outside."""
     with_remedies: bool = False
-    """What helps against the cause in general stands behind the advice."""
+    """Append the general remedies of the cause to the advice."""
 
     def all_advice(self) -> tuple[str, ...]:
         return self.advice + (CAUSES[self.cause].remedies if self.with_remedies else ())

@@ -1,4 +1,4 @@
-"""A loss that left its course and did not come back: in one jump, faster and faster, or in widening swings."""
+"""A loss that diverged and did not recover: in one jump, exponentially, or in widening swings."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from surefoot.logs.symptoms.symptom import (
 from surefoot.records import Cause, Pattern
 
 JUMP_SHARE = 0.6
-"""Share of the whole rise that came within the shortest stretch, from which it was a jump."""
+"""Share of the rise within one window from which it was a jump."""
 JUMP_WINDOW = 0.02
-"""Share of the run that such a stretch may be long."""
+"""Length of that window, as a share of the run."""
 MIN_CROSSINGS = 3
-"""Times that the level went across the middle between low and high, from which it swings."""
+"""Crossings of the midpoint between low and high from which the loss oscillates."""
 SWING_GROWTH = 3.0
 """How much wider the last swings are than those in the calmest part of the run."""
 MIN_LOSSES = 4
-"""Losses below which a course is not told."""
+"""Shorter runs are not judged."""
 SHORT_RUN = 60
-"""Losses below which their noise is also told from one to the next."""
+"""In shorter runs the noise is also measured between neighbours."""
 END_WINDOW = 10
-"""Values before the end that make the usual level."""
+"""Values before the end that define the usual level."""
 CERTAIN_JUMP_FACTOR = 10.0
-"""How many times that level the very last value is, from which it does not matter what would have come after it."""
+"""A last value this many times the usual level is a failure, whatever would have followed."""
 
 
 def find_divergence(view: RunView) -> Symptom | None:
@@ -52,15 +52,15 @@ def find_divergence(view: RunView) -> Symptom | None:
 
 
 def _ends_high(view: RunView) -> Symptom | None:
-    """A jump in the very last values: what comes after it is not in the log."""
-    trace = view.curves.loss
-    finite = np.isfinite(trace.values)
-    steps, values = trace.steps[finite], trace.values[finite]
+    """A jump in the very last values; the log does not show what follows."""
+    series = view.curves.loss
+    finite = np.isfinite(series.values)
+    steps, values = series.steps[finite], series.values[finite]
     for last in (3, 2, 1):
         before = values[:-last][-END_WINDOW:]
         if len(before) and len(values) <= MAX_POINTS and values[-last:].min() <= 2 * np.median(before):
-            continue  # told without the whole curve, as nearly always
-        earlier = loss_curve(Series(trace.name, steps[:-last], values[:-last]))
+            continue  # decided without the whole curve, as nearly always
+        earlier = loss_curve(Series(series.name, steps[:-last], values[:-last]))
         if earlier is None or len(earlier) < 3 or values[:-last].min() < 0:
             continue
         usual = float(np.median(earlier.raw[-END_WINDOW:]))
@@ -82,12 +82,12 @@ def _jump_at_end(view: RunView, step: float, top: float, usual: float, last: int
     )
 
 
-def _has_blown_up(loss: LossCurve, sight: SymptomThresholds) -> bool:
-    least = max(sight.blowup_rise, sight.rise_to_noise * loss.noise, MIN_SIGMAS * loss.level_error)
+def _has_blown_up(loss: LossCurve, thresholds: SymptomThresholds) -> bool:
+    least = max(thresholds.blowup_rise, thresholds.rise_to_noise * loss.noise, MIN_SIGMAS * loss.level_error)
     if len(loss) < SHORT_RUN:
-        # A level through few values follows them and leaves little noise; from one to the next there is all of it.
+        # A level through few values follows them and leaves little noise; differences of neighbours contain all of it.
         apart = float(np.median(np.abs(np.diff(loss.values))))
-        least = max(least, sight.rise_to_noise * apart)
+        least = max(least, thresholds.rise_to_noise * apart)
     return loss.rise > least and loss.best_at < len(loss) - 2
 
 
@@ -110,14 +110,14 @@ def _classify_blowup(view: RunView, loss: LossCurve) -> Symptom:
 
 
 def _visits_both_sides(loss: LossCurve, middle: float) -> bool:
-    """Both sides are held for a while, again and again, so that it is no single rise with noise on it."""
+    """Whether the level is on both sides for a while, so that it is not a single noisy rise."""
     below = np.flatnonzero(loss.level <= middle)
     early = loss.level[: max(1, below[-1])]
     return bool((early > middle).mean() > 0.1)
 
 
 def _rises_in_swings(loss: LossCurve) -> bool:
-    """A rise that is made of swings: they have grown with it, and are as large as it is."""
+    """Whether a rise consists of swings that grew with it and are as large as it is."""
     quarter = max(4, len(loss) // 4)
     apart = np.abs(loss.values - loss.level)
     calm = apart[max(0, loss.best_at - quarter // 2) : loss.best_at + quarter // 2]
@@ -127,7 +127,7 @@ def _rises_in_swings(loss: LossCurve) -> bool:
 
 
 def _swings_widen(loss: LossCurve) -> bool:
-    """Whether peaks rise while lows do not: the swings, and not the level, are what grows."""
+    """Whether peaks rise while lows do not: the swings grow, not the level."""
     count = len(loss)
     if count < 16:
         return _alternates_wider(loss)
@@ -143,7 +143,7 @@ def _swings_widen(loss: LossCurve) -> bool:
 
 
 def _alternates_wider(loss: LossCurve) -> bool:
-    """A few values that go up and down, each time further."""
+    """Whether a few values go up and down, further each time."""
     moves = np.diff(loss.values)
     if len(moves) < 4 or not np.all(moves[1:] * moves[:-1] < 0):
         return False

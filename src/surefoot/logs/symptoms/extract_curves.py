@@ -1,4 +1,4 @@
-"""The courses of the runs in a table: loss, evaluation, norm, rate and scale, found by their meaning."""
+"""Extracts the curves of the runs in a table, finding columns by the meaning of their names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIN_SHARE = 0.3
 ADVERSARIAL_WORDS = frozenset(
     {"g", "d", "gen", "disc", "generator", "discriminator", "critic", "adversarial", "adv", "actor"}
 )
-"""Words of losses that play against each other: their sum means nothing."""
+"""Words of losses that compete with each other: their sum means nothing."""
 _CURVE_FIELDS = {"loss": "loss", "eval_loss": "eval_loss", "norm": "grad_norm", "rate": "lr", "scale": "loss_scale"}
 """Column roles (keys of the JSON output) and the fields of `RunCurves` they fill."""
 COLUMN_ROLES = ("step", *_CURVE_FIELDS)
@@ -27,20 +27,20 @@ COLUMN_ROLES = ("step", *_CURVE_FIELDS)
 
 
 def extract_curves(table: LogTable, columns: Mapping[str, str] | None = None) -> list[RunCurves]:
-    """The runs that stand in a table, one after the other; more than one where counters began anew.
+    """The curves of each run in a table; there is more than one where counters restarted.
 
-    `columns` names columns by role (`OPTIONS`) where they are not to be found by meaning.
+    `columns` names columns by role (`COLUMN_ROLES`) if they cannot be found by their names.
     """
     if strange := set(columns or ()) - set(COLUMN_ROLES):
         raise UnreadableInput(f"columns are named by role: {', '.join(COLUMN_ROLES)}, not {', '.join(sorted(strange))}")
     wanted = {role: _find_column(table, name) for role, name in (columns or {}).items()}
     known = {name: parse_metric_name(name) for name in table.columns}
-    traces = _columns_by_role(table, known, wanted)
-    if not any(len(column) for column in traces.values()):
+    all_series = _columns_by_role(table, known, wanted)
+    if not any(len(column) for column in all_series.values()):
         return []
-    main = next(column for role, column in traces.items() if len(column))
+    main = next(column for role, column in all_series.items() if len(column))
     clock = build_step_index(table, known, main.column.rows, wanted.get("step"))
-    return [_run_curves(traces, clock, part) for part in clock.runs]
+    return [_run_curves(all_series, clock, part) for part in clock.runs]
 
 
 def _find_column(table: LogTable, name: str) -> str:
@@ -54,7 +54,7 @@ def _find_column(table: LogTable, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _NamedColumn:
-    """A column, or several added up, under the name to be told."""
+    """A column, or a sum of columns, with its name."""
 
     name: str
     column: LogColumn
@@ -66,7 +66,7 @@ class _NamedColumn:
 def _columns_by_role(
     table: LogTable, known: Mapping[str, MetricName], wanted: Mapping[str, str]
 ) -> dict[str, _NamedColumn]:
-    """The columns to look at by role, the loss first."""
+    """The columns to use by role, the loss first."""
     found: dict[str, _NamedColumn] = {}
 
     def of(role: str, column: _NamedColumn | None) -> None:
@@ -102,7 +102,7 @@ def _columns_by_role(
 
 
 def _loss_column(table: LogTable, known: Mapping[str, MetricName], *, held_out: bool) -> _NamedColumn | None:
-    """The loss as a whole; where only its terms were logged, their sum."""
+    """The total loss; if only its terms were logged, their sum."""
     mine = {name: what for name, what in known.items() if what.role is MetricRole.LOSS and what.is_eval is held_out}
     if held_out and any(not what.is_test for what in mine.values()):
         mine = {name: what for name, what in mine.items() if not what.is_test}
@@ -122,13 +122,13 @@ def _loss_column(table: LogTable, known: Mapping[str, MetricName], *, held_out: 
 
 
 def _plainness(name: str) -> tuple[bool, int]:
-    """Of columns with as many values, the mean over an epoch says more than a single batch; then the shortest name."""
+    """Preference among columns of equal length: the epoch mean over a single batch, then the shortest name."""
     words = split_words(name)
     return "epoch" in words, -len(words)
 
 
 def _sum_terms(terms: Mapping[str, LogColumn]) -> _NamedColumn:
-    """Terms of one loss that stand in the same records, added up."""
+    """Add up the terms of one loss that are in the same records."""
     most = max(len(column) for column in terms.values())
     together = {name: column for name, column in terms.items() if len(column) == most}
     first = next(iter(together.values()))
@@ -141,7 +141,7 @@ def _sum_terms(terms: Mapping[str, LogColumn]) -> _NamedColumn:
 def _loss_substitutes(
     table: LogTable, known: Mapping[str, MetricName]
 ) -> tuple[_NamedColumn | None, _NamedColumn | None]:
-    """Where no loss was logged: perplexity, as its logarithm, or an error; of training, and of other data beside it."""
+    """Without a logged loss: log perplexity, or an error; for training, and for evaluation beside it."""
     for role in (MetricRole.PERPLEXITY, MetricRole.ERROR):
         found = [_longest_column(table, known, role, held_out=held_out) for held_out in (False, True)]
         if role is MetricRole.PERPLEXITY:
@@ -169,7 +169,7 @@ def _longest_column(
 
 
 def _adversarial_losses(table: LogTable, known: Mapping[str, MetricName]) -> dict[str, LogColumn]:
-    """The losses of a game, when there are at least two."""
+    """Adversarial losses, if there are at least two."""
     names = [
         name
         for name, what in known.items()
@@ -181,9 +181,9 @@ def _adversarial_losses(table: LogTable, known: Mapping[str, MetricName]) -> dic
     return {name: table.columns[name] for name in names} if len(names) > 1 else {}
 
 
-def _run_curves(traces: Mapping[str, _NamedColumn], clock: StepIndex, part: tuple[int, int]) -> RunCurves:
-    """One run out of a table."""
-    made = {role: _series(found, clock, part) for role, found in traces.items()}
+def _run_curves(all_series: Mapping[str, _NamedColumn], clock: StepIndex, part: tuple[int, int]) -> RunCurves:
+    """The curves of one run of a table."""
+    made = {role: _series(found, clock, part) for role, found in all_series.items()}
     main = {field: made.pop(role, empty_series()) for role, field in _CURVE_FIELDS.items()}
     others = {role: series for role, series in made.items() if len(series)}
     return RunCurves(**main, others=others, unit=clock.unit, notes=clock.notes)

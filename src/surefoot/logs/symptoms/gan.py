@@ -1,4 +1,4 @@
-"""Two models that play against each other, when one of them wins for good."""
+"""An adversarial pair in which the discriminator wins for good."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GENERATOR_WORDS = frozenset({"g", "gen", "generator"})
 
 
 def find_gan_imbalance(view: RunView) -> Symptom | None:
-    rivals = [trace for role, trace in view.curves.others.items() if role.startswith("rival:")]
+    rivals = [series for role, series in view.curves.others.items() if role.startswith("rival:")]
     judge = _series_named(rivals, DISCRIMINATOR_WORDS)
     maker = _series_named(rivals, GENERATOR_WORDS)
     if judge is None or maker is None:
@@ -48,4 +48,4 @@ def _from_to(name: str, found: LossCurve) -> str:
 
 
 def _series_named(rivals: list[Series], words: frozenset[str]) -> Series | None:
-    return next((trace for trace in rivals if words & set(split_words(trace.name))), None)
+    return next((series for series in rivals if words & set(split_words(series.name))), None)

@@ -1,4 +1,4 @@
-"""A loss that leapt up and has not come back to the level it had before, however long ago and however short the log. // A peak in the loss that came back down."""
+"""Jumps of the loss: lasting ones that never came back to the earlier level, and spikes that did."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from surefoot.logs.symptoms.symptom import LOG_2, RunView, Symptom, format_numbe
 from surefoot.records import Cause, Pattern
 
 WINDOW_BEFORE, WINDOW_AFTER = 10, 3
-"""Values whose medians are the level before a leap, and the level it leapt to."""
+"""Values whose medians are the levels before and after a jump."""
 MIN_VALUES_BEFORE = 20
-"""Values before which nothing is a leap: a run begins high, and finds its way."""
+"""No jumps before this many values: a run starts high and settles."""
 NOISE_WINDOW = 40
-"""Values before a leap that its noise is told from."""
+"""Values before a jump from which its noise is measured."""
 SINGLE_STEP_SHARE = 0.5
-"""Share of the rise that has to come from one value to the next: waves and slow rises are no leaps."""
+"""Share of the rise that must come from one value to the next: waves and slow rises are no jumps."""
 MIN_VALUES_AFTER = 8
-"""Values after a leap below which it cannot be told whether the loss stays up."""
+"""With fewer values after a jump it is unknown whether the loss stays up."""
 RECOVERED_SHARE = 0.1
-"""Share of the values after it that may be back without the loss being so."""
+"""Share of the values after a jump that may be low without the loss having recovered."""
 LEVEL_WINDOW = 11
-"""Values that make the levels after it."""
+"""Window of the levels after a jump."""
 MIN_MARGIN = 0.1
-"""Distance from the level before, on the scale of `levels`, within which a loss is back: 10 %."""
+"""Distance from the level before, on the logarithmic scale of `LossCurve`, within which a loss has recovered: 10 %."""
 MARGIN_TO_NOISE, MARGIN_TO_PROGRESS = 2.5, 0.1
-"""The same in terms of the noise before the leap, and of what had been learnt by then."""
+"""The same relative to the noise before the jump, and to the progress made by then."""
 PRECEDENT_SHARE = 0.8
-"""Share of a leap's size from which an earlier one that came back is a precedent for it."""
+"""An earlier jump of this relative size that recovered is a precedent."""
 
 JUMP_CAUSES = ((Cause.BAD_BATCH, 0.4), (Cause.PRECISION_OVERFLOW, 0.2), (Cause.LEARNING_RATE, 0.2))
 
 
 @dataclass(frozen=True, slots=True)
 class LastingJump:
-    """Where a loss leapt, from which level, and how far above that level it stands at the end."""
+    """A jump from which the loss did not recover."""
 
     step: float
     before: float
-    """The level before it, as it was logged."""
+    """The level before it, as logged."""
     top: float
     last: float
     rise: float
-    """From the level before to the last one, on the scale of `levels`."""
+    """From the level before to the last one, on the logarithmic scale of `LossCurve`."""
     noise: float
     precedent: bool
-    """A leap like it came back earlier in the run."""
+    """A similar jump recovered earlier in the run."""
 
 
 def find_lasting_jump(view: RunView) -> Symptom | None:
-    """Failed where the loss still stands twice as high as before, unless the run has come back from the like."""
+    """A lasting jump: failed if the loss is still twice as high, unless a similar jump recovered earlier."""
     leap = first_lasting_jump(view)
     if leap is None:
         return None
@@ -76,16 +76,14 @@ def find_lasting_jump(view: RunView) -> Symptom | None:
 
 
 def first_lasting_jump(view: RunView) -> LastingJump | None:
-    """The first leap of the training loss from which it never came back."""
+    """The first jump of the training loss from which it never recovered."""
     loss = view.loss
     if loss is None or view.adversarial:
         return None
     found = _find_in_curve(loss, loss.start, view.thresholds.spike_to_noise)
-    if (
-        found is None and len(view.curves.loss) > MAX_POINTS
-    ):  # stretches that were put together hide a leap near the end
-        trace = view.curves.loss
-        tail = loss_curve(Series(trace.name, trace.steps[-MAX_POINTS:], trace.values[-MAX_POINTS:]))
+    if found is None and len(view.curves.loss) > MAX_POINTS:  # buckets hide a jump near the end
+        series = view.curves.loss
+        tail = loss_curve(Series(series.name, series.steps[-MAX_POINTS:], series.values[-MAX_POINTS:]))
         found = (
             _find_in_curve(tail, max(loss.start, tail.start), view.thresholds.spike_to_noise)
             if tail is not None
@@ -95,7 +93,7 @@ def first_lasting_jump(view: RunView) -> LastingJump | None:
 
 
 def recovery_margin(noise: float, progress: float) -> float:
-    """How far above the level it had before a loss may be and still be back."""
+    """How far above its earlier level a loss may be and still count as recovered."""
     return max(MIN_MARGIN, MARGIN_TO_NOISE * noise, MARGIN_TO_PROGRESS * progress)
 
 
@@ -124,14 +122,14 @@ def _find_in_curve(loss: LossCurve, start: float, above_noise: float) -> Lasting
 
 
 def _candidates(values: Floats, above_noise: float) -> tuple[list[int], Floats, Floats, Floats]:
-    """Places where the values after are far above those before: the first of each such stretch, its level and noise."""
+    """Where the values after are far above those before: the first index of each stretch, its level, noise and height."""
     count = len(values)
     levels = np.median(sliding_window_view(values, WINDOW_BEFORE), axis=1)[
         : count - WINDOW_BEFORE
-    ]  # before place WINDOW_BEFORE, and on
+    ]  # from index WINDOW_BEFORE on
     tops = np.median(sliding_window_view(values, WINDOW_AFTER), axis=1)
     places = np.arange(MIN_VALUES_BEFORE, count - MIN_VALUES_AFTER + 1)
-    # From one value to the next, as the trend of a loss that falls fast is no noise.
+    # Differences of neighbours, as the trend of a fast falling loss is not noise.
     apart = np.concatenate([np.full(NOISE_WINDOW, np.nan), np.abs(np.diff(values))])
     spreads = np.nanmedian(sliding_window_view(apart, NOISE_WINDOW)[places - 1], axis=1) * 1.4826 / np.sqrt(2)
     noise = np.maximum(spreads, MIN_NOISE)
@@ -140,22 +138,22 @@ def _candidates(values: Floats, above_noise: float) -> tuple[list[int], Floats, 
     moves = around.max(axis=1)
     leaps = np.flatnonzero((heights > np.maximum(LOG_2, above_noise * noise)) & (moves > SINGLE_STEP_SHARE * heights))
     first = leaps[np.diff(leaps, prepend=-2) > 1] if len(leaps) else leaps
-    at = places[first] + around[first].argmax(axis=1)  # the value that leapt, of the few that the median is over
+    at = places[first] + around[first].argmax(axis=1)  # the value that jumped, of the few in the window
     return at.tolist(), before[first], noise[first], heights[first]
 
 
 SPIKE_WINDOW = 10
-"""Values on either side that make those levels."""
+"""Values on either side that define the levels."""
 MIN_POINTS_BEFORE_PEAK = 3
-"""Values before which nothing is a peak: a run begins high."""
+"""No spikes before this many values: a run starts high."""
 EARLY_SHARE = 0.02
-"""Share of the run that is its beginning, in which peaks are part of finding the way."""
+"""Share of the run that is its beginning, in which spikes are normal."""
 
 
 def find_spike(view: RunView) -> Symptom | None:
     if view.adversarial:
         return None
-    loss = view.loss if first_lasting_jump(view) is None else None  # what has not come back is told as a jump
+    loss = view.loss if first_lasting_jump(view) is None else None  # a loss that did not recover is a jump
     for curve, what in ((loss, "loss"), (view.eval_loss, "evaluation loss")):
         at = highest_peak(curve, view.thresholds.spike_to_noise)
         if curve is not None and at is not None:
@@ -164,7 +162,7 @@ def find_spike(view: RunView) -> Symptom | None:
 
 
 def highest_peak(curve: LossCurve | None, above: float) -> int | None:
-    """Where the highest peak stands that is so many times above the noise."""
+    """The index of the highest peak that is `above` times the noise above its surroundings."""
     if curve is None or len(curve) < 2 * MIN_POINTS_BEFORE_PEAK:
         return None
     values = curve.peaks

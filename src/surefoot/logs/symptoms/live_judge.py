@@ -1,4 +1,4 @@
-"""The answer about a run of surefoot's own: what the run named while it ran comes first, what its log adds after it. // What the judge of live runs says of a log with loss and norm of every update, as it would have said it then."""
+"""What surefoot's live judge says about a log: recorded during the run, or replayed over a log of every update."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from surefoot.records import NAN, Cause, Diagnosis, Pattern, StepMetrics, Verdic
 
 SUDDEN_PATTERNS = frozenset({Pattern.NONFINITE, Pattern.JUMP, Pattern.EXPONENTIAL, Pattern.OSCILLATING})
 SUDDEN_PATTERNS |= frozenset({Pattern.COLLAPSE_TO_ZERO, Pattern.RECOVERED_SPIKE})
-"""Patterns of what begins at some step; of the others only a diagnosis that led to a decision can be the cause."""
+"""Patterns with an onset; for others only a diagnosis that led to a decision can be the cause."""
 MAX_STEPS_EARLIER = 20
-"""Steps by which a diagnosis may precede the onset that is read from the log: a rewind moves steps."""
+"""Steps by which a diagnosis may precede the onset found in the log, as a rewind shifts steps."""
 MAX_CAUSES = 4
 
 
-def with_recorded_diagnoses(answer: LogDiagnosis, diagnoses: Sequence[RunDiagnosis]) -> LogDiagnosis:
-    """The same answer with the run's own causes first; a run that was put right is no longer called healthy."""
+def with_recorded_diagnoses(diagnosis: LogDiagnosis, diagnoses: Sequence[RunDiagnosis]) -> LogDiagnosis:
+    """Put the causes diagnosed during the run first; a healthy run in which surefoot intervened becomes a warning."""
     known = [one for one in diagnoses if one.cause in set(Cause) and one.cause != Cause.UNKNOWN]
-    if answer.verdict is RunHealth.HEALTHY and known:
+    if diagnosis.verdict is RunHealth.HEALTHY and known:
         applied = [one for one in known if one.applied]
-        return _intervened(answer, applied) if applied else _note_passed_diagnosis(answer, known)
-    if not answer.is_trouble:
-        return answer
-    chosen = [one for one in known if one.decided or answer.pattern in SUDDEN_PATTERNS]
-    chosen = _diagnoses_at_onset(chosen, answer.onset_step)
-    return replace(answer, causes=_merge_causes(chosen, answer.causes)) if chosen else answer
+        return _intervened(diagnosis, applied) if applied else _note_passed_diagnosis(diagnosis, known)
+    if not diagnosis.is_trouble:
+        return diagnosis
+    chosen = [one for one in known if one.decided or diagnosis.pattern in SUDDEN_PATTERNS]
+    chosen = _diagnoses_at_onset(chosen, diagnosis.onset_step)
+    return replace(diagnosis, causes=_merge_causes(chosen, diagnosis.causes)) if chosen else diagnosis
 
 
 def _diagnoses_at_onset(diagnoses: Sequence[RunDiagnosis], onset: int | None) -> list[RunDiagnosis]:
-    """Those that were named together: where the run was stopped, else the first from the onset on."""
+    """The diagnoses made together: where the run was stopped, else nearest to the onset."""
     stopped = [one.attempt for one in diagnoses if one.applied == "stop"]
     after = [one for one in diagnoses if onset is None or one.step >= onset - MAX_STEPS_EARLIER]
     if not stopped and not after:
@@ -46,29 +46,29 @@ def _diagnoses_at_onset(diagnoses: Sequence[RunDiagnosis], onset: int | None) ->
     return [one for one in diagnoses if one.attempt == attempt]
 
 
-def _note_passed_diagnosis(answer: LogDiagnosis, diagnoses: Sequence[RunDiagnosis]) -> LogDiagnosis:
-    """Nothing had to be done: the run stays healthy, and what it named is said."""
+def _note_passed_diagnosis(diagnosis: LogDiagnosis, diagnoses: Sequence[RunDiagnosis]) -> LogDiagnosis:
+    """No action was needed: the run stays healthy, and the sentence mentions the diagnosis."""
     surest = max(diagnoses, key=lambda one: one.confidence)
     words = f"; what it diagnosed on the way ({surest.cause} at step {surest.step:,}) passed."
-    return replace(answer, sentence=answer.sentence.removesuffix(", and nothing stands out.").rstrip(".") + words)
+    return replace(diagnosis, sentence=diagnosis.sentence.removesuffix(", and nothing stands out.").rstrip(".") + words)
 
 
-def _intervened(answer: LogDiagnosis, diagnoses: Sequence[RunDiagnosis]) -> LogDiagnosis:
+def _intervened(diagnosis: LogDiagnosis, diagnoses: Sequence[RunDiagnosis]) -> LogDiagnosis:
     first = diagnoses[0]
     times = len({one.attempt for one in diagnoses})
     more = f", and {times - 1} more {'time' if times == 2 else 'times'} later" if times > 1 else ""
     return replace(
-        answer,
+        diagnosis,
         verdict=RunHealth.WARNING,
         sentence=f"surefoot intervened at step {first.step:,} ({first.applied}){more}; the run went on well after it.",
         onset_step=first.step,
-        causes=_merge_causes(diagnoses, answer.causes),
-        notes=(*answer.notes, f"after that: {answer.sentence}"),
+        causes=_merge_causes(diagnoses, diagnosis.causes),
+        notes=(*diagnosis.notes, f"after that: {diagnosis.sentence}"),
     )
 
 
 def _merge_causes(diagnoses: Sequence[RunDiagnosis], others: Sequence[RankedCause]) -> tuple[RankedCause, ...]:
-    """The run's causes, each once, the log's evidence with the first; then what only the log speaks for, and lower."""
+    """The recorded causes, each once, with the log's evidence; then the log's other causes with lower confidence."""
     found: dict[Cause, RankedCause] = {}
     for one in diagnoses:
         cause = Cause(one.cause)
@@ -85,18 +85,18 @@ def _merge_causes(diagnoses: Sequence[RunDiagnosis], others: Sequence[RankedCaus
 
 
 UPDATES_BEFORE = 1000
-"""Updates before the onset that the judge is shown, to know what was normal."""
+"""Updates before the onset replayed as baseline."""
 UPDATES_AFTER = 40
-"""Updates from the onset on within which it has to speak."""
+"""Updates from the onset on within which a diagnosis counts."""
 MIN_UPDATES_BEFORE = 60
-"""Updates before the onset below which it cannot know what was normal."""
+"""With fewer updates before the onset there is no baseline."""
 
 
-def replay_live_judge(course: RunCurves, onset: float | None) -> list[Diagnosis]:
-    """The causes that the judge names around the onset, the surest first; none where the log is not of its kind."""
-    loss = course.loss
-    measured = len(course.grad_norm) >= MIN_UPDATES_BEFORE and bool(np.any(course.grad_norm.values != 0))
-    if onset is None or course.unit != "step" or not measured or not _logs_every_update(loss.steps):
+def replay_live_judge(curves: RunCurves, onset: float | None) -> list[Diagnosis]:
+    """Replay the updates around the onset; the judge's diagnoses, the most confident first, if every update was logged."""
+    loss = curves.loss
+    measured = len(curves.grad_norm) >= MIN_UPDATES_BEFORE and bool(np.any(curves.grad_norm.values != 0))
+    if onset is None or curves.unit != "step" or not measured or not _logs_every_update(loss.steps):
         return []
     at = int(np.searchsorted(loss.steps, onset))
     if at < MIN_UPDATES_BEFORE:
@@ -104,7 +104,7 @@ def replay_live_judge(course: RunCurves, onset: float | None) -> list[Diagnosis]
     first, last = max(0, at - UPDATES_BEFORE), min(len(loss), at + UPDATES_AFTER)
     steps = loss.steps[first:last]
     losses = loss.values[first:last]
-    norms, rates, scales = (_values_at(trace, steps) for trace in (course.grad_norm, course.lr, course.loss_scale))
+    norms, rates, scales = (_values_at(series, steps) for series in (curves.grad_norm, curves.lr, curves.loss_scale))
     judge = Judge(Policy(observe=True))
     told: list[Diagnosis] = []
     for number in range(len(steps)):
@@ -121,13 +121,13 @@ def _logs_every_update(steps: Floats) -> bool:
     return len(steps) > MIN_UPDATES_BEFORE and float(np.median(np.diff(steps))) == 1.0
 
 
-def _values_at(trace: Series, steps: Floats) -> Floats:
-    """A trace's values at the given steps; NaN where it has none within a step."""
-    if not len(trace):
+def _values_at(series: Series, steps: Floats) -> Floats:
+    """A series' values at the given steps; NaN where it has none within one step."""
+    if not len(series):
         return np.full(len(steps), NAN)
-    index = np.clip(np.searchsorted(trace.steps, steps, side="right") - 1, 0, None)
-    near = np.abs(steps - trace.steps[index]) <= 1
-    return np.where(near, trace.values[index], NAN)
+    index = np.clip(np.searchsorted(series.steps, steps, side="right") - 1, 0, None)
+    near = np.abs(steps - series.steps[index]) <= 1
+    return np.where(near, series.values[index], NAN)
 
 
 def _step_metrics(number: int, loss: float, norm: float, rate: float, scale: float) -> StepMetrics:

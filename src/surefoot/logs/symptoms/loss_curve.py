@@ -1,4 +1,4 @@
-"""Where a noisy curve stands: its levels, its noise and its peaks, on a logarithmic scale."""
+"""The level, noise and peaks of a noisy curve, on a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 from surefoot.logs.run_curves import Floats, Series
 
 MAX_POINTS = 4000
-"""Points that are looked at; of a longer curve stretches are put together, with their median and their peak."""
+"""Longer curves are reduced to buckets with their median and their peak."""
 MAX_WINDOW = 101
-"""Points over which a level is taken at most."""
+"""Largest window of the running median."""
 MIN_NOISE = 0.02
-"""Noise that is assumed at least, as a share of the value: a curve without any would make everything a sign."""
+"""Least noise assumed, relative to the value: without any, every change would be a symptom."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossCurve:
-    """The finite part of a trace, as logarithms (of the distance from its lowest value, if it is ever below zero)."""
+    """The finite part of a series, as logarithms (of the distance from its minimum, if it has negative values)."""
 
     steps: Floats
     raw: Floats
-    """The values as they were logged (the median of a stretch where they were put together)."""
+    """The values as logged (the median of each bucket)."""
     values: Floats
     peaks: Floats
-    """The highest of each stretch; the values themselves where nothing was put together."""
+    """The maximum of each bucket; the values themselves without buckets."""
     level: Floats
     """Running median."""
     noise: float
@@ -37,7 +37,7 @@ class LossCurve:
     best_at: int
     last: float
     level_error: float
-    """How far the median over the last values may be off by chance."""
+    """Standard error of the median of the last values."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -53,10 +53,10 @@ class LossCurve:
         return self.start - self.last
 
 
-def loss_curve(trace: Series) -> LossCurve | None:
-    """The curve of what is finite in a trace; None if that is nothing."""
-    finite = np.isfinite(trace.values)
-    steps, raw = trace.steps[finite], trace.values[finite]
+def loss_curve(series: Series) -> LossCurve | None:
+    """The curve of the finite values of a series; None if there are none."""
+    finite = np.isfinite(series.values)
+    steps, raw = series.steps[finite], series.values[finite]
     if not len(raw):
         return None
     values = _logarithms(raw)
@@ -96,14 +96,14 @@ def _build_curve(steps: Floats, raw: Floats, values: Floats, peaks: Floats) -> L
 
 
 def _lowest_level(level: Floats, half: int) -> int:
-    """Where the level is lowest, but for the ends, where it is the median of few values."""
+    """The index of the lowest level, without the ends, where it is the median of few values."""
     edge = half if len(level) > 4 * half else 0
     return int(np.argmin(level[edge : len(level) - edge])) + edge
 
 
 def _logarithms(raw: Floats) -> Floats:
     if (raw < 0).any():
-        quarter = raw / 4  # differences of the largest numbers there are would overflow
+        quarter = raw / 4  # differences of the largest floats would overflow
         low, high = np.quantile(quarter, [0.05, 0.95])
         room = 0.1 * (high - low) or 0.25
         return np.log(quarter - quarter.min() + room) + np.log(4)
@@ -119,7 +119,7 @@ def _buckets(values: Floats, size: int) -> Floats:
 
 
 def running_median(values: Floats, window: int) -> Floats:
-    """The median of the values around each one; at the ends of those there are."""
+    """The running median; the window shrinks at the ends."""
     half = min(window // 2, len(values) - 1)
     if half < 1:
         return values.copy()
@@ -127,8 +127,8 @@ def running_median(values: Floats, window: int) -> Floats:
     if len(values) < width:
         ends = range(len(values))
         return np.array([np.median(values[max(0, at - half) : at + half + 1]) for at in ends])
-    middle = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
-    return np.concatenate([_edge_medians(values, half), middle, _edge_medians(values[::-1], half)[::-1]])
+    center = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
+    return np.concatenate([_edge_medians(values, half), center, _edge_medians(values[::-1], half)[::-1]])
 
 
 def _edge_medians(values: Floats, half: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""A loss that does not fall: from the start, or from early on without having learnt much. // A loss of exactly 0 where nothing is learnt: a NaN that the trainer filtered out, or labels that are all masked."""
+"""A run that does not learn: a loss that stays flat, or is exactly 0 (a filtered NaN, or labels that are all masked)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from surefoot.logs.symptoms.symptom import RunView, Symptom, format_number, mann
 from surefoot.records import Cause, Pattern
 
 MIN_PLATEAU_LOSSES = 8
-"""Losses below which nothing is said."""
+"""Shorter runs are not judged."""
 LEARNING_SHARE = 0.4
-"""Share of that fall from which a loss that falls surely, if slowly, is learning."""
+"""A loss that falls by this share of `min_fall` with a clear trend is learning."""
 MIN_TREND = 3.0
-"""Deviations by which falls outnumber rises, to be sure of it."""
+"""Standard deviations of the Mann-Kendall test for a clear trend."""
 COMMON_CLASS_COUNTS = (2, 3, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256, 500, 512, 1000)
-"""Numbers of classes that data often has: a loss at the logarithm of one means that the model guesses."""
+"""A loss at the logarithm of one of these means that the model guesses."""
 LOG_CLASSES_TOLERANCE = 0.004
-"""How close to that logarithm, as a share of it."""
+"""Relative distance from that logarithm."""
 
 
 def find_plateau(view: RunView) -> Symptom | None:
@@ -95,9 +95,8 @@ def _plateau_symptom(view: RunView, loss: LossCurve) -> Symptom:
 ZERO_SHARE = 0.9
 """Share of the losses from the onset on that are exactly 0."""
 MIN_ZEROS = 3
-"""Zeros that make the sign."""
 MIN_DIGITS_ABOVE_ZERO = 50.0
-"""How far above the last digit that the log prints a loss was before it was 0: from near 0 it may have got there."""
+"""Before it became 0, a loss must be this many last digits above 0: from near 0 it may have got there by learning."""
 
 
 def find_zero_loss(view: RunView) -> Symptom | None:
@@ -116,7 +115,7 @@ def find_zero_loss(view: RunView) -> Symptom | None:
 
 
 def _zero_onset(values: Floats) -> int | None:
-    """Where the losses became exactly 0, if they stay so until the end."""
+    """The index from which the losses are exactly 0 until the end."""
     zero = values == 0
     if zero.sum() < MIN_ZEROS or not zero[-1]:
         return None
@@ -127,8 +126,8 @@ def _zero_onset(values: Floats) -> int | None:
 
 
 def _norms_from(view: RunView, step: float) -> Floats:
-    trace = view.curves.grad_norm
-    return trace.values[trace.steps >= step]
+    series = view.curves.grad_norm
+    return series.values[series.steps >= step]
 
 
 def _fell_suddenly(values: Floats, onset: int) -> bool:

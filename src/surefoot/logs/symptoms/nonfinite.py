@@ -1,4 +1,4 @@
-"""A loss that turns NaN or infinite and stays so."""
+"""A loss that becomes NaN or infinite and stays so."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from surefoot.logs.symptoms.symptom import RunView, Symptom, format_number, lr_r
 from surefoot.records import Cause, Pattern
 
 RECENT_SHARE = 0.1
-"""Share of the run, from its end, in which a NaN still counts as being there."""
+"""A NaN in the last share of the run still counts as present."""
 MIN_REPEATED = 3
-"""NaNs, one of them recent, that are no accident any more."""
+"""Repeated NaNs, one of them recent, are no accident."""
 MAX_NANS_AFTER_SHAPE = 3
-"""NaNs at the very end up to which the shape before them is what happened, and the NaN only its end."""
+"""With at most this many NaNs at the end, the pattern is that of the curve before them."""
 
 
 def find_nonfinite(view: RunView) -> Symptom | None:
-    course = view.curves
-    for trace, held_out in ((course.loss, False), (course.eval_loss, True)):
-        onset = nonfinite_onset(trace)
+    curves = view.curves
+    for series, held_out in ((curves.loss, False), (curves.eval_loss, True)):
+        onset = nonfinite_onset(series)
         if onset is not None:
-            return _eval_symptom(view, trace, onset) if held_out else _training_symptom(view, trace, onset)
-    return _recovered(view, course.loss)
+            return _eval_symptom(view, series, onset) if held_out else _training_symptom(view, series, onset)
+    return _recovered(view, curves.loss)
 
 
-def _recovered(view: RunView, trace: Series) -> Symptom | None:
-    bad = np.flatnonzero(~np.isfinite(trace.values))
+def _recovered(view: RunView, series: Series) -> Symptom | None:
+    bad = np.flatnonzero(~np.isfinite(series.values))
     if not len(bad):
         return None
-    step = float(trace.steps[bad[0]])
-    last = view.at_step(float(trace.steps[bad[-1]]))
+    step = float(series.steps[bad[0]])
+    last = view.at_step(float(series.steps[bad[-1]]))
     return Symptom(
         verdict=RunHealth.WARNING,
         pattern=Pattern.RECOVERED_SPIKE,
         sentence=f"The loss was not finite at {view.at_step(step)}, and came back.",
         onset=step,
         causes=((Cause.BAD_BATCH, 0.4), (Cause.PRECISION_OVERFLOW, 0.35), (Cause.LOG_OF_ZERO, 0.2)),
-        evidence=(f"{len(bad):,} of {len(trace):,} logged losses are not finite, the last at {last}",),
+        evidence=(f"{len(bad):,} of {len(series):,} logged losses are not finite, the last at {last}",),
     )
 
 
-def nonfinite_onset(trace: Series) -> int | None:
-    """Where values began not to be finite for good; None if they are, or came back."""
-    bad = ~np.isfinite(trace.values)
+def nonfinite_onset(series: Series) -> int | None:
+    """The index from which values stay non-finite; None if they are finite or recovered."""
+    bad = ~np.isfinite(series.values)
     count = len(bad)
     if not bad.any():
         return None
@@ -58,28 +58,28 @@ def nonfinite_onset(trace: Series) -> int | None:
     return None
 
 
-def _training_symptom(view: RunView, trace: Series, onset: int) -> Symptom:
-    step = float(trace.steps[onset])
-    after = trace.values[onset:]
+def _training_symptom(view: RunView, series: Series, onset: int) -> Symptom:
+    step = float(series.steps[onset])
+    after = series.values[onset:]
     bad = int((~np.isfinite(after)).sum())
     kind = "infinite" if np.isinf(after[0]) else "NaN"
     if onset == 0:
-        told = "every loss" if bad == len(trace) else "the loss"
+        told = "every loss" if bad == len(series) else "the loss"
         return Symptom(
             verdict=RunHealth.FAILED,
             pattern=Pattern.NONFINITE,
             sentence=f"Nothing was learnt: {told} is {kind} from the first one logged.",
             onset=step,
             causes=_causes_at_start(view),
-            evidence=(f"{bad:,} of {len(trace):,} logged losses are not finite, from {view.at_step(step)} on",),
+            evidence=(f"{bad:,} of {len(series):,} logged losses are not finite, from {view.at_step(step)} on",),
         )
-    last = float(trace.values[onset - 1])
-    pattern = shape([float(value) for value in trace.values[max(0, onset - 40) : onset + 1]])
-    if pattern is Pattern.NONE or not _ends_at_peak(trace, onset):
+    last = float(series.values[onset - 1])
+    pattern = shape([float(value) for value in series.values[max(0, onset - 40) : onset + 1]])
+    if pattern is Pattern.NONE or not _ends_at_peak(series, onset):
         pattern = Pattern.NONFINITE
-    began = _trouble_index(trace, onset, pattern)
-    raised, words = lr_raised(view, float(trace.steps[began]))
-    evidence = [f"the loss was {format_number(last)} at {view.at_step(float(trace.steps[onset - 1]))}, then {kind}"]
+    began = _trouble_index(series, onset, pattern)
+    raised, words = lr_raised(view, float(series.steps[began]))
+    evidence = [f"the loss was {format_number(last)} at {view.at_step(float(series.steps[onset - 1]))}, then {kind}"]
     if len(after) > 1:
         evidence.append(f"{bad:,} of the {len(after):,} losses from there on are not finite: the run went on in vain")
     evidence += [*words, *_norm_evidence(view, step)]
@@ -87,29 +87,29 @@ def _training_symptom(view: RunView, trace: Series, onset: int) -> Symptom:
         verdict=RunHealth.FAILED,
         pattern=pattern if len(after) <= MAX_NANS_AFTER_SHAPE else Pattern.NONFINITE,
         sentence=f"The run died at {view.at_step(step)}: the loss turned {kind}{_LED_BY[pattern]}.",
-        onset=float(trace.steps[began]),
+        onset=float(series.steps[began]),
         causes=raised or _causes(view, step, pattern),
         evidence=tuple(evidence),
     )
 
 
-def _ends_at_peak(trace: Series, onset: int) -> bool:
-    """Whether the last value before the end is the highest around: a blow-up that led there, not one that was over."""
-    around = trace.values[max(0, onset - 24) : onset]
+def _ends_at_peak(series: Series, onset: int) -> bool:
+    """Whether the last value before the NaN is the highest around: the blow-up led there and was not over."""
+    around = series.values[max(0, onset - 24) : onset]
     return bool(around[-1] >= 0.5 * np.nanmax(around))
 
 
-def _trouble_index(trace: Series, onset: int, pattern: Pattern) -> int:
-    """Where the trouble began that the NaN is the end of."""
+def _trouble_index(series: Series, onset: int, pattern: Pattern) -> int:
+    """Where the trouble began that ended in NaN."""
     if pattern is Pattern.NONFINITE:
         return onset
     first = max(0, onset - 24)
-    around = trace.values[first:onset]
+    around = series.values[first:onset]
     low = first + int(np.nanargmin(around))
     if pattern is not Pattern.JUMP:
         return min(low + 1, onset - 1)
-    moves = np.diff(trace.values[low:onset])
-    known = ~np.isnan(moves)  # from one infinity to the next is no number
+    moves = np.diff(series.values[low:onset])
+    known = ~np.isnan(moves)  # the difference of two infinities is NaN
     return low + 1 + int(np.argmax(np.where(known, moves, -np.inf))) if known.any() else onset - 1
 
 
@@ -121,10 +121,10 @@ _LED_BY = {
 }
 
 
-def _eval_symptom(view: RunView, trace: Series, onset: int) -> Symptom:
-    step = float(trace.steps[onset])
-    bad = int((~np.isfinite(trace.values[onset:])).sum())
-    whole = bad == len(trace)
+def _eval_symptom(view: RunView, series: Series, onset: int) -> Symptom:
+    step = float(series.steps[onset])
+    bad = int((~np.isfinite(series.values[onset:])).sum())
+    whole = bad == len(series)
     when = "every time it was measured" if whole else f"from {view.at_step(step)} on"
     return Symptom(
         verdict=RunHealth.FAILED,
@@ -132,7 +132,7 @@ def _eval_symptom(view: RunView, trace: Series, onset: int) -> Symptom:
         sentence=f"The evaluation loss is not finite {when}, although the training loss is.",
         onset=step,
         causes=((Cause.PRECISION_OVERFLOW, 0.4), (Cause.LABELS, 0.35), (Cause.LOG_OF_ZERO, 0.25)),
-        evidence=(f"{bad:,} of {len(trace):,} evaluations are not finite", *_norm_evidence(view, step)),
+        evidence=(f"{bad:,} of {len(series):,} evaluations are not finite", *_norm_evidence(view, step)),
         advice=(
             "Evaluate one batch by hand in float32: a batch in which every label is masked averages over nothing.",
             "Check padding and masks of the evaluation data, and the precision evaluation runs in.",
@@ -152,7 +152,7 @@ def _causes_at_start(view: RunView) -> tuple[tuple[Cause, float], ...]:
 
 
 def _norm_growth(view: RunView, step: float) -> float:
-    """By how much the norm grew over the last values before a step."""
+    """The growth of the gradient norm over the last values before a step."""
     values = values_before(view.curves.grad_norm, step, 12)
     values = values[values > 0]
     if len(values) < 4:

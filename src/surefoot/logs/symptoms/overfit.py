@@ -1,4 +1,4 @@
-"""An evaluation loss that rises while the training loss falls."""
+"""An eval loss that rises while the training loss falls."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from surefoot.logs.symptoms.symptom import LOG_2, RunView, Symptom, SymptomThres
 from surefoot.records import Cause, Pattern
 
 MIN_LEVEL_ERRORS = 3.0
-"""How many times its own spread that rise has to be."""
+"""The rise has to be this many times the error of the level."""
 MIN_NOISE_RATIO = 1.5
-"""How many times the noise of a single evaluation it has to be."""
+"""The rise has to be this many times the noise of a single evaluation."""
 MIN_TREND = 1.28
-"""Deviations by which rises outnumber falls (one in ten by chance), for a curve too short to have clear levels."""
+"""Mann-Kendall deviations (one in ten by chance), for curves too short for clear levels."""
 MIN_EVALS = 4
-"""Evaluations below which nothing is said."""
+"""Fewer evaluations are not judged."""
 
 
 def find_overfit(view: RunView) -> Symptom | None:
-    train, held = view.loss, view.eval_loss
-    if train is None or held is None or len(held) < MIN_EVALS or len(train) < MIN_EVALS or view.adversarial:
+    train, evals = view.loss, view.eval_loss
+    if train is None or evals is None or len(evals) < MIN_EVALS or len(train) < MIN_EVALS or view.adversarial:
         return None
-    if not (_eval_has_risen(held, view.thresholds) and _train_still_learning(train, held)):
+    if not (_eval_has_risen(evals, view.thresholds) and _train_still_learning(train, evals)):
         return None
-    return _overfit_symptom(view, train, held)
+    return _overfit_symptom(view, train, evals)
 
 
-def _eval_has_risen(held: LossCurve, sight: SymptomThresholds) -> bool:
-    if held.rise > max(sight.overfit_rise, MIN_NOISE_RATIO * held.noise, MIN_LEVEL_ERRORS * held.level_error):
+def _eval_has_risen(evals: LossCurve, thresholds: SymptomThresholds) -> bool:
+    if evals.rise > max(thresholds.overfit_rise, MIN_NOISE_RATIO * evals.noise, MIN_LEVEL_ERRORS * evals.level_error):
         return True
-    return held.last - held.start > sight.overfit_rise and mann_kendall(held.values) > MIN_TREND
+    return evals.last - evals.start > thresholds.overfit_rise and mann_kendall(evals.values) > MIN_TREND
 
 
-def _train_still_learning(train: LossCurve, held: LossCurve) -> bool:
-    """Whether training got no worse while evaluation did, or was better still when its own trouble began."""
-    turn = float(held.steps[held.best_at])
+def _train_still_learning(train: LossCurve, evals: LossCurve) -> bool:
+    """Whether training got no worse while evaluation did, or still improved when evaluation turned."""
+    turn = float(evals.steps[evals.best_at])
     later = train.level[train.steps >= turn]
     if not len(later):
         return False
@@ -45,15 +45,15 @@ def _train_still_learning(train: LossCurve, held: LossCurve) -> bool:
         return True
     best = float(later.min())
     reached = float(train.steps[train.steps >= turn][int(np.argmin(later))])
-    meanwhile = held.level[held.steps <= reached]
+    meanwhile = evals.level[evals.steps <= reached]
     fell = best < then - LOG_2 / 2
-    return fell and len(meanwhile) > 0 and float(meanwhile[-1]) > held.best + LOG_2 and held.rise > train.rise
+    return fell and len(meanwhile) > 0 and float(meanwhile[-1]) > evals.best + LOG_2 and evals.rise > train.rise
 
 
-def _overfit_symptom(view: RunView, train: LossCurve, held: LossCurve) -> Symptom:
-    best_at = int(np.argmin(held.values))
-    step = float(held.steps[best_at])
-    best, last = float(held.raw[best_at]), float(np.median(held.raw[-max(1, min(3, len(held) // 4)) :]))
+def _overfit_symptom(view: RunView, train: LossCurve, evals: LossCurve) -> Symptom:
+    best_at = int(np.argmin(evals.values))
+    step = float(evals.steps[best_at])
+    best, last = float(evals.raw[best_at]), float(np.median(evals.raw[-max(1, min(3, len(evals) // 4)) :]))
     now = format_number(float(np.median(train.raw[-3:])))
     return Symptom(
         verdict=RunHealth.WARNING,

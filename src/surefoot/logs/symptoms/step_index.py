@@ -1,4 +1,4 @@
-"""Which step a record of a table belongs to, by the counters that stand in it, and where a new run begins."""
+"""Assigns a step to every record of a table, and finds where a new run starts."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from surefoot.logs.run_curves import Floats
 from surefoot.logs.table import LogColumn, LogTable
 
 MIN_COVERAGE = 0.6
-"""Share of the loss's records that have to hold a counter for it to count them."""
+"""Share of the loss records that must have a counter for it to be used."""
 THINNED_LENGTH = 200_000
-"""Values from which columns may have been thinned, each in its own places."""
+"""Longer columns may have been thinned, each at different records."""
 MAX_ROW_DISTANCE = 32
-"""Records within which a counter is then still right."""
+"""Distance in records within which a counter of a thinned column is still used."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepIndex:
-    """Which step every record belongs to, and the runs that the records fall into."""
+    """The step of every record, and the runs in the table."""
 
     unit: str
     rows: NDArray[np.int64]
     steps: Floats
     runs: tuple[tuple[int, int], ...]
-    """Records from and before which a run goes."""
+    """First record and end of each run."""
     repeated: NDArray[np.bool_]
-    """Per entry of `rows`: done again after a resume from an earlier step."""
+    """Per entry of `rows`: repeated after a resume from an earlier step."""
     notes: tuple[str, ...] = ()
     counter: LogColumn | None = None
-    """Where the steps were read from, if they stand in the log."""
+    """The column of the steps, if the log has one."""
 
 
 def build_step_index(
     table: LogTable, known: Mapping[str, MetricName], rows: NDArray[np.int64], wanted: str | None
 ) -> StepIndex:
-    """The clock of the records that hold a loss."""
+    """Build the step index of the records that have a loss."""
     counters = _find_counters(table, known, rows, wanted)
     for name in counters:
         role = MetricRole.STEP if name == wanted else known[name].role
@@ -58,7 +58,7 @@ def build_step_index(
 def _find_counters(
     table: LogTable, known: Mapping[str, MetricName], rows: NDArray[np.int64], wanted: str | None
 ) -> list[str]:
-    """Columns that may count these records, the best first."""
+    """Counter columns for these records, the best first."""
     order = {MetricRole.STEP: 0, MetricRole.EPOCH: 1, MetricRole.EPOCH_STEP: 2}
     able = [
         name
@@ -74,7 +74,7 @@ def _find_counters(
 
 
 def coverage(column: LogColumn, rows: NDArray[np.int64]) -> float:
-    """Share of the records that hold a counter; of columns so long that each was thinned, that have one nearby."""
+    """Share of the records that have a counter; for thinned columns, that have one nearby."""
     if not len(rows):
         return 0.0
     if len(rows) < THINNED_LENGTH:
@@ -84,7 +84,7 @@ def coverage(column: LogColumn, rows: NDArray[np.int64]) -> float:
 
 
 def counter_at(column: LogColumn, rows: NDArray[np.int64]) -> Floats:
-    """A counter's value at given records; between those that have it, that of the record before."""
+    """A counter's values at the given records, carried forward where it was not logged."""
     finite = np.isfinite(column.values)
     have, values = column.rows[finite], column.values[finite]
     if not len(have):
@@ -94,20 +94,20 @@ def counter_at(column: LogColumn, rows: NDArray[np.int64]) -> Floats:
 
 
 def _is_counter(steps: Floats) -> bool:
-    """Whether numbers go up as a counter's do: nearly always, or in long stretches."""
+    """Whether numbers increase as a counter does: nearly always, or in long stretches."""
     if len(steps) < 2 or not np.isfinite(steps).all():
         return len(steps) == 1
     ahead = np.diff(steps)
     moved = ahead[ahead != 0]
     if not len(moved) or len(moved) < 0.5 * len(ahead):
-        return False  # stands still, or one number for many records
+        return False  # constant, or one number for many records
     if np.any(steps != np.round(steps)) and np.ptp(steps) < len(steps) / 2:
-        return False  # shares of an epoch
+        return False  # fractions of an epoch
     return float((moved > 0).mean()) > 0.9
 
 
 def _count_restarts(steps: Floats) -> int:
-    """How often a counter goes back to where it began."""
+    """How often a counter returns to its start."""
     if len(steps) < 2:
         return 0
     low, high = np.nanmin(steps), np.nanmax(steps)
@@ -117,7 +117,7 @@ def _count_restarts(steps: Floats) -> int:
 def _index_within_epochs(
     table: LogTable, known: Mapping[str, MetricName], counters: Iterable[str], name: str, rows: NDArray[np.int64]
 ) -> StepIndex | None:
-    """A counter within epochs: records are numbered through; where it begins anew in no new epoch, so does the run."""
+    """A counter within epochs: records are numbered; a restart without a new epoch starts a new run."""
     inner = counter_at(table.columns[name], rows)
     outer = next((one for one in counters if known[one].role is MetricRole.EPOCH), None)
     if outer is None and known[name].role is not MetricRole.EPOCH_STEP:
@@ -134,7 +134,7 @@ def _index_within_epochs(
 
 
 def _index_by_record(table: LogTable, known: Mapping[str, MetricName], rows: NDArray[np.int64]) -> StepIndex:
-    """No counter that moves with every record: they are numbered; an epoch that goes back begins a new run."""
+    """Number the records, as no counter moves with each of them; an epoch that goes back starts a new run."""
     steps = np.arange(1, len(rows) + 1, dtype=np.float64)
     starts = [0]
     names = [name for name, what in known.items() if what.role is MetricRole.EPOCH and not what.is_eval]
@@ -147,7 +147,7 @@ def _index_by_record(table: LogTable, known: Mapping[str, MetricName], rows: NDA
 
 
 def _index_by_counter(rows: NDArray[np.int64], steps: Floats, unit: str) -> StepIndex:
-    """Steps that go back: to the start of the run, then it is another one; else it was resumed from there."""
+    """Steps that go back to the start begin a new run; steps that go back further in were repeated after a resume."""
     starts = [0]
     dropped = np.zeros(len(steps), dtype=bool)
     notes: list[str] = []

@@ -1,4 +1,4 @@
-"""The figures that decide what is a sign and what is noise, in one place; `surefoot bench logs` tries others. // What a sign says, and the course as all of them look at it."""
+"""Symptoms of trouble in a run, the thresholds that tell them from noise, and the view of a run they are found in."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from surefoot.records import Cause, Pattern
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SymptomThresholds:
-    """How much it takes; levels and rises are logarithms, so 0.1 is about 10 %."""
+    """Thresholds of the symptoms; levels and rises are logarithms, so 0.1 is about 10 %."""
 
     blowup_rise: float = 0.7
-    """Rise of the loss above its lowest level from which it has left its course: it has doubled."""
+    """Rise of the loss above its lowest level that counts as divergence: it has doubled."""
     rise_to_noise: float = 2.5
-    """How many times the noise that rise has to be."""
+    """The rise also has to be this many times the noise."""
     slow_rise: float = 0.1
-    """Rise of the loss above its lowest level that is worth a word."""
+    """Rise of the loss above its lowest level that is worth a warning."""
     spike_to_noise: float = 10.0
-    """How many times the noise a peak stands above the level on both sides."""
+    """A spike is this many times the noise above the level on both sides."""
     overfit_rise: float = 0.15
-    """Rise of the evaluation loss above its best, below which it may be called the same."""
+    """Rise of the eval loss above its best that counts as overfitting."""
     min_fall: float = 0.05
     """Fall of the loss from the first to the last level, below which nothing was learnt."""
 
@@ -36,29 +36,29 @@ DEFAULT_THRESHOLDS = SymptomThresholds()
 
 
 LOG_2 = float(np.log(2))
-"""A level that has doubled, on the scale of `levels`."""
+"""A doubled level, on the logarithmic scale of `LossCurve`."""
 MIN_SIGMAS = 4.0
-"""How many times its own spread a change of level has to be, not to be chance."""
+"""A change of level has to be this many times its own error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
-    """Trouble that was seen."""
+    """Trouble found in a run."""
 
     verdict: RunHealth
     pattern: Pattern
     sentence: str
     onset: float | None
     causes: tuple[tuple[Cause, float], ...] = ()
-    """With the confidence that the sign alone gives."""
+    """Causes with the confidence that this symptom alone gives."""
     evidence: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
-    """What to do about just this, before what the causes advise."""
+    """Advice about this symptom, before the advice about its causes."""
 
 
 @dataclass(frozen=True)
 class RunView:
-    """A course with what several signs need of it, worked out once."""
+    """The curves of a run with what several symptom checks need, computed once."""
 
     curves: RunCurves
     settings: Mapping[str, float | str] = field(default_factory=dict)
@@ -74,13 +74,13 @@ class RunView:
 
     @cached_property
     def grad_norm(self) -> LossCurve | None:
-        """The gradient norm, unless it was logged as 0 because nobody measured it."""
+        """The gradient norm, unless it was logged as 0 because it was not measured."""
         values = self.curves.grad_norm.values
         return loss_curve(self.curves.grad_norm) if len(values) and np.any(values != 0) else None
 
     @property
     def adversarial(self) -> bool:
-        """A loss that need not fall: of reinforcement learning, or of two models against each other."""
+        """Whether the loss need not fall: reinforcement learning, or two models against each other."""
         others = self.curves.others
         return "reward" in others or any(role.startswith("rival:") for role in others)
 
@@ -90,12 +90,12 @@ class RunView:
         return len(self.curves.loss_scale) > 0 or told in ("1", "1.0", "true") or "skipped" in self.curves.others
 
     def at_step(self, step: float) -> str:
-        """A place in the run, in words."""
+        """A position in the run, such as "step 1,200"."""
         return f"{self.curves.unit} {step:,.0f}"
 
 
 def format_number(value: float) -> str:
-    """A number as a person would write it."""
+    """A number with four significant digits."""
     if not np.isfinite(value):
         return "NaN" if np.isnan(value) else ("inf" if value > 0 else "-inf")
     size = abs(value)
@@ -104,14 +104,14 @@ def format_number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def values_before(trace: Series, step: float, count: int = 20) -> Floats:
-    """The last finite values of a trace up to a step."""
-    values = trace.values[(trace.steps <= step) & np.isfinite(trace.values)]
+def values_before(series: Series, step: float, count: int = 20) -> Floats:
+    """The last finite values of a series up to a step."""
+    values = series.values[(series.steps <= step) & np.isfinite(series.values)]
     return values[-count:]
 
 
 def mann_kendall(values: Floats) -> float:
-    """Mann and Kendall's test of a trend: how many deviations the rises outnumber the falls by."""
+    """Mann-Kendall trend test: by how many standard deviations rises outnumber falls."""
     count = len(values)
     if count < 4:
         return 0.0
@@ -125,11 +125,11 @@ def mann_kendall(values: Floats) -> float:
 
 
 LR_RAISED_FACTOR = 3.0
-"""A rate this many times what it was shortly before has been raised, and not only warmed up."""
+"""An lr this many times its recent median has been raised, not just warmed up."""
 
 
 def lr_raised(view: RunView, step: float) -> tuple[tuple[tuple[Cause, float], ...], tuple[str, ...]]:
-    """Whether the learning rate was raised where trouble began: the causes that speaks for, and the words."""
+    """Whether the learning rate was raised where trouble began: causes and evidence."""
     rates = values_before(view.curves.lr, step, 40)
     rates = rates[rates > 0]
     if len(rates) < 8:

@@ -1,4 +1,4 @@
-"""Settings that show in the numbers: a rate of 0, a norm pinned at the clip threshold, a resume that jumps. // A loss scale that halves again and again, and the updates that were skipped for it."""
+"""Settings that show in the curves: an lr of 0, constant clipping, a bad resume, loss-scale overflow."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from surefoot.logs.symptoms.symptom import LOG_2, RunView, Symptom, format_numbe
 from surefoot.records import Cause, Pattern
 
 CLIPPED_SHARE = 0.5
-"""Share of the norms with one and the same value from which it is the clip threshold and not the norm."""
+"""Share of equal norms from which their value is the clip threshold."""
 MIN_VALUES = 10
-"""Values below which nothing is said."""
+"""Fewer values are not judged."""
 
 
 def find_zero_lr(view: RunView) -> Symptom | None:
-    """A learning rate that is 0 in the whole log, or from its first half to its end."""
+    """A learning rate of 0 in the whole log, or from its first half to its end."""
     rate = view.curves.lr
     finite = rate.values[np.isfinite(rate.values)]
     if len(finite) < MIN_VALUES or finite[len(finite) // 2 :].any():
@@ -36,7 +36,7 @@ def find_zero_lr(view: RunView) -> Symptom | None:
 
 
 def find_constant_clipping(view: RunView) -> Symptom | None:
-    """A logged norm that is nearly always the same: clipping acts on every step, as a smaller rate would."""
+    """A logged norm that is nearly constant: clipping acts on every step, like a smaller lr."""
     norms = view.curves.grad_norm.values
     norms = norms[np.isfinite(norms) & (norms > 0)]
     if len(norms) < MIN_VALUES:
@@ -58,7 +58,7 @@ def find_constant_clipping(view: RunView) -> Symptom | None:
 
 
 def find_resume_jump(view: RunView) -> Symptom | None:
-    """A loss that is higher after the log went back to an earlier step than it was there before."""
+    """A loss that is higher after a resume than it was at that step before."""
     if not any("goes back" in note for note in view.curves.notes) or view.loss is None:
         return None
     moves = np.diff(view.loss.level)
@@ -76,11 +76,11 @@ def find_resume_jump(view: RunView) -> Symptom | None:
 
 
 MIN_HALVINGS = 2
-"""Halvings, with no rise between them, that are more than the scale feeling its way."""
+"""Consecutive halvings that are more than the scaler's normal search."""
 MIN_SKIPPED_SHARE = 0.01
-"""Share of skipped updates from which they are worth a word."""
+"""Share of skipped updates that is worth a warning."""
 COLLAPSED_SCALE = 1.0
-"""A scale this low no longer lifts anything: gradients overflow by themselves."""
+"""Below this the loss scale no longer helps: gradients overflow by themselves."""
 
 
 def find_overflow_skips(view: RunView) -> Symptom | None:
@@ -115,7 +115,7 @@ def find_overflow_skips(view: RunView) -> Symptom | None:
 
 
 def _longest_halving_streak(scale: Series) -> tuple[int, float | None]:
-    """The longest row of falls with no rise between them, and where it began."""
+    """The longest streak of falls without a rise, and the step where it began."""
     values = scale.values
     moves = np.flatnonzero(np.diff(values) != 0) + 1 if len(values) else np.empty(0, int)
     longest, began, run = 0, None, 0
@@ -132,7 +132,7 @@ def _longest_halving_streak(scale: Series) -> tuple[int, float | None]:
 
 
 def _count_skipped(skipped: Series | None) -> tuple[float, float | None]:
-    """How many updates were skipped: a running count, or one a record."""
+    """The number of skipped updates, logged as a running count or per record, and the first such step."""
     if skipped is None:
         return 0.0, None
     values = np.where(np.isfinite(skipped.values), skipped.values, 0.0)

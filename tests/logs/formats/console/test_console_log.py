@@ -376,7 +376,7 @@ def test_one_rank_of_many_is_kept(tmp_path: Path) -> None:
     text = "".join(f"[rank{rank}]: step {n} loss 0.{n}{rank}\n" for n in range(1, 6) for rank in (1, 0, 2, 3))
     table = table_of(tmp_path, text)
     assert values(table, "step") == [1, 2, 3, 4, 5]
-    assert table.skipped == {"lines that other ranks printed as well": 15}
+    assert table.skipped == {"lines repeated by other ranks": 15}
 
 
 @pytest.mark.parametrize("label", ["{rank}: ", "[1,{rank}]<stdout>:", "[Rank {rank}] ", "rank={rank} "])

@@ -1,1 +1,1 @@
-"""Console text of any trainer: what is a row, what its numbers are called, and where in the run it stands."""
+"""Console output of any trainer: which lines are rows, what their numbers are called, and at which step they are."""

@@ -1,4 +1,4 @@
-"""Console text of any trainer: rows are told from chatter by their names and by how lines are made."""
+"""Console output of any trainer: rows are recognised by their names and by the shape of their lines."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from surefoot.logs.table import LogTable, TableBuilder
 
 FORMAT = "text"
 MAX_LINE_CHARS = 1 << 20
-"""Characters without an end of line after which one is made up."""
+"""Longer text without a newline is split."""
 _PART_CHARS = 1 << 16
 _CONTROL_BYTES = bytes([*range(1, 7), *range(14, 27), *range(28, 32), 127])
 
 
 class _RowList:
-    """Rows as a list."""
+    """A sink that collects rows in a list."""
 
     def __init__(self) -> None:
         self.rows: list[Record] = []
@@ -40,7 +40,7 @@ class _RowList:
 
 
 class ConsoleParser:
-    """Reads text as it comes: `feed` gives the rows of the lines that are complete."""
+    """Parses text as it arrives: `feed` returns the rows of the complete lines."""
 
     def __init__(self, sink: RowSink | None = None) -> None:
         self._rows = _RowList()
@@ -50,12 +50,12 @@ class ConsoleParser:
 
     @property
     def tail(self) -> str:
-        """The text since the last row, where the exception stands that the run may have ended in."""
+        """The text since the last row, which may contain the exception the run ended in."""
         return self._lines.text_since_row.text() + ("\n" + strip_terminal_codes(self._rest) if self._rest else "")
 
     @property
     def settings(self) -> dict[str, float | str]:
-        """Settings that stood in the text."""
+        """Settings found in the text."""
         return self._lines.settings
 
     def feed(self, text: str) -> list[Record]:
@@ -73,7 +73,7 @@ class ConsoleParser:
         return self._take_rows()
 
     def finish(self) -> list[Record]:
-        """The last line, though no end of line followed it, and what was held back until more of its kind came."""
+        """Parse the last line even without a newline, and return the rows held back for confirmation."""
         rest, self._rest = self._rest, ""
         for line in strip_terminal_codes(rest).split("\n"):
             self._lines.line(line)
@@ -81,7 +81,7 @@ class ConsoleParser:
         return self._take_rows()
 
     def fork(self) -> ConsoleParser:
-        """Another that goes on from here by itself and hands its rows back, to see what would come."""
+        """A copy that continues from here on its own, to see which rows would follow."""
         rows = _RowList()
         return deepcopy(self, {id(self._sink): rows, id(self._rows): rows})
 
@@ -91,17 +91,17 @@ class ConsoleParser:
 
 
 def fits(head: bytes) -> bool:
-    """Anything that is text: nearly no control characters but those of a console."""
+    """Whether the bytes are text: hardly any control characters but those of a console."""
     sample = head[: 1 << 14].replace(b"\0", b"")
     strange = len(sample) - len(sample.translate(None, _CONTROL_BYTES))
     return bool(sample.strip()) and strange <= len(sample) * 0.02
 
 
 def read(source: LogSource) -> LogTable:
-    gatherer = TableBuilder()
-    following = ConsoleParser(gatherer)
+    builder = TableBuilder()
+    following = ConsoleParser(builder)
     for text in decode_lines(source.chunks()):
         following.feed(text)
     following.finish()
-    gatherer.settings.update(following.settings)
-    return gatherer.build(FORMAT, source.path, following.tail)
+    builder.settings.update(following.settings)
+    return builder.build(FORMAT, source.path, following.tail)

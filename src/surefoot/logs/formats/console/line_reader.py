@@ -1,4 +1,4 @@
-"""What a line of console text is about, told by a look: rows, code, settings, an update left out. // What reads console text: lines of a making that is known quickly, others with care, chatter hardly at all."""
+"""Reads console lines: known line shapes by their pattern, new ones with care, chatter hardly at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROW_WORDS = (
     "cost", "objective", "return", "score", "mse", "mae", "l1", "l2", "eval", "valid", "test", "scale", "%|",
     "轮", "步", "误差",
 )  # fmt: skip
-"""A line without any of them holds no row."""
+"""A line without any of these contains no row."""
 _CODE = re.compile(
     r"^\s*(?:import |from \S+ import|def |class |for .* in .*:|if .*:\s*(?:#.*)?$|while .*:|return\b|print\(|#|//|@\w|"
     r"try:|with .*:\s*$|elif |else:|assert |raise |self\.\w|async |lambda )|\b[fF][\"'].*\{|Namespace\(|"
@@ -40,12 +40,12 @@ _SETTING = re.compile(
 
 
 def is_code(line: str) -> bool:
-    """Source code, or a template of a line: what stands in it happened to nobody."""
+    """Whether a line is source code or a template, whose numbers were never measured."""
     return _CODE.search(line) is not None
 
 
 def find_settings(line: str) -> Iterator[tuple[str, float | str]]:
-    """Settings that a line tells, by name."""
+    """Settings in a line, by name."""
     for match in _SETTING.finditer(line):
         try:
             yield match[1].lower(), float(match[2])
@@ -54,14 +54,14 @@ def find_settings(line: str) -> Iterator[tuple[str, float | str]]:
 
 
 class OverflowCounter:
-    """Updates left out because gradients overflowed, as DeepSpeed, apex and fairseq tell of them."""
+    """Counts updates skipped on overflow, as DeepSpeed, apex and fairseq report them."""
 
     def __init__(self) -> None:
         self._count = 0.0
         self._rank = ""
 
     def parse(self, line: str) -> dict[str, float] | None:
-        """How many there were, and the loss scale that follows; nothing in it for a rank that only says it too."""
+        """The count so far and the new loss scale; empty for a rank that repeats the message, None for other lines."""
         if ("verflow" not in line and "OVERFLOW" not in line) or not _OVERFLOW.search(line):
             return None
         rank = _RANK.search(line)
@@ -79,18 +79,18 @@ class OverflowCounter:
 
 
 MIN_BATCH = 24
-"""Rows of one making, one after the other, from which they are read together."""
+"""Consecutive rows of one shape from which they are parsed together."""
 MAX_LINE_CHARS = 4096
-"""Characters of a line that are looked at."""
+"""Longer lines are cut."""
 MAX_SHAPES = 2048
 MAX_SETTINGS_LINES = 3000
-"""Lines that are looked through for settings."""
+"""Only the first lines are searched for settings."""
 _DIGITS = re.compile(r"\d+")
 _FRAME_CHARS = ("|", "-", "+", "=", "│", "└", "├", "┌", "┃")
 
 
 class LineReader:
-    """Takes lines in, puts rows out."""
+    """Turns lines into rows."""
 
     def __init__(self, sink: RowSink) -> None:
         self._rows = RowBuilder(sink)
@@ -114,7 +114,7 @@ class LineReader:
         return {**self._settings, **self._rows.steps.settings}
 
     def feed(self, body: str) -> None:
-        """Many lines, each with its end."""
+        """Read many lines, each with its newline."""
         if self._batch_shape is None:
             for line in body.split("\n"):
                 self.line(line)
@@ -132,7 +132,7 @@ class LineReader:
             shape.seen //= 2
 
     def finish(self) -> None:
-        """What was held back until more of its kind came."""
+        """Release the rows held back for confirmation."""
         self._rows.finish()
 
     def _match_batch(self, shape: LineShape, pattern: re.Pattern[str], body: str) -> None:
@@ -156,7 +156,7 @@ class LineReader:
                 self._add_run_as_arrays(shape, run)
                 return
             except ValueError:
-                pass  # one of them is no number after all
+                pass  # one of them is not a number after all
         for found in run:
             self._add_to_shape(shape, found[:-1], "")
 
@@ -200,7 +200,7 @@ class LineReader:
             self._handle_chatter(line)
 
     def _try_new_shape(self, line: str) -> bool:
-        """A line of a making that is not known yet; whether it is of use."""
+        """Handle a line of unknown shape; returns whether it is of use."""
         left_out = self._overflows.parse(line)
         if left_out is not None:
             if left_out:
@@ -208,7 +208,7 @@ class LineReader:
                 self._rows.put({**self._rows.steps.position, **left_out}, last=False)
             return True
         low = line.lower()
-        if not any([word in low for word in self._row_words]) or is_code(line):  # noqa: C419 - a list is quicker here
+        if not any([word in low for word in self._row_words]) or is_code(line):  # noqa: C419 - a list is faster here
             return False
         found = tokenize(line)
         if found is None or not found.numbers:
@@ -218,7 +218,7 @@ class LineReader:
             shape, texts = shape_of(found)
             if len(self._shapes) >= MAX_SHAPES:
                 self._shapes.clear()
-                self._row_words = LOSS_WORDS  # so much text that only looks like rows: from here on only losses count
+                self._row_words = LOSS_WORDS  # too much text that only looks like rows: from here on only losses count
             self._shapes[found.key] = shape
         else:
             match = shape.compiled().fullmatch(line)
@@ -236,14 +236,14 @@ class LineReader:
             self._look_for_settings(line)
 
     def _remember(self, shape: LineShape) -> None:
-        """Lines of this making came twice: from now on they are known by their pattern."""
+        """Recognise lines of this shape by their pattern from now on, as they came twice."""
         if shape.kind is not LineKind.CHATTER and shape not in self._recent_shapes:
             if len(self._recent_shapes) >= 8:
                 self._recent_shapes.pop()
             self._recent_shapes.append(shape)
 
     def _handle_chatter(self, line: str) -> None:
-        """A line that is no row."""
+        """Handle a line that is not a row."""
         self._rows.text_since_row.add(line)
         if not line.lstrip().startswith(_FRAME_CHARS) or not line.strip(" |-+=│┃└├┌"):
             self._rows.close_block()
@@ -256,7 +256,7 @@ class LineReader:
                 self._settings.setdefault(name, value)
 
     def _parse_heading(self, line: str) -> bool:
-        """The heading of an evaluation or of a table, which tells what the lines below it are."""
+        """Parse the heading of an evaluation or a table, which says what the lines below it are."""
         if len(line) > 1000:
             return False
         if phase_in(line) == "eval" and line.endswith((":", "*", "=", "-", "#", "results", "metrics")):

@@ -1,4 +1,4 @@
-"""The making of a line: which of its numbers are called what, and a pattern that finds them again."""
+"""The shape of a line: the names of its numbers, and a pattern that finds them again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from surefoot.logs.formats.metric_names import MetricRole, parse_metric_name, sp
 
 HIDDEN = "\x00"
 TOTAL = "\x00total"
-"""Hidden names of numbers that are of use but no column: a counter's end, the rank that speaks."""
+"""Hidden names of numbers that are used but are no columns: a counter's total, the rank of the line."""
 RANK = "\x00rank"
 COUNT = "\x00count"
 _RANK = re.compile(r"(?i)(?:\brank[ :=_]*|\[(?:gpu|worker|proc|process|node|default)[ :=_-]*|^\s*\[\d+,|\bgpu[ :=_]*)$")
@@ -36,27 +36,27 @@ _INFORMATIVE = frozenset(
 _PER_SPLIT = frozenset(
     {MetricRole.LOSS, MetricRole.PERPLEXITY, MetricRole.ERROR, MetricRole.ACCURACY, MetricRole.REWARD, MetricRole.OTHER}
 )
-"""What belongs to the data it was measured on; a rate or a time does not."""
+"""Metrics that belong to the data split they were measured on, unlike a learning rate or a time."""
 
 
 class LineKind(Enum):
-    """What lines of one making are."""
+    """What lines of one shape are."""
 
     ROW = auto()
     UNCONFIRMED = auto()
-    """Rows, should there be more than one of them."""
+    """Rows, if there is more than one of them."""
     POSITION = auto()
-    """Only counters: where the lines behind it stand."""
+    """Only counters: the position of the lines that follow."""
     SINGLE = auto()
     """One name and one number."""
     BAR = auto()
-    """A bar of one epoch whose last state is the epoch's row."""
+    """A progress bar of one epoch, whose last state is the epoch's row."""
     CHATTER = auto()
 
 
 @dataclass(slots=True)
 class NumberSlot:
-    """One number of use."""
+    """One number that is kept."""
 
     name: str
     role: MetricRole
@@ -65,7 +65,7 @@ class NumberSlot:
 
 @dataclass(slots=True)
 class LineShape:
-    """Lines of one making."""
+    """Lines of one shape."""
 
     key: str
     kind: LineKind
@@ -74,34 +74,32 @@ class LineShape:
     factors: tuple[float, ...]
     pattern_text: str
     has_counter: bool
-    """Says by itself at which step or epoch it stands."""
+    """Contains its own step or epoch."""
     is_eval: bool
     epoch: str
-    """The name of its epoch, if it has one."""
+    """The name of its epoch column, if any."""
     has_steps: bool
-    """It has a column of steps."""
     has_loss: bool
-    """It has a loss."""
     bar: str = ""
     seen: int = 0
     unconfirmed_row: tuple[int, dict[str, float]] | None = None
-    """The first row of a kind that may be none, and the number of rows before it."""
+    """The first row of an unconfirmed shape, and the number of rows before it."""
     last: tuple[str, ...] = ()
     rank: float | None = None
     steps_before: float = 0.0
-    """Steps of the bars before, for a counter that begins anew with every bar."""
+    """Steps of earlier bars, for a counter that restarts with every bar."""
     count: float = 0.0
     pattern: re.Pattern[str] | None = field(default=None)
 
     @property
     def plain(self) -> bool:
-        """Its columns are just its numbers, so that many lines can be read at once."""
+        """Whether many lines can be parsed at once, as the columns are just the numbers."""
         return self.kind is LineKind.ROW and self.has_counter and RANK not in self.names and not any(self.commas) and (
             COUNT not in self.names or not self.is_eval
         )  # fmt: skip
 
     def values(self, texts: tuple[str, ...]) -> dict[str, float]:
-        """Raises ValueError where a text is no number after all."""
+        """Raises ValueError if a text is not a number after all."""
         return {
             name: to_float(text, comma=comma) * factor
             for name, text, comma, factor in zip(self.names, texts, self.commas, self.factors, strict=True)
@@ -114,7 +112,7 @@ class LineShape:
 
 
 def shape_of(found: LineTokens) -> tuple[LineShape, tuple[str, ...]]:
-    """How lines like this one are read, and the texts of this one's numbers."""
+    """How lines like this one are parsed, and the texts of its numbers."""
     slots = _find_slots(found)
     names = [slot.name for slot in slots]
     kind = _classify(found, slots)
@@ -140,7 +138,7 @@ def shape_of(found: LineTokens) -> tuple[LineShape, tuple[str, ...]]:
 
 
 def _is_eval_only(slots: list[NumberSlot]) -> bool:
-    """Whether a row tells of other data only: of what it measured nothing is training's."""
+    """Whether a row contains eval metrics only."""
     measured = [slot.name for slot in slots if slot.role in _INFORMATIVE & _PER_SPLIT]
     return bool(measured) and all(phase_of_name(name) == "eval" for name in measured)
 
@@ -185,13 +183,13 @@ def _is_half_of_pair(numbers: list[NumberToken], index: int) -> bool:
 
 
 def _is_rank(found: LineTokens, index: int) -> bool:
-    """Whether the number is that of the rank that printed the line."""
+    """Whether the number is the rank that printed the line."""
     gap = found.numbers[index].gap
     return bool(_RANK.search(gap.rstrip("[ "))) or gap == f"[{NOT_A_NUMBER}" or (index == 0 and _has_task_label(found))
 
 
 def _name_and_role(found: LineTokens, index: int, name: str) -> tuple[str, MetricRole]:
-    """The name of a number and what it means, where the words before it are not all."""
+    """The name and role of a number, using more than the words before it."""
     numbers = found.numbers
     role = parse_metric_name(name).role
     if _total_of(numbers, index) is not None:
@@ -220,7 +218,7 @@ def _name_and_role(found: LineTokens, index: int, name: str) -> tuple[str, Metri
 
 
 def _total_of(numbers: list[NumberToken], index: int) -> NumberToken | None:
-    """The number behind the slash, for the first of 10/300."""
+    """The number after the slash, for the first of 10/300."""
     if index + 1 < len(numbers) and numbers[index + 1].gap.strip() in ("/", "of", "out of"):
         whole = numbers[index].text.isdigit() and numbers[index + 1].text.isdigit()
         return numbers[index + 1] if whole else None
@@ -236,7 +234,7 @@ def _opens_bracket(numbers: list[NumberToken], index: int, sign: str = "[") -> b
 
 
 def _has_task_label(found: LineTokens) -> bool:
-    """`0: ...` in front of every line, as srun and others label what a task says; it counts no step."""
+    """Whether every line starts with `0: ...`, as srun labels tasks; this is not a step."""
     numbers = found.numbers
     if numbers[0].gap.strip() or len(numbers) < 3 or numbers[0].unit or not numbers[0].text.isdigit():
         return False
@@ -271,7 +269,7 @@ def _is_pytorch_tutorial(numbers: list[NumberToken]) -> bool:
 
 
 def _add_leading_step(found: LineTokens, slots: list[NumberSlot]) -> list[NumberSlot]:
-    """A bare number in front of a row that counts nothing is its step: `[10] loss: 0.5`, `10: loss 0.5`."""
+    """A bare number before a row without counters is its step: `[10] loss: 0.5`, `10: loss 0.5`."""
     number = found.numbers[0]
     counts = any(slot.role in (MetricRole.STEP, MetricRole.EPOCH, MetricRole.EPOCH_STEP) for slot in slots)
     told = any(slot.role in _INFORMATIVE for slot in slots)
@@ -285,7 +283,7 @@ def _add_leading_step(found: LineTokens, slots: list[NumberSlot]) -> list[Number
 
 
 def _spread_eval(slots: list[NumberSlot]) -> list[NumberSlot]:
-    """Where the first value of a line is an evaluation's by name and none is training's, all of them are."""
+    """If the first metric of a line is named as eval and none as training, all are eval metrics."""
     measured = [slot for slot in slots if slot.role in _PER_SPLIT and slot.name[:1] != HIDDEN]
     if (
         measured
@@ -320,5 +318,5 @@ def _classify(found: LineTokens, slots: list[NumberSlot]) -> LineKind:
 
 
 def _is_whole_line(found: LineTokens, slot: NumberSlot) -> bool:
-    """One name and one number make the whole line, but for a prefix and a unit."""
+    """Whether one name and one number make up the whole line, but for a prefix and a unit."""
     return len(found.tail.strip(" |│┃,;.")) <= 12 and len(found.numbers) <= 2 and bool(slot.name)

@@ -1,4 +1,4 @@
-"""Rows that stand on more than one line: a heading and numbers below it, one name and number a line, bars."""
+"""Rows that span several lines: text tables, blocks of one name and number per line, progress bars."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _FRACTION = re.compile(r"(\d+)/(\d+)\s*\[?")
 _COUNTERS = (MetricRole.STEP, MetricRole.EPOCH)
 MAX_BLOCK_LINES = 64
 MAX_BAR_STATES = 100_000
-"""States of unfinished bars that are kept in case there is nothing else."""
+"""States of unfinished bars kept in case there is nothing else."""
 
 
 class TextTableHeader:
-    """The heading of a table in text."""
+    """The header of a text table."""
 
     def __init__(self, names: list[str], comma: bool) -> None:
         self.names = names
@@ -28,7 +28,7 @@ class TextTableHeader:
 
     @classmethod
     def parse(cls, line: str) -> TextTableHeader | None:
-        """A heading, if the line reads as one: three names or more, one of them a counter or a loss."""
+        """Parse a header: three names or more, one of them a counter or a loss."""
         line = line.strip().strip("|│┃").strip()
         comma = line.count(",") >= 2
         cells = [cell.strip() for cell in (line.split(",") if comma else _CELLS.split(line))]
@@ -37,21 +37,21 @@ class TextTableHeader:
         if not 3 <= len(cells) <= 64 or not all(_CELL.fullmatch(cell) for cell in cells):
             return None
         if cells[:2] == ["E", "#"]:
-            cells[:2] = ["epoch", "step"]  # as spaCy heads its tables
+            cells[:2] = ["epoch", "step"]  # spaCy's headers
         roles = [parse_metric_name(cell).role for cell in cells]
         if roles[0] in _COUNTERS or (MetricRole.LOSS in roles and any(role in _COUNTERS for role in roles)):
             return cls(cells, comma)
         return None
 
     def row(self, line: str) -> Record | None:
-        """The numbers of a line below the heading, if it is one."""
+        """The numbers of a line below the header, if it is a row."""
         if not _STARTS_WITH_NUMBER.match(line):
             return None
         line = line.strip().strip("|│┃").strip()
         cells = line.split(",") if self._comma else _CELLS.split(line)
         if len(cells) != len(self.names):
             cells = line.split()
-            if "%" in line:  # a bar behind the numbers
+            if "%" in line:  # a progress bar after the numbers
                 cells = cells[: len(self.names)]
         if len(cells) != len(self.names):
             return None
@@ -64,13 +64,13 @@ class TextTableHeader:
 
 
 class NameValueBlock:
-    """Lines of one name and one number each, gathered into one record."""
+    """Collects lines of one name and one number each into a record."""
 
     def __init__(self) -> None:
         self._record: Record = {}
         self._first_of_kind: dict[tuple[str, ...], tuple[int, Record] | None] = {}
         self.is_eval = False
-        """A heading said that what follows was measured on other data."""
+        """A heading announced eval metrics."""
 
     def add(self, name: str, value: float, now: int) -> list[Record]:
         done = self.close(now) if name in self._record or len(self._record) >= MAX_BLOCK_LINES else []
@@ -78,13 +78,13 @@ class NameValueBlock:
         return done
 
     def begin(self, place: Record) -> None:
-        """A counter on a line of its own, to which the lines behind it belong."""
+        """Start a block at the position given on a line of its own."""
         self._record = dict(place)
 
     def close(self, now: int) -> list[Record]:
-        """The record that the lines made, if they are of a row of a log; the first of a kind waits for the second.
+        """The record of the collected lines, if it is a row; the first of its kind is held until the second comes.
 
-        `now` is the number of rows so far: a first one that would come after later rows is left out.
+        `now` is the number of rows so far: a first record that would follow later rows is dropped.
         """
         if not self._record:
             return []
@@ -104,12 +104,12 @@ class NameValueBlock:
         return []
 
     def pending_rows(self) -> list[Record]:
-        """What still waits, of use where the log holds nothing else: only what has a counter."""
+        """Held records with a counter, for logs that contain nothing else."""
         return [one[1] for one in self._first_of_kind.values() if one and any(_is_counter(name) for name in one[1])]
 
 
 def as_eval(record: Record) -> Record:
-    """The record with names that say that it was measured on other data."""
+    """Mark the names of a record as eval metrics."""
     return {
         name if parse_metric_name(name).is_eval or _is_counter(name) else f"eval {name}": record[name]
         for name in record
@@ -121,7 +121,7 @@ def _is_counter(name: str) -> bool:
 
 
 class EpochBars:
-    """Bars of one epoch each: the last state is the epoch's row; the others count only where there are few epochs."""
+    """Progress bars of one epoch each: the last state is the epoch's row; others count only if there are few epochs."""
 
     def __init__(self) -> None:
         self._done: list[Record] = []
@@ -133,11 +133,11 @@ class EpochBars:
         self._many_epochs = False
 
     def add(self, record: Record, place: Record, count: float, total: float, epoch: float) -> list[Record]:
-        """One state of a bar; what comes back are rows that are settled."""
+        """Add one state of a bar; returns rows that are final."""
         ready: list[Record] = []
         if self._current is not None and (count < self._current_count or place != self._current_position):
             ready = self._finish(self._current)
-        # A full bar is printed once more, with what the evaluation has found: of the two the last one counts.
+        # A full bar is printed again with the eval metrics: the last one counts.
         self._current_count, self._current_position, self._is_full = count, place, count >= total
         self._current = {**place, **record}
         if not self._many_epochs:

@@ -1,4 +1,4 @@
-"""Console text made plain, and the part of it that an exception may stand in."""
+"""Decodes console output, strips terminal codes, and keeps the text since the last row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from surefoot.logs.table import MAX_TAIL_CHARS
 
 _ANSI_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _FULL_WIDTH = (("\uff1a", ": "), ("\uff0c", ", "), ("\uff1d", "="), ("\uff1b", "; "), ("\uff08", "("), ("\uff09", ")"))
-"""The signs of Chinese text, and ours."""
+"""Full-width punctuation of Chinese text, and its ASCII form."""
 _BACKSPACES = re.compile("\x08+")
 MAX_FIRST_CHARS = MAX_TAIL_CHARS // 4
 _MAX_LINE_BYTES = 1 << 20
@@ -18,7 +18,7 @@ _CHINESE = re.compile("[\u4e00-\u9fff]")
 
 
 def decode_lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Text of bytes that are cut anywhere, decoded in whole lines."""
+    """Decode bytes that are cut anywhere, in whole lines."""
     left = b""
     for chunk in chunks:
         chunk = left + chunk
@@ -31,7 +31,7 @@ def decode_lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _decode_line_block(raw: bytes) -> str:
-    """UTF-8, or what Windows writes in China, or in the West."""
+    """Decode as UTF-8, else as GB18030 if that gives Chinese, else as cp1252."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -45,7 +45,7 @@ def _decode_line_block(raw: bytes) -> str:
 
 
 def strip_terminal_codes(text: str) -> str:
-    """Without colours, NUL bytes and ways of writing over a line: every state of a bar is a line of its own."""
+    """Strip colours, NUL bytes and overwriting: every state of a progress bar becomes a line."""
     if "\x1b" in text:
         text = _ANSI_CODES.sub("", text)
     if "\x00" in text:
@@ -59,7 +59,7 @@ def strip_terminal_codes(text: str) -> str:
 
 
 class TextSinceRow:
-    """The text since the last row: its beginning, where the first of many ranks speaks, and its end."""
+    """The text since the last row: its beginning, where the first of many ranks fails, and its end."""
 
     def __init__(self) -> None:
         self.clear()

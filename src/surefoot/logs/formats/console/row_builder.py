@@ -1,4 +1,4 @@
-"""Where in the run a row stands, put together from counters that stand on the line, before it, or on a bar. // What becomes of a line whose making is known: a row, a part of one, a place in the run, a state of a bar."""
+"""Builds rows from lines of known shape, and tracks the step and epoch they belong to."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ _Values = TypeVar("_Values", float, Floats)
 
 
 class StepTracker:
-    """The counters last seen."""
+    """Tracks the last counters, which may be on the line, before it, or on a progress bar."""
 
     def __init__(self) -> None:
         self.position: dict[str, float] = {}
         """Counters of the last row or heading that had any."""
         self.bar = (0.0, 0.0)
-        """The state of the longest bar, and its end."""
+        """Count and total of the longest progress bar."""
         self.settings: dict[str, float | str] = {}
-        """What the counters count up to."""
+        """Totals of the counters."""
         self._first_epoch: float | None = None
 
     def epochs(self) -> dict[str, float]:
         return {name: at for name, at in self.position.items() if parse_metric_name(name).role is MetricRole.EPOCH}
 
     def epochs_done(self) -> float:
-        """How many epochs were done before the present one."""
+        """Epochs completed before the current one."""
         return next((at - self.first_epoch(at) for at in self.epochs().values()), 0.0)
 
     def first_epoch(self, epoch: float) -> float:
-        """Epochs are numbered from 0 or from 1."""
+        """The number of the first epoch, 0 or 1."""
         if self._first_epoch is None:
             self._first_epoch = 0.0 if epoch < 1 else 1.0
         return self._first_epoch
 
     def resolve_totals(self, values: dict[str, _Values]) -> None:
-        """What a counter counts up to is a fact; a share such as 9800/10000 is a number."""
+        """Turn the total of a counter into a setting, and a share such as 9800/10000 into a number."""
         for hidden in [name for name in values if name.startswith(f"{TOTAL} ")]:
             total = values.pop(hidden)
             name = hidden[len(TOTAL) + 1 :]
@@ -56,7 +56,7 @@ class StepTracker:
                 values[name] = values[name] / total
 
     def resolve_count(self, shape: LineShape, values: dict[str, _Values]) -> None:
-        """Steps for rows with an unnamed counter such as 10/300."""
+        """Set the step of rows with an unnamed counter such as 10/300."""
         count, total = values.pop(COUNT, None), values.pop(TOTAL, None)
         if count is None or total is None or shape.has_steps or shape.is_eval:
             return
@@ -66,12 +66,12 @@ class StepTracker:
         if epoch is None:
             values["step"] = self._continue_count(shape, count, total)
         elif np.any(np.asarray(epoch) % 1):
-            values["step"] = count  # a share of an epoch: the counter is the run's
+            values["step"] = count  # fractional epochs: the counter spans the run
         else:
             values["step"] = (epoch - self.first_epoch(float(np.min(epoch)))) * total + count
 
     def _continue_count(self, shape: LineShape, count: _Values, total: _Values) -> _Values:
-        """A counter that begins anew with every bar counts on."""
+        """Continue a counter that restarts with every bar."""
         counts, totals = np.atleast_1d(count), np.atleast_1d(total)
         before = np.concatenate([[shape.count], counts[:-1]])
         again = (counts < before) & (before >= 0.9 * totals)
@@ -80,7 +80,7 @@ class StepTracker:
         return cast("_Values", count + passed if isinstance(count, np.ndarray) else float(count + passed[0]))
 
     def fill_position(self, shape: LineShape, values: dict[str, float], *, evaluation: bool = False) -> None:
-        """A row without counters of its own takes those before it: an evaluation all, others the epoch."""
+        """Fill in the position of a row without counters: eval rows take all counters, others the epoch."""
         if shape.has_steps or "step" in values:
             return
         if (shape.is_eval or evaluation) and not shape.epoch:
@@ -101,7 +101,7 @@ class StepTracker:
 
 
 class RowSink(Protocol):
-    """What rows go into: a `Gatherer`, or a list."""
+    """Receives rows: a `TableBuilder`, or a list."""
 
     def add(self, record: Mapping[str, float], /) -> None: ...
 
@@ -113,7 +113,7 @@ class RowSink(Protocol):
 
 
 class RowBuilder:
-    """Puts rows together and into a sink."""
+    """Builds rows and adds them to a sink."""
 
     def __init__(self, sink: RowSink) -> None:
         self.records = 0
@@ -125,7 +125,7 @@ class RowBuilder:
         self._held: tuple[object, Record] | None = None
 
     def extend(self, shape: LineShape, values: dict[str, NDArray[np.float64]], count: int) -> None:
-        """Many rows of one making."""
+        """Add many rows of one shape."""
         self.release_held()
         self.close_block()
         self.steps.resolve_totals(values)
@@ -136,7 +136,7 @@ class RowBuilder:
         self.text_since_row.clear()
 
     def finish(self) -> None:
-        """What was held back until more of its kind came."""
+        """Release the rows held back for confirmation."""
         self.release_held()
         self.close_block()
         for row in self._bars.pending_rows():
@@ -146,7 +146,7 @@ class RowBuilder:
                 self.put(row, last=False)
 
     def add_line(self, shape: LineShape, texts: tuple[str, ...], line: str) -> None:
-        """A line of a known making."""
+        """Add a line of a known shape."""
         if texts == shape.last and shape.has_counter and shape.kind is not LineKind.POSITION:
             self.text_since_row.add(line)
             return
@@ -170,14 +170,14 @@ class RowBuilder:
             self._add_row(shape, values)
 
     def _is_from_chosen_rank(self, shape: LineShape, values: Record) -> bool:
-        """Whether the rank that speaks is the one that is listened to."""
+        """Whether the line comes from the one rank that is read."""
         rank = values.pop(RANK, None)
         if rank is None:
             return True
         if shape.rank is None:
             shape.rank = rank
         if rank != shape.rank:
-            self._sink.skip("lines that other ranks printed as well")
+            self._sink.skip("lines repeated by other ranks")
         return rank == shape.rank
 
     def _add_single(self, values: Record, line: str) -> None:
@@ -188,7 +188,7 @@ class RowBuilder:
                     self.put(row)
 
     def _add_position(self, shape: LineShape, values: Record, line: str) -> None:
-        """A line of counters alone: an epoch's heading, or a bar."""
+        """Handle a line of counters alone: an epoch's heading, or a bar."""
         count, total = values.pop(COUNT, None), values.pop(TOTAL, None)
         if shape.bar:
             if count is not None and total is not None and total >= self.steps.bar[1]:
@@ -202,7 +202,7 @@ class RowBuilder:
         self.block.begin(self.steps.position)
 
     def _add_bar(self, values: Record) -> None:
-        """A state of a bar that shows the mean over an epoch so far."""
+        """Handle a state of a bar that shows the running mean of an epoch."""
         count, total = values.pop(COUNT), values.pop(TOTAL)
         self.release_held()
         self.block.begin({})
@@ -210,7 +210,7 @@ class RowBuilder:
         place = dict(self.steps.position)
         for row in self._bars.add(values, self.steps.epochs(), count, total, self.steps.epochs_done()):
             self.put(row)
-            self.steps.position.update(place)  # the row was of the epoch before
+            self.steps.position.update(place)  # the row belongs to the previous epoch
 
     def _add_row(self, shape: LineShape, values: Record) -> None:
         passing = shape.is_eval and COUNT in values
@@ -238,7 +238,7 @@ class RowBuilder:
         self.put(values)
 
     def hold(self, kind: object, row: Record) -> None:
-        """Of many states of one evaluation or of one row of a table only the last counts."""
+        """Hold a row: of many states of one evaluation or table row only the last counts."""
         if self._held is not None and not (self._held[0] is kind and _same_position(self._held[1], row)):
             self.release_held()
         self._held = (kind, row)

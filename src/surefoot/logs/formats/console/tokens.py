@@ -1,4 +1,4 @@
-"""A line of console text in tokens: numbers that may mean something, and what only looks like numbers."""
+"""Splits a console line into tokens: numbers, and text that only looks like numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 NUMBER_PATTERN = r"[-+]?(?:[\d.][-+.\deE]*|[nN][aA][nN]|[iI][nN][fF](?:inity)?)"
-"""A number as a pattern of a known line finds it again; `float` has the last word."""
+"""Pattern of a number in a line of known shape; `float` has the last word."""
 _UNIT = (
     r"(?:%|[kKMGTB](?:i?B)?|[mnuµ]s|s|secs?|m|min|mins|hrs?|h|d|x|z|it|tok|tokens|steps?|samples|epochs?|iters?)"
     r"(?:/\w+)?(?![A-Za-z0-9_])"
@@ -39,7 +39,7 @@ _TOKEN = re.compile(
 _SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?$")
 NOT_A_NUMBER = "\x1f"
-"""Stands in a gap for what only looks like a number: no name reaches across it."""
+"""Marks text in a gap that only looks like a number: no name reaches across it."""
 MAX_NUMBERS = 96
 
 
@@ -49,10 +49,10 @@ class NumberToken:
 
     text: str
     gap: str
-    """The text between the number before, or the start of the line, and this one."""
+    """The text between the previous number, or the start of the line, and this one."""
     unit: str
     piece: int
-    """Which piece of the line's pattern it is."""
+    """The index of its piece in the line's pattern."""
 
     @property
     def decimal_comma(self) -> bool:
@@ -69,26 +69,26 @@ class NumberToken:
 
 @dataclass(slots=True)
 class LineTokens:
-    """A line taken apart: its numbers, its key among lines of the same making, and the pieces of a pattern for them."""
+    """A tokenized line: its numbers, a key shared by lines of the same shape, and the pieces of their pattern."""
 
     numbers: list[NumberToken]
     key: str
     pieces: list[str]
     tail: str
-    """What stands behind the last number."""
+    """The text after the last number."""
     bar: str
-    """The kind of progress bar on the line: tqdm, keras, or nothing."""
+    """The kind of progress bar on the line: tqdm, keras, or empty."""
 
 
 def to_float(text: str, *, comma: bool = False) -> float:
-    """A number that matched; raises ValueError for what is none after all."""
+    """Convert a matched number; raises ValueError if it is none."""
     if "," in text:
         text = text.replace(",", "." if comma else "")
     return float(text)
 
 
 def tokenize(line: str) -> LineTokens | None:
-    """The tokens of a line, or None for one that holds too many numbers to be a row of a log."""
+    """Tokenize a line; None if it has too many numbers to be a row."""
     numbers: list[NumberToken] = []
     key: list[str] = []
     pieces: list[str] = []
@@ -139,7 +139,7 @@ _NON_NUMBERS = {
 
 
 def _number_token(match: re.Match[str], gap: str, place: int) -> tuple[NumberToken, list[tuple[str, str]]]:
-    """The number, and its signs and patterns: what is glued before it, itself, and its unit."""
+    """The number, and the key and pattern pieces of its prefix, itself, and its unit."""
     if match.lastgroup == "named":
         word = match["named"][: -len(match["count"])]
         number = NumberToken(match["count"], gap + word + " ", "", place + 1)
@@ -154,7 +154,7 @@ def _number_token(match: re.Match[str], gap: str, place: int) -> tuple[NumberTok
 
 
 def _join_key(key: list[str], pieces: list[str]) -> str:
-    """The key; blanks next to a number come and go with its width, but between two numbers there is always one."""
+    """Join the key; blanks beside a number vary with its width, but between two numbers there is always one."""
     loose = set("\x00\x01\x02\x03\x05")
     for index, sign in enumerate(key):
         if sign != " ":

@@ -1,4 +1,4 @@
-"""The name that a number on a line of console text goes by, told from the words before it."""
+"""Finds the name of a number on a console line in the words around it."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _COUNTERS = (MetricRole.STEP, MetricRole.EPOCH, MetricRole.EPOCH_STEP)
 
 @dataclass(frozen=True, slots=True)
 class ParsedName:
-    """What the words before a number say."""
+    """The name in the text before a number."""
 
     name: str
     rest: str
-    """The words before the name, which may tell the phase."""
+    """The text before the name, which may contain the phase."""
     explicit: bool
-    """A colon or an equals sign stands between name and number."""
+    """A colon or an equals sign separates name and number."""
 
 
 def name_before(gap: str) -> ParsedName:
-    """The name that the words before a number give to it, empty if none."""
+    """The name that the text before a number gives to it, empty if none."""
     if cell := _TABLE_CELL.match(gap):
         return ParsedName(cell[1], "", True)
     bare = gap.rstrip(" \t'\"[({<【")
@@ -70,7 +70,7 @@ def name_before(gap: str) -> ParsedName:
 
 
 def _name_start(bare: str) -> int:
-    """Where the last part of the text begins."""
+    """Where the last part of the text starts."""
     start = 0
     for match in _DELIMITER.finditer(bare):
         start = match.end()
@@ -100,7 +100,7 @@ def _clean_name(name: str, rest: str, unit: str, *, explicit: bool) -> ParsedNam
 
 
 def _trailing_counter(name: str) -> str:
-    """The words at the end that count steps: `validation loss at iteration` gives `iteration`."""
+    """The trailing words that are a counter: `validation loss at iteration` gives `iteration`."""
     words = name.split()
     for size in (3, 2, 1):
         tail = " ".join(words[-size:])
@@ -116,13 +116,13 @@ def _trailing_counter(name: str) -> str:
 
 
 def name_after(gap: str) -> str:
-    """The name behind a number, for `0.5 avg loss, 3 epochs`: only what counts, and a loss."""
+    """The name after a number, for `0.5 avg loss, 3 epochs`: only counters and losses."""
     match = _NAME_BEHIND.match(gap)
     return match[1] if match and parse_metric_name(match[1]).role in (*_COUNTERS, MetricRole.LOSS) else ""
 
 
 def phase_in(text: str) -> str:
-    """`eval` or `train` where the words say which data was measured, the last of them; else nothing."""
+    """`eval` or `train`, by the last word that names a phase; else empty."""
     said = ""
     for match in _PHASE.finditer(text):
         said = "eval" if match[1] or match[3] else "train"
