@@ -42,7 +42,7 @@ def nonfinite_state(contents: CheckpointContents, state_stats: ParamStateStats) 
         return None
     return make_finding(
         RunHealth.FAILED,
-        f"The optimizer state has NaN or Inf in {len(bad):,} of its tensors. The next step spreads them to the weights.",
+        f"The optimizer state has NaN or Inf in {len(bad):,} of its tensors. The next update spreads them.",
         Cause.OPTIMIZER_STATE,
         confidence=0.9,
         evidence=bad[:8],

@@ -55,7 +55,7 @@ def read_safetensors(path: Path) -> CheckpointContents:
         kind, shape, first, last = parse_entry(path, name, entry)
         if last > size:
             raise UnreadableInput(
-                f"{path} is cut off: its header lists {name} up to byte {last:,} of the data, but there are only {size:,}."
+                f"{path} is cut off: its header lists {name} up to byte {last:,} of the data, which has {size:,}."
                 " The copy, download or save was interrupted; get the file again, or use an earlier checkpoint"
             )
         spans.append((first, last, name))

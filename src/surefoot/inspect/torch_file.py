@@ -68,8 +68,8 @@ def load_tolerant(path: Path) -> tuple[Any, list[str]]:
         import torch
     except ImportError:
         raise UnreadableInput(
-            f"{path} is a torch.save checkpoint, and torch is not installed. Install it (pip install torch; the CPU build"
-            " is enough), or save the weights as safetensors, which are read without it"
+            f"{path} is a torch.save checkpoint, and torch is not installed. Install it (pip install torch;"
+            " the CPU build is enough), or save the weights as safetensors, which are read without it"
         ) from None
     if _has_no_directory(path):
         raise UnreadableInput(_cut_off_message(path))
@@ -120,8 +120,8 @@ def _refused_names(torch: Any, path: Path) -> tuple[list[str], list[str]]:
         builtin = module in ("builtins", "__builtin__")
         if module.split(".")[0] in _DANGEROUS_MODULES or (builtin and attribute not in _SAFE_BUILTINS):
             raise UnreadableInput(
-                f"{path} would call {name} when loaded. No checkpoint needs that; it was not called, as a pickle may run"
-                f" any code. Do not load this file with weights_only=False. {WAY_OUT}"
+                f"{path} would call {name} when loaded. No checkpoint needs that; it was not called, as a pickle may"
+                f" run any code. Do not load this file with weights_only=False. {WAY_OUT}"
             )
     if not names:
         return [], []

@@ -63,7 +63,7 @@ def nonfinite_weights(weights: Weights) -> CheckpointFinding | None:
         advice.append("Convert from float32 or bfloat16 again: float16 ends at 65504. Keep these layers in bfloat16.")
     elif len(nonfinite) > len(trained) / 2:
         advice.append(
-            "An update with NaN gradients was applied: veto such steps, clip the gradient norm, lower the learning rate."
+            "An update with NaN gradients was applied: veto such steps, clip the gradient norm, lower the lr."
         )
     else:
         advice.append("Few tensors are affected: check their inputs (a bad batch, a rare token, a manual conversion).")
@@ -211,7 +211,7 @@ def constant_layers(weights: Weights) -> CheckpointFinding | None:
             f"tensor {weight.name} {list(weight.tensor.shape)}: all {weight.stats.max:g}" for weight in constant[:8]
         ],
         advice=[
-            "A layer that starts at zero and stays there gets no gradient: check that it is used in the loss and not frozen.",
+            "A layer that stays at zero gets no gradient: check that it is used in the loss and not frozen.",
             "If it was pruned on purpose, ignore this.",
         ],
     )

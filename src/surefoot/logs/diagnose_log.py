@@ -140,10 +140,10 @@ def _diagnose_without_loss(table: LogTable) -> LogDiagnosis:
             crash, LogDiagnosis(verdict=RunHealth.UNKNOWN, sentence="", source=_source_info(table, None)), table
         )
     names = ", ".join(list(table.columns)[:20])
-    there = f" Columns: {names}. Name the loss column with --loss." if names else ""
+    columns = f" Columns: {names}. Name the loss column with --loss." if names else ""
     return LogDiagnosis(
         verdict=RunHealth.UNKNOWN,
-        sentence=f"No loss was found in this {table.format} log, so there is nothing to diagnose.{there}",
+        sentence=f"No loss was found in this {table.format} log, so there is nothing to diagnose.{columns}",
         source=_source_info(table, None),
         notes=table.notes,
     )
@@ -218,16 +218,16 @@ def _healthy_sentence(view: RunView) -> str:
 
 def _rank_causes(symptoms: Sequence[Symptom]) -> tuple[RankedCause, ...]:
     """The causes of the symptoms, each once, the most confident first; those of lesser symptoms count half."""
-    found: dict[Cause, RankedCause] = {}
+    causes: dict[Cause, RankedCause] = {}
     for rank, symptom in enumerate(symptoms):
         for cause, confidence in symptom.causes:
-            if cause in found:
+            if cause in causes:
                 continue
             advice = tuple(dict.fromkeys((*symptom.advice, *CAUSES[cause].remedies)))
             weight = confidence if rank == 0 else 0.5 * confidence
-            found[cause] = RankedCause(cause=cause, confidence=weight, evidence=symptom.evidence, advice=advice)
+            causes[cause] = RankedCause(cause=cause, confidence=weight, evidence=symptom.evidence, advice=advice)
     first = {cause for cause, _ in symptoms[0].causes}
-    ordered = sorted(found.values(), key=lambda ranked: (ranked.cause not in first, -ranked.confidence))
+    ordered = sorted(causes.values(), key=lambda ranked: (ranked.cause not in first, -ranked.confidence))
     return tuple(ordered[:MAX_CAUSES])
 
 
@@ -237,7 +237,7 @@ def _with_live_judge(diagnosis: LogDiagnosis, curves: RunCurves) -> tuple[Ranked
     if not judged or diagnosis.pattern in (Pattern.OVERFIT, Pattern.PLATEAU):
         return diagnosis.causes
     first = judged[0]
-    known_cause = next((one for one in diagnosis.causes if one.cause is first.cause), None)
+    known_cause = next((cause for cause in diagnosis.causes if cause.cause is first.cause), None)
     evidence = (
         first.detail,
         *(known_cause.evidence if known_cause else diagnosis.causes[0].evidence if diagnosis.causes else ()),
@@ -245,7 +245,7 @@ def _with_live_judge(diagnosis: LogDiagnosis, curves: RunCurves) -> tuple[Ranked
     advice = known_cause.advice if known_cause else CAUSES[first.cause].remedies
     sure = max(first.confidence, known_cause.confidence if known_cause else 0.0)
     ranked = RankedCause(cause=first.cause, confidence=sure, evidence=evidence, advice=advice)
-    return (ranked, *(one for one in diagnosis.causes if one is not known_cause))[:MAX_CAUSES]
+    return (ranked, *(cause for cause in diagnosis.causes if cause is not known_cause))[:MAX_CAUSES]
 
 
 def _decision_path(view: RunView, diagnosis: LogDiagnosis) -> str:
@@ -272,7 +272,7 @@ def _with_crash(crash: Crash, diagnosis: LogDiagnosis, table: LogTable) -> LogDi
     ranked = RankedCause(cause=crash.cause, confidence=crash.confidence, evidence=crash.evidence, advice=crash.advice)
     if diagnosis.verdict is RunHealth.FAILED or not crash.is_fault or _all_steps_done(diagnosis, table):
         return replace(diagnosis, notes=(*diagnosis.notes, f"the log ends with: {crash.sentence}"))
-    others = tuple(one for one in diagnosis.causes if one.cause is not crash.cause)
+    others = tuple(cause for cause in diagnosis.causes if cause.cause is not crash.cause)
     before = (f"before that: {diagnosis.sentence}",) if diagnosis.sentence else ()
     return replace(
         diagnosis,

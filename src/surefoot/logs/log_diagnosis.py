@@ -81,12 +81,12 @@ class LogDiagnosis:
             "last_step": self.last_step,
             "causes": [
                 {
-                    "cause": str(one.cause),
-                    "confidence": round(one.confidence, 3),
-                    "evidence": list(one.evidence),
-                    "advice": list(one.advice),
+                    "cause": str(ranked.cause),
+                    "confidence": round(ranked.confidence, 3),
+                    "evidence": list(ranked.evidence),
+                    "advice": list(ranked.advice),
                 }
-                for one in self.causes
+                for ranked in self.causes
             ],
             "source": plain(dict(self.source)),
             "notes": list(self.notes),

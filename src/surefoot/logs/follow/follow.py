@@ -50,9 +50,11 @@ class NewsFilter:
         last = float(diagnosis.last_step or 0)
         onset = float(diagnosis.onset_step or 0)
         known = [
-            one for one in self._reported if (one.verdict, one.pattern) == (diagnosis.verdict, str(diagnosis.pattern))
+            trouble
+            for trouble in self._reported
+            if (trouble.verdict, trouble.pattern) == (diagnosis.verdict, str(diagnosis.pattern))
         ]
-        new = all(onset > one.last for one in known)
+        new = all(onset > trouble.last for trouble in known)
         if new:
             self._reported.append(ReportedTrouble(diagnosis.verdict, str(diagnosis.pattern), last))
         return new
@@ -163,9 +165,9 @@ def open_log(path: str, *, columns: Mapping[str, str]) -> FollowedLog:
 def _read(source: LogSource) -> list[LogTable]:
     """Read the tables in the given bytes; JSON or CSV that turns out to be neither is text."""
     kind = detect.detect_format(source.head)
-    reader = next((one for one in detect.READERS if kind == one.FORMAT), console_log)
-    found = reader.read(source)
-    return found if isinstance(found, list) else [found]
+    reader = next((module for module in detect.READERS if kind == module.FORMAT), console_log)
+    tables = reader.read(source)
+    return tables if isinstance(tables, list) else [tables]
 
 
 def _is_rewritten_whole(path: str) -> bool:
@@ -178,7 +180,7 @@ def _is_rewritten_whole(path: str) -> bool:
             if kind not in LINE_FORMATS:
                 return True
         return os.path.getsize(path) < MAX_REREAD_BYTES and all(
-            one.format not in LINE_FORMATS for one in detect.read_file(path)
+            table.format not in LINE_FORMATS for table in detect.read_file(path)
         )
     except UnreadableInput:
         return False

@@ -131,7 +131,7 @@ class ConsoleStream:
             more.add(row)
         table = self._gatherer.build(console_log.FORMAT, self._path)
         # The builder's arrays cannot grow while they are referenced.
-        columns = {name: LogColumn(one.rows.copy(), one.values.copy()) for name, one in table.columns.items()}
+        columns = {name: LogColumn(column.rows.copy(), column.values.copy()) for name, column in table.columns.items()}
         joined = _join_tables(replace(table, columns=columns), more.build(console_log.FORMAT, self._path))
         return replace(joined, tail=ahead.tail[-MAX_TAIL_CHARS:], settings=ahead.settings)
 
@@ -224,8 +224,8 @@ class GrowingLog:
                 f"{self._path} is compressed and cannot be followed: its content is complete only once it is closed."
                 " Follow the log before it is compressed, or diagnose this with: surefoot diagnose"
             )
-        if told := describe_known_binary(bytes(self._bytes[:512])):
-            raise UnreadableInput(f"{self._path} {told}")
+        if reason := describe_known_binary(bytes(self._bytes[:512])):
+            raise UnreadableInput(f"{self._path} {reason}")
 
     def _read_lines(self, data: bytes) -> LogTable | None:
         """The table of these lines; the column names of a CSV file are in its first."""

@@ -33,10 +33,10 @@ def table_from_arrays(source: Any) -> LogTable:
         raise UnreadableInput(f"a {type(source).__name__} is not a log. {_WAY_OUT}")
     lengths = {len(values) for values in columns.values()}
     if len(lengths) > 1:
-        told = ", ".join(f"{name}: {len(values)}" for name, values in columns.items())
-        raise UnreadableInput(f"the sequences differ in length ({told}). {_WAY_OUT}")
-    there = {name: np.array([value is not None for value in values], dtype=bool) for name, values in columns.items()}
-    gather.extend({name: _numbers(values, name) for name, values in columns.items()}, there)
+        lengths_by_name = ", ".join(f"{name}: {len(values)}" for name, values in columns.items())
+        raise UnreadableInput(f"the sequences differ in length ({lengths_by_name}). {_WAY_OUT}")
+    present = {name: np.array([value is not None for value in values], dtype=bool) for name, values in columns.items()}
+    gather.extend({name: _numbers(values, name) for name, values in columns.items()}, present)
     return drop_padding(gather.build("arrays", ""))
 
 

@@ -63,8 +63,8 @@ def detect_dialect(head: str) -> Dialect | None:
     if len(rows) < 2:
         return None
     for delimiter in _candidate_delimiters(lines, rows):
-        if found := _try_delimiter(lines, rows, delimiter):
-            return found
+        if dialect := _try_delimiter(lines, rows, delimiter):
+            return dialect
     return None
 
 

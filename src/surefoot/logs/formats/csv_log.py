@@ -193,12 +193,12 @@ class CsvReader:
         for index, (values, present) in enumerate(parsed):
             if index == skipped:
                 continue
-            for split, mine in groups:
-                here = present if mine is None else mine if present is None else mine & present
+            for split, in_split in groups:
+                mask = present if in_split is None else in_split if present is None else in_split & present
                 name = with_split(split, self._names[index])
-                parts.add(name, *((rows, values) if here is None else (rows[here], values[here])))
-                if here is not None:
-                    parts.add_empty(name, rows[~here] if mine is None else rows[mine & ~here])
+                parts.add(name, *((rows, values) if mask is None else (rows[mask], values[mask])))
+                if mask is not None:
+                    parts.add_empty(name, rows[~mask] if in_split is None else rows[in_split & ~mask])
         parts.flush()
         self.builder.records += count
         return True
@@ -226,15 +226,15 @@ class CsvReader:
         parts: UnorderedColumns,
     ) -> int | None:
         """One value per row, its name in another column; returns the index of the value column."""
-        told, value = (self._names.index(name) for name in named)
+        name_column, value = (self._names.index(name) for name in named)
         values, present = parsed[value]
-        numbers = parsed[told][1]
+        numbers = parsed[name_column][1]
         if numbers is None or numbers.any():
             return None  # the names are numbers
-        for name in sorted(set(columns[told])):
-            here = np.fromiter((cell == name for cell in columns[told]), np.bool_, len(rows))
-            here = here if present is None else here & present
-            parts.add(name, rows[here], values[here])
+        for name in sorted(set(columns[name_column])):
+            mask = np.fromiter((cell == name for cell in columns[name_column]), np.bool_, len(rows))
+            mask = mask if present is None else mask & present
+            parts.add(name, rows[mask], values[mask])
         return value
 
 
@@ -300,11 +300,11 @@ def split_by_run(table: LogTable) -> LogTable | list[LogTable]:
         runs[run].append(name) if apart and run.strip() and metric.strip() else shared.append(name)
     if not runs or (len(kept) == len(names) and len(shared) > 2):
         return table if len(kept) == len(names) else replace(table, columns={name: names[name] for name in kept})
-    found = [_run_table(table, run, mine, shared) for run, mine in runs.items()]
-    return found[0] if len(found) == 1 else found
+    tables = [_run_table(table, run, columns, shared) for run, columns in runs.items()]
+    return tables[0] if len(tables) == 1 else tables
 
 
-def _run_table(table: LogTable, run: str, mine: list[str], shared: list[str]) -> LogTable:
+def _run_table(table: LogTable, run: str, run_columns: list[str], shared: list[str]) -> LogTable:
     columns = {name: table.columns[name] for name in shared}
-    columns |= {name.rpartition(_RUN_SEPARATOR)[2].strip(): table.columns[name] for name in mine}
+    columns |= {name.rpartition(_RUN_SEPARATOR)[2].strip(): table.columns[name] for name in run_columns}
     return replace(table, columns=columns, settings={**table.settings, "run": run.strip().strip('"')})

@@ -54,8 +54,8 @@ def describe_known_binary(head: bytes) -> str:
 
 def why_not_a_log(head: bytes) -> str:
     """Why a file is not a log, and what to do instead; empty if it may be one."""
-    if told := describe_known_binary(head):
-        return told
+    if reason := describe_known_binary(head):
+        return reason
     text = head.replace(b"\0", b"")
     if not text.strip():
         return "holds nothing but NUL bytes: a crash took what was in it" if head.strip() else "is empty"
@@ -113,11 +113,11 @@ def read_file(path: str) -> list[LogTable]:
             raise UnreadableInput(f"{path} cannot be decompressed: {source.read_error}")
         if reason := why_not_a_log(source.head) if kind == console_log.FORMAT else "":
             raise UnreadableInput(f"{path} {reason}")
-        found = _read_format(source, kind)
-        tables = found if isinstance(found, list) else [found]
+        result = _read_format(source, kind)
+        tables = result if isinstance(result, list) else [result]
         if source.read_error and not any(source.read_error in note for table in tables for note in table.notes):
-            told = f"the file could not be read to its end ({source.read_error}): this is what stands before"
-            tables = [replace(table, notes=(*table.notes, told)) for table in tables]
+            note = f"the file could not be read to its end ({source.read_error}): this is what stands before"
+            tables = [replace(table, notes=(*table.notes, note)) for table in tables]
         return tables
 
 
@@ -145,7 +145,7 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
 
 
 def _read_format(source: LogSource, kind: str) -> LogTable | list[LogTable]:
-    reader = next((one for one in READERS if kind == one.FORMAT), None)
+    reader = next((module for module in READERS if kind == module.FORMAT), None)
     if reader is None:
         return console_log.read(source)
     try:
@@ -155,9 +155,9 @@ def _read_format(source: LogSource, kind: str) -> LogTable | list[LogTable]:
             raise
         with LogSource.open(source.path) as again:
             try:
-                found = console_log.read(again)
+                table = console_log.read(again)
             except UnreadableInput:
-                found = None
-        if found is None or not found.columns:
+                table = None
+        if table is None or not table.columns:
             raise
-        return found
+        return table

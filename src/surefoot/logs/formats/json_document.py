@@ -58,52 +58,52 @@ class JsonDocument:
         elif keyed := _numbered_items(value):
             self._add_numbered(keyed, path)
         else:
-            scalars = {name: one for name, one in value.items() if not isinstance(one, list | dict)}
+            scalars = {name: item for name, item in value.items() if not isinstance(item, list | dict)}
             keep_settings(self._builder, scalars, path)
-            for name, one in value.items():
-                if isinstance(one, dict) and name.lower() in _SETTINGS:
-                    keep_settings(self._builder, one)
-                elif isinstance(one, list | dict):
-                    self._walk(one, _join_path(path, name), depth + 1)
+            for name, item in value.items():
+                if isinstance(item, dict) and name.lower() in _SETTINGS:
+                    keep_settings(self._builder, item)
+                elif isinstance(item, list | dict):
+                    self._walk(item, _join_path(path, name), depth + 1)
 
     def _add_numbered(self, keyed: tuple[str, list[int], list[Any]], path: str) -> None:
         word, at, values = keyed
-        if all(isinstance(one, dict) for one in values):
+        if all(isinstance(item, dict) for item in values):
             even = all(b - a == 1 for a, b in pairwise(at))
             name = word or ("epoch" if even else "step")
-            records = [{name: key, **one} for key, one in zip(at, values, strict=True)]
+            records = [{name: key, **item} for key, item in zip(at, values, strict=True)]
             self._block.add(records, path)
             return
-        numbers = [json_number(one) for one in values]
-        kept = [(key, one) for key, one in zip(at, numbers, strict=True) if one is not None]
+        numbers = [json_number(item) for item in values]
+        kept = [(key, item) for key, item in zip(at, numbers, strict=True) if item is not None]
         if kept and [key for key, _ in kept] == list(range(kept[0][0], kept[0][0] + len(kept))):
-            self._lists.append((path or "value", [one for _, one in kept]))
+            self._lists.append((path or "value", [item for _, item in kept]))
         elif kept:
-            self._block.add([{"step": key, path or "value": one} for key, one in kept])
+            self._block.add([{"step": key, path or "value": item} for key, item in kept])
 
     def _walk_list(self, values: list[Any], path: str) -> None:
         if not values:
             return
         kinds = set(map(type, values))
         if dict in kinds:
-            records = [one for one in values if isinstance(one, dict)]
+            records = [item for item in values if isinstance(item, dict)]
             if len(records) < len(values):
                 self._builder.skip("entries that are not records", len(values) - len(records))
             self._block.add(records, path)
         elif kinds == {list}:
             self._walk_nested_lists(values, path)
         elif kinds <= {int, float, str, type(None), bool}:
-            numbers = [json_number(one) for one in values]
-            if any(one is not None for one in numbers):
+            numbers = [json_number(item) for item in values]
+            if any(item is not None for item in numbers):
                 self._lists.append((path or "value", numbers))
 
     def _walk_nested_lists(self, values: list[list[Any]], path: str) -> None:
-        if all(isinstance(one, str) for one in values[0]) and len(values[0]) > 1:
+        if all(isinstance(row, str) for row in values[0]) and len(values[0]) > 1:
             self._add_rows(values[0], values[1:], path)
             return
         width = len(values[0])
         if width == 1:
-            self._walk_list([one[0] if one else None for one in values], path)
+            self._walk_list([row[0] if row else None for row in values], path)
         elif axes := _counter_columns(values):
             names = [*axes, path or "value"]
             self._block.add([dict(zip(names, row, strict=True)) for row in values])
@@ -116,7 +116,7 @@ class JsonDocument:
             self._block.add(records, path)
 
     def _flush_lists(self) -> None:
-        """Align lists of one length; lists with their own steps become separate records, other short ones are spread."""
+        """Align lists of one length; lists with their own steps are separate records, other short ones are spread."""
         if not self._lists:
             return
         longest = max(len(values) for _, values in self._lists)
@@ -145,10 +145,10 @@ class JsonDocument:
 
 def _add_list(parts: UnorderedColumns, name: str, values: list[float | None], rows: NDArray[np.int64]) -> None:
     # Counters are shared, whatever object they are in.
-    told = _leaf(name) if is_counter_field(_leaf(name)) else name
+    column = _leaf(name) if is_counter_field(_leaf(name)) else name
     present = np.array([value is not None for value in values], dtype=np.bool_)
-    parts.add(told, rows[present], np.array(values, dtype=np.float64)[present])
-    parts.add_empty(told, rows[~present])
+    parts.add(column, rows[present], np.array(values, dtype=np.float64)[present])
+    parts.add_empty(column, rows[~present])
 
 
 def _leaf(name: str) -> str:
@@ -160,7 +160,7 @@ def _parent(name: str) -> str:
 
 
 def _is_flat(value: dict[str, Any]) -> bool:
-    return not any(isinstance(one, list | dict) for one in value.values())
+    return not any(isinstance(item, list | dict) for item in value.values())
 
 
 def _join_path(path: str, name: str) -> str:
@@ -176,24 +176,24 @@ def _numbered_items(value: dict[str, Any]) -> tuple[str, list[int], list[Any]] |
     if len(value) < 2 and not all(key.isdigit() for key in value):
         return None
     matches = [_NUMBERED_KEY.fullmatch(key) if len(key) < 40 else None for key in value]
-    found = [match for match in matches if match is not None]
-    if not found or len(found) < len(matches) or len({match[1].lower() for match in found}) > 1:
+    keys = [match for match in matches if match is not None]
+    if not keys or len(keys) < len(matches) or len({match[1].lower() for match in keys}) > 1:
         return None
-    if not (all(isinstance(one, dict) for one in value.values()) or _is_flat(value)):
+    if not (all(isinstance(item, dict) for item in value.values()) or _is_flat(value)):
         return None
-    word = found[0][1].strip("_- ").lower()
+    word = keys[0][1].strip("_- ").lower()
     if word and not _COUNTER_NAME.fullmatch(word):
         return None
-    return word, [int(match[2]) for match in found], list(value.values())
+    return word, [int(match[2]) for match in keys], list(value.values())
 
 
 def _counter_columns(values: list[list[Any]]) -> list[str]:
     """The columns before the value: step in pairs; wall time and step in triples exported by TensorBoard."""
     width = len(values[0])
-    if width not in (2, 3) or any(len(one) != width for one in values):
+    if width not in (2, 3) or any(len(row) != width for row in values):
         return []
-    steps = [one[-2] for one in values]
-    if not all(isinstance(one, int | float) and one == one // 1 for one in steps):
+    steps = [row[-2] for row in values]
+    if not all(isinstance(row, int | float) and row == row // 1 for row in steps):
         return []
     if len(steps) < 2 or any(b < a for a, b in pairwise(steps)) or steps[0] == steps[-1]:
         return []

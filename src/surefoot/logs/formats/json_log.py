@@ -102,10 +102,10 @@ def parse_lines_together(raw: bytes) -> list[dict[str, Any]] | None:
     """Parse all lines in one call, several times as fast as singly; None unless every line is an object."""
     lines = raw.removesuffix(b"\n")
     try:
-        found = json.loads(b"[" + lines.replace(b"\n", b",") + b"]")
+        records = json.loads(b"[" + lines.replace(b"\n", b",") + b"]")
     except (ValueError, RecursionError):
         return None
-    return found if len(found) == lines.count(b"\n") + 1 and set(map(type, found)) == {dict} else None
+    return records if len(records) == lines.count(b"\n") + 1 and set(map(type, records)) == {dict} else None
 
 
 def parse_lines_singly(raw: bytes, builder: TableBuilder) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ def _records_of(line: bytes, builder: TableBuilder) -> Iterator[dict[str, Any]]:
     value = _parse(text)
     if isinstance(value, dict):
         yield value
-    elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+    elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         yield from value
     elif value is None and (several := _split_objects(text)):
         yield from several
@@ -134,7 +134,7 @@ def _records_of(line: bytes, builder: TableBuilder) -> Iterator[dict[str, Any]]:
 def _split_objects(text: str) -> list[dict[str, Any]]:
     """Several objects concatenated in one line."""
     decoder = json.JSONDecoder()
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     at = 0
     while at < len(text):
         try:
@@ -143,10 +143,10 @@ def _split_objects(text: str) -> list[dict[str, Any]]:
             return []
         if not isinstance(value, dict):
             return []
-        found.append(value)
+        records.append(value)
         while at < len(text) and text[at] in " ,\t\r":
             at += 1
-    return found
+    return records
 
 
 def _parse(text: str) -> Any:
@@ -168,7 +168,7 @@ def _standardise(text: str) -> str:
     """Replace nan, inf, None etc. as printed by C and Python by their JSON forms; strings stay unchanged."""
     parts = _STRINGS.split(text)
     parts[::2] = [
-        _BARE_WORD.sub(lambda found: found[1].strip("+") + _WORDS[found[2].lower()], part) for part in parts[::2]
+        _BARE_WORD.sub(lambda match: match[1].strip("+") + _WORDS[match[2].lower()], part) for part in parts[::2]
     ]
     return "".join(parts)
 
@@ -221,8 +221,8 @@ def _parse_document(text: str, builder: TableBuilder) -> Any:
 
 def _parse_list_lines(text: str) -> list[Any]:
     """One list per line, such as [step, loss]."""
-    found = [value for value in map(_parse, text.splitlines()) if isinstance(value, list)]
-    return found if len(found) > 1 else []
+    lists = [value for value in map(_parse, text.splitlines()) if isinstance(value, list)]
+    return lists if len(lists) > 1 else []
 
 
 def _starts_with_object(rows: list[Any], text: str) -> bool:
@@ -238,18 +238,18 @@ def _starts_with_object(rows: list[Any], text: str) -> bool:
 def _find_objects(text: str) -> list[dict[str, Any]]:
     """All objects that can be parsed on their own; gives up on a text that is hardly JSON."""
     decoder = json.JSONDecoder()
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     failures = 0
     at = text.find("{")
     while at >= 0 and failures < _MAX_FAILURES:
         try:
             value, at = decoder.raw_decode(text, at)
-            found.append(value)
+            records.append(value)
             at = text.find("{", at)
         except (ValueError, RecursionError):
             failures += 1
             at = text.find("{", at + 1)
-    return found
+    return records
 
 
 def close_json(text: str) -> str:

@@ -49,8 +49,8 @@ class RecordBlock:
                 for record in same:
                     keep_settings(self._builder, record)
                 continue
-            for told, mine, here in self._group_by_split(shape, same, where, split, path):
-                self._add_columns(shape, mine, here, told, path, depth)
+            for group_split, group, group_rows in self._group_by_split(shape, same, where, split, path):
+                self._add_columns(shape, group, group_rows, group_split, path, depth)
 
     def _group_by_split(
         self, shape: tuple[str, ...], records: Sequence[Record], rows: Rows, split: str, path: str
@@ -66,16 +66,16 @@ class RecordBlock:
                 break
         else:
             return [(split, records, rows)]
-        found: list[tuple[str, Sequence[Record], Rows]] = []
+        result: list[tuple[str, Sequence[Record], Rows]] = []
         for text, at in groups.items():
-            told = split_of(text)
-            mine = [records[index] for index in at]
-            if told == SETTINGS and not path:
-                for record in mine:
+            label_split = split_of(text)
+            group = [records[index] for index in at]
+            if label_split == SETTINGS and not path:
+                for record in group:
                     keep_settings(self._builder, record)
             else:
-                found.append((told if told and told != SETTINGS else split, mine, rows[at]))
-        return found
+                result.append((label_split if label_split and label_split != SETTINGS else split, group, rows[at]))
+        return result
 
     def _add_columns(
         self, shape: tuple[str, ...], records: Sequence[Record], rows: Rows, split: str, path: str, depth: int
@@ -111,14 +111,16 @@ class RecordBlock:
         at: list[int] = []
         inner: list[int] = []
         nothing: list[int] = []
-        for index, value in enumerate(values) if not known or any(one is not None for one in known.values()) else ():
+        for index, value in (
+            enumerate(values) if not known or any(parsed is not None for parsed in known.values()) else ()
+        ):
             if value is None:
                 nothing.append(index)
             elif isinstance(value, dict):
                 inner.append(index)
-            elif (told := known[value] if known else json_number(value)) is not None:
+            elif (converted := known[value] if known else json_number(value)) is not None:
                 at.append(index)
-                numbers.append(told)
+                numbers.append(converted)
         if at:
             self._columns_by_name.add(with_split(split, name), rows[at], np.array(numbers, dtype=np.float64))
         if nothing:
@@ -130,14 +132,14 @@ class RecordBlock:
         self, named: tuple[str, str], records: Sequence[Record], rows: Rows, split: str, path: str
     ) -> None:
         """Records with one value each and its name beside it."""
-        found: dict[str, tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
+        by_name: dict[str, tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
         for index, record in enumerate(records):
-            told, value = record[named[0]], json_number(record[named[1]])
-            if isinstance(told, str) and value is not None:
-                found[told.strip()][0].append(index)
-                found[told.strip()][1].append(value)
-        for told, (at, values) in found.items():
-            name = with_split(split, f"{path}/{told}" if path else told)
+            metric, value = record[named[0]], json_number(record[named[1]])
+            if isinstance(metric, str) and value is not None:
+                by_name[metric.strip()][0].append(index)
+                by_name[metric.strip()][1].append(value)
+        for metric, (at, values) in by_name.items():
+            name = with_split(split, f"{path}/{metric}" if path else metric)
             self._columns_by_name.add(name, rows[at], np.array(values, dtype=np.float64))
 
 
@@ -169,5 +171,5 @@ def keep_settings(builder: TableBuilder, record: Record, path: str = "", depth: 
             builder.settings[whole] = float(value)
         elif isinstance(value, str) and len(value) <= 200:
             builder.settings[whole] = value
-        elif isinstance(value, int | float) and (told := json_number(value)) is not None:
-            builder.settings[whole] = told
+        elif isinstance(value, int | float) and (converted := json_number(value)) is not None:
+            builder.settings[whole] = converted

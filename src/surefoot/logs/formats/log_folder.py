@@ -60,57 +60,57 @@ def read_folder(path: str, read_file: ReadFile) -> list[LogTable]:
         return [surefoot_run.read_run_dir(root)]
     if (run := _read_wandb(root, read_file)) is not None:
         return run
-    found, looked_at, left = _find_logs(root, read_file)
-    if not found:
+    logs, looked_at, left = _find_logs(root, read_file)
+    if not logs:
         weights = find_weights(root)
         way_out = f"It contains weights: pass {weights} to inspect them" if weights else "Pass the log itself"
         raise UnreadableInput(f"{path} contains no readable log ({looked_at} files were checked). {way_out}")
-    found.sort(key=lambda one: (one.points, _is_structured(one), _modified_at(one.path)), reverse=True)
-    best, others = found[0], found[1:]
+    logs.sort(key=lambda log: (log.points, _is_structured(log), _modified_at(log.path)), reverse=True)
+    best, others = logs[0], logs[1:]
     notes = [_choice_note(root, best, others)] if others or left else [f"read {_relative_path(root, best.path)}"]
     if left:
         notes.append(f"{left} more files were not read: pass one of them, or a smaller folder")
     if weights := find_weights(root):
         notes.append(f"the folder also contains weights, which were not inspected: surefoot diagnose {weights}")
-    ending = next((table.tail for one in others for table in one.tables if "Traceback" in table.tail), "")
+    ending = next((table.tail for log in others for table in log.tables if "Traceback" in table.tail), "")
     return [replace(table, notes=(*table.notes, *notes), tail=table.tail or ending) for table in best.tables]
 
 
 def _find_logs(root: Path, read_file: ReadFile) -> tuple[list[_FoundLog], int, int]:
     """The readable logs, the number of files checked, and the number skipped."""
-    found: list[_FoundLog] = []
+    logs: list[_FoundLog] = []
     events: set[Path] = set()
     files: list[Path] = []
     looked_at = 0
-    for here, names in _walk(root):
+    for folder, names in _walk(root):
         looked_at += len(names)
-        if here != root and surefoot_run.is_run_dir(here):
-            found += _try_read(here, lambda file: [surefoot_run.read_run_dir(file)])
+        if folder != root and surefoot_run.is_run_dir(folder):
+            logs += _try_read(folder, lambda file: [surefoot_run.read_run_dir(file)])
             continue
         if any("tfevents" in name for name in names):
-            events.add(here)
-        files += [here / name for name in names if _may_be_log(name)]
+            events.add(folder)
+        files += [folder / name for name in names if _may_be_log(name)]
     if events:
         top = events.pop() if len(events) == 1 else root
-        found += _try_read(top, tensorboard_folder.read_event_folder)
+        logs += _try_read(top, tensorboard_folder.read_event_folder)
     size = left = 0
     for file in _drop_older_states(files):
         size += _file_size(file)
-        if len(found) >= _MAX_READ or (found and size > _MAX_BYTES):
+        if len(logs) >= _MAX_READ or (logs and size > _MAX_BYTES):
             left += 1
             continue
-        found += [one for one in _try_read(file, lambda one: read_file(str(one))) if _is_useful(one)]
-    return found, looked_at, left
+        logs += [log for log in _try_read(file, lambda log: read_file(str(log))) if _is_useful(log)]
+    return logs, looked_at, left
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
     listed = 0
-    for here, below, names in os.walk(root):
-        depth = len(Path(here).relative_to(root).parts)
+    for folder, below, names in os.walk(root):
+        depth = len(Path(folder).relative_to(root).parts)
         kept = [name for name in below if name.lower() not in _SKIPPED_FOLDERS and not name.startswith(".")]
         below[:] = sorted(kept) if depth < _MAX_DEPTH and listed < _MAX_LISTED else []
         listed += len(below) + len(names)
-        yield Path(here), sorted(names)
+        yield Path(folder), sorted(names)
 
 
 def _may_be_log(name: str) -> bool:
@@ -155,9 +155,9 @@ def _try_read(path: Path, reader: Callable[[Path], list[LogTable]]) -> list[_Fou
         return []
 
 
-def _is_useful(found: _FoundLog) -> bool:
+def _is_useful(log: _FoundLog) -> bool:
     """Whether it has losses, or the exception that a run ended in."""
-    return found.points > 0 or any("Traceback" in table.tail for table in found.tables)
+    return log.points > 0 or any("Traceback" in table.tail for table in log.tables)
 
 
 def _read_wandb(root: Path, read_file: ReadFile) -> list[LogTable] | None:
@@ -167,26 +167,28 @@ def _read_wandb(root: Path, read_file: ReadFile) -> list[LogTable] | None:
     except OSError:
         return None
     for file in (run.record, run.console) if run else ():
-        found = _try_read(file, lambda one: read_file(str(one))) if file else []
-        if found and run and any(table.columns for table in found[0].tables):
-            return [replace(table, settings={**run.settings, **table.settings}) for table in found[0].tables]
+        logs = _try_read(file, lambda path: read_file(str(path))) if file else []
+        if logs and run and any(table.columns for table in logs[0].tables):
+            return [replace(table, settings={**run.settings, **table.settings}) for table in logs[0].tables]
     return None
 
 
 def _count_losses(table: LogTable) -> int:
-    told = [(parse_metric_name(name), len(column)) for name, column in table.columns.items()]
-    return max((count for one, count in told if one.role in (MetricRole.LOSS, MetricRole.PERPLEXITY)), default=0)
+    metrics = [(parse_metric_name(name), len(column)) for name, column in table.columns.items()]
+    return max(
+        (count for metric, count in metrics if metric.role in (MetricRole.LOSS, MetricRole.PERPLEXITY)), default=0
+    )
 
 
-def _is_structured(found: _FoundLog) -> bool:
-    return all(table.format != "text" for table in found.tables)
+def _is_structured(log: _FoundLog) -> bool:
+    return all(table.format != "text" for table in log.tables)
 
 
 def _choice_note(root: Path, best: _FoundLog, others: list[_FoundLog]) -> str:
     words = f"read {_relative_path(root, best.path)}, which has the most losses ({best.points})"
     if not others:
         return words
-    names = [f"{_relative_path(root, one.path)} ({one.points})" for one in others[:_MAX_MENTIONED]]
+    names = [f"{_relative_path(root, log.path)} ({log.points})" for log in others[:_MAX_MENTIONED]]
     more = f" and {len(others) - _MAX_MENTIONED} more" if len(others) > _MAX_MENTIONED else ""
     return f"{words}; other logs: {', '.join(names)}{more}"
 

@@ -182,7 +182,7 @@ class LogSource:
         """Raise if a document that has to be in memory as a whole is too large."""
         if size > MAX_DOCUMENT_BYTES:
             raise UnreadableInput(
-                f"{self.path} is one document of more than {MAX_DOCUMENT_BYTES >> 20} MiB, too large to read as a whole."
+                f"{self.path} is one document of more than {MAX_DOCUMENT_BYTES >> 20} MiB, too large to read at once."
                 " Write one record per line (JSONL), or extract the part with the losses"
             )
 

@@ -97,11 +97,11 @@ def split_words(name: str) -> tuple[str, ...]:
     for theirs, ours in _CHINESE:
         name = name.replace(theirs, ours)
     spaced = _SEPARATORS.sub(" ", _CAMEL.sub(" ", name).lower()).split()
-    found: list[str] = []
+    words: list[str] = []
     for word in spaced:
         glued = _GLUED.match(word)
-        found += [glued[1], glued[2]] if glued else [word]
-    return tuple(found)
+        words += [glued[1], glued[2]] if glued else [word]
+    return tuple(words)
 
 
 @lru_cache(maxsize=4096)
@@ -112,21 +112,21 @@ def parse_metric_name(name: str) -> MetricName:
     (<MetricRole.LOSS: 'loss'>, True)
     """
     words = split_words(name)
-    said = frozenset(words)
-    held_out = bool(said & _EVAL) and not said & _TRAIN
-    role, part = _role(words, said)
-    return MetricName(role, held_out, part, bool(said & _TEST))
+    word_set = frozenset(words)
+    held_out = bool(word_set & _EVAL) and not word_set & _TRAIN
+    role, part = _role(words, word_set)
+    return MetricName(role, held_out, part, bool(word_set & _TEST))
 
 
-def _role(words: tuple[str, ...], said: frozenset[str]) -> tuple[MetricRole, str]:
-    for told in (_counter_role, _optimizer_role):
-        role = told(words, said)
+def _role(words: tuple[str, ...], word_set: frozenset[str]) -> tuple[MetricRole, str]:
+    for find_role in (_counter_role, _optimizer_role):
+        role = find_role(words, word_set)
         if role is not None:
             return role, ""
-    if said & _LOSSES and not said & _NOT_A_LOSS:
+    if word_set & _LOSSES and not word_set & _NOT_A_LOSS:
         left = [word for word in words if word not in _LOSSES | _TOTAL_WORDS | _EVAL | _TRAIN]
         return MetricRole.LOSS, " ".join(left)
-    if said & {"min", "max", "std"} and not said & _REWARDS:
+    if word_set & {"min", "max", "std"} and not word_set & _REWARDS:
         return MetricRole.OTHER, ""
     for role, known in (
         (MetricRole.PERPLEXITY, _PERPLEXITIES),
@@ -134,44 +134,46 @@ def _role(words: tuple[str, ...], said: frozenset[str]) -> tuple[MetricRole, str
         (MetricRole.ACCURACY, _ACCURACIES),
         (MetricRole.ERROR, _ERRORS),
     ):
-        if said & known:
+        if word_set & known:
             return role, ""
-    boosted = said & _LIGHTGBM_ERRORS and said <= _LIGHTGBM_ERRORS | _TRAIN | _EVAL | {"s", "0", "1"}
+    boosted = word_set & _LIGHTGBM_ERRORS and word_set <= _LIGHTGBM_ERRORS | _TRAIN | _EVAL | {"s", "0", "1"}
     return (MetricRole.ERROR if boosted else MetricRole.OTHER), ""
 
 
-def _optimizer_role(words: tuple[str, ...], said: frozenset[str]) -> MetricRole | None:
+def _optimizer_role(words: tuple[str, ...], word_set: frozenset[str]) -> MetricRole | None:
     """Gradient norms, learning rates, loss scales, and resource use."""
     whole = "".join(words)
-    if said & {"min", "max"} and whole.endswith(("min", "max")):
+    if word_set & {"min", "max"} and whole.endswith(("min", "max")):
         return MetricRole.OTHER
-    plain = said <= {"norm"} | _FILLER | _TRAIN  # norm of what is not said: nearly always of the gradients
-    if "gnorm" in said or ("norm" in said and (plain or said & _GRADIENTS)) or "gradnorm" in whole:
-        return MetricRole.OTHER if len(said - _FILLER) > 4 else MetricRole.GRAD_NORM
-    if said & {"skipped", "overflow", "overflows"}:
+    plain = word_set <= {"norm"} | _FILLER | _TRAIN  # norm of what is not said: nearly always of the gradients
+    if "gnorm" in word_set or ("norm" in word_set and (plain or word_set & _GRADIENTS)) or "gradnorm" in whole:
+        return MetricRole.OTHER if len(word_set - _FILLER) > 4 else MetricRole.GRAD_NORM
+    if word_set & {"skipped", "overflow", "overflows"}:
         return MetricRole.SKIPPED
     if "lossscale" in whole or "gradscale" in whole or "scalerscale" in whole or whole in ("scale", "ampscale"):
         return MetricRole.LOSS_SCALE
-    if "lr" in said or "learningrate" in whole:
+    if "lr" in word_set or "learningrate" in whole:
         return MetricRole.LR
-    return _resource_role(words, said)
+    return _resource_role(words, word_set)
 
 
-def _resource_role(words: tuple[str, ...], said: frozenset[str]) -> MetricRole | None:
-    if said & {"memory", "mem", "vram", "rss"}:
+def _resource_role(words: tuple[str, ...], word_set: frozenset[str]) -> MetricRole | None:
+    if word_set & {"memory", "mem", "vram", "rss"}:
         return MetricRole.MEMORY
-    if said & {"wps", "tps", "fps", "ups", "throughput", "tflops", "speed"} or (
-        said & {"per", "s"} and said & {"second", "sec", "s"} and said & {"samples", "tokens", "steps", "it", "tok"}
+    if word_set & {"wps", "tps", "fps", "ups", "throughput", "tflops", "speed"} or (
+        word_set & {"per", "s"}
+        and word_set & {"second", "sec", "s"}
+        and word_set & {"samples", "tokens", "steps", "it", "tok"}
     ):
         return MetricRole.SPEED
-    if said & {"time", "runtime", "elapsed", "eta", "duration", "ms", "seconds", "wall", "timestamp", "date"}:
-        return MetricRole.SECONDS if said & {"step", "iteration", "iter", "batch", "per"} else MetricRole.OTHER
+    if word_set & {"time", "runtime", "elapsed", "eta", "duration", "ms", "seconds", "wall", "timestamp", "date"}:
+        return MetricRole.SECONDS if word_set & {"step", "iteration", "iter", "batch", "per"} else MetricRole.OTHER
     return None
 
 
-def _counter_role(words: tuple[str, ...], said: frozenset[str]) -> MetricRole | None:
-    bare = said - _FILLER - _TRAIN - _EVAL
-    if said & {"timesteps", "timestep"}:
+def _counter_role(words: tuple[str, ...], word_set: frozenset[str]) -> MetricRole | None:
+    bare = word_set - _FILLER - _TRAIN - _EVAL
+    if word_set & {"timesteps", "timestep"}:
         bare -= {"time"}
     if not bare:
         return None
@@ -235,9 +237,9 @@ def is_counter_field(name: str) -> bool:
 def metric_fields(names: tuple[str, ...]) -> tuple[str, str] | None:
     """For records with one value each: the field with the metric's name and the field with its value."""
     known = {name.strip().lower(): name for name in names}
-    value = next((known[one] for one in _VALUE_FIELDS if one in known), None)
-    told = next((known[one] for one in _METRIC_FIELDS if one in known), None)
-    return (told, value) if told is not None and value is not None else None
+    value = next((known[field] for field in _VALUE_FIELDS if field in known), None)
+    name_field = next((known[field] for field in _METRIC_FIELDS if field in known), None)
+    return (name_field, value) if name_field is not None and value is not None else None
 
 
 def split_of(text: str) -> str | None:
@@ -259,7 +261,7 @@ def with_split(split: str, name: str) -> str:
     if not split or is_counter_field(name):
         return name
     if split in _TRAIN_LABELS or split in _EVAL_LABELS or split == "epoch":
-        said = set(_LABEL_SEPARATORS.split(name.lower()))
-        if split in said or said & (_EVAL_LABELS | _TRAIN_LABELS):
+        words = set(_LABEL_SEPARATORS.split(name.lower()))
+        if split in words or words & (_EVAL_LABELS | _TRAIN_LABELS):
             return name
     return f"{split}/{name}"

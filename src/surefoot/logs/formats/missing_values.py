@@ -10,8 +10,8 @@ NaN is filler in a column that is filled in every record, in a log that leaves n
   (training records and evaluation records).
 An empty cell means NaN in a loss column that was filled in every record and is empty from some record to the end.
 
-Padding: a run whose loss is NaN still has a step, a learning rate and a clock. So a record without any number is padding
-if the other records have these and this one does not:
+Padding: a run whose loss is NaN still has a step, a learning rate and a clock. So a record without any number is
+padding if the other records have these and this one does not:
 - it has no number at all, not even a step or an index, or
 - only its step or index continues, and a learning rate, time or memory that all other records have is missing.
 A record with a step and NaN for everything that can become NaN (loss, norm, accuracy) is a failure and stays.
@@ -50,54 +50,54 @@ def _drop_filler(table: LogTable) -> tuple[dict[str, LogColumn], list[str]]:
     if any(len(column) < 0.9 * table.records for column in table.columns.values()):
         return {}, []  # this log can leave cells empty
     numbers = {name: ~np.isnan(column.values) for name, column in table.columns.items()}
-    holed = {name: there for name, there in numbers.items() if 1 < there.sum() < 0.95 * len(there)}
+    holed = {name: present for name, present in numbers.items() if 1 < present.sum() < 0.95 * len(present)}
     if not holed:
         return {}, []
-    found: dict[str, LogColumn] = {}
-    for name, there in holed.items():
+    changed: dict[str, LogColumn] = {}
+    for name, present in holed.items():
         column = table.columns[name]
-        filler = _regular_filler(there)
+        filler = _regular_filler(present)
         if filler is None:
             filler = _alternating_filler(
-                there, [other for other in list(holed.values())[:_MAX_COMPARED] if len(other) == len(there)]
+                present, [other for other in list(holed.values())[:_MAX_COMPARED] if len(other) == len(present)]
             )
         if filler is not None and filler.any():
-            found[name] = LogColumn(column.rows[~filler], column.values[~filler])
-    names = ", ".join(list(found)[:3]) + (" and others" if len(found) > 3 else "")
-    return found, [f"NaN between the values of {names} was read as not measured"] if found else []
+            changed[name] = LogColumn(column.rows[~filler], column.values[~filler])
+    names = ", ".join(list(changed)[:3]) + (" and others" if len(changed) > 3 else "")
+    return changed, [f"NaN between the values of {names} was read as not measured"] if changed else []
 
 
-def _regular_filler(there: Bools) -> Bools | None:
+def _regular_filler(present: Bools) -> Bools | None:
     """Filler of a column whose numbers come every n-th record."""
-    at = np.flatnonzero(there)
+    at = np.flatnonzero(present)
     if len(at) < 3:
         return None
     apart = np.diff(at)
-    each = int(np.median(apart))
-    even = np.abs(apart - each) <= max(1, each // 50)
-    if each < 2 or even.mean() < 0.8:
+    interval = int(np.median(apart))
+    even = np.abs(apart - interval) <= max(1, interval // 50)
+    if interval < 2 or even.mean() < 0.8:
         return None
-    filler = ~there
-    due = np.arange(at[-1] + each, len(there), each)
-    if len(due) > 1 or bool((apart == each).all()):
+    filler = ~present
+    due = np.arange(at[-1] + interval, len(present), interval)
+    if len(due) > 1 or bool((apart == interval).all()):
         filler[due] = False
     return filler
 
 
-def _alternating_filler(there: Bools, others: list[Bools]) -> Bools | None:
+def _alternating_filler(present: Bools, others: list[Bools]) -> Bools | None:
     """Filler of a column that has numbers only in records in which others have none."""
-    filler = np.zeros(len(there), dtype=np.bool_)
-    begins = np.flatnonzero(np.diff(there.astype(np.int8), prepend=0) > 0)
+    filler = np.zeros(len(present), dtype=np.bool_)
+    begins = np.flatnonzero(np.diff(present.astype(np.int8), prepend=0) > 0)
     if len(begins) < 2:
         return None
     for other in others:
-        if not (there & other).any() and other[begins[0] : begins[-1]].any():
-            filler |= other & ~there
+        if not (present & other).any() and other[begins[0] : begins[-1]].any():
+            filler |= other & ~present
     return filler
 
 
 def _restore_nan(table: LogTable, voids: Mapping[str, tuple[int, int]]) -> tuple[dict[str, LogColumn], list[str]]:
-    found: dict[str, LogColumn] = {}
+    changed: dict[str, LogColumn] = {}
     notes: list[str] = []
     losses = [name for name in table.columns if any(word in name.lower() for word in _LOSSES)]
     for name, (first, count) in voids.items():
@@ -113,11 +113,11 @@ def _restore_nan(table: LogTable, voids: Mapping[str, tuple[int, int]]) -> tuple
         elif len(column) < 3 or len(column) < 0.95 * first:
             continue
         rows = np.arange(first, table.records, dtype=np.int64)
-        found[name] = LogColumn(
+        changed[name] = LogColumn(
             np.concatenate([column.rows, rows]), np.concatenate([column.values, np.full(len(rows), np.nan)])
         )
         notes.append(f"{name} is empty from record {first + 1} to the end: read as NaN, which some writers leave out")
-    return found, notes
+    return changed, notes
 
 
 _COUNTERS = frozenset({MetricRole.STEP, MetricRole.EPOCH_STEP, MetricRole.EPOCH})
@@ -142,26 +142,26 @@ class ReferenceColumns:
 
 def reference_columns(names: Iterable[str]) -> ReferenceColumns:
     """The columns that distinguish a record of a run from an empty one."""
-    found = {name: parse_metric_name(name).role for name in names}
-    counters = {name for name, role in found.items() if role in _COUNTERS or name.strip().lower() in _INDEX}
-    known = {name for name, role in found.items() if role in _RUN_STATE or _CLOCKS & set(split_words(name))}
+    roles = {name: parse_metric_name(name).role for name in names}
+    counters = {name for name, role in roles.items() if role in _COUNTERS or name.strip().lower() in _INDEX}
+    known = {name for name, role in roles.items() if role in _RUN_STATE or _CLOCKS & set(split_words(name))}
     return ReferenceColumns(frozenset(counters), frozenset(known - counters))
 
 
 def drop_padding(table: LogTable) -> LogTable:
     """Drop padding records; returns the same table if there are none."""
     columns = table.columns
-    found = reference_columns(columns)
+    references = reference_columns(columns)
     numbers = {name: column.rows[~np.isnan(column.values)] for name, column in columns.items()}
-    live = _mask(table.records, (rows for name, rows in numbers.items() if name not in found.counters))
+    live = _mask(table.records, (rows for name, rows in numbers.items() if name not in references.counters))
     if live.all() or not live.any():
         return table
-    counted = _mask(table.records, (numbers[name] for name in found.counters))
+    counted = _mask(table.records, (numbers[name] for name in references.counters))
     padding = np.zeros(table.records, dtype=np.bool_)
-    for name in found.counters | found.run_state:
+    for name in references.counters | references.run_state:
         if live[numbers[name]].sum() >= MIN_FILLED * live.sum():
             missing = columns[name].rows[np.isnan(columns[name].values)]
-            padding[missing] |= ~live[missing] & (~counted[missing] | (name in found.run_state))
+            padding[missing] |= ~live[missing] & (~counted[missing] | (name in references.run_state))
     if not padding.any():
         return table
     kept = {name: _drop_rows(column, padding) for name, column in columns.items()}
@@ -173,13 +173,13 @@ def drop_padding(table: LogTable) -> LogTable:
 
 def is_padding_from(table: LogTable, first: int) -> bool:
     """Whether the records from `first` to the end, which have no losses, are padding rather than NaN losses."""
-    found = reference_columns(table.columns)
-    if not (found.counters or found.run_state):
+    references = reference_columns(table.columns)
+    if not (references.counters or references.run_state):
         return False
     going_on = {name for name, column in table.columns.items() if _has_numbers(column, first)}
-    if going_on - found.counters:
+    if going_on - references.counters:
         return False
-    filled = {name for name in found.run_state if len(table.columns[name]) >= MIN_FILLED * first}
+    filled = {name for name in references.run_state if len(table.columns[name]) >= MIN_FILLED * first}
     return bool(filled) or not going_on
 
 

@@ -82,7 +82,7 @@ def _diagnoses(events: list[dict[str, Any]]) -> tuple[RunDiagnosis, ...]:
         for event in events
         if event.get("kind") == "decision" and event.get("action") in _INTERVENTIONS
     }
-    found: dict[tuple[int, str], RunDiagnosis] = {}
+    by_cause: dict[tuple[int, str], RunDiagnosis] = {}
     for event in events:
         step, attempt = event.get("step"), event.get("attempt")
         if event.get("kind") != "diagnosis" or not isinstance(step, int) or not isinstance(attempt, int):
@@ -90,7 +90,7 @@ def _diagnoses(events: list[dict[str, Any]]) -> tuple[RunDiagnosis, ...]:
         decision = decisions.get(attempt, {})
         confidence, advice = event.get("confidence"), event.get("advice")
         cause = str(event.get("cause", "unknown"))
-        one = RunDiagnosis(
+        diagnosis = RunDiagnosis(
             step=step,
             attempt=attempt,
             cause=cause,
@@ -100,8 +100,8 @@ def _diagnoses(events: list[dict[str, Any]]) -> tuple[RunDiagnosis, ...]:
             decided=bool(decision),
             applied=str(decision.get("action")) if decision and decision.get("applied", True) else "",
         )
-        found.setdefault((attempt, cause), one)
-    return tuple(sorted(found.values(), key=lambda one: (one.attempt, -one.confidence)))
+        by_cause.setdefault((attempt, cause), diagnosis)
+    return tuple(sorted(by_cause.values(), key=lambda diagnosis: (diagnosis.attempt, -diagnosis.confidence)))
 
 
 def _reason(event: dict[str, Any]) -> list[str]:
@@ -125,14 +125,16 @@ def _finding_evidence(event: dict[str, Any], attempt: int, findings: list[dict[s
 
 def _add_rows(scalars: reader.Scalars, builder: TableBuilder) -> None:
     verdicts = np.asarray(scalars["verdict"]) if "verdict" in scalars else np.zeros(scalars.rows)
-    mine = np.asarray(scalars["optimizer"]) == 0 if "optimizer" in scalars else np.ones(scalars.rows, np.bool_)
-    verdicts = verdicts[mine]
+    first_optimizer = (
+        np.asarray(scalars["optimizer"]) == 0 if "optimizer" in scalars else np.ones(scalars.rows, np.bool_)
+    )
+    verdicts = verdicts[first_optimizer]
     broken = verdicts == Verdict.NONFINITE
     rows = np.arange(len(verdicts), dtype=np.int64)
     for name in scalars:
         if name in _SKIPPED_COLUMNS:
             continue
-        values = np.asarray(scalars[name])[mine].astype(np.float64)
+        values = np.asarray(scalars[name])[first_optimizer].astype(np.float64)
         # NaN means "unknown" in a row, unless the update was vetoed as non-finite.
         known = ~np.isnan(values) | (broken & (name in ("loss", "norm")))
         if not np.isnan(values).all() or (name == "loss" and known.any()):
@@ -148,19 +150,19 @@ def _add_rows(scalars: reader.Scalars, builder: TableBuilder) -> None:
 
 
 def _note_events(events: list[dict[str, Any]], builder: TableBuilder) -> None:
-    told = [event for event in events if event.get("kind") in _NOTED_KINDS]
+    noted = [event for event in events if event.get("kind") in _NOTED_KINDS]
     diagnosed: list[str] = []
     decided: list[str] = []
-    for event in told:
+    for event in noted:
         step = event.get("step")
         if event["kind"] == "diagnosis":
             diagnosed.append(f"{event.get('cause', 'unknown')}@{step}")
         elif event["kind"] == "decision":
             decided.append(f"{event.get('action', 'unknown')}@{step}")
-    for line in [_describe_event(event) for event in told][:_MAX_EVENT_NOTES]:
+    for line in [_describe_event(event) for event in noted][:_MAX_EVENT_NOTES]:
         builder.note(line)
-    if len(told) > _MAX_EVENT_NOTES:
-        builder.note(f"and {len(told) - _MAX_EVENT_NOTES} more diagnoses and decisions, in the events of the run")
+    if len(noted) > _MAX_EVENT_NOTES:
+        builder.note(f"and {len(noted) - _MAX_EVENT_NOTES} more diagnoses and decisions, in the events of the run")
     # The last ones: how the run ended.
     if diagnosed:
         builder.settings["diagnosed"] = " ".join(diagnosed[-20:])

@@ -30,34 +30,36 @@ def read_event_folder(path: str | os.PathLike[str]) -> list[LogTable]:
     folders = _find_event_folders(root)
     if not folders:
         raise UnreadableInput(f"{root} contains no TensorBoard event files (events.out.tfevents...)")
-    told: list[str] = []
+    errors: list[str] = []
     runs: dict[Path, list[tuple[str, LogTable]]] = {}
     for folder, files in folders[:_MAX_FOLDERS]:
-        table, repeats = _read_one_folder(folder, files, told)
+        table, repeats = _read_one_folder(folder, files, errors)
         if table is None or (repeats and folder.parent in runs):
             continue
         home, prefix = _run_of(folder, table, root, runs)
         runs.setdefault(home, []).append((prefix, table))
     if not runs:
-        raise UnreadableInput(told[0] if told else f"{root} has TensorBoard event files, but no number in any of them")
+        raise UnreadableInput(
+            errors[0] if errors else f"{root} has TensorBoard event files, but no number in any of them"
+        )
     if len(folders) > _MAX_FOLDERS:
-        told.append(f"{root} has {len(folders)} folders with event files; the first {_MAX_FOLDERS} were read")
-    tables = [_join_tables(str(home), parts, told) for home, parts in runs.items()]
+        errors.append(f"{root} has {len(folders)} folders with event files; the first {_MAX_FOLDERS} were read")
+    tables = [_join_tables(str(home), parts, errors) for home, parts in runs.items()]
     return sorted(tables, key=_start_time)
 
 
 def _find_event_folders(root: Path) -> list[tuple[Path, list[Path]]]:
     """Folders with event files, parents first."""
-    found: list[tuple[Path, list[Path]]] = []
-    for here, below, names in os.walk(root):
+    folders: list[tuple[Path, list[Path]]] = []
+    for folder, below, names in os.walk(root):
         below.sort()
-        files = [Path(here, name) for name in sorted(names) if "tfevents" in name]
+        files = [Path(folder, name) for name in sorted(names) if "tfevents" in name]
         if files:
-            found.append((Path(here), files))
-    return found
+            folders.append((Path(folder), files))
+    return folders
 
 
-def _read_one_folder(folder: Path, files: list[Path], told: list[str]) -> tuple[LogTable | None, bool]:
+def _read_one_folder(folder: Path, files: list[Path], errors: list[str]) -> tuple[LogTable | None, bool]:
     """The files of one folder as one table, and whether it only repeats numbers for the hyperparameter dashboard."""
     tables: list[tuple[str, LogTable]] = []
     repeats = False
@@ -67,13 +69,13 @@ def _read_one_folder(folder: Path, files: list[Path], told: list[str]) -> tuple[
             with LogSource.open(file) as source:
                 reader.read(source)
         except UnreadableInput as error:
-            told.append(str(error))
+            errors.append(str(error))
             continue
         repeats = repeats or reader.hyperparameters
         table = reader.table(str(file))
         if table.columns:
             tables.append(("", table))
-    tables.sort(key=lambda one: _start_time(one[1]))
+    tables.sort(key=lambda pair: _start_time(pair[1]))
     if not tables:
         return None, repeats
     return (tables[0][1] if len(tables) == 1 else _join_tables(str(folder), tables, [])), repeats
@@ -94,7 +96,7 @@ def _run_of(
     return folder, ""
 
 
-def _join_tables(path: str, parts: list[tuple[str, LogTable]], told: list[str]) -> LogTable:
+def _join_tables(path: str, parts: list[tuple[str, LogTable]], notes: list[str]) -> LogTable:
     """Join tables, ordering records by time."""
     places = _merged_order([table for _, table in parts])
     gathered: dict[str, list[LogColumn]] = {}
@@ -114,7 +116,7 @@ def _join_tables(path: str, parts: list[tuple[str, LogTable]], told: list[str]) 
         records=sum(table.records for _, table in parts),
         columns={name: _sort_by_row(columns) for name, columns in gathered.items()},
         skipped=dict(skipped),
-        notes=tuple(dict.fromkeys([*(note for _, table in parts for note in table.notes), *told])),
+        notes=tuple(dict.fromkeys([*(note for _, table in parts for note in table.notes), *notes])),
         settings={name: value for _, table in parts for name, value in table.settings.items()},
     )
 

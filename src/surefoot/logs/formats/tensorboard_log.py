@@ -212,28 +212,28 @@ def _parse_value(data: bytes, start: int, end: int) -> tuple[str, tuple[float, i
 def _parse_plugin(data: bytes, start: int, end: int) -> str:
     for number, kind, first, last in fields(data, start, end):
         if number == 1 and kind == BYTES:
-            for inner, inner_kind, here, there in fields(data, first, last):
+            for inner, inner_kind, inner_first, inner_last in fields(data, first, last):
                 if inner == 1 and inner_kind == BYTES:
-                    return protobuf.text(data, here, there)
+                    return protobuf.text(data, inner_first, inner_last)
     return ""
 
 
 def _parse_tensor(data: bytes, start: int, end: int) -> tuple[float, int, int] | None:
     """The value of a one-element tensor, its offset and width; None for any other tensor."""
     dtype = 1
-    found: tuple[float, int, int] | None = None
+    value: tuple[float, int, int] | None = None
     for number, kind, first, last in fields(data, start, end):
         if number == 1 and kind == VARINT:
             dtype = first
         elif number == 2 and kind == BYTES and _count_elements(data, first, last) != 1:
             return None
         elif number == 4 and kind == BYTES and last > first:
-            found = _decode_content(data, first, last, dtype)
+            value = _decode_content(data, first, last, dtype)
         elif number in (5, 6):
-            found = _decode_content(data, first, last, 1 if number == 5 else 2)
+            value = _decode_content(data, first, last, 1 if number == 5 else 2)
         elif number in (7, 10, 11, 13, 16, 17):
-            found = _decode_integer(data, kind, first, last, dtype)
-    return found
+            value = _decode_integer(data, kind, first, last, dtype)
+    return value
 
 
 def _count_elements(data: bytes, start: int, end: int) -> int:
@@ -263,8 +263,8 @@ def _decode_integer(data: bytes, kind: int, start: int, end: int, dtype: int) ->
         return None
     if dtype in (_HALF, _BFLOAT):
         bits = struct.pack("<H", number & 0xFFFF)
-        found = _decode_content(bits, 0, 2, dtype)
-        return None if found is None else (found[0], 0, 0)
+        decoded = _decode_content(bits, 0, 2, dtype)
+        return None if decoded is None else (decoded[0], 0, 0)
     return float(number if dtype == _UINT64 else protobuf.signed(number)), 0, 0
 
 

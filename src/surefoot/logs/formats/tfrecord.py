@@ -136,9 +136,9 @@ def _valid_data(data: bytes, starts: Whole, sizes: Whole) -> NDArray[np.bool_]:
     """Mask of records with a valid data checksum, computed for all of one length at once; long ones are not checked."""
     good = np.ones(len(starts), np.bool_)
     for size in np.unique(sizes[sizes <= _MAX_CHECKED_BYTES]).tolist():
-        here = np.flatnonzero(sizes == size)
-        at = starts[here] + HEADER_BYTES
-        good[here] = _checksums(data, at, size) == _read_uint32(data, at + size)
+        indices = np.flatnonzero(sizes == size)
+        at = starts[indices] + HEADER_BYTES
+        good[indices] = _checksums(data, at, size) == _read_uint32(data, at + size)
     return good
 
 

@@ -1,7 +1,7 @@
 """Run files of Weights & Biases (`run-abc.wandb`, offline or not): history, settings and console output.
 
-The file is a LevelDB log: blocks of 32 KiB that contain records or pieces of records, each with a checksum. All checksums
-are verified; after a damaged piece reading continues with the next block. A record is a protocol buffer with the field
+The file is a LevelDB log: blocks of 32 KiB that contain records or pieces of records, each with a checksum. All are
+verified; after a damaged piece reading continues with the next block. A record is a protocol buffer with the field
 numbers of wandb_internal.proto.
 """
 
@@ -45,7 +45,7 @@ def fits(head: bytes) -> bool:
 
 
 def read(source: LogSource) -> LogTable:
-    """Read `_step`, `_timestamp` and the logged names (nested ones joined by a dot), settings, and the console's end."""
+    """Read `_step`, `_timestamp` and the logged names (nested ones joined by a dot), settings, console end."""
     reader = _WandbReader()
     for record in _records(source, reader.builder):
         try:
@@ -92,10 +92,10 @@ def _parse_config_yaml(file: Path) -> Iterator[tuple[str, float | str]]:
     """The plain settings in W&B's config.yaml: a name, and indented below it `value: ...`."""
     name = ""
     for line in _read_small(file).decode("utf-8", "replace").splitlines():
-        if found := re.match(r"([^\s:#][^:]*):", line):
-            name = found[1].strip("\"' ")
-        elif name and (found := re.match(r"\s+value:\s*(\S.*)$", line)) and not name.startswith(("_wandb", "wandb_")):
-            value = found[1].strip()
+        if match := re.match(r"([^\s:#][^:]*):", line):
+            name = match[1].strip("\"' ")
+        elif name and (match := re.match(r"\s+value:\s*(\S.*)$", line)) and not name.startswith(("_wandb", "wandb_")):
+            value = match[1].strip()
             yield name, _FLAGS[value] if value in _FLAGS else _number_or_text(value)
 
 
@@ -175,13 +175,13 @@ class _WandbReader:
             try:
                 record[name] = float(raw)
             except ValueError:
-                found = {
+                nested = {
                     key: value
                     for key, value in _flatten(name, _parse_json(raw), _MAX_DEPTH)
                     if isinstance(value, float)
                 }
-                record |= found
-                if not found:
+                record |= nested
+                if not nested:
                     other.add(name.removesuffix("._type") if name.endswith("._type") else name)
         if other:
             media = tuple(name + "." for name in other)

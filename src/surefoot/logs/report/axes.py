@@ -37,8 +37,8 @@ class AxisScale:
         """Round values to label, lowest first."""
         if self.kind == "log":
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
-            each = max(1, math.ceil((last - first + 1) / most))
-            powers = [10.0**power for power in range(first, last + 1, each)]
+            interval = max(1, math.ceil((last - first + 1) / most))
+            powers = [10.0**power for power in range(first, last + 1, interval)]
             return powers if len(powers) > 1 else [self.low, self.high]
         if self.kind == "both":
             return [self.low, *([0.0] if self.low < 0 < self.high else []), self.high]
@@ -89,10 +89,10 @@ def _round_ticks(low: float, high: float, most: int) -> list[float]:
         return [low]
     rough = span / max(most, 1)
     power = 10.0 ** math.floor(math.log10(rough))
-    each = next((power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999), power * 10)
-    if not each > 0:
+    interval = next((power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999), power * 10)
+    if not interval > 0:
         return [low, high]
-    ticks = np.arange(math.ceil(low / each - 1e-9), math.floor(high / each + 1e-9) + 1) * each
+    ticks = np.arange(math.ceil(low / interval - 1e-9), math.floor(high / interval + 1e-9) + 1) * interval
     return [float(tick) for tick in ticks[: most + 2]] or [low, high]
 
 
@@ -106,12 +106,12 @@ def thin_points(steps: Floats, values: Floats, most: int) -> tuple[Floats, Float
 
 def shape_indices(values: Floats, most: int) -> NDArray[np.int64]:
     """Indices of the lowest and the highest value of each bucket; a NaN counts as the highest."""
-    each = math.ceil(len(values) / max(1, most // 2))
-    whole = math.ceil(len(values) / each) * each
-    padded = np.concatenate([values, np.full(whole - len(values), values[-1])]).reshape(-1, each)
+    size = math.ceil(len(values) / max(1, most // 2))
+    whole = math.ceil(len(values) / size) * size
+    padded = np.concatenate([values, np.full(whole - len(values), values[-1])]).reshape(-1, size)
     low = np.where(np.isnan(padded), np.inf, padded).argmin(1)
     high = np.where(np.isnan(padded), np.inf, padded).argmax(1)
-    index = np.sort(np.stack([low, high], 1), axis=1) + np.arange(0, whole, each)[:, None]
+    index = np.sort(np.stack([low, high], 1), axis=1) + np.arange(0, whole, size)[:, None]
     ends = (0, len(values) - 1)
     return np.unique(np.minimum(np.concatenate([index.ravel(), ends]), ends[1])).astype(np.int64)
 

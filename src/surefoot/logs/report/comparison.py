@@ -50,7 +50,7 @@ class LogComparison:
         return self.a.is_trouble or self.b.is_trouble
 
     def as_json(self) -> dict[str, Any]:
-        told = {
+        fields = {
             "sentence": self.sentence,
             "parted_step": self.diverged_at,
             "compared_at_step": self.compared_at,
@@ -58,7 +58,7 @@ class LogComparison:
             "settings": [{"name": name, "a": a, "b": b} for name, a, b in self.settings],
             "notes": list(self.notes),
         }
-        return plain(told) | {"a": self.a.as_json(), "b": self.b.as_json()}
+        return plain(fields) | {"a": self.a.as_json(), "b": self.b.as_json()}
 
 
 def compare_logs(a: LogDiagnosis, b: LogDiagnosis) -> LogComparison:
@@ -67,8 +67,8 @@ def compare_logs(a: LogDiagnosis, b: LogDiagnosis) -> LogComparison:
     pair = _align_losses(a.curves, b.curves, before=_first_failure(a, b))
     notes = _notes(a, b)
     if isinstance(pair, str):
-        told = f"{pair}; {_verdict_phrase(a, b)}."
-        return LogComparison(a=a, b=b, sentence=told, rows=rows, settings=settings, notes=notes)
+        sentence = f"{pair}; {_verdict_phrase(a, b)}."
+        return LogComparison(a=a, b=b, sentence=sentence, rows=rows, settings=settings, notes=notes)
     parted = pair.divergence_step()
     losses = pair.final_losses()
     rows = (*rows, (f"loss at {format_count(pair.steps[-1])}", format_value(losses[0]), format_value(losses[1])))
@@ -117,14 +117,19 @@ class _SmoothedPair:
 def _first_failure(a: LogDiagnosis, b: LogDiagnosis) -> float:
     """The first failure of either: later losses are not compared."""
     return min(
-        (float(one.onset_step) for one in (a, b) if one.verdict is RunHealth.FAILED and one.onset_step), default=np.inf
+        (
+            float(diagnosis.onset_step)
+            for diagnosis in (a, b)
+            if diagnosis.verdict is RunHealth.FAILED and diagnosis.onset_step
+        ),
+        default=np.inf,
     )
 
 
 def _align_losses(a: RunCurves | None, b: RunCurves | None, *, before: float) -> _SmoothedPair | str:
     """Both losses on one grid, or why that is impossible."""
     if a is None or b is None or not len(a.loss) or not len(b.loss):
-        which = join_words([name for name, one in (("A", a), ("B", b)) if one is None or not len(one.loss)])
+        which = join_words([name for name, side in (("A", a), ("B", b)) if side is None or not len(side.loss)])
         return f"{which} {'has' if len(which) == 1 else 'have'} no loss to compare"
     if a.unit != b.unit:
         return f"A counts in {a.unit}s and B in {b.unit}s, so they cannot be held against each other"
@@ -135,10 +140,12 @@ def _align_losses(a: RunCurves | None, b: RunCurves | None, *, before: float) ->
     high = before if low < before < high else high
     if low > high:
         return f"A and B have no {a.unit} in common"
-    steps = np.unique(np.concatenate([one.steps[(one.steps >= low) & (one.steps <= high)] for one in (first, second)]))
+    steps = np.unique(
+        np.concatenate([side.steps[(side.steps >= low) & (side.steps <= high)] for side in (first, second)])
+    )
     steps = steps[np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_GRID)).astype(int))]
-    smooth = [_smooth(one) for one in (first, second)]
-    levels = [np.interp(steps, one.steps, values) for one, (values, _) in zip((first, second), smooth, strict=True)]
+    smooth = [_smooth(side) for side in (first, second)]
+    levels = [np.interp(steps, side.steps, values) for side, (values, _) in zip((first, second), smooth, strict=True)]
     floor = 1e-3 * float(np.median(np.abs(levels[0])))
     noise = float(np.hypot(smooth[0][1], smooth[1][1]))
     return _SmoothedPair(steps, levels[0], levels[1], max(noise, floor / MIN_NOISE_RATIO))
@@ -178,18 +185,22 @@ def _sentence(
     unit = a.curves.unit if a.curves is not None else "step"
     where = f"at {unit} {format_count(pair.steps[-1])} ({format_value(losses[0])} and {format_value(losses[1])})"
     if abs(losses[0] - losses[1]) <= MIN_NOISE_RATIO * pair.noise:
-        told = f"A and B are level {where}"
+        sentence = f"A and B are level {where}"
     elif low > 0:
         share = (high - low) / high * 100
-        told = (
+        sentence = (
             f"{ahead} is {share:.2g} % lower than {other} {where}" if share < 99.5 else f"{ahead} is far lower {where}"
         )
     else:
-        told = f"{ahead} is lower than {other} by {format_value(high - low)} {where}"
+        sentence = f"{ahead} is lower than {other} by {format_value(high - low)} {where}"
     if parted is not None:
-        told += f"; they part at {unit} {format_count(parted)}"
-    wrong = [_failure_phrase(name, one) for name, one in (("A", a), ("B", b)) if one.verdict is RunHealth.FAILED]
-    return "; ".join([told, *wrong]) + "."
+        sentence += f"; they part at {unit} {format_count(parted)}"
+    wrong = [
+        _failure_phrase(name, diagnosis)
+        for name, diagnosis in (("A", a), ("B", b))
+        if diagnosis.verdict is RunHealth.FAILED
+    ]
+    return "; ".join([sentence, *wrong]) + "."
 
 
 def _failure_phrase(name: str, diagnosis: LogDiagnosis) -> str:
@@ -201,7 +212,7 @@ def _verdict_phrase(a: LogDiagnosis, b: LogDiagnosis) -> str:
 
 
 def _notes(a: LogDiagnosis, b: LogDiagnosis) -> tuple[str, ...]:
-    return tuple(f"{name}: {clean(note)}" for name, one in (("A", a), ("B", b)) for note in one.notes)
+    return tuple(f"{name}: {clean(note)}" for name, diagnosis in (("A", a), ("B", b)) for note in diagnosis.notes)
 
 
 def _comparison_rows(a: LogDiagnosis, b: LogDiagnosis) -> Iterator[tuple[str, str, str]]:
@@ -210,7 +221,7 @@ def _comparison_rows(a: LogDiagnosis, b: LogDiagnosis) -> Iterator[tuple[str, st
     if a.onset_step is not None or b.onset_step is not None:
         yield "trouble from", _step_or_dash(a.onset_step), _step_or_dash(b.onset_step)
     yield "last step", _step_or_dash(a.last_step), _step_or_dash(b.last_step)
-    for name, role, told in (
+    for name, role, reduce in (
         ("lowest loss", "loss", np.min),
         ("lowest evaluation loss", "eval_loss", np.min),
         ("largest gradient norm", "grad_norm", np.max),
@@ -218,9 +229,9 @@ def _comparison_rows(a: LogDiagnosis, b: LogDiagnosis) -> Iterator[tuple[str, st
         ("speed", "speed", np.median),
         ("time a step", "seconds", np.median),
     ):
-        both = [_finite_values(one.curves, role) for one in (a, b)]
+        both = [_finite_values(diagnosis.curves, role) for diagnosis in (a, b)]
         if any(len(values) for values in both):
-            left, right = (format_value(float(told(values))) if len(values) else "-" for values in both)
+            left, right = (format_value(float(reduce(values))) if len(values) else "-" for values in both)
             yield name, left, right
 
 
@@ -239,7 +250,7 @@ def _step_or_dash(step: int | None) -> str:
 def _differing_settings(a: LogDiagnosis, b: LogDiagnosis) -> Iterator[tuple[str, str, str]]:
     """Settings and columns that differ."""
     for kind, prefix in (("facts", ""), ("columns", "column for ")):
-        first, second = (one.source.get(kind) for one in (a, b))
+        first, second = (diagnosis.source.get(kind) for diagnosis in (a, b))
         first = first if isinstance(first, Mapping) else {}
         second = second if isinstance(second, Mapping) else {}
         for name in sorted({*first, *second} - NOT_SETTINGS, key=str):

@@ -12,8 +12,7 @@ from rich.text import Text
 from surefoot.logs.log_diagnosis import LogDiagnosis
 from surefoot.logs.report.comparison import LogComparison
 from surefoot.logs.report.html_page import escape_text, html_document, html_table, list_items, save_page
-from surefoot.logs.report.matplotlib_plot import INK, PictureTitle
-from surefoot.logs.report.matplotlib_plot import save_picture as save_picture
+from surefoot.logs.report.matplotlib_plot import INK, PictureTitle, save_picture
 from surefoot.logs.report.panels import Panel, runs_panels
 from surefoot.logs.report.svg_plot import draw_svg
 from surefoot.logs.report.terminal_page import render
@@ -68,13 +67,15 @@ def _curves(comparison: LogComparison) -> list[PlotLine]:
 
 
 def _unit(comparison: LogComparison) -> str:
-    return next((one.curves.unit for one in (comparison.a, comparison.b) if one.curves is not None), "step")
+    return next(
+        (diagnosis.curves.unit for diagnosis in (comparison.a, comparison.b) if diagnosis.curves is not None), "step"
+    )
 
 
 def panels(comparison: LogComparison) -> list[Panel]:
     """Both runs in one plot."""
     pairs = (("A", comparison.a), ("B", comparison.b))
-    return runs_panels([(name, one.curves) for name, one in pairs if one.curves is not None])
+    return runs_panels([(name, diagnosis.curves) for name, diagnosis in pairs if diagnosis.curves is not None])
 
 
 def draw(comparison: LogComparison, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:

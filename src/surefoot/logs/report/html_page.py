@@ -97,8 +97,9 @@ def notebook_html(diagnosis: LogDiagnosis) -> str:
     ):
         data = base64.b64encode(drawn.encode()).decode()
         picture = f'<img alt="curves of the run" width="{WIDE}" src="data:image/svg+xml;base64,{data}">'
-    told = onset_sentence(diagnosis)
-    head = f"<p><b>{diagnosis.verdict.upper()}: {escape_text(diagnosis.sentence)}</b>{f'<br>{escape_text(told)}' if told else ''}</p>"
+    onset_text = onset_sentence(diagnosis)
+    onset = f"<br>{escape_text(onset_text)}" if onset_text else ""
+    head = f"<p><b>{diagnosis.verdict.upper()}: {escape_text(diagnosis.sentence)}</b>{onset}</p>"
     return f"<div>{head}{picture}{''.join(_causes_and_advice(diagnosis))}</div>"
 
 
@@ -110,9 +111,11 @@ def _body(diagnosis: LogDiagnosis) -> Iterator[str]:
 
 
 def _head(diagnosis: LogDiagnosis) -> str:
-    told = onset_sentence(diagnosis)
+    onset_text = onset_sentence(diagnosis)
     verdict = f'<span class="verdict {diagnosis.verdict}">{diagnosis.verdict.upper()}</span>'
-    return f"{verdict}<h1>{escape_text(diagnosis.sentence)}</h1>" + (f"<p>{escape_text(told)}</p>" if told else "")
+    return f"{verdict}<h1>{escape_text(diagnosis.sentence)}</h1>" + (
+        f"<p>{escape_text(onset_text)}</p>" if onset_text else ""
+    )
 
 
 def _picture(diagnosis: LogDiagnosis) -> str:
@@ -131,14 +134,14 @@ def _causes_and_advice(diagnosis: LogDiagnosis) -> Iterator[str]:
     if steps := ordered_advice(diagnosis.causes, 20):
         yield f'<h2>What to do, in this order</h2><ol class="do">{list_items(steps)}</ol>'
     if diagnosis.causes:
-        yield "<h2>Why</h2>" + "".join(_cause(one) for one in diagnosis.causes)
+        yield "<h2>Why</h2>" + "".join(_cause(cause) for cause in diagnosis.causes)
     if diagnosis.notes:
         yield f"<h2>Notes</h2><ul>{list_items(diagnosis.notes)}</ul>"
 
 
-def _cause(one: RankedCause) -> str:
-    told = cause_phrase(one)
-    return f"<h3>{escape_text(told[:1].upper() + told[1:])}</h3><ul>{list_items(one.evidence)}</ul>"
+def _cause(cause: RankedCause) -> str:
+    phrase = cause_phrase(cause)
+    return f"<h3>{escape_text(phrase[:1].upper() + phrase[1:])}</h3><ul>{list_items(cause.evidence)}</ul>"
 
 
 def _source_table(diagnosis: LogDiagnosis) -> Iterator[str]:

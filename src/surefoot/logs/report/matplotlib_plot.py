@@ -41,12 +41,12 @@ class PictureTitle:
 
 def draw_picture(diagnosis: LogDiagnosis, path: Path, *, inputs: Sequence[str] = (), force: bool = False) -> None:
     """Draw one run into a file; the suffix selects the format."""
-    made = run_panels(diagnosis.curves) if diagnosis.curves is not None else []
+    panels = run_panels(diagnosis.curves) if diagnosis.curves is not None else []
     title = f"{diagnosis.verdict.upper()}: {clean(diagnosis.sentence)}"
     about = PictureTitle(
         title, colour=HEALTH_COLOURS[diagnosis.verdict], onset=onset_of(diagnosis), unit=_unit(diagnosis)
     )
-    save_picture(made, path, about, inputs=inputs, force=force)
+    save_picture(panels, path, about, inputs=inputs, force=force)
 
 
 def check_can_draw(path: Path) -> None:
@@ -67,23 +67,23 @@ def _unit(diagnosis: LogDiagnosis) -> str:
 
 
 def save_picture(
-    made: Sequence[Panel], path: Path, about: PictureTitle, *, inputs: Sequence[str] = (), force: bool = False
+    panels: Sequence[Panel], path: Path, about: PictureTitle, *, inputs: Sequence[str] = (), force: bool = False
 ) -> None:
     """Draw panels above one another into a file."""
     check_can_draw(path)
     from matplotlib.figure import Figure
 
-    if not made:
+    if not panels:
         raise UnreadableInput(f"--plot {path}: nothing to draw, as the log contains no numbers over steps")
-    heights = [2.6, *([1.2] * (len(made) - 1))]
+    heights = [2.6, *([1.2] * (len(panels) - 1))]
     picture = Figure(figsize=(9, 1.3 + sum(heights)), layout="constrained", facecolor="white")
-    told = textwrap.fill(about.title, 88)
-    picture.suptitle(told, x=0.012, ha="left", fontsize=11.5, fontweight="bold", color=about.colour, parse_math=False)
-    axes = picture.subplots(len(made), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for panel, axis in zip(made, axes, strict=True):
-        _panel(axis, panel, edges=step_limits(made), onset=about.onset)
+    title = textwrap.fill(about.title, 88)
+    picture.suptitle(title, x=0.012, ha="left", fontsize=11.5, fontweight="bold", color=about.colour, parse_math=False)
+    axes = picture.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for panel, axis in zip(panels, axes, strict=True):
+        _panel(axis, panel, edges=step_limits(panels), onset=about.onset)
     picture.align_ylabels(axes)
-    axes[0].set_xlim(*_with_margin(step_limits(made)))
+    axes[0].set_xlim(*_with_margin(step_limits(panels)))
     axes[-1].set_xlabel(about.unit, color=FAINT)
     if about.onset is not None:
         _label_onset(axes[0], about.onset, about.onset_label)
@@ -126,8 +126,8 @@ def _panel(axis: Any, panel: Panel, *, edges: tuple[float, float], onset: float 
     _limits(axis, panel)
     axis.set_ylabel(panel.title, color=INK)
     if [series.name for series in panel.series] != [panel.title]:
-        made = axis.legend(loc="best", frameon=True, framealpha=0.8, edgecolor="none", fontsize=8.5, labelcolor=INK)
-        for text in made.get_texts():
+        legend = axis.legend(loc="best", frameon=True, framealpha=0.8, edgecolor="none", fontsize=8.5, labelcolor=INK)
+        for text in legend.get_texts():
             text.set_parse_math(False)
 
 

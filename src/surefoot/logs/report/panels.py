@@ -33,7 +33,7 @@ class Panel:
 
     def nonfinite_label_at(self, edges: tuple[float, float]) -> float | None:
         """The middle of the widest non-finite range, if there is room for a label."""
-        first, last = max(self.nonfinite, key=lambda one: one[1] - one[0], default=(0.0, 0.0))
+        first, last = max(self.nonfinite, key=lambda bounds: bounds[1] - bounds[0], default=(0.0, 0.0))
         return (first + last) / 2 if last - first > 0.06 * (edges[1] - edges[0]) else None
 
 
@@ -44,7 +44,7 @@ def run_panels(curves: RunCurves) -> list[Panel]:
 
 def runs_panels(runs: Sequence[tuple[str | None, RunCurves]]) -> list[Panel]:
     """The panels of several runs in one plot, each under its label."""
-    made: list[Panel] = []
+    panels: list[Panel] = []
     alone = len(runs) == 1
     for title, roles in (
         ("loss", ("loss", "eval_loss") if alone else ("loss",)),
@@ -54,11 +54,11 @@ def runs_panels(runs: Sequence[tuple[str | None, RunCurves]]) -> list[Panel]:
         ("loss scale", ("loss_scale",)),
     ):
         whole = [(label, getattr(curves, role)) for label, curves in runs for role in roles]
-        there = [(label, series) for label, series in whole if np.isfinite(series.values).any()]
-        if there or (title == "loss" and any(len(series) for _, series in whole)):
+        drawable = [(label, series) for label, series in whole if np.isfinite(series.values).any()]
+        if drawable or (title == "loss" and any(len(series) for _, series in whole)):
             all_series = [(label, series) for label, series in whole if len(series)]
-            made.append(_panel(title, all_series))
-    return made
+            panels.append(_panel(title, all_series))
+    return panels
 
 
 def _panel(title: str, all_series: Sequence[tuple[str | None, Series]]) -> Panel:
@@ -79,14 +79,14 @@ def _panel(title: str, all_series: Sequence[tuple[str | None, Series]]) -> Panel
 def _nonfinite_label(drawn: Sequence[Series]) -> tuple[list[tuple[float, float]], str]:
     """Non-finite ranges, and their label."""
     for number, series in enumerate(drawn):
-        if found := nonfinite_spans(series.steps, series.values):
-            return found, "NaN" if number == 0 else f"{series.name} is NaN"
+        if spans := nonfinite_spans(series.steps, series.values):
+            return spans, "NaN" if number == 0 else f"{series.name} is NaN"
     return [], ""
 
 
-def step_limits(made: Sequence[Panel]) -> tuple[float, float]:
+def step_limits(panels: Sequence[Panel]) -> tuple[float, float]:
     """First and last step of all panels, with a margin if there is only one step."""
-    first, last = step_range([series.steps for panel in made for series in panel.series])
+    first, last = step_range([series.steps for panel in panels for series in panel.series])
     return (first, last) if last > first else (first - 1, last + 1)
 
 

@@ -17,7 +17,7 @@ TALL, LOW, BETWEEN, BELOW = 230, 90, 36, 34
 
 
 def draw_svg(
-    made: Sequence[Panel],
+    panels: Sequence[Panel],
     *,
     title: str,
     onset: float | None = None,
@@ -29,12 +29,12 @@ def draw_svg(
 
     `style` is embedded, for a picture that stands alone.
     """
-    if not made:
+    if not panels:
         return ""
-    across = _StepAxis(*step_limits(made))
+    across = _StepAxis(*step_limits(panels))
     parts: list[str] = []
     top = BETWEEN
-    for number, panel in enumerate(made):
+    for number, panel in enumerate(panels):
         tall = TALL if number == 0 else LOW
         parts += _panel(panel, across, top, tall, onset=onset, word=onset_label if number == 0 else "")
         top += tall + BETWEEN
@@ -64,7 +64,8 @@ def _panel(panel: Panel, across: _StepAxis, top: int, tall: int, *, onset: float
         y = _y_position(panel.scale, tick, top, tall)
         if top - 1 <= y <= bottom + 1:
             yield f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            yield f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{escape(format_value(tick))}</text>'
+            label = escape(format_value(tick))
+            yield f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
     for start, end in panel.nonfinite:
         x = across(start)
         wide = max(across(end) - x, 1.5)
@@ -103,10 +104,10 @@ def _y_position(scale: AxisScale, value: float, top: int, tall: int) -> float:
 def _line(series: Series, scale: AxisScale, across: _StepAxis, top: int, tall: int, number: int) -> Iterator[str]:
     """A line, broken at non-finite values; single points as dots."""
     places = top + (1 - scale.position(series.values)) * tall
-    there = np.isfinite(places) & np.isfinite(series.steps)
+    finite = np.isfinite(places) & np.isfinite(series.steps)
     kind = number % 4
-    for piece in np.split(np.arange(len(places)), np.flatnonzero(np.diff(there.astype(np.int8))) + 1):
-        if not len(piece) or not there[piece[0]]:
+    for piece in np.split(np.arange(len(places)), np.flatnonzero(np.diff(finite.astype(np.int8))) + 1):
+        if not len(piece) or not finite[piece[0]]:
             continue
         points = [(across(float(series.steps[index])), float(places[index])) for index in piece]
         if len(points) > 1:
@@ -122,5 +123,5 @@ def _step_axis(across: _StepAxis, bottom: int, unit: str) -> Iterator[str]:
     for number, tick in enumerate(ticks):
         x = across(tick)
         anchor = "end" if x > WIDE - 60 else "middle"
-        told = f"{unit} {format_count(tick)}" if number == 0 else format_count(tick)
-        yield f'<text class="tick" x="{x:.1f}" y="{bottom + 20}" text-anchor="{anchor}">{escape(told)}</text>'
+        label = f"{unit} {format_count(tick)}" if number == 0 else format_count(tick)
+        yield f'<text class="tick" x="{x:.1f}" y="{bottom + 20}" text-anchor="{anchor}">{escape(label)}</text>'

@@ -62,8 +62,8 @@ def render(what: RenderableType, *, width: int, colour: bool) -> str:
 def page(diagnosis: LogDiagnosis, *, width: int, fine: bool) -> Group:
     """The parts of the page, top down."""
     parts: list[RenderableType] = [headline(diagnosis)]
-    if told := onset_sentence(diagnosis):
-        parts.append(Text(told))
+    if onset_text := onset_sentence(diagnosis):
+        parts.append(Text(onset_text))
     if diagnosis.curves is not None and (drawn := _plot(diagnosis, diagnosis.curves, width, fine)):
         parts += [Text(), *drawn]
     text = min(width, MAX_TEXT_WIDTH)
@@ -97,19 +97,19 @@ def _plot(diagnosis: LogDiagnosis, course: RunCurves, width: int, fine: bool) ->
 def _causes(causes: tuple[RankedCause, ...], width: int) -> Iterator[RenderableType]:
     """The first cause with its evidence, the others with one line each."""
     before: set[str] = set()
-    for index, one in enumerate(causes):
-        told = [clean(line) for line in one.evidence if clean(line) not in before]
-        before |= {clean(line) for line in one.evidence}
-        words = Text.assemble((cause_phrase(one)[:1].upper() + cause_phrase(one)[1:], "bold" if index == 0 else ""))
+    for index, cause in enumerate(causes):
+        lines = [clean(line) for line in cause.evidence if clean(line) not in before]
+        before |= {clean(line) for line in cause.evidence}
+        words = Text.assemble((cause_phrase(cause)[:1].upper() + cause_phrase(cause)[1:], "bold" if index == 0 else ""))
         if index == 0:
             yield _indented(words, 2, width)
-            yield from (_indented(Text(line[:1].upper() + line[1:]), 4, width) for line in told[:MAX_EVIDENCE])
-            if len(told) > MAX_EVIDENCE:
+            yield from (_indented(Text(line[:1].upper() + line[1:]), 4, width) for line in lines[:MAX_EVIDENCE])
+            if len(lines) > MAX_EVIDENCE:
                 yield _indented(
-                    Text(f"{len(told) - MAX_EVIDENCE} more lines of evidence: --json has them all"), 4, width
+                    Text(f"{len(lines) - MAX_EVIDENCE} more lines of evidence: --json has them all"), 4, width
                 )
         else:
-            yield _indented(words.append(f": {told[0]}" if told else ""), 2, width)
+            yield _indented(words.append(f": {lines[0]}" if lines else ""), 2, width)
 
 
 def _indented(text: Text, left: int, width: int) -> RenderableType:
@@ -148,9 +148,12 @@ def summary(diagnoses: Sequence[LogDiagnosis], *, width: int = 80, colour: bool 
     grid.add_column(overflow="fold", min_width=6)
     for diagnosis in diagnoses:
         onset = "" if diagnosis.onset_step is None else f"from {format_count(diagnosis.onset_step)}"
-        told = PATTERN_PHRASES.get(diagnosis.pattern, "")
+        pattern = PATTERN_PHRASES.get(diagnosis.pattern, "")
         path = Text(clean(diagnosis.source.get("path", ""), 200))
         grid.add_row(
-            Text(diagnosis.verdict.upper(), style=f"bold {COLOURS[diagnosis.verdict]}"), path, Text(told), Text(onset)
+            Text(diagnosis.verdict.upper(), style=f"bold {COLOURS[diagnosis.verdict]}"),
+            path,
+            Text(pattern),
+            Text(onset),
         )
     return render(Group(Text(f"{len(diagnoses)} logs", style="bold"), grid), width=width, colour=colour)

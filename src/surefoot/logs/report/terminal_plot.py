@@ -152,12 +152,12 @@ def _shaping_points(columns: np.ndarray, places: Floats) -> list[int]:
     edges = np.flatnonzero(np.diff(columns[order])) + 1
     chosen: list[int] = []
     for group in np.split(order, edges):
-        there = group[np.isfinite(places[group])]
-        if not len(there):
+        finite = group[np.isfinite(places[group])]
+        if not len(finite):
             chosen.append(int(group[0]))
             continue
-        four = {there[0], there[places[there].argmin()], there[places[there].argmax()], there[-1]}
-        chosen.extend(sorted(int(one) for one in four))
+        four = {finite[0], finite[places[finite].argmin()], finite[places[finite].argmax()], finite[-1]}
+        chosen.extend(sorted(int(index) for index in four))
     return chosen
 
 
@@ -165,13 +165,13 @@ def _draw_marks(canvas: Canvas, curve: PlotLine, columns: np.ndarray, scale: Axi
     """Another curve as single marks, sparse enough to keep the line visible."""
     places = scale.position(curve.values)
     height = len(canvas)
-    there = np.unique(columns)
-    apart = 1 if len(there) <= 20 else max(2, len(canvas[0]) // 18) if canvas else 1
+    used = np.unique(columns)
+    apart = 1 if len(used) <= 20 else max(2, len(canvas[0]) // 18) if canvas else 1
     last = -apart
-    for column in there:
-        here = places[(columns == column) & np.isfinite(places)]
-        if len(here) and column - last >= apart:
-            canvas[round((1 - float(np.median(here))) * (height - 1))][column] = (mark, curve.style)
+    for column in used:
+        heights = places[(columns == column) & np.isfinite(places)]
+        if len(heights) and column - last >= apart:
+            canvas[round((1 - float(np.median(heights))) * (height - 1))][column] = (mark, curve.style)
             last = int(column)
 
 
@@ -217,11 +217,11 @@ def _axis(
     words = list(start.ljust(cells))
     words[max(0, cells - len(end)) :] = list(end)[-cells:]
     if mark is not None and onset is not None:
-        told = format_count(onset)
-        left = min(max(0, mark - len(told) // 2), max(0, cells - len(told)))
-        around = "".join(words[max(0, left - 1) : left + len(told) + 1])
+        label = format_count(onset)
+        left = min(max(0, mark - len(label) // 2), max(0, cells - len(label)))
+        around = "".join(words[max(0, left - 1) : left + len(label) + 1])
         if not around.strip():
-            words[left : left + len(told)] = list(told)
+            words[left : left + len(label)] = list(label)
     return [line, Text(" " * (_LABEL_WIDTH + 2) + "".join(words).rstrip(), style="dim")]
 
 

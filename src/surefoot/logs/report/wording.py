@@ -60,9 +60,13 @@ COLOURS = {RunHealth.HEALTHY: "green", RunHealth.WARNING: "yellow", RunHealth.FA
 
 def clean(text: object, max_chars: int = 600) -> str:
     """Text from a log, safe for a terminal: control characters, which could steer it, are removed."""
-    told = " ".join(str(text)[: max_chars * 2].split())
-    told = "".join(one for one in told if not unicodedata.category(one).startswith("C") or one == "\u200d")
-    return told if len(told) <= max_chars else told[: max_chars - 3] + "..."
+    cleaned = " ".join(str(text)[: max_chars * 2].split())
+    cleaned = "".join(
+        character
+        for character in cleaned
+        if not unicodedata.category(character).startswith("C") or character == "\u200d"
+    )
+    return cleaned if len(cleaned) <= max_chars else cleaned[: max_chars - 3] + "..."
 
 
 def onset_sentence(diagnosis: LogDiagnosis) -> str:
@@ -70,16 +74,16 @@ def onset_sentence(diagnosis: LogDiagnosis) -> str:
     if diagnosis.onset_step is None:
         return ""
     unit = diagnosis.curves.unit if diagnosis.curves is not None else "step"
-    told = f"Began at {unit} {format_count(diagnosis.onset_step)}"
+    sentence = f"Began at {unit} {format_count(diagnosis.onset_step)}"
     last = diagnosis.last_step
     if last is None or last < diagnosis.onset_step:
-        return told + "."
-    told += f" of {format_count(last)}"
+        return sentence + "."
+    sentence += f" of {format_count(last)}"
     first = _first_step(diagnosis)
     if last > first:
         share = min(1.0, max(0.0, (diagnosis.onset_step - first) / (last - first)))
-        told += f", {share:.0%} into the run".replace("%", " %") if share > 0 else ", right at the start"
-    return told + "."
+        sentence += f", {share:.0%} into the run".replace("%", " %") if share > 0 else ", right at the start"
+    return sentence + "."
 
 
 def _first_step(diagnosis: LogDiagnosis) -> float:
@@ -88,18 +92,18 @@ def _first_step(diagnosis: LogDiagnosis) -> float:
     return min(float(diagnosis.curves.loss.steps[0]), 0.0)
 
 
-def cause_phrase(one: RankedCause) -> str:
-    return f"{CAUSE_PHRASES.get(one.cause, str(one.cause))} ({one.confidence:.0%})".replace("%", " %")
+def cause_phrase(cause: RankedCause) -> str:
+    return f"{CAUSE_PHRASES.get(cause.cause, str(cause.cause))} ({cause.confidence:.0%})".replace("%", " %")
 
 
 def ordered_advice(causes: Iterable[RankedCause], max_lines: int) -> list[str]:
     """What to do, in order: all advice of the first cause, then what the others add."""
-    told: list[str] = []
-    for one in causes:
-        for line in one.advice:
-            if (line := clean(line)) not in told:
-                told.append(line)
-    return told[:max_lines]
+    lines: list[str] = []
+    for cause in causes:
+        for line in cause.advice:
+            if (line := clean(line)) not in lines:
+                lines.append(line)
+    return lines[:max_lines]
 
 
 def source_parts(diagnosis: LogDiagnosis) -> list[str]:

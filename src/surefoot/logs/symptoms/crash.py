@@ -77,11 +77,11 @@ class _Line:
 def find_crash(text: str) -> Crash | None:
     """The crash in the text after the last row; None if the log just ends."""
     lines = list(_split_lines(text))
-    found = _find_rule_match(lines)
+    match_found = _find_rule_match(lines)
     general = _unknown_exception(lines)
-    if found is None:
+    if match_found is None:
         return general
-    rule, index, match = found
+    rule, index, match = match_found
     if rule.tier > 0 and general is not None and general.kind == "exception" and rule.kind != "interrupted":
         return general  # an exception in the user's code, and its consequences
     return _from_rule(rule, match, index, lines)
@@ -92,7 +92,7 @@ def _split_lines(text: str) -> Iterator[_Line]:
     for line in text.split("\n"):
         rank = ""
         while match := _PREFIX.match(line):
-            rank = next((one for one in match.groups() if one), rank)
+            rank = next((group for group in match.groups() if group), rank)
             line = line[match.end() :]
         yield _Line(line.rstrip(), rank)
 
@@ -101,16 +101,16 @@ def _find_rule_match(lines: list[_Line]) -> tuple[CrashRule, int, re.Match[str]]
     """The first match of the lowest tier: root causes first, then consequences, then stops from outside."""
     best: tuple[int, int, CrashRule, re.Match[str]] | None = None
     for index, line in enumerate(lines):
-        said = line.text
+        text = line.text
         if (
-            not _CRASH_HINTS.search(said)
-            or (_WARNING.search(said) and not _EXCEPTION.match(said))
-            or _FRAME.match(said)
+            not _CRASH_HINTS.search(text)
+            or (_WARNING.search(text) and not _EXCEPTION.match(text))
+            or _FRAME.match(text)
         ):
             continue
-        said = said[:MAX_LINE_CHARS]
+        text = text[:MAX_LINE_CHARS]
         for rule in RULES:
-            match = rule.pattern.search(said)
+            match = rule.pattern.search(text)
             if match is None:
                 continue
             if (best is None or rule.tier < best[0]) and not _survived(lines, index):
@@ -131,24 +131,24 @@ def _survived(lines: list[_Line], index: int) -> bool:
 
 
 def _from_rule(rule: CrashRule, match: re.Match[str], index: int, lines: list[_Line]) -> Crash:
-    said = lines[index].text.strip()[:MAX_MESSAGE_CHARS]
+    text = lines[index].text.strip()[:MAX_MESSAGE_CHARS]
     given = {name: value or "" for name, value in match.groupdict().items()}
     sentence = rule.sentence.format(**given)
-    evidence = [f"The log says: {said}"]
-    advice = [one.format(**given) if "{" in one else one for one in rule.all_advice()]
+    evidence = [f"The log says: {text}"]
+    advice = [line.format(**given) if "{" in line else line for line in rule.all_advice()]
     whole = "\n".join(line.text for line in lines[index : index + 12])
     if rule.kind == "out_of_memory":
-        sentence, told, first = _explain_oom(whole)
-        evidence += told
+        sentence, details, first = _explain_oom(whole)
+        evidence += details
         advice = first + advice
     elif rule.kind == "nccl_timeout":
-        sentence, told = _explain_timeout(whole, sentence)
-        evidence += told
+        sentence, details = _explain_timeout(whole, sentence)
+        evidence += details
     elif rule.kind == "xid" and given.get("xid"):
         sentence = f"The device reported a fault of its own (Xid {given['xid']})."
     elif rule.kind == "import" and given.get("module"):
         sentence = f"The module {given['module']} is not installed."
-    elif rule.kind in _KINDS_WITH_MESSAGE and (message := _exception_message(said)):
+    elif rule.kind in _KINDS_WITH_MESSAGE and (message := _exception_message(text)):
         sentence = f"{sentence[:-1]}: {message}."
     evidence += _location(lines, index, rule.kind)
     return Crash(
@@ -157,7 +157,7 @@ def _from_rule(rule: CrashRule, match: re.Match[str], index: int, lines: list[_L
         sentence=sentence,
         evidence=tuple(evidence),
         advice=tuple(dict.fromkeys(advice)),
-        line=said,
+        line=text,
         confidence=0.9 if rule.tier == 0 else 0.6,
         is_fault=rule.tier < 2,
     )
@@ -168,28 +168,28 @@ _KINDS_WITH_MESSAGE = frozenset(
 )
 
 
-def _exception_message(said: str) -> str:
-    match = _EXCEPTION.match(said)
+def _exception_message(text: str) -> str:
+    match = _EXCEPTION.match(text)
     return _ERRNO.sub("", match["said"] or "").strip().rstrip(".:")[:160] if match else ""
 
 
 def _location(lines: list[_Line], index: int, kind: str) -> list[str]:
     """Where in the user's code it happened, on which rank, and the root cause that torchrun reports."""
-    told: list[str] = []
+    sentences: list[str] = []
     frame = _user_frame(lines, index)
     if frame:
-        told.append(f"It happened at {frame}.")
+        sentences.append(f"It happened at {frame}.")
     if lines[index].rank:
-        told.append(f"Rank {lines[index].rank} said so first.")
+        sentences.append(f"Rank {lines[index].rank} said so first.")
     root = _torchrun_root_cause(lines)
     if root and kind not in ("interrupted",):
-        told.append(root)
-    return told
+        sentences.append(root)
+    return sentences
 
 
 def _user_frame(lines: list[_Line], index: int) -> str:
     """The last frame before the exception, of the same rank, that is not in a library."""
-    own = last = ""
+    user = last = ""
     rank = lines[index].rank
     for line in reversed(lines[max(0, index - 400) : index]):
         if line.rank != rank and line.rank:
@@ -198,12 +198,12 @@ def _user_frame(lines: list[_Line], index: int) -> str:
             break
         frame = _FRAME.match(line.text)
         if frame:
-            said = f"{frame['file']}:{frame['line']}" + (f" in {frame['function']}" if frame["function"] else "")
-            last = last or said
+            place = f"{frame['file']}:{frame['line']}" + (f" in {frame['function']}" if frame["function"] else "")
+            last = last or place
             if not _LIBRARY_PATH.search(frame["file"]):
-                own = said
+                user = place
                 break
-    return own or last
+    return user or last
 
 
 def _torchrun_root_cause(lines: list[_Line]) -> str:
@@ -211,15 +211,15 @@ def _torchrun_root_cause(lines: list[_Line]) -> str:
     for index, line in enumerate(lines):
         if "Root Cause" not in line.text:
             continue
-        said: dict[str, str] = {}
+        fields: dict[str, str] = {}
         for below in lines[index + 1 : index + 12]:
             match = _TORCHRUN_FIELD.match(below.text)
             if match:
-                said.setdefault(match["key"], match["value"].strip())
-        if "rank" in said:
-            code = f", exit code {said['exitcode'].split()[0]}" if "exitcode" in said else ""
-            host = f" on {said['host']}" if "host" in said else ""
-            return f"The launcher names rank {said['rank'].split()[0]}{host} as the first to fail{code}."
+                fields.setdefault(match["key"], match["value"].strip())
+        if "rank" in fields:
+            code = f", exit code {fields['exitcode'].split()[0]}" if "exitcode" in fields else ""
+            host = f" on {fields['host']}" if "host" in fields else ""
+            return f"The launcher names rank {fields['rank'].split()[0]}{host} as the first to fail{code}."
     return ""
 
 
@@ -236,8 +236,8 @@ def _unknown_exception(lines: list[_Line]) -> Crash | None:
             continue
         if match["name"].endswith("SystemExit") or _was_superseded(lines, index) or _matches_a_rule(line.text):
             continue
-        name, said = match["name"].rsplit(".", 1)[-1], (match["said"] or "").strip()[:MAX_MESSAGE_CHARS]
-        return _describe_exception(name, said, index, lines)
+        name, message = match["name"].rsplit(".", 1)[-1], (match["said"] or "").strip()[:MAX_MESSAGE_CHARS]
+        return _describe_exception(name, message, index, lines)
     root = _torchrun_root_cause(lines)
     if root:
         index = next(index for index, line in enumerate(lines) if "Root Cause" in line.text)
@@ -245,8 +245,8 @@ def _unknown_exception(lines: list[_Line]) -> Crash | None:
     return None
 
 
-def _matches_a_rule(said: str) -> bool:
-    return any(rule.pattern.search(said[:MAX_LINE_CHARS]) for rule in RULES)
+def _matches_a_rule(text: str) -> bool:
+    return any(rule.pattern.search(text[:MAX_LINE_CHARS]) for rule in RULES)
 
 
 def _child_failure(root: str, index: int, lines: list[_Line]) -> Crash:
@@ -264,8 +264,8 @@ def _child_failure(root: str, index: int, lines: list[_Line]) -> Crash:
     )
 
 
-def _describe_exception(name: str, said: str, index: int, lines: list[_Line]) -> Crash:
-    message = said.rstrip(".")
+def _describe_exception(name: str, text: str, index: int, lines: list[_Line]) -> Crash:
+    message = text.rstrip(".")
     where = _location(lines, index, "exception")
     return Crash(
         kind="exception",
@@ -312,44 +312,49 @@ def _format_size(size: float) -> str:
 
 def _explain_oom(text: str) -> tuple[str, list[str], list[str]]:
     """Sentence, evidence and first advice from the numbers in an out-of-memory message, old or new wording."""
-    asked = _find_size(text, r"[Tt]ried to allocate SIZE") or _find_size(text, r"allocat\w+ SIZE")
+    requested = _find_size(text, r"[Tt]ried to allocate SIZE") or _find_size(text, r"allocat\w+ SIZE")
     total = _find_size(text, r"total capacity of SIZE") or _find_size(text, r"SIZE total capacity")
     free = _find_size(text, r"of which SIZE is free") or _find_size(text, r"SIZE free")
-    held = _find_size(text, r"SIZE is allocated by PyTorch") or _find_size(text, r"SIZE already allocated")
+    allocated = _find_size(text, r"SIZE is allocated by PyTorch") or _find_size(text, r"SIZE already allocated")
     spare = _find_size(text, r"SIZE is reserved by PyTorch but unallocated")
     reserved = _find_size(text, r"SIZE reserved in total by PyTorch")
-    if spare is None and reserved is not None and held is not None:
-        spare = reserved - held
+    if spare is None and reserved is not None and allocated is not None:
+        spare = reserved - allocated
     sentence = "The device ran out of memory"
-    if asked is not None:
-        sentence += f": {_format_size(asked)} more was asked for"
+    if requested is not None:
+        sentence += f": {_format_size(requested)} more was asked for"
         if free is not None:
             sentence += f", {_format_size(free)}{f' of {_format_size(total)}' if total is not None else ''} was free"
     evidence: list[str] = []
-    if held is not None:
+    if allocated is not None:
         evidence.append(
-            f"PyTorch held {_format_size(held)}"
+            f"PyTorch held {_format_size(allocated)}"
             + (f", and {_format_size(spare)} unused." if spare is not None else ".")
         )
-    return sentence + ".", evidence, _oom_advice(asked, total, free, held, spare)
+    return sentence + ".", evidence, _oom_advice(requested, total, free, allocated, spare)
 
 
 def _oom_advice(
-    asked: float | None, total: float | None, free: float | None, held: float | None, spare: float | None
+    requested: float | None, total: float | None, free: float | None, allocated: float | None, spare: float | None
 ) -> list[str]:
     advice: list[str] = []
-    if asked is not None and total is not None and asked > 0.5 * total:
+    if requested is not None and total is not None and requested > 0.5 * total:
         advice.append(
-            f"One tensor of {_format_size(asked)} is the trouble: check its shape (a sequence too long, logits over the whole"
-            " vocabulary, attention without a fused kernel)."
+            f"One tensor of {_format_size(requested)} is too large: check its shape (a long sequence, logits over the"
+            " whole vocabulary, attention without a fused kernel)."
         )
-    if spare is not None and asked is not None and spare >= max(asked, 512 * 1024**2):
+    if spare is not None and requested is not None and spare >= max(requested, 512 * 1024**2):
         advice.append(
             f"{_format_size(spare)} is reserved but unused, in pieces too small: set"
             " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
         )
-    if total is not None and held is not None and free is not None and held + (spare or 0) + free < 0.7 * total:
-        other = total - held - (spare or 0) - free
+    if (
+        total is not None
+        and allocated is not None
+        and free is not None
+        and allocated + (spare or 0) + free < 0.7 * total
+    ):
+        other = total - allocated - (spare or 0) - free
         advice.append(
             f"About {_format_size(other)} is held by something else: look for other processes in `nvidia-smi`."
         )
@@ -357,7 +362,7 @@ def _oom_advice(
 
 
 def _explain_timeout(text: str, sentence: str) -> tuple[str, list[str]]:
-    told: list[str] = []
+    sentences: list[str] = []
     operation = re.search(r"OpType=(\w+)", text)
     rank = re.search(r"\[?[Rr]ank (\d+)\]?", text)
     limit = re.search(r"Timeout\(ms\)=(\d+)", text) or re.search(r"ran for (\d+) milliseconds", text)
@@ -365,8 +370,8 @@ def _explain_timeout(text: str, sentence: str) -> tuple[str, list[str]]:
     if limit:
         sentence = f"{sentence[:-1]} for {int(limit[1]) / 1000:g} seconds."
     if operation:
-        told.append(
+        sentences.append(
             f"The collective was {operation[1]}" + (f", number {number[1]}" if number else "")
             + (f"; rank {rank[1]} was the first to give up waiting." if rank else ".")
         )  # fmt: skip
-    return sentence, told
+    return sentence, sentences

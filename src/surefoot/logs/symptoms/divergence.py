@@ -164,7 +164,7 @@ def _divergence_symptom(view: RunView, loss: LossCurve, pattern: Pattern, at: in
     ]
     if loss.last > loss.start:
         evidence.append(f"it ends above where it began ({format_number(float(loss.raw[0]))})")
-    told = {
+    sentences = {
         Pattern.JUMP: f"The loss jumped up at {view.at_step(step)} and has not come back.",
         Pattern.EXPONENTIAL: f"The loss has been growing since {view.at_step(step)}.",
         Pattern.OSCILLATING: f"The loss swings between two levels, wider than it learns, since {view.at_step(step)}.",
@@ -173,7 +173,7 @@ def _divergence_symptom(view: RunView, loss: LossCurve, pattern: Pattern, at: in
     return Symptom(
         verdict=RunHealth.FAILED,
         pattern=pattern,
-        sentence=told[pattern],
+        sentence=sentences[pattern],
         onset=step,
         causes=rate or _PATTERN_CAUSES[pattern],
         evidence=(*evidence, *words),
@@ -194,6 +194,7 @@ def _slow_rise(view: RunView, loss: LossCurve) -> Symptom | None:
     if loss.rise <= least or len(loss) < 20 or loss.best_at >= 0.8 * len(loss):
         return None
     step = float(loss.steps[loss.best_at])
+    lowest, last = format_number(float(loss.raw[loss.best_at])), format_number(float(np.median(loss.raw[-3:])))
     more = float(np.expm1(loss.rise))
     return Symptom(
         verdict=RunHealth.WARNING,
@@ -201,7 +202,5 @@ def _slow_rise(view: RunView, loss: LossCurve) -> Symptom | None:
         sentence=f"The loss was lowest at {view.at_step(step)} and has risen by {more:.0%} since.",
         onset=step,
         causes=((Cause.DRIFT, 0.4), (Cause.LEARNING_RATE, 0.35), (Cause.SCHEDULE, 0.2)),
-        evidence=(
-            f"{format_number(float(loss.raw[loss.best_at]))} then, {format_number(float(np.median(loss.raw[-3:])))} at the end",
-        ),
+        evidence=(f"{lowest} then, {last} at the end",),
     )

@@ -48,8 +48,8 @@ def _find_column(table: LogTable, name: str) -> str:
         return name
     near = difflib.get_close_matches(name, list(table.columns), 1, 0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    there = ", ".join(sorted(table.columns)[:40])
-    raise UnreadableInput(f"{table.path} has no column {name!r}{hint} There are: {there}")
+    names = ", ".join(sorted(table.columns)[:40])
+    raise UnreadableInput(f"{table.path} has no column {name!r}{hint} There are: {names}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +67,19 @@ def _columns_by_role(
     table: LogTable, known: Mapping[str, MetricName], wanted: Mapping[str, str]
 ) -> dict[str, _NamedColumn]:
     """The columns to use by role, the loss first."""
-    found: dict[str, _NamedColumn] = {}
+    by_role: dict[str, _NamedColumn] = {}
 
     def of(role: str, column: _NamedColumn | None) -> None:
         if role in wanted:
             column = _NamedColumn(wanted[role], table.columns[wanted[role]])
         if column is not None and len(column):
-            found[role] = column
+            by_role[role] = column
 
     of("loss", _loss_column(table, known, held_out=False))
     of("eval_loss", _loss_column(table, known, held_out=True))
-    if "loss" not in found and "eval_loss" in found:
-        found = {"loss": found["eval_loss"]}
-    if "loss" not in found:
+    if "loss" not in by_role and "eval_loss" in by_role:
+        by_role = {"loss": by_role["eval_loss"]}
+    if "loss" not in by_role:
         loss, eval_loss = _loss_substitutes(table, known)
         of("loss", loss)
         of("eval_loss", eval_loss)
@@ -98,16 +98,16 @@ def _columns_by_role(
     of("eval_accuracy", _longest_column(table, known, MetricRole.ACCURACY, held_out=True))
     for name, column in _adversarial_losses(table, known).items():
         of(f"rival:{name}", _NamedColumn(name, column))
-    return found
+    return by_role
 
 
 def _loss_column(table: LogTable, known: Mapping[str, MetricName], *, held_out: bool) -> _NamedColumn | None:
     """The total loss; if only its terms were logged, their sum."""
-    mine = {name: what for name, what in known.items() if what.role is MetricRole.LOSS and what.is_eval is held_out}
-    if held_out and any(not what.is_test for what in mine.values()):
-        mine = {name: what for name, what in mine.items() if not what.is_test}
-    whole = {name: table.columns[name] for name, what in mine.items() if not what.term}
-    terms = {name: table.columns[name] for name, what in mine.items() if what.term}
+    losses = {name: what for name, what in known.items() if what.role is MetricRole.LOSS and what.is_eval is held_out}
+    if held_out and any(not what.is_test for what in losses.values()):
+        losses = {name: what for name, what in losses.items() if not what.is_test}
+    whole = {name: table.columns[name] for name, what in losses.items() if not what.term}
+    terms = {name: table.columns[name] for name, what in losses.items() if what.term}
     most = max((len(column) for column in (*whole.values(), *terms.values())), default=0)
     whole = {name: column for name, column in whole.items() if len(column) >= MIN_SHARE * most or len(column) > 50}
     if whole:
@@ -143,17 +143,17 @@ def _loss_substitutes(
 ) -> tuple[_NamedColumn | None, _NamedColumn | None]:
     """Without a logged loss: log perplexity, or an error; for training, and for evaluation beside it."""
     for role in (MetricRole.PERPLEXITY, MetricRole.ERROR):
-        found = [_longest_column(table, known, role, held_out=held_out) for held_out in (False, True)]
+        columns = [_longest_column(table, known, role, held_out=held_out) for held_out in (False, True)]
         if role is MetricRole.PERPLEXITY:
-            found = [_logarithm(one) if one is not None else None for one in found]
-        if any(found):
-            return (found[0], found[1]) if found[0] else (found[1], None)
+            columns = [_logarithm(column) if column is not None else None for column in columns]
+        if any(columns):
+            return (columns[0], columns[1]) if columns[0] else (columns[1], None)
     return None, None
 
 
-def _logarithm(found: _NamedColumn) -> _NamedColumn:
+def _logarithm(named: _NamedColumn) -> _NamedColumn:
     with np.errstate(divide="ignore", invalid="ignore"):
-        return _NamedColumn(f"log of {found.name}", LogColumn(found.column.rows, np.log(found.column.values)))
+        return _NamedColumn(f"log of {named.name}", LogColumn(named.column.rows, np.log(named.column.values)))
 
 
 def _longest_column(
@@ -183,16 +183,16 @@ def _adversarial_losses(table: LogTable, known: Mapping[str, MetricName]) -> dic
 
 def _run_curves(all_series: Mapping[str, _NamedColumn], clock: StepIndex, part: tuple[int, int]) -> RunCurves:
     """The curves of one run of a table."""
-    made = {role: _series(found, clock, part) for role, found in all_series.items()}
-    main = {field: made.pop(role, empty_series()) for role, field in _CURVE_FIELDS.items()}
-    others = {role: series for role, series in made.items() if len(series)}
+    by_role = {role: _series(named, clock, part) for role, named in all_series.items()}
+    main = {field: by_role.pop(role, empty_series()) for role, field in _CURVE_FIELDS.items()}
+    others = {role: series for role, series in by_role.items() if len(series)}
     return RunCurves(**main, others=others, unit=clock.unit, notes=clock.notes)
 
 
-def _series(found: _NamedColumn, clock: StepIndex, part: tuple[int, int]) -> Series:
-    column = found.column
-    mine = (column.rows >= part[0]) & (column.rows < part[1])
-    rows, values = column.rows[mine], column.values[mine]
+def _series(named: _NamedColumn, clock: StepIndex, part: tuple[int, int]) -> Series:
+    column = named.column
+    in_run = (column.rows >= part[0]) & (column.rows < part[1])
+    rows, values = column.rows[in_run], column.values[in_run]
     index = np.clip(np.searchsorted(clock.rows, rows, side="right") - 1, 0, len(clock.rows) - 1)
     inside = (clock.rows[index] >= part[0]) & (clock.rows[index] < part[1])
     first = int(np.searchsorted(clock.rows, part[0]))
@@ -201,4 +201,4 @@ def _series(found: _NamedColumn, clock: StepIndex, part: tuple[int, int]) -> Ser
     if clock.counter is not None and coverage(clock.counter, rows) >= MIN_COVERAGE:
         steps = counter_at(clock.counter, rows)
     kept = ~clock.repeated[index]
-    return Series(found.name, steps[kept], values[kept])
+    return Series(named.name, steps[kept], values[kept])

@@ -31,7 +31,7 @@ def find_gan_imbalance(view: RunView) -> Symptom | None:
     return Symptom(
         verdict=RunHealth.WARNING,
         pattern=Pattern.NONE,
-        sentence=f"The discriminator is winning since {view.at_step(onset)}: the generator has little left to learn from.",
+        sentence=f"The discriminator is winning since {view.at_step(onset)}: the generator can learn little.",
         onset=onset,
         causes=((Cause.LEARNING_RATE, 0.4),),
         evidence=(_from_to(judge.name, low), _from_to(maker.name, high)),
@@ -42,9 +42,9 @@ def find_gan_imbalance(view: RunView) -> Symptom | None:
     )
 
 
-def _from_to(name: str, found: LossCurve) -> str:
-    last = format_number(float(np.median(found.raw[-5:])))
-    return f"{name}: {format_number(float(found.raw[0]))} at the start, {last} at the end"
+def _from_to(name: str, loss: LossCurve) -> str:
+    last = format_number(float(np.median(loss.raw[-5:])))
+    return f"{name}: {format_number(float(loss.raw[0]))} at the start, {last} at the end"
 
 
 def _series_named(rivals: list[Series], words: frozenset[str]) -> Series | None:

@@ -80,16 +80,16 @@ def first_lasting_jump(view: RunView) -> LastingJump | None:
     loss = view.loss
     if loss is None or view.adversarial:
         return None
-    found = _find_in_curve(loss, loss.start, view.thresholds.spike_to_noise)
-    if found is None and len(view.curves.loss) > MAX_POINTS:  # buckets hide a jump near the end
+    jump = _find_in_curve(loss, loss.start, view.thresholds.spike_to_noise)
+    if jump is None and len(view.curves.loss) > MAX_POINTS:  # buckets hide a jump near the end
         series = view.curves.loss
         tail = loss_curve(Series(series.name, series.steps[-MAX_POINTS:], series.values[-MAX_POINTS:]))
-        found = (
+        jump = (
             _find_in_curve(tail, max(loss.start, tail.start), view.thresholds.spike_to_noise)
             if tail is not None
             else None
         )
-    return found
+    return jump
 
 
 def recovery_margin(noise: float, progress: float) -> float:
@@ -122,7 +122,7 @@ def _find_in_curve(loss: LossCurve, start: float, above_noise: float) -> Lasting
 
 
 def _candidates(values: Floats, above_noise: float) -> tuple[list[int], Floats, Floats, Floats]:
-    """Where the values after are far above those before: the first index of each stretch, its level, noise and height."""
+    """Where the values after are far above those before: first index, level, noise and height of each stretch."""
     count = len(values)
     levels = np.median(sliding_window_view(values, WINDOW_BEFORE), axis=1)[
         : count - WINDOW_BEFORE

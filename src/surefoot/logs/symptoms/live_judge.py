@@ -25,37 +25,37 @@ MAX_CAUSES = 4
 
 def with_recorded_diagnoses(diagnosis: LogDiagnosis, diagnoses: Sequence[RunDiagnosis]) -> LogDiagnosis:
     """Put the causes diagnosed during the run first; a healthy run in which surefoot intervened becomes a warning."""
-    known = [one for one in diagnoses if one.cause in set(Cause) and one.cause != Cause.UNKNOWN]
+    known = [recorded for recorded in diagnoses if recorded.cause in set(Cause) and recorded.cause != Cause.UNKNOWN]
     if diagnosis.verdict is RunHealth.HEALTHY and known:
-        applied = [one for one in known if one.applied]
+        applied = [recorded for recorded in known if recorded.applied]
         return _intervened(diagnosis, applied) if applied else _note_passed_diagnosis(diagnosis, known)
     if not diagnosis.is_trouble:
         return diagnosis
-    chosen = [one for one in known if one.decided or diagnosis.pattern in SUDDEN_PATTERNS]
+    chosen = [recorded for recorded in known if recorded.decided or diagnosis.pattern in SUDDEN_PATTERNS]
     chosen = _diagnoses_at_onset(chosen, diagnosis.onset_step)
     return replace(diagnosis, causes=_merge_causes(chosen, diagnosis.causes)) if chosen else diagnosis
 
 
 def _diagnoses_at_onset(diagnoses: Sequence[RunDiagnosis], onset: int | None) -> list[RunDiagnosis]:
     """The diagnoses made together: where the run was stopped, else nearest to the onset."""
-    stopped = [one.attempt for one in diagnoses if one.applied == "stop"]
-    after = [one for one in diagnoses if onset is None or one.step >= onset - MAX_STEPS_EARLIER]
+    stopped = [recorded.attempt for recorded in diagnoses if recorded.applied == "stop"]
+    after = [recorded for recorded in diagnoses if onset is None or recorded.step >= onset - MAX_STEPS_EARLIER]
     if not stopped and not after:
         return []
-    attempt = stopped[-1] if stopped else min(after, key=lambda one: abs(one.step - (onset or 0))).attempt
-    return [one for one in diagnoses if one.attempt == attempt]
+    attempt = stopped[-1] if stopped else min(after, key=lambda recorded: abs(recorded.step - (onset or 0))).attempt
+    return [recorded for recorded in diagnoses if recorded.attempt == attempt]
 
 
 def _note_passed_diagnosis(diagnosis: LogDiagnosis, diagnoses: Sequence[RunDiagnosis]) -> LogDiagnosis:
     """No action was needed: the run stays healthy, and the sentence mentions the diagnosis."""
-    surest = max(diagnoses, key=lambda one: one.confidence)
+    surest = max(diagnoses, key=lambda recorded: recorded.confidence)
     words = f"; what it diagnosed on the way ({surest.cause} at step {surest.step:,}) passed."
     return replace(diagnosis, sentence=diagnosis.sentence.removesuffix(", and nothing stands out.").rstrip(".") + words)
 
 
 def _intervened(diagnosis: LogDiagnosis, diagnoses: Sequence[RunDiagnosis]) -> LogDiagnosis:
     first = diagnoses[0]
-    times = len({one.attempt for one in diagnoses})
+    times = len({recorded.attempt for recorded in diagnoses})
     more = f", and {times - 1} more {'time' if times == 2 else 'times'} later" if times > 1 else ""
     return replace(
         diagnosis,
@@ -69,19 +69,21 @@ def _intervened(diagnosis: LogDiagnosis, diagnoses: Sequence[RunDiagnosis]) -> L
 
 def _merge_causes(diagnoses: Sequence[RunDiagnosis], others: Sequence[RankedCause]) -> tuple[RankedCause, ...]:
     """The recorded causes, each once, with the log's evidence; then the log's other causes with lower confidence."""
-    found: dict[Cause, RankedCause] = {}
-    for one in diagnoses:
-        cause = Cause(one.cause)
+    causes: dict[Cause, RankedCause] = {}
+    for recorded in diagnoses:
+        cause = Cause(recorded.cause)
         same = next((other for other in others if other.cause is cause), None)
-        more = same.evidence if same else others[0].evidence if others and not found else ()
-        evidence = tuple(dict.fromkeys((*one.evidence, *more)))
-        advice = tuple(dict.fromkeys((*one.advice, *(same.advice if same else CAUSES[cause].remedies))))
-        found.setdefault(cause, RankedCause(cause=cause, confidence=one.confidence, evidence=evidence, advice=advice))
-    least = min(one.confidence for one in found.values())
+        more = same.evidence if same else others[0].evidence if others and not causes else ()
+        evidence = tuple(dict.fromkeys((*recorded.evidence, *more)))
+        advice = tuple(dict.fromkeys((*recorded.advice, *(same.advice if same else CAUSES[cause].remedies))))
+        causes.setdefault(
+            cause, RankedCause(cause=cause, confidence=recorded.confidence, evidence=evidence, advice=advice)
+        )
+    least = min(recorded.confidence for recorded in causes.values())
     added = [
-        replace(other, confidence=min(0.5 * other.confidence, least)) for other in others if other.cause not in found
+        replace(other, confidence=min(0.5 * other.confidence, least)) for other in others if other.cause not in causes
     ]
-    return (*found.values(), *added)[:MAX_CAUSES]
+    return (*causes.values(), *added)[:MAX_CAUSES]
 
 
 UPDATES_BEFORE = 1000
@@ -93,7 +95,7 @@ MIN_UPDATES_BEFORE = 60
 
 
 def replay_live_judge(curves: RunCurves, onset: float | None) -> list[Diagnosis]:
-    """Replay the updates around the onset; the judge's diagnoses, the most confident first, if every update was logged."""
+    """Replay the updates around the onset, if all were logged; the judge's diagnoses, the most confident first."""
     loss = curves.loss
     measured = len(curves.grad_norm) >= MIN_UPDATES_BEFORE and bool(np.any(curves.grad_norm.values != 0))
     if onset is None or curves.unit != "step" or not measured or not _logs_every_update(loss.steps):
@@ -106,15 +108,15 @@ def replay_live_judge(curves: RunCurves, onset: float | None) -> list[Diagnosis]
     losses = loss.values[first:last]
     norms, rates, scales = (_values_at(series, steps) for series in (curves.grad_norm, curves.lr, curves.loss_scale))
     judge = Judge(Policy(observe=True))
-    told: list[Diagnosis] = []
+    judged: list[Diagnosis] = []
     for number in range(len(steps)):
         row = _step_metrics(
             number, float(losses[number]), float(norms[number]), float(rates[number]), float(scales[number])
         )
         events = judge.update(row)
         if number >= at - first - 2:
-            told += [event for event in events if isinstance(event, Diagnosis) and event.cause is not Cause.UNKNOWN]
-    return sorted(told, key=lambda one: -one.confidence)
+            judged += [event for event in events if isinstance(event, Diagnosis) and event.cause is not Cause.UNKNOWN]
+    return sorted(judged, key=lambda event: -event.confidence)
 
 
 def _logs_every_update(steps: Floats) -> bool:

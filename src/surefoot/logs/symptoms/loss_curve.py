@@ -134,9 +134,9 @@ def running_median(values: Floats, window: int) -> Floats:
 def _edge_medians(values: Floats, half: int) -> list[float]:
     """The medians of the first `half` + 1 values, of one more, and so on, `half` of them."""
     ordered = sorted(values[:half].tolist())
-    found: list[float] = []
+    medians: list[float] = []
     for value in values[half : 2 * half].tolist():
         insort(ordered, value)
         count = len(ordered)
-        found.append((ordered[(count - 1) // 2] + ordered[count // 2]) / 2)
-    return found
+        medians.append((ordered[(count - 1) // 2] + ordered[count // 2]) / 2)
+    return medians

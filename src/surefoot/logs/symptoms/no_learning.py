@@ -1,4 +1,4 @@
-"""A run that does not learn: a loss that stays flat, or is exactly 0 (a filtered NaN, or labels that are all masked)."""
+"""A run that does not learn: a loss that stays flat, or is exactly 0 (a filtered NaN, or only masked labels)."""
 
 from __future__ import annotations
 
@@ -55,10 +55,9 @@ def _guessed_classes(value: float) -> int | None:
 def _plateau_symptom(view: RunView, loss: LossCurve) -> Symptom:
     step = float(loss.steps[0])
     last = float(np.median(loss.raw[-max(3, len(loss) // 10) :]))
+    first = format_number(float(loss.raw[0]))
     share = float(-np.expm1(-loss.fall))
-    evidence = [
-        f"{format_number(float(loss.raw[0]))} at {view.at_step(step)}, {format_number(last)} at the end ({share:+.1%} learnt)"
-    ]
+    evidence = [f"{first} at {view.at_step(step)}, {format_number(last)} at the end ({share:+.1%} learnt)"]
     causes: list[tuple[Cause, float]] = []
     advice: list[str] = []
     classes = _guessed_classes(last)
@@ -150,7 +149,7 @@ def _zero_loss_symptom(view: RunView, loss: Series, onset: int, *, filtered: boo
         evidence.append("the gradient norm is NaN there: the trainer wrote 0 for a loss that was NaN")
         causes = ((Cause.PRECISION_OVERFLOW, 0.5), (Cause.LEARNING_RATE, 0.25), (Cause.BAD_BATCH, 0.25))
         advice = ("Set logging_nan_inf_filter=False (Hugging Face Trainer) to see the NaN where it first comes.",)
-        told = "the loss is NaN, written as 0.0"
+        explanation = "the loss is NaN, written as 0.0"
     else:
         if nothing:
             evidence.append("the gradient norm is exactly 0 there: no weight moves")
@@ -159,12 +158,12 @@ def _zero_loss_symptom(view: RunView, loss: Series, onset: int, *, filtered: boo
             "Count the labels of one batch that are not masked (-100).",
             "Check the prompt template and the cut at the longest sequence: either can leave no answer to learn from.",
         )
-        told = "the loss is exactly 0, so there is nothing to learn from"
+        explanation = "the loss is exactly 0, so there is nothing to learn from"
     since = "from the first step logged" if onset == 0 else f"since {view.at_step(step)}"
     return Symptom(
         verdict=RunHealth.FAILED,
         pattern=Pattern.COLLAPSE_TO_ZERO,
-        sentence=f"Nothing is learnt {since}: {told}.",
+        sentence=f"Nothing is learnt {since}: {explanation}.",
         onset=step,
         causes=causes,
         evidence=tuple(evidence),

@@ -64,11 +64,11 @@ def _training_symptom(view: RunView, series: Series, onset: int) -> Symptom:
     bad = int((~np.isfinite(after)).sum())
     kind = "infinite" if np.isinf(after[0]) else "NaN"
     if onset == 0:
-        told = "every loss" if bad == len(series) else "the loss"
+        subject = "every loss" if bad == len(series) else "the loss"
         return Symptom(
             verdict=RunHealth.FAILED,
             pattern=Pattern.NONFINITE,
-            sentence=f"Nothing was learnt: {told} is {kind} from the first one logged.",
+            sentence=f"Nothing was learnt: {subject} is {kind} from the first one logged.",
             onset=step,
             causes=_causes_at_start(view),
             evidence=(f"{bad:,} of {len(series):,} logged losses are not finite, from {view.at_step(step)} on",),

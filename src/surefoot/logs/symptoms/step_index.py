@@ -46,9 +46,9 @@ def build_step_index(
         role = MetricRole.STEP if name == wanted else known[name].role
         steps = counter_at(table.columns[name], rows)
         if role is MetricRole.EPOCH_STEP or (role is MetricRole.STEP and _count_restarts(steps) > 1):
-            made = _index_within_epochs(table, known, counters, name, rows)
-            if made is not None:
-                return made
+            nested = _index_within_epochs(table, known, counters, name, rows)
+            if nested is not None:
+                return nested
         if role is not MetricRole.EPOCH_STEP and _is_counter(steps):
             clock = _index_by_counter(rows, steps, "epoch" if role is MetricRole.EPOCH else "step")
             return replace(clock, counter=table.columns[name])
@@ -119,7 +119,7 @@ def _index_within_epochs(
 ) -> StepIndex | None:
     """A counter within epochs: records are numbered; a restart without a new epoch starts a new run."""
     inner = counter_at(table.columns[name], rows)
-    outer = next((one for one in counters if known[one].role is MetricRole.EPOCH), None)
+    outer = next((counter for counter in counters if known[counter].role is MetricRole.EPOCH), None)
     if outer is None and known[name].role is not MetricRole.EPOCH_STEP:
         return None
     epoch = counter_at(table.columns[outer], rows) if outer else np.zeros(len(rows))

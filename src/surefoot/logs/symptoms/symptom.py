@@ -86,8 +86,8 @@ class RunView:
 
     @cached_property
     def float16(self) -> bool:
-        told = str(self.settings.get("fp16", "")).lower()
-        return len(self.curves.loss_scale) > 0 or told in ("1", "1.0", "true") or "skipped" in self.curves.others
+        fp16 = str(self.settings.get("fp16", "")).lower()
+        return len(self.curves.loss_scale) > 0 or fp16 in ("1", "1.0", "true") or "skipped" in self.curves.others
 
     def at_step(self, step: float) -> str:
         """A position in the run, such as "step 1,200"."""

@@ -102,11 +102,13 @@ def find_overflow_skips(view: RunView) -> Symptom | None:
         evidence.append(f"{count:,.0f} updates were skipped")
     onset = step if step is not None else first
     where = f" from {view.at_step(onset)} on" if onset is not None else ""
-    told = "The loss scale has collapsed" if low else "Float16 overflows: the loss scale was halved and updates skipped"
+    sentence = (
+        "The loss scale has collapsed" if low else "Float16 overflows: the loss scale was halved and updates skipped"
+    )
     return Symptom(
         verdict=RunHealth.FAILED if low else RunHealth.WARNING,
         pattern=Pattern.OVERFLOW_SKIPS,
-        sentence=f"{told}{where}.",
+        sentence=f"{sentence}{where}.",
         onset=onset,
         causes=((Cause.PRECISION_OVERFLOW, 0.8),),
         evidence=tuple(evidence),

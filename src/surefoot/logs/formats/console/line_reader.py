@@ -17,9 +17,9 @@ from surefoot.logs.formats.console.value_names import phase_in
 
 LOSS_WORDS = ("loss", "nll", "ppl", "perplex", "损失", "elbo")
 ROW_WORDS = (
-    *LOSS_WORDS, "step", "iter", "epoch", "reward", "acc", "lr", "norm", "update", "round", "batch", "error", "learning",
-    "cost", "objective", "return", "score", "mse", "mae", "l1", "l2", "eval", "valid", "test", "scale", "%|",
-    "轮", "步", "误差",
+    *LOSS_WORDS, "step", "iter", "epoch", "reward", "acc", "lr", "norm", "update", "round", "batch", "error",
+    "learning", "cost", "objective", "return", "score", "mse", "mae", "l1", "l2", "eval", "valid", "test", "scale",
+    "%|", "轮", "步", "误差",
 )  # fmt: skip
 """A line without any of these contains no row."""
 _CODE = re.compile(
@@ -70,11 +70,11 @@ class OverflowCounter:
             return {}
         self._count += 1
         row = {"overflow": self._count}
-        found = _SCALE_TO.search(line)
-        if found is None or "hysteresis" in found[0]:
-            found = _SCALE.search(line)
-        if found and found[1].rstrip(".").count(".") < 2:
-            row["loss scale"] = float(found[1].rstrip("."))
+        scale = _SCALE_TO.search(line)
+        if scale is None or "hysteresis" in scale[0]:
+            scale = _SCALE.search(line)
+        if scale and scale[1].rstrip(".").count(".") < 2:
+            row["loss scale"] = float(scale[1].rstrip("."))
         return row
 
 
@@ -137,15 +137,15 @@ class LineReader:
 
     def _match_batch(self, shape: LineShape, pattern: re.Pattern[str], body: str) -> None:
         run: list[tuple[str, ...]] = []
-        for found in pattern.findall(body):
-            if found[0]:
-                run.append(found)
+        for texts in pattern.findall(body):
+            if texts[0]:
+                run.append(texts)
                 continue
             if run:
                 self._add_run(shape, run)
                 run = []
-            if found[-1]:
-                self.line(found[-1])
+            if texts[-1]:
+                self.line(texts[-1])
         if run:
             self._add_run(shape, run)
 
@@ -157,12 +157,12 @@ class LineReader:
                 return
             except ValueError:
                 pass  # one of them is not a number after all
-        for found in run:
-            self._add_to_shape(shape, found[:-1], "")
+        for texts in run:
+            self._add_to_shape(shape, texts[:-1], "")
 
     def _add_run_as_arrays(self, shape: LineShape, run: list[tuple[str, ...]]) -> None:
         before = (*shape.last, "")
-        kept = [found for found, last in zip(run, [before, *run], strict=False) if found != last]
+        kept = [row for row, last in zip(run, [before, *run], strict=False) if row != last]
         if not kept:
             return
         values: dict[str, NDArray[np.float64]] = {}
@@ -210,19 +210,19 @@ class LineReader:
         low = line.lower()
         if not any([word in low for word in self._row_words]) or is_code(line):  # noqa: C419 - a list is faster here
             return False
-        found = tokenize(line)
-        if found is None or not found.numbers:
-            return found is not None and self._parse_heading(line)
-        shape = self._shapes.get(found.key)
+        tokens = tokenize(line)
+        if tokens is None or not tokens.numbers:
+            return tokens is not None and self._parse_heading(line)
+        shape = self._shapes.get(tokens.key)
         if shape is None:
-            shape, texts = shape_of(found)
+            shape, texts = shape_of(tokens)
             if len(self._shapes) >= MAX_SHAPES:
                 self._shapes.clear()
                 self._row_words = LOSS_WORDS  # too much text that only looks like rows: from here on only losses count
-            self._shapes[found.key] = shape
+            self._shapes[tokens.key] = shape
         else:
             match = shape.compiled().fullmatch(line)
-            texts = match.groups() if match else shape_of(found)[1]
+            texts = match.groups() if match else shape_of(tokens)[1]
             self._remember(shape)
         shape.seen += 1
         if shape.kind is LineKind.CHATTER:

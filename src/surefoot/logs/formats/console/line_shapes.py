@@ -111,17 +111,17 @@ class LineShape:
         return self.pattern
 
 
-def shape_of(found: LineTokens) -> tuple[LineShape, tuple[str, ...]]:
+def shape_of(tokens: LineTokens) -> tuple[LineShape, tuple[str, ...]]:
     """How lines like this one are parsed, and the texts of its numbers."""
-    slots = _find_slots(found)
+    slots = _find_slots(tokens)
     names = [slot.name for slot in slots]
-    kind = _classify(found, slots)
+    kind = _classify(tokens, slots)
     roles = {slot.role for slot in slots if slot.name[:1] != HIDDEN}
-    pieces = list(found.pieces)
+    pieces = list(tokens.pieces)
     for slot in slots:
         pieces[slot.number.piece] = f"({pieces[slot.number.piece]})"
     shape = LineShape(
-        key=found.key,
+        key=tokens.key,
         kind=kind,
         names=tuple(names),
         commas=tuple(slot.number.decimal_comma for slot in slots),
@@ -132,7 +132,7 @@ def shape_of(found: LineTokens) -> tuple[LineShape, tuple[str, ...]]:
         epoch=next((slot.name for slot in slots if slot.role is MetricRole.EPOCH), ""),
         has_steps=MetricRole.STEP in roles,
         has_loss=MetricRole.LOSS in roles,
-        bar=found.bar,
+        bar=tokens.bar,
     )
     return shape, tuple(slot.number.text for slot in slots)
 
@@ -143,26 +143,26 @@ def _is_eval_only(slots: list[NumberSlot]) -> bool:
     return bool(measured) and all(phase_of_name(name) == "eval" for name in measured)
 
 
-def _find_slots(found: LineTokens) -> list[NumberSlot]:
+def _find_slots(tokens: LineTokens) -> list[NumberSlot]:
     slots: list[NumberSlot] = []
     taken: set[str] = set()
     phase = ""
     totals: set[int] = set()
     halves: dict[int, str] = {}
-    for index, number in enumerate(found.numbers):
+    for index, number in enumerate(tokens.numbers):
         if index in totals:
             continue
-        if _is_rank(found, index):
+        if _is_rank(tokens, index):
             slots.append(NumberSlot(RANK, MetricRole.OTHER, number))
             continue
-        said = name_before(number.gap)
-        total = _total_of(found.numbers, index)
+        parsed = name_before(number.gap)
+        total = _total_of(tokens.numbers, index)
         if total is not None:
             totals.add(index + 1)
-        name, role = _name_and_role(found, index, halves.pop(index, "") or said.name)
-        if name.count("/") == 1 and _is_half_of_pair(found.numbers, index):
+        name, role = _name_and_role(tokens, index, halves.pop(index, "") or parsed.name)
+        if name.count("/") == 1 and _is_half_of_pair(tokens.numbers, index):
             name, halves[index + 1] = name.split("/")  # train_loss/val_loss: 0.5/0.6
-        phase = phase_in(said.rest) or (phase_in(said.name) if name in (COUNT, "epoch") else "") or phase
+        phase = phase_in(parsed.rest) or (phase_in(parsed.name) if name in (COUNT, "epoch") else "") or phase
         if not name or " ".join(split_words(name)) in _DROPPED or number.unit == "z":
             continue
         if phase == "eval" and role in _PER_SPLIT and not phase_of_name(name):
@@ -175,22 +175,22 @@ def _find_slots(found: LineTokens) -> list[NumberSlot]:
             slots.append(NumberSlot(TOTAL if name == COUNT else f"{TOTAL} {name}", MetricRole.OTHER, total))
     if any(slot.role is MetricRole.STEP for slot in slots):
         slots = [slot for slot in slots if slot.name not in (COUNT, TOTAL)]
-    return _spread_eval(_add_leading_step(found, slots))
+    return _spread_eval(_add_leading_step(tokens, slots))
 
 
 def _is_half_of_pair(numbers: list[NumberToken], index: int) -> bool:
     return index + 1 < len(numbers) and numbers[index + 1].gap.strip() == "/" and _total_of(numbers, index) is None
 
 
-def _is_rank(found: LineTokens, index: int) -> bool:
+def _is_rank(tokens: LineTokens, index: int) -> bool:
     """Whether the number is the rank that printed the line."""
-    gap = found.numbers[index].gap
-    return bool(_RANK.search(gap.rstrip("[ "))) or gap == f"[{NOT_A_NUMBER}" or (index == 0 and _has_task_label(found))
+    gap = tokens.numbers[index].gap
+    return bool(_RANK.search(gap.rstrip("[ "))) or gap == f"[{NOT_A_NUMBER}" or (index == 0 and _has_task_label(tokens))
 
 
-def _name_and_role(found: LineTokens, index: int, name: str) -> tuple[str, MetricRole]:
+def _name_and_role(tokens: LineTokens, index: int, name: str) -> tuple[str, MetricRole]:
     """The name and role of a number, using more than the words before it."""
-    numbers = found.numbers
+    numbers = tokens.numbers
     role = parse_metric_name(name).role
     if _total_of(numbers, index) is not None:
         if role not in (MetricRole.EPOCH_STEP, MetricRole.OTHER):
@@ -208,12 +208,12 @@ def _name_and_role(found: LineTokens, index: int, name: str) -> tuple[str, Metri
         return "epoch", MetricRole.EPOCH  # Train: 3 [ 50/100 ...
     if not name and index < 2 and (_is_torchtune(numbers) or _is_pytorch_tutorial(numbers)):
         name = ("batch" if numbers[1].gap.startswith(",") else "step") if index else "epoch"
-    elif not name and _is_chinese_counter(numbers, index, found):
-        name = "epoch" if "轮" in _text_after(numbers, index, found)[:3] else "step"
+    elif not name and _is_chinese_counter(numbers, index, tokens):
+        name = "epoch" if "轮" in _text_after(numbers, index, tokens)[:3] else "step"
     elif not name and numbers[index].unit[:4] in ("epoc", "step", "iter") and "/" not in numbers[index].unit:
         name = numbers[index].unit
     elif not name:
-        name = name_after(numbers[index + 1].gap if index + 1 < len(numbers) else found.tail)
+        name = name_after(numbers[index + 1].gap if index + 1 < len(numbers) else tokens.tail)
     return name, parse_metric_name(name).role
 
 
@@ -233,9 +233,9 @@ def _opens_bracket(numbers: list[NumberToken], index: int, sign: str = "[") -> b
     )
 
 
-def _has_task_label(found: LineTokens) -> bool:
+def _has_task_label(tokens: LineTokens) -> bool:
     """Whether every line starts with `0: ...`, as srun labels tasks; this is not a step."""
-    numbers = found.numbers
+    numbers = tokens.numbers
     if numbers[0].gap.strip() or len(numbers) < 3 or numbers[0].unit or not numbers[0].text.isdigit():
         return False
     if not numbers[1].gap.startswith(": "):
@@ -246,14 +246,14 @@ def _has_task_label(found: LineTokens) -> bool:
     )
 
 
-def _text_after(numbers: list[NumberToken], index: int, found: LineTokens) -> str:
-    return (numbers[index + 1].gap if index + 1 < len(numbers) else found.tail).strip()
+def _text_after(numbers: list[NumberToken], index: int, tokens: LineTokens) -> str:
+    return (numbers[index + 1].gap if index + 1 < len(numbers) else tokens.tail).strip()
 
 
-def _is_chinese_counter(numbers: list[NumberToken], index: int, found: LineTokens) -> bool:
+def _is_chinese_counter(numbers: list[NumberToken], index: int, tokens: LineTokens) -> bool:
     """第3轮, 第 100 步."""
     return numbers[index].gap.rstrip().endswith("第") and bool(
-        re.match("个?[轮步次]|个?epoch", _text_after(numbers, index, found))
+        re.match("个?[轮步次]|个?epoch", _text_after(numbers, index, tokens))
     )
 
 
@@ -268,15 +268,15 @@ def _is_pytorch_tutorial(numbers: list[NumberToken]) -> bool:
     return opens and numbers[1].gap.strip() == "," and numbers[2].gap[:1] == "]"
 
 
-def _add_leading_step(found: LineTokens, slots: list[NumberSlot]) -> list[NumberSlot]:
+def _add_leading_step(tokens: LineTokens, slots: list[NumberSlot]) -> list[NumberSlot]:
     """A bare number before a row without counters is its step: `[10] loss: 0.5`, `10: loss 0.5`."""
-    number = found.numbers[0]
+    number = tokens.numbers[0]
     counts = any(slot.role in (MetricRole.STEP, MetricRole.EPOCH, MetricRole.EPOCH_STEP) for slot in slots)
-    told = any(slot.role in _INFORMATIVE for slot in slots)
-    if counts or not told or slots[0].number is number or not number.text.isdigit() or number.unit:
+    informative = any(slot.role in _INFORMATIVE for slot in slots)
+    if counts or not informative or slots[0].number is number or not number.text.isdigit() or number.unit:
         return slots
     bare = number.gap.replace(NOT_A_NUMBER, "").strip(" [(#")
-    behind = found.numbers[1].gap.lstrip()[:1] if len(found.numbers) > 1 else ""
+    behind = tokens.numbers[1].gap.lstrip()[:1] if len(tokens.numbers) > 1 else ""
     return (
         [NumberSlot("step", MetricRole.STEP, number), *slots] if not bare and behind in ("]", ")", ":", "|") else slots
     )
@@ -288,7 +288,7 @@ def _spread_eval(slots: list[NumberSlot]) -> list[NumberSlot]:
     if (
         measured
         and phase_of_name(measured[0].name) == "eval"
-        and not any(phase_of_name(one.name) == "train" for one in measured)
+        and not any(phase_of_name(slot.name) == "train" for slot in measured)
     ):
         for slot in measured:
             if not phase_of_name(slot.name):
@@ -296,7 +296,7 @@ def _spread_eval(slots: list[NumberSlot]) -> list[NumberSlot]:
     return slots
 
 
-def _classify(found: LineTokens, slots: list[NumberSlot]) -> LineKind:
+def _classify(tokens: LineTokens, slots: list[NumberSlot]) -> LineKind:
     named = [slot for slot in slots if slot.name[:1] != HIDDEN]
     roles = {slot.role for slot in named}
     counting = roles & {MetricRole.STEP, MetricRole.EPOCH, MetricRole.EPOCH_STEP} or any(
@@ -304,19 +304,19 @@ def _classify(found: LineTokens, slots: list[NumberSlot]) -> LineKind:
     )
     telling = roles & _INFORMATIVE
     values = [slot for slot in named if slot.role not in (MetricRole.STEP, MetricRole.EPOCH, MetricRole.EPOCH_STEP)]
-    if found.bar == "keras" and telling and any(slot.name == COUNT for slot in slots):
+    if tokens.bar == "keras" and telling and any(slot.name == COUNT for slot in slots):
         return LineKind.BAR
-    if len(values) == 1 and not counting and _is_whole_line(found, values[0]):
+    if len(values) == 1 and not counting and _is_whole_line(tokens, values[0]):
         return LineKind.SINGLE
     if telling & {MetricRole.LOSS, MetricRole.PERPLEXITY} and counting:
         return LineKind.ROW
     if telling and (counting or telling & {MetricRole.LOSS}):
         return LineKind.UNCONFIRMED
-    if counting and not values and (named or found.bar or _BATCH.search(slots[0].number.gap)):
+    if counting and not values and (named or tokens.bar or _BATCH.search(slots[0].number.gap)):
         return LineKind.POSITION
     return LineKind.CHATTER
 
 
-def _is_whole_line(found: LineTokens, slot: NumberSlot) -> bool:
+def _is_whole_line(tokens: LineTokens, slot: NumberSlot) -> bool:
     """Whether one name and one number make up the whole line, but for a prefix and a unit."""
-    return len(found.tail.strip(" |│┃,;.")) <= 12 and len(found.numbers) <= 2 and bool(slot.name)
+    return len(tokens.tail.strip(" |│┃,;.")) <= 12 and len(tokens.numbers) <= 2 and bool(slot.name)

@@ -105,7 +105,9 @@ class NameValueBlock:
 
     def pending_rows(self) -> list[Record]:
         """Held records with a counter, for logs that contain nothing else."""
-        return [one[1] for one in self._first_of_kind.values() if one and any(_is_counter(name) for name in one[1])]
+        return [
+            first[1] for first in self._first_of_kind.values() if first and any(_is_counter(name) for name in first[1])
+        ]
 
 
 def as_eval(record: Record) -> Record:

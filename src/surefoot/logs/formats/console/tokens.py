@@ -96,10 +96,10 @@ def tokenize(line: str) -> LineTokens | None:
     bar = ""
     at = 0
 
-    def put(sign: str, pattern: str, said: str) -> None:
+    def put(sign: str, pattern: str, gap_text: str) -> None:
         key.append(sign)
         pieces.append(pattern)
-        gap.append(said)
+        gap.append(gap_text)
 
     for match in _TOKEN.finditer(line):
         if match.start() > at:
@@ -159,8 +159,8 @@ def _join_key(key: list[str], pieces: list[str]) -> str:
     for index, sign in enumerate(key):
         if sign != " ":
             continue
-        before = next((one for one in reversed(key[:index]) if one), "")
-        after = next((one for one in key[index + 1 :] if one), "")
+        before = next((piece for piece in reversed(key[:index]) if piece), "")
+        after = next((piece for piece in key[index + 1 :] if piece), "")
         if (before in loose) != (after in loose):
             key[index], pieces[index] = "", r"[ \t]*"
     return "".join(key)

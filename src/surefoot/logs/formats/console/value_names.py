@@ -123,10 +123,10 @@ def name_after(gap: str) -> str:
 
 def phase_in(text: str) -> str:
     """`eval` or `train`, by the last word that names a phase; else empty."""
-    said = ""
+    phase = ""
     for match in _PHASE.finditer(text):
-        said = "eval" if match[1] or match[3] else "train"
-    return said
+        phase = "eval" if match[1] or match[3] else "train"
+    return phase
 
 
 def phase_of_name(name: str) -> str:
