@@ -12,38 +12,38 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from surefoot.logs.answer import Answer, State
-from surefoot.logs.diagnosing import diagnose_tables
-from surefoot.logs.judging.signs.sight import SIGHT, Sight
-from surefoot.logs.reading import door
-from surefoot.logs.table import Table, Unreadable
+from surefoot.logs.diagnose_log import diagnose_tables
+from surefoot.logs.formats import detect
+from surefoot.logs.log_diagnosis import LogDiagnosis, RunHealth, UnreadableInput
+from surefoot.logs.symptoms.symptom import DEFAULT_THRESHOLDS, SymptomThresholds
+from surefoot.logs.table import LogTable
 from surefoot.records import Pattern
 
 INDEX = "INDEX.csv"
 
-LABELS: dict[str, tuple[State, Pattern]] = {
-    "healthy": (State.HEALTHY, Pattern.NONE),
-    "nan": (State.FAILED, Pattern.NONFINITE),
-    "zero_loss_nan_grad": (State.FAILED, Pattern.COLLAPSE_TO_ZERO),
-    "jump": (State.FAILED, Pattern.JUMP),
-    "exponential": (State.FAILED, Pattern.EXPONENTIAL),
-    "oscillating_divergence": (State.FAILED, Pattern.OSCILLATING),
-    "plateau": (State.WARNING, Pattern.PLATEAU),
-    "overfit": (State.WARNING, Pattern.OVERFIT),
-    "spike_recovered": (State.WARNING, Pattern.RECOVERED_SPIKE),
-    "overflow_skips": (State.WARNING, Pattern.OVERFLOW_SKIPS),
+LABELS: dict[str, tuple[RunHealth, Pattern]] = {
+    "healthy": (RunHealth.HEALTHY, Pattern.NONE),
+    "nan": (RunHealth.FAILED, Pattern.NONFINITE),
+    "zero_loss_nan_grad": (RunHealth.FAILED, Pattern.COLLAPSE_TO_ZERO),
+    "jump": (RunHealth.FAILED, Pattern.JUMP),
+    "exponential": (RunHealth.FAILED, Pattern.EXPONENTIAL),
+    "oscillating_divergence": (RunHealth.FAILED, Pattern.OSCILLATING),
+    "plateau": (RunHealth.WARNING, Pattern.PLATEAU),
+    "overfit": (RunHealth.WARNING, Pattern.OVERFIT),
+    "spike_recovered": (RunHealth.WARNING, Pattern.RECOVERED_SPIKE),
+    "overflow_skips": (RunHealth.WARNING, Pattern.OVERFLOW_SKIPS),
 }
 """What a label means; `other` stands for anything but healthy, and has no pattern."""
 
 GRID: dict[str, tuple[float, ...]] = {
-    "blowup": (0.5, 0.7, 1.0),
-    "out_of_noise": (1.5, 2.5, 4.0),
-    "creep": (0.05, 0.1, 0.2),
-    "spike": (6.0, 10.0, 15.0),
-    "overfit": (0.08, 0.15, 0.3),
-    "flat": (0.03, 0.05, 0.08),
+    "blowup_rise": (0.5, 0.7, 1.0),
+    "rise_to_noise": (1.5, 2.5, 4.0),
+    "slow_rise": (0.05, 0.1, 0.2),
+    "spike_to_noise": (6.0, 10.0, 15.0),
+    "overfit_rise": (0.08, 0.15, 0.3),
+    "min_fall": (0.03, 0.05, 0.08),
 }
-"""Figures of sight that the cross-validation chooses from."""
+"""Symptom thresholds that the cross-validation chooses from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class Log:
     file: str
     label: str
     repository: str
-    tables: tuple[Table, ...]
+    tables: tuple[LogTable, ...]
 
-    def judged(self, sight: Sight = SIGHT) -> Answer:
-        return diagnose_tables(self.tables, sight=sight)
+    def judged(self, thresholds: SymptomThresholds = DEFAULT_THRESHOLDS) -> LogDiagnosis:
+        return diagnose_tables(self.tables, thresholds=thresholds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ class Score:
     """How one log was judged."""
 
     log: Log
-    answer: Answer
+    answer: LogDiagnosis
 
     @property
     def verdict_right(self) -> bool:
         if self.log.label == "other":
-            return self.answer.verdict is not State.HEALTHY
+            return self.answer.verdict is not RunHealth.HEALTHY
         return self.answer.verdict is LABELS[self.log.label][0]
 
     @property
@@ -81,7 +81,7 @@ class Score:
     @property
     def harmful(self) -> bool:
         """A healthy run called failed."""
-        return self.log.label == "healthy" and self.answer.verdict is State.FAILED
+        return self.log.label == "healthy" and self.answer.verdict is RunHealth.FAILED
 
 
 def main(folder: Path, *, crossed: bool, say: Callable[[str], None]) -> str:
@@ -106,8 +106,8 @@ def _read(folder: Path) -> tuple[list[Log], list[str]]:
             if row.get("label") not in (*LABELS, "other"):
                 raise ValueError(f"{index}: {row.get('label')!r} is no label. Use {', '.join(LABELS)} or other")
             try:
-                tables = tuple(door.read(folder / row["file"]))
-            except Unreadable as error:
+                tables = tuple(detect.read_log(folder / row["file"]))
+            except UnreadableInput as error:
                 unread.append(str(error))
                 continue
             logs.append(Log(row["file"], row["label"], (row.get("source") or row["file"]).split()[0], tables))
@@ -133,10 +133,10 @@ def _wrong(score: Score) -> str:
 
 def _crossed(logs: Sequence[Log], say: Callable[[str], None]) -> list[str]:
     """Every repository judged with figures that were chosen on the others."""
-    tried = list(_sights())
+    tried = list(_threshold_choices())
     scores: list[list[Score]] = []
-    for number, sight in enumerate(tried, 1):
-        scores.append([Score(log, log.judged(sight)) for log in logs])
+    for number, thresholds in enumerate(tried, 1):
+        scores.append([Score(log, log.judged(thresholds)) for log in logs])
         if number % 10 == 0:
             say(f"{number} of {len(tried)} choices of figures tried")
     held: list[Score] = []
@@ -152,15 +152,17 @@ def _crossed(logs: Sequence[Log], say: Callable[[str], None]) -> list[str]:
     ]
 
 
-def _sights() -> Iterator[Sight]:
+def _threshold_choices() -> Iterator[SymptomThresholds]:
     """The figures as they are, each one moved by itself, and each two moved together."""
-    yield SIGHT
-    moves = [(name, value) for name, values in GRID.items() for value in values if value != getattr(SIGHT, name)]
+    yield DEFAULT_THRESHOLDS
+    moves = [
+        (name, value) for name, values in GRID.items() for value in values if value != getattr(DEFAULT_THRESHOLDS, name)
+    ]
     for name, value in moves:
-        yield replace(SIGHT, **{name: value})
+        yield replace(DEFAULT_THRESHOLDS, **{name: value})
     for (one, first), (other, second) in itertools.combinations(moves, 2):
         if one != other:
-            yield replace(SIGHT, **{one: first, other: second})
+            yield replace(DEFAULT_THRESHOLDS, **{one: first, other: second})
 
 
 def _worth(scores: Iterable[Score]) -> float:

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from surefoot.guard.attach import Guard, attach
     from surefoot.journal.reader import Run, read
     from surefoot.judge.policy import Policy
-    from surefoot.logs.answer import Answer
-    from surefoot.logs.diagnosing import diagnose
+    from surefoot.logs.diagnose_log import diagnose
+    from surefoot.logs.log_diagnosis import LogDiagnosis
 
 __version__ = "0.1.0"
 __all__ = [
-    "Answer",
     "Guard",
+    "LogDiagnosis",
     "Policy",
     "Run",
     "TrainingStopped",
@@ -36,8 +36,8 @@ _MODULES = {
     "TrainingStopped": "surefoot.actions.stop",
     "Run": "surefoot.journal.reader",
     "read": "surefoot.journal.reader",
-    "Answer": "surefoot.logs.answer",
-    "diagnose": "surefoot.logs.diagnosing",
+    "LogDiagnosis": "surefoot.logs.log_diagnosis",
+    "diagnose": "surefoot.logs.diagnose_log",
 }
 
 

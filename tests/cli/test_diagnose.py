@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from surefoot.cli import app
-from surefoot.logs.table import Unreadable
+from surefoot.logs.log_diagnosis import UnreadableInput
 
 command = importlib.import_module("surefoot.cli.diagnose")  # the name alone is also the function's
 
@@ -183,7 +183,7 @@ def test_an_interrupt_ends_quietly(good: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_name_that_is_no_text_can_be_complained_about() -> None:
     def unreadable() -> int:
-        raise Unreadable("\udcff.log is not there")
+        raise UnreadableInput("\udcff.log is not there")
 
     assert command.with_exit_code(unreadable) == 2
 

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 from wandbfiles import ended, file, printed, steps
 
-from surefoot.logs.answer import Answer
-from surefoot.logs.diagnosing import diagnose
-from surefoot.logs.table import Unreadable
+from surefoot.logs.diagnose_log import diagnose
+from surefoot.logs.log_diagnosis import LogDiagnosis, UnreadableInput
 
 LOSSES = [*np.round(2 + 8 * np.exp(-np.arange(50) / 12) + 0.02 * np.cos(np.arange(50) * 2.4), 4).tolist(), *["NaN"] * 9]
 RECORDS = [f'{{"step": {k}, "loss": {loss}, "lr": 1e-4}}' for k, loss in enumerate(LOSSES)]
@@ -100,10 +99,10 @@ def test_there_is_an_answer_or_one_message(tmp_path: Path, seed: int) -> None:
     (tmp_path / "any").write_bytes(damaged(seed))
     try:
         answer = diagnose(tmp_path / "any")
-    except Unreadable as wrong:
+    except UnreadableInput as wrong:
         told = str(wrong)
     else:
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, LogDiagnosis)
         assert answer.sentence
         assert repr(answer).startswith(answer.verdict.upper())
         assert answer._repr_html_()

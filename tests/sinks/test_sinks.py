@@ -12,8 +12,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import surefoot
-from surefoot.logs.reading.door import read_file
-from surefoot.logs.table import Table, Unreadable
+from surefoot.logs.formats.detect import read_file
+from surefoot.logs.log_diagnosis import UnreadableInput
+from surefoot.logs.table import LogTable
 from surefoot.records import Action, Decision, Note
 from surefoot.sinks.base import TENSORBOARD_DIR, SinkError, Sinks, check_installed, open_sinks, scalar_names
 from surefoot.sinks.progress import ProgressMetrics
@@ -108,12 +109,12 @@ def test_what_the_guard_did_stands_in_tensorboard_as_text(tmp_path: Path) -> Non
     assert b"action: refused the update" in text.tensor_proto.string_val[0]
 
 
-def written(file: Path) -> Table:
+def written(file: Path) -> LogTable:
     """A run of W&B, whose own process may be a little behind."""
     for _ in range(600):
-        with contextlib.suppress(Unreadable):
+        with contextlib.suppress(UnreadableInput):
             (table,) = read_file(str(file))
-            if "exit_code" in table.facts:
+            if "exit_code" in table.settings:
                 return table
         time.sleep(0.1)
     raise AssertionError(f"{file} has no end")
@@ -132,7 +133,7 @@ def test_a_resumed_run_stays_one_run_of_weights_and_biases_and_its_steps_may_go_
     assert table.columns["step"].values.tolist() == [*range(1, 31), *range(21, 26)]
     assert set(table.columns["_step"].values.tolist()) >= set(range(1, 36))
     assert table.columns["eval/step"].values.tolist() == [27]
-    assert table.facts["exit_code"] == 75
+    assert table.settings["exit_code"] == 75
     sinks = opened(OFFLINE, tmp_path, resumed_at=25)
     write(sinks, range(26, 28), attempts=10)
     sinks.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 from surefoot.checkpoint.store import Store, StoredCheckpoint
 from surefoot.journal.output_files import OutputRefused, check_output
-from surefoot.logs.table import Unreadable
+from surefoot.logs.log_diagnosis import UnreadableInput
 
 FINE, TROUBLE, UNUSABLE = 0, 1, 2
 _COLUMNS = {

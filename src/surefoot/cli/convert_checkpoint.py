@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.store.manifest import plain
+from surefoot.inspect import torch_file
 from surefoot.journal.output_files import OutputRefused, check_output, output_file
-from surefoot.logs.checkpoint import torchfile
-from surefoot.logs.table import Unreadable
+from surefoot.logs.log_diagnosis import UnreadableInput
 
 _MAX_DEPTH = 64
 MAX_EXPANDED_BYTES = 1 << 30
@@ -32,7 +32,7 @@ def convert(source: Path, out: Path) -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     rest = _split_tensors(torchfile.load_plain(source), "", tensors, 0)
     if not tensors:
-        raise Unreadable(f"{source} holds no tensors")
+        raise UnreadableInput(f"{source} holds no tensors")
     out.parent.mkdir(parents=True, exist_ok=True)
     _check_space(source, out, tensors)
     _save(source, out, tensors)

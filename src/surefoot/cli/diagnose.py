@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from surefoot.journal.output_files import OutputRefused, check_output
-from surefoot.logs.answer import Answer, State
-from surefoot.logs.table import Unreadable
+from surefoot.logs.log_diagnosis import LogDiagnosis, RunHealth, UnreadableInput
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -195,7 +194,7 @@ def _diagnose(paths: Sequence[str], options: DiagnoseOptions) -> int:
     _write(answers, options, paths)
     if unreadable:
         return UNUSABLE
-    return TROUBLE if any(answer.trouble for answer in answers) else FINE
+    return TROUBLE if any(answer.is_trouble for answer in answers) else FINE
 
 
 def diagnose_file(path: str, columns: Mapping[str, str]) -> Answer:
@@ -214,7 +213,7 @@ def _progress() -> Iterator[None]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from surefoot.logs.reading.progress import watching
+    from surefoot.logs.formats.log_source import report_progress
 
     columns = (TextColumn("reading {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
@@ -247,8 +246,8 @@ def terminal() -> tuple[int, bool]:
     return shutil.get_terminal_size().columns, colour
 
 
-def _pages(answers: Sequence[Answer]) -> None:
-    from surefoot.logs.showing.page import as_text, summary
+def _pages(answers: Sequence[LogDiagnosis]) -> None:
+    from surefoot.logs.report.terminal_page import as_text, summary
 
     width, colour = terminal()
     for answer in answers:

@@ -1,4 +1,4 @@
-"""What a log holds once it is read: named columns of numbers, whatever the format was."""
+"""A log once it is read: named columns of numbers, whatever the format was."""
 
 from __future__ import annotations
 
@@ -10,30 +10,26 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-MOST = 1 << 21
-"""Values kept of one column; a longer one is thinned, its peaks kept, so that memory stays bounded."""
-TOGETHER = 12 << 20
-"""Values kept of all columns together: a log of many columns keeps fewer of each."""
-COLUMNS = 2000
-"""Columns kept of one log: a log that makes up new names all the time must not fill the memory."""
-ENDING = 1 << 16
-"""Characters kept from the end of a text, where the exception stands."""
+MAX_VALUES_PER_COLUMN = 1 << 21
+"""Longer columns are thinned, keeping their peaks, so that memory stays bounded."""
+MAX_VALUES = 12 << 20
+"""Limit over all columns: a log with many columns keeps fewer values of each."""
+MAX_COLUMNS = 2000
+"""A log that keeps inventing names must not fill the memory."""
+MAX_TAIL_CHARS = 1 << 16
+"""Characters kept from the end of a console log, where the exception is."""
 
 
-THINNED = "the log is so long that it was thinned: of four neighbours the lowest and the highest are kept"
-
-
-class Unreadable(ValueError):
-    """A log cannot be read; the message names what is wrong, where, and the way out."""
+THINNED_NOTE = "the log is so long that it was thinned: the lowest and the highest of every four values are kept"
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """The values of one name, and the number of the record (line, row, event) in which each stood."""
+class LogColumn:
+    """The values under one name, and the index of the record (line, row, event) of each."""
 
     rows: NDArray[np.int64]
     values: NDArray[np.float64]
-    """A NaN here stood in the log as one; what the log left out is not here at all."""
+    """A NaN was logged as NaN; values that were not logged are absent."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -41,140 +37,142 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDiagnosis:
-    """A cause that a run of surefoot's own named while it ran."""
+    """A cause that surefoot itself diagnosed during the run."""
 
     step: int
     attempt: int
     cause: str
     confidence: float
     evidence: tuple[str, ...]
-    """The reason first, then what was seen."""
+    """The reason first, then the findings."""
     advice: tuple[str, ...]
     decided: bool = False
-    """It led to more than a refusal, or would have where the policy only observes."""
+    """It led to more than a veto, or would have if the policy did not only observe."""
     applied: str = ""
-    """The action that was taken, such as rewind."""
+    """The action taken, such as rewind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class LogTable:
     """One log, read."""
 
     format: str
     """trainer_state, json, jsonl, csv, tsv, tensorboard, wandb, text, run, or arrays."""
     path: str
     records: int
-    columns: Mapping[str, Column]
+    columns: Mapping[str, LogColumn]
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """What was left out: the reason in words (plural, such as "lines cut off in the middle"), and how often."""
+    """What was skipped: the reason (plural, such as "lines cut off in the middle") and how often."""
     notes: tuple[str, ...] = ()
-    """What a reader of the answer should know about how this was read."""
-    ending: str = ""
-    """The last text of a console log, for the exception it may end in."""
-    facts: Mapping[str, float | str] = field(default_factory=dict)
-    """Settings that stood in the log, by the names they had there: max_steps, fp16, num_train_epochs..."""
+    """Remarks on how the log was read, for the user."""
+    tail: str = ""
+    """The last text of a console log, which may contain the exception."""
+    settings: Mapping[str, float | str] = field(default_factory=dict)
+    """Settings found in the log, by their names there: max_steps, fp16, num_train_epochs, ..."""
     diagnoses: tuple[RunDiagnosis, ...] = ()
-    """What the run itself named, in the order of attempts, the surest first of those named together."""
+    """Diagnoses recorded by the run, in the order of attempts, the most confident first within an attempt."""
 
 
-class Gatherer:
-    """Takes in records one after the other, in bounded memory, and makes a `Table` of them."""
+class TableBuilder:
+    """Collects records in bounded memory and builds a `LogTable`."""
 
     def __init__(self) -> None:
         self.records = 0
         self.skipped: Counter[str] = Counter()
         self.notes: list[str] = []
-        self.facts: dict[str, float | str] = {}
+        self.settings: dict[str, float | str] = {}
         self._columns: dict[str, tuple[array[int], array[float]]] = {}
-        self._voids: dict[str, tuple[int, int]] = {}
-        self._most = MOST
+        self._empty: dict[str, tuple[int, int]] = {}
+        self._max_values = MAX_VALUES_PER_COLUMN
 
     def add(self, record: Mapping[str, float]) -> None:
-        """One record: a line, a row, an event. Only numbers; a name that is missing has no value in it."""
+        """Add one record (a line, a row, an event); names without a value are left out."""
         number = self.records
         columns = self._columns
         for name, value in record.items():
             column = columns.get(name)
             if column is None:
-                if len(columns) >= COLUMNS:
-                    self.skipped[f"values under names beyond the first {COLUMNS}"] += 1
+                if len(columns) >= MAX_COLUMNS:
+                    self.skipped[f"values under names beyond the first {MAX_COLUMNS}"] += 1
                     continue
                 column = columns[name] = (array("q"), array("d"))
-                self._most = _most(len(columns))
+                self._max_values = _max_values(len(columns))
             column[0].append(number)
             column[1].append(value)
-            if len(column[1]) >= self._most:
+            if len(column[1]) >= self._max_values:
                 columns[name] = self._thinned(*column)
         self.records = number + 1
 
     def extend(self, columns: Mapping[str, NDArray[np.float64]], present: Mapping[str, NDArray[np.bool_]]) -> None:
-        """Many records at once, as arrays of one length; `present` tells where a column is filled, if not all over."""
+        """Add many records as arrays of one length; `present` masks the columns that are not filled everywhere."""
         count = max((len(values) for values in columns.values()), default=0)
         numbers = np.arange(self.records, self.records + count, dtype=np.int64)
         for name, values in columns.items():
-            here = present.get(name)
-            self.put(name, numbers, values) if here is None else self.put(name, numbers[here], values[here])
+            mask = present.get(name)
+            self.add_values(name, numbers, values) if mask is None else self.add_values(
+                name, numbers[mask], values[mask]
+            )
         self.records += count
 
-    def put(self, name: str, rows: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Values of one name at the records `rows`, which rise and come after those put before; count them yourself."""
+    def add_values(self, name: str, rows: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Add values of one column at ascending record indices after all earlier ones; does not count the records."""
         if not len(values):
             return
         column = self._columns.get(name)
         if column is None:
-            if len(self._columns) >= COLUMNS:
-                self.skipped[f"values under names beyond the first {COLUMNS}"] += len(values)
+            if len(self._columns) >= MAX_COLUMNS:
+                self.skipped[f"values under names beyond the first {MAX_COLUMNS}"] += len(values)
                 return
             column = self._columns[name] = (array("q"), array("d"))
-            self._most = _most(len(self._columns))
+            self._max_values = _max_values(len(self._columns))
         column[0].frombytes(rows.astype(np.int64, copy=False).tobytes())
         column[1].frombytes(values.astype(np.float64, copy=False).tobytes())
-        while len(column[1]) >= self._most:
+        while len(column[1]) >= self._max_values:
             column = self._columns[name] = self._thinned(*column)
 
-    def empty(self, name: str, rows: NDArray[np.int64]) -> None:
-        """Records in which the name stood with nothing to it (null, an empty cell); told after what was put."""
+    def add_empty(self, name: str, rows: NDArray[np.int64]) -> None:
+        """Note records in which the name is present without a value (null, an empty cell); call after adding values."""
         column = self._columns.get(name)
         last = column[0][-1] if column else -1
         rows = rows[rows > last]
-        if not len(rows) or (name not in self._voids and len(self._voids) >= COLUMNS):
+        if not len(rows) or (name not in self._empty and len(self._empty) >= MAX_COLUMNS):
             return
-        first, count = self._voids.get(name, (-1, 0))
-        self._voids[name] = (first, count + len(rows)) if first > last else (int(rows[0]), len(rows))
+        first, count = self._empty.get(name, (-1, 0))
+        self._empty[name] = (first, count + len(rows)) if first > last else (int(rows[0]), len(rows))
 
-    def voids(self) -> dict[str, tuple[int, int]]:
-        """Names that end in records with nothing to them: the first of those records, and how many."""
+    def trailing_empty(self) -> dict[str, tuple[int, int]]:
+        """Columns that end in empty records: the first of those records, and how many."""
         last = {name: column[0][-1] for name, column in self._columns.items() if column[0]}
-        return {name: void for name, void in self._voids.items() if void[0] > last.get(name, -1)}
+        return {name: void for name, void in self._empty.items() if void[0] > last.get(name, -1)}
 
     def skip(self, reason: str, count: int = 1) -> None:
-        """Something was left out; the reason in the plural, such as "lines that are no JSON"."""
+        """Count something skipped; the reason is plural, such as "lines that are not JSON"."""
         self.skipped[reason] += count
 
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
-    def table(self, format: str, path: str, ending: str = "") -> Table:
+    def build(self, format: str, path: str, ending: str = "") -> LogTable:
         columns = {
-            name: Column(np.frombuffer(rows, dtype=np.int64), np.frombuffer(values, dtype=np.float64))
+            name: LogColumn(np.frombuffer(rows, dtype=np.int64), np.frombuffer(values, dtype=np.float64))
             for name, (rows, values) in self._columns.items()
             if len(values)
         }
-        return Table(
+        return LogTable(
             format=format,
             path=path,
             records=self.records,
             columns=columns,
             skipped=dict(self.skipped),
             notes=tuple(self.notes),
-            ending=ending[-ENDING:],
-            facts=dict(self.facts),
+            tail=ending[-MAX_TAIL_CHARS:],
+            settings=dict(self.settings),
         )
 
     def _thinned(self, rows: array[int], values: array[float]) -> tuple[array[int], array[float]]:
-        """Of every four neighbours the lowest and the highest; a NaN counts as the highest."""
-        self.note(THINNED)
+        """Keep the lowest and the highest of every four neighbours; a NaN counts as the highest."""
+        self.note(THINNED_NOTE)
         whole = len(values) // 4 * 4
         numbers = np.frombuffer(rows, dtype=np.int64)
         data = np.frombuffer(values, dtype=np.float64)
@@ -187,38 +185,38 @@ class Gatherer:
         return array("q", numbers[index].tobytes()), array("d", data[index].tobytes())
 
 
-def _most(columns: int) -> int:
-    return max(1 << 12, min(MOST, TOGETHER // columns))
+def _max_values(columns: int) -> int:
+    return max(1 << 12, min(MAX_VALUES_PER_COLUMN, MAX_VALUES // columns))
 
 
-class Parts:
-    """Values of a block of records that come in no order, put into a gatherer in the order of their records."""
+class UnorderedColumns:
+    """Collects values of a block of records in any order and adds them to a builder in record order."""
 
-    def __init__(self, gatherer: Gatherer) -> None:
-        self._gatherer = gatherer
+    def __init__(self, builder: TableBuilder) -> None:
+        self._builder = builder
         self._parts: dict[str, list[tuple[NDArray[np.int64], NDArray[np.float64]]]] = defaultdict(list)
-        self._nothing: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
+        self._empty: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
 
     def add(self, name: str, rows: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         if len(rows):
             self._parts[name].append((rows, values))
 
-    def nothing(self, name: str, rows: NDArray[np.int64]) -> None:
-        """Records in which the name stands, but no value."""
+    def add_empty(self, name: str, rows: NDArray[np.int64]) -> None:
+        """Note records in which the name is present without a value."""
         if len(rows):
-            self._nothing[name].append(rows)
+            self._empty[name].append(rows)
 
     def flush(self) -> None:
         for name, parts in self._parts.items():
             if len(parts) == 1:
-                self._gatherer.put(name, *parts[0])
+                self._builder.add_values(name, *parts[0])
                 continue
             rows = np.concatenate([part[0] for part in parts])
             order = np.argsort(rows, kind="stable")
-            # Two names that are one when stripped: the first counts.
+            # Two names that are equal once stripped: the first wins.
             order = order[np.diff(rows[order], prepend=-1) > 0]
-            self._gatherer.put(name, rows[order], np.concatenate([part[1] for part in parts])[order])
-        for name, rows in self._nothing.items():
-            self._gatherer.empty(name, np.sort(np.concatenate(rows)))
+            self._builder.add_values(name, rows[order], np.concatenate([part[1] for part in parts])[order])
+        for name, rows in self._empty.items():
+            self._builder.add_empty(name, np.sort(np.concatenate(rows)))
         self._parts.clear()
-        self._nothing.clear()
+        self._empty.clear()

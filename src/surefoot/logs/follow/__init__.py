@@ -1,0 +1,1 @@
+"""Follows a log while it grows and reports trouble as it appears."""

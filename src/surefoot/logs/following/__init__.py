@@ -1,1 +1,0 @@
-"""A log judged while it grows."""

@@ -1,1 +1,0 @@
-"""An answer for people: words, a page in the terminal, pictures, a web page, two logs compared."""

@@ -1,0 +1,1 @@
+"""Finds the runs in a table and the symptoms of trouble in their curves."""

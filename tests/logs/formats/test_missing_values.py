@@ -1,0 +1,104 @@
+"""Records that hold nothing are padding; a loss that is NaN in a record of the run is a failure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from surefoot.logs.diagnose_log import diagnose
+from surefoot.logs.log_diagnosis import RunHealth
+
+NAN = math.nan
+FALL = [round(2 + 8 * math.exp(-k / 15) + 0.02 * math.cos(k * 2.4), 4) for k in range(80)]
+ROWS = [(k, loss, 0.1, 1.0 + 0.1 * math.sin(k)) for k, loss in enumerate(FALL)]
+HEAD = "step,loss,lr,grad_norm"
+Rows = Sequence[Sequence[object]]
+Write = Callable[..., str]
+
+
+def verdict(path: Path, text: str) -> RunHealth:
+    path.write_text(text)
+    return diagnose(path).verdict
+
+
+def table(rows: Rows, head: str = HEAD) -> str:
+    return head + "\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)
+
+
+def records(rows: Rows, head: str = HEAD) -> str:
+    return "".join(json.dumps(dict(zip(head.split(","), row, strict=True))) + "\n" for row in rows)
+
+
+EMPTY = (NAN,) * 4
+AHEAD = [(80 + k, NAN, NAN, NAN) for k in range(20)]
+PADDED: dict[str, Rows] = {
+    "at the end": [*ROWS, *[EMPTY] * 20],
+    "at the start": [*[EMPTY] * 10, *ROWS],
+    "now and then": [row for k, one in enumerate(ROWS) for row in ((one, EMPTY) if k % 7 == 3 else (one,))],
+    "every other": [row for one in ROWS for row in (one, EMPTY)],
+    "steps written ahead": [*ROWS, *AHEAD],
+}
+
+
+@pytest.mark.parametrize("write", [table, records])
+@pytest.mark.parametrize("where", PADDED)
+def test_records_without_numbers_are_padding(tmp_path: Path, where: str, write: Write) -> None:
+    assert verdict(tmp_path / "log", write(PADDED[where])) is RunHealth.HEALTHY
+
+
+@pytest.mark.parametrize("index", ["", "index", "Unnamed: 0"])
+def test_an_index_that_goes_on_beside_them_changes_nothing(tmp_path: Path, index: str) -> None:
+    rows = [(k, *row) for k, row in enumerate([*ROWS, *[EMPTY] * 20])]
+    assert verdict(tmp_path / "log.csv", table(rows, f"{index},{HEAD}")) is RunHealth.HEALTHY
+
+
+def test_places_left_empty_are_padding_too(tmp_path: Path) -> None:
+    assert verdict(tmp_path / "a.csv", table([*ROWS, *[("",) * 4] * 20])) is RunHealth.HEALTHY
+    assert verdict(tmp_path / "b.csv", table([*ROWS, *((80 + k, "", "", "") for k in range(20))])) is RunHealth.HEALTHY
+    nothing = dict.fromkeys(HEAD.split(","))
+    assert verdict(tmp_path / "c.jsonl", records(ROWS) + (json.dumps(nothing) + "\n") * 20) is RunHealth.HEALTHY
+
+
+def test_padded_arrays_are_read_alike() -> None:
+    columns = list(zip(*PADDED["at the end"], strict=True))
+    assert diagnose(dict(zip(HEAD.split(","), columns, strict=True))).verdict is RunHealth.HEALTHY
+
+
+def test_padding_is_said(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(table(PADDED["at the end"]))
+    assert "20 records without any number were left out as padding" in diagnose(tmp_path / "log.csv").notes
+
+
+FAILED: dict[str, tuple[str, Rows]] = {
+    "loss alone": (HEAD, [*ROWS, *((80 + k, NAN, 0.1, 1.0) for k in range(20))]),
+    "loss and norm": (HEAD, [*ROWS, *((80 + k, NAN, 0.1, NAN) for k in range(20))]),
+    "all but the step": ("step,loss,grad_norm", [*((r[0], r[1], r[3]) for r in ROWS), *((80, NAN, NAN),) * 20]),
+    "all but step and time": (
+        "step,loss,grad_norm,time",
+        [*((r[0], r[1], r[3], 10 * r[0]) for r in ROWS), *((80 + k, NAN, NAN, 800 + 10 * k) for k in range(20))],
+    ),
+    "failed, then padded": (HEAD, [*ROWS, *((80 + k, NAN, 0.1, NAN) for k in range(5)), *[EMPTY] * 20]),
+    "from the first record on": ("step,loss,lr", [(k, NAN, 0.1) for k in range(40)]),
+}
+
+
+@pytest.mark.parametrize("write", [table, records])
+@pytest.mark.parametrize("what", FAILED)
+def test_a_loss_that_is_nan_in_a_record_of_the_run_is_a_failure(
+    tmp_path: Path, what: str, write: Callable[..., str]
+) -> None:
+    head, rows = FAILED[what]
+    assert verdict(tmp_path / "log", write(rows, head)) is RunHealth.FAILED
+
+
+def test_a_list_of_losses_has_no_padding() -> None:
+    assert diagnose([*FALL, *[NAN] * 20]).verdict is RunHealth.FAILED
+
+
+def test_losses_left_empty_while_the_run_went_on_are_a_failure(tmp_path: Path) -> None:
+    rows = [*ROWS, *((80 + k, "", 0.1, 1.0) for k in range(20))]
+    assert verdict(tmp_path / "log.csv", table(rows)) is RunHealth.FAILED

@@ -1,0 +1,123 @@
+"""Two logs beside each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_diagnoses import failed, healthy, made_curves
+
+from surefoot.logs.log_diagnosis import LogDiagnosis, RunHealth
+from surefoot.logs.report import comparison_page
+from surefoot.logs.report.comparison import compare_logs
+from surefoot.logs.run_curves import RunCurves, Series
+
+
+def lower_from(point: int, factor: float, *, seed: int = 1) -> LogDiagnosis:
+    """A run like the healthy one with other noise, whose loss is lower from a point on."""
+    made = made_curves(seed=seed)
+    values = made.loss.values.copy()
+    values[point:] *= factor
+    return healthy(curves=replace(made, loss=replace(made.loss, values=values)))
+
+
+def test_it_says_which_is_lower_by_how_much_and_where_they_part() -> None:
+    found = compare_logs(healthy(), lower_from(250, 0.8))
+    assert found.sentence.startswith("B is 20 % lower than A at step 4,990 (2.")
+    assert found.diverged_at is not None
+    assert 2400 <= found.diverged_at <= 2600
+
+
+def test_two_runs_that_differ_by_noise_alone_are_level() -> None:
+    found = compare_logs(healthy(), lower_from(0, 1.0))
+    assert found.sentence.startswith("A and B are level at step 4,990")
+    assert found.diverged_at is None
+
+
+def test_the_same_log_twice_is_level() -> None:
+    found = compare_logs(healthy(), healthy())
+    assert found.diverged_at is None
+    assert "level" in found.sentence
+
+
+def test_a_run_that_failed_is_compared_where_it_still_stood() -> None:
+    found = compare_logs(failed(), healthy())
+    assert found.compared_at is not None
+    assert found.compared_at <= 4000
+    assert found.sentence.endswith("A failed at 4,000.")
+    assert found.is_trouble
+
+
+def test_runs_of_other_lengths_and_spacing_are_aligned_by_step() -> None:
+    made = made_curves(2000)  # four times the points, four times as far
+    every = Series("loss", made.loss.steps / 4, made.loss.values)
+    found = compare_logs(healthy(), healthy(curves=replace(made, loss=every)))
+    assert "level" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"curves": None}, "B has no loss to compare"),
+        ({"curves": replace(made_curves(), unit="epoch")}, "A counts in steps and B in epochs"),
+        ({"curves": RunCurves(loss=Series("loss", np.arange(3) + 1e6, np.ones(3)))}, "A and B have no step in common"),
+        ({"curves": RunCurves(loss=Series("loss", np.arange(3.0), np.full(3, np.nan)))}, "not one finite loss in B"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(changes: dict[str, object], told: str) -> None:
+    found = compare_logs(healthy(), healthy(**changes))
+    assert told in found.sentence
+    assert comparison_page.as_text(found)
+    assert comparison_page.as_html(found)
+
+
+def test_settings_and_columns_that_differ_are_listed() -> None:
+    first = healthy(source={"path": "a", "facts": {"fp16": 1.0, "seed": 1.0}, "columns": {"loss": "loss"}})
+    second = healthy(source={"path": "b", "facts": {"fp16": 0.0, "seed": 1.0}, "columns": {"loss": "train_loss"}})
+    assert compare_logs(first, second).settings == (("fp16", "1", "0"), ("column for loss", "loss", "train_loss"))
+
+
+def test_the_page_starts_with_the_sentence_and_shows_both() -> None:
+    found = compare_logs(failed(), healthy())
+    for width in (60, 80, 200):
+        page = comparison_page.as_text(found, width=width)
+        assert max(len(line) for line in page.splitlines()) <= width
+        assert "● B" in page
+        assert "bad.jsonl" in page
+    assert comparison_page.as_text(found, width=200).splitlines()[0] == found.sentence
+
+
+def test_it_has_json_a_picture_and_a_web_page(tmp_path: Path) -> None:
+    found = compare_logs(failed(), healthy())
+    told = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert told["a"]["verdict"] == "failed"
+    assert told["b"]["verdict"] == "healthy"
+    assert told["sentence"] == found.sentence
+    comparison_page.draw(found, tmp_path / "both.png")
+    comparison_page.write(found, tmp_path / "both.html")
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+    assert "A: train/loss" in (tmp_path / "both.html").read_text(encoding="utf-8")
+
+
+numbers = st.lists(st.tuples(st.floats(), st.floats()), max_size=30)
+
+
+@given(numbers, numbers)
+def test_any_two_runs_can_be_compared(first: list[tuple[float, float]], second: list[tuple[float, float]]) -> None:
+    answers = [
+        LogDiagnosis(
+            verdict=RunHealth.UNKNOWN,
+            sentence="made up",
+            curves=RunCurves(loss=Series("loss", *np.array(points, dtype=float).reshape(-1, 2).T)),
+        )
+        for points in (first, second)
+    ]
+    found = compare_logs(*answers)
+    json.dumps(found.as_json(), allow_nan=False)
+    assert found.sentence.endswith(".")
+    assert comparison_page.as_text(found)

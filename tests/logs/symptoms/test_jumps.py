@@ -1,0 +1,84 @@
+"""A loss that leapt and stays far above the level before is not healthy, whenever it is looked at."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from surefoot.logs.diagnose_log import diagnose
+from surefoot.logs.run_curves import RunCurves, Series
+from surefoot.logs.symptoms import jumps
+from surefoot.logs.symptoms.symptom import RunView
+from surefoot.records import Pattern
+
+Losses = NDArray[np.float64]
+
+
+def fall(count: int, noise: float = 0.03, seed: int = 0) -> Losses:
+    """From 10 down to 2.2."""
+    chance = np.random.default_rng(seed)
+    return (2.2 + 7.8 * np.exp(-np.arange(count) / (count / 6))) * np.exp(noise * chance.standard_normal(count))
+
+
+def looked_at(losses: Losses) -> RunView:
+    return RunView(RunCurves(loss=Series("loss", np.arange(len(losses), dtype=float), losses)))
+
+
+def leapt(count: int, after: int, to: float, noise: float = 0.03) -> Losses:
+    """The same, then in one step to 11, and from there towards a level."""
+    chance = np.random.default_rng(1)
+    rest = (to + (11 - to) * np.exp(-np.arange(after) / 30)) * np.exp(noise * chance.standard_normal(after))
+    return np.concatenate([fall(count, noise), rest])
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.1])
+@pytest.mark.parametrize("after", [12, 72, 100, 400, 1000])
+@pytest.mark.parametrize("count", [60, 300, 1000, 5000, 20_000])
+def test_a_loss_that_leapt_and_stays_high_has_failed(count: int, after: int, noise: float) -> None:
+    answer = diagnose(leapt(count, after, 6.5, noise).tolist())
+    assert answer.verdict == "failed"
+    assert answer.pattern is Pattern.JUMP
+    assert answer.onset_step == pytest.approx(count, abs=max(5, count // 1000))
+
+
+def test_the_jump_does_not_become_its_own_normal() -> None:
+    losses = leapt(1000, 600, 6.5)
+    verdicts = {str(diagnose(losses[:end].tolist()).verdict) for end in range(1012, 1600, 37)}
+    assert verdicts == {"failed"}
+
+
+@pytest.mark.parametrize("count", [100, 1000, 5000])
+def test_a_loss_that_came_back_half_of_the_way_is_not_said_to_have_come_back(count: int) -> None:
+    answer = diagnose(leapt(count, 400, 3.6).tolist())
+    assert answer.verdict == "warning"
+    assert answer.pattern is not Pattern.RECOVERED_SPIKE
+    assert not any("came back" in note for note in answer.notes)
+    assert any("above the level before" in line for line in answer.causes[0].evidence)
+
+
+@pytest.mark.parametrize("count", [100, 1000, 5000])
+@pytest.mark.parametrize("to", [1.8, 2.2])
+def test_a_loss_that_is_back_at_its_level_has_not_failed(count: int, to: float) -> None:
+    answer = diagnose(leapt(count, 300, to).tolist())
+    assert answer.verdict != "failed"
+    assert answer.pattern in (Pattern.NONE, Pattern.RECOVERED_SPIKE)
+
+
+def test_a_restart_of_the_schedule_that_came_back_before_is_a_precedent() -> None:
+    cycles = np.tile(1 + 4 * np.exp(-np.arange(200) / 40), 5)[:820]
+    losses = fall(820) * np.where(np.arange(820) < 200, 1.0, cycles)
+    sign = jumps.find_lasting_jump(looked_at(losses))
+    assert sign is not None
+    assert sign.verdict == "warning"
+    assert sign.onset == 800
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_heavy_tails_and_waves_are_no_leaps(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    heavy = fall(600, 0.0) * np.exp(0.15 * np.clip(chance.standard_t(2.5, 600), -8, 8))
+    often = fall(600, 0.05) * np.where(chance.random(600) < 0.15, 3.0, 1.0)
+    waves = fall(600, 0.02) * (1 + 0.6 * np.sin(np.arange(600) / 9))
+    for losses in (heavy, often, waves):
+        assert jumps.find_lasting_jump(looked_at(losses)) is None
