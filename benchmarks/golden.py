@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.recorded import NOTES
+from benchmarks.recorded_run import NOTES
 from benchmarks.replay import replay
-from benchmarks.zoo.recording import Attached
-from benchmarks.zoo.run import train
-from benchmarks.zoo.work import everything
+from benchmarks.zoo.attached import Attached
+from benchmarks.zoo.jobs import everything
+from benchmarks.zoo.training import train
 from surefoot.journal.run_json import RUN, SIGNALS, events_name
 
 SCENARIOS = (

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import surefoot
-from benchmarks.synchronisations import count_synchronisations
+from benchmarks.host_syncs import count_synchronisations
 from surefoot.journal.output_files import check_output, output_file
 from surefoot.models.decoder import SIZES, Decoder, count_parameters, next_token_loss
 

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from benchmarks import regate
-from benchmarks.recorded import Recorded, Told, recorded
+from benchmarks.recorded_run import Recorded, Told, recorded
 from benchmarks.regate import Regate
 from surefoot.journal.strict_json import dumps
 from surefoot.judge.multi_optimizer import AnyJudge

@@ -64,7 +64,7 @@ TRAINS = (
     "trainers/test_hf_trainer.py",
     "trainers/test_lightning.py",
     "zoo/test_bench.py",
-    "zoo/test_rules.py",
+    "zoo/test_other_rules.py",
 )
 """Files whose tests rest on what a training run comes to: `make portable` runs them as on another processor."""
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.chaos.common import Bench, Tally
-from benchmarks.chaos.damage import clocks, damages, planted
-from benchmarks.chaos.disks import crashes, disks
-from benchmarks.chaos.kills import combinations, kills, reshards, signals
-from benchmarks.chaos.nursery import Nursery
+from benchmarks.chaos.corruption import clocks, damages, planted
+from benchmarks.chaos.disk_faults import crashes, disks
+from benchmarks.chaos.fork_server import Nursery
+from benchmarks.chaos.interruptions import combinations, kills, reshards, signals
+from benchmarks.chaos.trials import Bench, Tally
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import json
 import os
 import sys
 
-from benchmarks.chaos.nursery import serve
-from benchmarks.chaos.victim import Plan, main
+from benchmarks.chaos.fork_server import serve
+from benchmarks.chaos.training_run import Plan, main
 from surefoot.process_identity import end_with_parent
 
 AGENT = "SUREFOOT_CHAOS_AGENT"

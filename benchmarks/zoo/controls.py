@@ -17,8 +17,8 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from benchmarks.zoo.families import IMAGES, Batch
-from benchmarks.zoo.run import Run
 from benchmarks.zoo.scenario import ONSET, control
+from benchmarks.zoo.training import Run
 
 Sample = Callable[[Generator, int], Batch]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.zoo.families import FAMILIES, Split
-from benchmarks.zoo.run import Run, Settings
+from benchmarks.zoo.training import Run, Settings
 from surefoot.records import Cause
 
 STRENGTHS = ("subtle", "clear", "brutal")

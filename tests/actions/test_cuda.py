@@ -15,7 +15,7 @@ from loops import net, same, snapshot
 from scripted import Watched, restrain, script
 
 import surefoot
-from benchmarks.synchronisations import count_synchronisations
+from benchmarks.host_syncs import count_synchronisations
 from surefoot.checkpoint import snapshot_memory
 from surefoot.models.decoder import SIZES, Decoder, next_token_loss
 from surefoot.records import Action

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 import surefoot
 from benchmarks.golden import SCENARIOS
-from benchmarks.recorded import LAG, policy_from, recorded
+from benchmarks.recorded_run import LAG, policy_from, recorded
 from benchmarks.regate import Regate
 from benchmarks.replay import replay
 from surefoot.cli import app

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.chaos import FAULTS
-from benchmarks.chaos.common import Bench
-from benchmarks.chaos.kills import kills
-from benchmarks.chaos.nursery import Nursery
-from benchmarks.chaos.page import table
-from benchmarks.chaos.victim import Plan
+from benchmarks.chaos.fork_server import Nursery
+from benchmarks.chaos.interruptions import kills
+from benchmarks.chaos.report import table
+from benchmarks.chaos.training_run import Plan
+from benchmarks.chaos.trials import Bench
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos.common import Bench, events
-from benchmarks.chaos.nursery import Nursery
-from benchmarks.chaos.victim import Plan
+from benchmarks.chaos.fork_server import Nursery
+from benchmarks.chaos.training_run import Plan
+from benchmarks.chaos.trials import Bench, events
 
 SOON = 15
 """Steps within which the end of a save is known to all processes, and the next has begun."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import surefoot
-from benchmarks.synchronisations import count_synchronisations
+from benchmarks.host_syncs import count_synchronisations
 from surefoot.models.decoder import SIZES, Decoder, next_token_loss
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_rows import Source, judged, of
 
-from benchmarks.zoo.scoreboard.score import gated
-from benchmarks.zoo.traces import PRELUDE, TRACES, rows
+from benchmarks.zoo.published_runs import PRELUDE, TRACES, rows
+from benchmarks.zoo.scoreboard.scores import gated
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.records import Decision, Finding, StepMetrics

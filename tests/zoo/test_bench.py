@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.zoo.jobs import BARE, OURS, Job, everything
+from benchmarks.zoo.published_runs import TRACES, rows
 from benchmarks.zoo.scenario import Scenario
 from benchmarks.zoo.scoreboard import Choice, main
-from benchmarks.zoo.scoreboard.score import Cured, Look, Seen, Wolf, gated, ours
-from benchmarks.zoo.scoreboard.table import tables
-from benchmarks.zoo.traces import TRACES, rows
-from benchmarks.zoo.work import BARE, OURS, Job, everything
+from benchmarks.zoo.scoreboard.scores import Cured, Look, Seen, Wolf, gated, ours
+from benchmarks.zoo.scoreboard.tables import tables
 from surefoot.records import StepMetrics, Verdict
 
 ONE = "poisoned_sample-autoencoder-brutal"

@@ -9,10 +9,10 @@ import torch
 
 from benchmarks.zoo import CONTROLS, FAULTS
 from benchmarks.zoo.families import FAMILIES, Split
-from benchmarks.zoo.proof import after, harmed, ratio
-from benchmarks.zoo.run import Run
+from benchmarks.zoo.jobs import everything
 from benchmarks.zoo.scenario import SEEDS, Kind, Scenario, control, fault
-from benchmarks.zoo.work import everything
+from benchmarks.zoo.training import Run
+from benchmarks.zoo.verify import after, harmed, ratio
 from surefoot.records import Cause
 
 EARLY = 8

@@ -8,8 +8,8 @@ import torch
 from torch import Generator, Tensor
 
 from benchmarks.zoo.families import Batch
-from benchmarks.zoo.run import Run
 from benchmarks.zoo.scenario import fault
+from benchmarks.zoo.training import Run
 from surefoot.records import Cause
 
 

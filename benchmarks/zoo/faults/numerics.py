@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.zoo.families import Attention, Transformer
-from benchmarks.zoo.run import Run
 from benchmarks.zoo.scenario import fault
+from benchmarks.zoo.training import Run
 from surefoot.records import Cause
 
 

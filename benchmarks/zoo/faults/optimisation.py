@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from benchmarks.zoo.run import WARMUP, Run
 from benchmarks.zoo.scenario import fault
+from benchmarks.zoo.training import WARMUP, Run
 from surefoot.records import Cause
 
 # -- the rate

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Generator, Tensor, nn
 
-from benchmarks.zoo.run import Run
 from benchmarks.zoo.scenario import fault
+from benchmarks.zoo.training import Run
 from surefoot.records import Cause
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.pool import each
+from benchmarks.worker_pool import each
 from benchmarks.zoo import CONTROLS, FAULTS
 from benchmarks.zoo.families import Split
+from benchmarks.zoo.jobs import ACTING, BARE, OURS, Job, Result, of_split
 from benchmarks.zoo.scenario import SEEDS, Scenario
-from benchmarks.zoo.scoreboard.table import Board, board_of
-from benchmarks.zoo.work import ACTING, BARE, OURS, Job, Result, of_split
+from benchmarks.zoo.scoreboard.tables import Board, board_of
 
 Progress = Callable[[int, int, str], None]
 """Told how many runs are done, of how many, and which was the last."""

@@ -15,12 +15,12 @@ import torch
 import surefoot
 from benchmarks.zoo import CONTROLS, FAULTS
 from benchmarks.zoo.families import FAMILIES, Split
-from benchmarks.zoo.rules import ACTING, LOOKING
+from benchmarks.zoo.jobs import BARE, OURS, Job
+from benchmarks.zoo.other_rules import ACTING, LOOKING
+from benchmarks.zoo.published_runs import TRACES
 from benchmarks.zoo.scenario import STRENGTHS, Kind, Scenario
-from benchmarks.zoo.scoreboard.score import Cured, Seen
-from benchmarks.zoo.scoreboard.table import ALL, Board, tables
-from benchmarks.zoo.traces import TRACES
-from benchmarks.zoo.work import BARE, OURS, Job
+from benchmarks.zoo.scoreboard.scores import Cured, Seen
+from benchmarks.zoo.scoreboard.tables import ALL, Board, tables
 from surefoot.journal.output_files import check_output, output_file, save_figure
 
 COMMAND = "surefoot bench zoo --page docs"
@@ -97,7 +97,7 @@ a hook for each place of the loop, and a hook must do nothing before `at`:
 {inspect.getsource(FAULTS["bad_batch"].plant)}```
 
 `on` names its families, each with three marks for subtle, clear and brutal: harmful (`!`) or not (`.`).
-`python -m benchmarks.zoo.proof bad_batch` runs it in every family, at every strength and seed, beside its twin,
+`python -m benchmarks.zoo.verify bad_batch` runs it in every family, at every strength and seed, beside its twin,
 and tells what is not as stated. `{COMMAND}` writes this page again.
 """
 

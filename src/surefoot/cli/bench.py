@@ -42,7 +42,7 @@ def equal(
 ) -> None:
     """Proof that a healthy run is left alone: attached and bare, bit for bit the same."""
     needs_torch("bench equal")
-    from benchmarks.equal import main as run
+    from benchmarks.bit_equal import main as run
 
     raise typer.Exit(run(steps))
 
@@ -91,8 +91,8 @@ def logs(
     ] = False,
 ) -> None:
     """How often `surefoot diagnose` is right about logs that somebody has judged by eye, and how fast it is."""
-    from benchmarks.logs import main as run
-    from benchmarks.logspeed import main as timed
+    from benchmarks.log_accuracy import main as run
+    from benchmarks.log_speed import main as timed
 
     if speed:
         typer.echo(timed(say=lambda line: typer.echo(line, err=True)))
@@ -111,7 +111,7 @@ def logs(
 @bench.command()
 def judge() -> None:
     """How long judging one row takes on this host, for 300 tensors."""
-    from benchmarks.speed import judge as measure
+    from benchmarks.latency import judge as measure
 
     typer.echo(measure())
 
@@ -123,7 +123,7 @@ def host(
 ) -> None:
     """Microseconds of the host that being watched adds to a step, part by part, for 75 and 300 tensors."""
     needs_torch("bench host")
-    from benchmarks.host import main as run
+    from benchmarks.host_overhead import main as run
 
     try:
         typer.echo(run(device, steps=steps))
@@ -139,7 +139,7 @@ def rewind(
 ) -> None:
     """How long a state takes to be kept and put back: a decoder with AdamW."""
     needs_torch("bench rewind")
-    from benchmarks.speed import rewind as measure
+    from benchmarks.latency import rewind as measure
 
     sizes, devices = ("10m", "124m", "1.3b"), (None, "cpu", "cuda")
     if device == "cuda" and not _has_cuda():
@@ -162,7 +162,7 @@ def checkpoint(
 ) -> None:
     """What a save costs the training beside it, against torch.save and DCP; and a restore."""
     needs_torch("bench checkpoint")
-    from benchmarks.checkpoint import main as run
+    from benchmarks.save_cost import main as run
 
     if size not in ("10m", "124m", "1.3b") or device not in (None, "cpu", "cuda"):
         typer.echo("bench checkpoint: use --size 10m, 124m or 1.3b and --device cpu or cuda.", err=True)
@@ -183,7 +183,7 @@ def bench_train(
 ) -> None:
     """Tokens a second of `surefoot train`, guard and checkpoints on, against a hand-written loop of the same model."""
     needs_torch("bench train", *ENGINE)
-    from benchmarks.training import main as run
+    from benchmarks.train_speed import main as run
     from surefoot.train.recipe import RecipeError
 
     try:
@@ -202,9 +202,9 @@ def healthy(
 ) -> None:
     """Suspicious but healthy runs, with ever new seeds: is any of them touched? 1 when one is."""
     needs_torch("bench healthy")
-    from benchmarks.healthy import FIRST_SEED
-    from benchmarks.healthy import main as run
-    from benchmarks.pool import cores
+    from benchmarks.healthy_runs import FIRST_SEED
+    from benchmarks.healthy_runs import main as run
+    from benchmarks.worker_pool import cores
     from benchmarks.zoo.families import Split
 
     if split not in list(Split):

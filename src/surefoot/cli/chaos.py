@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.chaos import main
-from benchmarks.chaos.page import as_data, table, write
+from benchmarks.chaos.report import as_data, table, write
 from surefoot.journal.output_files import check_output
 
 

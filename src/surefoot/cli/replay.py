@@ -11,7 +11,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recorded import recorded
+from benchmarks.recorded_run import recorded
 from benchmarks.replay import UNJUDGED, Pair, Replay, replay
 from surefoot.journal.strict_json import plain
 from surefoot.judge.policy import Policy, Thresholds

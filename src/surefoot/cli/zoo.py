@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks.pool import cores
+from benchmarks.worker_pool import cores
 from benchmarks.zoo import scoreboard
-from benchmarks.zoo.scoreboard.table import as_data, tables
+from benchmarks.zoo.scoreboard.tables import as_data, tables
 from surefoot.journal.output_files import check_output
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import surefoot
-from benchmarks.pool import each
+from benchmarks.worker_pool import each
 from benchmarks.zoo import CONTROLS
+from benchmarks.zoo.attached import Attached
 from benchmarks.zoo.families import Split
-from benchmarks.zoo.recording import Attached
-from benchmarks.zoo.run import train
 from benchmarks.zoo.scenario import SEEDS, Scenario
+from benchmarks.zoo.training import train
 from surefoot.records import Action
 
 FIRST_SEED = 20_000

@@ -17,17 +17,17 @@ from pathlib import Path
 import torch
 
 import surefoot
-from benchmarks.zoo import CONTROLS, FAULTS, rules
+from benchmarks.zoo import CONTROLS, FAULTS, other_rules
+from benchmarks.zoo.attached import Attached
 from benchmarks.zoo.families import Split
-from benchmarks.zoo.recording import Attached
-from benchmarks.zoo.run import Protector, train
+from benchmarks.zoo.multi_rank import train_together
 from benchmarks.zoo.scenario import Scenario
-from benchmarks.zoo.together import train_together
+from benchmarks.zoo.training import Protector, train
 
 BARE = "bare"
 """Nobody acts; surefoot observes and records, which changes no bit."""
 OURS = "surefoot"
-ACTING: dict[str, Callable[[], Protector]] = {make().name: make for make in rules.ACTING}
+ACTING: dict[str, Callable[[], Protector]] = {make().name: make for make in other_rules.ACTING}
 """What others do to a run, by name."""
 
 
@@ -69,7 +69,7 @@ class Job:
         """Changes with whatever could change the result: the loop, the fault, who watches or acts, torch."""
         sources = [_SOURCES[f"benchmarks.zoo.{name}"] for name in ("families", "run", "recording", "scenario")]
         sources.append(_SOURCES[self.scenario.home])
-        sources.append(_SOURCES[rules.__name__] if self.judge in ACTING else _PACKAGE)
+        sources.append(_SOURCES[other_rules.__name__] if self.judge in ACTING else _PACKAGE)
         word = "\n".join([*sources, self.scenario.settings.label, self.scenario.strength, torch.__version__])
         return hashlib.sha256(word.encode()).hexdigest()[:16]
 

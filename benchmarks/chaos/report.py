@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.chaos.common import Tally
+from benchmarks.chaos.trials import Tally
 from surefoot.journal.output_files import output_file
 
 

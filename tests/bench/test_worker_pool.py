@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pool import each
+from benchmarks.worker_pool import each
 
 MAKING = """
 import os, sys, time
 from pathlib import Path
-from benchmarks.pool import each
+from benchmarks.worker_pool import each
 
 def make(k):
     Path(sys.argv[1], str(os.getpid())).touch()

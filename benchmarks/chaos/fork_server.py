@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from benchmarks.chaos.victim import Plan, main
+from benchmarks.chaos.training_run import Plan, main
 from surefoot.process_identity import end_with_parent
 
 _SOON_NEEDED = (

@@ -25,7 +25,7 @@ def train_together(job: dict[str, Any], ranks: int) -> dict[str, Any]:
         command = [
             sys.executable,
             "-m",
-            "benchmarks.zoo.together",
+            "benchmarks.zoo.multi_rank",
             folder,
             json.dumps(job),
             str(ranks),
@@ -52,8 +52,8 @@ def main(folder: str, job: str, ranks: str, parent: str, rank: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from benchmarks.zoo.run import train
-    from benchmarks.zoo.work import Job, protector_for
+    from benchmarks.zoo.jobs import Job, protector_for
+    from benchmarks.zoo.training import train
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=int(ranks))

@@ -1,7 +1,7 @@
 """What a scenario says of itself, put to the proof: absent before its onset, repeatable, and as harmful as stated.
 
-python -m benchmarks.zoo.proof bad_batch drift      every family, strength and seed of these, with what they state
-python -m benchmarks.zoo.proof                      all of them
+python -m benchmarks.zoo.verify bad_batch drift      every family, strength and seed of these, with what they state
+python -m benchmarks.zoo.verify                      all of them
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from benchmarks.zoo import CONTROLS, FAULTS
 from benchmarks.zoo.families import Split
-from benchmarks.zoo.run import Protector, Run, Settings, one_step, train
+from benchmarks.zoo.jobs import BARE, Job
 from benchmarks.zoo.scenario import Kind, Scenario
-from benchmarks.zoo.work import BARE, Job
+from benchmarks.zoo.training import Protector, Run, Settings, one_step, train
 
 WORSE = 1.05
 """A bare run that ends above this many times its twin's loss was harmed."""

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 import surefoot
-from benchmarks.zoo.proof import WORSE
-from benchmarks.zoo.rules import LOOKING
+from benchmarks.zoo.jobs import OURS
+from benchmarks.zoo.other_rules import LOOKING
 from benchmarks.zoo.scenario import TWIN, Scenario
-from benchmarks.zoo.work import OURS
+from benchmarks.zoo.verify import WORSE
 from surefoot.gate.clip import Clip, Unit
 from surefoot.gate.rule import NormRule, VerdictSlot, decider_for, memory_for
 from surefoot.judge.judge import Judge

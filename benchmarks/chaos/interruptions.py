@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.chaos.common import Bench, Tally, last_step, seen, store_of, under_way, words
-from benchmarks.chaos.victim import Plan
+from benchmarks.chaos.training_run import Plan
+from benchmarks.chaos.trials import Bench, Tally, last_step, seen, store_of, under_way, words
 
 READ_LATE = 5
 """Updates after which their numbers are known, and a save can begin."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import surefoot
 from benchmarks.zoo import FAULTS
-from benchmarks.zoo.proof import harmed
-from benchmarks.zoo.recording import rows_of
+from benchmarks.zoo.attached import rows_of
+from benchmarks.zoo.jobs import BARE, OURS, Job, Result
+from benchmarks.zoo.published_runs import PRELUDE, TRACES, Trace, shown
+from benchmarks.zoo.published_runs import rows as trace_rows
 from benchmarks.zoo.scenario import STRENGTHS, Scenario
-from benchmarks.zoo.scoreboard.score import Cured, Look, Seen, Wolf, gated, looking, told
-from benchmarks.zoo.traces import PRELUDE, TRACES, Trace, shown
-from benchmarks.zoo.traces import rows as trace_rows
-from benchmarks.zoo.work import BARE, OURS, Job, Result
+from benchmarks.zoo.scoreboard.scores import Cured, Look, Seen, Wolf, gated, looking, told
+from benchmarks.zoo.verify import harmed
 from surefoot.records import StepMetrics, Verdict
 
 ALL = "all"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.zoo.rules import (
+from benchmarks.zoo.other_rules import (
     ACTING,
     LOOKING,
     Actor,
@@ -31,7 +31,7 @@ from benchmarks.zoo.rules import (
     ZClip,
     ZScoreAlarm,
 )
-from benchmarks.zoo.run import Run, Settings, one_step
+from benchmarks.zoo.training import Run, Settings, one_step
 
 NORMS = st.floats(1e-6, 1e12)
 

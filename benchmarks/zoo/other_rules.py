@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from benchmarks.zoo.run import Protector, Run
+from benchmarks.zoo.training import Protector, Run
 
 
 class Rule(Protocol):

@@ -7,8 +7,8 @@ import shutil
 import signal
 from dataclasses import replace
 
-from benchmarks.chaos.common import Bench, Tally, events, lines, store_of, words
-from benchmarks.chaos.victim import Plan, beside
+from benchmarks.chaos.training_run import Plan, beside
+from benchmarks.chaos.trials import Bench, Tally, events, lines, store_of, words
 
 AT_ONCE = 4
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.common import Bench, Tally, store_of, words
-from benchmarks.chaos.victim import Plan
+from benchmarks.chaos.training_run import Plan
+from benchmarks.chaos.trials import Bench, Tally, store_of, words
 from surefoot.checkpoint.store import CheckpointWarning, Store, StoredCheckpoint
 from surefoot.checkpoint.store.manifest import MARK
 

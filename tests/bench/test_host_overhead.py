@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.host import TENSORS, WHERE, measure, report
+from benchmarks.host_overhead import TENSORS, WHERE, measure, report
 from surefoot.cli import app
 
 

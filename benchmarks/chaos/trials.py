@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.nursery import Nursery
-from benchmarks.chaos.victim import Plan
+from benchmarks.chaos.fork_server import Nursery
+from benchmarks.chaos.training_run import Plan
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.store.manifest import NAME
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from benchmarks.zoo.rules import NanCheck, Rule, SixSigma, TenTimesFirstHundred, ThreeTimesMeanOfTen
-from benchmarks.zoo.traces import PRELUDE, TRACES, Trace, rows, shown
+from benchmarks.zoo.other_rules import NanCheck, Rule, SixSigma, TenTimesFirstHundred, ThreeTimesMeanOfTen
+from benchmarks.zoo.published_runs import PRELUDE, TRACES, Trace, rows, shown
 
 NAMES = {trace.name: trace for trace in TRACES}
 each = pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.name)

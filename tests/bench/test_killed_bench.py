@@ -16,14 +16,14 @@ pytestmark = pytest.mark.skipif(not supported(), reason="processes are found in 
 
 RANKS = """
 import sys
-from benchmarks.zoo.work import BARE, Job, everything
+from benchmarks.zoo.jobs import BARE, Job, everything
 name = next(id for id in everything() if id.startswith("nan_on_one_rank"))
 Job(name, BARE, sys.argv[1]).do()
 """
 VICTIMS = """
 import sys, time
-from benchmarks.chaos.nursery import Nursery
-from benchmarks.chaos.victim import Plan
+from benchmarks.chaos.fork_server import Nursery
+from benchmarks.chaos.training_run import Plan
 with Nursery() as nursery:
     nursery.team(Plan(run=sys.argv[1] + "/run", steps=10**6, pause=0.1, spread="ddp"), 2)
     time.sleep(600)
@@ -31,10 +31,10 @@ with Nursery() as nursery:
 TORCHRUN = """
 import signal, sys
 from pathlib import Path
-from benchmarks.chaos.common import Bench
-from benchmarks.chaos.kills import _signalled
-from benchmarks.chaos.nursery import Nursery
-from benchmarks.chaos.victim import Plan
+from benchmarks.chaos.trials import Bench
+from benchmarks.chaos.interruptions import _signalled
+from benchmarks.chaos.fork_server import Nursery
+from benchmarks.chaos.training_run import Plan
 with Nursery() as nursery:
     plan = Plan(run=sys.argv[1] + "/run", steps=10**6, pause=10.0, spread="ddp")
     _signalled(Bench(Path(sys.argv[1]), nursery), plan, 2, signal.SIGTERM, torchrun=True)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import surefoot
 from benchmarks.zoo.families import Batch
-from benchmarks.zoo.run import Protector, Run
+from benchmarks.zoo.training import Protector, Run
 from surefoot.guard.attach import Guard
 from surefoot.judge.policy import Policy
 from surefoot.records import Action, StepMetrics
