@@ -27,7 +27,7 @@ Watch = Callable[[Tensor, Any], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class TrainingSetup:
     """A kind of model with the loop people train it with."""
 
     name: str
@@ -35,7 +35,7 @@ class Family:
     optimizers: Callable[[Any], list[Optimizer]]
     loss: Callable[[Any, Callable[..., Tensor]], tuple[Tensor, Tensor]]
     """The loss of a fresh batch, and the batch; the second argument draws normal numbers of a shape."""
-    micros: int = 1
+    num_microbatches: int = 1
     """Micro-batches accumulated into one update."""
     clip: float = 0.0
     """The loop's own clipping by norm; 0 for none."""
@@ -43,7 +43,7 @@ class Family:
 
 
 @dataclass(kw_only=True)
-class Trace:
+class RunRecord:
     """Everything a run leaves behind."""
 
     losses: list[Tensor] = field(default_factory=list)
@@ -107,37 +107,37 @@ def _encoder_loss(model: nn.Module, normal: Callable[..., Tensor]) -> tuple[Tens
     return F.cross_entropy(model(tokens), tokens[:, 0] % 4), tokens
 
 
-def families() -> tuple[Family, ...]:
+def training_setups() -> tuple[TrainingSetup, ...]:
     """Five kinds of models, and between them most habits of training loops."""
     return (
-        Family(
+        TrainingSetup(
             name="MLP, fused AdamW, accumulation",
             model=_mlp,
             optimizers=lambda m: [torch.optim.AdamW(m.parameters(), lr=1e-3, fused=True)],
             loss=_regression(16, 16),
-            micros=2,
+            num_microbatches=2,
         ),
-        Family(
+        TrainingSetup(
             name="convolutions, batch norm, SGD, schedule",
             model=_conv,
             optimizers=lambda m: [torch.optim.SGD(m.parameters(), lr=0.02, momentum=0.9, nesterov=True)],
             loss=_regression(8, 3, 8, 8),
             schedule=True,
         ),
-        Family(
+        TrainingSetup(
             name="decoder, AdamW, own clipping",
             model=lambda: Decoder(_DECODER),
             optimizers=lambda m: [torch.optim.AdamW(m.parameters(), lr=1e-3)],
             loss=_decoder_loss,
             clip=1.0,
         ),
-        Family(
+        TrainingSetup(
             name="GRU and LSTM, RMSprop",
             model=_Recurrent,
             optimizers=lambda m: [torch.optim.RMSprop(m.parameters(), lr=1e-3, momentum=0.5)],
             loss=_regression(8, 10, 8),
         ),
-        Family(
+        TrainingSetup(
             name="sparse embedding, encoder, two optimizers",
             model=_Encoder,
             optimizers=lambda m: [
@@ -149,7 +149,9 @@ def families() -> tuple[Family, ...]:
     )
 
 
-def train(family: Family, steps: int, policy: str | Policy | None, *, device: str = "cpu", seed: int = 0) -> Trace:
+def train(
+    family: TrainingSetup, steps: int, policy: str | Policy | None, *, device: str = "cpu", seed: int = 0
+) -> RunRecord:
     """Train from a fixed start; `policy` None is the bare loop."""
     random.seed(seed)
     np.random.seed(seed)
@@ -162,13 +164,13 @@ def train(family: Family, steps: int, policy: str | Policy | None, *, device: st
     model = family.model().to(device)
     optimizers = family.optimizers(model)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizers[0], 0.05, total_steps=steps) if family.schedule else None
-    trace = Trace()
+    trace = RunRecord()
 
     def loop(watch: Watch) -> None:
         for _ in range(steps):
-            for _ in range(family.micros):
+            for _ in range(family.num_microbatches):
                 loss = watch(*family.loss(model, normal))
-                (loss / family.micros).backward()
+                (loss / family.num_microbatches).backward()
                 trace.losses.append(loss.detach())
             if family.clip:
                 nn.utils.clip_grad_norm_(model.parameters(), family.clip)
@@ -210,7 +212,7 @@ def _random_states(device: str) -> dict[str, Any]:
     return states | ({"cuda": torch.cuda.get_rng_state()} if device == "cuda" else {})
 
 
-def differences(one: Trace, other: Trace) -> list[str]:
+def differences(one: RunRecord, other: RunRecord) -> list[str]:
     """What differs between two runs, each in a few words; empty when they agree in every bit."""
     found = [*_differences(one.state, other.state, "")]
     for i, (a, b) in enumerate(zip(one.losses, other.losses, strict=True)):
@@ -236,13 +238,13 @@ def _differences(a: Any, b: Any, where: str) -> Iterator[str]:
         yield where
 
 
-def run(family: Family, steps: int, policy: str | Policy = "observe", *, device: str = "cpu") -> list[str]:
+def compare(family: TrainingSetup, steps: int, policy: str | Policy = "observe", *, device: str = "cpu") -> list[str]:
     """Train a family bare and attached from the same start, and tell what differs."""
     return differences(train(family, steps, None, device=device), train(family, steps, policy, device=device))
 
 
 @contextlib.contextmanager
-def _repeatable(device: str) -> Iterator[None]:
+def _deterministic(device: str) -> Iterator[None]:
     """On CUDA torch must be told to give the same bits for the same work; on a CPU it does."""
     before = torch.are_deterministic_algorithms_enabled()
     if device == "cuda":
@@ -263,14 +265,14 @@ def main(
 ) -> int:
     """Compare all families over `steps` updates together; returns the exit code, 1 when any bit differs."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = families()
+    chosen = training_setups()
     share = max(steps // len(chosen), 1)
     say(f"{share * len(chosen):,} updates on {device} with torch {torch.__version__}, bare and attached alike")
     say(f"{'family':<44}{'policy':<10}{'updates':>8}{'seconds':>9}   result")
     # Where a device is at work, the bare loop is first held against itself: what is not repeatable proves nothing.
     others: list[str | None] = [None, *policies] if device == "cuda" else [*policies]
     wrong = 0
-    with _repeatable(device):
+    with _deterministic(device):
         for family in chosen:
             bare = train(family, share, None, device=device)
             for policy in others:

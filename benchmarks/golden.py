@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.recorded_run import NOTES
 from benchmarks.replay import replay
-from benchmarks.zoo.attached import Attached
-from benchmarks.zoo.jobs import everything
+from benchmarks.zoo.attached import SurefootProtector
+from benchmarks.zoo.jobs import all_scenarios
 from benchmarks.zoo.training import train
 from surefoot.journal.run_json import RUN, SIGNALS, events_name
 
@@ -37,7 +37,7 @@ def make(name: str, folder: Path) -> int:
     """Record one run of the zoo under protection and keep what a replay needs; returns how much was decided."""
     with tempfile.TemporaryDirectory() as home:
         made = Path(home, name)
-        train(everything()[name].run(), Attached(made, observe=False))
+        train(all_scenarios()[name].run(), SurefootProtector(made, observe=False))
         _keep(made, folder / name)
     found = replay(folder / name)
     if found.differences:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import surefoot
-from benchmarks.worker_pool import each
+from benchmarks.worker_pool import run_unordered
 from benchmarks.zoo import CONTROLS
-from benchmarks.zoo.attached import Attached
+from benchmarks.zoo.attached import SurefootProtector
 from benchmarks.zoo.families import Split
 from benchmarks.zoo.scenario import SEEDS, Scenario
 from benchmarks.zoo.training import train
@@ -22,7 +22,7 @@ FIRST_SEED = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class HealthyTask:
     """One run: a control of a part of the zoo, with a seed of its own."""
 
     name: str
@@ -39,10 +39,10 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class HealthyResult:
     """What surefoot did to one healthy run, and said of it."""
 
-    task: Task
+    task: HealthyTask
     steps: int
     interventions: tuple[tuple[int, str, str], ...]
     """Attempt, action and reason of each."""
@@ -50,14 +50,14 @@ class Found:
 
 
 @dataclass(slots=True)
-class Tally:
-    first: int = FIRST_SEED
+class HealthyTally:
+    first_seed: int = FIRST_SEED
     steps: int = 0
     runs: int = 0
     findings: int = 0
-    touched: list[Found] = field(default_factory=list)
+    touched: list[HealthyResult] = field(default_factory=list)
 
-    def add(self, found: Found) -> None:
+    def add(self, found: HealthyResult) -> None:
         self.runs += 1
         self.steps += found.steps
         self.findings += found.findings
@@ -71,7 +71,7 @@ class Tally:
     def as_text(self) -> str:
         often = 1e5 * self.findings / max(self.steps, 1)
         done = f"{self.interventions} interventions in {len(self.touched)} runs"
-        runs = f"{self.runs} healthy runs with seeds from {self.first} on, {self.steps:,} steps"
+        runs = f"{self.runs} healthy runs with seeds from {self.first_seed} on, {self.steps:,} steps"
         lines = [f"{runs}: {done}, {often:.0f} findings per 100,000 steps."]
         if not self.touched:
             lines.append(f"With 95 % confidence: fewer than {3e5 / max(self.steps, 1):.2f} in 100,000 steps.")
@@ -83,33 +83,37 @@ class Tally:
         return "\n".join(lines)
 
 
-def tasks(split: Split, steps: int, first: int = FIRST_SEED) -> Iterator[Task]:
+def tasks(split: Split, steps: int, first_seed: int = FIRST_SEED) -> Iterator[HealthyTask]:
     """Controls of this part, seed after seed, until they have so many healthy steps together."""
-    taken, seed = 0, first
+    taken, seed = 0, first_seed
     while taken < steps:
         for kind in CONTROLS.values():
             for one in kind.scenarios(split):
                 if one.settings.seed == SEEDS[split][0]:
                     taken += one.settings.steps - one.onset
-                    yield Task(kind.name, one.settings.family, split, seed)
+                    yield HealthyTask(kind.name, one.settings.family, split, seed)
         seed += 1
 
 
-def one(task: Task) -> Found:
+def run_task(task: HealthyTask) -> HealthyResult:
     """Make one run; up to its onset a control is its twin, and only what comes after is counted."""
     scenario = task.scenario
     with tempfile.TemporaryDirectory() as folder:
-        train(scenario.run(), Attached(Path(folder), observe=False))
+        train(scenario.run(), SurefootProtector(Path(folder), observe=False))
         events = [e for e in surefoot.read(folder).events if e["attempt"] >= scenario.onset]
     done = [e for e in events if e["kind"] == "decision" and e["applied"] and e["action"] != Action.RELAX]
     told = tuple((e["attempt"], str(e["action"]), str(e["reason"])) for e in done)
-    return Found(task, scenario.settings.steps - scenario.onset, told, sum(e["kind"] == "finding" for e in events))
+    return HealthyResult(
+        task, scenario.settings.steps - scenario.onset, told, sum(e["kind"] == "finding" for e in events)
+    )
 
 
-def main(split: Split, *, steps: int, first: int, workers: int, progress: Callable[[int, int], None]) -> Tally:
+def main(
+    split: Split, *, steps: int, first_seed: int, workers: int, progress: Callable[[int, int], None]
+) -> HealthyTally:
     """Run them all and count."""
-    todo, tally = list(tasks(split, steps, first)), Tally(first)
-    for found in each(one, todo, workers):
+    todo, tally = list(tasks(split, steps, first_seed)), HealthyTally(first_seed)
+    for found in run_unordered(run_task, todo, workers):
         tally.add(found)
         progress(tally.runs, len(todo))
     return tally

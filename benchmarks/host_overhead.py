@@ -1,7 +1,7 @@
-"""Host time that being watched adds to a step, part by part: what a small model on a fast device waits for.
+"""`surefoot bench host`: host time that surefoot adds to a step, part by part; it limits small models on fast devices.
 
-A model of many tiny tensors is trained twice in turns, bare and attached, so that next to nothing is computed. The
-parts of the attached loop are timed where they begin and end; what one part calls of another counts for that other.
+A bare and an attached model of many tiny tensors train in turns, so that there is next to nothing to compute. The
+parts of the attached loop are timed at their entry points; time spent in a nested part counts for the nested one only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot
-from benchmarks.overhead import CLIP, machine
+from benchmarks.overhead import CLIP, describe_machine
 from surefoot.checkpoint.snapshots import SnapshotRing
 from surefoot.gate.gate import Gate
 from surefoot.guard import metrics_reader, step_pipeline
@@ -33,13 +33,13 @@ from surefoot.measure.readback import AsyncReadback
 
 TENSORS = (75, 300)
 WIDTH = 8
-"""Values of a tensor."""
-STEPS, WARM = 400, 50
-WHERE: dict[str, tuple[tuple[Any, str], ...]] = {
+"""Values per tensor."""
+STEPS, WARMUP_STEPS = 400, 50
+PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "watch": ((AttachedGuard, "watch"), (AttachedGuard, "_backward_began"), (AttachedGuard, "_backward_ended")),
     "measure": ((GradStats, "measure"), (GradStats, "totals"), (GradStats, "measure_weights")),
     "gate": ((AttachedGuard, "_before_step"), (Gate, "apply"), (Gate, "after"), (Gate, "refresh")),
-    "mailbox": (
+    "readback": (
         (AttachedGuard, "_after_step"),
         (AsyncReadback, "send"),
         (step_pipeline.StepPipeline, "arrived"),
@@ -47,46 +47,46 @@ WHERE: dict[str, tuple[tuple[Any, str], ...]] = {
     ),
     "judge": ((Judge, "update"),),
     "journal": ((Journal, "row"),),
-    "ring": ((Recovery, "round_ended"), (Recovery, "begin"), (SnapshotRing, "settle"), (SnapshotRing, "prove")),
+    "snapshots": ((Recovery, "round_ended"), (Recovery, "begin"), (SnapshotRing, "settle"), (SnapshotRing, "prove")),
 }
-"""What belongs to each part."""
+"""The methods that make up each part."""
 
 
 @dataclass(frozen=True)
-class Result:
-    """Microseconds a step: of the bare loop, and of each part that is added to it."""
+class HostOverhead:
+    """Microseconds per step: of the bare loop, and of each part that surefoot adds."""
 
     tensors: int
     bare: float
     parts: dict[str, float]
     total: float
-    """What the attached loop takes longer than the bare one."""
+    """How much longer the attached loop takes than the bare one."""
 
 
-class Watch:
-    """Adds up the time of each part; of a part inside another only the inner one's."""
+class PartTimer:
+    """Adds up the time of each part; time in a nested part counts for the nested one only."""
 
     def __init__(self) -> None:
-        self.spent = dict.fromkeys(WHERE, 0.0)
+        self.spent = dict.fromkeys(PARTS, 0.0)
         self._inner = [0.0]
 
     def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             self._inner.append(0.0)
-            start = time.thread_time()  # waiting for the device, or for another process, is no work
+            start = time.thread_time()  # CPU time: waiting for the device or another process does not count
             try:
                 return call(*args, **kwargs)
             finally:
-                took = time.thread_time() - start
-                self.spent[part] += took - self._inner.pop()
-                self._inner[-1] += took
+                seconds = time.thread_time() - start
+                self.spent[part] += seconds - self._inner.pop()
+                self._inner[-1] += seconds
 
         return wrapper
 
 
-class Many(nn.Module):
-    """As many tensors as a decoder has, and hardly anything in them."""
+class ManyTensors(nn.Module):
+    """As many parameter tensors as a decoder has, each tiny."""
 
     def __init__(self, tensors: int) -> None:
         super().__init__()
@@ -96,12 +96,12 @@ class Many(nn.Module):
         return torch.stack([p * x for p in self.all]).square().mean()
 
 
-class Loop:
-    """One training loop over such a model, bare or attached."""
+class TinyLoop:
+    """A training loop over `ManyTensors`, bare or attached."""
 
     def __init__(self, tensors: int, device: str, folder: str | None) -> None:
         torch.manual_seed(0)
-        self.model = Many(tensors).to(device)
+        self.model = ManyTensors(tensors).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.batch = torch.ones(WIDTH, device=device)
         tokens = torch.ones(WIDTH, dtype=torch.int64, device=device)
@@ -111,7 +111,7 @@ class Loop:
         self.clips = guard is None
 
     def step(self) -> float:
-        """Seconds the host is busy with one step."""
+        """Train one step and return its host seconds."""
         start = time.perf_counter()
         self.watch(self.model(self.batch)).backward()
         if self.clips:
@@ -121,39 +121,39 @@ class Loop:
         return time.perf_counter() - start
 
 
-def measure(tensors: int, device: str, *, steps: int = STEPS) -> Result:
-    """Both loops in turns, first without and then with a watch on the parts; medians."""
+def measure(tensors: int, device: str, *, steps: int = STEPS) -> HostOverhead:
+    """Time both loops in turns, then the parts of the attached one; all results are medians."""
     with tempfile.TemporaryDirectory() as folder:
-        bare, attached = Loop(tensors, device, None), Loop(tensors, device, folder)
-        pairs = [(bare.step(), attached.step()) for _ in range(WARM + steps)][WARM:]
+        bare, attached = TinyLoop(tensors, device, None), TinyLoop(tensors, device, folder)
+        pairs = [(bare.step(), attached.step()) for _ in range(WARMUP_STEPS + steps)][WARMUP_STEPS:]
         attached.close()
-    watch, found = Watch(), dict[str, list[float]]()
-    with ExitStack() as held, tempfile.TemporaryDirectory() as folder:
-        for part, places in WHERE.items():
-            for home, name in places:
-                held.enter_context(mock.patch.object(home, name, watch.timed(part, getattr(home, name))))
-        attached = Loop(tensors, device, folder)
-        for number in range(WARM + steps):
-            watch.spent.update(dict.fromkeys(WHERE, 0.0))
+    timer, micros = PartTimer(), dict[str, list[float]]()
+    with ExitStack() as patches, tempfile.TemporaryDirectory() as folder:
+        for part, methods in PARTS.items():
+            for owner, name in methods:
+                patches.enter_context(mock.patch.object(owner, name, timer.timed(part, getattr(owner, name))))
+        attached = TinyLoop(tensors, device, folder)
+        for number in range(WARMUP_STEPS + steps):
+            timer.spent.update(dict.fromkeys(PARTS, 0.0))
             attached.step()
-            for part, spent in watch.spent.items() if number >= WARM else ():
-                found.setdefault(part, []).append(1e6 * spent)
+            for part, seconds in timer.spent.items() if number >= WARMUP_STEPS else ():
+                micros.setdefault(part, []).append(1e6 * seconds)
         attached.close()
-    return Result(
+    return HostOverhead(
         tensors,
         1e6 * statistics.median(b for b, _ in pairs),
-        {part: statistics.median(spent) for part, spent in found.items()},
+        {part: statistics.median(values) for part, values in micros.items()},
         1e6 * statistics.median(a - b for b, a in pairs),
     )
 
 
-def report(results: list[Result], device: str) -> str:
+def report(results: list[HostOverhead], device: str) -> str:
     """The table as Markdown."""
-    names = list(WHERE)
+    names = list(PARTS)
     lines = [
-        f"Microseconds of the host a step, medians. Machine: {machine(device)}.",
+        f"Host microseconds per step, medians. Machine: {describe_machine(device)}.",
         "",
-        f"| tensors | bare, clipped | {' | '.join(names)} | attached less bare | ratio |",
+        f"| tensors | bare, clipped | {' | '.join(names)} | attached minus bare | ratio |",
         "|---" * (len(names) + 4) + "|",
     ]
     for r in results:
@@ -167,5 +167,6 @@ def main(device: str | None = None, *, steps: int = STEPS) -> str:
     """The table for a device."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise ValueError(f"bench host: there is no device {device!r} here. Use --device cpu.")
+        raise ValueError(f"bench host: no device {device!r} found. Use --device cpu.")
+
     return report([measure(tensors, device, steps=steps) for tensors in TENSORS], device)

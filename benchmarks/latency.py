@@ -1,4 +1,4 @@
-"""How long the parts take that a user waits for: a judged row, a state that is taken, a rewind."""
+"""`surefoot bench judge` and `bench rewind`: time to judge one row, to take a snapshot and to rewind to it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from surefoot.judge.policy import Policy
 from surefoot.records import LAYER_STATS, NAN, StepMetrics
 
 
-def judge(tensors: int = 300, rows: int = 2000) -> str:
-    """Microseconds a row of a healthy run, on this host."""
+def judge_latency(tensors: int = 300, rows: int = 2000) -> str:
+    """Microseconds to judge one row of a healthy run on this host."""
     rng, noise = random.Random(0), np.random.default_rng(0)
-    court = Judge(Policy(), [f"blocks.{k // 12}.mlp.{k % 12}.weight" for k in range(tensors)])
-    told = [_row(k, rng) for k in range(rows)]
+    judge = Judge(Policy(), [f"blocks.{k // 12}.mlp.{k % 12}.weight" for k in range(tensors)])
+    metrics = [_row(k, rng) for k in range(rows)]
     layers = [np.exp(0.2 * noise.normal(size=(tensors, len(LAYER_STATS)))).astype(np.float32) for _ in range(64)]
-    for each in layers:
-        each[:, LAYER_STATS.index("zeros")] = each[:, LAYER_STATS.index("nonfinite")] = 0.0
-    spent: list[float] = []
-    for k, row in enumerate(told):
+    for stats in layers:
+        stats[:, LAYER_STATS.index("zeros")] = stats[:, LAYER_STATS.index("nonfinite")] = 0.0
+    micros: list[float] = []
+    for k, row in enumerate(metrics):
         start = time.perf_counter()
-        court.update(row, layers[k % len(layers)])
-        spent.append(1e6 * (time.perf_counter() - start))
-    middle, late = statistics.median(spent[200:]), statistics.quantiles(spent[200:], n=100)[-1]
+        judge.update(row, layers[k % len(layers)])
+        micros.append(1e6 * (time.perf_counter() - start))
+    median, p99 = statistics.median(micros[200:]), statistics.quantiles(micros[200:], n=100)[-1]
     return (
-        f"judge: {middle:.0f} microseconds a row of {tensors} tensors (median of {rows - 200}; 99 of 100 under "
-        f"{late:.0f}); {platform.machine()}, Python {platform.python_version()}"
+        f"judge: {median:.0f} us per row of {tensors} tensors (median of {rows - 200}; 99th percentile {p99:.0f}); "
+        f"{platform.machine()}, Python {platform.python_version()}"
     )
 
 
@@ -53,11 +53,11 @@ def _row(step: int, rng: random.Random) -> StepMetrics:
     )
 
 
-def rewind(size: str = "124m", device: str | None = None) -> str:
-    """Milliseconds to take a state of a decoder with AdamW in full, and to put it back."""
+def rewind_latency(size: str = "124m", device: str | None = None) -> str:
+    """Milliseconds to take a full snapshot of a decoder with AdamW, and to rewind to it."""
     import torch
 
-    from benchmarks.overhead import machine
+    from benchmarks.overhead import describe_machine
     from surefoot.checkpoint.snapshot_memory import in_words
     from surefoot.checkpoint.snapshots import SnapshotRing
     from surefoot.checkpoint.train_state import TrainState
@@ -70,11 +70,11 @@ def rewind(size: str = "124m", device: str | None = None) -> str:
         p.grad = torch.zeros_like(p)
     optimizer.step()
 
-    def timed(what: Callable[[], object]) -> float:
+    def timed(call: Callable[[], object]) -> float:
         if device == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
-        what()
+        call()
         if device == "cuda":
             torch.cuda.synchronize()
         return 1e3 * (time.perf_counter() - start)
@@ -82,13 +82,13 @@ def rewind(size: str = "124m", device: str | None = None) -> str:
     ring = SnapshotRing(TrainState(model, [optimizer]))
     takes = [timed(lambda k=k: ring.take(k, k)) for k in range(8)][3:]
     ring.prove(8)
-    state = ring.newest_good()
-    if state is None:
+    snapshot = ring.newest_good()
+    if snapshot is None:
         return f"rewind: {ring.describe()}"
-    backs = [timed(lambda state=state: ring.rewind(state)) for _ in range(8)][1:]
+    rewinds = [timed(lambda snapshot=snapshot: ring.rewind(snapshot)) for _ in range(8)][1:]
     return (
-        f"rewind: {statistics.median(backs):.1f} ms (at most {max(backs):.1f}), taking a state "
+        f"rewind: {statistics.median(rewinds):.1f} ms (max {max(rewinds):.1f}), taking the snapshot "
         f"{statistics.median(takes):.1f} ms; {count_parameters(model) / 1e6:.0f} M parameters with AdamW, "
-        f"{in_words(state.copy.nbytes)} {'beside the model' if state.copy.home == 'device' else 'in host memory'}; "
-        f"{machine(device)}"
+        f"{in_words(snapshot.copy.nbytes)} in {'device' if snapshot.copy.home == 'device' else 'host'} memory; "
+        f"{describe_machine(device)}"
     )

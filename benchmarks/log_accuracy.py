@@ -47,7 +47,7 @@ GRID: dict[str, tuple[float, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LabelledLog:
     """A labelled log, read."""
 
     file: str
@@ -60,10 +60,10 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class LogScore:
     """How one log was judged."""
 
-    log: Log
+    log: LabelledLog
     answer: Answer
 
     @property
@@ -79,27 +79,27 @@ class Score:
         return self.answer.pattern is LABELS[self.log.label][1]
 
     @property
-    def harmful(self) -> bool:
+    def false_failure(self) -> bool:
         """A healthy run called failed."""
         return self.log.label == "healthy" and self.answer.verdict is State.FAILED
 
 
-def main(folder: Path, *, crossed: bool, say: Callable[[str], None]) -> str:
+def main(folder: Path, *, cross_validate: bool, say: Callable[[str], None]) -> str:
     """The figures for a folder of labelled logs, in words."""
     logs, unread = _read(folder)
-    scores = [Score(log, log.judged()) for log in logs]
-    lines = [_figures("as it is", scores, len(unread)), *(f"  cannot be read: {told}" for told in unread)]
-    lines += [_wrong(score) for score in scores if not score.verdict_right or score.pattern_right is False]
-    if crossed:
-        lines += _crossed(logs, say)
+    scores = [LogScore(log, log.judged()) for log in logs]
+    lines = [_accuracy_line("as it is", scores, len(unread)), *(f"  cannot be read: {told}" for told in unread)]
+    lines += [_mistake_line(score) for score in scores if not score.verdict_right or score.pattern_right is False]
+    if cross_validate:
+        lines += _cross_validate(logs, say)
     return "\n".join(lines)
 
 
-def _read(folder: Path) -> tuple[list[Log], list[str]]:
+def _read(folder: Path) -> tuple[list[LabelledLog], list[str]]:
     index = folder / INDEX
     if not index.is_file():
         raise ValueError(f"{folder} has no {INDEX}: a CSV file with the columns file, label and source")
-    logs: list[Log] = []
+    logs: list[LabelledLog] = []
     unread: list[str] = []
     with index.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -110,15 +110,15 @@ def _read(folder: Path) -> tuple[list[Log], list[str]]:
             except Unreadable as error:
                 unread.append(str(error))
                 continue
-            logs.append(Log(row["file"], row["label"], (row.get("source") or row["file"]).split()[0], tables))
+            logs.append(LabelledLog(row["file"], row["label"], (row.get("source") or row["file"]).split()[0], tables))
     return logs, unread
 
 
-def _figures(name: str, scores: Sequence[Score], unread: int = 0) -> str:
+def _accuracy_line(name: str, scores: Sequence[LogScore], unread: int = 0) -> str:
     count = len(scores) + unread
     right = sum(score.verdict_right for score in scores)
     told = [score.pattern_right for score in scores if score.pattern_right is not None]
-    harmed = sum(score.harmful for score in scores)
+    harmed = sum(score.false_failure for score in scores)
     return (
         f"{name}: {len(scores)} of {count} logs read; verdict right in {right} ({right / max(count, 1):.0%}),"
         f" pattern in {sum(told)} of {len(told)} ({sum(told) / max(len(told), 1):.0%});"
@@ -126,33 +126,35 @@ def _figures(name: str, scores: Sequence[Score], unread: int = 0) -> str:
     )
 
 
-def _wrong(score: Score) -> str:
+def _mistake_line(score: LogScore) -> str:
     answer = score.answer
     return f"  {score.log.file}: {score.log.label}, told {answer.verdict} / {answer.pattern}: {answer.sentence}"
 
 
-def _crossed(logs: Sequence[Log], say: Callable[[str], None]) -> list[str]:
+def _cross_validate(logs: Sequence[LabelledLog], say: Callable[[str], None]) -> list[str]:
     """Every repository judged with figures that were chosen on the others."""
-    tried = list(_sights())
-    scores: list[list[Score]] = []
+    tried = list(_threshold_choices())
+    scores: list[list[LogScore]] = []
     for number, sight in enumerate(tried, 1):
-        scores.append([Score(log, log.judged(sight)) for log in logs])
+        scores.append([LogScore(log, log.judged(sight)) for log in logs])
         if number % 10 == 0:
             say(f"{number} of {len(tried)} choices of figures tried")
-    held: list[Score] = []
+    held: list[LogScore] = []
     chosen: Counter[int] = Counter()
     for repository in sorted({log.repository for log in logs}):
-        best = max(range(len(tried)), key=lambda at: _worth(s for s in scores[at] if s.log.repository != repository))
+        best = max(
+            range(len(tried)), key=lambda at: _objective(s for s in scores[at] if s.log.repository != repository)
+        )
         chosen[best] += 1
         held += [score for score in scores[best] if score.log.repository == repository]
     (usual, times), *_ = chosen.most_common(1)
     return [
-        _figures(f"cross-validated over {chosen.total()} repositories", held),
+        _accuracy_line(f"cross-validated over {chosen.total()} repositories", held),
         f"  {len(tried)} choices of figures; chosen most often ({times} times): {tried[usual]}",
     ]
 
 
-def _sights() -> Iterator[Sight]:
+def _threshold_choices() -> Iterator[Sight]:
     """The figures as they are, each one moved by itself, and each two moved together."""
     yield SIGHT
     moves = [(name, value) for name, values in GRID.items() for value in values if value != getattr(SIGHT, name)]
@@ -163,6 +165,6 @@ def _sights() -> Iterator[Sight]:
             yield replace(SIGHT, **{one: first, other: second})
 
 
-def _worth(scores: Iterable[Score]) -> float:
+def _objective(scores: Iterable[LogScore]) -> float:
     """Verdicts and patterns that are right; a healthy run called failed outweighs ten of them."""
-    return sum(score.verdict_right + bool(score.pattern_right) - 10 * score.harmful for score in scores)
+    return sum(score.verdict_right + bool(score.pattern_right) - 10 * score.false_failure for score in scores)

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.checkout import worker_env
+
 ROWS = 1_000_000
-LONG = 11_000_000
+LONG_ROWS = 11_000_000
 """Rows of the log in text that has more than a gigabyte."""
-_PIECE = 50_000
+_CHUNK_ROWS = 50_000
 Line = Callable[[int, float, float], str]
 
 
@@ -40,7 +42,7 @@ LOGS: dict[str, tuple[str, Line, int]] = {
     "JSONL": ("", _json, ROWS),
     "CSV": ("step,loss,grad_norm,lr\n", _csv, ROWS),
     "console text": ("", _text, ROWS),
-    "console text, long": ("", _text, LONG),
+    "console text, long": ("", _text, LONG_ROWS),
 }
 
 
@@ -58,27 +60,28 @@ def main(*, say: Callable[[str], None]) -> str:
             path = Path(folder) / "log"
             with path.open("w", encoding="utf-8") as file:
                 file.write(header)
-                file.writelines(_written(line, rows))
-            seconds, used, peak = _timed(path)
+                file.writelines(_make_lines(line, rows))
+            seconds, used, peak = _time_diagnose(path)
             size = path.stat().st_size / 1e6
             lines.append(f"{name:<20}{rows:>12,}{size:>8,.0f}{seconds:>9.1f}{used:>8.1f}{peak / 1e6:>9,.0f}")
     return "\n".join(lines)
 
 
-def _written(line: Line, rows: int) -> Iterator[str]:
+def _make_lines(line: Line, rows: int) -> Iterator[str]:
     """A loss that falls with noise on it, some rows at a time."""
     random = np.random.default_rng(0)
-    for start in range(0, rows, _PIECE):
-        steps = np.arange(start, min(rows, start + _PIECE))
+    for start in range(0, rows, _CHUNK_ROWS):
+        steps = np.arange(start, min(rows, start + _CHUNK_ROWS))
         losses = 0.5 + 3 * np.exp(-5 * steps / rows) + random.normal(0, 0.05, len(steps))
         norms = 1 + 0.3 * random.random(len(steps))
         yield "".join(map(line, steps.tolist(), losses.tolist(), norms.tolist()))
 
 
-def _timed(path: Path) -> tuple[float, float, int]:
+def _time_diagnose(path: Path) -> tuple[float, float, int]:
     """Seconds until the answer is there, start of Python and all; those of CPU; the most bytes of memory it had."""
     started = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "surefoot", "diagnose", str(path)], stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "surefoot", "diagnose", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=worker_env())
     _, status, used = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)

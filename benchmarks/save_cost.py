@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from benchmarks.overhead import machine
+from benchmarks.overhead import describe_machine
 from surefoot.checkpoint.format.load import put_together
 from surefoot.checkpoint.saver import AsyncSaver
 from surefoot.checkpoint.snapshot_memory import Home, in_words
@@ -26,27 +26,27 @@ from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.models.decoder import SIZES, Decoder, count_parameters
 
-SPAN = {"cuda": 20, "cpu": 8}
+TIMED_STEPS = {"cuda": 20, "cpu": 8}
 """Updates that are timed one by one."""
-BEFORE = 4
+SAVE_BEFORE_STEP = 4
 """The one of them before which the save begins: the device has work in its queue by then, as it has in a run."""
-LASTS = 8
+STALL_STEPS = 8
 """The ones from there on that are looked at for a stall: a copy is taken in the first, and on its way to the host in a
 few more. With each that is added the measure errs by more; what goes on beside later ones is told as such."""
-TIMES = 5
+SAVES_PER_METHOD = 5
 """Saves of each kind, one after the other; torch.save and DCP get by with two."""
-_LARGE = 5e9
+_LARGE_STATE_BYTES = 5e9
 """Bytes from which on only surefoot's usual way is measured: the others take minutes."""
-BESIDE = 60.0
+MAX_WRITE_SECONDS = 60.0
 """Seconds at most that training is watched while a save is written."""
-SHAPE = {"10m": (64, 128), "124m": (16, 1024), "1.3b": (8, 1024)}
+DEVICE_BOUND_SHAPE = {"10m": (64, 128), "124m": (16, 1024), "1.3b": (8, 1024)}
 """Batch and length on a device: enough work for its queue never to be empty, as in a run that uses the device well."""
-SHORT = (1, 64)
+HOST_BOUND_SHAPE = (1, 64)
 """The same where the host is the limit: the device waits for it, and so does training for whatever keeps it busy."""
 
 
 @dataclass(slots=True)
-class Work:
+class StepLoop:
     """A decoder that trains."""
 
     model: nn.Module
@@ -64,32 +64,32 @@ class Work:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def launch(self) -> float:
+    def launch_seconds(self) -> float:
         """Seconds that the host takes to launch one update, with nothing to wait for."""
-        self.wait()
+        self.synchronize()
         start = time.perf_counter()
         self.step()
         return time.perf_counter() - start
 
-    def span(self, way: Way | None = None) -> Span:
+    def timed_steps(self, way: SaveMethod | None = None) -> StepTimes:
         """Some updates, and a save that begins amid them."""
-        self.wait()
-        call, clock = 0.0, Clock(self.device)
-        for k in range(SPAN[self.device]):
-            if way is not None and k == BEFORE:
+        self.synchronize()
+        call, clock = 0.0, StepClock(self.device)
+        for k in range(TIMED_STEPS[self.device]):
+            if way is not None and k == SAVE_BEFORE_STEP:
                 begun = time.perf_counter()
                 way.begin()
                 call = time.perf_counter() - begun
-            self.step(way.settle if way is not None and k == BEFORE else None)
+            self.step(way.settle if way is not None and k == SAVE_BEFORE_STEP else None)
             clock.mark()
-        return Span(clock.seconds(), call)
+        return StepTimes(clock.seconds(), call)
 
 
-class Clock:
+class StepClock:
     """Moments one after the other; on a device those at which its queue comes to them, so that nothing waits."""
 
     def __init__(self, device: str) -> None:
@@ -114,15 +114,15 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StepTimes:
     """Updates one after the other."""
 
     seconds: list[float]
-    call: float
+    call_seconds: float
     """Seconds that the call of a save took."""
 
     @property
-    def usual(self) -> float:
+    def median_step(self) -> float:
         """Seconds of an update; the first begins with an empty queue."""
         return statistics.median(self.seconds[1:])
 
@@ -132,12 +132,12 @@ class Span:
 
         What makes all of them slower alike is no stall; it is told as such.
         """
-        after = self.seconds[BEFORE : BEFORE + LASTS]
-        return sum(after) - len(after) * self.usual
+        after = self.seconds[SAVE_BEFORE_STEP : SAVE_BEFORE_STEP + STALL_STEPS]
+        return sum(after) - len(after) * self.median_step
 
 
 @dataclass(slots=True)
-class Way:
+class SaveMethod:
     """How to save: begin; what the next update waits for; whether it is over; wait for its end."""
 
     begin: Callable[[], object]
@@ -149,63 +149,63 @@ class Way:
 def main(size: str, device: str | None, folder: Path | None, say: Callable[[str], None]) -> str:
     """The table, in words."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    work = _work(size, device)
+    work = _build_loop(size, device)
     for _ in range(3):
-        work.span()
+        work.timed_steps()
     whole = TrainState(work.model, work.optimizer)
     nbytes = sum(whole.look().nbytes.values())
-    told = f"{count_parameters(work.model) / 1e6:.0f} M parameters with AdamW, {in_words(nbytes)}; {machine(device)}"
+    told = f"{count_parameters(work.model) / 1e6:.0f} M parameters with AdamW, {in_words(nbytes)}; {describe_machine(device)}"
     restored = ""
     lines = [
-        f"{told}; updates of {_pace(work)}",
+        f"{told}; updates of {_step_description(work)}",
         "| save | stall of the first, ms | of others | at worst | the call, ms | training beside it, x | written, s |",
         "|---|---|---|---|---|---|---|",
     ]
     root = Path(tempfile.mkdtemp(dir=folder))
     try:
-        for name, make in _ways(work, whole, root).items():
+        for name, make in _save_methods(work, whole, root).items():
             lines.append(_line(name, work, make))
             say(lines[-1])
-            if name == USUAL:
+            if name == SUREFOOT_DEVICE:
                 restored = _restore(work, whole, root)
-            _emptied(root)
+            _clear_folder(root)
         if device == "cuda":
-            short = replace(work, batch=_batch(size, *SHORT, device))
-            short.span()
-            lines[0] += f", or where the host is the limit {_pace(short)}"
-            for name, make in itertools.islice(_ways(short, whole, root).items(), 2):
+            short = replace(work, batch=_batch(size, *HOST_BOUND_SHAPE, device))
+            short.timed_steps()
+            lines[0] += f", or where the host is the limit {_step_description(short)}"
+            for name, make in itertools.islice(_save_methods(short, whole, root).items(), 2):
                 lines.append(_line(f"{name}; the host is the limit", short, make))
                 say(lines[-1])
-                _emptied(root)
+                _clear_folder(root)
         lines.append(restored)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return "\n".join(lines)
 
 
-def _emptied(folder: Path) -> None:
+def _clear_folder(folder: Path) -> None:
     """Several copies of a large model would fill the disk."""
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _pace(work: Work) -> str:
-    launch = statistics.median(work.launch() for _ in range(5))
-    return f"{1e3 * _plain(work):.1f} ms, launched in {1e3 * launch:.1f} ms"
+def _step_description(work: StepLoop) -> str:
+    launch = statistics.median(work.launch_seconds() for _ in range(5))
+    return f"{1e3 * _median_step_without_save(work):.1f} ms, launched in {1e3 * launch:.1f} ms"
 
 
-def _plain(work: Work) -> float:
+def _median_step_without_save(work: StepLoop) -> float:
     """Seconds of an update without a save."""
-    return statistics.median(work.span().usual for _ in range(3))
+    return statistics.median(work.timed_steps().median_step for _ in range(3))
 
 
-def _work(size: str, device: str) -> Work:
+def _build_loop(size: str, device: str) -> StepLoop:
     torch.manual_seed(0)
     config = SIZES[size]
     model = Decoder(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
-    rows, length = SHAPE[size] if device == "cuda" else (1, 32)
-    return Work(model, optimizer, device, _batch(size, rows, length, device))
+    rows, length = DEVICE_BOUND_SHAPE[size] if device == "cuda" else (1, 32)
+    return StepLoop(model, optimizer, device, _batch(size, rows, length, device))
 
 
 def _batch(size: str, rows: int, length: int, device: str) -> torch.Tensor:
@@ -213,26 +213,28 @@ def _batch(size: str, rows: int, length: int, device: str) -> torch.Tensor:
     return torch.randint(0, config.vocab, (rows, min(length, config.context - 1) + 1), device=device)
 
 
-USUAL = "surefoot, beside the model"
+SUREFOOT_DEVICE = "surefoot, beside the model"
 """What is measured first, so that its first save is the first of the process."""
 
 
-def _ways(work: Work, whole: TrainState, root: Path) -> dict[str, Callable[[], list[Way]]]:
-    found: dict[str, Callable[[], list[Way]]] = {
-        "none: what the measure itself errs by": lambda: [Way(_nothing, _nothing, lambda: True, _nothing)] * TIMES,
-        USUAL: lambda: _surefoot(whole, root / "device", "device"),
+def _save_methods(work: StepLoop, whole: TrainState, root: Path) -> dict[str, Callable[[], list[SaveMethod]]]:
+    found: dict[str, Callable[[], list[SaveMethod]]] = {
+        "none: what the measure itself errs by": lambda: (
+            [SaveMethod(_no_op, _no_op, lambda: True, _no_op)] * SAVES_PER_METHOD
+        ),
+        SUREFOOT_DEVICE: lambda: _surefoot_saves(whole, root / "device", "device"),
     }
-    small = sum(whole.look().nbytes.values()) < _LARGE
+    small = sum(whole.look().nbytes.values()) < _LARGE_STATE_BYTES
     if small and work.device == "cuda":
-        found["surefoot, no room beside the model"] = lambda: _surefoot(whole, root / "host", "host")
+        found["surefoot, no room beside the model"] = lambda: _surefoot_saves(whole, root / "host", "host")
     if small:
-        found["torch.save"] = lambda: [_torch(work, root)] * 2
+        found["torch.save"] = lambda: [_torch_save(work, root)] * 2
     if small and dist.is_available():
-        found["DCP async_save"] = lambda: [_dcp(work, root / f"dcp{k}") for k in range(2)]
+        found["DCP async_save"] = lambda: [_dcp_save(work, root / f"dcp{k}") for k in range(2)]
     return found
 
 
-def _surefoot(whole: TrainState, folder: Path, home: Home) -> list[Way]:
+def _surefoot_saves(whole: TrainState, folder: Path, home: Home) -> list[SaveMethod]:
     saving = AsyncSaver(whole, Store(folder), home=home)
     saving.prepare()
     while saving.busy:
@@ -251,14 +253,14 @@ def _surefoot(whole: TrainState, folder: Path, home: Home) -> list[Way]:
             raise RuntimeError(f"not saved: {outcome.error if outcome else 'nothing was under way'}")
 
     numbers = itertools.count(1)
-    return [Way(begin, saving.settle, over, end)] * TIMES
+    return [SaveMethod(begin, saving.settle, over, end)] * SAVES_PER_METHOD
 
 
-def _torch(work: Work, root: Path) -> Way:
-    return Way(lambda: torch.save(_state(work), root / "plain.pt"), _nothing, lambda: True, _nothing)
+def _torch_save(work: StepLoop, root: Path) -> SaveMethod:
+    return SaveMethod(lambda: torch.save(_state(work), root / "plain.pt"), _no_op, lambda: True, _no_op)
 
 
-def _dcp(work: Work, folder: Path) -> Way:
+def _dcp_save(work: StepLoop, folder: Path) -> SaveMethod:
     held: list[Any] = []
 
     def begin() -> None:
@@ -271,30 +273,30 @@ def _dcp(work: Work, folder: Path) -> Way:
     def over() -> bool:
         return held[0].done()
 
-    return Way(begin, _nothing, over, lambda: held.pop().result())
+    return SaveMethod(begin, _no_op, over, lambda: held.pop().result())
 
 
-def _state(work: Work) -> dict[str, Any]:
+def _state(work: StepLoop) -> dict[str, Any]:
     return {"model": work.model.state_dict(), "optimizer": work.optimizer.state_dict()}
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     pass
 
 
-def _line(name: str, work: Work, make: Callable[[], list[Way]]) -> str:
+def _line(name: str, work: StepLoop, make: Callable[[], list[SaveMethod]]) -> str:
     stalls, calls, beside, after = [], [], [], []
     plain = 0.0
     for way in make():
-        plain = plain or _plain(work)  # what there is to make for it is made by now
-        span = work.span(way)
+        plain = plain or _median_step_without_save(work)  # what there is to make for it is made by now
+        span = work.timed_steps(way)
         began = time.perf_counter()
-        while not way.over() and time.perf_counter() - began < BESIDE:
-            beside.append(work.span().usual / plain)
+        while not way.over() and time.perf_counter() - began < MAX_WRITE_SECONDS:
+            beside.append(work.timed_steps().median_step / plain)
         way.end()
         after.append(time.perf_counter() - began)
         stalls.append(1e3 * span.stall)
-        calls.append(1e3 * span.call)
+        calls.append(1e3 * span.call_seconds)
     training = f"{statistics.median(beside):.3f}" if beside else "-"
     return (
         f"| {name} | {stalls[0]:.1f} | {statistics.median(stalls[1:]):.1f} | {max(stalls[1:]):.1f} |"
@@ -302,7 +304,7 @@ def _line(name: str, work: Work, make: Callable[[], list[Way]]) -> str:
     )
 
 
-def _restore(work: Work, whole: TrainState, root: Path) -> str:
+def _restore(work: StepLoop, whole: TrainState, root: Path) -> str:
     """A restore against reading the same files once, both from a warm cache."""
     kept = Store(root / "device").newest()
     if kept is None:
@@ -320,7 +322,7 @@ def _restore(work: Work, whole: TrainState, root: Path) -> str:
     def restore() -> float:
         start = time.perf_counter()
         put_together(kept.folder, whole, AsyncSaver(whole, Store(root)).names())
-        work.wait()
+        work.synchronize()
         return time.perf_counter() - start
 
     read()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.overhead import machine
+from benchmarks.overhead import describe_machine
 from surefoot import parallel
 from surefoot.guard.attach import Guard
 from surefoot.models import Decoder
@@ -30,17 +30,17 @@ from surefoot.train.session import Given, attached
 from surefoot.train.sinks import Sinks
 from surefoot.train.telling import Telling
 
-FLOPS = {"H200": 990e12, "H100": 990e12, "A100": 312e12}
+PEAK_FLOPS = {"H200": 990e12, "H100": 990e12, "A100": 312e12}
 """Dense bfloat16 operations a second that a device is sold with."""
 BLOCKS = 7
 """Pairs of blocks, the engine and the bare loop in turns; the first pair warms up."""
 SAVE_EVERY = 4
 """A checkpoint is saved once in so many blocks: far more often than anyone would."""
-_SPARE = 20
+_CACHED_BATCHES = 20
 """Batches that the bare loop goes through, over and over: nothing feeds faster."""
 
 
-class Enough(Exception):
+class MeasurementDone(Exception):
     """All blocks are measured."""
 
 
@@ -57,20 +57,20 @@ def main(source: str, overrides: Sequence[str], seconds: float, say: Callable[[s
         recipe = load(source, [*overrides, *fixed])[0]
         world = parallel.start(recipe.device, recipe.parallel.timeout)
         parts = build(recipe, world)
-        bare = Bare(recipe, parts)
-        say(f"{parts.parameters / 1e6:.0f} M parameters on {machine(world.device.type)}; warming up")
-        size = max(3, round(seconds / BLOCKS / 2 / bare.pace()))
+        bare = HandWrittenLoop(recipe, parts)
+        say(f"{parts.parameters / 1e6:.0f} M parameters on {describe_machine(world.device.type)}; warming up")
+        size = max(3, round(seconds / BLOCKS / 2 / bare.seconds_per_update()))
         saving = recipe.model_copy(
             update={"checkpoints": recipe.checkpoints.model_copy(update={"every": size * SAVE_EVERY})}
         )
         with attached(parts, Given(source), saving) as guard:
-            blocks = Blocks(parts, bare, size, say)
-            with contextlib.suppress(Enough):
+            blocks = BlockTimer(parts, bare, size, say)
+            with contextlib.suppress(MeasurementDone):
                 train(parts, guard, blocks)
         return _table(parts, blocks)
 
 
-class Bare:
+class HandWrittenLoop:
     """What somebody would write by hand: autocast, a compiled model, clipping, a fused optimizer, a schedule."""
 
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
@@ -82,7 +82,7 @@ class Bare:
         self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, 1_000_000)
         self._dtype = parts.precision.compute
         self._accumulate = recipe.batch.accumulate
-        self._batches: Iterator[Any] = itertools.cycle(list(itertools.islice(parts.data.train, _SPARE)))
+        self._batches: Iterator[Any] = itertools.cycle(list(itertools.islice(parts.data.train, _CACHED_BATCHES)))
 
     def step(self) -> None:
         half = self._dtype is not torch.float32
@@ -96,61 +96,61 @@ class Bare:
         self._schedule.step()
         self._optimizer.zero_grad()
 
-    def block(self, updates: int) -> float:
+    def seconds_for(self, updates: int) -> float:
         """Seconds for so many."""
-        _wait(self._device)
+        _synchronize(self._device)
         start = time.perf_counter()
         for _ in range(updates):
             self.step()
-        _wait(self._device)
+        _synchronize(self._device)
         return time.perf_counter() - start
 
-    def pace(self) -> float:
+    def seconds_per_update(self) -> float:
         """Seconds an update takes, once it is warm."""
-        self.block(3)
-        return self.block(3) / 3
+        self.seconds_for(3)
+        return self.seconds_for(3) / 3
 
 
 @dataclass(slots=True)
-class _Measured:
+class _BlockSeconds:
     engine: list[float] = field(default_factory=list)
     bare: list[float] = field(default_factory=list)
 
 
-class Blocks(Telling):
+class BlockTimer(Telling):
     """Hears of every update of the engine, and lets the bare loop run in between."""
 
-    def __init__(self, parts: Parts, bare: Bare, size: int, say: Callable[[str], None]) -> None:
+    def __init__(self, parts: Parts, bare: HandWrittenLoop, size: int, say: Callable[[str], None]) -> None:
         super().__init__(Console(parts.recipe, False, parts.total), Sinks({}), parts.total)
         self._device, self._bare, self._say = parts.world.device, bare, say
         self.size = size
-        self.measured = _Measured()
-        self.first = 0.0
+        self.measured = _BlockSeconds()
+        self.first_update_seconds = 0.0
         """Seconds from the start of this process to its first update."""
         self._count = -2  # the compiler works in the first two
         self._began = 0.0
 
     def updated(self, guard: Guard, tokens: int | None) -> None:
         super().updated(guard, tokens)
-        if not self.first:
-            _wait(self._device)
-            self.first = time.time() - _started()
+        if not self.first_update_seconds:
+            _synchronize(self._device)
+            self.first_update_seconds = time.time() - _process_start_time()
         self._count += 1
         if self._count == self.size:
-            _wait(self._device)
+            _synchronize(self._device)
             self.measured.engine.append(time.perf_counter() - self._began)
-            self.measured.bare.append(self._bare.block(self.size))
+            self.measured.bare.append(self._bare.seconds_for(self.size))
             done = len(self.measured.engine)
             self._say(f"{done} of {BLOCKS} blocks of {self.size} updates")
             if done == BLOCKS:
-                raise Enough
+                raise MeasurementDone
             self._count = 0
         if self._count == 0:
-            _wait(self._device)
+            _synchronize(self._device)
             self._began = time.perf_counter()
 
 
-def _table(parts: Parts, blocks: Blocks) -> str:
+def _table(parts: Parts, blocks: BlockTimer) -> str:
     recipe, device = parts.recipe, parts.world.device
     engine, bare = blocks.measured.engine[1:], blocks.measured.bare[1:]
     ratios = [b / e for e, b in zip(engine, bare, strict=True)]
@@ -158,11 +158,11 @@ def _table(parts: Parts, blocks: Blocks) -> str:
     kept = "compiled" if recipe.speed.compile else "not compiled"
     told = (
         f"{recipe.name}: {parts.parameters / 1e6:.0f} M parameters, {recipe.batch.size} x {recipe.data.context} tokens"
-        f" x {recipe.batch.accumulate}, {recipe.precision.compute}, {kept}; {machine(device.type)}"
+        f" x {recipe.batch.accumulate}, {recipe.precision.compute}, {kept}; {describe_machine(device.type)}"
     )
     lines = [
         told,
-        f"first update {blocks.first:.1f} s after the command, the warming up of the bare loop included",
+        f"first update {blocks.first_update_seconds:.1f} s after the command, the warming up of the bare loop included",
         "| loop | tokens/s | of the hand-written one | model FLOP utilisation |",
         "|---|---|---|---|",
     ]
@@ -176,7 +176,7 @@ def _table(parts: Parts, blocks: Blocks) -> str:
 def _utilisation(parts: Parts, speed: float) -> str:
     """Operations of the model, 6 N + 12 L d T a token, of those the device is sold with."""
     model = parallel.bare(parts.model)
-    sold = next((flops for name, flops in FLOPS.items() if name in _name(parts.world.device)), None)
+    sold = next((flops for name, flops in PEAK_FLOPS.items() if name in _device_name(parts.world.device)), None)
     if sold is None or not isinstance(model, Decoder):
         return "-"
     config = model.config
@@ -184,16 +184,16 @@ def _utilisation(parts: Parts, speed: float) -> str:
     return f"{each * speed / sold:.1%}"
 
 
-def _name(device: torch.device) -> str:
+def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
-def _started() -> float:
+def _process_start_time() -> float:
     import psutil
 
     return psutil.Process(os.getpid()).create_time()

@@ -1,4 +1,4 @@
-"""Files that are not what was written: changed, cut, emptied, swapped, gone, or with code planted in them."""
+"""Corrupted checkpoint files (flipped bits, truncated, zeroed, swapped, missing), planted pickles, and wrong clocks."""
 
 from __future__ import annotations
 
@@ -13,119 +13,127 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.training_run import Plan
-from benchmarks.chaos.trials import Bench, Tally, store_of, words
+from benchmarks.chaos.training_run import RunPlan
+from benchmarks.chaos.trials import ChaosBench, FaultTally, log_tail, store_of
 from surefoot.checkpoint.store import CheckpointWarning, Store, StoredCheckpoint
 from surefoot.checkpoint.store.manifest import MARK
 
 YEAR = 365.25 * 86400
-Harm = Callable[[Path, Path, random.Random], None]
-"""Takes a file, another of the checkpoint before, and chance."""
+Corruption = Callable[[Path, Path, random.Random], None]
+"""Takes a file, its counterpart in the previous checkpoint, and a random generator."""
 
 
-def _flip(file: Path, other: Path, dice: random.Random) -> None:
+def _flip_bit(file: Path, other: Path, rng: random.Random) -> None:
     data = bytearray(file.read_bytes())
-    at = dice.randrange(len(data) * 8)
+    at = rng.randrange(len(data) * 8)
     data[at // 8] ^= 1 << at % 8
-    _keep_times(file, bytes(data))
+    _write_keeping_mtime(file, bytes(data))
 
 
-def _cut(file: Path, other: Path, dice: random.Random) -> None:
-    _keep_times(file, file.read_bytes()[: dice.randrange(file.stat().st_size)])
+def _truncate(file: Path, other: Path, rng: random.Random) -> None:
+    _write_keeping_mtime(file, file.read_bytes()[: rng.randrange(file.stat().st_size)])
 
 
-def _zero(file: Path, other: Path, dice: random.Random) -> None:
+def _zero(file: Path, other: Path, rng: random.Random) -> None:
     data = bytearray(file.read_bytes())
-    begin = dice.randrange(len(data))
-    end = min(len(data), begin + dice.choice((1, 64, 4096, len(data))))
+    begin = rng.randrange(len(data))
+    end = min(len(data), begin + rng.choice((1, 64, 4096, len(data))))
     zeroed = data[:begin] + bytes(end - begin) + data[end:]
     if zeroed == data:
         zeroed = bytearray(len(data))
-    _keep_times(file, bytes(zeroed))
+    _write_keeping_mtime(file, bytes(zeroed))
 
 
-def _swap(file: Path, other: Path, dice: random.Random) -> None:
+def _swap(file: Path, other: Path, rng: random.Random) -> None:
     shutil.copy2(other, file)
 
 
-def _lose(file: Path, other: Path, dice: random.Random) -> None:
+def _delete(file: Path, other: Path, rng: random.Random) -> None:
     file.unlink()
 
 
-def _keep_times(file: Path, data: bytes) -> None:
-    """Write, and let nothing but the content tell."""
-    was = file.stat()
+def _write_keeping_mtime(file: Path, data: bytes) -> None:
+    """Write without changing the file's times, so that only the content differs."""
+    before = file.stat()
     file.write_bytes(data)
-    os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-HARMS: dict[str, Harm] = {"bit flip": _flip, "truncation": _cut, "zeroing": _zero, "file swap": _swap, "missing": _lose}
+CORRUPTIONS: dict[str, Corruption] = {
+    "bit flip": _flip_bit,
+    "truncation": _truncate,
+    "zeroing": _zero,
+    "file swap": _swap,
+    "missing": _delete,
+}
 
 
-def saved_run(bench: Bench) -> Plan:
-    """A run of two processes with several checkpoints, made once."""
-    plan = Plan(run=str(bench.folder / "whole"), steps=30, every=7, way="waiting", spread="ddp")
-    if not Path(plan.run).exists() and any(bench.live(plan, 2)):
-        raise RuntimeError(f"a run that nobody touched has failed: {words(plan)}")
+def saved_run(bench: ChaosBench) -> RunPlan:
+    """A finished run of two ranks with several checkpoints, made once."""
+    plan = RunPlan(run=str(bench.folder / "whole"), steps=30, save_every=7, mode="waiting", strategy="ddp")
+    if not Path(plan.run).exists() and any(bench.run_to_end(plan, 2)):
+        raise RuntimeError(f"an uninterrupted run failed: {log_tail(plan)}")
     return plan
 
 
-def damages(bench: Bench, count: int) -> Tally:
-    """Each kind of damage, on each file of the newest checkpoint, now and then on the one before as well."""
-    tally = Tally(
-        "bit flip, truncation, zeroing, file swap, missing file", "all noticed, and an older checkpoint is used"
+def corrupt_files(bench: ChaosBench, count: int) -> FaultTally:
+    """Corrupt a file of the newest checkpoint in every way; in one trial of five also one of the checkpoint before."""
+    tally = FaultTally(
+        "bit flip, truncation, zeroing, file swap, missing file", "always detected, and an older checkpoint is used"
     )
     run = Path(saved_run(bench).run) / "checkpoints"
-    kinds = list(HARMS)
+    kinds = list(CORRUPTIONS)
     for k in range(count):
         root = bench.folder / f"damaged-{k}"
         shutil.copytree(run, root)
-        kept = Store(root).all()
-        twice = bench.dice.random() < 0.2
-        done = [_harm(one, kept[n + 1], kinds[k % len(kinds)], bench.dice) for n, one in enumerate(kept[: 1 + twice])]
-        tally.take(_noticed(root, kept[1 + twice].name, done), f"{', '.join(done)}, {root}")
+        stored = Store(root).all()
+        bad = 1 + (bench.rng.random() < 0.2)
+        kind = kinds[k % len(kinds)]
+        damage = [_corrupt(stored[n], stored[n + 1], kind, bench.rng) for n in range(bad)]
+        tally.record(_check_fallback(root, stored[bad].name, damage), f"{', '.join(damage)}, {root}")
         shutil.rmtree(root)
-    tally.notes.append(_resumed_after_damage(bench, tally))
+    tally.notes.append(_resume_after_corruption(bench, tally))
     return tally
 
 
-def _harm(kept: StoredCheckpoint, before: StoredCheckpoint, kind: str, dice: random.Random) -> str:
-    name = dice.choice([path.name for path in sorted(kept.folder.iterdir()) if path.name != MARK])
-    HARMS[kind](kept.folder / name, before.folder / name, dice)
-    return f"{kind} of {name} in {kept.name}"
+def _corrupt(checkpoint: StoredCheckpoint, previous: StoredCheckpoint, kind: str, rng: random.Random) -> str:
+    name = rng.choice([path.name for path in sorted(checkpoint.folder.iterdir()) if path.name != MARK])
+    CORRUPTIONS[kind](checkpoint.folder / name, previous.folder / name, rng)
+    return f"{kind} of {name} in {checkpoint.name}"
 
 
-def _noticed(root: Path, expected: str, done: list[str]) -> str:
-    with warnings.catch_warnings(record=True) as told:
+def _check_fallback(root: Path, expected: str, damage: list[str]) -> str:
+    """Whether the store falls back to the expected checkpoint and warns of every damaged one; empty if so."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        kept = Store(root).newest()
-    if kept is None or kept.name != expected:
-        return f"{None if kept is None else kept.name} was taken"
-    said = " ".join(str(w.message) for w in told if issubclass(w.category, CheckpointWarning))
-    unnamed = [what for what in done if what.rpartition(" ")[2] not in said]
-    return f"the warning does not name {unnamed}: {said}" if unnamed else ""
+        chosen = Store(root).newest()
+    if chosen is None or chosen.name != expected:
+        return f"{None if chosen is None else chosen.name} was chosen"
+    message = " ".join(str(w.message) for w in caught if issubclass(w.category, CheckpointWarning))
+    unnamed = [one for one in damage if one.rpartition(" ")[2] not in message]
+    return f"the warning does not name {unnamed}: {message}" if unnamed else ""
 
 
-def _resumed_after_damage(bench: Bench, tally: Tally) -> str:
-    """Once through the whole way: the run goes on from the one before, and ends as it would have."""
-    plan = Plan(run=bench.new("damaged"), steps=40, every=9, way="waiting")
-    bench.live(replace(plan, steps=30))
-    newest, before = store_of(plan).all()[:2]
-    _flip(next(newest.folder.glob("*.safetensors")), newest.folder, bench.dice)
-    codes = bench.live(plan)
-    wrong = words(plan) if any(codes) else bench.compare(plan)
-    begun = int(Path(f"{plan.run}.begun-0").read_text())
-    if begun != before.step:
-        wrong = wrong or f"it went on from step {begun}, and {before.step} was whole"
-    tally.take(wrong, "a whole run after a bit flip")
-    return f"a run whose newest checkpoint was harmed went on from step {begun}, and ended bit-equal"
+def _resume_after_corruption(bench: ChaosBench, tally: FaultTally) -> str:
+    """Once end to end: a run with a corrupted newest checkpoint resumes from the one before and ends bit-equal."""
+    plan = RunPlan(run=bench.new_run_path("damaged"), steps=40, save_every=9, mode="waiting")
+    bench.run_to_end(replace(plan, steps=30))
+    newest, previous = store_of(plan).all()[:2]
+    _flip_bit(next(newest.folder.glob("*.safetensors")), newest.folder, bench.rng)
+    codes = bench.run_to_end(plan)
+    error = log_tail(plan) if any(codes) else bench.compare(plan)
+    first_step = int(Path(f"{plan.run}.begun-0").read_text())
+    if first_step != previous.step:
+        error = error or f"it resumed from step {first_step}, and step {previous.step} was intact"
+    tally.record(error, "a whole run after a bit flip")
+    return f"a run whose newest checkpoint was corrupted resumed from step {first_step} and ended bit-equal"
 
 
-# -- code
+# -- planted pickles
 
 
-class _Planted:
-    """Whoever unpickles this, runs code."""
+class _MaliciousPickle:
+    """Unpickling this creates the folder `trace`."""
 
     def __init__(self, trace: Path) -> None:
         self._trace = trace
@@ -134,71 +142,71 @@ class _Planted:
         return os.mkdir, (str(self._trace),)
 
 
-def planted(bench: Bench, count: int) -> Tally:
-    """Code in the place of each file that is read, also with a manifest that says it belongs there."""
-    tally = Tally(
-        "code planted in every file that is read",
-        "nothing runs, and for files of a checkpoint the error names the file",
+def plant_code(bench: ChaosBench, count: int) -> FaultTally:
+    """Replace every file that is read by a malicious pickle, also with a manifest that matches it."""
+    tally = FaultTally(
+        "malicious pickle in place of every file that is read",
+        "no code runs, and for files of a checkpoint the error names the file",
     )
-    plan = Plan(run=bench.new("planted"), steps=12, every=1000)
-    bench.live(plan)
+    plan = RunPlan(run=bench.new_run_path("planted"), steps=12, save_every=1000)
+    bench.run_to_end(plan)
     names = sorted(path.relative_to(plan.run) for path in Path(plan.run).rglob("*") if path.is_file())
     for name in names[: count or None]:
         inside = name.parts[0] == "checkpoints"
         for sealed in (False, True) if inside and name.name not in ("manifest.json", MARK) else (False,):
-            copy = replace(plan, run=bench.new("planted"), steps=20)
+            copy = replace(plan, run=bench.new_run_path("planted"), steps=20)
             shutil.copytree(plan.run, copy.run)
             trace = Path(f"{copy.run}.trace")
-            _plant(Path(copy.run) / name, trace, sealed=sealed)
-            codes = bench.live(copy)
-            said = words(copy)
-            wrong = "the code was run" if trace.exists() else ""
-            if inside and name.name != MARK and (not any(codes) or name.name not in said):
-                wrong = wrong or f"ended with {codes} and did not name the file: {said}"
-            tally.take(wrong, f"{name}{', with a manifest that fits' * sealed}, {copy.run}")
+            _write_malicious(Path(copy.run) / name, trace, sealed=sealed)
+            codes = bench.run_to_end(copy)
+            output = log_tail(copy)
+            error = "the planted code ran" if trace.exists() else ""
+            if inside and name.name != MARK and (not any(codes) or name.name not in output):
+                error = error or f"exited with {codes} and did not name the file: {output}"
+            tally.record(error, f"{name}{', with a matching manifest' * sealed}, {copy.run}")
     return tally
 
 
-def _plant(file: Path, trace: Path, *, sealed: bool) -> None:
-    file.write_bytes(pickle.dumps(_Planted(trace)))
+def _write_malicious(file: Path, trace: Path, *, sealed: bool) -> None:
+    file.write_bytes(pickle.dumps(_MaliciousPickle(trace)))
     if sealed:
         from surefoot.checkpoint.store.entry import found
         from surefoot.checkpoint.store.files import entry_of
         from surefoot.checkpoint.store.manifest import NAME, Manifest
 
-        kept = found(file.parent)
-        entries = {**kept.files, file.name: entry_of(file)}
-        about = dict(kept.about)
-        data = Manifest(step=kept.step, attempt=kept.attempt or 0, about=about, files=entries).as_bytes()
+        checkpoint = found(file.parent)
+        files = {**checkpoint.files, file.name: entry_of(file)}
+        about = dict(checkpoint.about)
+        data = Manifest(step=checkpoint.step, attempt=checkpoint.attempt or 0, about=about, files=files).as_bytes()
         (file.parent / NAME).write_bytes(data)
 
 
 # -- clocks
 
 
-def clocks(bench: Bench, count: int) -> Tally:
-    """Clocks that go wrong by a year between two lives, and files that say they are of another year."""
-    tally = Tally("clock set back or forward by a year, and files dated so", "the right checkpoint is chosen")
+def shift_clocks(bench: ChaosBench, count: int) -> FaultTally:
+    """Shift the clock, or the files' times, by a year between two runs of the same job."""
+    tally = FaultTally("clock, or the files' times, shifted a year back or forward", "the right checkpoint is chosen")
     for k in range(count):
         way, years = ("clock", "dates")[k // 2 % 2], 1 if k % 2 else -1
-        plan = Plan(run=bench.new("clock"), steps=14 + k, every=5, way="waiting")
-        bench.live(plan)
+        plan = RunPlan(run=bench.new_run_path("clock"), steps=14 + k, save_every=5, mode="waiting")
+        bench.run_to_end(plan)
         if way == "dates":
-            _redate(store_of(plan).newest(), years)
-        later = replace(plan, steps=30 + k, year=years if way == "clock" else 0)
-        first = bench.live(later)
-        then = replace(later, steps=40 + k, year=0)
-        codes = first + bench.live(then)
-        begun = int(Path(f"{plan.run}.begun-0").read_text())
-        wrong = words(plan) if any(codes) else bench.compare(then)
-        if begun != 30 + k:
-            wrong = wrong or f"it went on from {begun}, and not from {30 + k}"
-        tally.take(wrong, f"{way} by {years} years, {plan.run}")
+            _set_mtimes(store_of(plan).newest(), years)
+        later = replace(plan, steps=30 + k, clock_years=years if way == "clock" else 0)
+        first = bench.run_to_end(later)
+        then = replace(later, steps=40 + k, clock_years=0)
+        codes = first + bench.run_to_end(then)
+        first_step = int(Path(f"{plan.run}.begun-0").read_text())
+        error = log_tail(plan) if any(codes) else bench.compare(then)
+        if first_step != 30 + k:
+            error = error or f"it resumed from step {first_step}, not from {30 + k}"
+        tally.record(error, f"{way} by {years} years, {plan.run}")
     return tally
 
 
-def _redate(kept: StoredCheckpoint | None, years: int) -> None:
-    assert kept is not None
+def _set_mtimes(checkpoint: StoredCheckpoint | None, years: int) -> None:
+    assert checkpoint is not None
     when = time.time() + years * YEAR
-    for path in (kept.folder, *kept.folder.iterdir()):
+    for path in (checkpoint.folder, *checkpoint.folder.iterdir()):
         os.utime(path, (when, when))

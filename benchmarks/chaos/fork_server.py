@@ -1,7 +1,7 @@
-"""Starts victims within a moment: a process that has loaded everything once and is forked for each of them.
+"""Starts training processes fast: a server process imports everything once and forks for each of them.
 
-What is forked is a process of its own, with its own session, that may be killed in any way. The nursery itself is told
-what to do line by line on its input, and answers each line with one.
+Each fork has its own session and may be killed in any way. The server reads one JSON request per line on stdin and
+answers each with one line.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from benchmarks.chaos.training_run import Plan, main
+from benchmarks.chaos.training_run import RunPlan, main
+from benchmarks.checkout import worker_env
 from surefoot.process_identity import end_with_parent
 
-_SOON_NEEDED = (
+_PRELOADED = (
     "surefoot.guard.checkpointer",
     "surefoot.guard.attach",
     "torch._dynamo",
@@ -36,74 +37,74 @@ _SOON_NEEDED = (
 )
 
 
-class Victim:
-    """One process."""
+class TrainingProcess:
+    """One forked process."""
 
-    def __init__(self, nursery: Nursery, pid: int, log: Path) -> None:
-        self._nursery, self.pid, self.log = nursery, pid, log
+    def __init__(self, server: ForkServer, pid: int, log: Path) -> None:
+        self._server, self.pid, self.log = server, pid, log
 
     @property
-    def code(self) -> int | None:
-        """How it ended; the negative number of the signal that killed it. None while it runs."""
-        return self._nursery.codes().get(self.pid)
+    def exit_code(self) -> int | None:
+        """Exit code, negative for the signal that killed it; None while it runs."""
+        return self._server.exit_codes().get(self.pid)
 
     def send(self, number: int) -> None:
-        if self.code is None:
+        if self.exit_code is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Pull the plug."""
+        """Kill it with SIGKILL and wait for its end."""
         self.send(signal.SIGKILL)
         self.wait()
 
     def wait(self, seconds: float = 120.0) -> int:
-        """How it ended; one that does not within this time is killed, and TimeoutError raised."""
-        until = time.monotonic() + seconds
-        while (code := self.code) is None:
-            if time.monotonic() > until:
+        """Wait for the exit code; kills the process and raises TimeoutError after this many seconds."""
+        deadline = time.monotonic() + seconds
+        while (code := self.exit_code) is None:
+            if time.monotonic() > deadline:
                 os.kill(self.pid, signal.SIGKILL)
-                raise TimeoutError(f"a victim did not end within {seconds:.0f} s: {self.words()}")
+                raise TimeoutError(f"a training process did not end within {seconds:.0f} s: {self.log_tail()}")
             time.sleep(0.01)
         return code
 
-    def words(self) -> str:
+    def log_tail(self) -> str:
         return self.log.read_text(errors="replace")[-3000:]
 
 
-class Nursery:
-    """The forking process, and what became of its children."""
+class ForkServer:
+    """A client of the forking process; knows the exit codes of its children."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "benchmarks.chaos", "nursery", str(os.getpid())]
-        env = os.environ | {"OMP_NUM_THREADS": "1", "SUREFOOT": "on"}
+        command = [sys.executable, "-m", "benchmarks.chaos", "fork-server", str(os.getpid())]
+        env = worker_env(OMP_NUM_THREADS="1", SUREFOOT="on")
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env, bufsize=1)
-        self._codes: dict[int, int] = {}
+        self._exit_codes: dict[int, int] = {}
 
-    def start(self, plan: Plan, **env: str) -> Victim:
+    def start(self, plan: RunPlan, **env: str) -> TrainingProcess:
         log = Path(f"{plan.run}.log-{env.get('RANK', '0')}")
-        pid = self._ask({"plan": asdict(plan), "log": str(log), "env": env})
-        return Victim(self, int(pid), log)
+        pid = self._request({"plan": asdict(plan), "log": str(log), "env": env})
+        return TrainingProcess(self, int(pid), log)
 
-    def team(self, plan: Plan, size: int) -> list[Victim]:
-        """As many processes as one run has, or just one."""
+    def start_ranks(self, plan: RunPlan, size: int) -> list[TrainingProcess]:
+        """Start all ranks of one run."""
         if size == 1:
             return [self.start(plan)]
         env = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         return [self.start(plan, RANK=str(rank), LOCAL_RANK=str(rank), **env) for rank in range(size)]
 
-    def codes(self) -> dict[int, int]:
-        self._codes |= {int(pid): int(code) for pid, code in self._ask({}).items()}
-        return self._codes
+    def exit_codes(self) -> dict[int, int]:
+        self._exit_codes |= {int(pid): int(code) for pid, code in self._request({}).items()}
+        return self._exit_codes
 
-    def _ask(self, told: Mapping[str, Any]) -> Any:
+    def _request(self, request: Mapping[str, Any]) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(told) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            raise RuntimeError(f"the nursery has ended with {self._process.wait()}")
+            raise RuntimeError(f"the fork server exited with {self._process.wait()}")
         return json.loads(answer)
 
     def __enter__(self) -> Self:
@@ -123,52 +124,52 @@ class Nursery:
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
 
 
 def serve() -> None:
-    for module in _SOON_NEEDED:
+    for module in _PRELOADED:
         importlib.import_module(module)
-    gc.freeze()  # what was loaded is shared by all, as long as nobody touches it
+    gc.freeze()  # keeps the imported pages shared between the forks
     live: set[int] = set()
     for line in sys.stdin:
-        told = json.loads(line)
-        if not told:
-            print(json.dumps(_ended(live)), flush=True)
+        request = json.loads(line)
+        if not request:
+            print(json.dumps(_reap(live)), flush=True)
             continue
-        nursery, pid = os.getpid(), os.fork()
+        server, pid = os.getpid(), os.fork()
         if pid == 0:
-            end_with_parent(nursery)
-            _live(told)
+            end_with_parent(server)
+            _run_child(request)
         live.add(pid)
         print(pid, flush=True)
-    for pid in live:  # nobody is left to wait for these
+    for pid in live:  # the client is gone
         os.kill(pid, signal.SIGKILL)
 
 
-def _ended(live: set[int]) -> dict[int, int]:
-    found: dict[int, int] = {}
+def _reap(live: set[int]) -> dict[int, int]:
+    exit_codes: dict[int, int] = {}
     for pid in list(live):
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             live.discard(pid)
-            found[pid] = os.waitstatus_to_exitcode(status)
-    return found
+            exit_codes[pid] = os.waitstatus_to_exitcode(status)
+    return exit_codes
 
 
-def _live(told: Mapping[str, Any]) -> NoReturn:
-    """Train and end as a program does by itself, only without taking apart all that was loaded, which takes a while."""
+def _run_child(request: Mapping[str, Any]) -> NoReturn:
+    """Train and exit as a program would, but without the interpreter's teardown, which is slow."""
     os.setsid()
-    log = os.open(told["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for old, new in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(old, new)
-    os.environ.update(told["env"])
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((devnull, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.environ.update(request["env"])
     code: Any = 1
     try:
-        main(Plan(**told["plan"]))
+        main(RunPlan(**request["plan"]))
         code = 0
     except SystemExit as end:
         code = end.code

@@ -1,4 +1,4 @@
-"""The run that is killed: a small net with everything that has state, whose every loss is written down as it comes."""
+"""The training run that faults are tried on: a small net with every kind of state, which logs every loss."""
 
 from __future__ import annotations
 
@@ -12,52 +12,53 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint  # loaded before anything is forked
+import torch.distributed.checkpoint  # imported before the fork server forks
 from torch import Tensor, nn
 
 import surefoot
-from surefoot.checkpoint import manager as keeping_room
+from surefoot.checkpoint import manager
 from surefoot.checkpoint.standalone import Checkpoints
-from surefoot.checkpoint.store import files as files_room
-from surefoot.checkpoint.store import store as store_room
+from surefoot.checkpoint.store import files, store
 from surefoot.data import make_loader
+from surefoot.guard.attached import AttachedGuard
 
 T = TypeVar("T")
 SAMPLES, WIDTH = 101, 12
-"""A prime number of samples: the last batch of an epoch is always a partial one."""
-CRASHED = 77
+"""A prime number of samples: the last batch of an epoch is always partial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What one victim does."""
+class RunPlan:
+    """What one training process does."""
 
     run: str
     steps: int = 60
-    way: str = "attach"
-    """attach, waiting (attach, and the loop waits for each save), checkpoints, or bare: without saving anything."""
-    every: int = 5
-    seconds: float = 3600.0
+    mode: str = "attach"
+    """attach; waiting (attach, and the loop waits for each save); checkpoints (`Checkpoints` without a guard); sync
+    (the same, saving synchronously); or bare: attached, without checkpoints."""
+    save_every: int = 5
+    save_seconds: float = 3600.0
     workers: int = 0
     precision: str = "float32"
     accumulate: int = 1
-    spread: str = "none"
+    strategy: str = "none"
     """none, ddp or fsdp."""
     batch: int = 8
     pause: float = 0.0
-    """Seconds slept after each step, so that there is time to be killed in."""
-    stop: tuple[int, int] | None = None
-    """After this many updates it sends itself this signal."""
-    year: int = 0
-    """By how many years its clock is wrong."""
-    disk: str = ""
-    """What is wrong with its disk: slow, full, read-only, i/o, hangs; or crash, before change number `at`."""
-    at: int = 0
-    """The number of the change from which on the disk is so."""
+    """Seconds to sleep after each step, which leaves time for a kill."""
+    signal_after: tuple[int, int] | None = None
+    """(updates, signal): after that many updates the process sends itself the signal."""
+    clock_years: int = 0
+    """Years by which its clock is off."""
+    disk_fault: str = ""
+    """slow, full, read-only, i/o, hangs; or crash: SIGKILL before the next write."""
+    fault_at: int = 0
+    """Number of writes before the disk fault sets in."""
 
     @property
     def rank(self) -> int:
@@ -67,7 +68,7 @@ class Plan:
         return json.dumps(asdict(self))
 
 
-class Net(nn.Module):
+class SmallNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layers = nn.Linear(WIDTH, 24), nn.BatchNorm1d(24), nn.GELU(), nn.Dropout(0.2), nn.Linear(24, WIDTH)
@@ -77,17 +78,17 @@ class Net(nn.Module):
         return self.layers(x)
 
 
-class Run:
-    """A training run as a user would write it."""
+class ChaosRun:
+    """A training loop as a user would write it."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
         torch.manual_seed(1)
-        net = Net()
+        net = SmallNet()
         self.model: Any = net
-        if plan.spread == "ddp":
+        if plan.strategy == "ddp":
             self.model = nn.parallel.DistributedDataParallel(net)
-        elif plan.spread == "fsdp":
+        elif plan.strategy == "fsdp":
             from torch.distributed.fsdp import fully_shard
 
             fully_shard(net)
@@ -97,7 +98,7 @@ class Run:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7, enabled=self.half)
         data = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(3))
         self.loader = make_loader(data, plan.batch, seed=5, num_workers=plan.workers)  # pyright: ignore
-        self.losses = os.open(beside(plan, "losses"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.losses = os.open(side_file(plan, "losses"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     @property
     def half(self) -> bool:
@@ -134,88 +135,88 @@ class Run:
     def _write(self, done: int, micro: int, loss: Tensor) -> None:
         os.write(self.losses, f"{done}.{micro} {float(loss.detach()).hex()} {time.time_ns()}\n".encode())
 
-    def end(self) -> dict[str, Any]:
-        """Everything as it is at the end, as a hash of each part."""
-        weights = {name: _whole(value) for name, value in self.model.state_dict().items()}
+    def state_hashes(self) -> dict[str, Any]:
+        """A hash of each part of the final state."""
+        weights = {name: _full_tensor(value) for name, value in self.model.state_dict().items()}
         weights = {name.removeprefix("module."): value for name, value in weights.items()}
         moments = [v for s in self.optimizer.state.values() for v in s.values()]
         parts: dict[str, list[Any]] = {
             "weights": [weights[name] for name in sorted(weights)],
-            "optimizer": [*map(_whole, moments), [g["lr"] for g in self.optimizer.param_groups]],
+            "optimizer": [*map(_full_tensor, moments), [g["lr"] for g in self.optimizer.param_groups]],
             "scheduler": [self.scheduler.state_dict()["T_cur"], self.scheduler.state_dict()["last_epoch"]],
             "scaler": [self.scaler.state_dict()],
-            "chance": [torch.get_rng_state()],
+            "rng": [torch.get_rng_state()],
             "data": [self.loader.state_dict()],
         }
-        return {name: _hashed(values) for name, values in parts.items()}
+        return {name: _hash(values) for name, values in parts.items()}
 
 
-def _whole(value: Any) -> Any:
+def _full_tensor(value: Any) -> Any:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def _hashed(values: list[Any]) -> str:
-    found = hashlib.sha256()
+def _hash(values: list[Any]) -> str:
+    digest = hashlib.sha256()
     for value in values:
         plain: Any = (
             value.detach().contiguous().view(torch.uint8).numpy()
             if isinstance(value, Tensor) and value.dim()
             else value
         )
-        found.update(plain.tobytes() if hasattr(plain, "tobytes") else repr(plain).encode())
-    return found.hexdigest()[:16]
+        digest.update(plain.tobytes() if hasattr(plain, "tobytes") else repr(plain).encode())
+    return digest.hexdigest()[:16]
 
 
-def beside(plan: Plan, name: str) -> Path:
-    """A file in which a victim tells of itself, outside of its run."""
+def side_file(plan: RunPlan, name: str) -> Path:
+    """A file beside the run directory for this rank's losses, first step or final hashes."""
     return Path(f"{plan.run}.{name}-{plan.rank}")
 
 
-def main(plan: Plan) -> None:
-    """Train, as the plan says, from wherever the run was."""
+def main(plan: RunPlan) -> None:
+    """Train as planned, resuming the run if it exists."""
     torch.set_num_threads(1)
-    together = "WORLD_SIZE" in os.environ and os.environ["WORLD_SIZE"] != "1"
-    if together:
+    distributed = "WORLD_SIZE" in os.environ and os.environ["WORLD_SIZE"] != "1"
+    if distributed:
         dist.init_process_group("gloo")
-    _set_clock(plan.year)
-    _spoil(plan)
-    run = Run(plan)
-    with _kept(run) as (done, watch, after):
-        beside(plan, "begun").write_text(str(done))
+    _set_clock(plan.clock_years)
+    _plant_disk_fault(plan)
+    run = ChaosRun(plan)
+    with _checkpointed(run) as (done, watch, after):
+        side_file(plan, "begun").write_text(str(done))
         run.train(done, watch, after)
-    beside(plan, "end").write_text(json.dumps(run.end()))
-    if together:
+    side_file(plan, "end").write_text(json.dumps(run.state_hashes()))
+    if distributed:
         dist.barrier()
         dist.destroy_process_group()
 
 
 @contextlib.contextmanager
-def _kept(run: Run) -> Iterator[tuple[int, Callable[[Tensor, Tensor], Tensor], Callable[[int], None]]]:
+def _checkpointed(run: ChaosRun) -> Iterator[tuple[int, Callable[[Tensor, Tensor], Tensor], Callable[[int], None]]]:
     plan = run.plan
 
-    def passed(done: int) -> None:
-        if plan.stop is not None and done == plan.stop[0]:
-            os.kill(os.getpid(), plan.stop[1])
+    def after_update(done: int) -> None:
+        if plan.signal_after is not None and done == plan.signal_after[0]:
+            os.kill(os.getpid(), plan.signal_after[1])
         if plan.pause:
             time.sleep(plan.pause)
 
-    if plan.way in ("checkpoints", "sync"):
-        own: dict[str, Any] = {"scheduler": run.scheduler, "loader": run.loader}
-        every = plan.every if plan.way == "checkpoints" else 1 << 60
-        with Checkpoints(plan.run, run.model, run.optimizer, scaler=run.scaler, every=every, **own) as kept:
-            kept.resume()
+    if plan.mode in ("checkpoints", "sync"):
+        parts: dict[str, Any] = {"scheduler": run.scheduler, "loader": run.loader}
+        every = plan.save_every if plan.mode == "checkpoints" else 1 << 60
+        with Checkpoints(plan.run, run.model, run.optimizer, scaler=run.scaler, every=every, **parts) as checkpoints:
+            checkpoints.resume()
 
             def after(done: int) -> None:
-                kept.step()
-                if plan.way == "sync" and done % plan.every == 0:
-                    kept.save()
-                passed(done)
+                checkpoints.step()
+                if plan.mode == "sync" and done % plan.save_every == 0:
+                    checkpoints.save()
+                after_update(done)
 
-            yield kept.count, lambda loss, x: loss, after
+            yield checkpoints.count, lambda loss, x: loss, after
         return
-    resume = plan.way != "bare"
+    resume = plan.mode != "bare"
     options: dict[str, Any] = {"scaler": run.scaler} if run.half else {}
-    policy = surefoot.Policy(save_every=plan.every, save_seconds=plan.seconds)
+    policy = surefoot.Policy(save_every=plan.save_every, save_seconds=plan.save_seconds)
     with surefoot.attach(
         run.model,
         run.optimizer,
@@ -228,54 +229,61 @@ def _kept(run: Run) -> Iterator[tuple[int, Callable[[Tensor, Tensor], Tensor], C
     ) as guard:
 
         def wait(done: int) -> None:
-            anchor = getattr(guard, "_anchor", None)
-            if plan.way == "waiting" and anchor is not None:
-                anchor._keeping.heard(wait=True)
-            passed(done)
+            if plan.mode == "waiting":
+                assert isinstance(guard, AttachedGuard)
+                assert guard._anchor is not None
+                guard._anchor._keeping.heard(wait=True)
+            after_update(done)
 
         yield guard.step, guard.watch, wait
 
 
-# -- what is wrong with its world
+# -- planted faults
 
 
 def _set_clock(years: int) -> None:
     if years:
-        right = time.time
-        time.time = lambda: right() + years * 365.25 * 86400
+        real_time = time.time
+        time.time = lambda: real_time() + years * 365.25 * 86400
 
 
-def _spoil(plan: Plan) -> None:
-    if plan.disk:
-        spoilt = _Spoilt(plan.disk, plan.at, struck=beside(plan, "struck"))
-        setattr(store_room, "Files", lambda: spoilt)
-        setattr(keeping_room, "PATIENCE", 1.0)
+def _plant_disk_fault(plan: RunPlan) -> None:
+    if plan.disk_fault:
+        failing = _FailingFiles(plan.disk_fault, plan.fault_at, struck=side_file(plan, "struck"))
+        _patch(store, "Files", lambda: failing)
+        _patch(manager, "PATIENCE", 1.0)
 
 
-class _Spoilt(files_room.Files):
-    """A disk that fails in one way from change number `at` on, or crashes the process before it."""
+def _patch(module: ModuleType, name: str, value: object) -> None:
+    assert hasattr(module, name), f"{module.__name__} has no {name} to replace"
+    setattr(module, name, value)
+
+
+class _FailingFiles(files.Files):
+    """A disk that fails in one way after `at` writes, or kills the process before the next one."""
 
     chunk = 4096
 
-    def __init__(self, how: str, at: int, struck: Path) -> None:
-        self._how, self._at, self._count = how, at, 0
-        self._struck = struck
+    def __init__(self, fault: str, at: int, struck: Path) -> None:
+        self._fault, self._at, self._count = fault, at, 0
+        self._struck_file = struck
 
     def do(self, what: str, path: Path, act: Callable[[], T]) -> T:
-        if what in files_room.READS:
+        if what in files.READS:
             return act()
         self._count += 1
         if self._count <= self._at:
             return act()
-        if self._how == "crash":
+        if self._fault == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._how == "slow":
+        if self._fault == "slow":
             time.sleep(0.02)
             return act()
-        if self._how == "full" and what in ("rename", "unlink", "rmdir"):
-            return act()  # a full disk lets go of what is there
-        self._struck.touch()
-        if self._how == "hangs":
+        if self._fault == "full" and what in ("rename", "unlink", "rmdir"):
+            return act()  # a full disk still frees space
+
+        self._struck_file.touch()
+        if self._fault == "hangs":
             time.sleep(1e6)
         numbers = {"full": errno.ENOSPC, "read-only": errno.EROFS, "i/o": errno.EIO}
-        raise OSError(numbers[self._how], os.strerror(numbers[self._how]), str(path))
+        raise OSError(numbers[self._fault], os.strerror(numbers[self._fault]), str(path))

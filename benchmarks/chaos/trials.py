@@ -1,4 +1,4 @@
-"""What all faults share: victims to try them on, an unharmed run to compare with, and what came of it."""
+"""What all chaos faults share: runs to try them on, an uninterrupted run to compare with, and the tally of trials."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.fork_server import Nursery
-from benchmarks.chaos.training_run import Plan
+from benchmarks.chaos.fork_server import ForkServer
+from benchmarks.chaos.training_run import RunPlan
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.store.manifest import NAME
 
 
 @dataclass(slots=True)
-class Tally:
-    """How often a fault was tried, and when it was not survived."""
+class FaultTally:
+    """How often a fault was tried, and which trials lost their run."""
 
     fault: str
     passes: str
-    """What it takes to survive it."""
+    """The condition for a trial to count as survived."""
     tried: int = 0
     lost: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -32,124 +32,127 @@ class Tally:
     def survived(self) -> int:
         return self.tried - len(self.lost)
 
-    def take(self, wrong: str, what: str) -> None:
-        """One more was tried, with this wrong, or nothing."""
+    def record(self, error: str, trial: str) -> None:
+        """Count one trial; a non-empty error means that it lost its run."""
         self.tried += 1
-        if wrong:
-            self.lost.append(f"{what}: {wrong}"[:2000])
+        if error:
+            self.lost.append(f"{trial}: {error}"[:2000])
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a run left beside its folder: every loss it had, and its end."""
+class LossRecord:
+    """What a run left beside its folder, per rank: every loss by step, and the hashes of the final state."""
 
     losses: list[dict[str, str]]
     ends: list[dict[str, str]]
-    unlike: str = ""
-    """A loss that came twice and was not the same."""
+    mismatch: str = ""
+    """Message when a step was done twice with different losses."""
 
 
-class Bench:
-    """A folder for runs, and the nursery."""
+class ChaosBench:
+    """A folder for runs, and the fork server that starts them."""
 
-    def __init__(self, folder: Path, nursery: Nursery, *, seed: int = 0, say: Callable[[str], None] = print) -> None:
-        self.folder, self.nursery, self.say = folder, nursery, say
-        self.dice = random.Random(seed)
+    def __init__(
+        self, folder: Path, fork_server: ForkServer, *, seed: int = 0, say: Callable[[str], None] = print
+    ) -> None:
+        self.folder, self.fork_server, self.say = folder, fork_server, say
+        self.rng = random.Random(seed)
         self._runs = 0
         self.reference = cache(self._reference)
 
-    def new(self, name: str) -> str:
-        """A path for a new run."""
+    def new_run_path(self, name: str) -> str:
+        """A path for a new run directory."""
         self._runs += 1
         return str(self.folder / f"{name}-{self._runs:04d}")
 
-    def live(self, plan: Plan, world: int = 1, seconds: float = 120.0) -> list[int]:
-        """Let a run live until it ends by itself; how its processes ended."""
-        team = self.nursery.team(plan, world)
-        return [one.wait(seconds) for one in team]
+    def run_to_end(self, plan: RunPlan, world: int = 1, seconds: float = 120.0) -> list[int]:
+        """Let a run finish by itself and return the exit codes of its ranks."""
+        ranks = self.fork_server.start_ranks(plan, world)
+        return [process.wait(seconds) for process in ranks]
 
-    def _reference(self, plan: Plan, world: int) -> Seen:
-        plan = replace(plan, run=self.new("bare"))
-        if codes := [code for code in self.live(plan, world) if code]:
-            raise RuntimeError(f"a run that nobody touched ended with {codes}: {words(plan)}")
-        return seen(plan, world)
+    def _reference(self, plan: RunPlan, world: int) -> LossRecord:
+        plan = replace(plan, run=self.new_run_path("bare"))
+        if codes := [code for code in self.run_to_end(plan, world) if code]:
+            raise RuntimeError(f"an uninterrupted run exited with {codes}: {log_tail(plan)}")
+        return read_losses(plan, world)
 
-    def unharmed(self, plan: Plan, world: int) -> Seen:
-        """The same run without surefoot's checkpoints, that nothing happens to."""
-        bare = Plan(
+    def uninterrupted(self, plan: RunPlan, world: int) -> LossRecord:
+        """The losses of the same run without checkpoints and without faults."""
+        bare = RunPlan(
             run="",
-            way="bare",
+            mode="bare",
             steps=plan.steps,
             precision=plan.precision,
             accumulate=plan.accumulate,
-            spread=plan.spread,
+            strategy=plan.strategy,
             batch=plan.batch,
         )
         return self.reference(bare, world)
 
-    def compare(self, plan: Plan, world: int = 1) -> str:
-        """What is not, bit for bit, as in the unharmed run; empty if all is."""
-        ours, theirs = seen(plan, world), self.unharmed(plan, world)
-        if ours.unlike:
-            return ours.unlike
+    def compare(self, plan: RunPlan, world: int = 1) -> str:
+        """The first difference from the uninterrupted run; empty when every bit is equal."""
+        ours, theirs = read_losses(plan, world), self.uninterrupted(plan, world)
+        if ours.mismatch:
+            return ours.mismatch
         for rank, (a, b) in enumerate(zip(ours.losses, theirs.losses, strict=True)):
-            unlike = [step for step in b if a.get(step) != b[step]]
-            if unlike or a.keys() - b.keys():
-                return f"the loss of step {(unlike or sorted(a.keys() - b.keys()))[0]} on rank {rank} is another"
+            differing = [step for step in b if a.get(step) != b[step]]
+            if differing or a.keys() - b.keys():
+                return f"the loss of step {(differing or sorted(a.keys() - b.keys()))[0]} on rank {rank} differs"
         for a, b in zip(ours.ends, theirs.ends, strict=True):
-            unlike = [part for part in b if a.get(part) != b[part]]
-            if unlike:
-                return f"at the end {', '.join(unlike)} differ"
+            differing = [part for part in b if a.get(part) != b[part]]
+            if differing:
+                return f"in the final state {', '.join(differing)} differ"
         return ""
 
 
-def seen(plan: Plan, world: int) -> Seen:
-    losses, ends, unlike = [], [], ""
+def read_losses(plan: RunPlan, world: int) -> LossRecord:
+    losses, ends, mismatch = [], [], ""
     for rank in range(world):
-        here: dict[str, str] = {}
-        for step, loss, _ in lines(plan, rank):
-            if here.setdefault(step, loss) != loss:
-                unlike = f"step {step} had another loss when it came again"
-        losses.append(here)
+        by_step: dict[str, str] = {}
+        for step, loss, _ in loss_lines(plan, rank):
+            if by_step.setdefault(step, loss) != loss:
+                mismatch = f"step {step} had another loss when it was repeated"
+        losses.append(by_step)
         end = Path(f"{plan.run}.end-{rank}")
         ends.append(json.loads(end.read_text()) if end.exists() else {})
-    return Seen(losses, ends, unlike)
+    return LossRecord(losses, ends, mismatch)
 
 
-def lines(plan: Plan, rank: int = 0) -> list[tuple[str, str, int]]:
-    """Step, loss and time of each batch so far."""
+def loss_lines(plan: RunPlan, rank: int = 0) -> list[tuple[str, str, int]]:
+    """Step, loss and time of each batch so far, as logged by this rank."""
     path = Path(f"{plan.run}.losses-{rank}")
     if not path.exists():
         return []
-    words = [line.split() for line in path.read_text().splitlines()]
-    return [(w[0], w[1], int(w[2])) for w in words if len(w) == 3]
+    fields = [line.split() for line in path.read_text().splitlines()]
+    return [(f[0], f[1], int(f[2])) for f in fields if len(f) == 3]
 
 
-def last_step(plan: Plan) -> int:
-    """The update the run was at when it was last heard of."""
-    found = lines(plan)
-    return int(found[-1][0].split(".")[0]) if found else 0
+def last_step(plan: RunPlan) -> int:
+    """The last update that the run logged."""
+    lines = loss_lines(plan)
+    return int(lines[-1][0].split(".")[0]) if lines else 0
 
 
-def under_way(plan: Plan, name: str, step: int) -> int:
-    """For how many steps the loop went on before this checkpoint was written."""
+def steps_during_save(plan: RunPlan, name: str, step: int) -> int:
+    """How many steps the loop went on before this checkpoint was written."""
     sealed = (Path(plan.run) / "checkpoints" / name / NAME).stat().st_mtime_ns
-    times = [(when, int(at.split(".")[0])) for at, _, when in lines(plan)]
+    times = [(when, int(at.split(".")[0])) for at, _, when in loss_lines(plan)]
     before = bisect_right(times, (sealed, 1 << 60))
     return max(0, times[before - 1][1] - step) if before else 0
 
 
-def store_of(plan: Plan) -> Store:
+def store_of(plan: RunPlan) -> Store:
     return Store(Path(plan.run) / "checkpoints")
 
 
-def words(plan: Plan, world: int = 2) -> str:
-    """The last that the processes of a run have said."""
+def log_tail(plan: RunPlan, world: int = 2) -> str:
+    """The last output of the run's processes."""
+
     logs = [Path(f"{plan.run}.log-{rank}") for rank in range(world)]
     return "\n".join(log.read_text(errors="replace")[-1500:] for log in logs if log.exists())
 
 
-def events(plan: Plan) -> list[dict[str, Any]]:
+def checkpoint_events(plan: RunPlan) -> list[dict[str, Any]]:
     import surefoot.journal.reader as reader
 
     return [e for e in reader.read(Path(plan.run)).events if e["kind"] == "checkpoint"]

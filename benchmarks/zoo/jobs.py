@@ -1,4 +1,4 @@
-"""One run of the zoo as a piece of work that can be done anywhere, kept on disk, and known again when it is stale."""
+"""One zoo run as a job for a worker process, with its result cached on disk until its sources change."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ import torch
 
 import surefoot
 from benchmarks.zoo import CONTROLS, FAULTS, other_rules
-from benchmarks.zoo.attached import Attached
+from benchmarks.zoo.attached import SurefootProtector
 from benchmarks.zoo.families import Split
-from benchmarks.zoo.multi_rank import train_together
+from benchmarks.zoo.multi_rank import train_ranks
 from benchmarks.zoo.scenario import Scenario
 from benchmarks.zoo.training import Protector, train
 
 BARE = "bare"
-"""Nobody acts; surefoot observes and records, which changes no bit."""
-OURS = "surefoot"
-ACTING: dict[str, Callable[[], Protector]] = {make().name: make for make in other_rules.ACTING}
-"""What others do to a run, by name."""
+"""No intervention: surefoot observes and records, which changes no bit of the run."""
+SUREFOOT = "surefoot"
+INTERVENTION_RULES: dict[str, Callable[[], Protector]] = {make().name: make for make in other_rules.INTERVENTION_RULES}
+"""The intervention rules of other projects, by name."""
 
 
 @dataclass(frozen=True)
-class Result:
-    """What came of one run."""
+class JobResult:
+    """The outcome of one run."""
 
     id: str
     judge: str
@@ -44,8 +44,8 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run to be made: which scenario, who protects it, where its files go."""
+class ZooJob:
+    """One run to train: which scenario, which protector, which folder."""
 
     id: str
     judge: str
@@ -53,91 +53,91 @@ class Job:
 
     @property
     def scenario(self) -> Scenario:
-        return everything()[self.id]
+        return all_scenarios()[self.id]
 
     @property
     def run_dir(self) -> Path:
-        """Where surefoot writes, whether it only observes or protects."""
+        """Surefoot's run directory, whether it observes or protects."""
         return Path(self.folder, _slug(self.judge), self.id)
 
     @cached_property
-    def _kept(self) -> Path:
+    def _result_file(self) -> Path:
         return Path(self.folder, _slug(self.judge), f"{self.id}.json")
 
     @cached_property
-    def made_by(self) -> str:
-        """Changes with whatever could change the result: the loop, the fault, who watches or acts, torch."""
-        sources = [_SOURCES[f"benchmarks.zoo.{name}"] for name in ("families", "run", "recording", "scenario")]
-        sources.append(_SOURCES[self.scenario.home])
-        sources.append(_SOURCES[other_rules.__name__] if self.judge in ACTING else _PACKAGE)
-        word = "\n".join([*sources, self.scenario.settings.label, self.scenario.strength, torch.__version__])
-        return hashlib.sha256(word.encode()).hexdigest()[:16]
+    def source_hash(self) -> str:
+        """Changes with whatever could change the result: the loop, the fault, the protector, torch."""
+        names = ("families", "models", "training", "attached", "scenario")
+        sources = [_SOURCES[f"benchmarks.zoo.{name}"] for name in names]
+        sources.append(_SOURCES[self.scenario.module])
+        sources.append(_SOURCES[other_rules.__name__] if self.judge in INTERVENTION_RULES else _PACKAGE)
+        text = "\n".join([*sources, self.scenario.settings.label, self.scenario.strength, torch.__version__])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def known(self) -> Result | None:
-        """What came of it the last time, unless something has changed since."""
+    def cached(self) -> JobResult | None:
+        """The stored result, unless its sources have changed since."""
         try:
-            held = json.loads(self._kept.read_text())
+            stored = json.loads(self._result_file.read_text())
         except (OSError, ValueError):
             return None
-        if held.pop("made_by", None) != self.made_by or (self.judge == BARE and not self.run_dir.is_dir()):
+        if stored.pop("made_by", None) != self.source_hash or (self.judge == BARE and not self.run_dir.is_dir()):
             return None
-        return Result(**held | {"acted": tuple(held["acted"])})
+        return JobResult(**stored | {"acted": tuple(stored["acted"])})
 
-    def do(self) -> Result:
-        """Make the run and keep what came of it."""
+    def run(self) -> JobResult:
+        """Train the run and store its result."""
         started = time.perf_counter()
         shutil.rmtree(self.run_dir, ignore_errors=True)
         ranks = self.scenario.settings.ranks
         if ranks > 1:
-            found = train_together(asdict(self), ranks)
+            outcome = train_ranks(asdict(self), ranks)
         else:
             protector = protector_for(self)
-            found = {**asdict(train(self.scenario.run(), protector)), "acted": list(protector.acted)}
-        spent = time.perf_counter() - started
-        result = Result(self.id, self.judge, found["loss"], found["stopped"], tuple(found["acted"]), spent)
-        self._kept.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self._kept.with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(result) | {"made_by": self.made_by}))
-        fresh.replace(self._kept)
+            outcome = {**asdict(train(self.scenario.run(), protector)), "acted": list(protector.acted)}
+        seconds = time.perf_counter() - started
+        result = JobResult(self.id, self.judge, outcome["loss"], outcome["stopped"], tuple(outcome["acted"]), seconds)
+        self._result_file.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._result_file.with_suffix(".new")
+        draft.write_text(json.dumps(asdict(result) | {"made_by": self.source_hash}))
+        draft.replace(self._result_file)
         return result
 
 
-def protector_for(job: Job) -> Protector:
-    """Whoever stands by this run."""
-    if job.judge in (BARE, OURS):
-        return Attached(job.run_dir, observe=job.judge == BARE)
-    return ACTING[job.judge]()
+def protector_for(job: ZooJob) -> Protector:
+    """The protector that this job trains under."""
+    if job.judge in (BARE, SUREFOOT):
+        return SurefootProtector(job.run_dir, observe=job.judge == BARE)
+    return INTERVENTION_RULES[job.judge]()
 
 
 @lru_cache(maxsize=1)
-def everything() -> dict[str, Scenario]:
-    """All scenarios of both parts and their fault-free twins, by their names."""
-    found: dict[str, Scenario] = {}
+def all_scenarios() -> dict[str, Scenario]:
+    """All scenarios of both splits and their fault-free twins, by id."""
+    by_id: dict[str, Scenario] = {}
     for split in Split:
-        for one in of_split(split):
-            found[one.id] = one
-            found.setdefault(one.twin.id, one.twin)
-    return found
+        for scenario in scenarios_of(split):
+            by_id[scenario.id] = scenario
+            by_id.setdefault(scenario.twin.id, scenario.twin)
+    return by_id
 
 
-def of_split(split: Split) -> Iterator[Scenario]:
-    """All faults and controls of one part."""
+def scenarios_of(split: Split) -> Iterator[Scenario]:
+    """All faults and controls of one split."""
     for kind in (*FAULTS.values(), *CONTROLS.values()):
         yield from kind.scenarios(split)
 
 
-def _package() -> str:
-    """All that stands behind `attach`."""
-    home = Path(surefoot.__file__).parent
-    parts = sorted(p for p in home.rglob("*.py") if p.parent.name not in ("zoo", "faults", "bench", "cli"))
-    return "\n".join(p.read_text() for p in parts)
+def _package_source() -> str:
+    """The source of surefoot without its command line."""
+    folder = Path(surefoot.__file__).parent
+    return "\n".join(p.read_text() for p in sorted(folder.rglob("*.py")) if p.parent.name != "cli")
 
 
-# Read when they are loaded: someone may be editing them while a bench runs.
+# Read at import: someone may edit them while a benchmark runs.
 _SOURCES = {
     name: inspect.getsource(module) for name, module in sys.modules.items() if name.startswith("benchmarks.zoo.")
 }
-_PACKAGE = _package()
+_PACKAGE = _package_source()
 
 
 def _slug(name: str) -> str:

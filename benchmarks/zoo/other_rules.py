@@ -16,16 +16,16 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from benchmarks.zoo.training import Protector, Run
+from benchmarks.zoo.training import Protector, ZooRun
 
 
-class Rule(Protocol):
+class AlarmRule(Protocol):
     """Looks at one step after the other; a fresh one is made for each run."""
 
     name: str
     source: str
 
-    def update(self, loss: float, norm: float, rate: float) -> bool:
+    def update(self, loss: float, norm: float, lr: float) -> bool:
         """Whether this step raises the alarm."""
         ...
 
@@ -33,7 +33,7 @@ class Rule(Protocol):
 # -- what rules that look and rules that act have in common
 
 
-class _SixSigma:
+class _SixSigmaWindow:
     """The last 128 losses and norms. What was judged too high stays among them, so one NaN is followed by 128 more
     alarms. Deviations below the mean are never too far; nothing is judged before the 64th step."""
 
@@ -41,7 +41,7 @@ class _SixSigma:
         self.losses: deque[float] = deque(maxlen=129)
         self.norms: deque[float] = deque(maxlen=129)
 
-    def beyond(self, loss: float, norm: float) -> bool:
+    def is_outlier(self, loss: float, norm: float) -> bool:
         self.losses.append(loss)
         self.norms.append(norm)
         return len(self.losses) >= 64 and not (_within(self.losses) and _within(self.norms))
@@ -55,20 +55,22 @@ def _within(values: Iterable[float]) -> bool:
     return now - mean <= 6 * math.sqrt(variance)
 
 
-class _ZScore:
+class _ZScoreStats:
     """ZClip's running mean and variance of the norm: the first 25 norms set them, then each new norm has a weight of
     0.03, and one that was clipped comes in as what it was clipped to. After a NaN both are NaN for good."""
 
     def __init__(self) -> None:
-        self.first: list[float] = []
+        self.warmup_norms: list[float] = []
         self.mean = self.variance = math.nan
 
     def limit(self, norm: float) -> float | None:
         """What a norm more than 2.5 deviations above the mean is clipped to: the further out, the nearer the mean."""
-        if len(self.first) < 25:
-            self.first.append(norm)
-            self.mean = sum(self.first) / len(self.first)
-            self.variance = sum((value - self.mean) * (value - self.mean) for value in self.first) / len(self.first)
+        if len(self.warmup_norms) < 25:
+            self.warmup_norms.append(norm)
+            self.mean = sum(self.warmup_norms) / len(self.warmup_norms)
+            self.variance = sum((value - self.mean) * (value - self.mean) for value in self.warmup_norms) / len(
+                self.warmup_norms
+            )
             return None
         deviation = math.sqrt(self.variance)
         z = (norm - self.mean) / (deviation + 1e-6)
@@ -125,13 +127,13 @@ class TwiceTheMeanFiveTimes:
 
     def __init__(self) -> None:
         self.losses: deque[float] = deque(maxlen=100)
-        self.row = 0
+        self.consecutive = 0
 
     def update(self, loss: float, norm: float, rate: float) -> bool:
         if len(self.losses) == 100:
-            self.row = self.row + 1 if loss >= 2 * sum(self.losses) / 100 else 0
+            self.consecutive = self.consecutive + 1 if loss >= 2 * sum(self.losses) / 100 else 0
         self.losses.append(loss)
-        return self.row >= 5
+        return self.consecutive >= 5
 
 
 class TenTimesFirstHundred:
@@ -167,10 +169,10 @@ class SixSigma:
     source = "https://github.com/allenai/OLMo-core/blob/main/src/olmo_core/optim/skip_step_optimizer.py"
 
     def __init__(self) -> None:
-        self.window = _SixSigma()
+        self.window = _SixSigmaWindow()
 
     def update(self, loss: float, norm: float, rate: float) -> bool:
-        return self.window.beyond(loss, norm)
+        return self.window.is_outlier(loss, norm)
 
 
 class ZScoreAlarm:
@@ -180,7 +182,7 @@ class ZScoreAlarm:
     source = "https://github.com/bluorion-com/ZClip"
 
     def __init__(self) -> None:
-        self.norms = _ZScore()
+        self.norms = _ZScoreStats()
 
     def update(self, loss: float, norm: float, rate: float) -> bool:
         return self.norms.limit(norm) is not None
@@ -238,7 +240,7 @@ def _percentile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-LOOKING: tuple[Callable[[], Rule], ...] = (
+ALARM_RULES: tuple[Callable[[], AlarmRule], ...] = (
     NanCheck,
     ThreeTimesMeanOfTen,
     TwiceTheMeanFiveTimes,
@@ -254,14 +256,14 @@ LOOKING: tuple[Callable[[], Rule], ...] = (
 # -- rules that act
 
 
-class Actor(Protector):
+class InterventionRule(Protector):
     """A protector that changes gradients or leaves updates out; with a loss scale an update that overflowed is left out
     anyway, and stands in `acted` all the same where the rule would have left it out."""
 
     name: str
     source: str
 
-    def _noted(self, run: Run, acts: bool) -> bool:
+    def _record(self, run: ZooRun, acts: bool) -> bool:
         if acts:
             self.acted = (*self.acted, run.step)
         return acts
@@ -271,44 +273,44 @@ def _norm(model: nn.Module) -> float:
     return float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
 
 
-class SkipNonFinite(Actor):
+class SkipNonFinite(InterventionRule):
     """Leaves an update out when the loss or the norm is not finite; torch's loss scaling does so for gradients, and
     many loops do without scaling."""
 
     name = "skip what is not finite"
     source = "common practice, as in https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling"
 
-    def allow(self, run: Run, loss: float) -> bool:
-        return not self._noted(run, not (math.isfinite(loss) and math.isfinite(_norm(run.model))))
+    def allow(self, run: ZooRun, loss: float) -> bool:
+        return not self._record(run, not (math.isfinite(loss) and math.isfinite(_norm(run.model))))
 
 
-class ClipAtOne(Actor):
+class ClipAtOne(InterventionRule):
     """Torch's clipping at a global norm of 1.0 and nothing else; a norm that is not finite makes NaN of gradients."""
 
     name = "clip at 1.0"
     source = "https://github.com/karpathy/nanoGPT/blob/master/train.py"
 
-    def allow(self, run: Run, loss: float) -> bool:
+    def allow(self, run: ZooRun, loss: float) -> bool:
         norm = float(nn.utils.clip_grad_norm_(run.model.parameters(), 1.0))
-        self._noted(run, not norm <= 1.0)
+        self._record(run, not norm <= 1.0)
         return True
 
 
-class ClipAtOneAndSkip(Actor):
+class ClipAtOneAndSkip(InterventionRule):
     """Clipping at 1.0, and an update left out when the norm is not finite, as ESPnet does with its own threshold; here
     a loss that is not finite counts too."""
 
     name = "clip at 1.0 and skip what is not finite"
     source = "https://github.com/espnet/espnet/blob/master/espnet2/train/trainer.py"
 
-    def allow(self, run: Run, loss: float) -> bool:
+    def allow(self, run: ZooRun, loss: float) -> bool:
         norm = float(nn.utils.clip_grad_norm_(run.model.parameters(), 1.0))
         finite = math.isfinite(loss) and math.isfinite(norm)
-        self._noted(run, not finite or norm > 1.0)
+        self._record(run, not finite or norm > 1.0)
         return finite
 
 
-class SixSigmaSkip(Actor):
+class SixSigmaSkip(InterventionRule):
     """OLMo-core's SkipStepOptimizer: leaves an update out when the loss or the norm is more than six deviations above
     the mean of the last 128. Rejected values stay in the window, and a NaN among them costs 128 more updates. The
     clipping its trainer does besides is left out."""
@@ -317,13 +319,13 @@ class SixSigmaSkip(Actor):
     source = SixSigma.source
 
     def __init__(self) -> None:
-        self.window = _SixSigma()
+        self.window = _SixSigmaWindow()
 
-    def allow(self, run: Run, loss: float) -> bool:
-        return not self._noted(run, self.window.beyond(loss, _norm(run.model)))
+    def allow(self, run: ZooRun, loss: float) -> bool:
+        return not self._record(run, self.window.is_outlier(loss, _norm(run.model)))
 
 
-class ZClip(Actor):
+class ZClip(InterventionRule):
     """ZClip as its package comes: a norm more than 2.5 deviations above the running mean is clipped to the mean and
     2.5 * 2.5 / z deviations, and every norm to `most` besides. The first 25 steps know only `most`. The paper
     (arXiv 2504.02507) has the z-score; the package adds the fixed bound of 1.0."""
@@ -331,19 +333,25 @@ class ZClip(Actor):
     name = "ZClip at 2.5"
     source = ZScoreAlarm.source
 
-    def __init__(self, most: float = 1.0) -> None:
-        self.norms = _ZScore()
-        self.most = most
+    def __init__(self, max_norm: float = 1.0) -> None:
+        self.norms = _ZScoreStats()
+        self.most = max_norm
 
-    def allow(self, run: Run, loss: float) -> bool:
+    def allow(self, run: ZooRun, loss: float) -> bool:
         norm = _norm(run.model)
         clip = self.norms.limit(norm)
         bound = min(norm if clip is None else clip, self.most)
-        if self._noted(run, norm > bound):
+        if self._record(run, norm > bound):
             grads = [p.grad for p in run.model.parameters() if p.grad is not None]
             torch._foreach_mul_(grads, bound / (norm + 1e-6))
         return True
 
 
-ACTING: tuple[Callable[[], Actor], ...] = (SkipNonFinite, ClipAtOne, ClipAtOneAndSkip, SixSigmaSkip, ZClip)
+INTERVENTION_RULES: tuple[Callable[[], InterventionRule], ...] = (
+    SkipNonFinite,
+    ClipAtOne,
+    ClipAtOneAndSkip,
+    SixSigmaSkip,
+    ZClip,
+)
 """Rules that act; call one for a fresh protector."""

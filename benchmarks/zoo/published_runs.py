@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from surefoot.judge.history import History
 from surefoot.records import NAN, StepMetrics
 
-PRELUDE = 100
+PRELUDE_STEPS = 100
 """Made-up steps before the first published one."""
 SLOPE = 0.02
 """Share of the loss by which it falls over the made-up steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class PublishedRun:
     """The published steps of one run; `onset` and `spike` count from the first of them."""
 
     name: str
@@ -41,12 +41,12 @@ class Trace:
     """How far loss and norm of the made-up steps scatter, as a share; a little above what the 176 B run shows."""
 
     @property
-    def normed(self) -> bool:
+    def has_norms(self) -> bool:
         """Whether norms were published."""
         return not all(math.isnan(norm) for norm in self.norms)
 
 
-def rows(trace: Trace) -> list[StepMetrics]:
+def rows(trace: PublishedRun) -> list[StepMetrics]:
     """The made-up steps and then the published ones, one row each, however many steps lie between them in the run.
 
     Made-up step k has the loss L (1 + 0.02 (1 - k/100)) exp(a g) and the norm N exp(b h). L and N are the first that
@@ -56,10 +56,10 @@ def rows(trace: Trace) -> list[StepMetrics]:
     rng, history = random.Random(trace.name), History()
     a, b = trace.noise
     pairs: list[tuple[float, float]] = []
-    for k in range(PRELUDE):
+    for k in range(PRELUDE_STEPS):
         g, h = (max(-2.0, min(2.0, rng.gauss(0.0, 1.0))) for _ in range(2))
-        loss = trace.losses[0] * (1 + SLOPE * (1 - k / PRELUDE)) * math.exp(a * g)
-        pairs.append((loss, trace.norms[0] * math.exp(b * h) if trace.normed else NAN))
+        loss = trace.losses[0] * (1 + SLOPE * (1 - k / PRELUDE_STEPS)) * math.exp(a * g)
+        pairs.append((loss, trace.norms[0] * math.exp(b * h) if trace.has_norms else NAN))
     pairs += zip(trace.losses, trace.norms, strict=True)
     told: list[StepMetrics] = []
     for k, (loss, norm) in enumerate(pairs):
@@ -68,20 +68,20 @@ def rows(trace: Trace) -> list[StepMetrics]:
     return told
 
 
-def shown(trace: Trace) -> list[tuple[float, float, float]]:
+def rule_inputs(trace: PublishedRun) -> list[tuple[float, float, float]]:
     """Loss, norm and rate of each row, as rules take them; where no norms were published the norm is 1 throughout,
     which none of them minds. The rate is never known."""
-    return [(row.loss, row.norm if trace.normed else 1.0, NAN) for row in rows(trace)]
+    return [(row.loss, row.norm if trace.has_norms else 1.0, NAN) for row in rows(trace)]
 
 
-def _unpublished(steps: int) -> tuple[float, ...]:
+def _no_norms(steps: int) -> tuple[float, ...]:
     return (NAN,) * steps
 
 
 _BIGSCIENCE = "https://github.com/bigscience-workshop/bigscience/blob/master/train"
 
-TRACES = (
-    Trace(
+PUBLISHED_RUNS = (
+    PublishedRun(
         name="bigscience_176b",
         source=f"{_BIGSCIENCE}/tr11-176B-ml/chronicles.md",
         about="Steps 31214 to 31222: the norm leads the loss by four steps. The run was itself again 30 steps later.",
@@ -91,7 +91,7 @@ TRACES = (
         onset=1,
         spike=5,
     ),
-    Trace(
+    PublishedRun(
         name="bigscience_104b",
         source=f"{_BIGSCIENCE}/tr8-104B-wide/chronicles.md",
         about="Steps 6900 to 6940 of the second try, norms as printed: a rise that ends in NaN some time later. The "
@@ -102,7 +102,7 @@ TRACES = (
         onset=2,
         spike=3,
     ),
-    Trace(
+    PublishedRun(
         name="bigscience_104b_later",
         source=f"{_BIGSCIENCE}/tr8-104B-wide/chronicles.md",
         about="Steps 11446 to 11448 of the eleventh try, norms as printed: the norm is twentyfold one step before the "
@@ -113,18 +113,18 @@ TRACES = (
         onset=1,
         spike=2,
     ),
-    Trace(
+    PublishedRun(
         name="bigscience_13b",
         source=f"{_BIGSCIENCE}/tr1-13B-base/chronicles.md",
         about="Steps 29020 to 29090: the loss leaps between two prints while the loss scale falls from 65536 to 8192; "
         "the norm was not measured. It took some 500 steps to come back by itself.",
         losses=(2.775923, 2.772822, 2.768131, 7.343709, 8.715872, 7.654131, 7.192470, 6.849044),
-        norms=_unpublished(8),
+        norms=_no_norms(8),
         every=10,
         onset=3,
         spike=3,
     ),
-    Trace(
+    PublishedRun(
         name="translation_convolutions",
         source="https://github.com/facebookresearch/fairseq/issues/41",
         about="Convolutions, English to French, at a rate of 1.25: the norm explodes while the loss still falls.",
@@ -135,18 +135,18 @@ TRACES = (
         spike=4,
         noise=(0.03, 0.1),
     ),
-    Trace(
+    PublishedRun(
         name="gpt2_float16",
         source="https://github.com/karpathy/nanoGPT/issues/215",
         about="GPT-2 in float16, steps 2920 to 3060: NaN from one print to the next, and the run goes on.",
         losses=(3.9883, 3.9408, 3.9994, 4.0977, 4.1535, 3.9453, 3.8993, 3.8853, 4.2490, *(NAN,) * 6),
-        norms=_unpublished(15),
+        norms=_no_norms(15),
         every=10,
         onset=9,
         spike=9,
         noise=(0.025, 0.1),
     ),
-    Trace(
+    PublishedRun(
         name="growing_norm",
         source="https://github.com/ironjr/grokfast/issues/9",
         about="Gradients that feed on a filter of themselves: the norm grows by half from print to print and ends "
@@ -169,7 +169,7 @@ TRACES = (
         spike=6,
         noise=(0.015, 0.08),
     ),
-    Trace(
+    PublishedRun(
         name="detector_resnet101",
         source="https://github.com/tensorflow/models/issues/3868",
         about="Faster R-CNN, steps 435 to 442: from 0.06 to 5e19 in one step, and growing.",
@@ -183,13 +183,13 @@ TRACES = (
             7774169971762292326400.0,
             25262924095336287830016.0,
         ),
-        norms=_unpublished(8),
+        norms=_no_norms(8),
         every=1,
         onset=3,
         spike=3,
         noise=(0.3, 0.1),
     ),
-    Trace(
+    PublishedRun(
         name="detector_resnet50",
         source="https://github.com/tensorflow/models/issues/8423",
         about="Faster R-CNN, steps 376 to 381 and 408 to 415: a noisy loss, then 25237 in one step.",
@@ -197,24 +197,24 @@ TRACES = (
             *(0.3663, 0.2678, 0.3992, 0.4918, 0.2143, 1.0149),
             *(0.1442, 25237.8984, 75835.2812, 28575.1914, 134869.8906, 437442.4062, 212268.4531, 1216893.1250),
         ),
-        norms=_unpublished(14),
+        norms=_no_norms(14),
         every=1,
         onset=7,
         spike=7,
         noise=(0.3, 0.1),
     ),
-    Trace(
+    PublishedRun(
         name="adapter_mlx",
         source="https://github.com/ml-explore/mlx-examples/issues/620",
         about="A LoRA of a 7 B model, steps 25 to 200: the loss goes up fourfold and stays.",
         losses=(1.593, 1.406, 3.316, 6.437, 5.478, 4.857, 4.874, 4.604),
-        norms=_unpublished(8),
+        norms=_no_norms(8),
         every=25,
         onset=2,
         spike=3,
         noise=(0.05, 0.1),
     ),
-    Trace(
+    PublishedRun(
         name="adapter_4b",
         source="https://github.com/paiml/entrenar/issues/274",
         about="A QLoRA of a 4 B model, steps 110 to 385: it learns fast, then climbs back towards chance.",
@@ -225,7 +225,7 @@ TRACES = (
         spike=3,
         noise=(0.05, 0.2),
     ),
-    Trace(
+    PublishedRun(
         name="bigscience_176b_at_work",
         source=f"{_BIGSCIENCE}/tr11-176B-ml/chronicles.md",
         about="Steps 42780 to 42784: a device became slow, and neither loss nor norm took notice.",
@@ -236,7 +236,7 @@ TRACES = (
         spike=3,
         healthy=True,
     ),
-    Trace(
+    PublishedRun(
         name="adapter_with_norm_peaks",
         source="https://github.com/modal-labs/llm-finetuning/pull/82",
         about="A fine-tuning in the test log of a merged change: for six prints the norm is up to seven times as high "
@@ -256,7 +256,7 @@ TRACES = (
         healthy=True,
         noise=(0.08, 0.1),
     ),
-    Trace(
+    PublishedRun(
         name="small_bump",
         source="https://github.com/pytorch/torchtitan/pull/3393",
         about="A run in the test log of a merged change, steps 14 to 21: one loss an eighth above the last, then lower "
@@ -269,20 +269,20 @@ TRACES = (
         healthy=True,
         noise=(0.05, 0.2),
     ),
-    Trace(
+    PublishedRun(
         name="classifier_small_batches",
         source="https://github.com/ThilinaRajapakse/simpletransformers/issues/12",
         about="A text classifier, the loss of each small batch from 1325 to 1333: the next one undoes every leap. Its "
         "end is not told; by the numbers it is well.",
         losses=(0.813926, 0.495253, 0.877046, 0.935980, 1.029763, 0.401378, 0.995074, 1.740216, 0.489634),
-        norms=_unpublished(9),
+        norms=_no_norms(9),
         every=1,
         onset=7,
         spike=7,
         healthy=True,
         noise=(0.35, 0.1),
     ),
-    Trace(
+    PublishedRun(
         name="post_training_small_batches",
         source="https://github.com/howardhsu/BERT-for-RRC-ABSA/issues/2",
         about="BERT trained further on reviews, the loss of single batches from step 23400 to 24100: it swings by a "
@@ -291,7 +291,7 @@ TRACES = (
             *(1.117658, 1.289947, 1.296999, 1.051140, 1.439625, 0.884657, 1.163339, 1.378097, 1.190969, 1.233999),
             *(1.124069, 1.473860, 1.483228, 2.123017, 1.340707),
         ),
-        norms=_unpublished(15),
+        norms=_no_norms(15),
         every=50,
         onset=13,
         spike=13,

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from benchmarks.zoo.families import FAMILIES, Batch
+from benchmarks.zoo.families import FAMILIES, MicroBatch
 from surefoot.actions.stop import TrainingStopped
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WARMUP = 20
 """Steps over which the rate rises in a healthy run; over the last fifth of the run it falls to a tenth."""
-EXAMINED = 512
+EVAL_SAMPLES = 512
 """Held-out samples a model is examined on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunSettings:
     """How a run is trained, its fault aside; the fault-free twin has the same."""
 
     family: str
@@ -39,7 +39,7 @@ class Settings:
     """Processes that train together."""
     optimizer: Callable[[Any, float], Optimizer] | None = None
     """Another optimizer than the family's own."""
-    rate: float = 0.0
+    lr: float = 0.0
     """Another rate than the family's own."""
 
     @property
@@ -53,14 +53,14 @@ class Settings:
         return "-".join(told)
 
 
-class Run:
+class ZooRun:
     """A model in training, with hooks for whoever plants a fault; every hook gets the number of the step.
 
     Everything random comes from the seed and the number of the step, so that two runs which differ in nothing before
     a step are equal, bit for bit, up to it.
     """
 
-    def __init__(self, settings: Settings, rank: int = 0) -> None:
+    def __init__(self, settings: RunSettings, rank: int = 0) -> None:
         self.settings = settings
         self.rank = rank
         self.family = FAMILIES[settings.family]
@@ -70,29 +70,29 @@ class Run:
         self.clip = settings.clip
         torch.manual_seed(settings.seed)
         self.model = self.family.build()
-        self.base_rate = settings.rate or self.family.rate
+        self.base_lr = settings.lr or self.family.lr
         build = settings.optimizer or self.family.optimizer
-        self.optimizer: Optimizer = build(self.model.parameters(), self.base_rate)
+        self.optimizer: Optimizer = build(self.model.parameters(), self.base_lr)
         self.scaler: torch.amp.GradScaler | None = (
             torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=200)
             if settings.precision == "float16"
             else None
         )
-        self.divide = True
+        self.divide_loss = True
         """Divide the loss by the number of micro-batches, as one should."""
-        self.rate: Callable[[int], float] = self.schedule
+        self.lr_factor: Callable[[int], float] = self.schedule
         """The factor on the rate at a step."""
-        self._batch_hooks: list[Callable[[int, Batch], Batch]] = []
+        self._batch_hooks: list[Callable[[int, MicroBatch], MicroBatch]] = []
         self._loss_hooks: list[Callable[[int, Tensor], Tensor]] = []
         self._before_hooks: list[Callable[[int], None]] = []
         self._gradient_hooks: list[Callable[[int], None]] = []
         self._after_hooks: list[Callable[[int], None]] = []
         self.step = 0
-        self._examining = False
+        self._evaluating = False
 
     # -- for whoever plants
 
-    def on_batch(self, hook: Callable[[int, Batch], Batch]) -> None:
+    def on_batch(self, hook: Callable[[int, MicroBatch], MicroBatch]) -> None:
         """Change a micro-batch on its way into the model."""
         self._batch_hooks.append(hook)
 
@@ -120,14 +120,14 @@ class Run:
         """Change a module's output in training; examinations see the module as it is."""
 
         def changed(_module: nn.Module, _inputs: object, out: Tensor) -> Tensor:
-            return out if self._examining else hook(self.step, out)
+            return out if self._evaluating else hook(self.step, out)
 
         module.register_forward_hook(changed)  # pyright: ignore[reportArgumentType]
 
-    def scale_rate(self, factor: Callable[[int], float]) -> None:
+    def scale_lr(self, factor: Callable[[int], float]) -> None:
         """Multiply the rate by a factor of the step."""
-        before = self.rate
-        self.rate = lambda step: before(step) * factor(step)
+        before = self.lr_factor
+        self.lr_factor = lambda step: before(step) * factor(step)
 
     def schedule(self, step: int) -> float:
         """Rise, stay, fall to a tenth over the last fifth."""
@@ -137,18 +137,18 @@ class Run:
 
     # -- the loop's own parts
 
-    def batch(self, step: int, micro: int) -> Batch:
+    def batch(self, step: int, micro: int) -> MicroBatch:
         """A micro-batch, the same for the same seed, step and process."""
-        batch = self._fresh((step * 64 + micro) * 8 + self.rank, self.samples)
+        batch = self._sample((step * 64 + micro) * 8 + self.rank, self.samples)
         for hook in self._batch_hooks:
             batch = hook(step, batch)
         return batch
 
-    def _fresh(self, number: int, samples: int) -> Batch:
+    def _sample(self, number: int, samples: int) -> MicroBatch:
         rng = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + number)
         return self.family.sample(rng, samples)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def loss(self, model: nn.Module, batch: MicroBatch) -> Tensor:
         precision = PRECISIONS[self.settings.precision]
         with torch.autocast("cpu", precision, enabled=precision is not torch.float32):
             loss = self.family.loss(model, batch)
@@ -157,19 +157,19 @@ class Run:
         return loss
 
     @contextlib.contextmanager
-    def examining(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """The model as it would be used: no faults on its way, no dropout, no gradients."""
-        self._examining, training = True, self.model.training
+        self._evaluating, training = True, self.model.training
         self.model.eval()
         with torch.no_grad():
             yield
-        self._examining = False
+        self._evaluating = False
         self.model.train(training)
 
-    def examine(self) -> float:
+    def eval_loss(self) -> float:
         """Loss on held-out samples, without any fault on their way in."""
-        with self.examining():
-            loss = float(self.family.loss(self.model, self._fresh(-1 << 20, EXAMINED)))
+        with self.evaluating():
+            loss = float(self.family.loss(self.model, self._sample(-1 << 20, EVAL_SAMPLES)))
         return loss if math.isfinite(loss) else math.inf
 
 
@@ -179,32 +179,32 @@ class Protector:
     acted: Sequence[int] = ()
     """The steps whose update it changed or left out."""
 
-    def begin(self, run: Run, model: nn.Module) -> None:
+    def begin(self, run: ZooRun, model: nn.Module) -> None:
         """The run is about to start."""
 
-    def watch(self, loss: Tensor, batch: Batch) -> Tensor:
+    def watch(self, loss: Tensor, batch: MicroBatch) -> Tensor:
         """Sees each loss before its backward."""
         return loss
 
-    def allow(self, run: Run, loss: float) -> bool:
+    def allow(self, run: ZooRun, loss: float) -> bool:
         """May change the gradients; False leaves the update out."""
         return True
 
-    def examine(self, run: Run) -> None:
+    def evaluate(self, run: ZooRun) -> None:
         """A moment at which loops look at held-out samples."""
 
     def end(self) -> None:
         """The run is over."""
 
 
-EVALUATES = 25
+EVAL_EVERY = 25
 """Steps between two looks at held-out samples, which a protector may make use of."""
-LAST = (16, 11, 6, 1)
+FINAL_EVALS = (16, 11, 6, 1)
 """Steps before the end at which the model is examined; their mean is the final loss."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ZooResult:
     """How a run ended."""
 
     loss: float
@@ -213,7 +213,7 @@ class Ending:
     """The step at which the protector gave the run up."""
 
 
-def train(run: Run, protector: Protector, model: nn.Module | None = None) -> Ending:
+def train(run: ZooRun, protector: Protector, model: nn.Module | None = None) -> ZooResult:
     """Train to the end, or to the protector's stop.
 
     `model` is what is called in place of `run.model`, such as its DistributedDataParallel.
@@ -223,31 +223,31 @@ def train(run: Run, protector: Protector, model: nn.Module | None = None) -> End
     examined: list[float] = []
     try:
         for step in range(run.steps):
-            one_step(run, step, protector, called)
-            if step % EVALUATES == EVALUATES - 1:
-                protector.examine(run)
-            if run.steps - step in LAST:
-                examined.append(run.examine())
+            train_step(run, step, protector, called)
+            if step % EVAL_EVERY == EVAL_EVERY - 1:
+                protector.evaluate(run)
+            if run.steps - step in FINAL_EVALS:
+                examined.append(run.eval_loss())
     except TrainingStopped:
-        return Ending(run.examine(), run.step)
+        return ZooResult(run.eval_loss(), run.step)
     finally:
         protector.end()
-    return Ending(sum(examined) / len(examined))
+    return ZooResult(sum(examined) / len(examined))
 
 
-def one_step(run: Run, step: int, protector: Protector, model: nn.Module) -> None:
+def train_step(run: ZooRun, step: int, protector: Protector, model: nn.Module) -> None:
     """One update, the way plain loops make it."""
     run.step = step
     torch.default_generator.manual_seed(run.settings.seed * 7919 + step)  # of the CPU alone: it is called each step
     for group in run.optimizer.param_groups:
-        group["lr"] = run.base_rate * run.rate(step)
+        group["lr"] = run.base_lr * run.lr_factor(step)
     for hook in run._before_hooks:
         hook(step)
     total = 0.0
     for micro in range(run.accumulate):
         batch = run.batch(step, micro)
         loss = run.loss(model, batch)
-        if run.divide:
+        if run.divide_loss:
             loss = loss / run.accumulate
         total += float(loss.detach())
         scaled = loss if run.scaler is None else run.scaler.scale(loss)

@@ -1,6 +1,6 @@
-"""What a scenario says of itself, put to the proof: absent before its onset, repeatable, and as harmful as stated.
+"""Checks what scenarios state: the fault is absent before its onset, and as harmful as stated.
 
-python -m benchmarks.zoo.verify bad_batch drift      every family, strength and seed of these, with what they state
+python -m benchmarks.zoo.verify bad_batch drift      these two, in every family, strength and seed
 python -m benchmarks.zoo.verify                      all of them
 """
 
@@ -19,16 +19,16 @@ from torch import Tensor
 
 from benchmarks.zoo import CONTROLS, FAULTS
 from benchmarks.zoo.families import Split
-from benchmarks.zoo.jobs import BARE, Job
-from benchmarks.zoo.scenario import Kind, Scenario
-from benchmarks.zoo.training import Protector, Run, Settings, one_step, train
+from benchmarks.zoo.jobs import BARE, ZooJob
+from benchmarks.zoo.scenario import Scenario, ScenarioKind
+from benchmarks.zoo.training import Protector, RunSettings, ZooRun, train, train_step
 
-WORSE = 1.05
-"""A bare run that ends above this many times its twin's loss was harmed."""
+HARM_RATIO = 1.05
+"""A bare run whose final loss is above this multiple of its twin's was harmed."""
 
 
-def fingerprint(run: Run) -> str:
-    """One word for everything a run has learnt: weights, buffers and optimizer state, bit for bit."""
+def fingerprint(run: ZooRun) -> str:
+    """A hash of weights, buffers and optimizer state."""
     digest = hashlib.sha256()
     for tensor in run.model.state_dict().values():
         digest.update(_bytes(tensor))
@@ -42,53 +42,53 @@ def _bytes(tensor: Tensor) -> Any:
     return tensor.detach().contiguous().view(torch.uint8).numpy() if tensor.dim() else repr(tensor.item()).encode()
 
 
-def after(scenario: Scenario, steps: int) -> str:
-    """The fingerprint of a run after so many steps, without anyone watching; of several processes the last one's, which
-    is where faults of a single process are planted."""
-    run, nobody = scenario.run(scenario.settings.ranks - 1), Protector()
+def fingerprint_after(scenario: Scenario, steps: int) -> str:
+    """The fingerprint of an unprotected run after this many steps; with several ranks that of the last one, where
+    single-rank faults are planted."""
+    run, protector = scenario.run(scenario.settings.ranks - 1), Protector()
     for step in range(steps):
-        one_step(run, step, nobody, run.model)
+        train_step(run, step, protector, run.model)
     return fingerprint(run)
 
 
 @lru_cache(maxsize=256)
-def bare(settings: Settings) -> float:
+def twin_loss(settings: RunSettings) -> float:
     """Final loss of a fault-free run."""
-    return train(Run(settings), Protector()).loss
+    return train(ZooRun(settings), Protector()).loss
 
 
-def ratio(scenario: Scenario) -> float:
-    """Final loss of the bare run against its twin's; infinite when it died."""
+def loss_ratio(scenario: Scenario) -> float:
+    """Final loss of the bare run relative to its twin's; infinite when the model broke."""
     if scenario.settings.ranks > 1:
         with tempfile.TemporaryDirectory() as folder:
-            mine, twins = (Job(one.id, BARE, folder).do().loss for one in (scenario, scenario.twin))
-        return mine / twins
-    return train(scenario.run(), Protector()).loss / bare(scenario.settings)
+            loss, twin = (ZooJob(run.id, BARE, folder).run().loss for run in (scenario, scenario.twin))
+        return loss / twin
+    return train(scenario.run(), Protector()).loss / twin_loss(scenario.settings)
 
 
-def harmed(ratio: float) -> bool:
-    return not ratio <= WORSE  # so that NaN counts as harmed
+def is_harmed(ratio: float) -> bool:
+    return not ratio <= HARM_RATIO  # so that NaN counts as harmed
 
 
-def prove(kind: Kind) -> Iterable[tuple[Scenario, float, bool]]:
-    """Each scenario of a kind with the ratio to its twin, and whether that is as stated."""
+def verify_kind(kind: ScenarioKind) -> Iterable[tuple[Scenario, float, bool]]:
+    """Each scenario of a kind with its loss ratio, and whether that is as stated."""
     for split in Split:
         for scenario in kind.scenarios(split):
-            found = ratio(scenario)
-            yield scenario, found, scenario.healthy or harmed(found) == scenario.harmful
+            ratio = loss_ratio(scenario)
+            yield scenario, ratio, scenario.healthy or is_harmed(ratio) == scenario.harmful
 
 
-def learnt(scenario: Scenario) -> bool:
-    """Whether a run ends better than it began, which a healthy one must."""
+def has_learnt(scenario: Scenario) -> bool:
+    """Whether a run ends with a lower eval loss than it started with, as a healthy one must."""
     run = scenario.run()
-    start = run.examine()
+    start = run.eval_loss()
     end = train(run, Protector()).loss
     return math.isfinite(end) and end < start
 
 
 def absent_before_onset(scenario: Scenario) -> bool:
-    """Whether a run and its twin are equal, bit for bit, when the fault begins."""
-    return after(scenario, scenario.onset) == after(scenario.twin, scenario.onset)
+    """Whether a run and its twin are bit-equal when the fault begins."""
+    return fingerprint_after(scenario, scenario.onset) == fingerprint_after(scenario.twin, scenario.onset)
 
 
 def main(names: list[str]) -> int:
@@ -96,18 +96,18 @@ def main(names: list[str]) -> int:
     kinds = FAULTS | CONTROLS
     unknown = [name for name in names if name not in kinds]
     if unknown:
-        print(f"unknown: {', '.join(unknown)}; there are {', '.join(kinds)}")
+        print(f"unknown: {', '.join(unknown)}. Use any of {', '.join(kinds)}.")
         return 2
-    wrong = 0
+    failures = 0
     for name in names or kinds:
-        for scenario, found, stated in prove(kinds[name]):
-            pure = absent_before_onset(scenario)
-            says = "healthy" if scenario.healthy else "harmful" if scenario.harmful else "harmless"
-            good = stated and pure and (not scenario.healthy or learnt(scenario))
-            told = "" if good else "   <-- NOT AS STATED" if pure else "   <-- NOT ABSENT BEFORE ITS ONSET"
-            print(f"{scenario.id:50s} {says:9s} ends at {found:8.3f} of its twin{told}", flush=True)
-            wrong += not good
-    return int(wrong > 0)
+        for scenario, ratio, as_stated in verify_kind(kinds[name]):
+            absent = absent_before_onset(scenario)
+            stated = "healthy" if scenario.healthy else "harmful" if scenario.harmful else "harmless"
+            passed = as_stated and absent and (not scenario.healthy or has_learnt(scenario))
+            remark = "" if passed else "   <-- NOT AS STATED" if absent else "   <-- PRESENT BEFORE ITS ONSET"
+            print(f"{scenario.id:50s} {stated:9s} final loss {ratio:8.3f} of its twin's{remark}", flush=True)
+            failures += not passed
+    return int(failures > 0)
 
 
 if __name__ == "__main__":

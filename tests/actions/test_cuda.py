@@ -15,7 +15,7 @@ from loops import net, same, snapshot
 from scripted import Watched, restrain, script
 
 import surefoot
-from benchmarks.host_syncs import count_synchronisations
+from benchmarks.host_syncs import count_host_syncs
 from surefoot.checkpoint import snapshot_memory
 from surefoot.models.decoder import SIZES, Decoder, next_token_loss
 from surefoot.records import Action
@@ -145,7 +145,7 @@ def test_no_more_waits_than_the_bare_loop(tensor: bool, frozen: bool, tmp_path: 
 
     for _ in range(5):
         bare()
-    before = count_synchronisations(bare, steps=20)
+    before = count_host_syncs(bare, steps=20)
     guard: Any = surefoot.attach(model, optimizer, run_dir=tmp_path, policy=surefoot.Policy(snapshot_every=5))
     for _ in range(7):
         attached()
@@ -158,6 +158,6 @@ def test_no_more_waits_than_the_bare_loop(tensor: bool, frozen: bool, tmp_path: 
         clip=(0.5,),
         norm_ceiling=(math.inf,),
     )
-    assert count_synchronisations(attached, steps=20) <= before
+    assert count_host_syncs(attached, steps=20) <= before
     assert not guard.lost
     guard.close()

@@ -1,4 +1,4 @@
-"""A bench that is killed takes along what it started: ranks, victims, and what torchrun started for it."""
+"""A killed benchmark takes its processes with it: ranks, training processes, and torchrun's workers."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ from pathlib import Path
 import pytest
 from child_processes import MARK, marked, started, supported
 
+from benchmarks.checkout import worker_env
+
 pytestmark = pytest.mark.skipif(not supported(), reason="processes are found in Linux's /proc")
 
 RANKS = """
 import sys
-from benchmarks.zoo.jobs import BARE, Job, everything
-name = next(id for id in everything() if id.startswith("nan_on_one_rank"))
-Job(name, BARE, sys.argv[1]).do()
+from benchmarks.zoo.jobs import BARE, ZooJob, all_scenarios
+name = next(id for id in all_scenarios() if id.startswith("nan_on_one_rank"))
+ZooJob(name, BARE, sys.argv[1]).run()
 """
-VICTIMS = """
+FORKED = """
 import sys, time
-from benchmarks.chaos.fork_server import Nursery
-from benchmarks.chaos.training_run import Plan
-with Nursery() as nursery:
-    nursery.team(Plan(run=sys.argv[1] + "/run", steps=10**6, pause=0.1, spread="ddp"), 2)
+from benchmarks.chaos.fork_server import ForkServer
+from benchmarks.chaos.training_run import RunPlan
+with ForkServer() as server:
+    server.start_ranks(RunPlan(run=sys.argv[1] + "/run", steps=10**6, pause=0.1, strategy="ddp"), 2)
     time.sleep(600)
 """
 TORCHRUN = """
 import signal, sys
 from pathlib import Path
-from benchmarks.chaos.trials import Bench
-from benchmarks.chaos.interruptions import _signalled
-from benchmarks.chaos.fork_server import Nursery
-from benchmarks.chaos.training_run import Plan
-with Nursery() as nursery:
-    plan = Plan(run=sys.argv[1] + "/run", steps=10**6, pause=10.0, spread="ddp")
-    _signalled(Bench(Path(sys.argv[1]), nursery), plan, 2, signal.SIGTERM, torchrun=True)
+from benchmarks.chaos.trials import ChaosBench
+from benchmarks.chaos.interruptions import signal_once
+from benchmarks.chaos.fork_server import ForkServer
+from benchmarks.chaos.training_run import RunPlan
+with ForkServer() as server:
+    plan = RunPlan(run=sys.argv[1] + "/run", steps=10**6, pause=10.0, strategy="ddp")
+    signal_once(ChaosBench(Path(sys.argv[1]), server), plan, 2, signal.SIGTERM, torchrun=True)
 """
 BENCHES = {
     "ranks": (RANKS, "*/store", 3),
-    "victims": (VICTIMS, "run.begun-*", 4),
+    "forked": (FORKED, "run.begun-*", 4),
     "torchrun": (TORCHRUN, "run.begun-*", 5),
 }
-"""The program, a file that its processes make when they are at work, and how many processes there are then."""
+"""The program, a file that its processes create once they train, and how many processes there are by then."""
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -59,24 +61,24 @@ def until(holds: Callable[[], bool]) -> None:
 def test_no_process_outlives_a_killed_bench(name: str, number: signal.Signals, tmp_path: Path) -> None:
     program, made, several = BENCHES[name]
     mark = f"{os.environ[MARK]}-bench"
-    env = os.environ | {MARK: mark, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    env = worker_env(TMPDIR=str(tmp_path), OMP_NUM_THREADS="1") | {MARK: mark}
     with started([sys.executable, "-c", program, str(tmp_path)], env=env) as bench:
         until(lambda: any(tmp_path.glob(made)) and len(marked(mark)) >= several)
         others = marked(mark) - {bench.pid}
         for pid in others if name == "ranks" else ():
-            os.kill(pid, signal.SIGSTOP)  # as one that waits in a collective, it would not end by itself
+            os.kill(pid, signal.SIGSTOP)  # like a rank that waits in a collective, it cannot end by itself
         bench.send_signal(number)
         bench.wait(60)
         until(lambda: not marked(mark))
 
 
-def test_the_victims_of_a_killed_nursery_end_too(tmp_path: Path) -> None:
+def test_the_children_of_a_killed_fork_server_end_too(tmp_path: Path) -> None:
     mark = f"{os.environ[MARK]}-bench"
-    env = os.environ | {MARK: mark, "OMP_NUM_THREADS": "1"}
-    with started([sys.executable, "-c", VICTIMS, str(tmp_path)], env=env) as bench:
+    env = worker_env(OMP_NUM_THREADS="1") | {MARK: mark}
+    with started([sys.executable, "-c", FORKED, str(tmp_path)], env=env) as bench:
         until(lambda: len(list(tmp_path.glob("run.begun-*"))) == 2)
-        nursery = next(pid for pid in marked(mark) if _parent(pid) == bench.pid)
-        os.kill(nursery, signal.SIGKILL)
+        server = next(pid for pid in marked(mark) if _parent(pid) == bench.pid)
+        os.kill(server, signal.SIGKILL)
         until(lambda: marked(mark) == {bench.pid})
 
 

@@ -1,4 +1,4 @@
-"""Runs made side by side: each is made, and none goes on when the bench is gone."""
+"""The worker pool runs every task, and its workers end with a killed benchmark."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.worker_pool import each
+from benchmarks.checkout import worker_env
+from benchmarks.worker_pool import run_unordered
 
-MAKING = """
+SCRIPT = """
 import os, sys, time
 from pathlib import Path
-from benchmarks.worker_pool import each
+from benchmarks.worker_pool import run_unordered
 
-def make(k):
+def sleep(k):
     Path(sys.argv[1], str(os.getpid())).touch()
     time.sleep(600)
 
 if __name__ == "__main__":
-    list(each(make, range(4), 2))
+    list(run_unordered(sleep, range(4), 2))
 """
 
 
-def test_each_is_made_once() -> None:
-    assert sorted(each(str, list(range(5)), 2)) == ["0", "1", "2", "3", "4"]
-    assert list(each(str, [], 2)) == []
+def test_every_task_runs_once() -> None:
+    assert sorted(run_unordered(str, list(range(5)), 2)) == ["0", "1", "2", "3", "4"]
+    assert list(run_unordered(str, [], 2)) == []
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc for what still runs")
-def test_what_it_had_started_ends_with_a_killed_bench(tmp_path: Path) -> None:
-    script, made = tmp_path / "making.py", tmp_path / "made"
-    script.write_text(MAKING)
-    made.mkdir()
-    bench = subprocess.Popen([sys.executable, script, made])
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for running processes in /proc")
+def test_workers_end_with_a_killed_benchmark(tmp_path: Path) -> None:
+    script, pids = tmp_path / "script.py", tmp_path / "pids"
+    script.write_text(SCRIPT)
+    pids.mkdir()
+    bench = subprocess.Popen([sys.executable, script, pids], cwd=tmp_path, env=worker_env())
     try:
-        _until(lambda: len(os.listdir(made)) == 2)
+        _wait_until(lambda: len(os.listdir(pids)) == 2)
     finally:
         bench.kill()
         bench.wait()
-    _until(lambda: not any(_runs(pid) for pid in os.listdir(made)))
+    _wait_until(lambda: not any(_runs(pid) for pid in os.listdir(pids)))
 
 
 def _runs(pid: str) -> bool:
@@ -53,8 +54,8 @@ def _runs(pid: str) -> bool:
         return False
 
 
-def _until(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < until, "it never came"
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited for 60 s"
         time.sleep(0.05)

@@ -8,11 +8,11 @@ import torch
 from benchmarks import bit_equal
 
 STEPS = 60
-FAMILIES = bit_equal.families()
+FAMILIES = bit_equal.training_setups()
 
 
 @pytest.fixture(scope="module")
-def bare() -> dict[str, bit_equal.Trace]:
+def bare() -> dict[str, bit_equal.RunRecord]:
     """The bare runs, each trained once for both policies."""
     return {}
 
@@ -20,7 +20,7 @@ def bare() -> dict[str, bit_equal.Trace]:
 @pytest.mark.parametrize("policy", bit_equal.POLICIES)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_weights_state_buffers_and_random_states(
-    family: bit_equal.Family, policy: str, bare: dict[str, bit_equal.Trace]
+    family: bit_equal.TrainingSetup, policy: str, bare: dict[str, bit_equal.RunRecord]
 ) -> None:
     if family.name not in bare:
         bare[family.name] = bit_equal.train(family, STEPS, None)
@@ -31,7 +31,7 @@ def test_five_families_that_learn() -> None:
     assert len(FAMILIES) == 5
     for family in FAMILIES:
         trace = bit_equal.train(family, 5, None)
-        assert len(trace.losses) == 5 * family.micros
+        assert len(trace.losses) == 5 * family.num_microbatches
         assert trace.state["model"]
         assert torch.stack(trace.losses).isfinite().all()
 
@@ -48,12 +48,12 @@ def test_a_single_bit_is_noticed() -> None:
 
 def test_the_command_tells_and_fails_when_a_bit_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(bit_equal, "families", lambda: FAMILIES[:1])
+    monkeypatch.setattr(bit_equal, "training_setups", lambda: FAMILIES[:1])
     assert bit_equal.main(4, device="cpu", say=said.append) == 0
     assert said[-1] == "every bit is equal"
     honest = bit_equal.train
 
-    def crooked(family: bit_equal.Family, steps: int, policy: str | None, **options: str) -> bit_equal.Trace:
+    def crooked(family: bit_equal.TrainingSetup, steps: int, policy: str | None, **options: str) -> bit_equal.RunRecord:
         trace = honest(family, steps, policy, **options)
         if policy == "protect":
             trace.losses[2] = trace.losses[2] + 1.0

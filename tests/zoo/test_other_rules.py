@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.zoo.other_rules import (
-    ACTING,
-    LOOKING,
-    Actor,
+    ALARM_RULES,
+    INTERVENTION_RULES,
+    AlarmRule,
     ClipAtOne,
     ClipAtOneAndSkip,
+    InterventionRule,
     NanCheck,
     NotesPredictor,
-    Rule,
     SixSigma,
     SixSigmaSkip,
     SkipNonFinite,
@@ -31,12 +31,12 @@ from benchmarks.zoo.other_rules import (
     ZClip,
     ZScoreAlarm,
 )
-from benchmarks.zoo.training import Run, Settings, one_step
+from benchmarks.zoo.training import RunSettings, ZooRun, train_step
 
 NORMS = st.floats(1e-6, 1e12)
 
 
-def alarms(rule: Rule, losses: Iterable[float], norms: Iterable[float] | None = None) -> list[int]:
+def alarms(rule: AlarmRule, losses: Iterable[float], norms: Iterable[float] | None = None) -> list[int]:
     """The steps at which a rule speaks; the norm is 1 throughout where none are given."""
     losses = list(losses)
     norms = [1.0] * len(losses) if norms is None else list(norms)
@@ -51,18 +51,18 @@ def quiet(steps: int) -> list[float]:
 
 
 def test_each_rule_has_a_name_and_a_source() -> None:
-    made = [make() for make in (*LOOKING, *ACTING)]
+    made = [make() for make in (*ALARM_RULES, *INTERVENTION_RULES)]
     assert len({rule.name for rule in made}) == len(made)
     assert all(rule.source for rule in made)
 
 
-@pytest.mark.parametrize("make", LOOKING)
-def test_no_rule_speaks_of_a_quiet_run(make: Callable[[], Rule]) -> None:
+@pytest.mark.parametrize("make", ALARM_RULES)
+def test_no_rule_speaks_of_a_quiet_run(make: Callable[[], AlarmRule]) -> None:
     assert alarms(make(), quiet(400), quiet(400)) == []
 
 
-@pytest.mark.parametrize("make", LOOKING)
-def test_a_fresh_rule_remembers_nothing(make: Callable[[], Rule]) -> None:
+@pytest.mark.parametrize("make", ALARM_RULES)
+def test_a_fresh_rule_remembers_nothing(make: Callable[[], AlarmRule]) -> None:
     used = make()
     alarms(used, [math.nan] * 200, [math.inf] * 200)
     assert alarms(make(), quiet(200), quiet(200)) == []
@@ -214,39 +214,39 @@ def test_a_nan_is_no_signal_of_the_notes() -> None:
 # -- rules that act
 
 
-def a_run(steps: int = 300) -> Run:
-    return Run(Settings(family="plain", seed=11, steps=steps))
+def a_run(steps: int = 300) -> ZooRun:
+    return ZooRun(RunSettings(family="plain", seed=11, steps=steps))
 
 
-def loop(run: Run, actor: Actor, steps: int) -> None:
+def loop(run: ZooRun, actor: InterventionRule, steps: int) -> None:
     actor.begin(run, run.model)
     for step in range(steps):
-        one_step(run, step, actor, run.model)
+        train_step(run, step, actor, run.model)
 
 
-def weights(run: Run) -> Tensor:
+def weights(run: ZooRun) -> Tensor:
     return torch.cat([p.detach().flatten() for p in run.model.parameters()]).clone()
 
 
-def with_norm(run: Run, norm: float) -> None:
+def with_norm(run: ZooRun, norm: float) -> None:
     """Give the model gradients of this norm."""
     count = sum(p.numel() for p in run.model.parameters())
     for p in run.model.parameters():
         p.grad = torch.full_like(p, norm / math.sqrt(count))
 
 
-def norm_of(run: Run) -> float:
+def norm_of(run: ZooRun) -> float:
     return float(torch.cat([p.grad.flatten() for p in run.model.parameters() if p.grad is not None]).norm())
 
 
-def allowed(run: Run, actor: Actor, norm: float, loss: float = 1.0) -> bool:
+def allowed(run: ZooRun, actor: InterventionRule, norm: float, loss: float = 1.0) -> bool:
     run.step += 1
     with_norm(run, norm)
     return actor.allow(run, loss)
 
 
 @pytest.mark.parametrize("actor", [SkipNonFinite(), ClipAtOneAndSkip(), SixSigmaSkip()])
-def test_a_nan_gradient_is_skipped(actor: Actor) -> None:
+def test_a_nan_gradient_is_skipped(actor: InterventionRule) -> None:
     run = a_run()
     before: list[Tensor] = []
     run.before_step(lambda step: before.append(weights(run)))
@@ -259,7 +259,7 @@ def test_a_nan_gradient_is_skipped(actor: Actor) -> None:
 
 
 @pytest.mark.parametrize("actor", [ClipAtOne(), ZClip()])
-def test_a_nan_gradient_passes_where_only_clipping_is_done(actor: Actor) -> None:
+def test_a_nan_gradient_passes_where_only_clipping_is_done(actor: InterventionRule) -> None:
     run = a_run()
     first = next(run.model.parameters())
     run.on_gradient_of(first, lambda step, g: g * math.nan if step == 30 else g)
@@ -268,7 +268,7 @@ def test_a_nan_gradient_passes_where_only_clipping_is_done(actor: Actor) -> None
 
 
 @pytest.mark.parametrize("actor", [SkipNonFinite(), ClipAtOneAndSkip()])
-def test_a_loss_that_is_not_finite_is_skipped(actor: Actor) -> None:
+def test_a_loss_that_is_not_finite_is_skipped(actor: InterventionRule) -> None:
     run = a_run()
     assert allowed(run, actor, 0.5)
     assert not allowed(run, actor, 0.5, math.inf)
@@ -277,7 +277,7 @@ def test_a_loss_that_is_not_finite_is_skipped(actor: Actor) -> None:
 
 
 @pytest.mark.parametrize("actor", [ClipAtOne(), ClipAtOneAndSkip(), ZClip()])
-def test_a_norm_above_one_is_clipped_to_one(actor: Actor) -> None:
+def test_a_norm_above_one_is_clipped_to_one(actor: InterventionRule) -> None:
     run = a_run()
     for norm, left in ((0.5, 0.5), (1e4, 1.0), (1.5, 1.0), (0.9, 0.9)):
         assert allowed(run, actor, norm)
@@ -286,7 +286,7 @@ def test_a_norm_above_one_is_clipped_to_one(actor: Actor) -> None:
 
 
 @pytest.mark.parametrize("actor", [SkipNonFinite(), SixSigmaSkip()])
-def test_skipping_leaves_the_gradients_alone(actor: Actor) -> None:
+def test_skipping_leaves_the_gradients_alone(actor: InterventionRule) -> None:
     run = a_run()
     assert allowed(run, actor, 1e4)
     assert norm_of(run) == pytest.approx(1e4, rel=1e-4)
@@ -312,7 +312,7 @@ def test_after_one_nan_six_sigma_skips_128_more() -> None:
 
 
 def test_zclip_clips_an_outlier_towards_the_mean() -> None:
-    run, actor = a_run(), ZClip(most=math.inf)
+    run, actor = a_run(), ZClip(max_norm=math.inf)
     first = [0.4, 0.6] * 12 + [0.5]
     for norm in first:
         allowed(run, actor, norm)
@@ -329,7 +329,7 @@ def test_zclip_clips_an_outlier_towards_the_mean() -> None:
 def test_the_further_out_the_harder_zclip_clips() -> None:
     left: list[float] = []
     for norm in (1.0, 2.0, 50.0):
-        run, actor = a_run(), ZClip(most=math.inf)
+        run, actor = a_run(), ZClip(max_norm=math.inf)
         for usual in [0.4, 0.6] * 13:
             allowed(run, actor, usual)
         allowed(run, actor, norm)
@@ -338,9 +338,9 @@ def test_the_further_out_the_harder_zclip_clips() -> None:
     assert left[-1] == pytest.approx(0.5, rel=0.02)
 
 
-@pytest.mark.parametrize("make", ACTING)
-def test_a_healthy_run_learns_under_every_rule(make: Callable[[], Actor]) -> None:
+@pytest.mark.parametrize("make", INTERVENTION_RULES)
+def test_a_healthy_run_learns_under_every_rule(make: Callable[[], InterventionRule]) -> None:
     run, actor = a_run(steps=100), make()
-    start = run.examine()
+    start = run.eval_loss()
     loop(run, actor, 100)
-    assert run.examine() < start
+    assert run.eval_loss() < start

@@ -15,19 +15,19 @@ import torch
 import surefoot
 from benchmarks.zoo import CONTROLS, FAULTS
 from benchmarks.zoo.families import FAMILIES, Split
-from benchmarks.zoo.jobs import BARE, OURS, Job
-from benchmarks.zoo.other_rules import ACTING, LOOKING
-from benchmarks.zoo.published_runs import TRACES
-from benchmarks.zoo.scenario import STRENGTHS, Kind, Scenario
-from benchmarks.zoo.scoreboard.scores import Cured, Seen
-from benchmarks.zoo.scoreboard.tables import ALL, Board, tables
+from benchmarks.zoo.jobs import BARE, SUREFOOT, ZooJob
+from benchmarks.zoo.other_rules import ALARM_RULES, INTERVENTION_RULES
+from benchmarks.zoo.published_runs import PUBLISHED_RUNS
+from benchmarks.zoo.scenario import STRENGTHS, Scenario, ScenarioKind
+from benchmarks.zoo.scoreboard.scores import DetectionScore, OutcomeScore
+from benchmarks.zoo.scoreboard.tables import ALL, Scoreboard, tables
 from surefoot.journal.output_files import check_output, output_file, save_figure
 
 COMMAND = "surefoot bench zoo --page docs"
 _COLUMNS = 6
 
 
-def write(board: Board, folder: Path) -> Path:
+def write(board: Scoreboard, folder: Path) -> Path:
     """Write zoo.md and its pictures into a folder."""
     pictures = folder / "zoo"
     pictures.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def write(board: Board, folder: Path) -> Path:
     return page
 
 
-def _text(board: Board) -> str:
+def _text(board: Scoreboard) -> str:
     split = next((s.split for s in board.scenarios), Split.REPORT)
     machine = f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}"
     return "\n\n".join(
@@ -102,19 +102,19 @@ and tells what is not as stated. `{COMMAND}` writes this page again.
 """
 
 
-def _controls() -> Sequence[Kind]:
+def _controls() -> Sequence[ScenarioKind]:
     return list(CONTROLS.values())
 
 
-def _families(kind: Kind) -> str:
-    return ", ".join(kind.on)
+def _families(kind: ScenarioKind) -> str:
+    return ", ".join(kind.families)
 
 
 def _faults() -> str:
     lines = ["| fault | what is planted | cause | families, harmful (!) when " + ", ".join(STRENGTHS) + " |"]
     lines.append("|---|---|---|---|")
     for kind in FAULTS.values():
-        on = ", ".join(f"{family} `{marks}`" for family, marks in kind.on.items())
+        on = ", ".join(f"{family} `{marks}`" for family, marks in kind.families.items())
         seen_only = "" if kind.curable else " (only to be seen)"
         about = " ".join(kind.about.split())
         lines.append(f"| {kind.name} | {about} | {kind.cause}{seen_only} | {on} |")
@@ -122,23 +122,26 @@ def _faults() -> str:
 
 
 def _sources() -> list[str]:
-    rules: list[Any] = [make() for make in (*LOOKING, *ACTING)]
+    rules: list[Any] = [make() for make in (*ALARM_RULES, *INTERVENTION_RULES)]
     return [f"- {rule.name}: {' '.join((type(rule).__doc__ or '').split())} Source: {rule.source}" for rule in rules]
 
 
 def _trace_sources() -> list[str]:
-    return [f"- {t.name}: {t.about} Source: <{t.source}>" for t in TRACES]
+    return [f"- {t.name}: {t.about} Source: <{t.source}>" for t in PUBLISHED_RUNS]
 
 
 # -- pictures
 
 
-def _draw_rules(board: Board, path: Path, *, replace: bool) -> None:
+def _draw_rules(board: Scoreboard, path: Path, *, replace: bool) -> None:
     """What is seen against what is cried; and what is cured against what is disturbed."""
     plt = _pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    seen = {n: (f.wolf.rate, f.seen.get(ALL, Seen()).share) for n, f in board.looking.items()}
-    cured = {n: (f.wolf.rate, f.cured.get(ALL, Cured()).share) for n, f in board.acting.items()}
+    seen = {n: (f.false_alarms.rate, f.detection.get(ALL, DetectionScore()).share) for n, f in board.alarms.items()}
+    cured = {
+        n: (f.false_interventions.rate, f.outcomes.get(ALL, OutcomeScore()).share)
+        for n, f in board.interventions.items()
+    }
     _scatter(left, seen, "false findings per 100 000 healthy steps", "harmful faults seen")
     _scatter(right, cured, "false interventions per 100 000 healthy steps", "harmful faults that end well")
     save_figure(figure, path, force=replace or None, dpi=90)
@@ -147,7 +150,7 @@ def _draw_rules(board: Board, path: Path, *, replace: bool) -> None:
 
 def _scatter(axes: Any, points: dict[str, tuple[float, float]], x: str, y: str) -> None:
     for name, (rate, share) in points.items():
-        colour = "tab:blue" if name == OURS else "tab:gray"
+        colour = "tab:blue" if name == SUREFOOT else "tab:gray"
         axes.plot(rate, 100 * share, "o", color=colour)
         axes.annotate(name, (rate, 100 * share), xytext=(5, 4), textcoords="offset points", fontsize=8, color=colour)
     axes.set_xscale("symlog", linthresh=10)
@@ -158,7 +161,7 @@ def _scatter(axes: Any, points: dict[str, tuple[float, float]], x: str, y: str) 
     axes.grid(alpha=0.3)
 
 
-def _draw_runs(board: Board, path: Path, *, replace: bool) -> None:
+def _draw_runs(board: Scoreboard, path: Path, *, replace: bool) -> None:
     """One small picture for each kind of fault."""
     plt = _pyplot()
     chosen = _one_of_each(board)
@@ -170,7 +173,7 @@ def _draw_runs(board: Board, path: Path, *, replace: bool) -> None:
         axes.set_axis_on()
         for judge, one, colour, width in (
             (BARE, scenario.twin, "0.6", 0.9),
-            (OURS, scenario, "tab:blue", 2.2),
+            (SUREFOOT, scenario, "tab:blue", 2.2),
             (BARE, scenario, "tab:red", 0.7),
         ):
             if (one.id, judge) in board.results:
@@ -183,7 +186,7 @@ def _draw_runs(board: Board, path: Path, *, replace: bool) -> None:
     plt.close(figure)
 
 
-def _one_of_each(board: Board) -> list[Scenario]:
+def _one_of_each(board: Scoreboard) -> list[Scenario]:
     """The clear form of each kind, or the brutal one where only that does harm."""
     first: dict[str, Scenario] = {}
     for scenario in sorted(board.scenarios, key=lambda s: (not s.harmful, s.strength == "brutal")):
@@ -192,8 +195,8 @@ def _one_of_each(board: Board) -> list[Scenario]:
     return [first[name] for name in FAULTS if name in first]
 
 
-def _losses(board: Board, scenario: Scenario, judge: str) -> tuple[np.ndarray, np.ndarray]:
-    scalars = surefoot.read(Job(scenario.id, judge, str(board.folder)).run_dir).scalars
+def _losses(board: Scoreboard, scenario: Scenario, judge: str) -> tuple[np.ndarray, np.ndarray]:
+    scalars = surefoot.read(ZooJob(scenario.id, judge, str(board.folder)).run_dir).scalars
     losses = scalars["loss"].astype(float)
     return scalars["attempt"], np.where(np.isfinite(losses) & (losses > 0), np.minimum(losses, 1e6), np.nan)
 

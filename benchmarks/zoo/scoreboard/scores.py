@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 import surefoot
-from benchmarks.zoo.jobs import OURS
-from benchmarks.zoo.other_rules import LOOKING
+from benchmarks.zoo.jobs import SUREFOOT
+from benchmarks.zoo.other_rules import ALARM_RULES
 from benchmarks.zoo.scenario import TWIN, Scenario
-from benchmarks.zoo.verify import WORSE
+from benchmarks.zoo.verify import HARM_RATIO
 from surefoot.gate.clip import Clip, Unit
 from surefoot.gate.rule import NormRule, VerdictSlot, decider_for, memory_for
 from surefoot.judge.judge import Judge
@@ -22,12 +22,12 @@ from surefoot.judge.policy import Policy
 from surefoot.measure.block_layout import HEAD, SummarySlot
 from surefoot.records import Cause, Diagnosis, Finding, StepMetrics, Verdict
 
-EACH = 100_000
+PER_STEPS = 100_000
 """False alarms are told per this many healthy steps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class RuleReport:
     """What one rule said of one recorded run."""
 
     alarms: tuple[int, ...]
@@ -35,21 +35,21 @@ class Look:
     cause: Cause | None = None
 
 
-def looking() -> dict[str, Callable[[Iterable[StepMetrics]], Look]]:
+def alarm_rules() -> dict[str, Callable[[Iterable[StepMetrics]], RuleReport]]:
     """Every rule that looks, by name; ours first, which in the zoo is not asked but read: see `told`."""
 
-    def with_rule(make: Callable[[], object]) -> Callable[[Iterable[StepMetrics]], Look]:
-        def look(rows: Iterable[StepMetrics]) -> Look:
+    def with_rule(make: Callable[[], object]) -> Callable[[Iterable[StepMetrics]], RuleReport]:
+        def look(rows: Iterable[StepMetrics]) -> RuleReport:
             rule: object = make()
             update = rule.update  # pyright: ignore[reportAttributeAccessIssue]
-            return Look(tuple(row.attempt for row in rows if update(row.loss, row.norm, row.lr)))
+            return RuleReport(tuple(row.attempt for row in rows if update(row.loss, row.norm, row.lr)))
 
         return look
 
-    return {OURS: ours} | {make().name: with_rule(make) for make in LOOKING}
+    return {SUREFOOT: judge_published} | {make().name: with_rule(make) for make in ALARM_RULES}
 
 
-def ours(rows: Iterable[StepMetrics]) -> Look:
+def judge_published(rows: Iterable[StepMetrics]) -> RuleReport:
     """The judge as it stands, on numbers that were published."""
     judge = Judge(Policy(observe=True))
     alarms: list[int] = []
@@ -59,23 +59,23 @@ def ours(rows: Iterable[StepMetrics]) -> Look:
         if any(isinstance(event, Finding) for event in events):
             alarms.append(row.attempt)
         cause = cause or next((event.cause for event in events if isinstance(event, Diagnosis)), None)
-    return Look(tuple(alarms), cause)
+    return RuleReport(tuple(alarms), cause)
 
 
-MACHINE = (Cause.MEMORY_LEAK, Cause.DATA_STARVATION)
+SYSTEM_CAUSES = (Cause.MEMORY_LEAK, Cause.DATA_STARVATION)
 """Trouble of the machine, which is told apart from the run's: a busy machine is no answer to what was planted."""
 
 
-def told(run_dir: Path, scenario: Scenario) -> Look:
+def journal_report(run_dir: Path, scenario: Scenario) -> RuleReport:
     """What surefoot said in a run's own journal, and the first cause it named from the onset on."""
     events = surefoot.read(run_dir).events
     alarms = sorted({e["attempt"] for e in events if e["kind"] == "finding"})
     since = (Cause(e["cause"]) for e in events if e["kind"] == "diagnosis" and e["attempt"] >= scenario.onset)
-    named = (cause for cause in since if cause not in MACHINE or scenario.cause in MACHINE)
-    return Look(tuple(alarms), next(named, None))
+    named = (cause for cause in since if cause not in SYSTEM_CAUSES or scenario.cause in SYSTEM_CAUSES)
+    return RuleReport(tuple(alarms), next(named, None))
 
 
-def gated(rows: Iterable[StepMetrics]) -> Iterator[StepMetrics]:
+def with_gate_verdicts(rows: Iterable[StepMetrics]) -> Iterator[StepMetrics]:
     """Rows that were only published, with the verdict the gate would have given on them."""
     policy, home = Policy(), torch.device("cpu")
     rule = NormRule(policy.max_norm_ratio, policy.warmup, policy.norm_max_decay)
@@ -90,28 +90,28 @@ def gated(rows: Iterable[StepMetrics]) -> Iterator[StepMetrics]:
 
 
 @dataclass(slots=True)
-class Seen:
+class DetectionScore:
     """How well a rule that looks saw a set of broken runs."""
 
     runs: int = 0
-    seen: int = 0
+    detected: int = 0
     delays: list[int] = field(default_factory=list)
-    named: int = 0
+    cause_named: int = 0
     """Runs it named a cause for."""
-    right: int = 0
+    cause_right: int = 0
 
-    def add(self, scenario: Scenario, look: Look) -> None:
+    def add(self, scenario: Scenario, look: RuleReport) -> None:
         first = next((at for at in look.alarms if at >= scenario.onset), None)
         self.runs += 1
         if first is not None:
-            self.seen += 1
+            self.detected += 1
             self.delays.append(first - scenario.onset)
-        self.named += look.cause is not None
-        self.right += scenario.names(look.cause)
+        self.cause_named += look.cause is not None
+        self.cause_right += scenario.is_right_cause(look.cause)
 
     @property
     def share(self) -> float:
-        return self.seen / self.runs if self.runs else math.nan
+        return self.detected / self.runs if self.runs else math.nan
 
     @property
     def delay(self) -> float:
@@ -119,13 +119,13 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Wolf:
+class FalseAlarmScore:
     """How often a rule spoke, or acted, where nothing was wrong."""
 
     steps: int = 0
-    times: int = 0
+    count: int = 0
     runs: int = 0
-    disturbed: int = 0
+    runs_disturbed: int = 0
     """Runs in which it did so at all."""
 
     def add(self, scenario: Scenario, steps: Iterable[int]) -> None:
@@ -133,17 +133,17 @@ class Wolf:
         begin = 0 if scenario.name == TWIN else scenario.onset
         spoke = sum(1 for at in steps if at >= begin)
         self.steps += scenario.settings.steps - begin
-        self.times += spoke
+        self.count += spoke
         self.runs += 1
-        self.disturbed += spoke > 0
+        self.runs_disturbed += spoke > 0
 
     @property
     def rate(self) -> float:
-        return EACH * self.times / self.steps if self.steps else math.nan
+        return PER_STEPS * self.count / self.steps if self.steps else math.nan
 
 
 @dataclass(slots=True)
-class Cured:
+class OutcomeScore:
     """How runs ended under a rule that acts, each as a ratio to its fault-free twin."""
 
     ratios: list[float] = field(default_factory=list)
@@ -157,7 +157,7 @@ class Cured:
     @property
     def share(self) -> float:
         """Share of the runs that ended at most 5 % worse than their twin."""
-        return _share(self.ratios, lambda r: r <= WORSE)
+        return _share(self.ratios, lambda r: r <= HARM_RATIO)
 
     @property
     def dead(self) -> float:
@@ -165,7 +165,7 @@ class Cured:
         return _share(self.ratios, lambda r: not math.isfinite(r))
 
     @property
-    def middle(self) -> float:
+    def median_ratio(self) -> float:
         return statistics.median(self.ratios) if self.ratios else math.nan
 
 

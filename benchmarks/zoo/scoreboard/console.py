@@ -9,13 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks.worker_pool import cores
+from benchmarks.worker_pool import available_cores
 from benchmarks.zoo import scoreboard
 from benchmarks.zoo.scoreboard.tables import as_data, tables
 from surefoot.journal.output_files import check_output
 
 
-def show(choice: scoreboard.Choice, *, jobs: int, out: Path, page: Path | None, as_json: bool) -> int:
+def show(choice: scoreboard.Selection, *, jobs: int, out: Path, page: Path | None, as_json: bool) -> int:
     """Run the zoo with a progress bar and print its tables; 1 when a scenario did not end as it states."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -31,7 +31,7 @@ def show(choice: scoreboard.Choice, *, jobs: int, out: Path, page: Path | None, 
         try:
             if page is not None:
                 check_output(page / "zoo.md", force=None)
-            board = scoreboard.main(choice, folder=out, workers=jobs or cores(), progress=tell)
+            board = scoreboard.main(choice, folder=out, workers=jobs or available_cores(), progress=tell)
         except ValueError as wrong:
             bar.stop()
             print(wrong, file=sys.stderr)
