@@ -1,4 +1,4 @@
-"""The proof that being watched changes nothing: the attached loop against the bare one, bit for bit."""
+"""`surefoot bench equal`: trains bare and attached and compares every bit."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Watch = Callable[[Tensor, Any], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSetup:
-    """A kind of model with the loop people train it with."""
+    """A model with a typical training loop for it."""
 
     name: str
     model: Callable[[], nn.Module]
     optimizers: Callable[[Any], list[Optimizer]]
     loss: Callable[[Any, Callable[..., Tensor]], tuple[Tensor, Tensor]]
-    """The loss of a fresh batch, and the batch; the second argument draws normal numbers of a shape."""
+    """The loss of a new batch, and the batch; the second argument draws normal numbers of a shape."""
     num_microbatches: int = 1
     """Micro-batches accumulated into one update."""
     clip: float = 0.0
@@ -44,7 +44,7 @@ class TrainingSetup:
 
 @dataclass(kw_only=True)
 class RunRecord:
-    """Everything a run leaves behind."""
+    """All losses of a run, and its final state."""
 
     losses: list[Tensor] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def _encoder_loss(model: nn.Module, normal: Callable[..., Tensor]) -> tuple[Tens
 
 
 def training_setups() -> tuple[TrainingSetup, ...]:
-    """Five kinds of models, and between them most habits of training loops."""
+    """Five models whose loops cover most habits of training loops."""
     return (
         TrainingSetup(
             name="MLP, fused AdamW, accumulation",
@@ -150,7 +150,7 @@ def training_setups() -> tuple[TrainingSetup, ...]:
 
 
 def train(
-    family: TrainingSetup, steps: int, policy: str | Policy | None, *, device: str = "cpu", seed: int = 0
+    setup: TrainingSetup, steps: int, policy: str | Policy | None, *, device: str = "cpu", seed: int = 0
 ) -> RunRecord:
     """Train from a fixed start; `policy` None is the bare loop."""
     random.seed(seed)
@@ -161,19 +161,19 @@ def train(
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=data).to(device)
 
-    model = family.model().to(device)
-    optimizers = family.optimizers(model)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizers[0], 0.05, total_steps=steps) if family.schedule else None
+    model = setup.model().to(device)
+    optimizers = setup.optimizers(model)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizers[0], 0.05, total_steps=steps) if setup.schedule else None
     trace = RunRecord()
 
     def loop(watch: Watch) -> None:
         for _ in range(steps):
-            for _ in range(family.num_microbatches):
-                loss = watch(*family.loss(model, normal))
-                (loss / family.num_microbatches).backward()
+            for _ in range(setup.num_microbatches):
+                loss = watch(*setup.loss(model, normal))
+                (loss / setup.num_microbatches).backward()
                 trace.losses.append(loss.detach())
-            if family.clip:
-                nn.utils.clip_grad_norm_(model.parameters(), family.clip)
+            if setup.clip:
+                nn.utils.clip_grad_norm_(model.parameters(), setup.clip)
             for o in optimizers:
                 o.step()
             if schedule is not None:
@@ -191,7 +191,7 @@ def train(
             loop(guard.watch)
             guard.close()
             if guard.step != steps:
-                raise AssertionError(f"{family.name}: {guard.step} of {steps} updates were seen to land")
+                raise AssertionError(f"{setup.name}: the guard counted {guard.step} of {steps} updates as applied")
     trace.state = {
         "model": model.state_dict(),
         "gradients": {name: p.grad for name, p in model.named_parameters()},
@@ -213,13 +213,13 @@ def _random_states(device: str) -> dict[str, Any]:
 
 
 def differences(one: RunRecord, other: RunRecord) -> list[str]:
-    """What differs between two runs, each in a few words; empty when they agree in every bit."""
-    found = [*_differences(one.state, other.state, "")]
+    """The parts in which two runs differ; empty when every bit is equal."""
+    parts = [*_differences(one.state, other.state, "")]
     for i, (a, b) in enumerate(zip(one.losses, other.losses, strict=True)):
         if not torch.equal(a, b):
-            found.insert(0, f"losses, first at backward {i}")
+            parts.insert(0, f"losses, first at backward {i}")
             break
-    return found
+    return parts
 
 
 def _differences(a: Any, b: Any, where: str) -> Iterator[str]:
@@ -238,14 +238,9 @@ def _differences(a: Any, b: Any, where: str) -> Iterator[str]:
         yield where
 
 
-def compare(family: TrainingSetup, steps: int, policy: str | Policy = "observe", *, device: str = "cpu") -> list[str]:
-    """Train a family bare and attached from the same start, and tell what differs."""
-    return differences(train(family, steps, None, device=device), train(family, steps, policy, device=device))
-
-
 @contextlib.contextmanager
 def _deterministic(device: str) -> Iterator[None]:
-    """On CUDA torch must be told to give the same bits for the same work; on a CPU it does."""
+    """Use deterministic algorithms on CUDA; on a CPU the default ones are."""
     before = torch.are_deterministic_algorithms_enabled()
     if device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -263,24 +258,24 @@ def main(
     device: str | None = None,
     say: Callable[[str], None] = print,
 ) -> int:
-    """Compare all families over `steps` updates together; returns the exit code, 1 when any bit differs."""
+    """Compare all setups over `steps` updates in total; returns the exit code, 1 when any bit differs."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     chosen = training_setups()
     share = max(steps // len(chosen), 1)
-    say(f"{share * len(chosen):,} updates on {device} with torch {torch.__version__}, bare and attached alike")
+    say(f"{share * len(chosen):,} updates on {device} with torch {torch.__version__}, bare and attached")
     say(f"{'family':<44}{'policy':<10}{'updates':>8}{'seconds':>9}   result")
-    # Where a device is at work, the bare loop is first held against itself: what is not repeatable proves nothing.
+    # On CUDA the bare loop is first compared with itself: without repeatability a comparison proves nothing.
     others: list[str | None] = [None, *policies] if device == "cuda" else [*policies]
-    wrong = 0
+    differing = 0
     with _deterministic(device):
-        for family in chosen:
-            bare = train(family, share, None, device=device)
+        for setup in chosen:
+            bare = train(setup, share, None, device=device)
             for policy in others:
-                began = time.perf_counter()
-                found = differences(bare, train(family, share, policy, device=device))
-                wrong += bool(found)
-                result = "equal" if not found else f"DIFFERS: {', '.join(found[:5])}"
-                took = time.perf_counter() - began
-                say(f"{family.name:<44}{policy or 'bare':<10}{share:>8,}{took:>9.1f}   {result}")
-    say("every bit is equal" if not wrong else f"{wrong} of {len(chosen) * len(others)} comparisons differ")
-    return int(wrong > 0)
+                start = time.perf_counter()
+                parts = differences(bare, train(setup, share, policy, device=device))
+                differing += bool(parts)
+                result = "equal" if not parts else f"DIFFERS: {', '.join(parts[:5])}"
+                took = time.perf_counter() - start
+                say(f"{setup.name:<44}{policy or 'bare':<10}{share:>8,}{took:>9.1f}   {result}")
+    say("every bit is equal" if not differing else f"{differing} of {len(chosen) * len(others)} comparisons differ")
+    return int(differing > 0)

@@ -1,5 +1,4 @@
-"""`surefoot bench healthy`: the zoo's suspicious but healthy runs with ever new seeds, under surefoot, to see whether
-any of them is touched."""
+"""`surefoot bench healthy`: trains the zoo's healthy controls with new seeds and counts surefoot's interventions."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from benchmarks.zoo.training import train
 from surefoot.records import Action
 
 FIRST_SEED = 20_000
-"""Seeds from here on belong to nobody: nothing was tuned on them, nor reported from them, in `bench zoo`."""
+"""Seeds from here on are unused elsewhere: nothing was tuned on them or reported from them in `bench zoo`."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthyTask:
-    """One run: a control of a part of the zoo, with a seed of its own."""
+    """One healthy control with its own seed."""
 
     name: str
     family: str
@@ -32,20 +31,19 @@ class HealthyTask:
 
     @property
     def scenario(self) -> Scenario:
-        first = SEEDS[self.split][0]
-        found = (s for s in CONTROLS[self.name].scenarios(self.split) if s.settings.family == self.family)
-        one = next(s for s in found if s.settings.seed == first)
-        return replace(one, settings=replace(one.settings, seed=self.seed))
+        scenarios = (s for s in CONTROLS[self.name].scenarios(self.split) if s.settings.family == self.family)
+        scenario = next(s for s in scenarios if s.settings.seed == SEEDS[self.split][0])
+        return replace(scenario, settings=replace(scenario.settings, seed=self.seed))
 
 
 @dataclass(frozen=True, slots=True)
 class HealthyResult:
-    """What surefoot did to one healthy run, and said of it."""
+    """Surefoot's interventions and findings in one healthy run."""
 
     task: HealthyTask
     steps: int
     interventions: tuple[tuple[int, str, str], ...]
-    """Attempt, action and reason of each."""
+    """Attempt, action and reason of each intervention."""
     findings: int
 
 
@@ -57,63 +55,61 @@ class HealthyTally:
     findings: int = 0
     touched: list[HealthyResult] = field(default_factory=list)
 
-    def add(self, found: HealthyResult) -> None:
+    def add(self, result: HealthyResult) -> None:
         self.runs += 1
-        self.steps += found.steps
-        self.findings += found.findings
-        if found.interventions:
-            self.touched.append(found)
+        self.steps += result.steps
+        self.findings += result.findings
+        if result.interventions:
+            self.touched.append(result)
 
     @property
     def interventions(self) -> int:
-        return sum(len(found.interventions) for found in self.touched)
+        return sum(len(result.interventions) for result in self.touched)
 
     def as_text(self) -> str:
-        often = 1e5 * self.findings / max(self.steps, 1)
-        done = f"{self.interventions} interventions in {len(self.touched)} runs"
+        findings_rate = 1e5 * self.findings / max(self.steps, 1)
+        interventions = f"{self.interventions} interventions in {len(self.touched)} runs"
         runs = f"{self.runs} healthy runs with seeds from {self.first_seed} on, {self.steps:,} steps"
-        lines = [f"{runs}: {done}, {often:.0f} findings per 100,000 steps."]
+        lines = [f"{runs}: {interventions}, {findings_rate:.0f} findings per 100,000 steps."]
         if not self.touched:
             lines.append(f"With 95 % confidence: fewer than {3e5 / max(self.steps, 1):.2f} in 100,000 steps.")
-        for found in sorted(self.touched, key=lambda found: (found.task.seed, found.task.name, found.task.family)):
-            at, action, reason = found.interventions[0]
-            lines.append(
-                f"{found.task.name} in {found.task.family}, seed {found.task.seed}: {action} at {at}: {reason}"
-            )
+        for result in sorted(self.touched, key=lambda result: (result.task.seed, result.task.name, result.task.family)):
+            task, (attempt, action, reason) = result.task, result.interventions[0]
+            lines.append(f"{task.name} in {task.family}, seed {task.seed}: {action} at attempt {attempt}: {reason}")
         return "\n".join(lines)
 
 
 def tasks(split: Split, steps: int, first_seed: int = FIRST_SEED) -> Iterator[HealthyTask]:
-    """Controls of this part, seed after seed, until they have so many healthy steps together."""
+    """The controls of a split, seed after seed, until they have this many healthy steps in total."""
     taken, seed = 0, first_seed
     while taken < steps:
         for kind in CONTROLS.values():
-            for one in kind.scenarios(split):
-                if one.settings.seed == SEEDS[split][0]:
-                    taken += one.settings.steps - one.onset
-                    yield HealthyTask(kind.name, one.settings.family, split, seed)
+            for scenario in kind.scenarios(split):
+                if scenario.settings.seed == SEEDS[split][0]:
+                    taken += scenario.settings.steps - scenario.onset
+                    yield HealthyTask(kind.name, scenario.settings.family, split, seed)
         seed += 1
 
 
 def run_task(task: HealthyTask) -> HealthyResult:
-    """Make one run; up to its onset a control is its twin, and only what comes after is counted."""
+    """Train one run; only steps from its onset on count, since up to there a control equals its twin."""
     scenario = task.scenario
     with tempfile.TemporaryDirectory() as folder:
         train(scenario.run(), SurefootProtector(Path(folder), observe=False))
         events = [e for e in surefoot.read(folder).events if e["attempt"] >= scenario.onset]
-    done = [e for e in events if e["kind"] == "decision" and e["applied"] and e["action"] != Action.RELAX]
-    told = tuple((e["attempt"], str(e["action"]), str(e["reason"])) for e in done)
+    decisions = [e for e in events if e["kind"] == "decision" and e["applied"] and e["action"] != Action.RELAX]
+    interventions = tuple((e["attempt"], str(e["action"]), str(e["reason"])) for e in decisions)
     return HealthyResult(
-        task, scenario.settings.steps - scenario.onset, told, sum(e["kind"] == "finding" for e in events)
+        task, scenario.settings.steps - scenario.onset, interventions, sum(e["kind"] == "finding" for e in events)
     )
 
 
 def main(
     split: Split, *, steps: int, first_seed: int, workers: int, progress: Callable[[int, int], None]
 ) -> HealthyTally:
-    """Run them all and count."""
+    """Run all tasks and count the interventions."""
     todo, tally = list(tasks(split, steps, first_seed)), HealthyTally(first_seed)
-    for found in run_unordered(run_task, todo, workers):
-        tally.add(found)
+    for result in run_unordered(run_task, todo, workers):
+        tally.add(result)
         progress(tally.runs, len(todo))
     return tally

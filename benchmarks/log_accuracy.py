@@ -1,4 +1,4 @@
-"""`surefoot bench logs`: how often `surefoot diagnose` is right about logs that somebody has judged by eye.
+"""`surefoot bench logs`: accuracy of `surefoot diagnose` on hand-labelled logs.
 
 The folder holds the logs and an `INDEX.csv` with the columns file, label and source (a repository, then a path).
 """
@@ -33,7 +33,7 @@ LABELS: dict[str, tuple[State, Pattern]] = {
     "spike_recovered": (State.WARNING, Pattern.RECOVERED_SPIKE),
     "overflow_skips": (State.WARNING, Pattern.OVERFLOW_SKIPS),
 }
-"""What a label means; `other` stands for anything but healthy, and has no pattern."""
+"""The meaning of each label; `other` stands for anything but healthy and has no pattern."""
 
 GRID: dict[str, tuple[float, ...]] = {
     "blowup": (0.5, 0.7, 1.0),
@@ -43,12 +43,12 @@ GRID: dict[str, tuple[float, ...]] = {
     "overfit": (0.08, 0.15, 0.3),
     "flat": (0.03, 0.05, 0.08),
 }
-"""Figures of sight that the cross-validation chooses from."""
+"""Threshold values that the cross-validation chooses from."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledLog:
-    """A labelled log, read."""
+    """A labelled log and its tables."""
 
     file: str
     label: str
@@ -61,7 +61,7 @@ class LabelledLog:
 
 @dataclass(frozen=True, slots=True)
 class LogScore:
-    """How one log was judged."""
+    """The diagnosis of one log against its label."""
 
     log: LabelledLog
     answer: Answer
@@ -85,10 +85,13 @@ class LogScore:
 
 
 def main(folder: Path, *, cross_validate: bool, say: Callable[[str], None]) -> str:
-    """The figures for a folder of labelled logs, in words."""
+    """The accuracy on a folder of labelled logs, as text."""
     logs, unread = _read(folder)
     scores = [LogScore(log, log.judged()) for log in logs]
-    lines = [_accuracy_line("as it is", scores, len(unread)), *(f"  cannot be read: {told}" for told in unread)]
+    lines = [
+        _accuracy_line("default thresholds", scores, len(unread)),
+        *(f"  cannot be read: {error}" for error in unread),
+    ]
     lines += [_mistake_line(score) for score in scores if not score.verdict_right or score.pattern_right is False]
     if cross_validate:
         lines += _cross_validate(logs, say)
@@ -117,45 +120,45 @@ def _read(folder: Path) -> tuple[list[LabelledLog], list[str]]:
 def _accuracy_line(name: str, scores: Sequence[LogScore], unread: int = 0) -> str:
     count = len(scores) + unread
     right = sum(score.verdict_right for score in scores)
-    told = [score.pattern_right for score in scores if score.pattern_right is not None]
-    harmed = sum(score.false_failure for score in scores)
+    patterns = [score.pattern_right for score in scores if score.pattern_right is not None]
+    false_failures = sum(score.false_failure for score in scores)
     return (
         f"{name}: {len(scores)} of {count} logs read; verdict right in {right} ({right / max(count, 1):.0%}),"
-        f" pattern in {sum(told)} of {len(told)} ({sum(told) / max(len(told), 1):.0%});"
-        f" healthy runs called failed: {harmed}"
+        f" pattern in {sum(patterns)} of {len(patterns)} ({sum(patterns) / max(len(patterns), 1):.0%});"
+        f" healthy runs called failed: {false_failures}"
     )
 
 
 def _mistake_line(score: LogScore) -> str:
     answer = score.answer
-    return f"  {score.log.file}: {score.log.label}, told {answer.verdict} / {answer.pattern}: {answer.sentence}"
+    return f"  {score.log.file}: {score.log.label}, diagnosed {answer.verdict} / {answer.pattern}: {answer.sentence}"
 
 
 def _cross_validate(logs: Sequence[LabelledLog], say: Callable[[str], None]) -> list[str]:
-    """Every repository judged with figures that were chosen on the others."""
+    """Judge every repository with thresholds chosen on the others."""
     tried = list(_threshold_choices())
     scores: list[list[LogScore]] = []
     for number, sight in enumerate(tried, 1):
         scores.append([LogScore(log, log.judged(sight)) for log in logs])
         if number % 10 == 0:
-            say(f"{number} of {len(tried)} choices of figures tried")
-    held: list[LogScore] = []
+            say(f"{number} of {len(tried)} threshold choices tried")
+    held_out: list[LogScore] = []
     chosen: Counter[int] = Counter()
     for repository in sorted({log.repository for log in logs}):
         best = max(
             range(len(tried)), key=lambda at: _objective(s for s in scores[at] if s.log.repository != repository)
         )
         chosen[best] += 1
-        held += [score for score in scores[best] if score.log.repository == repository]
+        held_out += [score for score in scores[best] if score.log.repository == repository]
     (usual, times), *_ = chosen.most_common(1)
     return [
-        _accuracy_line(f"cross-validated over {chosen.total()} repositories", held),
-        f"  {len(tried)} choices of figures; chosen most often ({times} times): {tried[usual]}",
+        _accuracy_line(f"cross-validated over {chosen.total()} repositories", held_out),
+        f"  {len(tried)} threshold choices; chosen most often ({times} times): {tried[usual]}",
     ]
 
 
 def _threshold_choices() -> Iterator[Sight]:
-    """The figures as they are, each one moved by itself, and each two moved together."""
+    """The default thresholds, each one changed by itself, and every two changed together."""
     yield SIGHT
     moves = [(name, value) for name, values in GRID.items() for value in values if value != getattr(SIGHT, name)]
     for name, value in moves:
@@ -166,5 +169,5 @@ def _threshold_choices() -> Iterator[Sight]:
 
 
 def _objective(scores: Iterable[LogScore]) -> float:
-    """Verdicts and patterns that are right; a healthy run called failed outweighs ten of them."""
+    """Number of right verdicts and patterns; a healthy run called failed costs ten of them."""
     return sum(score.verdict_right + bool(score.pattern_right) - 10 * score.false_failure for score in scores)

@@ -1,6 +1,6 @@
-"""`surefoot bench logs --speed`: how long `surefoot diagnose` takes for large logs, and how much memory.
+"""`surefoot bench logs --speed`: time and memory of `surefoot diagnose` for large logs.
 
-The logs are made in a temporary folder, and the command runs as people run it: in a process of its own.
+The logs are generated in a temporary folder, and the command runs in its own process, as users run it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.checkout import worker_env
 
 ROWS = 1_000_000
 LONG_ROWS = 11_000_000
-"""Rows of the log in text that has more than a gigabyte."""
+"""Rows of a text log of more than 1 GB."""
 _CHUNK_ROWS = 50_000
 Line = Callable[[int, float, float], str]
 
@@ -47,9 +47,9 @@ LOGS: dict[str, tuple[str, Line, int]] = {
 
 
 def main(*, say: Callable[[str], None]) -> str:
-    """A table of figures for this machine."""
+    """The table for this machine."""
     if not hasattr(os, "wait4"):
-        return "This system does not tell how much memory a process had: use Linux or macOS."
+        return "bench logs --speed: this system does not report the peak memory of a process. Use Linux or macOS."
     lines = [
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before",
         f"{'log':<20}{'rows':>12}{'MB':>8}{'seconds':>9}{'of CPU':>8}{'peak MB':>9}",
@@ -68,7 +68,7 @@ def main(*, say: Callable[[str], None]) -> str:
 
 
 def _make_lines(line: Line, rows: int) -> Iterator[str]:
-    """A loss that falls with noise on it, some rows at a time."""
+    """Lines of a falling, noisy loss, a chunk of rows at a time."""
     random = np.random.default_rng(0)
     for start in range(0, rows, _CHUNK_ROWS):
         steps = np.arange(start, min(rows, start + _CHUNK_ROWS))
@@ -78,7 +78,7 @@ def _make_lines(line: Line, rows: int) -> Iterator[str]:
 
 
 def _time_diagnose(path: Path) -> tuple[float, float, int]:
-    """Seconds until the answer is there, start of Python and all; those of CPU; the most bytes of memory it had."""
+    """Wall-clock seconds including the start of Python, CPU seconds, and peak memory in bytes."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "surefoot", "diagnose", str(path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=worker_env())
@@ -86,5 +86,5 @@ def _time_diagnose(path: Path) -> tuple[float, float, int]:
     seconds = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise RuntimeError(f"surefoot diagnose ended with {process.returncode} on a healthy log: {path}")
+        raise RuntimeError(f"surefoot diagnose exited with {process.returncode} on a healthy log: {path}")
     return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,4 +1,4 @@
-"""`surefoot bench checkpoint`: what a save costs the training beside it, against the usual ways to save."""
+"""`surefoot bench checkpoint`: how long a save stalls training, against torch.save and DCP."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from surefoot.checkpoint.train_state import TrainState
 from surefoot.models.decoder import SIZES, Decoder, count_parameters
 
 TIMED_STEPS = {"cuda": 20, "cpu": 8}
-"""Updates that are timed one by one."""
+"""Updates timed one by one."""
 SAVE_BEFORE_STEP = 4
-"""The one of them before which the save begins: the device has work in its queue by then, as it has in a run."""
+"""Index of the update before which the save begins: by then the device has work queued, as in a real run."""
 STALL_STEPS = 8
-"""The ones from there on that are looked at for a stall: a copy is taken in the first, and on its way to the host in a
-few more. With each that is added the measure errs by more; what goes on beside later ones is told as such."""
+"""Updates from there on that count towards the stall: a copy is taken in the first and moves to the host in a few more.
+Each further update adds measurement error; slower updates after these are reported as "training beside it"."""
 SAVES_PER_METHOD = 5
-"""Saves of each kind, one after the other; torch.save and DCP get by with two."""
+"""Consecutive saves per method; two for torch.save and DCP."""
 _LARGE_STATE_BYTES = 5e9
-"""Bytes from which on only surefoot's usual way is measured: the others take minutes."""
+"""State size from which only surefoot's default method is measured: the others take minutes."""
 MAX_WRITE_SECONDS = 60.0
-"""Seconds at most that training is watched while a save is written."""
+"""Longest time that training is timed while a save is written."""
 DEVICE_BOUND_SHAPE = {"10m": (64, 128), "124m": (16, 1024), "1.3b": (8, 1024)}
-"""Batch and length on a device: enough work for its queue never to be empty, as in a run that uses the device well."""
+"""Batch size and length that keep the device's queue full, as in a run with high utilisation."""
 HOST_BOUND_SHAPE = (1, 64)
-"""The same where the host is the limit: the device waits for it, and so does training for whatever keeps it busy."""
+"""Batch size and length of a host-bound loop: whatever keeps the host busy delays training."""
 
 
 @dataclass(slots=True)
 class StepLoop:
-    """A decoder that trains."""
+    """A decoder in training."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -69,28 +69,28 @@ class StepLoop:
             torch.cuda.synchronize()
 
     def launch_seconds(self) -> float:
-        """Seconds that the host takes to launch one update, with nothing to wait for."""
+        """Host seconds to launch one update."""
         self.synchronize()
         start = time.perf_counter()
         self.step()
         return time.perf_counter() - start
 
-    def timed_steps(self, way: SaveMethod | None = None) -> StepTimes:
-        """Some updates, and a save that begins amid them."""
+    def timed_steps(self, method: SaveMethod | None = None) -> StepTimes:
+        """Time some updates, with a save that begins in the midst of them."""
         self.synchronize()
         call, clock = 0.0, StepClock(self.device)
         for k in range(TIMED_STEPS[self.device]):
-            if way is not None and k == SAVE_BEFORE_STEP:
-                begun = time.perf_counter()
-                way.begin()
-                call = time.perf_counter() - begun
-            self.step(way.settle if way is not None and k == SAVE_BEFORE_STEP else None)
+            if method is not None and k == SAVE_BEFORE_STEP:
+                start = time.perf_counter()
+                method.begin()
+                call = time.perf_counter() - start
+            self.step(method.settle if method is not None and k == SAVE_BEFORE_STEP else None)
             clock.mark()
         return StepTimes(clock.seconds(), call)
 
 
 class StepClock:
-    """Moments one after the other; on a device those at which its queue comes to them, so that nothing waits."""
+    """Timestamps between updates; on CUDA they are events in the stream, so that nothing waits."""
 
     def __init__(self, device: str) -> None:
         self._on_device = device == "cuda"
@@ -106,7 +106,7 @@ class StepClock:
             self._moments.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """From each to the next."""
+        """Seconds between consecutive marks."""
         if self._on_device:
             self._events[-1].synchronize()
             return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(self._events)]
@@ -115,22 +115,22 @@ class StepClock:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Updates one after the other."""
+    """Times of consecutive updates."""
 
     seconds: list[float]
     call_seconds: float
-    """Seconds that the call of a save took."""
+    """Seconds that the call to save took."""
 
     @property
     def median_step(self) -> float:
-        """Seconds of an update; the first begins with an empty queue."""
+        """Median seconds per update without the first, which starts with an empty queue."""
         return statistics.median(self.seconds[1:])
 
     @property
     def stall(self) -> float:
-        """Seconds by which a few updates from a save on took longer than the usual one of them all.
+        """Extra seconds, over the median, of the first few updates after a save began.
 
-        What makes all of them slower alike is no stall; it is told as such.
+        A slowdown of all updates alike is not a stall; it is reported as "training beside it".
         """
         after = self.seconds[SAVE_BEFORE_STEP : SAVE_BEFORE_STEP + STALL_STEPS]
         return sum(after) - len(after) * self.median_step
@@ -138,7 +138,7 @@ class StepTimes:
 
 @dataclass(slots=True)
 class SaveMethod:
-    """How to save: begin; what the next update waits for; whether it is over; wait for its end."""
+    """A way to save: start it; wait before the next optimizer step; has it finished; wait for its end."""
 
     begin: Callable[[], object]
     settle: Callable[[], object]
@@ -147,34 +147,35 @@ class SaveMethod:
 
 
 def main(size: str, device: str | None, folder: Path | None, say: Callable[[str], None]) -> str:
-    """The table, in words."""
+    """The table as Markdown."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    work = _build_loop(size, device)
+    loop = _build_loop(size, device)
     for _ in range(3):
-        work.timed_steps()
-    whole = TrainState(work.model, work.optimizer)
-    nbytes = sum(whole.look().nbytes.values())
-    told = f"{count_parameters(work.model) / 1e6:.0f} M parameters with AdamW, {in_words(nbytes)}; {describe_machine(device)}"
+        loop.timed_steps()
+    state = TrainState(loop.model, loop.optimizer)
+    nbytes = sum(state.look().nbytes.values())
+    parameters = count_parameters(loop.model) / 1e6
+    setup = f"{parameters:.0f} M parameters with AdamW, {in_words(nbytes)}; {describe_machine(device)}"
     restored = ""
     lines = [
-        f"{told}; updates of {_step_description(work)}",
-        "| save | stall of the first, ms | of others | at worst | the call, ms | training beside it, x | written, s |",
+        f"{setup}; updates of {_step_description(loop)}",
+        "| save | first stall, ms | median stall | max stall | call, ms | training beside it, x | written, s |",
         "|---|---|---|---|---|---|---|",
     ]
     root = Path(tempfile.mkdtemp(dir=folder))
     try:
-        for name, make in _save_methods(work, whole, root).items():
-            lines.append(_line(name, work, make))
+        for name, make in _save_methods(loop, state, root).items():
+            lines.append(_line(name, loop, make))
             say(lines[-1])
             if name == SUREFOOT_DEVICE:
-                restored = _restore(work, whole, root)
+                restored = _restore(loop, state, root)
             _clear_folder(root)
         if device == "cuda":
-            short = replace(work, batch=_batch(size, *HOST_BOUND_SHAPE, device))
+            short = replace(loop, batch=_batch(size, *HOST_BOUND_SHAPE, device))
             short.timed_steps()
-            lines[0] += f", or where the host is the limit {_step_description(short)}"
-            for name, make in itertools.islice(_save_methods(short, whole, root).items(), 2):
-                lines.append(_line(f"{name}; the host is the limit", short, make))
+            lines[0] += f", or host-bound {_step_description(short)}"
+            for name, make in itertools.islice(_save_methods(short, state, root).items(), 2):
+                lines.append(_line(f"{name}; host-bound", short, make))
                 say(lines[-1])
                 _clear_folder(root)
         lines.append(restored)
@@ -184,19 +185,19 @@ def main(size: str, device: str | None, folder: Path | None, say: Callable[[str]
 
 
 def _clear_folder(folder: Path) -> None:
-    """Several copies of a large model would fill the disk."""
+    """Delete everything in a folder: several copies of a large model would fill the disk."""
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _step_description(work: StepLoop) -> str:
-    launch = statistics.median(work.launch_seconds() for _ in range(5))
-    return f"{1e3 * _median_step_without_save(work):.1f} ms, launched in {1e3 * launch:.1f} ms"
+def _step_description(loop: StepLoop) -> str:
+    launch = statistics.median(loop.launch_seconds() for _ in range(5))
+    return f"{1e3 * _median_step_without_save(loop):.1f} ms, launched in {1e3 * launch:.1f} ms"
 
 
-def _median_step_without_save(work: StepLoop) -> float:
-    """Seconds of an update without a save."""
-    return statistics.median(work.timed_steps().median_step for _ in range(3))
+def _median_step_without_save(loop: StepLoop) -> float:
+    """Median seconds per update without a save."""
+    return statistics.median(loop.timed_steps().median_step for _ in range(3))
 
 
 def _build_loop(size: str, device: str) -> StepLoop:
@@ -213,29 +214,27 @@ def _batch(size: str, rows: int, length: int, device: str) -> torch.Tensor:
     return torch.randint(0, config.vocab, (rows, min(length, config.context - 1) + 1), device=device)
 
 
-SUREFOOT_DEVICE = "surefoot, beside the model"
-"""What is measured first, so that its first save is the first of the process."""
+SUREFOOT_DEVICE = "surefoot, copy on the device"
+"""Measured first, so that its first save is the first of the process."""
 
 
-def _save_methods(work: StepLoop, whole: TrainState, root: Path) -> dict[str, Callable[[], list[SaveMethod]]]:
-    found: dict[str, Callable[[], list[SaveMethod]]] = {
-        "none: what the measure itself errs by": lambda: (
-            [SaveMethod(_no_op, _no_op, lambda: True, _no_op)] * SAVES_PER_METHOD
-        ),
-        SUREFOOT_DEVICE: lambda: _surefoot_saves(whole, root / "device", "device"),
+def _save_methods(loop: StepLoop, state: TrainState, root: Path) -> dict[str, Callable[[], list[SaveMethod]]]:
+    methods: dict[str, Callable[[], list[SaveMethod]]] = {
+        "none (measurement error)": lambda: [SaveMethod(_no_op, _no_op, lambda: True, _no_op)] * SAVES_PER_METHOD,
+        SUREFOOT_DEVICE: lambda: _surefoot_saves(state, root / "device", "device"),
     }
-    small = sum(whole.look().nbytes.values()) < _LARGE_STATE_BYTES
-    if small and work.device == "cuda":
-        found["surefoot, no room beside the model"] = lambda: _surefoot_saves(whole, root / "host", "host")
+    small = sum(state.look().nbytes.values()) < _LARGE_STATE_BYTES
+    if small and loop.device == "cuda":
+        methods["surefoot, copy on the host"] = lambda: _surefoot_saves(state, root / "host", "host")
     if small:
-        found["torch.save"] = lambda: [_torch_save(work, root)] * 2
+        methods["torch.save"] = lambda: [_torch_save(loop, root)] * 2
     if small and dist.is_available():
-        found["DCP async_save"] = lambda: [_dcp_save(work, root / f"dcp{k}") for k in range(2)]
-    return found
+        methods["DCP async_save"] = lambda: [_dcp_save(loop, root / f"dcp{k}") for k in range(2)]
+    return methods
 
 
-def _surefoot_saves(whole: TrainState, folder: Path, home: Home) -> list[SaveMethod]:
-    saving = AsyncSaver(whole, Store(folder), home=home)
+def _surefoot_saves(state: TrainState, folder: Path, home: Home) -> list[SaveMethod]:
+    saving = AsyncSaver(state, Store(folder), home=home)
     saving.prepare()
     while saving.busy:
         time.sleep(0.05)
@@ -250,53 +249,53 @@ def _surefoot_saves(whole: TrainState, folder: Path, home: Home) -> list[SaveMet
     def end() -> None:
         outcome = saving.outcome(wait=True)
         if outcome is None or outcome.error:
-            raise RuntimeError(f"not saved: {outcome.error if outcome else 'nothing was under way'}")
+            raise RuntimeError(f"not saved: {outcome.error if outcome else 'no save was running'}")
 
     numbers = itertools.count(1)
     return [SaveMethod(begin, saving.settle, over, end)] * SAVES_PER_METHOD
 
 
-def _torch_save(work: StepLoop, root: Path) -> SaveMethod:
-    return SaveMethod(lambda: torch.save(_state(work), root / "plain.pt"), _no_op, lambda: True, _no_op)
+def _torch_save(loop: StepLoop, root: Path) -> SaveMethod:
+    return SaveMethod(lambda: torch.save(_state(loop), root / "plain.pt"), _no_op, lambda: True, _no_op)
 
 
-def _dcp_save(work: StepLoop, folder: Path) -> SaveMethod:
-    held: list[Any] = []
+def _dcp_save(loop: StepLoop, folder: Path) -> SaveMethod:
+    futures: list[Any] = []
 
     def begin() -> None:
         if not dist.is_initialized():
             dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            held.append(dcp.async_save(_state(work), checkpoint_id=str(folder)))
+            futures.append(dcp.async_save(_state(loop), checkpoint_id=str(folder)))
 
     def over() -> bool:
-        return held[0].done()
+        return futures[0].done()
 
-    return SaveMethod(begin, _no_op, over, lambda: held.pop().result())
+    return SaveMethod(begin, _no_op, over, lambda: futures.pop().result())
 
 
-def _state(work: StepLoop) -> dict[str, Any]:
-    return {"model": work.model.state_dict(), "optimizer": work.optimizer.state_dict()}
+def _state(loop: StepLoop) -> dict[str, Any]:
+    return {"model": loop.model.state_dict(), "optimizer": loop.optimizer.state_dict()}
 
 
 def _no_op() -> None:
     pass
 
 
-def _line(name: str, work: StepLoop, make: Callable[[], list[SaveMethod]]) -> str:
+def _line(name: str, loop: StepLoop, make: Callable[[], list[SaveMethod]]) -> str:
     stalls, calls, beside, after = [], [], [], []
     plain = 0.0
-    for way in make():
-        plain = plain or _median_step_without_save(work)  # what there is to make for it is made by now
-        span = work.timed_steps(way)
+    for method in make():
+        plain = plain or _median_step_without_save(loop)  # after the method has allocated its buffers
+        times = loop.timed_steps(method)
         began = time.perf_counter()
-        while not way.over() and time.perf_counter() - began < MAX_WRITE_SECONDS:
-            beside.append(work.timed_steps().median_step / plain)
-        way.end()
+        while not method.over() and time.perf_counter() - began < MAX_WRITE_SECONDS:
+            beside.append(loop.timed_steps().median_step / plain)
+        method.end()
         after.append(time.perf_counter() - began)
-        stalls.append(1e3 * span.stall)
-        calls.append(1e3 * span.call_seconds)
+        stalls.append(1e3 * times.stall)
+        calls.append(1e3 * times.call_seconds)
     training = f"{statistics.median(beside):.3f}" if beside else "-"
     return (
         f"| {name} | {stalls[0]:.1f} | {statistics.median(stalls[1:]):.1f} | {max(stalls[1:]):.1f} |"
@@ -304,12 +303,12 @@ def _line(name: str, work: StepLoop, make: Callable[[], list[SaveMethod]]) -> st
     )
 
 
-def _restore(work: StepLoop, whole: TrainState, root: Path) -> str:
-    """A restore against reading the same files once, both from a warm cache."""
-    kept = Store(root / "device").newest()
-    if kept is None:
-        return "nothing was saved to restore"
-    files = [path for path in kept.folder.iterdir() if path.is_file()]
+def _restore(loop: StepLoop, state: TrainState, root: Path) -> str:
+    """Time a restore against reading the same files once, both from a warm page cache."""
+    newest = Store(root / "device").newest()
+    if newest is None:
+        return "restore: no checkpoint was saved"
+    files = [path for path in newest.folder.iterdir() if path.is_file()]
 
     def read() -> float:
         start = time.perf_counter()
@@ -321,8 +320,8 @@ def _restore(work: StepLoop, whole: TrainState, root: Path) -> str:
 
     def restore() -> float:
         start = time.perf_counter()
-        put_together(kept.folder, whole, AsyncSaver(whole, Store(root)).names())
-        work.synchronize()
+        put_together(newest.folder, state, AsyncSaver(state, Store(root)).names())
+        loop.synchronize()
         return time.perf_counter() - start
 
     read()

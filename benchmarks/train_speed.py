@@ -1,4 +1,4 @@
-"""`surefoot bench train`: tokens a second of the engine against a hand-written loop of the same model, in one run."""
+"""`surefoot bench train`: tokens per second of `surefoot train` against a hand-written loop of the same model."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from surefoot.train.sinks import Sinks
 from surefoot.train.telling import Telling
 
 PEAK_FLOPS = {"H200": 990e12, "H100": 990e12, "A100": 312e12}
-"""Dense bfloat16 operations a second that a device is sold with."""
+"""Peak dense bfloat16 FLOP/s by device, as specified by the vendor."""
 BLOCKS = 7
-"""Pairs of blocks, the engine and the bare loop in turns; the first pair warms up."""
+"""Pairs of blocks, alternating between the engine and the hand-written loop; the first pair is warmup."""
 SAVE_EVERY = 4
-"""A checkpoint is saved once in so many blocks: far more often than anyone would."""
+"""Blocks between checkpoints: far more often than in a real run."""
 _CACHED_BATCHES = 20
-"""Batches that the bare loop goes through, over and over: nothing feeds faster."""
+"""Batches that the hand-written loop cycles through: no data loader is faster."""
 
 
 class MeasurementDone(Exception):
@@ -45,7 +45,7 @@ class MeasurementDone(Exception):
 
 
 def main(source: str, overrides: Sequence[str], seconds: float, say: Callable[[str], None]) -> str:
-    """The table, in words."""
+    """The table as Markdown."""
     with tempfile.TemporaryDirectory() as folder:
         fixed = [
             f"run_dir={Path(folder) / 'run'}",
@@ -71,7 +71,7 @@ def main(source: str, overrides: Sequence[str], seconds: float, say: Callable[[s
 
 
 class HandWrittenLoop:
-    """What somebody would write by hand: autocast, a compiled model, clipping, a fused optimizer, a schedule."""
+    """A typical hand-written loop: autocast, a compiled model, clipping, a fused optimizer, an lr schedule."""
 
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
         self._device = parts.world.device
@@ -97,7 +97,7 @@ class HandWrittenLoop:
         self._optimizer.zero_grad()
 
     def seconds_for(self, updates: int) -> float:
-        """Seconds for so many."""
+        """Seconds for this many updates."""
         _synchronize(self._device)
         start = time.perf_counter()
         for _ in range(updates):
@@ -106,7 +106,7 @@ class HandWrittenLoop:
         return time.perf_counter() - start
 
     def seconds_per_update(self) -> float:
-        """Seconds an update takes, once it is warm."""
+        """Seconds per update after warmup."""
         self.seconds_for(3)
         return self.seconds_for(3) / 3
 
@@ -118,7 +118,7 @@ class _BlockSeconds:
 
 
 class BlockTimer(Telling):
-    """Hears of every update of the engine, and lets the bare loop run in between."""
+    """Is called at every update of the engine, and runs a block of the hand-written loop in between."""
 
     def __init__(self, parts: Parts, bare: HandWrittenLoop, size: int, say: Callable[[str], None]) -> None:
         super().__init__(Console(parts.recipe, False, parts.total), Sinks({}), parts.total)
@@ -126,8 +126,8 @@ class BlockTimer(Telling):
         self.size = size
         self.measured = _BlockSeconds()
         self.first_update_seconds = 0.0
-        """Seconds from the start of this process to its first update."""
-        self._count = -2  # the compiler works in the first two
+        """Seconds from the start of this process to the first update."""
+        self._count = -2  # the first two updates compile
         self._began = 0.0
 
     def updated(self, guard: Guard, tokens: int | None) -> None:
@@ -155,15 +155,16 @@ def _table(parts: Parts, blocks: BlockTimer) -> str:
     engine, bare = blocks.measured.engine[1:], blocks.measured.bare[1:]
     ratios = [b / e for e, b in zip(engine, bare, strict=True)]
     tokens = recipe.batch.size * recipe.batch.accumulate * recipe.data.context * blocks.size
-    kept = "compiled" if recipe.speed.compile else "not compiled"
-    told = (
+    compiled = "compiled" if recipe.speed.compile else "not compiled"
+    setup = (
         f"{recipe.name}: {parts.parameters / 1e6:.0f} M parameters, {recipe.batch.size} x {recipe.data.context} tokens"
-        f" x {recipe.batch.accumulate}, {recipe.precision.compute}, {kept}; {describe_machine(device.type)}"
+        f" x {recipe.batch.accumulate}, {recipe.precision.compute}, {compiled}; {describe_machine(device.type)}"
     )
     lines = [
-        told,
-        f"first update {blocks.first_update_seconds:.1f} s after the command, the warming up of the bare loop included",
-        "| loop | tokens/s | of the hand-written one | model FLOP utilisation |",
+        setup,
+        f"first update {blocks.first_update_seconds:.1f} s after the process start, "
+        "including the warmup of the hand-written loop",
+        "| loop | tokens/s | relative to hand-written | model FLOP utilisation |",
         "|---|---|---|---|",
     ]
     for name, spent in (("surefoot train, guard and checkpoints on", engine), ("hand-written", bare)):
@@ -174,14 +175,14 @@ def _table(parts: Parts, blocks: BlockTimer) -> str:
 
 
 def _utilisation(parts: Parts, speed: float) -> str:
-    """Operations of the model, 6 N + 12 L d T a token, of those the device is sold with."""
+    """Model FLOPs, 6 N + 12 L d T per token, relative to the device's peak."""
     model = parallel.bare(parts.model)
-    sold = next((flops for name, flops in PEAK_FLOPS.items() if name in _device_name(parts.world.device)), None)
-    if sold is None or not isinstance(model, Decoder):
+    peak = next((flops for name, flops in PEAK_FLOPS.items() if name in _device_name(parts.world.device)), None)
+    if peak is None or not isinstance(model, Decoder):
         return "-"
     config = model.config
-    each = 6 * parts.parameters + 12 * config.layers * config.width * parts.recipe.data.context
-    return f"{each * speed / sold:.1%}"
+    flops_per_token = 6 * parts.parameters + 12 * config.layers * config.width * parts.recipe.data.context
+    return f"{flops_per_token * speed / peak:.1%}"
 
 
 def _device_name(device: torch.device) -> str:

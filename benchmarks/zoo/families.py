@@ -1,7 +1,7 @@
-"""The kinds of model the zoo trains, each with an endless made task that has a floor: no model gets to zero loss.
+"""The model families of the zoo, each with an endless synthetic task whose loss cannot reach zero.
 
-Small enough that a step takes a few milliseconds on one core. Families used for tuning and families used for
-reporting are different ones; `split` says which is which.
+Small enough that a step takes a few milliseconds on one core. Tuning and reporting use different families; `split`
+says which.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.zoo.models import Captioner, RecurrentModel, Transformer, causal
 
 
 class Split(StrEnum):
-    """Rules are tuned on one part of the zoo and reported on the other."""
+    """Rules are tuned on one split of the zoo and reported on the other."""
 
     TUNING = "tuning"
     REPORT = "report"
@@ -28,12 +28,12 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One micro-batch: inputs (numbers or token ids), labels, and for two of the families a second input."""
+    """Inputs (numbers or token ids), labels, and for two of the families a second input."""
 
     x: Tensor
     y: Tensor
     extra: Tensor | None = None
-    """Padding mask of the encoder (True where a token is real); caption so far of the vision-language model."""
+    """The encoder's padding mask (True where a token is real), or the vision-language model's caption so far."""
 
     def replace(self, **changes: Tensor) -> MicroBatch:
         return replace(self, **changes)
@@ -45,7 +45,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """A model, its task and the settings it trains well with."""
+    """A model, its task, and the settings with which it trains well."""
 
     name: str
     split: Split
@@ -63,26 +63,25 @@ class ModelFamily:
 
 
 def _markov_tokens(rng: Generator, samples: int, length: int, vocab: int) -> Tensor:
-    """Token sequences: half the tokens follow from the one before, three in ten repeat the third before, the rest is
-    chance."""
+    """Token sequences: 50 % of tokens follow from the previous one, 30 % repeat the third before, 20 % are random."""
     tokens = torch.randint(0, vocab, (samples, length), generator=rng)
     kind = torch.rand(samples, length, generator=rng)
     columns = list(tokens.unbind(1))
     for t in range(3, length):
-        told = torch.where(kind[:, t] < 0.5, (5 * columns[t - 1] + 1) % vocab, columns[t - 3])
-        columns[t] = torch.where(kind[:, t] < 0.8, told, columns[t])
+        predicted = torch.where(kind[:, t] < 0.5, (5 * columns[t - 1] + 1) % vocab, columns[t - 3])
+        columns[t] = torch.where(kind[:, t] < 0.8, predicted, columns[t])
     return torch.stack(columns, dim=1)
 
 
 _PATTERNS = torch.Generator().manual_seed(2026)
 IMAGES = F.interpolate(torch.randn(10, 3, 4, 4, generator=_PATTERNS), size=12, mode="bilinear")
-"""What the ten classes of picture look like without their noise."""
+"""The ten image classes without noise."""
 _MIXING = torch.randn(6, 24, generator=_PATTERNS)
 _TEACHER = torch.randn(16, 4, generator=_PATTERNS) / 4
 
 
 def _images(rng: Generator, samples: int, channels: int) -> MicroBatch:
-    """Noisy pictures; one label in six is chance."""
+    """Noisy images; one label in six is random."""
     labels = torch.randint(0, 10, (samples,), generator=rng)
     clean = IMAGES[labels, :channels]
     return MicroBatch(clean + torch.randn(clean.shape, generator=rng), _with_label_noise(rng, labels, 10))
@@ -99,8 +98,7 @@ def _text(rng: Generator, samples: int) -> MicroBatch:
 
 
 def _tags(rng: Generator, samples: int) -> MicroBatch:
-    """A token's tag follows from itself and from the first of its sequence; one in six is chance. Sequences end at
-    different places."""
+    """A token's tag follows from the token and the first one of its sequence; one in six is random. Lengths vary."""
     x = torch.randint(1, 20, (samples, 16), generator=rng)
     real = torch.arange(16)[None] < torch.randint(8, 17, (samples, 1), generator=rng)
     y = _with_label_noise(rng, (x + 4 * (x[:, :1] % 2)) % 8, 8)
@@ -108,7 +106,7 @@ def _tags(rng: Generator, samples: int) -> MicroBatch:
 
 
 def _captions(rng: Generator, samples: int) -> MicroBatch:
-    """A picture, and a sentence that begins with its class and goes on as a chain."""
+    """An image, and a token sequence that begins with its class."""
     picture = _images(rng, samples, 3)
     words = _markov_tokens(rng, samples, 9, 16)
     words[:, 0] = picture.y
@@ -118,7 +116,7 @@ def _captions(rng: Generator, samples: int) -> MicroBatch:
 
 
 def _waves(rng: Generator, samples: int) -> MicroBatch:
-    """Noisy sums of two waves; the label is the next value at every moment."""
+    """Noisy sums of two sine waves; the label is the next value at every time step."""
     t = torch.arange(21.0)
     speed = 0.2 + 0.6 * torch.rand(samples, 2, 1, generator=rng)
     start = 6.28 * torch.rand(samples, 2, 1, generator=rng)
@@ -133,7 +131,7 @@ def _teacher(rng: Generator, samples: int) -> MicroBatch:
 
 
 def _mixtures(rng: Generator, samples: int) -> MicroBatch:
-    """Points near a bent surface of six dimensions in twenty-four; the label is the point without its noise."""
+    """Noisy points near a 6-dimensional manifold in 24 dimensions; the label is the point without its noise."""
     hidden = torch.randn(samples, 6, generator=rng)
     clean = torch.tanh(hidden @ _MIXING) + 0.1 * torch.randn(samples, 24, generator=rng)
     return MicroBatch(clean + 0.3 * torch.randn(clean.shape, generator=rng), clean)

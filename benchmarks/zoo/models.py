@@ -1,4 +1,4 @@
-"""The small models of the zoo."""
+"""The small models of the zoo; parameter names are part of recorded runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class PlainAttention(nn.Module):
-    """Attention spelled out, so that a fault can reach its logits and its mask."""
+    """Attention written out, so that a fault can hook its logits and its mask."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -17,9 +17,9 @@ class PlainAttention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.logits = nn.Identity()
-        """Sees the logits before the mask."""
+        """Hook point: the logits before the mask."""
         self.masked = nn.Identity()
-        """Sees the logits after the mask."""
+        """Hook point: the logits after the mask."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
@@ -42,12 +42,12 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens in, logits for every place out; `prefix` puts further vectors before them."""
+    """Tokens in, logits for every position out; `prefix` is put before the token embeddings."""
 
     def __init__(self, vocab: int, classes: int, length: int, *, width: int = 32, layers: int = 2) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocab, width)
-        self.position = nn.Parameter(0.1 * torch.randn(length, width))
+        self.place = nn.Parameter(0.1 * torch.randn(length, width))
         self.blocks = nn.ModuleList(TransformerBlock(width, 2) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
@@ -56,7 +56,7 @@ class Transformer(nn.Module):
         x = self.embed(tokens)
         if prefix is not None:
             x = torch.cat([prefix, x], dim=1)
-        x = x + self.position[: x.shape[1]]
+        x = x + self.place[: x.shape[1]]
         for block in self.blocks:
             x = block(x, mask)
         return self.head(self.norm(x))
@@ -67,7 +67,7 @@ def causal_mask(length: int) -> Tensor:
 
 
 class Captioner(nn.Module):
-    """Picture to vector to words: `vision`, `projector`, `language`."""
+    """Image to vector to tokens: `vision`, `projector`, `language`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,12 +83,12 @@ class Captioner(nn.Module):
         self.language = Transformer(16, 16, 10)
 
     def forward(self, image: Tensor, caption: Tensor) -> Tensor:
-        seen = self.projector(self.vision(image).relu())[:, None]
-        return self.language(caption, causal_mask(caption.shape[1] + 1), seen)[:, 1:]
+        prefix = self.projector(self.vision(image).relu())[:, None]
+        return self.language(caption, causal_mask(caption.shape[1] + 1), prefix)[:, 1:]
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions around which the input may pass."""
+    """Two convolutions with a skip connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class ResidualBlock(nn.Module):
 
 
 class RecurrentModel(nn.Module):
-    """A recurrent network with a value out at every moment."""
+    """A recurrent network with one output value per time step."""
 
     def __init__(self, cell: type[nn.GRU] | type[nn.LSTM]) -> None:
         super().__init__()

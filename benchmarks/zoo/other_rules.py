@@ -1,8 +1,7 @@
-"""The rules others ship, restated: what ours is measured against.
+"""Rules that other projects ship, reimplemented for comparison.
 
-Rules that look say at which step they would raise an alarm; they are scored on recorded runs. Rules that act stand in
-the loop and run live. Each names its source. Where a rule has a quirk, such as a window that keeps what was rejected,
-the quirk is restated too.
+Alarm rules say at which steps they would raise an alarm and are scored on recorded runs. Intervention rules run live in
+the loop. Each names its source. Quirks, such as a window that keeps rejected values, are reproduced too.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from benchmarks.zoo.training import Protector, ZooRun
 
 
 class AlarmRule(Protocol):
-    """Looks at one step after the other; a fresh one is made for each run."""
+    """Sees one step after the other; a new instance is made for each run."""
 
     name: str
     source: str
 
     def update(self, loss: float, norm: float, lr: float) -> bool:
-        """Whether this step raises the alarm."""
+        """Whether this step raises an alarm."""
         ...
 
 
-# -- what rules that look and rules that act have in common
+# -- shared by alarm and intervention rules
 
 
 class _SixSigmaWindow:
-    """The last 128 losses and norms. What was judged too high stays among them, so one NaN is followed by 128 more
-    alarms. Deviations below the mean are never too far; nothing is judged before the 64th step."""
+    """The last 128 losses and norms. Outliers stay in the window, so one NaN causes 128 more alarms. Only values above
+    the mean count as outliers, and none before the 64th step."""
 
     def __init__(self) -> None:
         self.losses: deque[float] = deque(maxlen=129)
@@ -48,7 +47,7 @@ class _SixSigmaWindow:
 
 
 def _within(values: Iterable[float]) -> bool:
-    """Whether the last value is at most six deviations above the mean of those before it; NaN anywhere is a no."""
+    """Whether the last value is at most 6 sigma above the mean of those before it; False with any NaN."""
     *past, now = values
     mean = sum(past) / len(past)
     variance = sum((value - mean) * (value - mean) for value in past) / (len(past) - 1)
@@ -56,15 +55,15 @@ def _within(values: Iterable[float]) -> bool:
 
 
 class _ZScoreStats:
-    """ZClip's running mean and variance of the norm: the first 25 norms set them, then each new norm has a weight of
-    0.03, and one that was clipped comes in as what it was clipped to. After a NaN both are NaN for good."""
+    """ZClip's running mean and variance of the norm: the first 25 norms initialise them, each later norm has a weight
+    of 0.03, and a clipped norm enters with its clipped value. After a NaN both stay NaN."""
 
     def __init__(self) -> None:
         self.warmup_norms: list[float] = []
         self.mean = self.variance = math.nan
 
     def limit(self, norm: float) -> float | None:
-        """What a norm more than 2.5 deviations above the mean is clipped to: the further out, the nearer the mean."""
+        """The value to which a norm above 2.5 sigma is clipped: the higher its z-score, the closer to the mean."""
         if len(self.warmup_norms) < 25:
             self.warmup_norms.append(norm)
             self.mean = sum(self.warmup_norms) / len(self.warmup_norms)
@@ -81,24 +80,25 @@ class _ZScoreStats:
         return clip
 
 
-# -- rules that look
+# -- alarm rules
 
 
 class NanCheck:
-    """The loss is NaN or infinite. Megatron-LM checks the norms of the gradients as well; they are left out here, for
-    with a loss scale they overflow in healthy runs too."""
+    """The loss is NaN or infinite. Megatron-LM checks the gradient norms as well; they are left out here because with a
+    loss scale they overflow in healthy runs too."""
 
     name = "NaN check"
     source = "https://github.com/NVIDIA/Megatron-LM/blob/main/pretrain_gpt.py"
 
-    def update(self, loss: float, norm: float, rate: float) -> bool:
+    def update(self, loss: float, norm: float, lr: float) -> bool:
         return not math.isfinite(loss)
 
 
 class ThreeTimesMeanOfTen:
-    """Lightning's SpikeDetection as it comes: a relative tolerance of 2 over a window of 10, so a loss of at least
-    three times the mean. A loss that is not finite is an alarm too, one not above the loss before is none, and what
-    raised the alarm is not taken into the mean. It judges from the second step on; there an alarm ends the run."""
+    """Lightning's SpikeDetection with its defaults: a relative tolerance of 2 over a window of 10, that is a loss of at
+    least three times the mean. A nonfinite loss is an alarm too, a loss not above the previous one is not, and a loss
+    that raised an alarm does not enter the mean. It judges from the second step on; in Lightning an alarm ends the
+    run."""
 
     name = "3x the mean of 10"
     source = "https://github.com/Lightning-AI/pytorch-lightning/blob/master/src/lightning/fabric/utilities/spike.py"
@@ -106,7 +106,7 @@ class ThreeTimesMeanOfTen:
     def __init__(self) -> None:
         self.losses: deque[float] = deque(maxlen=10)
 
-    def update(self, loss: float, norm: float, rate: float) -> bool:
+    def update(self, loss: float, norm: float, lr: float) -> bool:
         alarm = bool(self.losses) and self._spikes(loss)
         if not alarm:
             self.losses.append(loss)
@@ -119,8 +119,8 @@ class ThreeTimesMeanOfTen:
 
 class TwiceTheMeanFiveTimes:
     """LLM Foundry's KillLossSpike: a loss of at least twice the mean of the last 100, five times in a row. The window
-    keeps every loss, and a NaN in it silences the rule until it has left. There the window grows with runs of more
-    than 2000 steps, and a second check of losses that stay high is not restated."""
+    keeps every loss, and a NaN in it silences the rule until it has left. In LLM Foundry the window grows in runs of
+    more than 2000 steps; its second check, of losses that stay high, is not reproduced."""
 
     name = "2x the mean, five times"
     source = "https://github.com/mosaicml/llm-foundry/blob/main/llmfoundry/callbacks/kill_loss_spike_callback.py"
@@ -129,7 +129,7 @@ class TwiceTheMeanFiveTimes:
         self.losses: deque[float] = deque(maxlen=100)
         self.consecutive = 0
 
-    def update(self, loss: float, norm: float, rate: float) -> bool:
+    def update(self, loss: float, norm: float, lr: float) -> bool:
         if len(self.losses) == 100:
             self.consecutive = self.consecutive + 1 if loss >= 2 * sum(self.losses) / 100 else 0
         self.losses.append(loss)
@@ -148,7 +148,7 @@ class TenTimesFirstHundred:
         self.losses: list[float] = []
         self.norms: list[float] = []
 
-    def update(self, loss: float, norm: float, rate: float) -> bool:
+    def update(self, loss: float, norm: float, lr: float) -> bool:
         loss_beyond, norm_beyond = self._beyond(self.losses, loss), self._beyond(self.norms, norm)
         return loss_beyond or norm_beyond
 
@@ -162,8 +162,8 @@ class TenTimesFirstHundred:
 
 
 class SixSigma:
-    """OLMo-core's SkipStepOptimizer, asked only: loss or norm more than six deviations above the mean of the last
-    128, with its window as it is there."""
+    """OLMo-core's SkipStepOptimizer as an alarm only: loss or norm more than 6 sigma above the mean of the last 128,
+    with the original window."""
 
     name = "six sigma over 128"
     source = "https://github.com/allenai/OLMo-core/blob/main/src/olmo_core/optim/skip_step_optimizer.py"
@@ -171,7 +171,7 @@ class SixSigma:
     def __init__(self) -> None:
         self.window = _SixSigmaWindow()
 
-    def update(self, loss: float, norm: float, rate: float) -> bool:
+    def update(self, loss: float, norm: float, lr: float) -> bool:
         return self.window.is_outlier(loss, norm)
 
 
@@ -184,13 +184,13 @@ class ZScoreAlarm:
     def __init__(self) -> None:
         self.norms = _ZScoreStats()
 
-    def update(self, loss: float, norm: float, rate: float) -> bool:
+    def update(self, loss: float, norm: float, lr: float) -> bool:
         return self.norms.limit(norm) is not None
 
 
 class NotesPredictor:
     """The crash predictor of the notes (D7): four signals over the last 20 steps, combined as 1 - prod(1 - s), alert at
-    0.8. It speaks from the 20th step on.
+    0.8. It judges from the 20th step on.
 
     As written it never alerts. The 99th percentile of 20 norms with the present one on top is 0.81 of that norm and
     0.19 of the next, so no norm is above twice that, and the other three signals together come to 0.79. A NaN in the
@@ -207,7 +207,7 @@ class NotesPredictor:
         self.norms: deque[float] = deque(maxlen=20)
         self.probability = 0.0
 
-    def update(self, loss: float, norm: float, rate: float) -> bool:
+    def update(self, loss: float, norm: float, lr: float) -> bool:
         self.losses.append(loss)
         self.norms.append(norm)
         if len(self.losses) < 20:
@@ -230,7 +230,7 @@ class NotesPredictor:
 
 
 def _percentile(values: Sequence[float], share: float) -> float:
-    """With linear interpolation, as NumPy has it; NaN when there is a NaN among the values, or none at all."""
+    """With linear interpolation, as in NumPy; NaN for no values or with a NaN among them."""
     if not values or any(math.isnan(value) for value in values):
         return math.nan
     ordered = sorted(values)
@@ -250,15 +250,15 @@ ALARM_RULES: tuple[Callable[[], AlarmRule], ...] = (
     partial(NotesPredictor, repaired=False),
     partial(NotesPredictor, repaired=True),
 )
-"""Rules that look; call one for a fresh rule."""
+"""Factories of alarm rules."""
 
 
-# -- rules that act
+# -- intervention rules
 
 
 class InterventionRule(Protector):
-    """A protector that changes gradients or leaves updates out; with a loss scale an update that overflowed is left out
-    anyway, and stands in `acted` all the same where the rule would have left it out."""
+    """A protector that changes gradients or skips updates. With a loss scale an overflowed update is skipped anyway; it
+    is in `acted` all the same if the rule would have skipped it."""
 
     name: str
     source: str
@@ -274,8 +274,8 @@ def _norm(model: nn.Module) -> float:
 
 
 class SkipNonFinite(InterventionRule):
-    """Leaves an update out when the loss or the norm is not finite; torch's loss scaling does so for gradients, and
-    many loops do without scaling."""
+    """Skips an update when the loss or the norm is not finite; torch's loss scaling does so for gradients, and many
+    loops do it without scaling."""
 
     name = "skip what is not finite"
     source = "common practice, as in https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling"
@@ -285,7 +285,7 @@ class SkipNonFinite(InterventionRule):
 
 
 class ClipAtOne(InterventionRule):
-    """Torch's clipping at a global norm of 1.0 and nothing else; a norm that is not finite makes NaN of gradients."""
+    """Torch's clipping at a global norm of 1.0 and nothing else; a nonfinite norm turns all gradients into NaN."""
 
     name = "clip at 1.0"
     source = "https://github.com/karpathy/nanoGPT/blob/master/train.py"
@@ -297,8 +297,8 @@ class ClipAtOne(InterventionRule):
 
 
 class ClipAtOneAndSkip(InterventionRule):
-    """Clipping at 1.0, and an update left out when the norm is not finite, as ESPnet does with its own threshold; here
-    a loss that is not finite counts too."""
+    """Clipping at 1.0, and skipping an update when the norm is not finite, as ESPnet does with its own threshold; here
+    a nonfinite loss counts too."""
 
     name = "clip at 1.0 and skip what is not finite"
     source = "https://github.com/espnet/espnet/blob/master/espnet2/train/trainer.py"
@@ -311,9 +311,9 @@ class ClipAtOneAndSkip(InterventionRule):
 
 
 class SixSigmaSkip(InterventionRule):
-    """OLMo-core's SkipStepOptimizer: leaves an update out when the loss or the norm is more than six deviations above
-    the mean of the last 128. Rejected values stay in the window, and a NaN among them costs 128 more updates. The
-    clipping its trainer does besides is left out."""
+    """OLMo-core's SkipStepOptimizer: skips an update when the loss or the norm is more than 6 sigma above the mean of
+    the last 128. Rejected values stay in the window, and a NaN among them costs 128 more updates. The clipping that its
+    trainer also does is left out."""
 
     name = "skip beyond six sigma"
     source = SixSigma.source
@@ -326,21 +326,21 @@ class SixSigmaSkip(InterventionRule):
 
 
 class ZClip(InterventionRule):
-    """ZClip as its package comes: a norm more than 2.5 deviations above the running mean is clipped to the mean and
-    2.5 * 2.5 / z deviations, and every norm to `most` besides. The first 25 steps know only `most`. The paper
-    (arXiv 2504.02507) has the z-score; the package adds the fixed bound of 1.0."""
+    """ZClip with its package's defaults: a norm more than 2.5 sigma above the running mean is clipped to the mean plus
+    2.5 * 2.5 / z sigma, and every norm to `max_norm` as well. In the first 25 steps only `max_norm` applies. The
+    z-score is from the paper (arXiv 2504.02507); the fixed bound of 1.0 is the package's."""
 
     name = "ZClip at 2.5"
     source = ZScoreAlarm.source
 
     def __init__(self, max_norm: float = 1.0) -> None:
         self.norms = _ZScoreStats()
-        self.most = max_norm
+        self.max_norm = max_norm
 
     def allow(self, run: ZooRun, loss: float) -> bool:
         norm = _norm(run.model)
         clip = self.norms.limit(norm)
-        bound = min(norm if clip is None else clip, self.most)
+        bound = min(norm if clip is None else clip, self.max_norm)
         if self._record(run, norm > bound):
             grads = [p.grad for p in run.model.parameters() if p.grad is not None]
             torch._foreach_mul_(grads, bound / (norm + 1e-6))
@@ -354,4 +354,4 @@ INTERVENTION_RULES: tuple[Callable[[], InterventionRule], ...] = (
     SixSigmaSkip,
     ZClip,
 )
-"""Rules that act; call one for a fresh protector."""
+"""Factories of intervention rules."""

@@ -1,7 +1,7 @@
-"""What public runs published as numbers: real trouble and real noise, each with its source.
+"""Losses and norms that public training runs published: real trouble and real noise, each with its source.
 
-The figures were read in the source itself, and nothing between them is filled in. A trace is preceded by 100 steps
-that are made up, so that baselines can form; `rows` says how.
+The numbers were read in the source itself, and nothing between them is filled in. Each run is preceded by 100 synthetic
+steps, so that baselines can form; `rows` says how.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from surefoot.judge.history import History
 from surefoot.records import NAN, StepMetrics
 
 PRELUDE_STEPS = 100
-"""Made-up steps before the first published one."""
+"""Synthetic steps before the first published one."""
 SLOPE = 0.02
-"""Share of the loss by which it falls over the made-up steps."""
+"""Relative fall of the loss over the synthetic steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +28,17 @@ class PublishedRun:
     about: str
     losses: tuple[float, ...]
     norms: tuple[float, ...]
-    """NaN throughout where none was published; a single NaN was published as one."""
+    """All NaN where none were published; a single NaN was published as such."""
     every: int
     """Steps between two published ones."""
     onset: int
     """The first published sign; in a healthy run the first step that looks like one."""
     spike: int
-    """Where the trouble is beyond dispute; in a healthy run the step that looks worst."""
+    """Where the trouble is undisputed; in a healthy run the step that looks worst."""
     healthy: bool = False
-    """Nothing is wrong, whatever it looks like."""
+    """Nothing is wrong with the run."""
     noise: tuple[float, float] = (0.01, 0.08)
-    """How far loss and norm of the made-up steps scatter, as a share; a little above what the 176 B run shows."""
+    """Relative noise of loss and norm in the synthetic steps; slightly above that of the 176 B run."""
 
     @property
     def has_norms(self) -> bool:
@@ -46,32 +46,32 @@ class PublishedRun:
         return not all(math.isnan(norm) for norm in self.norms)
 
 
-def rows(trace: PublishedRun) -> list[StepMetrics]:
-    """The made-up steps and then the published ones, one row each, however many steps lie between them in the run.
+def rows(run: PublishedRun) -> list[StepMetrics]:
+    """The synthetic steps, then the published ones, one row each, however many steps lie between them in the run.
 
-    Made-up step k has the loss L (1 + 0.02 (1 - k/100)) exp(a g) and the norm N exp(b h). L and N are the first that
-    were published, a and b the trace's noise, and g and h come from a normal distribution cut at 2, drawn by
-    `random.Random` with the trace's name as its seed.
+    Synthetic step k has the loss L (1 + 0.02 (1 - k/100)) exp(a g) and the norm N exp(b h). L and N are the first
+    published values, a and b the run's noise, and g and h are normal, cut at 2, drawn by `random.Random` with the run's
+    name as its seed.
     """
-    rng, history = random.Random(trace.name), History()
-    a, b = trace.noise
+    rng, history = random.Random(run.name), History()
+    a, b = run.noise
     pairs: list[tuple[float, float]] = []
     for k in range(PRELUDE_STEPS):
         g, h = (max(-2.0, min(2.0, rng.gauss(0.0, 1.0))) for _ in range(2))
-        loss = trace.losses[0] * (1 + SLOPE * (1 - k / PRELUDE_STEPS)) * math.exp(a * g)
-        pairs.append((loss, trace.norms[0] * math.exp(b * h) if trace.has_norms else NAN))
-    pairs += zip(trace.losses, trace.norms, strict=True)
-    told: list[StepMetrics] = []
+        loss = run.losses[0] * (1 + SLOPE * (1 - k / PRELUDE_STEPS)) * math.exp(a * g)
+        pairs.append((loss, run.norms[0] * math.exp(b * h) if run.has_norms else NAN))
+    pairs += zip(run.losses, run.norms, strict=True)
+    metrics: list[StepMetrics] = []
     for k, (loss, norm) in enumerate(pairs):
         d1, d2 = history.add(loss, norm)
-        told.append(StepMetrics(step=k, attempt=k, time=float(k), loss=loss, loss_d1=d1, loss_d2=d2, norm=norm))
-    return told
+        metrics.append(StepMetrics(step=k, attempt=k, time=float(k), loss=loss, loss_d1=d1, loss_d2=d2, norm=norm))
+    return metrics
 
 
-def rule_inputs(trace: PublishedRun) -> list[tuple[float, float, float]]:
-    """Loss, norm and rate of each row, as rules take them; where no norms were published the norm is 1 throughout,
-    which none of them minds. The rate is never known."""
-    return [(row.loss, row.norm if trace.has_norms else 1.0, NAN) for row in rows(trace)]
+def rule_inputs(run: PublishedRun) -> list[tuple[float, float, float]]:
+    """Loss, norm and lr of each row, as rules take them; a constant norm of 1 where none was published, and a NaN lr,
+    which is never published."""
+    return [(row.loss, row.norm if run.has_norms else 1.0, NAN) for row in rows(run)]
 
 
 def _no_norms(steps: int) -> tuple[float, ...]:
@@ -299,4 +299,4 @@ PUBLISHED_RUNS = (
         noise=(0.2, 0.1),
     ),
 )
-"""Real runs: eleven in trouble, five that only look it."""
+"""Eleven runs in trouble and five that only look like it."""

@@ -1,4 +1,4 @@
-"""One training run of the zoo: a plain PyTorch loop with places where a fault, or a protector, can be put in."""
+"""One zoo run: a plain PyTorch training loop with hooks for a fault and for a protector."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from surefoot.actions.stop import TrainingStopped
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WARMUP = 20
-"""Steps over which the rate rises in a healthy run; over the last fifth of the run it falls to a tenth."""
+"""Steps of lr warmup in a healthy run; over the last fifth of the run the lr decays to a tenth."""
 EVAL_SAMPLES = 512
-"""Held-out samples a model is examined on."""
+"""Samples in the eval set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """How a run is trained, its fault aside; the fault-free twin has the same."""
+    """Everything about a run except its fault; the fault-free twin has the same settings."""
 
     family: str
     seed: int
@@ -32,32 +32,32 @@ class RunSettings:
     precision: str = "float32"
     accumulate: int = 1
     samples: int = 0
-    """Samples in a micro-batch; 0 takes the family's own."""
+    """Samples per micro-batch; 0 takes the family's default."""
     clip: float = math.inf
-    """Global norm the loop itself clips at."""
+    """Global norm at which the loop itself clips."""
     ranks: int = 1
-    """Processes that train together."""
+    """Data-parallel ranks."""
     optimizer: Callable[[Any, float], Optimizer] | None = None
-    """Another optimizer than the family's own."""
+    """Replaces the family's optimizer."""
     lr: float = 0.0
-    """Another rate than the family's own."""
+    """Replaces the family's lr."""
 
     @property
     def label(self) -> str:
-        """All of it in a word that can be a file's name."""
-        told = [self.family, str(self.seed)]
+        """All settings in one string that can be a file name."""
+        parts = [self.family, str(self.seed)]
         for f in fields(self)[2:]:
             value = getattr(self, f.name)
             if value != f.default:
-                told.append(f"{f.name}={getattr(value, '__name__', value)}")
-        return "-".join(told)
+                parts.append(f"{f.name}={getattr(value, '__name__', value)}")
+        return "-".join(parts)
 
 
 class ZooRun:
-    """A model in training, with hooks for whoever plants a fault; every hook gets the number of the step.
+    """A model in training, with hooks for planting faults; every hook gets the step number.
 
-    Everything random comes from the seed and the number of the step, so that two runs which differ in nothing before
-    a step are equal, bit for bit, up to it.
+    All randomness derives from the seed and the step number, so that two runs that do not differ before a step are
+    bit-equal up to it.
     """
 
     def __init__(self, settings: RunSettings, rank: int = 0) -> None:
@@ -79,9 +79,9 @@ class ZooRun:
             else None
         )
         self.divide_loss = True
-        """Divide the loss by the number of micro-batches, as one should."""
+        """Divide the loss by the number of micro-batches."""
         self.lr_factor: Callable[[int], float] = self.schedule
-        """The factor on the rate at a step."""
+        """The lr multiplier of a step."""
         self._batch_hooks: list[Callable[[int, MicroBatch], MicroBatch]] = []
         self._loss_hooks: list[Callable[[int, Tensor], Tensor]] = []
         self._before_hooks: list[Callable[[int], None]] = []
@@ -90,7 +90,7 @@ class ZooRun:
         self.step = 0
         self._evaluating = False
 
-    # -- for whoever plants
+    # -- hooks for faults
 
     def on_batch(self, hook: Callable[[int, MicroBatch], MicroBatch]) -> None:
         """Change a micro-batch on its way into the model."""
@@ -101,23 +101,23 @@ class ZooRun:
         self._loss_hooks.append(hook)
 
     def before_step(self, hook: Callable[[int], None]) -> None:
-        """Do something before the forward pass of a step, such as damaging a weight."""
+        """Run before the forward pass of a step, for example to damage a weight."""
         self._before_hooks.append(hook)
 
     def on_gradients(self, hook: Callable[[int], None]) -> None:
-        """Do something between backward and the optimizer's step, as loops do when they clip."""
+        """Run between backward and the optimizer's step, where loops clip."""
         self._gradient_hooks.append(hook)
 
     def after_step(self, hook: Callable[[int], None]) -> None:
-        """Do something when a step is over."""
+        """Run at the end of a step."""
         self._after_hooks.append(hook)
 
     def on_gradient_of(self, param: Tensor, hook: Callable[[int, Tensor], Tensor]) -> None:
-        """Change a parameter's gradient while backward runs, where a guard will see it."""
+        """Change a parameter's gradient during backward, where a guard sees it."""
         param.register_hook(lambda g: hook(self.step, g))
 
     def on_forward(self, module: nn.Module, hook: Callable[[int, Tensor], Tensor]) -> None:
-        """Change a module's output in training; examinations see the module as it is."""
+        """Change a module's output in training, but not in evaluation."""
 
         def changed(_module: nn.Module, _inputs: object, out: Tensor) -> Tensor:
             return out if self._evaluating else hook(self.step, out)
@@ -125,20 +125,20 @@ class ZooRun:
         module.register_forward_hook(changed)  # pyright: ignore[reportArgumentType]
 
     def scale_lr(self, factor: Callable[[int], float]) -> None:
-        """Multiply the rate by a factor of the step."""
+        """Multiply the lr by a factor that depends on the step."""
         before = self.lr_factor
         self.lr_factor = lambda step: before(step) * factor(step)
 
     def schedule(self, step: int) -> float:
-        """Rise, stay, fall to a tenth over the last fifth."""
-        rise = min(1.0, (step + 1) / WARMUP)
-        left = (self.steps - step) / (0.2 * self.steps)
-        return rise * (0.1 + 0.9 * min(1.0, left))
+        """Warmup, constant, decay to a tenth over the last fifth."""
+        warmup = min(1.0, (step + 1) / WARMUP)
+        remaining = (self.steps - step) / (0.2 * self.steps)
+        return warmup * (0.1 + 0.9 * min(1.0, remaining))
 
-    # -- the loop's own parts
+    # -- used by the loop
 
     def batch(self, step: int, micro: int) -> MicroBatch:
-        """A micro-batch, the same for the same seed, step and process."""
+        """A micro-batch, determined by seed, step and rank."""
         batch = self._sample((step * 64 + micro) * 8 + self.rank, self.samples)
         for hook in self._batch_hooks:
             batch = hook(step, batch)
@@ -158,7 +158,7 @@ class ZooRun:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The model as it would be used: no faults on its way, no dropout, no gradients."""
+        """Eval mode: no faults, no dropout, no gradients."""
         self._evaluating, training = True, self.model.training
         self.model.eval()
         with torch.no_grad():
@@ -167,40 +167,40 @@ class ZooRun:
         self.model.train(training)
 
     def eval_loss(self) -> float:
-        """Loss on held-out samples, without any fault on their way in."""
+        """Loss on the eval set, without faults; infinite when the model is broken."""
         with self.evaluating():
             loss = float(self.family.loss(self.model, self._sample(-1 << 20, EVAL_SAMPLES)))
         return loss if math.isfinite(loss) else math.inf
 
 
 class Protector:
-    """Stands between the loop and the optimizer; this one does nothing, which is what most loops have."""
+    """Hooks between the loop and the optimizer; the base class does nothing, like most loops."""
 
     acted: Sequence[int] = ()
-    """The steps whose update it changed or left out."""
+    """Steps whose update it changed or skipped."""
 
     def begin(self, run: ZooRun, model: nn.Module) -> None:
-        """The run is about to start."""
+        """Called before the first step."""
 
     def watch(self, loss: Tensor, batch: MicroBatch) -> Tensor:
-        """Sees each loss before its backward."""
+        """Called with each loss before its backward."""
         return loss
 
     def allow(self, run: ZooRun, loss: float) -> bool:
-        """May change the gradients; False leaves the update out."""
+        """May change the gradients; False skips the update."""
         return True
 
     def evaluate(self, run: ZooRun) -> None:
-        """A moment at which loops look at held-out samples."""
+        """Called every `EVAL_EVERY` steps, where loops evaluate."""
 
     def end(self) -> None:
-        """The run is over."""
+        """Called after the last step."""
 
 
 EVAL_EVERY = 25
-"""Steps between two looks at held-out samples, which a protector may make use of."""
+"""Steps between evaluations, which a protector may use."""
 FINAL_EVALS = (16, 11, 6, 1)
-"""Steps before the end at which the model is examined; their mean is the final loss."""
+"""Steps before the end at which the model is evaluated; the mean is the final loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,37 +208,37 @@ class ZooResult:
     """How a run ended."""
 
     loss: float
-    """On held-out samples; infinite when the model is broken."""
+    """Final eval loss; infinite when the model is broken."""
     stopped: int | None = None
-    """The step at which the protector gave the run up."""
+    """The step at which the protector stopped the run."""
 
 
 def train(run: ZooRun, protector: Protector, model: nn.Module | None = None) -> ZooResult:
-    """Train to the end, or to the protector's stop.
+    """Train to the end, or until the protector stops the run.
 
-    `model` is what is called in place of `run.model`, such as its DistributedDataParallel.
+    `model` is called instead of `run.model`: for example its DistributedDataParallel wrapper.
     """
     called = run.model if model is None else model
     protector.begin(run, called)
-    examined: list[float] = []
+    eval_losses: list[float] = []
     try:
         for step in range(run.steps):
             train_step(run, step, protector, called)
             if step % EVAL_EVERY == EVAL_EVERY - 1:
                 protector.evaluate(run)
             if run.steps - step in FINAL_EVALS:
-                examined.append(run.eval_loss())
+                eval_losses.append(run.eval_loss())
     except TrainingStopped:
         return ZooResult(run.eval_loss(), run.step)
     finally:
         protector.end()
-    return ZooResult(sum(examined) / len(examined))
+    return ZooResult(sum(eval_losses) / len(eval_losses))
 
 
 def train_step(run: ZooRun, step: int, protector: Protector, model: nn.Module) -> None:
-    """One update, the way plain loops make it."""
+    """One update, as in a plain training loop."""
     run.step = step
-    torch.default_generator.manual_seed(run.settings.seed * 7919 + step)  # of the CPU alone: it is called each step
+    torch.default_generator.manual_seed(run.settings.seed * 7919 + step)  # CPU only: cheap enough for every step
     for group in run.optimizer.param_groups:
         group["lr"] = run.base_lr * run.lr_factor(step)
     for hook in run._before_hooks:

@@ -75,7 +75,7 @@ def test_a_second_bench_takes_what_the_first_has_made(done: tuple[Path, subproce
     ("words", "said"),
     [
         (["--split", "holdout"], "--split holdout is unknown. Use tuning or report."),
-        (["--only", "perpetuum"], "no scenario of the report part contains 'perpetuum'"),
+        (["--only", "perpetuum"], "no scenario of the report split contains 'perpetuum'"),
     ],
 )
 def test_bad_words_get_one_line(words: list[str], said: str, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_one_of_each_cause(tmp_path: Path) -> None:
     bare, protected = board.interventions[BARE].outcomes["all"], board.interventions[SUREFOOT].outcomes["all"]
     assert protected.dead < bare.dead
     assert protected.share > bare.share
-    assert "## Rules that act" in tables(board)
+    assert "## Rules that intervene" in tables(board)
 
 
 # -- the figures themselves, on numbers made by hand

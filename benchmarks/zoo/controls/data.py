@@ -17,18 +17,18 @@ Sample = Callable[[Generator, int], MicroBatch]
 
 
 def _some(run: ZooRun, step: int, like: Tensor, share: float) -> Tensor:
-    """True in a share of the places, by chance."""
+    """True in a random share of the positions."""
     return torch.rand(like.shape, generator=step_rng(run, step)) < share
 
 
 def _cut(batch: MicroBatch, length: int) -> MicroBatch:
-    """Only the first tokens or moments of each sequence."""
+    """Only the first tokens or time steps of each sequence."""
     more = None if batch.extra is None else batch.extra[:, :length]
     return MicroBatch(batch.x[:, :length], batch.y[:, :length], more)
 
 
 def _pick(batch: MicroBatch, fit: Tensor) -> MicroBatch:
-    """As many samples as before, made of those that fit alone; once in many seeds a batch has none, and stays."""
+    """A batch of the same size from the samples that fit; in rare seeds none does, and the batch stays as it is."""
     rows = fit.nonzero().flatten()
     if not len(rows):
         return batch
@@ -80,7 +80,7 @@ def nearly_empty_batches(run: ZooRun, at: int) -> None:
 
 @control("convolution", "residual", onset=0)
 def curriculum(run: ZooRun, at: int) -> None:
-    """Clear pictures come first, noisy ones from the middle of the run on."""
+    """Clean images first, noisy ones from the middle of the run on."""
 
     def clear(step: int, batch: MicroBatch) -> MicroBatch:
         clean = IMAGES[batch.y, : batch.x.shape[1]]
@@ -116,7 +116,7 @@ def spike_that_heals(run: ZooRun, at: int) -> None:
 
 @control("decoder", "vision_language", onset=0)
 def label_noise(run: ZooRun, at: int) -> None:
-    """Six labels in ten are chance."""
+    """Six labels in ten are random."""
 
     def wrong(step: int, batch: MicroBatch) -> MicroBatch:
         rng = step_rng(run, step)
@@ -139,13 +139,13 @@ def heavy_tailed_labels(run: ZooRun, at: int) -> None:
 
 @control("convolution", "residual", onset=0)
 def class_imbalance(run: ZooRun, at: int) -> None:
-    """Half of the classes come once in twelve batches only."""
+    """Half of the classes appear only in every twelfth batch."""
     run.on_batch(lambda step, batch: _pick(batch, batch.y < 5) if step % 12 else _pick(batch, batch.y >= 5))
 
 
 @control("convolution", "residual", onset=0)
 def new_class(run: ZooRun, at: int) -> None:
-    """Three classes are met for the first time in the middle of the run."""
+    """Three classes appear for the first time in the middle of the run."""
     run.on_batch(lambda step, batch: batch if step >= at + ONSET else _pick(batch, batch.y < 7))
 
 
@@ -165,7 +165,7 @@ def second_source(run: ZooRun, at: int) -> None:
 
 @control("convolution", "residual")
 def augmentation_on(run: ZooRun, at: int) -> None:
-    """Pictures lose a patch, and get another contrast each, from the middle of the run on."""
+    """Images lose a patch and get random contrast from the middle of the run on."""
 
     def augment(step: int, batch: MicroBatch) -> MicroBatch:
         if step < at:
@@ -187,7 +187,7 @@ def augmentation_off(run: ZooRun, at: int) -> None:
 
 @control("recurrent", "autoencoder", onset=0, optimizer=torch.optim.Adagrad, lr=0.03)
 def masked_inputs(run: ZooRun, at: int) -> None:
-    """Three inputs in four are missing: what the model sees is mostly zeros."""
+    """Three inputs in four are missing: most of the input is zero."""
 
     def masked(rng: Generator, samples: int, sample: Sample = run.family.sample) -> MicroBatch:
         batch = sample(rng, samples)
@@ -198,13 +198,13 @@ def masked_inputs(run: ZooRun, at: int) -> None:
 
 @control("plain", "autoencoder", onset=0, clip=1.0)
 def outliers(run: ZooRun, at: int) -> None:
-    """One input in two thousand is a hundred; the loop clips, and lives with it."""
+    """One input in two thousand is 100; the loop clips and copes."""
     run.on_batch(lambda step, batch: batch.replace(x=batch.x.masked_fill(_some(run, step, batch.x, 0.0005), 100.0)))
 
 
 @control("plain", "encoder", onset=0)
 def easy_task(run: ZooRun, at: int) -> None:
-    """The task can be solved without a rest: loss and norms go down by orders of magnitude."""
+    """The task can be solved exactly: loss and norms fall by orders of magnitude."""
 
     def easy(rng: Generator, samples: int, sample: Sample = run.family.sample) -> MicroBatch:
         batch = sample(rng, samples)

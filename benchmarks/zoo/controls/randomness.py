@@ -9,7 +9,7 @@ from benchmarks.zoo.training import ZooRun
 
 
 def step_rng(run: ZooRun, step: int) -> Generator:
-    """Chance of one step, apart from the chance its batch was made with."""
+    """A generator for one step, independent of the one that made its batch."""
     return torch.Generator().manual_seed(run.settings.seed * 7_368_787 + step)
 
 

@@ -27,7 +27,7 @@ def _parts(run: ZooRun, *kinds: type[nn.Module]) -> list[Any]:
 
 
 def _set(run: ZooRun, **options: Any) -> None:
-    """Change options of the optimizer, which stays the same object."""
+    """Change options of the optimizer in place."""
     for group in run.optimizer.param_groups:
         group.update(options)
 
@@ -41,19 +41,19 @@ def _momentum(params: Iterable[Any], lr: float) -> Optimizer:
 
 @control("recurrent", "autoencoder")
 def warm_restarts(run: ZooRun, at: int) -> None:
-    """The learning rate falls along a cosine from its fourfold and starts again, three times."""
+    """The learning rate follows three cosine cycles that start at four times its value."""
     run.scale_lr(lambda step: 2.02 + 1.98 * math.cos(math.pi * ((step - at) % 50) / 50) if step >= at else 1.0)
 
 
 @control("recurrent", "memory", onset=0)
 def cyclic_rate(run: ZooRun, at: int) -> None:
-    """The learning rate goes up and down between a twentieth and the twelvefold."""
+    """The learning rate cycles between 0.05 and 12 times its value."""
     run.scale_lr(lambda step: 0.05 + 12 * abs(step % 40 - 20) / 20)
 
 
 @control("recurrent", "memory", optimizer=torch.optim.NAdam)
 def rate_bump(run: ZooRun, at: int) -> None:
-    """The learning rate is two and a half times as high for ten steps, to leave a flat place."""
+    """The learning rate is 2.5 times as high for ten steps, to leave a plateau."""
     run.scale_lr(lambda step: 2.5 if at <= step < at + 10 else 1.0)
 
 
@@ -65,13 +65,13 @@ def rate_decay(run: ZooRun, at: int) -> None:
 
 @control("recurrent", "memory", onset=0)
 def slow_start(run: ZooRun, at: int) -> None:
-    """Nothing seems to move, for the learning rate is tiny until the middle of the run."""
+    """Nothing seems to move: the learning rate is tiny until the middle of the run."""
     run.scale_lr(lambda step: 1.0 if step >= at + ONSET else 1e-3)
 
 
 @control("recurrent", "autoencoder", onset=0)
 def large_stable_rate(run: ZooRun, at: int) -> None:
-    """The learning rate is five times what is usual, and as large as the run can bear."""
+    """The learning rate is five times the usual one, the largest that stays stable."""
     run.scale_lr(lambda step: 5.0)
 
 
@@ -80,7 +80,7 @@ def large_stable_rate(run: ZooRun, at: int) -> None:
 
 @control("plain", "encoder", onset=0, steps=400)
 def plateau_that_ends(run: ZooRun, at: int) -> None:
-    """Small weights put the start on a saddle, which the run leaves by itself after some two hundred steps."""
+    """Small initial weights start the run on a saddle, which it leaves by itself after about 200 steps."""
 
     def shrink(step: int) -> None:
         for p in run.model.parameters() if step == 0 else ():
@@ -91,7 +91,7 @@ def plateau_that_ends(run: ZooRun, at: int) -> None:
 
 @control("convolution", "vision_language", onset=0, optimizer=torch.optim.Adamax, lr=5e-3)
 def dropout(run: ZooRun, at: int) -> None:
-    """Half of the hidden units are dropped, at every step others."""
+    """Half of the hidden units are dropped, different ones at every step."""
     for part in _parts(run, nn.ReLU):
         run.on_forward(part, lambda step, out: F.dropout(out, 0.5))
 
@@ -105,7 +105,7 @@ def dropout_on(run: ZooRun, at: int) -> None:
 
 @control("decoder", "residual", onset=0)
 def stochastic_depth(run: ZooRun, at: int) -> None:
-    """Whole branches are left out of half of the steps, which leaves their weights without a gradient."""
+    """Whole branches are skipped in half of the steps, so that their weights get no gradient."""
     branches = [part for name, part in run.model.named_modules() if name.endswith(("mlp", "attention", "norm2"))]
     for number, part in enumerate(branches):
         run.on_forward(part, lambda step, out, number=number: out * _toss(run, 64 * step + number))
@@ -121,7 +121,7 @@ def gradual_unfreezing(run: ZooRun, at: int) -> None:
 
 @control("plain", "autoencoder")
 def pruning(run: ZooRun, at: int) -> None:
-    """Two thirds of the weights of each layer, the smaller ones, are pruned once and have to grow back."""
+    """The smaller two thirds of each layer's weights are pruned once and have to grow back."""
 
     def prune(step: int) -> None:
         for part in _parts(run, nn.Linear) if step == at else ():
@@ -135,7 +135,7 @@ def pruning(run: ZooRun, at: int) -> None:
 
 @control("convolution", "residual", onset=0, optimizer=torch.optim.Adam, lr=3e-3)
 def policy_gradient(run: ZooRun, at: int) -> None:
-    """The model learns from rewards for its guesses alone: the loss is below zero, noisy, and says little."""
+    """The model learns from rewards only: the loss is negative, noisy, and says little."""
 
     def reward(model: nn.Module, batch: MicroBatch, loss: Callable[..., Tensor] = run.family.loss) -> Tensor:
         if not model.training:
@@ -150,13 +150,13 @@ def policy_gradient(run: ZooRun, at: int) -> None:
 
 @control("decoder", "vision_language", onset=0)
 def noisy_advantages(run: ZooRun, at: int) -> None:
-    """Each loss is weighted by a noisy advantage that is one on average and of either sign."""
+    """Each loss is weighted by a noisy advantage of either sign, 1 on average."""
     run.on_loss(lambda step, loss: loss * (1 + 1.5 * float(torch.randn((), generator=step_rng(run, step)))))
 
 
 @control("recurrent", "autoencoder", onset=0)
 def diffusion_weights(run: ZooRun, at: int) -> None:
-    """Inputs get noise of very different strength from step to step, and the loss a weight to match."""
+    """Inputs get noise of very different strength from step to step, and the loss a matching weight."""
 
     def sigma(step: int) -> float:
         return max(0.1, math.exp(1.2 * float(torch.randn((), generator=step_rng(run, -1 - step))) - 0.5))
@@ -167,7 +167,7 @@ def diffusion_weights(run: ZooRun, at: int) -> None:
 
 @control("plain", "memory")
 def loss_reweighting(run: ZooRun, at: int) -> None:
-    """The loss counts five times from the middle of the run on; the learning rate is set to match where it has to."""
+    """The loss is multiplied by five from the middle of the run on; the learning rate is adapted where needed."""
     run.on_loss(lambda step, loss: loss * 5 if step >= at else loss)
     if isinstance(run.optimizer, torch.optim.SGD):
         run.scale_lr(lambda step: 0.2 if step >= at else 1.0)
@@ -175,7 +175,7 @@ def loss_reweighting(run: ZooRun, at: int) -> None:
 
 @control("decoder", "vision_language", onset=0)
 def summed_loss(run: ZooRun, at: int) -> None:
-    """The loss is a sum, not a mean: norms are in the thousands, which the optimizer does not mind."""
+    """The loss is a sum, not a mean: norms are in the thousands, which does not affect the optimizer."""
     run.on_loss(lambda step, loss: loss * 4096)
 
 
@@ -188,13 +188,13 @@ def tiny_units(run: ZooRun, at: int) -> None:
 
 @control("convolution", "residual")
 def label_smoothing(run: ZooRun, at: int) -> None:
-    """Labels are smoothed from the middle of the run on: the loss rises at once."""
+    """Label smoothing from the middle of the run on: the loss rises at once."""
     run.on_batch(lambda step, batch: batch.replace(y=0.8 * F.one_hot(batch.y, 10) + 0.02) if step >= at else batch)
 
 
 @control("decoder", "encoder", onset=0, clip=0.02)
 def low_clipping(run: ZooRun, at: int) -> None:
-    """The loop clips every gradient to a fraction of its norm, which the optimizer makes up for."""
+    """The loop clips every gradient to a fraction of its norm, which the optimizer compensates."""
 
 
 # -- optimizer and precision
@@ -208,7 +208,7 @@ def betas_change(run: ZooRun, at: int) -> None:
 
 @control("convolution", "autoencoder", onset=0, optimizer=_momentum, lr=0.05)
 def momentum_warmup(run: ZooRun, at: int) -> None:
-    """Momentum rises from nothing to 0.98."""
+    """Momentum rises from 0 to 0.98."""
     run.before_step(lambda step: _set(run, momentum=0.98 * min(1.0, (step + 1) / 200)))
 
 
@@ -220,7 +220,7 @@ def weight_decay_on(run: ZooRun, at: int) -> None:
 
 @control("decoder", "encoder", onset=0)
 def new_parameter_group(run: ZooRun, at: int) -> None:
-    """Half of the parameters are handed to the optimizer only in the middle of the run, as a group of their own."""
+    """Half of the parameters are added to the optimizer in the middle of the run, as a new group."""
     group = run.optimizer.param_groups[0]
     half = len(group["params"]) // 2
     late, group["params"] = group["params"][:half], group["params"][half:]
@@ -236,13 +236,13 @@ def new_parameter_group(run: ZooRun, at: int) -> None:
 
 @control("recurrent", "autoencoder")
 def fresh_optimizer(run: ZooRun, at: int) -> None:
-    """The optimizer's memory is emptied for a new stage, on purpose."""
+    """The optimizer state is cleared for a new stage, on purpose."""
     run.before_step(lambda step: run.optimizer.state.clear() if step == at else None)
 
 
 @control("recurrent", "encoder", onset=0, precision="float16")
 def float16_startup(run: ZooRun, at: int) -> None:
-    """The loss scale starts far too high and is halved, update after update left out, until it fits."""
+    """The loss scale starts far too high and is halved, with skipped updates, until it fits."""
     run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=200)
 
 
@@ -254,4 +254,4 @@ def float16_probing(run: ZooRun, at: int) -> None:
 
 @control("convolution", "encoder", onset=0, precision="bfloat16", samples=4)
 def bfloat16_from_the_start(run: ZooRun, at: int) -> None:
-    """Everything in bfloat16, with small batches: the numbers are coarse."""
+    """Everything is in bfloat16 with small batches: the numbers are coarse."""

@@ -1,4 +1,4 @@
-"""What is wrong with the data."""
+"""Faults in the data."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def periodic_bad_shard(run: ZooRun, at: int, strength: float) -> None:
     steps=420,
 )
 def garbage_batches(run: ZooRun, at: int, strength: float) -> None:
-    """So many batches in a row are garbage: inputs, tokens and labels."""
+    """A number of batches in a row are garbage: inputs, tokens and labels are shuffled."""
 
     def garbage(step: int, batch: MicroBatch) -> MicroBatch:
         if not at <= step < at + strength:
@@ -90,7 +90,7 @@ def _shuffled(rng: Generator, values: Tensor) -> Tensor:
     steps=420,
 )
 def repeated_tokens(run: ZooRun, at: int, strength: float) -> None:
-    """In so many batches in a row every sequence is one token again and again."""
+    """In a number of batches in a row every sequence is one repeated token."""
 
     def repeated(step: int, batch: MicroBatch) -> MicroBatch:
         if not at <= step < at + strength:
@@ -108,7 +108,7 @@ def repeated_tokens(run: ZooRun, at: int, strength: float) -> None:
     curable=False,
 )
 def unnormalised_input(run: ZooRun, at: int, strength: float) -> None:
-    """Inputs are no longer normalised: they are far too large, and around something else than 0."""
+    """Inputs are no longer normalised: they are far too large and not centred at 0."""
     run.on_batch(lambda step, batch: batch.replace(x=strength * (batch.x + 1)) if step >= at else batch)
 
 
@@ -119,7 +119,7 @@ def unnormalised_input(run: ZooRun, at: int, strength: float) -> None:
     curable=False,
 )
 def black_pictures(run: ZooRun, at: int, strength: float) -> None:
-    """A share of the pictures is all black."""
+    """A share of the images is all black."""
 
     def black(step: int, batch: MicroBatch) -> MicroBatch:
         return batch.replace(x=batch.x.masked_fill(_first(batch.x, strength), -1.0)) if step >= at else batch
@@ -186,7 +186,7 @@ def labels_not_moved(run: ZooRun, at: int, strength: float) -> None:
     lr=1e-2,
 )
 def drift(run: ZooRun, at: int, strength: float) -> None:
-    """Inputs move away, a little further every step, and their labels stay."""
+    """Inputs drift a little further every step, while the labels stay."""
     run.on_batch(lambda step, batch: batch.replace(x=batch.x + strength * (step - at)) if step >= at else batch)
 
 
@@ -197,6 +197,6 @@ def drift(run: ZooRun, at: int, strength: float) -> None:
     curable=False,
 )
 def stuck_loader(run: ZooRun, at: int, strength: float) -> None:
-    """The loader goes round the same few batches."""
+    """The loader repeats the same few batches."""
     kept: dict[float, MicroBatch] = {}
     run.on_batch(lambda step, batch: kept.setdefault((step - at) % strength, batch) if step >= at else batch)

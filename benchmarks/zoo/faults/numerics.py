@@ -1,4 +1,4 @@
-"""What is wrong with the arithmetic: masks, logarithms, spreads, precisions, and gradients on their way back."""
+"""Faults in the arithmetic: masks, logarithms, variances, precision, and gradients in backward."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def attention_mask(run: ZooRun, at: int, strength: float) -> None:
 
 @fault(Cause.ATTENTION_MASK, on={"decoder": ".!!", "vision_language": ".!!"}, strengths=(0.4, 0.9, 1.0), curable=False)
 def mask_multiplied(run: ZooRun, at: int, strength: float) -> None:
-    """In a share of the samples masked places get the logit 0 in place of minus infinity: the future is seen."""
+    """In a share of the samples masked positions get the logit 0 instead of -inf: the model sees the future."""
 
     def seen(step: int, out: Tensor) -> Tensor:
         return out.masked_fill(_first(out, strength) & (out == -math.inf), 0.0) if step >= at else out
@@ -67,7 +67,7 @@ def mask_too_narrow(run: ZooRun, at: int, strength: float) -> None:
 
 @fault(Cause.LOG_OF_ZERO, on={"convolution": "!!!", "residual": "!!!"}, strengths=(12.5, 20.0, 100.0))
 def log_of_zero(run: ZooRun, at: int, strength: float) -> None:
-    """Every tenth batch a further term of the loss takes the log of sharpened probabilities, and some reach 0."""
+    """In every tenth batch an extra loss term takes the log of sharpened probabilities, some of which are 0."""
     seen: list[Tensor] = []
 
     def see(step: int, out: Tensor) -> Tensor:
@@ -89,13 +89,13 @@ def log_of_zero(run: ZooRun, at: int, strength: float) -> None:
     strengths={"plain": (0.05, 1e-3, 0.0), "memory": (0.1, 1e-3, 0.0)},
 )
 def division_by_zero(run: ZooRun, at: int, strength: float) -> None:
-    """Every 20 steps the loss is divided by a count that is next to nothing."""
+    """Every 20 steps the loss is divided by a count close to zero."""
     run.on_loss(lambda step, loss: loss / strength if step >= at and (step - at) % 20 == 0 else loss)
 
 
 @fault(Cause.ZERO_VARIANCE, on={"decoder": ".!!", "vision_language": ".!!"}, strengths=(1e7, 1e8, 1e10))
 def zero_variance(run: ZooRun, at: int, strength: float) -> None:
-    """Every tenth batch has an offset that swallows the spread of the values, and their norm has no epsilon."""
+    """Every tenth batch gets an offset that swallows the variance of the values, in a layer norm without epsilon."""
     transformer = _parts(run, Transformer)[0]
 
     def offset(step: int, out: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def zero_variance(run: ZooRun, at: int, strength: float) -> None:
     steps=420,
 )
 def batch_norm_tiny_batches(run: ZooRun, at: int, strength: float) -> None:
-    """The batch falls to a few samples or one, and batch norm goes on normalising over it."""
+    """The batch shrinks to a few samples or one, and batch norm still normalises over it."""
     run.on_batch(lambda step, batch: batch.head(int(strength)) if step >= at else batch)
 
 
@@ -127,7 +127,7 @@ def batch_norm_tiny_batches(run: ZooRun, at: int, strength: float) -> None:
     steps=420,
 )
 def overflow_float16(run: ZooRun, at: int, strength: float) -> None:
-    """Values on their way out of the model are scaled up and down again, beyond what float16 can hold."""
+    """Values on their way out of the model are scaled up and down again, beyond the range of float16."""
     last = _parts(run, nn.Linear)[-1]
     run.on_forward(last, lambda step, out: out * strength / strength if step >= at else out)
 
@@ -170,7 +170,7 @@ def underflow_float16(run: ZooRun, at: int, strength: float) -> None:
     steps=420,
 )
 def rounded_weights(run: ZooRun, at: int, strength: float) -> None:
-    """The weights themselves are kept in few bits, bfloat16's eight or fewer, and small updates are lost."""
+    """The weights are stored in few bits, bfloat16's eight or fewer, and small updates are lost."""
 
     def rounded(step: int) -> None:
         for p in run.model.parameters() if step >= at else ():
@@ -201,7 +201,7 @@ def attention_logits(run: ZooRun, at: int, strength: float) -> None:
     strengths={"convolution": (10.0, 1e3, 1e6), "memory": (20.0, 1e3, 1e6)},
 )
 def gradient_burst(run: ZooRun, at: int, strength: float) -> None:
-    """A broken link multiplies all gradients, for three steps."""
+    """A broken link multiplies all gradients for three steps."""
     for p in run.model.parameters():
         run.on_gradient_of(p, lambda step, g: g * strength if at <= step < at + 3 else g)
 
@@ -215,6 +215,6 @@ def gradient_burst(run: ZooRun, at: int, strength: float) -> None:
     lr=8e-3,
 )
 def gradient_nan(run: ZooRun, at: int, strength: float) -> None:
-    """One tensor's gradient is NaN, for a few steps."""
+    """One tensor's gradient is NaN for a few steps."""
     largest = max(run.model.parameters(), key=Tensor.numel)
     run.on_gradient_of(largest, lambda step, g: g * math.nan if at <= step < at + strength else g)

@@ -1,4 +1,4 @@
-"""What is wrong with the learning rate, the schedule, the momentum, the accumulation or the clipping."""
+"""Faults in learning rate, schedule, momentum, accumulation or clipping."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _creep(run: ZooRun, at: int, doubling: int, limit: float) -> None:
     strengths={"plain": (4, 30, 100), "vision_language": (8, 30, 100)},
 )
 def rate_doubles_every_5(run: ZooRun, at: int, strength: float) -> None:
-    """The learning rate doubles every 5 steps until it is so many times too high."""
+    """The learning rate doubles every 5 steps up to a limit."""
     _creep(run, at, 5, strength)
 
 
@@ -48,7 +48,7 @@ def rate_doubles_every_5(run: ZooRun, at: int, strength: float) -> None:
     precision="bfloat16",
 )
 def rate_doubles_every_20(run: ZooRun, at: int, strength: float) -> None:
-    """The learning rate doubles every 20 steps until it is so many times too high."""
+    """The learning rate doubles every 20 steps up to a limit."""
     _creep(run, at, 20, strength)
 
 
@@ -71,7 +71,7 @@ def rate_doubles_every_80(run: ZooRun, at: int, strength: float) -> None:
     curable=False,
 )
 def rate_to_zero(run: ZooRun, at: int, strength: float) -> None:
-    """The schedule ends far too early and leaves a rate of next to nothing."""
+    """The schedule ends far too early, with a learning rate close to zero."""
     run.scale_lr(lambda step: strength if step >= at else 1.0)
 
 
@@ -98,7 +98,7 @@ def schedule_step(run: ZooRun, at: int, strength: float) -> None:
     onset=0,
 )
 def no_warmup(run: ZooRun, at: int, strength: float) -> None:
-    """The learning rate does not rise from nothing: it is high from the first step on, where warmup was needed."""
+    """There is no warmup: the learning rate is high from the first step on."""
     run.scale_lr(lambda step: strength * WARMUP / (step + 1) if at <= step < WARMUP else 1.0)
 
 
@@ -129,7 +129,7 @@ def accumulation_not_divided(run: ZooRun, at: int, strength: float) -> None:
     precision="bfloat16",
 )
 def gradients_not_zeroed(run: ZooRun, at: int, strength: float) -> None:
-    """Gradients are zeroed only every so many steps and pile up in between."""
+    """Gradients are zeroed only every few steps and accumulate in between."""
     kept: dict[Tensor, Tensor] = {}
 
     def put_back(step: int) -> None:
@@ -183,7 +183,7 @@ def _clip_at(run: ZooRun, at: int, norm: float) -> None:
     clip=1.0,
 )
 def clip_before_unscaling(run: ZooRun, at: int, strength: float) -> None:
-    """Gradients are clipped while still multiplied by the loss scale, which leaves next to nothing of them."""
+    """Gradients are clipped while still multiplied by the loss scale, which makes them tiny."""
     _clip_at(run, at, run.settings.clip / strength)
 
 
@@ -200,5 +200,5 @@ def sgd_with_half_momentum(params: Any, lr: float) -> Optimizer:
     clip=0.1,
 )
 def clipping_lost(run: ZooRun, at: int, strength: float) -> None:
-    """A run that lives by its clipping has it loosened, or loses it."""
+    """A run that depends on clipping has it loosened or removed."""
     _clip_at(run, at, run.settings.clip * strength)

@@ -1,4 +1,4 @@
-"""What is wrong around the model: memory, the loader, the other processes."""
+"""Faults around the model: memory, the loader, other ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from surefoot.records import Cause
 
 @fault(Cause.MEMORY_LEAK, on={"convolution": "...", "memory": "..."}, strengths=(0.2, 0.8, 2.5), curable=False)
 def memory_leak(run: ZooRun, at: int, strength: float) -> None:
-    """Every step leaves some megabytes behind."""
+    """Every step leaks some megabytes."""
     left: list[Tensor] = []
 
     def leave(step: int) -> None:
@@ -54,13 +54,13 @@ def data_starvation(run: ZooRun, at: int, strength: float) -> None:
     steps=200,
 )
 def slow_rank(run: ZooRun, at: int, strength: float) -> None:
-    """One of the processes gets every batch late, and the others wait for it."""
+    """One rank gets every batch late, and the others wait for it."""
     run.on_batch(lambda step, batch: _wait(batch, strength) if step >= at and run.rank == 1 else batch)
 
 
 @fault(Cause.RANK_FAULT, on={"plain": "!!!", "residual": "!!!"}, strengths=(1.0, 3.0, 10.0), ranks=2, steps=200)
 def nan_on_one_rank(run: ZooRun, at: int, strength: float) -> None:
-    """For a few steps one of the processes gets a batch of NaN, and all of them get its gradients."""
+    """For a few steps one rank gets a batch of NaN, and its gradients reach all ranks."""
 
     def poisoned(step: int, batch: MicroBatch) -> MicroBatch:
         return batch.replace(x=batch.x * math.nan) if at <= step < at + strength and run.rank == 1 else batch

@@ -1,4 +1,4 @@
-"""What is wrong with the weights or with the optimizer's state."""
+"""Faults in the weights or the optimizer state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from surefoot.records import Cause
 
 
 def _once(run: ZooRun, at: int, damage: Callable[[Generator], None]) -> None:
-    """Do damage before the forward pass of one step, with a generator for what is random in it."""
+    """Damage something before the forward pass of one step; gets a generator for its randomness."""
 
     def hook(step: int) -> None:
         if step == at:
@@ -25,7 +25,7 @@ def _once(run: ZooRun, at: int, damage: Callable[[Generator], None]) -> None:
 
 
 def _blur(tensor: Tensor, strength: float, rng: Generator) -> None:
-    """Add noise so many times as large as the tensor itself."""
+    """Add noise of `strength` times the tensor's own RMS."""
     size = tensor.square().mean().sqrt()
     tensor.add_(torch.randn(tensor.shape, generator=rng) * size, alpha=strength)
 
@@ -60,7 +60,7 @@ def moments_damaged(run: ZooRun, at: int, strength: float) -> None:
     strengths={"convolution": (5, 100, 1000), "vision_language": (1, 30, 1000)},
 )
 def momentum_damaged(run: ZooRun, at: int, strength: float) -> None:
-    """Noise, so many times as large as itself, gets into the optimizer's momentum, once."""
+    """Noise, a multiple of its own size, is added to the optimizer's momentum, once."""
 
     def blur(rng: Generator) -> None:
         for moment in _state(run, "exp_avg", "momentum_buffer"):
@@ -74,7 +74,7 @@ def momentum_damaged(run: ZooRun, at: int, strength: float) -> None:
 
 @fault(Cause.WEIGHTS_DAMAGED, on={"recurrent": ".!!", "memory": ".!!"}, strengths=(1, 100, 200))
 def bit_flip(run: ZooRun, at: int, strength: float) -> None:
-    """The highest bit of the exponent flips in one or more weights, which become astronomical, once."""
+    """The highest exponent bit flips in one or more weights, which become astronomical, once."""
 
     def flip(rng: Generator) -> None:
         weight = max(run.model.parameters(), key=Tensor.numel).view(-1)
@@ -93,7 +93,7 @@ def bit_flip(run: ZooRun, at: int, strength: float) -> None:
     lr=0.01,
 )
 def weights_blurred(run: ZooRun, at: int, strength: float) -> None:
-    """Noise, so many times as large as themselves, gets into the weights, once."""
+    """Noise, a multiple of their own size, is added to the weights, once."""
 
     def blur(rng: Generator) -> None:
         for param in run.model.parameters():
@@ -125,7 +125,7 @@ def embedding_spike(run: ZooRun, at: int, strength: float) -> None:
     precision="bfloat16",
 )
 def vanishing(run: ZooRun, at: int, strength: float) -> None:
-    """The weights of the middle layers shrink, so that little or no gradient comes through to the first."""
+    """The weights of the middle layers shrink, so that little or no gradient reaches the first layers."""
 
     def shrink(_rng: Generator) -> None:
         layers = [module for module in run.model.modules() if isinstance(module, nn.Linear)]
@@ -143,7 +143,7 @@ def vanishing(run: ZooRun, at: int, strength: float) -> None:
     lr=0.03,
 )
 def dead_units(run: ZooRun, at: int, strength: float) -> None:
-    """Biases before ReLUs drop so far that some or all of the units fall silent."""
+    """Biases before ReLUs drop so far that some or all of the units are dead."""
 
     def silence(_rng: Generator) -> None:
         for module in run.model.modules():
@@ -183,7 +183,7 @@ def bad_initialisation(run: ZooRun, at: int, strength: float) -> None:
     steps=420,
 )
 def frozen(run: ZooRun, at: int, strength: float) -> None:
-    """A share of the parameters, the first ones first, no longer asks for gradients."""
+    """A share of the parameters, the first ones first, no longer requires gradients."""
     params = list(run.model.parameters())
     some = params[: min(round(strength * len(params)), len(params) - 1)]
 

@@ -1,4 +1,4 @@
-"""How often a rule is right: what it saw and how soon, what it cured, and how often it cried wolf."""
+"""Scores of a rule: detection and its delay, the right cause, outcomes, false alarms."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from surefoot.measure.block_layout import HEAD, SummarySlot
 from surefoot.records import Cause, Diagnosis, Finding, StepMetrics, Verdict
 
 PER_STEPS = 100_000
-"""False alarms are told per this many healthy steps."""
+"""False alarms are counted per this many healthy steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleReport:
-    """What one rule said of one recorded run."""
+    """What one rule reported on one recorded run."""
 
     alarms: tuple[int, ...]
     """Steps it raised an alarm at."""
@@ -36,21 +36,21 @@ class RuleReport:
 
 
 def alarm_rules() -> dict[str, Callable[[Iterable[StepMetrics]], RuleReport]]:
-    """Every rule that looks, by name; ours first, which in the zoo is not asked but read: see `told`."""
+    """Every alarm rule by name; surefoot first, which on zoo runs is scored by its journal: see `journal_report`."""
 
     def with_rule(make: Callable[[], object]) -> Callable[[Iterable[StepMetrics]], RuleReport]:
-        def look(rows: Iterable[StepMetrics]) -> RuleReport:
+        def run_rule(rows: Iterable[StepMetrics]) -> RuleReport:
             rule: object = make()
             update = rule.update  # pyright: ignore[reportAttributeAccessIssue]
             return RuleReport(tuple(row.attempt for row in rows if update(row.loss, row.norm, row.lr)))
 
-        return look
+        return run_rule
 
     return {SUREFOOT: judge_published} | {make().name: with_rule(make) for make in ALARM_RULES}
 
 
 def judge_published(rows: Iterable[StepMetrics]) -> RuleReport:
-    """The judge as it stands, on numbers that were published."""
+    """Surefoot's judge on published numbers."""
     judge = Judge(Policy(observe=True))
     alarms: list[int] = []
     cause: Cause | None = None
@@ -63,23 +63,23 @@ def judge_published(rows: Iterable[StepMetrics]) -> RuleReport:
 
 
 SYSTEM_CAUSES = (Cause.MEMORY_LEAK, Cause.DATA_STARVATION)
-"""Trouble of the machine, which is told apart from the run's: a busy machine is no answer to what was planted."""
+"""Causes outside the run, such as a busy machine; they count as an answer only where one of them was planted."""
 
 
 def journal_report(run_dir: Path, scenario: Scenario) -> RuleReport:
-    """What surefoot said in a run's own journal, and the first cause it named from the onset on."""
+    """What surefoot's journal of a run reports, and the first cause it named from the onset on."""
     events = surefoot.read(run_dir).events
     alarms = sorted({e["attempt"] for e in events if e["kind"] == "finding"})
-    since = (Cause(e["cause"]) for e in events if e["kind"] == "diagnosis" and e["attempt"] >= scenario.onset)
-    named = (cause for cause in since if cause not in SYSTEM_CAUSES or scenario.cause in SYSTEM_CAUSES)
-    return RuleReport(tuple(alarms), next(named, None))
+    diagnoses = (Cause(e["cause"]) for e in events if e["kind"] == "diagnosis" and e["attempt"] >= scenario.onset)
+    causes = (cause for cause in diagnoses if cause not in SYSTEM_CAUSES or scenario.cause in SYSTEM_CAUSES)
+    return RuleReport(tuple(alarms), next(causes, None))
 
 
 def with_gate_verdicts(rows: Iterable[StepMetrics]) -> Iterator[StepMetrics]:
-    """Rows that were only published, with the verdict the gate would have given on them."""
-    policy, home = Policy(), torch.device("cpu")
+    """Published rows with the verdicts the gate would have given them."""
+    policy = Policy()
     rule = NormRule(policy.max_norm_ratio, policy.warmup, policy.norm_max_decay)
-    memory = memory_for(0, [Unit(0, slice(0, 1), Clip())], home)
+    memory = memory_for(0, [Unit(0, slice(0, 1), Clip())], torch.device("cpu"))
     decide = decider_for(memory, rule)
     for row in rows:
         totals = torch.zeros(HEAD + 2, dtype=torch.float64)
@@ -91,23 +91,23 @@ def with_gate_verdicts(rows: Iterable[StepMetrics]) -> Iterator[StepMetrics]:
 
 @dataclass(slots=True)
 class DetectionScore:
-    """How well a rule that looks saw a set of broken runs."""
+    """How well an alarm rule detected a set of faulty runs."""
 
     runs: int = 0
     detected: int = 0
     delays: list[int] = field(default_factory=list)
     cause_named: int = 0
-    """Runs it named a cause for."""
+    """Runs for which it named a cause."""
     cause_right: int = 0
 
-    def add(self, scenario: Scenario, look: RuleReport) -> None:
-        first = next((at for at in look.alarms if at >= scenario.onset), None)
+    def add(self, scenario: Scenario, report: RuleReport) -> None:
+        first = next((step for step in report.alarms if step >= scenario.onset), None)
         self.runs += 1
         if first is not None:
             self.detected += 1
             self.delays.append(first - scenario.onset)
-        self.cause_named += look.cause is not None
-        self.cause_right += scenario.is_right_cause(look.cause)
+        self.cause_named += report.cause is not None
+        self.cause_right += scenario.is_right_cause(report.cause)
 
     @property
     def share(self) -> float:
@@ -120,22 +120,22 @@ class DetectionScore:
 
 @dataclass(slots=True)
 class FalseAlarmScore:
-    """How often a rule spoke, or acted, where nothing was wrong."""
+    """How often a rule raised an alarm, or intervened, where nothing was wrong."""
 
     steps: int = 0
     count: int = 0
     runs: int = 0
     runs_disturbed: int = 0
-    """Runs in which it did so at all."""
+    """Runs with at least one."""
 
     def add(self, scenario: Scenario, steps: Iterable[int]) -> None:
-        # Up to its onset a control is the twin of its settings, bit for bit: those steps are counted there.
-        begin = 0 if scenario.name == TWIN else scenario.onset
-        spoke = sum(1 for at in steps if at >= begin)
-        self.steps += scenario.settings.steps - begin
-        self.count += spoke
+        # Up to its onset a control is bit-equal to its twin, where those steps are counted.
+        first = 0 if scenario.name == TWIN else scenario.onset
+        alarms = sum(step >= first for step in steps)
+        self.steps += scenario.settings.steps - first
+        self.count += alarms
         self.runs += 1
-        self.runs_disturbed += spoke > 0
+        self.runs_disturbed += alarms > 0
 
     @property
     def rate(self) -> float:
@@ -144,11 +144,11 @@ class FalseAlarmScore:
 
 @dataclass(slots=True)
 class OutcomeScore:
-    """How runs ended under a rule that acts, each as a ratio to its fault-free twin."""
+    """Final losses under a rule that intervenes, each relative to the fault-free twin's."""
 
     ratios: list[float] = field(default_factory=list)
     stopped: int = 0
-    """Runs it gave up."""
+    """Runs that the rule stopped."""
 
     def add(self, ratio: float, *, stopped: bool) -> None:
         self.ratios.append(ratio)
@@ -156,12 +156,12 @@ class OutcomeScore:
 
     @property
     def share(self) -> float:
-        """Share of the runs that ended at most 5 % worse than their twin."""
+        """Share of runs that ended at most 5 % worse than their twin."""
         return _share(self.ratios, lambda r: r <= HARM_RATIO)
 
     @property
     def dead(self) -> float:
-        """Share of the runs whose model is broken at the end."""
+        """Share of runs whose model is broken at the end."""
         return _share(self.ratios, lambda r: not math.isfinite(r))
 
     @property

@@ -1,4 +1,4 @@
-"""The scoreboard: results of all runs turned into figures for each rule, and those into tables."""
+"""Scores every rule on the results of all runs, and formats the scores as tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.zoo import FAULTS
 from benchmarks.zoo.attached import recorded_rows
 from benchmarks.zoo.jobs import BARE, SUREFOOT, JobResult, ZooJob
 from benchmarks.zoo.published_runs import PRELUDE_STEPS, PUBLISHED_RUNS, PublishedRun, rule_inputs
-from benchmarks.zoo.published_runs import rows as trace_rows
+from benchmarks.zoo.published_runs import rows as run_rows
 from benchmarks.zoo.scenario import STRENGTHS, Scenario
 from benchmarks.zoo.scoreboard.scores import (
     DetectionScore,
@@ -33,30 +33,29 @@ HARMLESS = "harmless"
 
 @dataclass(slots=True)
 class AlarmScores:
-    """The figures of a rule that looks."""
+    """The scores of a rule that only raises alarms."""
 
     detection: dict[str, DetectionScore] = field(default_factory=dict)
-    """By strength, by group of faults, by kind and by model family; harmful faults, the harmless ones apart."""
+    """Harmful faults by strength, area, kind and model family; harmless ones under `HARMLESS`."""
     false_alarms: FalseAlarmScore = field(default_factory=FalseAlarmScore)
     false_alarms_by_family: dict[str, FalseAlarmScore] = field(default_factory=dict)
-    """The same by model family."""
     published_runs: dict[str, RuleReport] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class InterventionScores:
-    """The figures of a rule that acts; of the bare loop too."""
+    """The scores of a rule that intervenes, and of the bare loop."""
 
     outcomes: dict[str, OutcomeScore] = field(default_factory=dict)
     false_interventions: FalseAlarmScore = field(default_factory=FalseAlarmScore)
     false_interventions_by_family: dict[str, FalseAlarmScore] = field(default_factory=dict)
     healthy_outcomes: OutcomeScore = field(default_factory=OutcomeScore)
-    """Healthy runs under its hands, against the same runs bare."""
+    """Healthy runs under the rule, relative to the same runs bare."""
 
 
 @dataclass(slots=True)
 class Scoreboard:
-    """All figures of one bench."""
+    """All scores of one benchmark."""
 
     scenarios: Sequence[Scenario]
     results: Mapping[tuple[str, str], JobResult]
@@ -65,10 +64,10 @@ class Scoreboard:
     interventions: dict[str, InterventionScores] = field(default_factory=dict)
     not_as_stated: list[str] = field(default_factory=list)
     overflow_steps: dict[str, frozenset[int]] = field(default_factory=dict)
-    """Steps of each healthy run that loss scaling left out by itself: who acts there changes nothing."""
+    """Steps of each healthy run that loss scaling skips anyway: an intervention there changes nothing."""
 
     def ratio(self, scenario: Scenario, judge: str) -> float:
-        """Final loss under a judge against the bare fault-free twin."""
+        """Final loss under a judge relative to the bare fault-free twin."""
         return self.results[scenario.id, judge].loss / self.results[scenario.twin.id, BARE].loss
 
 
@@ -76,94 +75,89 @@ def score_all(scenarios: Sequence[Scenario], results: Mapping[tuple[str, str], J
     """Score every rule on every run."""
     board = Scoreboard(scenarios, results, folder)
     twins = list({s.twin.id: s.twin for s in scenarios}.values())
-    everyone = [*twins, *scenarios]
-    for name, look in alarm_rules().items():
-        figures = board.alarms[name] = AlarmScores()
-        for trace in PUBLISHED_RUNS:
-            rows = published_rows(trace)
-            figures.published_runs[trace.name] = look(with_gate_verdicts(rows) if name == SUREFOOT else rows)
-    for scenario in everyone:
+    all_runs = [*twins, *scenarios]
+    for name, run_rule in alarm_rules().items():
+        scores = board.alarms[name] = AlarmScores()
+        for published in PUBLISHED_RUNS:
+            rows = published_rows(published)
+            scores.published_runs[published.name] = run_rule(with_gate_verdicts(rows) if name == SUREFOOT else rows)
+    for scenario in all_runs:
         rows = list(recorded_rows(ZooJob(scenario.id, BARE, str(folder)).run_dir))
         if scenario.healthy:
             board.overflow_steps[scenario.id] = frozenset(r.attempt for r in rows if r.verdict is Verdict.OVERFLOW)
-        for name, look in alarm_rules().items():
-            # surefoot is judged by what it said where it stood by, and where it only observed by what it said there
-            stood_by = ZooJob(scenario.id, SUREFOOT if (scenario.id, SUREFOOT) in results else BARE, str(folder))
-            saw = journal_report(stood_by.run_dir, scenario) if name == SUREFOOT else look(rows)
-            _add_report(board.alarms[name], scenario, saw)
+        for name, run_rule in alarm_rules().items():
+            # surefoot is scored by its journal of the run it protected, or of the bare run where it only observed
+            job = ZooJob(scenario.id, SUREFOOT if (scenario.id, SUREFOOT) in results else BARE, str(folder))
+            report = journal_report(job.run_dir, scenario) if name == SUREFOOT else run_rule(rows)
+            _add_report(board.alarms[name], scenario, report)
     for judge in dict.fromkeys(judge for _, judge in results):
         board.interventions[judge] = InterventionScores()
-        for scenario in everyone:
+        for scenario in all_runs:
             if (scenario.id, judge) in results:
                 _add_outcome(board, judge, scenario)
     board.not_as_stated = list(_unmet_statements(board))
     return board
 
 
-def published_rows(trace: PublishedRun) -> list[StepMetrics]:
-    """A public run as rules are shown it."""
-    return [replace(row, norm=norm) for row, (_, norm, _) in zip(trace_rows(trace), rule_inputs(trace), strict=True)]
+def published_rows(run: PublishedRun) -> list[StepMetrics]:
+    """A published run as the rules see it."""
+    return [replace(row, norm=norm) for row, (_, norm, _) in zip(run_rows(run), rule_inputs(run), strict=True)]
 
 
 def _score_keys(scenario: Scenario) -> tuple[str, ...]:
-    """Under which headings a fault is counted."""
+    """The keys under which a fault is counted."""
     if not scenario.harmful:
         return (HARMLESS,)
     group = FAULTS[scenario.name].group
     return (ALL, scenario.strength, group, scenario.settings.family, scenario.name)
 
 
-def _add_report(figures: AlarmScores, scenario: Scenario, look: RuleReport) -> None:
+def _add_report(scores: AlarmScores, scenario: Scenario, report: RuleReport) -> None:
     if scenario.healthy:
-        for wolf in (
-            figures.false_alarms,
-            figures.false_alarms_by_family.setdefault(scenario.settings.family, FalseAlarmScore()),
-        ):
-            wolf.add(scenario, look.alarms)
+        by_family = scores.false_alarms_by_family.setdefault(scenario.settings.family, FalseAlarmScore())
+        for score in (scores.false_alarms, by_family):
+            score.add(scenario, report.alarms)
         return
-    for place in _score_keys(scenario):
-        figures.detection.setdefault(place, DetectionScore()).add(scenario, look)
+    for key in _score_keys(scenario):
+        scores.detection.setdefault(key, DetectionScore()).add(scenario, report)
 
 
 def _add_outcome(board: Scoreboard, judge: str, scenario: Scenario) -> None:
-    figures, result = board.interventions[judge], board.results[scenario.id, judge]
+    scores, result = board.interventions[judge], board.results[scenario.id, judge]
     if scenario.healthy:
-        acted = [at for at in result.acted if at not in board.overflow_steps[scenario.id]]
-        for wolf in (
-            figures.false_interventions,
-            figures.false_interventions_by_family.setdefault(scenario.settings.family, FalseAlarmScore()),
-        ):
-            wolf.add(scenario, acted)
+        acted = [step for step in result.acted if step not in board.overflow_steps[scenario.id]]
+        by_family = scores.false_interventions_by_family.setdefault(scenario.settings.family, FalseAlarmScore())
+        for score in (scores.false_interventions, by_family):
+            score.add(scenario, acted)
         bare = board.results[scenario.id, BARE].loss
-        figures.healthy_outcomes.add(result.loss / bare, stopped=result.stopped is not None)
+        scores.healthy_outcomes.add(result.loss / bare, stopped=result.stopped is not None)
         return
     if not scenario.curable or (scenario.id, SUREFOOT) not in board.results:
-        return  # the bare loop is compared on the runs that others were tried on
-    alone = scenario.settings.ranks == 1  # where there are more, not everyone was tried
-    for place in _score_keys(scenario) if alone else (FAULTS[scenario.name].group, scenario.name):
+        return  # the bare loop is scored on the same runs as the others
+    single_rank = scenario.settings.ranks == 1  # with several ranks only surefoot is run
+    for key in _score_keys(scenario) if single_rank else (FAULTS[scenario.name].group, scenario.name):
         stopped = result.stopped is not None
-        figures.outcomes.setdefault(place, OutcomeScore()).add(board.ratio(scenario, judge), stopped=stopped)
+        scores.outcomes.setdefault(key, OutcomeScore()).add(board.ratio(scenario, judge), stopped=stopped)
 
 
 def _unmet_statements(board: Scoreboard) -> Iterator[str]:
-    """What a scenario states of itself and the bare run shows otherwise."""
+    """Messages for scenarios whose bare run contradicts what they state."""
     for scenario in board.scenarios:
         ratio = board.ratio(scenario, BARE)
         if scenario.healthy:
             if not math.isfinite(ratio):
-                yield f"{scenario.id} is stated healthy and died"
+                yield f"{scenario.id} is stated healthy, but its model broke"
             continue
         if is_harmed(ratio) != scenario.harmful:
-            said = "harmful" if scenario.harmful else "harmless"
-            yield f"{scenario.id} is stated {said} and ended at {ratio:.3f} of its twin"
+            stated = "harmful" if scenario.harmful else "harmless"
+            yield f"{scenario.id} is stated {stated}, but its final loss is {ratio:.3f} of its twin's"
         if not _absent_before_onset(board, scenario):
             yield f"{scenario.id} differs from its twin before its onset"
 
 
 def _absent_before_onset(board: Scoreboard, scenario: Scenario) -> bool:
-    """Whether losses and norms up to the onset are those of the twin, bit for bit."""
-    mine, twins = (_rows_before(board, one, scenario.onset) for one in (scenario, scenario.twin))
-    return mine == twins
+    """Whether losses and norms before the onset are bit-equal to the twin's."""
+    return _rows_before(board, scenario, scenario.onset) == _rows_before(board, scenario.twin, scenario.onset)
 
 
 def _rows_before(board: Scoreboard, scenario: Scenario, onset: int) -> list[bytes]:
@@ -175,17 +169,17 @@ def _rows_before(board: Scoreboard, scenario: Scenario, onset: int) -> list[byte
 # -- the tables
 
 
-_TRACES = "The first alarm, in published steps before (-) or after (+) the one that is beyond dispute."
+_PUBLISHED = "The first alarm, in published steps before (-) or after (+) the undisputed spike."
 
 
 def tables(board: Scoreboard) -> str:
-    """Everything, as Markdown."""
+    """All tables as Markdown."""
     parts = [
         _summary(board),
-        "## Rules that look\n\n" + _table(_alarm_rows(board)),
-        "## Rules that act\n\n" + _table(_intervention_rows(board)),
+        "## Rules that raise alarms\n\n" + _table(_alarm_rows(board)),
+        "## Rules that intervene\n\n" + _table(_intervention_rows(board)),
         *(f"## {head}\n\n{_table(_breakdown_rows(board, places))}" for head, places in _breakdowns(board)),
-        f"## Public runs\n\n{_TRACES}\n\n{_table(_published_rows(board))}",
+        f"## Published runs\n\n{_PUBLISHED}\n\n{_table(_published_rows(board))}",
     ]
     if board.not_as_stated:
         parts.append("## Not as stated\n\n" + "\n".join(f"- {line}" for line in board.not_as_stated))
@@ -205,98 +199,86 @@ def _summary(board: Scoreboard) -> str:
 
 
 def _alarm_rows(board: Scoreboard) -> Iterator[Sequence[str]]:
-    yield ("rule", "seen", *STRENGTHS, "steps after onset", "cause right", "harmless seen", "false findings")
-    for name, figures in board.alarms.items():
-        whole = figures.detection.get(ALL, DetectionScore())
-        cause = f"{whole.cause_right / whole.runs:.0%}" if whole.cause_named else "-"
+    yield ("rule", "detected", *STRENGTHS, "steps after onset", "cause right", "harmless detected", "false findings")
+    for name, scores in board.alarms.items():
+        total = scores.detection.get(ALL, DetectionScore())
+        cause = f"{total.cause_right / total.runs:.0%}" if total.cause_named else "-"
         yield (
             name,
-            _percent(whole.share),
-            *(_percent(figures.detection.get(strength, DetectionScore()).share) for strength in STRENGTHS),
-            _number(whole.delay),
+            _percent(total.share),
+            *(_percent(scores.detection.get(strength, DetectionScore()).share) for strength in STRENGTHS),
+            _number(total.delay),
             cause,
-            _percent(figures.detection.get(HARMLESS, DetectionScore()).share),
-            _number(figures.false_alarms.rate),
+            _percent(scores.detection.get(HARMLESS, DetectionScore()).share),
+            _number(scores.false_alarms.rate),
         )
 
 
 def _intervention_rows(board: Scoreboard) -> Iterator[Sequence[str]]:
-    yield ("loop", "cured", *STRENGTHS, "loss to twin's", "dead", "given up", "false interventions", "healthy harmed")
-    for judge, figures in board.interventions.items():
-        whole = figures.outcomes.get(ALL, OutcomeScore())
+    yield ("loop", "cured", *STRENGTHS, "loss / twin's", "broken", "stopped", "false interventions", "healthy harmed")
+    for judge, scores in board.interventions.items():
+        total = scores.outcomes.get(ALL, OutcomeScore())
         yield (
             judge,
-            _percent(whole.share),
-            *(_percent(figures.outcomes.get(strength, OutcomeScore()).share) for strength in STRENGTHS),
-            _number(whole.median_ratio, 3),
-            _percent(whole.dead),
-            str(whole.stopped),
-            _number(figures.false_interventions.rate),
-            _percent(1 - figures.healthy_outcomes.share),
+            _percent(total.share),
+            *(_percent(scores.outcomes.get(strength, OutcomeScore()).share) for strength in STRENGTHS),
+            _number(total.median_ratio, 3),
+            _percent(total.dead),
+            str(total.stopped),
+            _number(scores.false_interventions.rate),
+            _percent(1 - scores.healthy_outcomes.share),
         )
 
 
 def _breakdowns(board: Scoreboard) -> Iterator[tuple[str, Sequence[str]]]:
-    yield "By what is wrong", list(dict.fromkeys(k.group for k in FAULTS.values()))
+    yield "By area of the fault", list(dict.fromkeys(k.group for k in FAULTS.values()))
     yield "By model", list(dict.fromkeys(s.settings.family for s in board.scenarios))
 
 
-def _breakdown_rows(board: Scoreboard, places: Sequence[str]) -> Iterator[Sequence[str]]:
-    """What each rule saw, and how often runs end well under those that act, by place."""
-    yield ("harmful runs", *places)
+def _breakdown_rows(board: Scoreboard, keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Detection, outcomes and false alarms of every rule, one column per key."""
+    yield ("harmful runs", *keys)
     runs = board.alarms[SUREFOOT].detection
-    yield ("how many", *(str(runs.get(place, DetectionScore()).runs) for place in places))
-    for name, figures in board.alarms.items():
-        yield (
-            f"{name}: seen, after",
-            *(_detection_cell(figures.detection.get(place, DetectionScore())) for place in places),
-        )
-    for judge, figures in board.interventions.items():
-        yield (
-            f"{judge}: end well, loss",
-            *(_outcome_cell(figures.outcomes.get(place, OutcomeScore())) for place in places),
-        )
-    for name, figures in board.alarms.items():
-        if figures.false_alarms_by_family.keys() & set(places):
-            yield (
-                f"{name}: false findings",
-                *(_number(figures.false_alarms_by_family.get(p, FalseAlarmScore()).rate) for p in places),
-            )
-    for judge, figures in board.interventions.items():
-        if figures.false_interventions_by_family.keys() & set(places):
-            yield (
-                f"{judge}: false interventions",
-                *(_number(figures.false_interventions_by_family.get(p, FalseAlarmScore()).rate) for p in places),
-            )
+    yield ("count", *(str(runs.get(key, DetectionScore()).runs) for key in keys))
+    for name, scores in board.alarms.items():
+        cells = (_detection_cell(scores.detection.get(key, DetectionScore())) for key in keys)
+        yield (f"{name}: detected, after", *cells)
+    for judge, scores in board.interventions.items():
+        cells = (_outcome_cell(scores.outcomes.get(key, OutcomeScore())) for key in keys)
+        yield (f"{judge}: end well, loss", *cells)
+    for name, scores in board.alarms.items():
+        if scores.false_alarms_by_family.keys() & set(keys):
+            rates = (scores.false_alarms_by_family.get(key, FalseAlarmScore()).rate for key in keys)
+            yield (f"{name}: false findings", *map(_number, rates))
+    for judge, scores in board.interventions.items():
+        if scores.false_interventions_by_family.keys() & set(keys):
+            rates = (scores.false_interventions_by_family.get(key, FalseAlarmScore()).rate for key in keys)
+            yield (f"{judge}: false interventions", *map(_number, rates))
 
 
-def _detection_cell(seen: DetectionScore) -> str:
-    """Share seen, median steps after the onset, and the share named right where causes are named."""
-    parts = [_percent(seen.share), _number(seen.delay)] if seen.detected else [_percent(seen.share)]
-    return ", ".join([*parts, f"cause {seen.cause_right / seen.runs:.0%}"] if seen.cause_named else parts)
+def _detection_cell(score: DetectionScore) -> str:
+    """Share detected, median steps after the onset, and the share with the right cause where causes are named."""
+    parts = [_percent(score.share), _number(score.delay)] if score.detected else [_percent(score.share)]
+    return ", ".join([*parts, f"cause {score.cause_right / score.runs:.0%}"] if score.cause_named else parts)
 
 
-def _outcome_cell(cured: OutcomeScore) -> str:
-    """Share that ended well, and the median loss as a ratio to the twin's."""
-    return f"{_percent(cured.share)}, {_number(cured.median_ratio, 2)}" if cured.ratios else "-"
+def _outcome_cell(score: OutcomeScore) -> str:
+    """Share that ended well, and the median final loss relative to the twin's."""
+    return f"{_percent(score.share)}, {_number(score.median_ratio, 2)}" if score.ratios else "-"
 
 
 def _published_rows(board: Scoreboard) -> Iterator[Sequence[str]]:
-    yield ("run", "said", *board.alarms)
-    for trace in PUBLISHED_RUNS:
-        said = "healthy" if trace.healthy else "trouble"
-        yield (
-            trace.name,
-            said,
-            *(_first_alarm_cell(trace, f.published_runs[trace.name]) for f in board.alarms.values()),
-        )
+    yield ("run", "published as", *board.alarms)
+    for run in PUBLISHED_RUNS:
+        cells = (_first_alarm_cell(run, scores.published_runs[run.name]) for scores in board.alarms.values())
+        yield (run.name, "healthy" if run.healthy else "trouble", *cells)
 
 
-def _first_alarm_cell(trace: PublishedRun, look: RuleReport) -> str:
-    if trace.healthy:
-        return "false" if look.alarms else "silent"
-    early = any(at < PRELUDE_STEPS for at in look.alarms)
-    first = next((at - PRELUDE_STEPS - trace.spike for at in look.alarms if at >= PRELUDE_STEPS), None)
+def _first_alarm_cell(run: PublishedRun, report: RuleReport) -> str:
+    if run.healthy:
+        return "false" if report.alarms else "silent"
+    early = any(step < PRELUDE_STEPS for step in report.alarms)
+    first = next((step - PRELUDE_STEPS - run.spike for step in report.alarms if step >= PRELUDE_STEPS), None)
     return ("missed" if first is None else f"{first:+d}") + (" (and false before)" if early else "")
 
 
@@ -315,35 +297,35 @@ def _number(value: float, digits: int = 0) -> str:
 
 
 def as_data(board: Scoreboard) -> dict[str, Any]:
-    """The figures for a program to read; a share or number is null where nothing was measured."""
+    """The scores as JSON values; null where nothing was measured."""
 
     def plain(value: float) -> float | None:
         return value if math.isfinite(value) else None
 
-    look = {
+    alarms = {
         name: {
             "seen": {
-                place: {"runs": s.runs, "share": plain(s.share), "delay": plain(s.delay), "cause_right": s.cause_right}
-                for place, s in figures.detection.items()
+                key: {"runs": s.runs, "share": plain(s.share), "delay": plain(s.delay), "cause_right": s.cause_right}
+                for key, s in scores.detection.items()
             },
-            "false_findings": plain(figures.false_alarms.rate),
+            "false_findings": plain(scores.false_alarms.rate),
         }
-        for name, figures in board.alarms.items()
+        for name, scores in board.alarms.items()
     }
-    act = {
+    interventions = {
         judge: {
             "cured": {
-                place: {
+                key: {
                     "runs": len(c.ratios),
                     "share": plain(c.share),
                     "loss_to_twin": plain(c.median_ratio),
                     "dead": c.dead,
                 }
-                for place, c in figures.outcomes.items()
+                for key, c in scores.outcomes.items()
             },
-            "false_interventions": plain(figures.false_interventions.rate),
-            "healthy_harmed": plain(1 - figures.healthy_outcomes.share),
+            "false_interventions": plain(scores.false_interventions.rate),
+            "healthy_harmed": plain(1 - scores.healthy_outcomes.share),
         }
-        for judge, figures in board.interventions.items()
+        for judge, scores in board.interventions.items()
     }
-    return {"looking": look, "acting": act, "not_as_stated": board.not_as_stated}
+    return {"looking": alarms, "acting": interventions, "not_as_stated": board.not_as_stated}
