@@ -162,8 +162,7 @@ def _table(parts: Parts, blocks: BlockTimer) -> str:
     )
     lines = [
         setup,
-        f"first update {blocks.first_update_seconds:.1f} s after the process start, "
-        "including the warmup of the hand-written loop",
+        f"first update {blocks.first_update_seconds:.1f} s after the process start, hand-written loop's warmup included",
         "| loop | tokens/s | relative to hand-written | model FLOP utilisation |",
         "|---|---|---|---|",
     ]
