@@ -162,7 +162,7 @@ def _table(parts: Parts, blocks: BlockTimer) -> str:
     )
     lines = [
         setup,
-        f"first update {blocks.first_update_seconds:.1f} s after the process start, hand-written loop's warmup included",
+        f"first update {blocks.first_update_seconds:.1f} s after process start, hand-written loop's warmup included",
         "| loop | tokens/s | relative to hand-written | model FLOP utilisation |",
         "|---|---|---|---|",
     ]
