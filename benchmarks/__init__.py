@@ -1,1 +1,1 @@
-"""The commands behind every figure this project states."""
+"""Benchmarks behind every number in the documentation; run them with `surefoot bench` in a checkout."""

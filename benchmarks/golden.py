@@ -1,6 +1,6 @@
-"""Small recorded runs whose decisions a replay must make again: `python -m benchmarks.golden FOLDER`.
+"""Records the golden runs whose decisions a replay must reproduce: `python -m benchmarks.golden FOLDER`.
 
-Made anew whenever decisions are meant to change; the difference then shows in the events of each run.
+Regenerate them when decisions are meant to change, and review the difference in each run's events.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.recorded import NOTES
+from benchmarks.recorded_run import NOTES
 from benchmarks.replay import replay
-from benchmarks.zoo.recording import Attached
-from benchmarks.zoo.run import train
-from benchmarks.zoo.work import everything
-from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR, events_filename
+from benchmarks.zoo.attached import SurefootProtector
+from benchmarks.zoo.jobs import all_scenarios
+from benchmarks.zoo.training import train
+from surefoot.journal.run_json import RUN, SIGNALS, events_name
 
 SCENARIOS = (
     "bad_batch-plain-subtle-11",
@@ -30,30 +30,30 @@ SCENARIOS = (
     "loss_scale_collapse-plain-clear-11",
     "spike_that_heals-recurrent-11",
 )
-"""A little of everything: refusals, rewinds, restraints, loss scaling, and a healthy run that only looks suspicious."""
+"""Refusals, rewinds, overrides, loss scaling, and a healthy run that only looks suspicious."""
 
 
 def make(name: str, folder: Path) -> int:
-    """Record one run of the zoo under protection and keep what a replay needs; returns how much was decided."""
-    with tempfile.TemporaryDirectory() as home:
-        made = Path(home, name)
-        train(everything()[name].run(), Attached(made, observe=False))
-        _keep(made, folder / name)
-    found = replay(folder / name)
-    if found.differences:
-        raise RuntimeError(f"{name}: the decisions of a run just made are not made again: {found.differences[0]}")
-    return len(found.recorded)
+    """Record one zoo run under protection and store what a replay needs; returns the number of decisions."""
+    with tempfile.TemporaryDirectory() as scratch:
+        run_dir = Path(scratch, name)
+        train(all_scenarios()[name].run(), SurefootProtector(run_dir, observe=False))
+        _store(run_dir, folder / name)
+    result = replay(folder / name)
+    if result.differences:
+        raise RuntimeError(f"{name}: replaying the new recording gives another decision: {result.differences[0]}")
+    return len(result.recorded)
 
 
-def _keep(made: Path, kept: Path) -> None:
-    kept.mkdir(parents=True)
-    info = json.loads((made / RUN_JSON).read_text())
+def _store(run_dir: Path, target: Path) -> None:
+    target.mkdir(parents=True)
+    info = json.loads((run_dir / RUN).read_text())
     config = {name: info["config"][name] for name in ("policy", "judged")}
-    told = {"schema": info["schema"], "surefoot": info["surefoot"], "config": config, "earlier": []}
-    (kept / RUN_JSON).write_text(json.dumps(told, indent=1) + "\n")
-    lines = (made / events_filename(0)).read_text().splitlines(keepends=True)
-    (kept / events_filename(0)).write_text("".join(line for line in lines if _needed(line)))
-    shutil.copytree(made / SIGNALS_DIR, kept / SIGNALS_DIR)
+    reduced = {"schema": info["schema"], "surefoot": info["surefoot"], "config": config, "earlier": []}
+    (target / RUN).write_text(json.dumps(reduced, indent=1) + "\n")
+    lines = (run_dir / events_name(0)).read_text().splitlines(keepends=True)
+    (target / events_name(0)).write_text("".join(line for line in lines if _needed(line)))
+    shutil.copytree(run_dir / SIGNALS, target / SIGNALS)
 
 
 def _needed(line: str) -> bool:
@@ -61,11 +61,11 @@ def _needed(line: str) -> bool:
     return event["kind"] == "decision" or event.get("name") in NOTES
 
 
-def main(words: Sequence[str]) -> int:
-    if len(words) != 1:
+def main(arguments: Sequence[str]) -> int:
+    if len(arguments) != 1:
         print("usage: python -m benchmarks.golden FOLDER", file=sys.stderr)
         return 2
-    folder = Path(words[0])
+    folder = Path(arguments[0])
     torch.set_num_threads(1)
     logging.getLogger("surefoot").setLevel(logging.CRITICAL)
     for old in folder.glob(f"*/{RUN_JSON}"):

@@ -1,4 +1,4 @@
-"""What being watched costs: the attached loop against the bare clipped one, in alternating blocks of one run."""
+"""`surefoot bench overhead`: step time of the attached loop against the bare clipped one, in alternating blocks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import surefoot
-from benchmarks.synchronisations import count_synchronisations
+from benchmarks.host_syncs import count_host_syncs
 from surefoot.journal.output_files import check_output, output_file
 from surefoot.models.decoder import SIZES, Decoder, count_parameters, next_token_loss
 
 BATCH = {"cpu": {"10m": (8, 256)}, "cuda": {"10m": (16, 512), "124m": (16, 1024), "1.3b": (8, 1024)}}
-"""Samples and tokens of a batch, by device and size."""
+"""Samples and tokens per batch, by device and size."""
 CLIP = 1.0
 Step = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One line of the table: a model, an optimizer, eager or compiled."""
+class OverheadCase:
+    """One row of the table: a model, an optimizer, eager or compiled."""
 
     size: str
     optimizer: str = "fused AdamW"
@@ -39,50 +39,50 @@ class Plan:
     variants: tuple[str, ...] = ("bare", "attached")
     rounds: int = 9
     steps: int = 20
-    """Timed steps in a block; half as many run before them, while caches and files warm up."""
+    """Timed steps per block; half as many untimed ones precede them, while caches and files warm up."""
 
     @property
-    def apart(self) -> bool:
-        """Each variant with a model of its own, and one guard through the run: states are kept as in a long one."""
+    def separate_models(self) -> bool:
+        """Each variant has its own model, and one guard lasts for the whole run, with snapshots as in a long run."""
         return set(self.variants) == {"bare", "attached"}
 
 
 @dataclass
-class Result:
-    """Milliseconds a step of the bare loop, and every variant as a ratio to it."""
+class OverheadResult:
+    """Milliseconds per step of the bare loop, and every variant as a ratio to it."""
 
-    plan: Plan
+    plan: OverheadCase
     parameters: int
     bare_ms: float
     ratios: dict[str, float] = field(default_factory=dict)
     means: dict[str, float] = field(default_factory=dict)
-    """The same from the sums of all rounds, in which a state that is kept now and then has its part."""
+    """The same ratio from the sums of all rounds, which includes the cost of occasional snapshots."""
     spread: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Between which ratios the middle half of the rounds lay."""
+    """First and third quartile of the rounds' ratios."""
     synchronisations: dict[str, float] = field(default_factory=dict)
-    """Host waits a step, on CUDA."""
+    """Host syncs per step, on CUDA."""
 
 
-class Bench:
+class OverheadLoop:
     """One model with its optimizers, and a training step for each variant."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: OverheadCase) -> None:
         torch.manual_seed(0)
         self.plan = plan
         self.device = torch.device(plan.device)
         self.model = Decoder(SIZES[plan.size]).to(self.device)
-        self.run: nn.Module = torch.compile(self.model) if plan.compiled else self.model  # pyright: ignore
+        self.forward_model: nn.Module = torch.compile(self.model) if plan.compiled else self.model  # pyright: ignore
         self.optimizers = _optimizers(plan.optimizer, self.model)
         samples, tokens = BATCH[plan.device][plan.size]
         shape = (4, samples, tokens + 1)
         self.batches = torch.randint(0, SIZES[plan.size].vocab, shape, device=self.device)
-        self.turn = 0
+        self.batches_drawn = 0
 
     def loss(self) -> tuple[Tensor, Tensor]:
-        batch = self.batches[self.turn % len(self.batches)]
-        self.turn += 1
+        batch = self.batches[self.batches_drawn % len(self.batches)]
+        self.batches_drawn += 1
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            return next_token_loss(self.run, batch), batch
+            return next_token_loss(self.forward_model, batch), batch
 
     def finish(self) -> None:
         for o in self.optimizers:
@@ -96,7 +96,7 @@ class Bench:
         self.finish()
 
     def item(self) -> None:
-        """What many loops do to watch gradients: ask each tensor for its numbers."""
+        """The common way to watch gradients: `.item()` on every tensor."""
         self.loss()[0].backward()
         for p in self.model.parameters():
             if p.grad is not None:
@@ -107,10 +107,10 @@ class Bench:
 
     @contextlib.contextmanager
     def variant(self, name: str) -> Iterator[Step]:
-        """The step of a variant, with whatever it needs around it."""
+        """The step function of a variant, inside the context it needs."""
         if name == "attached":
             with tempfile.TemporaryDirectory() as folder:
-                guard = surefoot.attach(self.run, self.optimizers, run_dir=folder, clip=CLIP)
+                guard = surefoot.attach(self.forward_model, self.optimizers, run_dir=folder, clip=CLIP)
 
                 def attached() -> None:
                     loss, batch = self.loss()
@@ -132,17 +132,17 @@ class Bench:
         else:
             yield {"bare": self.bare, "item": self.item}[name]
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def timed(self, step: Step, steps: int) -> float:
-        """Milliseconds a step."""
-        self.wait()
+        """Milliseconds per step."""
+        self.synchronize()
         start = time.perf_counter()
         for _ in range(steps):
             step()
-        self.wait()
+        self.synchronize()
         return (time.perf_counter() - start) / steps * 1e3
 
 
@@ -154,30 +154,30 @@ def _optimizers(name: str, model: nn.Module) -> list[Optimizer]:
     return [torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True if name == "fused AdamW" else None)]
 
 
-def measure(plan: Plan, say: Callable[[str], None]) -> Result:
-    """Alternate short blocks of all variants and take the median of the rounds' ratios."""
-    bench = Bench(plan)
+def measure(plan: OverheadCase, say: Callable[[str], None]) -> OverheadResult:
+    """Alternate short blocks of all variants and report the median of the rounds' ratios."""
+    bench = OverheadLoop(plan)
     times: dict[str, list[float]] = {name: [] for name in plan.variants}
-    with contextlib.ExitStack() as held:
-        # Each variant has a model of its own and stays as it is through the run, so that blocks can be a few steps
-        # short: whatever slows the host down hits two neighbours alike.
-        lasting = {
-            name: held.enter_context((bench if name == "bare" else Bench(plan)).variant(name))
+    with contextlib.ExitStack() as stack:
+        # Each variant has its own model and stays set up for the whole run, so that blocks can be as short as a few
+        # steps: whatever slows the host down hits neighbouring blocks alike.
+        variants = {
+            name: stack.enter_context((bench if name == "bare" else OverheadLoop(plan)).variant(name))
             for name in plan.variants
-            if plan.apart
+            if plan.separate_models
         }
         for number in range(plan.rounds + 1):
-            order = plan.variants if number % 2 else plan.variants[::-1]  # neither always comes first
+            order = plan.variants if number % 2 else plan.variants[::-1]  # alternate which comes first
             for name in order:
-                with contextlib.nullcontext(lasting[name]) if plan.apart else bench.variant(name) as step:
+                with contextlib.nullcontext(variants[name]) if plan.separate_models else bench.variant(name) as step:
                     bench.timed(step, plan.steps // 2 + 1 if number else 3 * plan.steps)
                     spent = bench.timed(step, plan.steps)
                 if number:  # the first round warms up everything
                     times[name].append(spent)
-            if not plan.apart or number % 50 == 0:
+            if not plan.separate_models or number % 50 == 0:
                 mode = "compiled" if plan.compiled else "eager"
                 say(f"{plan.size} {plan.optimizer} {mode}: round {number} of {plan.rounds}")
-    result = Result(plan, count_parameters(bench.model), statistics.median(times["bare"]))
+    result = OverheadResult(plan, count_parameters(bench.model), statistics.median(times["bare"]))
     for name, spent in times.items():
         ratios = [a / b for a, b in zip(spent, times["bare"], strict=True)]
         result.ratios[name] = statistics.median(ratios)
@@ -188,39 +188,39 @@ def measure(plan: Plan, say: Callable[[str], None]) -> Result:
         for name in plan.variants:
             with bench.variant(name) as step:
                 bench.timed(step, 5)
-                result.synchronisations[name] = count_synchronisations(step, steps=10)
+                result.synchronisations[name] = count_host_syncs(step, steps=10)
     return result
 
 
 STEPS = {"cpu": {"10m": 2}, "cuda": {"10m": 5, "124m": 20, "1.3b": 8}}
-"""Timed steps in a block."""
+"""Timed steps per block."""
 ROUNDS = {"cpu": {"10m": 15}, "cuda": {"10m": 120, "124m": 7, "1.3b": 5}}
-"""Rounds of blocks; a small model on a fast device is bound by the host, whose speed moves most: many short ones."""
+"""Rounds of blocks. A small model on a fast device is host-bound, and host speed varies most: many short rounds."""
 
 
-def plans(device: str, *, quick: bool) -> list[Plan]:
-    """Every line of the table for a device."""
+def cases(device: str, *, quick: bool) -> list[OverheadCase]:
+    """Every row of the table for a device."""
 
-    def line(size: str, optimizer: str, *, compiled: bool = False) -> Plan:
+    def line(size: str, optimizer: str, *, compiled: bool = False) -> OverheadCase:
         rounds = 3 if quick else ROUNDS[device][size]
-        return Plan(size, optimizer, compiled=compiled, device=device, rounds=rounds, steps=STEPS[device][size])
+        return OverheadCase(size, optimizer, compiled=compiled, device=device, rounds=rounds, steps=STEPS[device][size])
 
     lines = [line(size, "fused AdamW", compiled=compiled) for size in STEPS[device] for compiled in (False, True)]
     for size in ("10m", "124m"):
         if size in STEPS[device]:
             lines += [line(size, name) for name in ("default AdamW", "Muon")]
     largest = "124m" if device == "cuda" else "10m"
-    return lines + _rivals(largest, device, STEPS[device][largest] // 4 + 1)
+    return lines + _alternatives(largest, device, STEPS[device][largest] // 4 + 1)
 
 
-def _rivals(size: str, device: str, steps: int) -> list[Plan]:
-    """What else people use to see trouble; transformers' debug mode where it is installed."""
+def _alternatives(size: str, device: str, steps: int) -> list[OverheadCase]:
+    """Other ways to watch for trouble; transformers' debug mode where it is installed."""
     debug = ("debug",) if importlib.util.find_spec("transformers") else ()
-    return [Plan(size, device=device, variants=("bare", "item", "anomaly", *debug), rounds=3, steps=steps)]
+    return [OverheadCase(size, device=device, variants=("bare", "item", "anomaly", *debug), rounds=3, steps=steps)]
 
 
-def machine(device: str) -> str:
-    """The machine in words, for whoever reads the figures."""
+def describe_machine(device: str) -> str:
+    """The machine, torch and Python, for the heading of a table."""
     name = (
         torch.cuda.get_device_name()
         if device == "cuda"
@@ -229,19 +229,19 @@ def machine(device: str) -> str:
     return f"{name}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
-def report(results: list[Result], device: str) -> str:
-    """The table as Markdown, as it stands in the README."""
+def report(results: list[OverheadResult], device: str) -> str:
+    """The table as Markdown, in the README's format."""
     head = [
-        f"Machine: {machine(device)}.",
+        f"Machine: {describe_machine(device)}.",
         "",
-        "| model | optimizer | mode | loop | ms a step | ratio | middle half | of the sums | host waits a step |",
+        "| model | optimizer | mode | loop | ms/step | ratio | quartiles | ratio of sums | host syncs/step |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    return "\n".join([*head, *(line for r in results for line in lines_of(r))])
+    return "\n".join([*head, *(line for r in results for line in result_lines(r))])
 
 
-def lines_of(r: Result) -> list[str]:
-    """One line of the table for each variant."""
+def result_lines(r: OverheadResult) -> list[str]:
+    """One row of the table per variant."""
     mode = "compiled" if r.plan.compiled else "eager"
     lines: list[str] = []
     for name, ratio in r.ratios.items():
@@ -263,32 +263,33 @@ def main(
     force: bool = False,
     say: Callable[[str], None] = print,
 ) -> str:
-    """Run the table for a device; `only` keeps the lines whose name contains it."""
+    """Measure the table for a device; `only` keeps the rows whose name contains it."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in STEPS:
         raise ValueError(f"bench overhead: device {device!r} is unknown. Use --device {' or '.join(STEPS)}.")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("bench overhead: there is no CUDA device here. Use --device cpu.")
+        raise ValueError("bench overhead: no CUDA device found. Use --device cpu.")
     chosen = [
         p
-        for p in plans(device, quick=quick)
+        for p in cases(device, quick=quick)
         if only in f"{p.size} {p.optimizer} {'compiled' if p.compiled else 'eager'}"
     ]
     if not chosen:
         raise ValueError(
-            f"bench overhead: no line of the table contains {only!r}. Try '124m', 'fused', 'compiled' or 'Muon'."
+            f"bench overhead: no row of the table contains {only!r}. Try '124m', 'fused', 'compiled' or 'Muon'."
         )
     if out is not None:
         check_output(out, force=force)
-    results: list[Result] = []
+    results: list[OverheadResult] = []
     for plan in chosen:
         results.append(measure(plan, say))
-        say("\n".join(lines_of(results[-1])))  # at once: what was measured is not lost when the rest is cut short
+        say("\n".join(result_lines(results[-1])))  # at once, so that an interrupt loses only the rows still to come
         if out is not None:
             made_by = {"made_by": "surefoot bench overhead"}
-            found = {**made_by, "machine": machine(device), "results": [asdict(r) for r in results]}
+            report_data = {**made_by, "machine": describe_machine(device), "results": [asdict(r) for r in results]}
             with output_file(out, force=force) as draft:
-                draft.write_text(json.dumps(found, indent=1))
+                draft.write_text(json.dumps(report_data, indent=1))
+
         if device == "cuda":
             torch.cuda.empty_cache()
             torch._dynamo.reset()

@@ -64,7 +64,7 @@ TRAINS = (
     "trainers/test_hf_trainer.py",
     "trainers/test_lightning.py",
     "zoo/test_bench.py",
-    "zoo/test_rules.py",
+    "zoo/test_other_rules.py",
 )
 """Files whose tests depend on the result of a training run: `make portable` runs them as on another processor."""
 

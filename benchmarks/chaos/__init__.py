@@ -1,4 +1,4 @@
-"""`surefoot bench chaos`: real runs, really killed, on disks that fail and with files that are harmed."""
+"""`surefoot bench chaos`: kills real training runs, breaks their disks and corrupts their files."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.chaos.common import Bench, Tally
-from benchmarks.chaos.damage import clocks, damages, planted
-from benchmarks.chaos.disks import crashes, disks
-from benchmarks.chaos.kills import combinations, kills, reshards, signals
-from benchmarks.chaos.nursery import Nursery
+from benchmarks.chaos.corruption import corrupt_files, plant_code, shift_clocks
+from benchmarks.chaos.disk_faults import crash_at_every_write, failing_disks
+from benchmarks.chaos.fork_server import ForkServer
+from benchmarks.chaos.interruptions import kill_runs, reshard_runs, resume_combinations, signal_runs
+from benchmarks.chaos.trials import ChaosBench, FaultTally
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """Something that happens to a run, and how often it is tried; 0 is every case there is."""
+class ChaosFault:
+    """A kind of fault and how many trials it gets; 0 tries every case."""
 
-    try_it: Callable[[Bench, int], Tally]
-    quick: int
-    long: int
+    run: Callable[[ChaosBench, int], FaultTally]
+    quick_trials: int
+    full_trials: int
 
 
 FAULTS = {
-    "kill": Fault(kills, 10, 300),
-    "crash": Fault(crashes, 0, 0),
-    "damage": Fault(damages, 200, 5000),
-    "disk": Fault(disks, 8, 60),
-    "signal": Fault(signals, 4, 50),
-    "clock": Fault(clocks, 4, 8),
-    "code": Fault(planted, 0, 0),
-    "resume": Fault(combinations, 8, 96),
-    "reshard": Fault(reshards, 6, 6),
+    "kill": ChaosFault(kill_runs, 10, 300),
+    "crash": ChaosFault(crash_at_every_write, 0, 0),
+    "damage": ChaosFault(corrupt_files, 200, 5000),
+    "disk": ChaosFault(failing_disks, 8, 60),
+    "signal": ChaosFault(signal_runs, 4, 50),
+    "clock": ChaosFault(shift_clocks, 4, 8),
+    "code": ChaosFault(plant_code, 0, 0),
+    "resume": ChaosFault(resume_combinations, 8, 96),
+    "reshard": ChaosFault(reshard_runs, 6, 6),
 }
 
 
@@ -44,22 +44,22 @@ def main(
     times: int | None = None,
     seed: int = 0,
     say: Callable[[str], None] = print,
-) -> list[Tally]:
-    """Try the faults, or one of them, and tell what came of it; what was lost keeps its folder."""
+) -> list[FaultTally]:
+    """Try all faults, or one of them; the folder of a fault that lost a run is kept."""
     if only and only not in FAULTS:
         raise ValueError(f"bench chaos: --only {only} is unknown. Use one of {', '.join(FAULTS)}.")
-    found: list[Tally] = []
+    tallies: list[FaultTally] = []
     for name, fault in FAULTS.items():
         if only not in ("", name):
             continue
         folder = Path(tempfile.mkdtemp(prefix=f"surefoot-chaos-{name}-"))
-        with Nursery() as nursery:
-            count = times if times is not None else fault.quick if quick else fault.long
-            tally = fault.try_it(Bench(folder, nursery, seed=seed), count)
-        found.append(tally)
+        with ForkServer() as server:
+            trials = times if times is not None else fault.quick_trials if quick else fault.full_trials
+            tally = fault.run(ChaosBench(folder, server, seed=seed), trials)
+        tallies.append(tally)
         say(f"{name}: {tally.survived} of {tally.tried} survived")
-        for lost in tally.lost:
-            say(f"  lost: {lost}")
+        for failure in tally.lost:
+            say(f"  lost: {failure}")
         if not tally.lost:
             shutil.rmtree(folder)
-    return found
+    return tallies

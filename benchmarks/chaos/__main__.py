@@ -1,4 +1,4 @@
-"""What the processes of the bench run: the nursery, torchrun, or one victim, whose plan comes as JSON."""
+"""Entry point of the chaos processes: `fork-server PID`, `torchrun PID OPTIONS... PLAN`, or one training run's PLAN."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import json
 import os
 import sys
 
-from benchmarks.chaos.nursery import serve
-from benchmarks.chaos.victim import Plan, main
+from benchmarks.chaos.fork_server import serve
+from benchmarks.chaos.training_run import RunPlan, main
 from surefoot.process_identity import end_with_parent
 
-AGENT = "SUREFOOT_CHAOS_AGENT"
-"""The environment variable in which a victim under torchrun is told which process that is: torchrun starts it in a
-session of its own, so that no signal to torchrun's process group reaches it."""
+AGENT_PID = "SUREFOOT_CHAOS_AGENT"
+"""Environment variable with torchrun's pid. torchrun starts its workers in sessions of their own, which no signal to
+torchrun's process group reaches, so each worker watches this pid."""
 
 
 def run() -> None:
-    if sys.argv[1] == "nursery":
+    if sys.argv[1] == "fork-server":
         end_with_parent(int(sys.argv[2]))
         serve()
     elif sys.argv[1] == "torchrun":
         end_with_parent(int(sys.argv[2]))
-        os.environ[AGENT] = str(os.getpid())
+        os.environ[AGENT_PID] = str(os.getpid())
         from torch.distributed.run import main as torchrun
 
         torchrun([*sys.argv[3:-1], "-m", "benchmarks.chaos", sys.argv[-1]])
     else:
-        if agent := os.environ.get(AGENT):
+        if agent := os.environ.get(AGENT_PID):
             end_with_parent(int(agent))
-        main(Plan(**json.loads(sys.argv[1])))
+        main(RunPlan(**json.loads(sys.argv[1])))
 
 
 if __name__ == "__main__":

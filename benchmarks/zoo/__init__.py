@@ -1,6 +1,7 @@
-"""Broken runs and suspicious healthy ones, planted on purpose: what every rule is judged by."""
+"""Training runs with planted faults, and healthy runs that look suspicious: every rule is scored on them."""
 
-from benchmarks.zoo import controls as _controls
+from benchmarks.zoo.controls import data as _control_data
+from benchmarks.zoo.controls import training as _control_training
 from benchmarks.zoo.faults import data as _data
 from benchmarks.zoo.faults import numerics as _numerics
 from benchmarks.zoo.faults import optimisation as _optimisation
@@ -8,6 +9,6 @@ from benchmarks.zoo.faults import resources as _resources
 from benchmarks.zoo.faults import state as _state
 from benchmarks.zoo.scenario import CONTROLS, FAULTS
 
-del _controls, _data, _numerics, _optimisation, _resources, _state
+del _control_data, _control_training, _data, _numerics, _optimisation, _resources, _state
 
 __all__ = ["CONTROLS", "FAULTS"]

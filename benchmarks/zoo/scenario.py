@@ -1,4 +1,4 @@
-"""What a scenario says of itself: where the fault sits, from which step on, why, and whether it does harm."""
+"""Scenarios: a fault or a healthy control, planted in a model family from a known step on, with its stated harm."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.zoo.families import FAMILIES, Split
-from benchmarks.zoo.run import Run, Settings
+from benchmarks.zoo.training import RunSettings, ZooRun
 from surefoot.records import Cause
 
 STRENGTHS = ("subtle", "clear", "brutal")
 SEEDS = {Split.TUNING: (11, 12), Split.REPORT: (101, 102)}
-"""Seeds of the two parts; with the families they keep tuning and reporting apart."""
+"""Seeds of the two splits; families and seeds of tuning and reporting are disjoint."""
 TWIN = "twin"
 ONSET = 150
-"""The step a fault begins at unless it says otherwise: by then rules with a window of 128 have filled it."""
+"""Default first step of a fault: by then rules with a window of 128 have filled it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One run to be made: a fault or a suspicious but healthy change, planted in one family with one seed."""
+    """One run to train: a fault, or a healthy change that looks suspicious, in one family with one seed."""
 
     name: str
-    settings: Settings
-    plant: Callable[[Run], None]
+    settings: RunSettings
+    plant: Callable[[ZooRun], None]
     onset: int
     cause: Cause | None = None
     """None in a healthy control."""
-    also: frozenset[Cause] = frozenset()
-    """Other names that are right too, where what was planted looks the same."""
+    also_causes: frozenset[Cause] = frozenset()
+    """Other causes that count as right, where their symptoms are the same."""
     strength: str = ""
     harmful: bool = False
-    """Stated beforehand: the bare run ends more than 5 % worse than its fault-free twin."""
+    """Stated in advance: the bare run ends more than 5 % worse than its fault-free twin."""
     curable: bool = True
-    """Whether acting on the run can cure it, or it is only to be seen."""
+    """Whether an intervention can cure the run; otherwise the fault can only be detected."""
     about: str = ""
-    home: str = __name__
-    """The module it is written down in."""
+    module: str = __name__
+    """The module that defines it."""
 
     @property
     def healthy(self) -> bool:
         return self.cause is None
 
-    def names(self, cause: Cause | None) -> bool:
-        """Whether this is the right name for what was planted."""
-        return cause is not None and (cause is self.cause or cause in self.also)
+    def is_right_cause(self, cause: Cause | None) -> bool:
+        """Whether this diagnosis names what was planted."""
+        return cause is not None and (cause is self.cause or cause in self.also_causes)
 
     @property
     def split(self) -> Split:
@@ -53,7 +53,7 @@ class Scenario:
 
     @property
     def id(self) -> str:
-        """Names the run among all runs, and its files."""
+        """Unique name of the run and of its files."""
         if self.name == TWIN:
             return f"{TWIN}-{self.settings.label}"
         parts = [self.name, self.settings.family, self.strength, str(self.settings.seed)]
@@ -65,43 +65,43 @@ class Scenario:
         return replace(
             self,
             name=TWIN,
-            plant=_nothing,
+            plant=_no_fault,
             cause=None,
-            also=frozenset(),
+            also_causes=frozenset(),
             strength="",
             harmful=False,
             about="",
-            home=__name__,
+            module=__name__,
         )
 
-    def run(self, rank: int = 0) -> Run:
-        """The run, planted and ready to be trained."""
-        run = Run(self.settings, rank)
+    def run(self, rank: int = 0) -> ZooRun:
+        """The run with its fault planted, ready to train."""
+        run = ZooRun(self.settings, rank)
         self.plant(run)
         return run
 
 
-def _nothing(run: Run) -> None:
+def _no_fault(run: ZooRun) -> None:
     """Plants no fault."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A fault or a control as it is written down once, for all its families, strengths and seeds."""
+class ScenarioKind:
+    """The definition of a fault or control, for all its families, strengths and seeds."""
 
     name: str
     plant: Callable[..., None]
-    on: Mapping[str, str]
+    families: Mapping[str, str]
     onset: int
     cause: Cause | None
     strengths: Mapping[str, tuple[float, float, float]]
     curable: bool
-    also: frozenset[Cause] = frozenset()
+    also_causes: frozenset[Cause] = frozenset()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def group(self) -> str:
-        """What it has to do with: the name of the file it stands in."""
+        """The area of the fault: the name of the module that defines it."""
         return self.plant.__module__.rpartition(".")[2]
 
     @property
@@ -109,34 +109,34 @@ class Kind:
         return (self.plant.__doc__ or "").strip()
 
     def scenarios(self, split: Split) -> Iterator[Scenario]:
-        """All runs of this kind in one part of the zoo."""
-        for family, marks in self.on.items():
+        """All runs of this kind in one split."""
+        for family, marks in self.families.items():
             if FAMILIES[family].split is split:
                 for seed in SEEDS[split]:
-                    yield from self._in(Settings(family=family, seed=seed, **self.settings), marks)
+                    yield from self._in(RunSettings(family=family, seed=seed, **self.settings), marks)
 
-    def _in(self, settings: Settings, marks: str) -> Iterator[Scenario]:
+    def _in(self, settings: RunSettings, marks: str) -> Iterator[Scenario]:
         common = {"name": self.name, "settings": settings, "onset": self.onset, "about": self.about}
-        common["home"] = self.plant.__module__
+        common["module"] = self.plant.__module__
         if self.cause is None:
             yield Scenario(**common, plant=lambda run: self.plant(run, self.onset))
             return
-        for strength, figure, mark in zip(STRENGTHS, self.strengths[settings.family], marks, strict=True):
+        for strength, value, mark in zip(STRENGTHS, self.strengths[settings.family], marks, strict=True):
             yield Scenario(
                 **common,
-                plant=lambda run, figure=figure: self.plant(run, self.onset, figure),
+                plant=lambda run, value=value: self.plant(run, self.onset, value),
                 cause=self.cause,
-                also=self.also,
+                also_causes=self.also_causes,
                 strength=strength,
                 harmful=mark == "!",
                 curable=self.curable,
             )
 
 
-FAULTS: dict[str, Kind] = {}
-CONTROLS: dict[str, Kind] = {}
-Plant = Callable[[Run, int, float], None]
-PlantControl = Callable[[Run, int], None]
+FAULTS: dict[str, ScenarioKind] = {}
+CONTROLS: dict[str, ScenarioKind] = {}
+Plant = Callable[[ZooRun, int, float], None]
+PlantControl = Callable[[ZooRun, int], None]
 
 
 def fault(
@@ -149,39 +149,40 @@ def fault(
     also: Iterable[Cause] = (),
     **settings: Any,
 ) -> Callable[[Plant], Plant]:
-    """Add a fault to the zoo: `plant(run, onset, strength)`.
+    """Register a fault: `plant(run, onset, strength)`.
 
-    `on` names the families it is planted in, each with three marks for subtle, clear and brutal: "!" where the bare
-    run ends more than 5 % worse than its twin, "." where it does not. `strengths` are the figures handed to `plant`,
-    for all families or for each. `also` are other causes that are right too. `settings` are those of `Settings`,
-    shared with the twin.
+    `on` names its families, each with three marks for subtle, clear and brutal: "!" where the bare run ends more than
+    5 % worse than its twin, "." where it does not. `strengths` are the values passed to `plant`, the same for all
+    families or one triple per family. `also` lists other causes that count as right. `settings` are fields of
+    `RunSettings`, shared with the twin.
     """
     for family, marks in on.items():
         if family not in FAMILIES or len(marks) != len(STRENGTHS) or set(marks) - set("!."):
             raise ValueError(f"zoo: {family!r}: {marks!r} must be a known family and three of '!' and '.'")
-    each = dict.fromkeys(on, strengths) if isinstance(strengths, tuple) else dict(strengths)
+    by_family = dict.fromkeys(on, strengths) if isinstance(strengths, tuple) else dict(strengths)
 
     def add(plant: Plant) -> Plant:
-        _add(FAULTS, Kind(plant.__name__, plant, on, onset, cause, each, curable, frozenset(also), settings))
+        causes = frozenset(also)
+        _add(FAULTS, ScenarioKind(plant.__name__, plant, on, onset, cause, by_family, curable, causes, settings))
         return plant
 
     return add
 
 
 def control(*families: str, onset: int = ONSET, **settings: Any) -> Callable[[PlantControl], PlantControl]:
-    """Add a healthy run that looks suspicious: `plant(run, onset)` makes the change that is meant to be."""
+    """Register a healthy run that looks suspicious: `plant(run, onset)` makes a legitimate change."""
 
     def add(plant: PlantControl) -> PlantControl:
         on = dict.fromkeys(families, "")
-        _add(CONTROLS, Kind(plant.__name__, plant, on, onset, None, {}, False, frozenset(), settings))
+        _add(CONTROLS, ScenarioKind(plant.__name__, plant, on, onset, None, {}, False, frozenset(), settings))
         return plant
 
     return add
 
 
-def _add(kinds: dict[str, Kind], kind: Kind) -> None:
+def _add(kinds: dict[str, ScenarioKind], kind: ScenarioKind) -> None:
     if kind.name in FAULTS or kind.name in CONTROLS:
-        raise ValueError(f"zoo: there are two of the name {kind.name}")
+        raise ValueError(f"zoo: two scenarios are named {kind.name}")
     if not kind.about:
         raise ValueError(f"zoo: {kind.name} needs a docstring that says what it does")
     kinds[kind.name] = kind

@@ -15,7 +15,7 @@ from loops import net, same, snapshot
 from scripted import Watched, script, set_overrides
 
 import surefoot
-from benchmarks.synchronisations import count_synchronisations
+from benchmarks.host_syncs import count_host_syncs
 from surefoot.checkpoint import snapshot_memory
 from surefoot.models.decoder import SIZES, Decoder, next_token_loss
 from surefoot.records import Action
@@ -145,7 +145,7 @@ def test_no_more_waits_than_the_bare_loop(tensor: bool, frozen: bool, tmp_path: 
 
     for _ in range(5):
         bare()
-    before = count_synchronisations(bare, steps=20)
+    before = count_host_syncs(bare, steps=20)
     guard: Any = surefoot.attach(model, optimizer, run_dir=tmp_path, policy=surefoot.Policy(snapshot_every=5))
     for _ in range(7):
         attached()

@@ -1,4 +1,4 @@
-"""Recorded rows through a judge give the recorded decisions again; another policy gives other ones."""
+"""Replaying recorded rows makes the recorded decisions again; another policy makes others."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from typer.testing import CliRunner, Result
 
 import surefoot
 from benchmarks.golden import SCENARIOS
-from benchmarks.recorded import LAG, policy_from, recorded
-from benchmarks.regate import Regate
-from benchmarks.replay import replay
+from benchmarks.recorded_run import LAG, policy_from, read_attaches
+from benchmarks.replay import GateReplay, replay
 from surefoot.cli import app
 from surefoot.gate.clip import Clip, ClipUnit
 from surefoot.gate.rule import NormRule, make_decider, new_gate_memory
@@ -33,8 +32,8 @@ from surefoot.measure.block_layout import UNITS_START, SummarySlot, VerdictSlot
 from surefoot.records import Action, Decision, Event, StepMetrics, Verdict
 
 GOLDEN = Path(__file__).parent / "golden"
-AGAIN = (
-    "If decisions are meant to be others now, make the recorded runs anew and look at the difference: "
+REGENERATE = (
+    "If decisions were meant to change, regenerate the recorded runs and review the difference: "
     "OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.golden tests/bench/golden"
 )
 REFUSED, WENT_BACK = "gradient_nan-recurrent-clear-11", "rate_too_high-decoder-brutal-11"
@@ -46,7 +45,7 @@ def typed(*words: object) -> Result:
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Callable[[str], Path]:
-    """A recorded run of one's own, to be spoilt."""
+    """Copies a recorded run, so that a test may change it."""
 
     def copy(name: str) -> Path:
         return Path(shutil.copytree(GOLDEN / name, tmp_path / name))
@@ -61,21 +60,21 @@ def copied(tmp_path: Path) -> Callable[[str], Path]:
 def test_the_same_rows_give_the_same_decisions(name: str) -> None:
     try:
         found = replay(GOLDEN / name)
-    except ValueError as wrong:
-        pytest.fail(f"{wrong}. {AGAIN}")
-    assert not found.differences, f"{found.differences[0]}\n{AGAIN}"
+    except ValueError as error:
+        pytest.fail(f"{error}. {REGENERATE}")
+    assert not found.differences, f"{found.differences[0]}\n{REGENERATE}"
     assert not found.notes
     result = typed(GOLDEN / name)
     assert result.exit_code == 0, result.output
     assert f"{len(found.recorded)} decisions, all made again" in result.stdout
 
 
-def test_the_recorded_runs_hold_a_little_of_everything() -> None:
+def test_the_recorded_runs_cover_the_actions() -> None:
     runs = [replay(GOLDEN / name) for name in SCENARIOS]
     actions = {d.action for run in runs for d in run.recorded}
-    assert {Action.REFUSE, Action.REWIND, Action.RELAX} <= actions, AGAIN
+    assert {Action.REFUSE, Action.REWIND, Action.RELAX} <= actions, REGENERATE
     assert any(not run.recorded for run in runs), "and a run that was left alone"
-    assert sorted(path.name for path in GOLDEN.iterdir()) == sorted(SCENARIOS), AGAIN
+    assert sorted(path.name for path in GOLDEN.iterdir()) == sorted(SCENARIOS), REGENERATE
     assert sum(path.stat().st_size for path in GOLDEN.rglob("*.*") if path.is_file()) < 1.5e6
 
 
@@ -87,23 +86,23 @@ def test_a_stricter_gate_refuses_more() -> None:
     assert first.now is not None
     assert first.now.action is Action.REFUSE
     assert not first.hypothetical
-    assert all(p.hypothetical for p in found.pairs if p.at.attempt > first.at.attempt)
+    assert all(p.hypothetical for p in found.pairs if p.decision.attempt > first.decision.attempt)
     result = typed(GOLDEN / WENT_BACK, "--set", "max_norm_ratio=1.2")
     assert result.exit_code == 0
-    assert f"the first difference is at attempt {first.at.attempt} (step {first.at.step})" in result.stdout
+    assert f"the first difference is at attempt {first.decision.attempt} (step {first.decision.step})" in result.stdout
     assert "hypothetical" in result.stdout
 
 
 def test_an_observer_decides_the_same_and_does_nothing() -> None:
     found = replay(GOLDEN / REFUSED, Policy(observe=True))
     assert found.recorded
-    assert found.differences[0].apart == ["applied"]
+    assert found.differences[0].differing_fields == ["applied"]
     result = typed(GOLDEN / REFUSED, "--policy", "observe")
     assert result.exit_code == 0
-    assert "only told: refuse" in result.stdout
+    assert "not applied: refuse" in result.stdout
 
 
-def test_figures_that_decide_nothing_make_no_other_policy() -> None:
+def test_measurement_settings_make_no_other_policy() -> None:
     found = replay(GOLDEN / WENT_BACK, Policy(snapshot_every=7, weights_every=3))
     assert found.same_policy
     assert not found.differences
@@ -126,7 +125,7 @@ def test_it_needs_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-# -- what is wrong is said in one line
+# -- errors are one line
 
 
 @pytest.mark.parametrize(
@@ -136,7 +135,7 @@ def test_it_needs_no_torch() -> None:
         (["--set", "max_norm_rato=10"], "Did you mean max_norm_ratio?"),
         (["--set", "jump=10"], "Did you mean thresholds.jump?"),
         (["--set", "thresholds.jmp=10"], "Did you mean thresholds.jump?"),
-        (["--set", "colour=10"], "There are observe, max_norm_ratio"),
+        (["--set", "colour=10"], "Use one of observe, max_norm_ratio"),
         (["--set", "max_norm_ratio"], "has no value"),
         (["--set", "max_consecutive_vetoes=many"], "max_consecutive_vetoes must be a whole number"),
         (["--set", "max_consecutive_vetoes=0"], "max_consecutive_vetoes must be at least 1"),
@@ -146,7 +145,7 @@ def test_it_needs_no_torch() -> None:
         (["--set", "snapshot_every=5"], "which no replay can show"),
     ],
 )
-def test_bad_words_get_one_line(words: list[str], said: str) -> None:
+def test_bad_options_get_one_line(words: list[str], said: str) -> None:
     result = typed(GOLDEN / REFUSED, *words)
     assert result.exit_code == 2
     assert said in result.stderr
@@ -164,13 +163,13 @@ def spoil_info(run: Path, how: Callable[[dict[str, Any]], object]) -> None:
     ("how", "said"),
     [
         (lambda info: info.update(schema=7), "is of schema 7"),
-        (lambda info: info["config"].pop("judged"), "does not tell what the judge knew"),
-        (lambda info: info["config"].pop("policy"), "does not hold the whole policy"),
-        (lambda info: info["config"]["policy"].update(zeal=3), "a policy of another surefoot, with zeal"),
-        (lambda info: info["config"]["policy"]["sight"].update(zeal=3), "with thresholds.zeal"),
+        (lambda info: info["config"].pop("judged"), "run.json lacks the judge's inputs"),
+        (lambda info: info["config"].pop("policy"), "does not hold the complete policy"),
+        (lambda info: info["config"]["policy"].update(zeal=3), "the policy of another surefoot version; unknown: zeal"),
+        (lambda info: info["config"]["policy"]["sight"].update(zeal=3), "unknown: thresholds.zeal"),
     ],
 )
-def test_a_run_of_another_surefoot(
+def test_a_run_of_another_version(
     how: Callable[[dict[str, Any]], object], said: str, copied: Callable[[str], Path]
 ) -> None:
     run = copied(REFUSED)
@@ -181,9 +180,9 @@ def test_a_run_of_another_surefoot(
     assert result.stderr.count("\n") == 1
 
 
-def test_what_is_no_run_or_has_no_rows(tmp_path: Path, copied: Callable[[str], Path]) -> None:
-    assert "does not exist" in typed(tmp_path / "nowhere").stderr
-    assert "is not a run directory" in typed(tmp_path).stderr
+def test_a_missing_run_or_one_without_rows(tmp_path: Path, copied: Callable[[str], Path]) -> None:
+    assert "not there" in typed(tmp_path / "nowhere").stderr
+    assert "is not the directory of a run" in typed(tmp_path).stderr
     run = copied(REFUSED)
     shutil.rmtree(run / "signals")
     assert "no rows to replay" in typed(run).stderr
@@ -209,18 +208,18 @@ def test_the_first_difference_is_shown(copied: Callable[[str], Path]) -> None:
     assert "once " in result.stdout
 
 
-def test_thinned_rows_are_told(copied: Callable[[str], Path]) -> None:
+def test_missing_per_tensor_rows_are_noted(copied: Callable[[str], Path]) -> None:
     run = copied(REFUSED)
     for file in (run / "signals").glob("layers-*.bin"):
         file.unlink()
-    assert any("no longer kept" in note for note in replay(run).notes)
+    assert any("no longer on disk" in note for note in replay(run).notes)
 
 
 # -- as it was live
 
 
 class Spy:
-    """Decides by plan, and remembers all it was told, in order."""
+    """Decides by plan and records everything it is given, in order."""
 
     def __init__(self, plan: dict[int, Action]) -> None:
         self.plan, self.told = plan, []
@@ -246,19 +245,20 @@ class Spy:
 
 
 def as_recorded(run_dir: Path) -> Iterator[tuple[Any, ...]]:
-    """What a judge would be told now."""
-    for run in recorded(run_dir)[0]:
-        for seen in run.rows():
-            for told in seen.told:
-                back = ("rewound", told.attempt, told.step)
-                yield back if told.failed is None else ("failed", told.failed.action, told.why)
-            if seen.judged:
-                assert seen.layers is not None
-                yield "row", repr(seen.row), seen.layers.tobytes()
+    """What a replaying judge is given."""
+    for run in read_attaches(run_dir)[0]:
+        for recorded in run.rows():
+            for notice in recorded.notices:
+                rewound = ("rewound", notice.attempt, notice.step)
+                failed = notice.failed_decision
+                yield rewound if failed is None else ("failed", failed.action, notice.why)
+            if recorded.judged:
+                assert recorded.layers is not None
+                yield "row", repr(recorded.row), recorded.layers.tobytes()
 
 
 class Loop:
-    """A loop with as many optimizers as it is told, that a test may disturb."""
+    """A training loop with this many optimizers, which a test may disturb."""
 
     def __init__(self, run_dir: Path, optimizers: int = 1, **options: Any) -> None:
         torch.manual_seed(0)
@@ -292,8 +292,8 @@ class Loop:
 
 @pytest.mark.parametrize("optimizers", [1, 2, 3])
 @pytest.mark.parametrize("ring", [None, False])
-def test_the_judge_is_told_the_same_at_the_same_place(optimizers: int, ring: bool | None, tmp_path: Path) -> None:
-    loop = Loop(tmp_path / "run", optimizers, snapshot_memory=ring)
+def test_the_judge_is_given_the_same_in_the_same_order(optimizers: int, ring: bool | None, tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run", optimizers, ring=ring)
     spy = loop.spy({6: Action.REWIND, 14: Action.RELAX, 20: Action.REWIND, 21: Action.REWIND})
     loop.train(30, drops=(7, 8, 16, 22))
     loop.guard.close()
@@ -301,8 +301,8 @@ def test_the_judge_is_told_the_same_at_the_same_place(optimizers: int, ring: boo
     assert list(as_recorded(tmp_path / "run")) == spy.told
 
 
-def test_the_same_after_other_parameters(tmp_path: Path) -> None:
-    loop = Loop(tmp_path / "run", snapshot_memory=False)
+def test_the_same_after_parameters_were_added(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run", ring=False)
     spy = loop.spy({7: Action.REWIND, 12: Action.REWIND})
     loop.train(8)
     loop.model.append(nn.Linear(4, 4))
@@ -313,7 +313,7 @@ def test_the_same_after_other_parameters(tmp_path: Path) -> None:
     assert list(as_recorded(tmp_path / "run")) == spy.told
 
 
-def test_every_attach_has_a_judge_of_its_own(tmp_path: Path) -> None:
+def test_every_attach_has_its_own_judge(tmp_path: Path) -> None:
     for limit in (3, 5):
         loop = Loop(tmp_path / "run", policy=Policy(max_consecutive_vetoes=limit))
         loop.train(4)
@@ -325,7 +325,7 @@ def test_every_attach_has_a_judge_of_its_own(tmp_path: Path) -> None:
     found = replay(tmp_path / "run")
     assert not found.differences
     assert found.policy.max_consecutive_vetoes == 5
-    runs, _ = recorded(tmp_path / "run")
+    runs, _ = read_attaches(tmp_path / "run")
     assert [run.policy.max_consecutive_vetoes for run in runs] == [3, 5]
     assert [
         sum(d.action is Action.REFUSE for d in run.decisions) >= run.policy.max_consecutive_vetoes for run in runs
@@ -335,24 +335,24 @@ def test_every_attach_has_a_judge_of_its_own(tmp_path: Path) -> None:
     assert sooner.differences[0].now.action is Action.STOP
 
 
-def test_the_figures_of_a_policy_come_back_from_the_journal() -> None:
+def test_a_policy_survives_the_round_trip_through_run_json() -> None:
     policy = Policy(max_norm_ratio=math.inf, max_consecutive_vetoes=7, thresholds=Thresholds(jump=9.5, window=17))
     assert policy_from((loads_object(dumps({"policy": asdict(policy)})) or {})["policy"]) == policy
 
 
-def test_rows_under_way_are_as_many_as_in_the_mailbox() -> None:
+def test_the_lag_is_that_of_the_readback() -> None:
     assert LAG == readback.LAG
 
 
-def test_the_gates_rule_is_the_gates_own() -> None:
-    """Rows that one gate judged, given to a replay with the figures of another, are judged as that other one does."""
+def test_the_replayed_norm_rule_is_that_of_the_gate() -> None:
+    """Rows judged by one gate get, in a replay with other settings, the verdicts of a gate with those settings."""
     rng = np.random.default_rng(3)
     norms = np.exp(rng.normal(0.0, 1.5, 400)).astype(np.float32)
     policies = (Policy(max_norm_ratio=8.0, warmup=20), Policy(max_norm_ratio=1.5, warmup=5, norm_max_decay=0.9))
     then, now = ([*gated(norms, policy)] for policy in policies)
     assert [row.verdict for row in then] != [row.verdict for row in now]
-    regate = Regate(*policies)
-    again = [regate(row) for row in then]
+    gate_replay = GateReplay(*policies)
+    again = [gate_replay(row) for row in then]
     assert [row.verdict for row in again] == [row.verdict for row in now]
     for one, two in zip(again, now, strict=True):
         assert one.applied or one.norm_limit == pytest.approx(two.norm_limit)

@@ -7,37 +7,37 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.chaos import FAULTS
-from benchmarks.chaos.common import Bench
-from benchmarks.chaos.kills import kills
-from benchmarks.chaos.nursery import Nursery
-from benchmarks.chaos.page import table
-from benchmarks.chaos.victim import Plan
+from benchmarks.chaos.fork_server import ForkServer
+from benchmarks.chaos.interruptions import kill_runs
+from benchmarks.chaos.report import table
+from benchmarks.chaos.training_run import RunPlan
+from benchmarks.chaos.trials import ChaosBench
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with Nursery() as nursery:
-        yield Bench(tmp_path_factory.mktemp("chaos"), nursery)
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosBench]:
+    with ForkServer() as server:
+        yield ChaosBench(tmp_path_factory.mktemp("chaos"), server)
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_run_survives(name: str, bench: Bench) -> None:
+def test_a_run_survives(name: str, bench: ChaosBench) -> None:
     fault = FAULTS[name]
-    tally = fault.try_it(bench, fault.quick)
-    assert tally.tried >= max(1, fault.quick)
+    tally = fault.run(bench, fault.quick_trials)
+    assert tally.tried >= max(1, fault.quick_trials)
     assert not tally.lost, "\n".join(tally.lost)
     assert f"| {tally.tried:,} | {tally.tried:,} | 0 |" in table([tally])
 
 
-def test_a_healthy_run_that_is_saved_is_the_same_as_one_that_is_not(bench: Bench) -> None:
-    plan = Plan(run=bench.new("healthy"), steps=40, every=3)
-    assert bench.live(plan) == [0]
+def test_a_healthy_run_that_is_saved_is_the_same_as_one_that_is_not(bench: ChaosBench) -> None:
+    plan = RunPlan(run=bench.new_run_path("healthy"), steps=40, save_every=3)
+    assert bench.run_to_end(plan) == [0]
     assert bench.compare(plan) == ""
 
 
-def test_a_run_that_does_not_go_on_is_told_as_lost(bench: Bench) -> None:
+def test_a_run_that_does_not_go_on_is_told_as_lost(bench: ChaosBench) -> None:
     """The control: where nothing is saved, a kill is not survived."""
-    plan = Plan(run=bench.new("bare"), steps=60, way="bare", stop=(20, 9))
-    assert bench.live(plan) == [-9]
+    plan = RunPlan(run=bench.new_run_path("bare"), steps=60, mode="bare", signal_after=(20, 9))
+    assert bench.run_to_end(plan) == [-9]
     assert "loss of step 20" in bench.compare(plan)
-    assert kills(bench, 0).tried == 0
+    assert kill_runs(bench, 0).tried == 0

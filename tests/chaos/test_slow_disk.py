@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos.common import Bench, events
-from benchmarks.chaos.nursery import Nursery
-from benchmarks.chaos.victim import Plan
+from benchmarks.chaos.fork_server import ForkServer
+from benchmarks.chaos.training_run import RunPlan
+from benchmarks.chaos.trials import ChaosBench, checkpoint_events
 
 SOON = 15
 """Steps within which the end of a save is known to all processes, and the next has begun."""
@@ -17,14 +17,16 @@ SOON = 15
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_save_that_fell_due_during_another_begins_as_soon_as_that_has_ended(tmp_path: Path, world: int) -> None:
-    with Nursery() as nursery:
-        bench = Bench(tmp_path, nursery)
+    with ForkServer() as server:
+        bench = ChaosBench(tmp_path, server)
         spread = "ddp" if world > 1 else "none"
-        plan = Plan(run=bench.new("slow"), steps=240, every=30, pause=0.01, spread=spread, disk="slow")
-        assert not any(bench.live(plan, world))
+        plan = RunPlan(
+            run=bench.new_run_path("slow"), steps=240, save_every=30, pause=0.01, strategy=spread, disk_fault="slow"
+        )
+        assert not any(bench.run_to_end(plan, world))
         assert bench.compare(plan, world) == ""
-    told = [(e["values"]["step"], e["step"]) for e in events(plan) if e["name"] == "saved"]
-    assert not [e for e in events(plan) if e["name"] == "failed"]
+    told = [(e["values"]["step"], e["step"]) for e in checkpoint_events(plan) if e["name"] == "saved"]
+    assert not [e for e in checkpoint_events(plan) if e["name"] == "failed"]
     assert len(told) >= 2  # on a busy machine a save may take most of the run
     for (began, ended), (following, _) in pairwise(told):
         assert following - began >= 30 or following == 240  # the last is taken when the run ends

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import surefoot
-from benchmarks.synchronisations import count_synchronisations
+from benchmarks.host_syncs import count_host_syncs
 from surefoot.models.decoder import SIZES, Decoder, next_token_loss
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -51,11 +51,11 @@ def test_no_more_waits_than_the_bare_loop(clip: float | None, tmp_path: Path) ->
 
     for _ in range(5):
         bare()
-    before = count_synchronisations(bare, steps=20)
+    before = count_host_syncs(bare, steps=20)
     guard = surefoot.attach(model, optimizer, run_dir=tmp_path, clip=clip)
     for _ in range(5):
         attached()
-    assert count_synchronisations(attached, steps=20) <= before
+    assert count_host_syncs(attached, steps=20) <= before
     guard.close()
 
 

@@ -5,60 +5,60 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import equal
+from benchmarks import bit_equal
 
 STEPS = 60
-FAMILIES = equal.families()
+FAMILIES = bit_equal.training_setups()
 
 
 @pytest.fixture(scope="module")
-def bare() -> dict[str, equal.Trace]:
+def bare() -> dict[str, bit_equal.RunRecord]:
     """The bare runs, each trained once for both policies."""
     return {}
 
 
-@pytest.mark.parametrize("policy", equal.POLICIES)
+@pytest.mark.parametrize("policy", bit_equal.POLICIES)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_weights_state_buffers_and_random_states(
-    family: equal.Family, policy: str, bare: dict[str, equal.Trace]
+    family: bit_equal.TrainingSetup, policy: str, bare: dict[str, bit_equal.RunRecord]
 ) -> None:
     if family.name not in bare:
-        bare[family.name] = equal.train(family, STEPS, None)
-    assert equal.differences(bare[family.name], equal.train(family, STEPS, policy)) == []
+        bare[family.name] = bit_equal.train(family, STEPS, None)
+    assert bit_equal.differences(bare[family.name], bit_equal.train(family, STEPS, policy)) == []
 
 
 def test_five_families_that_learn() -> None:
     assert len(FAMILIES) == 5
     for family in FAMILIES:
-        trace = equal.train(family, 5, None)
-        assert len(trace.losses) == 5 * family.micros
+        trace = bit_equal.train(family, 5, None)
+        assert len(trace.losses) == 5 * family.num_microbatches
         assert trace.state["model"]
         assert torch.stack(trace.losses).isfinite().all()
 
 
 def test_a_single_bit_is_noticed() -> None:
-    one, other = (equal.train(FAMILIES[0], 3, None) for _ in range(2))
-    assert equal.differences(one, other) == []
+    one, other = (bit_equal.train(FAMILIES[0], 3, None) for _ in range(2))
+    assert bit_equal.differences(one, other) == []
     weight = other.state["model"]["0.weight"]
     weight.view(torch.int32)[0, 0] ^= 1
-    assert equal.differences(one, other) == ["model.0.weight"]
+    assert bit_equal.differences(one, other) == ["model.0.weight"]
     other.state["random"]["torch"][0] ^= 1
-    assert set(equal.differences(one, other)) == {"model.0.weight", "random.torch"}
+    assert set(bit_equal.differences(one, other)) == {"model.0.weight", "random.torch"}
 
 
 def test_the_command_tells_and_fails_when_a_bit_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(equal, "families", lambda: FAMILIES[:1])
-    assert equal.main(4, device="cpu", say=said.append) == 0
+    monkeypatch.setattr(bit_equal, "training_setups", lambda: FAMILIES[:1])
+    assert bit_equal.main(4, device="cpu", say=said.append) == 0
     assert said[-1] == "every bit is equal"
-    honest = equal.train
+    honest = bit_equal.train
 
-    def crooked(family: equal.Family, steps: int, policy: str | None, **options: str) -> equal.Trace:
+    def crooked(family: bit_equal.TrainingSetup, steps: int, policy: str | None, **options: str) -> bit_equal.RunRecord:
         trace = honest(family, steps, policy, **options)
         if policy == "protect":
             trace.losses[2] = trace.losses[2] + 1.0
         return trace
 
-    monkeypatch.setattr(equal, "train", crooked)
-    assert equal.main(4, device="cpu", say=said.append) == 1
+    monkeypatch.setattr(bit_equal, "train", crooked)
+    assert bit_equal.main(4, device="cpu", say=said.append) == 1
     assert any("DIFFERS: losses, first at backward 2" in line for line in said)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_rows import Source, judged, of
 
-from benchmarks.zoo.scoreboard.score import gated
-from benchmarks.zoo.traces import PRELUDE, TRACES, rows
+from benchmarks.zoo.published_runs import PRELUDE_STEPS, PUBLISHED_RUNS, rows
+from benchmarks.zoo.scoreboard.scores import with_gate_verdicts
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.records import Decision, Finding, StepMetrics
@@ -44,17 +44,17 @@ def test_a_healthy_run_is_left_alone(
 
 def first_sign(given_rows: list[StepMetrics]) -> int:
     judge = Judge(Policy())
-    return next(row.attempt for row in gated(given_rows) if of(Finding, judge.update(row)))
+    return next(row.attempt for row in with_gate_verdicts(given_rows) if of(Finding, judge.update(row)))
 
 
 def test_the_spike_of_a_public_run_is_seen_two_steps_before() -> None:
-    (trace,) = [t for t in TRACES if t.name == "bigscience_176b"]
+    (trace,) = [t for t in PUBLISHED_RUNS if t.name == "bigscience_176b"]
     first = first_sign(rows(trace))
-    assert PRELUDE <= first <= PRELUDE + trace.spike - 2
+    assert PRELUDE_STEPS <= first <= PRELUDE_STEPS + trace.spike - 2
 
 
 def test_public_runs_that_only_look_like_trouble_are_left_alone() -> None:
-    for trace in TRACES:
+    for trace in PUBLISHED_RUNS:
         if trace.healthy:
-            told = gated(rows(trace)) if trace.normed else rows(trace)
+            told = with_gate_verdicts(rows(trace)) if trace.has_norms else rows(trace)
             assert of(Decision, judged(Judge(Policy()), told)) == [], trace.name

@@ -9,17 +9,17 @@ import torch
 
 from benchmarks.zoo import CONTROLS, FAULTS
 from benchmarks.zoo.families import FAMILIES, Split
-from benchmarks.zoo.proof import after, harmed, ratio
-from benchmarks.zoo.run import Run
-from benchmarks.zoo.scenario import SEEDS, Kind, Scenario, control, fault
-from benchmarks.zoo.work import everything
+from benchmarks.zoo.jobs import all_scenarios
+from benchmarks.zoo.scenario import SEEDS, Scenario, ScenarioKind, control, fault
+from benchmarks.zoo.training import ZooRun
+from benchmarks.zoo.verify import fingerprint_after, is_harmed, loss_ratio
 from surefoot.records import Cause
 
 EARLY = 8
 """The onset in these tests, which need not wait for baselines to form."""
 
 
-def first_seeds(kind: Kind) -> list[Scenario]:
+def first_seeds(kind: ScenarioKind) -> list[Scenario]:
     """All families and strengths of a kind, with the first seed of each part."""
     return [s for split in Split for s in kind.scenarios(split) if s.settings.seed == SEEDS[split][0]]
 
@@ -27,24 +27,24 @@ def first_seeds(kind: Kind) -> list[Scenario]:
 def test_there_is_enough_of_everything() -> None:
     assert len(FAULTS) >= 30
     assert len(CONTROLS) >= 30
-    planted = {family for kind in FAULTS.values() for family in kind.on}
+    planted = {family for kind in FAULTS.values() for family in kind.families}
     assert planted == set(FAMILIES)
     assert {"encoder", "decoder", "convolution", "recurrent", "plain", "vision_language"} <= planted
     settings = [s.settings for kind in FAULTS.values() for s in first_seeds(kind)]
     assert {s.precision for s in settings} == {"float32", "bfloat16", "float16"}
-    optimizers = {type(Run(s).optimizer) for s in {s.family + s.label: s for s in settings}.values()}
+    optimizers = {type(ZooRun(s).optimizer) for s in {s.family + s.label: s for s in settings}.values()}
     assert len(optimizers) >= 5
 
 
 @pytest.mark.parametrize("kind", [*FAULTS.values(), *CONTROLS.values()], ids=lambda k: k.name)
-def test_every_kind_is_in_both_parts(kind: Kind) -> None:
-    assert {FAMILIES[family].split for family in kind.on} == set(Split)
+def test_every_kind_is_in_both_parts(kind: ScenarioKind) -> None:
+    assert {FAMILIES[family].split for family in kind.families} == set(Split)
 
 
 def test_tuning_and_reporting_share_nothing() -> None:
     assert not set(SEEDS[Split.TUNING]) & set(SEEDS[Split.REPORT])
     parts = {
-        split: {(s.settings.family, s.settings.seed) for s in everything().values() if s.split is split}
+        split: {(s.settings.family, s.settings.seed) for s in all_scenarios().values() if s.split is split}
         for split in Split
     }
     families = {split: {family for family, _ in pairs} for split, pairs in parts.items()}
@@ -54,9 +54,9 @@ def test_tuning_and_reporting_share_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", [k for k in FAULTS.values() if k.onset], ids=lambda k: k.name)
-def test_a_fault_is_absent_before_its_onset(kind: Kind) -> None:
+def test_a_fault_is_absent_before_its_onset(kind: ScenarioKind) -> None:
     for scenario in first_seeds(replace(kind, onset=EARLY)):
-        assert after(scenario, EARLY) == after(scenario.twin, EARLY), scenario.id
+        assert fingerprint_after(scenario, EARLY) == fingerprint_after(scenario.twin, EARLY), scenario.id
 
 
 SEEN_ONLY = {"memory_leak", "data_starvation", "slow_rank"}
@@ -64,30 +64,32 @@ SEEN_ONLY = {"memory_leak", "data_starvation", "slow_rank"}
 
 
 @pytest.mark.parametrize("kind", [k for k in FAULTS.values() if k.name not in SEEN_ONLY], ids=lambda k: k.name)
-def test_a_fault_is_there_after_its_onset(kind: Kind) -> None:
+def test_a_fault_is_there_after_its_onset(kind: ScenarioKind) -> None:
     brutal = [s for s in first_seeds(replace(kind, onset=EARLY if kind.onset else 0)) if s.strength == "brutal"]
     for scenario in brutal:
-        assert after(scenario, scenario.onset + 12) != after(scenario.twin, scenario.onset + 12), scenario.id
+        assert fingerprint_after(scenario, scenario.onset + 12) != fingerprint_after(
+            scenario.twin, scenario.onset + 12
+        ), scenario.id
 
 
 @pytest.mark.parametrize("kind", [*FAULTS.values(), *CONTROLS.values()], ids=lambda k: k.name)
-def test_a_scenario_repeats_bit_for_bit(kind: Kind) -> None:
+def test_a_scenario_repeats_bit_for_bit(kind: ScenarioKind) -> None:
     scenarios = [s for s in first_seeds(replace(kind, onset=min(kind.onset, 4))) if s.strength in ("", "clear")]
     for scenario in scenarios:
-        assert after(scenario, 9) == after(scenario, 9), scenario.id
+        assert fingerprint_after(scenario, 9) == fingerprint_after(scenario, 9), scenario.id
 
 
 def test_what_died_counts_as_harmed() -> None:
-    assert harmed(float("inf"))
-    assert harmed(float("nan"))
-    assert harmed(1.06)
-    assert not harmed(1.05)
+    assert is_harmed(float("inf"))
+    assert is_harmed(float("nan"))
+    assert is_harmed(1.06)
+    assert not is_harmed(1.05)
 
 
 def test_the_proof_tells_a_harmful_fault_from_a_harmless_one() -> None:
     scenarios = {s.strength: s for s in FAULTS["bad_batch"].scenarios(Split.TUNING) if s.settings.family == "plain"}
-    assert harmed(ratio(scenarios["brutal"]))
-    assert ratio(scenarios["brutal"].twin) == 1.0
+    assert is_harmed(loss_ratio(scenarios["brutal"]))
+    assert loss_ratio(scenarios["brutal"].twin) == 1.0
 
 
 def test_a_scenario_that_says_too_little_is_not_taken_in() -> None:
@@ -110,6 +112,6 @@ def test_a_batch_that_has_none_of_the_classes_in_turn_is_trained_on_as_it_is() -
     """Ever new seeds bring one such batch in some thousand runs, and the bench goes on."""
     kind = CONTROLS["class_imbalance"]
     clean = next(kind.scenarios(Split.TUNING)).twin.run()
-    clean.on_batch(lambda step, batch: batch.with_(y=torch.zeros_like(batch.y)))
+    clean.on_batch(lambda step, batch: batch.replace(y=torch.zeros_like(batch.y)))
     kind.plant(clean, 0)
     assert clean.batch(12, 0).y.tolist() == [0] * clean.samples

@@ -1,1 +1,1 @@
-"""Everything that can be planted, by what is wrong: each fault a few lines of plain PyTorch."""
+"""The planted faults, one module per area; each is a few lines of plain PyTorch."""

@@ -1,4 +1,4 @@
-"""What is wrong with the data."""
+"""Faults in the data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from benchmarks.zoo.families import Batch
-from benchmarks.zoo.run import Run
+from benchmarks.zoo.families import MicroBatch
 from benchmarks.zoo.scenario import fault
+from benchmarks.zoo.training import ZooRun
 from surefoot.records import Cause
 
 
@@ -18,15 +18,15 @@ def _first(like: Tensor, share: float) -> Tensor:
     return (torch.arange(len(like)) < share * len(like)).view(-1, *[1] * (like.dim() - 1))
 
 
-def _multiplied(batch: Batch, factor: float | Tensor) -> Batch:
+def _multiplied(batch: MicroBatch, factor: float | Tensor) -> MicroBatch:
     """Inputs and labels in another unit."""
-    return batch.with_(x=batch.x * factor, y=batch.y * factor)
+    return batch.replace(x=batch.x * factor, y=batch.y * factor)
 
 
 @fault(Cause.BAD_BATCH, on={"plain": "!!!", "residual": "..!"}, strengths=(10.0, 100.0, 1e6))
-def bad_batch(run: Run, at: int, strength: float) -> None:
+def bad_batch(run: ZooRun, at: int, strength: float) -> None:
     """One batch comes in multiplied, once."""
-    run.on_batch(lambda step, batch: batch.with_(x=batch.x * strength) if step == at else batch)
+    run.on_batch(lambda step, batch: batch.replace(x=batch.x * strength) if step == at else batch)
 
 
 @fault(
@@ -35,10 +35,10 @@ def bad_batch(run: Run, at: int, strength: float) -> None:
     strengths=(5.0, 100.0, math.inf),
     precision="bfloat16",
 )
-def poisoned_sample(run: Run, at: int, strength: float) -> None:
+def poisoned_sample(run: ZooRun, at: int, strength: float) -> None:
     """One sample is far too large, and comes back every 20 steps."""
 
-    def poisoned(step: int, batch: Batch) -> Batch:
+    def poisoned(step: int, batch: MicroBatch) -> MicroBatch:
         if step < at or (step - at) % 20:
             return batch
         sizes = torch.ones_like(batch.x)
@@ -53,7 +53,7 @@ def poisoned_sample(run: Run, at: int, strength: float) -> None:
     on={"plain": "!!!", "memory": ".!!"},
     strengths={"plain": (3.0, 30.0, 1e4), "memory": (2.0, 30.0, 1e4)},
 )
-def periodic_bad_shard(run: Run, at: int, strength: float) -> None:
+def periodic_bad_shard(run: ZooRun, at: int, strength: float) -> None:
     """Three batches of every 25 come from a shard in another unit."""
     run.on_batch(lambda step, batch: _multiplied(batch, strength) if step >= at and (step - at) % 25 < 3 else batch)
 
@@ -65,15 +65,15 @@ def periodic_bad_shard(run: Run, at: int, strength: float) -> None:
     onset=250,
     steps=420,
 )
-def garbage_batches(run: Run, at: int, strength: float) -> None:
-    """So many batches in a row are garbage: inputs, tokens and labels."""
+def garbage_batches(run: ZooRun, at: int, strength: float) -> None:
+    """A number of batches in a row are garbage: inputs, tokens and labels are shuffled."""
 
-    def garbage(step: int, batch: Batch) -> Batch:
+    def garbage(step: int, batch: MicroBatch) -> MicroBatch:
         if not at <= step < at + strength:
             return batch
         rng = Generator().manual_seed(run.settings.seed * 65_537 + step)
-        more = None if batch.more is None else _shuffled(rng, batch.more)
-        return Batch(_shuffled(rng, batch.x), _shuffled(rng, batch.y), more)
+        more = None if batch.extra is None else _shuffled(rng, batch.extra)
+        return MicroBatch(_shuffled(rng, batch.x), _shuffled(rng, batch.y), more)
 
     run.on_batch(garbage)
 
@@ -89,14 +89,14 @@ def _shuffled(rng: Generator, values: Tensor) -> Tensor:
     onset=250,
     steps=420,
 )
-def repeated_tokens(run: Run, at: int, strength: float) -> None:
-    """In so many batches in a row every sequence is one token again and again."""
+def repeated_tokens(run: ZooRun, at: int, strength: float) -> None:
+    """In a number of batches in a row every sequence is one repeated token."""
 
-    def repeated(step: int, batch: Batch) -> Batch:
+    def repeated(step: int, batch: MicroBatch) -> MicroBatch:
         if not at <= step < at + strength:
             return batch
         one = batch.y[:, :1].expand_as(batch.y)
-        return batch.with_(x=one, y=one) if batch.more is None else batch.with_(more=one, y=one)
+        return batch.replace(x=one, y=one) if batch.extra is None else batch.replace(extra=one, y=one)
 
     run.on_batch(repeated)
 
@@ -107,9 +107,9 @@ def repeated_tokens(run: Run, at: int, strength: float) -> None:
     strengths=(2.0, 10.0, 128.0),
     curable=False,
 )
-def unnormalised_input(run: Run, at: int, strength: float) -> None:
-    """Inputs are no longer normalised: they are far too large, and around something else than 0."""
-    run.on_batch(lambda step, batch: batch.with_(x=strength * (batch.x + 1)) if step >= at else batch)
+def unnormalised_input(run: ZooRun, at: int, strength: float) -> None:
+    """Inputs are no longer normalised: they are far too large and not centred at 0."""
+    run.on_batch(lambda step, batch: batch.replace(x=strength * (batch.x + 1)) if step >= at else batch)
 
 
 @fault(
@@ -118,11 +118,11 @@ def unnormalised_input(run: Run, at: int, strength: float) -> None:
     strengths={"convolution": (0.25, 0.94, 1.0), "residual": (0.1, 0.9, 1.0)},
     curable=False,
 )
-def black_pictures(run: Run, at: int, strength: float) -> None:
-    """A share of the pictures is all black."""
+def black_pictures(run: ZooRun, at: int, strength: float) -> None:
+    """A share of the images is all black."""
 
-    def black(step: int, batch: Batch) -> Batch:
-        return batch.with_(x=batch.x.masked_fill(_first(batch.x, strength), -1.0)) if step >= at else batch
+    def black(step: int, batch: MicroBatch) -> MicroBatch:
+        return batch.replace(x=batch.x.masked_fill(_first(batch.x, strength), -1.0)) if step >= at else batch
 
     run.on_batch(black)
 
@@ -133,13 +133,13 @@ def black_pictures(run: Run, at: int, strength: float) -> None:
     strengths={"plain": (0.05, 0.4, 1.0), "residual": (0.2, 0.4, 1.0)},
     curable=False,
     optimizer=torch.optim.Adagrad,
-    rate=0.03,
+    lr=0.03,
 )
-def wrong_labels(run: Run, at: int, strength: float) -> None:
+def wrong_labels(run: ZooRun, at: int, strength: float) -> None:
     """A share of the samples has the label of another."""
 
-    def wrong(step: int, batch: Batch) -> Batch:
-        return batch.with_(y=batch.y.roll(1, 0).where(_first(batch.y, strength), batch.y)) if step >= at else batch
+    def wrong(step: int, batch: MicroBatch) -> MicroBatch:
+        return batch.replace(y=batch.y.roll(1, 0).where(_first(batch.y, strength), batch.y)) if step >= at else batch
 
     run.on_batch(wrong)
 
@@ -150,11 +150,11 @@ def wrong_labels(run: Run, at: int, strength: float) -> None:
     strengths={"convolution": (0.1, 0.4, 1.0), "vision_language": (0.05, 0.4, 1.0)},
     curable=False,
 )
-def labels_shifted(run: Run, at: int, strength: float) -> None:
+def labels_shifted(run: ZooRun, at: int, strength: float) -> None:
     """In a share of the samples labels are off by one class."""
 
-    def shifted(step: int, batch: Batch) -> Batch:
-        return batch.with_(y=((batch.y + 1) % 10).where(_first(batch.y, strength), batch.y)) if step >= at else batch
+    def shifted(step: int, batch: MicroBatch) -> MicroBatch:
+        return batch.replace(y=((batch.y + 1) % 10).where(_first(batch.y, strength), batch.y)) if step >= at else batch
 
     run.on_batch(shifted)
 
@@ -165,14 +165,14 @@ def labels_shifted(run: Run, at: int, strength: float) -> None:
     strengths=(0.05, 0.4, 1.0),
     curable=False,
     optimizer=torch.optim.Adamax,
-    rate=5e-3,
+    lr=5e-3,
 )
-def labels_not_moved(run: Run, at: int, strength: float) -> None:
+def labels_not_moved(run: ZooRun, at: int, strength: float) -> None:
     """A share of the sequences has its own tokens as labels, not those that follow them."""
 
-    def unmoved(step: int, batch: Batch) -> Batch:
-        tokens = batch.x if batch.more is None else batch.more
-        return batch.with_(y=tokens.where(_first(batch.y, strength), batch.y)) if step >= at else batch
+    def unmoved(step: int, batch: MicroBatch) -> MicroBatch:
+        tokens = batch.x if batch.extra is None else batch.extra
+        return batch.replace(y=tokens.where(_first(batch.y, strength), batch.y)) if step >= at else batch
 
     run.on_batch(unmoved)
 
@@ -183,11 +183,11 @@ def labels_not_moved(run: Run, at: int, strength: float) -> None:
     strengths=(0.0005, 0.01, 0.1),
     curable=False,
     optimizer=torch.optim.Adamax,
-    rate=1e-2,
+    lr=1e-2,
 )
-def drift(run: Run, at: int, strength: float) -> None:
-    """Inputs move away, a little further every step, and their labels stay."""
-    run.on_batch(lambda step, batch: batch.with_(x=batch.x + strength * (step - at)) if step >= at else batch)
+def drift(run: ZooRun, at: int, strength: float) -> None:
+    """Inputs drift a little further every step, while the labels stay."""
+    run.on_batch(lambda step, batch: batch.replace(x=batch.x + strength * (step - at)) if step >= at else batch)
 
 
 @fault(
@@ -196,7 +196,7 @@ def drift(run: Run, at: int, strength: float) -> None:
     strengths={"decoder": (40.0, 4.0, 1.0), "residual": (16.0, 4.0, 1.0)},
     curable=False,
 )
-def stuck_loader(run: Run, at: int, strength: float) -> None:
-    """The loader goes round the same few batches."""
-    kept: dict[float, Batch] = {}
+def stuck_loader(run: ZooRun, at: int, strength: float) -> None:
+    """The loader repeats the same few batches."""
+    kept: dict[float, MicroBatch] = {}
     run.on_batch(lambda step, batch: kept.setdefault((step - at) % strength, batch) if step >= at else batch)

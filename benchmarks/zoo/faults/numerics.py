@@ -1,4 +1,4 @@
-"""What is wrong with the arithmetic: masks, logarithms, spreads, precisions, and gradients on their way back."""
+"""Faults in the arithmetic: masks, logarithms, variances, precision, and gradients in backward."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.zoo.families import Attention, Transformer
-from benchmarks.zoo.run import Run
+from benchmarks.zoo.models import PlainAttention, Transformer
 from benchmarks.zoo.scenario import fault
+from benchmarks.zoo.training import ZooRun
 from surefoot.records import Cause
 
 
-def _parts(run: Run, kind: type[nn.Module]) -> list[Any]:
+def _parts(run: ZooRun, kind: type[nn.Module]) -> list[Any]:
     return [module for module in run.model.modules() if isinstance(module, kind)]
 
 
@@ -24,7 +24,7 @@ def _first(out: Tensor, share: float) -> Tensor:
 
 
 @fault(Cause.ATTENTION_MASK, on={"decoder": "!!!", "encoder": "!!!"}, strengths=(0.05, 0.5, 1.0), steps=420)
-def attention_mask(run: Run, at: int, strength: float) -> None:
+def attention_mask(run: ZooRun, at: int, strength: float) -> None:
     """In every tenth batch the last token of a share of the samples may attend to nothing: its softmax is NaN."""
 
     def nothing(step: int, out: Tensor) -> Tensor:
@@ -33,17 +33,17 @@ def attention_mask(run: Run, at: int, strength: float) -> None:
         last = torch.arange(out.shape[2]).view(-1, 1) == out.shape[2] - 1
         return out.masked_fill(_first(out, strength) & last, -math.inf)
 
-    run.on_forward(_parts(run, Attention)[0].masked, nothing)
+    run.on_forward(_parts(run, PlainAttention)[0].masked, nothing)
 
 
 @fault(Cause.ATTENTION_MASK, on={"decoder": ".!!", "vision_language": ".!!"}, strengths=(0.4, 0.9, 1.0), curable=False)
-def mask_multiplied(run: Run, at: int, strength: float) -> None:
-    """In a share of the samples masked places get the logit 0 in place of minus infinity: the future is seen."""
+def mask_multiplied(run: ZooRun, at: int, strength: float) -> None:
+    """In a share of the samples masked positions get the logit 0 instead of -inf: the model sees the future."""
 
     def seen(step: int, out: Tensor) -> Tensor:
         return out.masked_fill(_first(out, strength) & (out == -math.inf), 0.0) if step >= at else out
 
-    for attention in _parts(run, Attention):
+    for attention in _parts(run, PlainAttention):
         run.on_forward(attention.masked, seen)
 
 
@@ -54,20 +54,20 @@ def mask_multiplied(run: Run, at: int, strength: float) -> None:
     curable=False,
     steps=420,
 )
-def mask_too_narrow(run: Run, at: int, strength: float) -> None:
+def mask_too_narrow(run: ZooRun, at: int, strength: float) -> None:
     """In a share of the samples a token may attend to itself alone."""
 
     def narrow(step: int, out: Tensor) -> Tensor:
         others = ~torch.eye(out.shape[-1], dtype=torch.bool)
         return out.masked_fill(_first(out, strength) & others, -1e4) if step >= at else out
 
-    for attention in _parts(run, Attention):
+    for attention in _parts(run, PlainAttention):
         run.on_forward(attention.logits, narrow)
 
 
 @fault(Cause.LOG_OF_ZERO, on={"convolution": "!!!", "residual": "!!!"}, strengths=(12.5, 20.0, 100.0))
-def log_of_zero(run: Run, at: int, strength: float) -> None:
-    """Every tenth batch a further term of the loss takes the log of sharpened probabilities, and some reach 0."""
+def log_of_zero(run: ZooRun, at: int, strength: float) -> None:
+    """In every tenth batch an extra loss term takes the log of sharpened probabilities, some of which are 0."""
     seen: list[Tensor] = []
 
     def see(step: int, out: Tensor) -> Tensor:
@@ -88,14 +88,14 @@ def log_of_zero(run: Run, at: int, strength: float) -> None:
     on={"plain": "!!!", "memory": ".!!"},
     strengths={"plain": (0.05, 1e-3, 0.0), "memory": (0.1, 1e-3, 0.0)},
 )
-def division_by_zero(run: Run, at: int, strength: float) -> None:
-    """Every 20 steps the loss is divided by a count that is next to nothing."""
+def division_by_zero(run: ZooRun, at: int, strength: float) -> None:
+    """Every 20 steps the loss is divided by a count close to zero."""
     run.on_loss(lambda step, loss: loss / strength if step >= at and (step - at) % 20 == 0 else loss)
 
 
 @fault(Cause.ZERO_VARIANCE, on={"decoder": ".!!", "vision_language": ".!!"}, strengths=(1e7, 1e8, 1e10))
-def zero_variance(run: Run, at: int, strength: float) -> None:
-    """Every tenth batch has an offset that swallows the spread of the values, and their norm has no epsilon."""
+def zero_variance(run: ZooRun, at: int, strength: float) -> None:
+    """Every tenth batch gets an offset that swallows the variance of the values, in a layer norm without epsilon."""
     transformer = _parts(run, Transformer)[0]
 
     def offset(step: int, out: Tensor) -> Tensor:
@@ -114,8 +114,8 @@ def zero_variance(run: Run, at: int, strength: float) -> None:
     curable=False,
     steps=420,
 )
-def batch_norm_tiny_batches(run: Run, at: int, strength: float) -> None:
-    """The batch falls to a few samples or one, and batch norm goes on normalising over it."""
+def batch_norm_tiny_batches(run: ZooRun, at: int, strength: float) -> None:
+    """The batch shrinks to a few samples or one, and batch norm still normalises over it."""
     run.on_batch(lambda step, batch: batch.head(int(strength)) if step >= at else batch)
 
 
@@ -126,8 +126,8 @@ def batch_norm_tiny_batches(run: Run, at: int, strength: float) -> None:
     precision="float16",
     steps=420,
 )
-def overflow_float16(run: Run, at: int, strength: float) -> None:
-    """Values on their way out of the model are scaled up and down again, beyond what float16 can hold."""
+def overflow_float16(run: ZooRun, at: int, strength: float) -> None:
+    """Values on their way out of the model are scaled up and down again, beyond the range of float16."""
     last = _parts(run, nn.Linear)[-1]
     run.on_forward(last, lambda step, out: out * strength / strength if step >= at else out)
 
@@ -139,7 +139,7 @@ def overflow_float16(run: Run, at: int, strength: float) -> None:
     precision="float16",
     steps=420,
 )
-def loss_scale_collapse(run: Run, at: int, strength: float) -> None:
+def loss_scale_collapse(run: ZooRun, at: int, strength: float) -> None:
     """One gradient overflows for many steps in a row, and the loss scale is halved each time."""
     weight = next(run.model.parameters())
     run.on_gradient_of(weight, lambda step, g: g * math.inf if at <= step < at + strength else g)
@@ -152,7 +152,7 @@ def loss_scale_collapse(run: Run, at: int, strength: float) -> None:
     precision="float16",
     steps=420,
 )
-def underflow_float16(run: Run, at: int, strength: float) -> None:
+def underflow_float16(run: ZooRun, at: int, strength: float) -> None:
     """The loss scale is set far too low, and small gradients become 0."""
 
     def lower(step: int) -> None:
@@ -169,8 +169,8 @@ def underflow_float16(run: Run, at: int, strength: float) -> None:
     curable=False,
     steps=420,
 )
-def rounded_weights(run: Run, at: int, strength: float) -> None:
-    """The weights themselves are kept in few bits, bfloat16's eight or fewer, and small updates are lost."""
+def rounded_weights(run: ZooRun, at: int, strength: float) -> None:
+    """The weights are stored in few bits, bfloat16's eight or fewer, and small updates are lost."""
 
     def rounded(step: int) -> None:
         for p in run.model.parameters() if step >= at else ():
@@ -185,11 +185,11 @@ def rounded_weights(run: Run, at: int, strength: float) -> None:
     on={"decoder": "..!", "vision_language": ".!!"},
     strengths={"decoder": (1.02, 1.1, 10.0), "vision_language": (1.02, 1.3, 10.0)},
 )
-def attention_logits(run: Run, at: int, strength: float) -> None:
+def attention_logits(run: ZooRun, at: int, strength: float) -> None:
     """Over 20 steps the weights of queries and keys grow, and attention's logits with them."""
 
     def grow(step: int) -> None:
-        for attention in _parts(run, Attention) if at <= step < at + 20 else ():
+        for attention in _parts(run, PlainAttention) if at <= step < at + 20 else ():
             attention.qkv.weight.detach()[: 2 * attention.out.in_features].mul_(strength)
 
     run.before_step(grow)
@@ -200,8 +200,8 @@ def attention_logits(run: Run, at: int, strength: float) -> None:
     on={"convolution": ".!!", "memory": "!!!"},
     strengths={"convolution": (10.0, 1e3, 1e6), "memory": (20.0, 1e3, 1e6)},
 )
-def gradient_burst(run: Run, at: int, strength: float) -> None:
-    """A broken link multiplies all gradients, for three steps."""
+def gradient_burst(run: ZooRun, at: int, strength: float) -> None:
+    """A broken link multiplies all gradients for three steps."""
     for p in run.model.parameters():
         run.on_gradient_of(p, lambda step, g: g * strength if at <= step < at + 3 else g)
 
@@ -212,9 +212,9 @@ def gradient_burst(run: Run, at: int, strength: float) -> None:
     strengths=(1.0, 3.0, 10.0),
     precision="bfloat16",
     optimizer=torch.optim.RAdam,
-    rate=8e-3,
+    lr=8e-3,
 )
-def gradient_nan(run: Run, at: int, strength: float) -> None:
-    """One tensor's gradient is NaN, for a few steps."""
+def gradient_nan(run: ZooRun, at: int, strength: float) -> None:
+    """One tensor's gradient is NaN for a few steps."""
     largest = max(run.model.parameters(), key=Tensor.numel)
     run.on_gradient_of(largest, lambda step, g: g * math.nan if at <= step < at + strength else g)

@@ -1,4 +1,4 @@
-"""What is wrong with the rate, the schedule, the momentum, the accumulation or the clipping."""
+"""Faults in learning rate, schedule, momentum, accumulation or clipping."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from benchmarks.zoo.run import WARMUP, Run
 from benchmarks.zoo.scenario import fault
+from benchmarks.zoo.training import WARMUP, ZooRun
 from surefoot.records import Cause
 
-# -- the rate
+# -- learning rate
 
 
 @fault(
@@ -22,13 +22,13 @@ from surefoot.records import Cause
     strengths={"decoder": (8, 40, 100), "memory": (4, 30, 100)},
     also=(Cause.SCHEDULE,),
 )
-def rate_too_high(run: Run, at: int, strength: float) -> None:
-    """The rate is too high from one step to the end."""
-    run.scale_rate(lambda step: strength if step >= at else 1.0)
+def rate_too_high(run: ZooRun, at: int, strength: float) -> None:
+    """The learning rate is too high from one step to the end."""
+    run.scale_lr(lambda step: strength if step >= at else 1.0)
 
 
-def _creep(run: Run, at: int, doubling: int, limit: float) -> None:
-    run.scale_rate(lambda step: min(2.0 ** (max(0, step - at) / doubling), limit))
+def _creep(run: ZooRun, at: int, doubling: int, limit: float) -> None:
+    run.scale_lr(lambda step: min(2.0 ** (max(0, step - at) / doubling), limit))
 
 
 @fault(
@@ -36,8 +36,8 @@ def _creep(run: Run, at: int, doubling: int, limit: float) -> None:
     on={"plain": ".!!", "vision_language": ".!!"},
     strengths={"plain": (4, 30, 100), "vision_language": (8, 30, 100)},
 )
-def rate_doubles_every_5(run: Run, at: int, strength: float) -> None:
-    """The rate doubles every 5 steps until it is so many times too high."""
+def rate_doubles_every_5(run: ZooRun, at: int, strength: float) -> None:
+    """The learning rate doubles every 5 steps up to a limit."""
     _creep(run, at, 5, strength)
 
 
@@ -47,8 +47,8 @@ def rate_doubles_every_5(run: Run, at: int, strength: float) -> None:
     strengths={"convolution": (2, 60, 200), "autoencoder": (4, 15, 100)},
     precision="bfloat16",
 )
-def rate_doubles_every_20(run: Run, at: int, strength: float) -> None:
-    """The rate doubles every 20 steps until it is so many times too high."""
+def rate_doubles_every_20(run: ZooRun, at: int, strength: float) -> None:
+    """The learning rate doubles every 20 steps up to a limit."""
     _creep(run, at, 20, strength)
 
 
@@ -59,9 +59,9 @@ def rate_doubles_every_20(run: Run, at: int, strength: float) -> None:
     onset=130,
     steps=420,
 )
-def rate_doubles_every_80(run: Run, at: int, strength: float) -> None:
-    """The rate, already some times too high, doubles every 80 steps."""
-    run.scale_rate(lambda step: strength * 2.0 ** ((step - at) / 80) if step >= at else 1.0)
+def rate_doubles_every_80(run: ZooRun, at: int, strength: float) -> None:
+    """The learning rate, already several times too high, doubles every 80 steps."""
+    run.scale_lr(lambda step: strength * 2.0 ** ((step - at) / 80) if step >= at else 1.0)
 
 
 @fault(
@@ -70,9 +70,9 @@ def rate_doubles_every_80(run: Run, at: int, strength: float) -> None:
     strengths={"plain": (0.9, 0.02, 0.0), "vision_language": (0.8, 0.02, 0.0)},
     curable=False,
 )
-def rate_to_zero(run: Run, at: int, strength: float) -> None:
-    """The schedule ends far too early and leaves a rate of next to nothing."""
-    run.scale_rate(lambda step: strength if step >= at else 1.0)
+def rate_to_zero(run: ZooRun, at: int, strength: float) -> None:
+    """The schedule ends far too early, with a learning rate close to zero."""
+    run.scale_lr(lambda step: strength if step >= at else 1.0)
 
 
 # -- the schedule
@@ -84,11 +84,11 @@ def rate_to_zero(run: Run, at: int, strength: float) -> None:
     strengths={"recurrent": (10, 150, 500), "residual": (3, 60, 200)},
     also=(Cause.LEARNING_RATE,),
     optimizer=torch.optim.Adamax,
-    rate=0.01,
+    lr=0.01,
 )
-def schedule_step(run: Run, at: int, strength: float) -> None:
-    """A wrong milestone in the schedule multiplies the rate for sixty steps."""
-    run.scale_rate(lambda step: strength if at <= step < at + 60 else 1.0)
+def schedule_step(run: ZooRun, at: int, strength: float) -> None:
+    """A wrong milestone in the schedule multiplies the learning rate for sixty steps."""
+    run.scale_lr(lambda step: strength if at <= step < at + 60 else 1.0)
 
 
 @fault(
@@ -97,9 +97,9 @@ def schedule_step(run: Run, at: int, strength: float) -> None:
     strengths={"decoder": (3, 40, 100), "residual": (3, 20, 100)},
     onset=0,
 )
-def no_warmup(run: Run, at: int, strength: float) -> None:
-    """The rate does not rise from nothing: it is high from the first step on, where warmup was needed."""
-    run.scale_rate(lambda step: strength * WARMUP / (step + 1) if at <= step < WARMUP else 1.0)
+def no_warmup(run: ZooRun, at: int, strength: float) -> None:
+    """There is no warmup: the learning rate is high from the first step on."""
+    run.scale_lr(lambda step: strength * WARMUP / (step + 1) if at <= step < WARMUP else 1.0)
 
 
 # -- accumulation
@@ -112,11 +112,11 @@ def no_warmup(run: Run, at: int, strength: float) -> None:
     accumulate=2,
     samples=16,
 )
-def accumulation_not_divided(run: Run, at: int, strength: float) -> None:
+def accumulation_not_divided(run: ZooRun, at: int, strength: float) -> None:
     """The loss is no longer divided by the number of micro-batches."""
 
     def forget(step: int) -> None:
-        run.divide = step < at
+        run.divide_loss = step < at
 
     run.before_step(forget)
     run.on_loss(lambda step, loss: loss * (strength / run.accumulate) if step >= at else loss)
@@ -128,8 +128,8 @@ def accumulation_not_divided(run: Run, at: int, strength: float) -> None:
     strengths={"convolution": (2, 12, 300), "autoencoder": (8, 100, 300)},
     precision="bfloat16",
 )
-def gradients_not_zeroed(run: Run, at: int, strength: float) -> None:
-    """Gradients are zeroed only every so many steps and pile up in between."""
+def gradients_not_zeroed(run: ZooRun, at: int, strength: float) -> None:
+    """Gradients are zeroed only every few steps and accumulate in between."""
     kept: dict[Tensor, Tensor] = {}
 
     def put_back(step: int) -> None:
@@ -154,7 +154,7 @@ def gradients_not_zeroed(run: Run, at: int, strength: float) -> None:
     strengths={"convolution": (0.95, 1.005, 1.02), "encoder": (0.93, 0.99, 0.999)},
     steps=420,
 )
-def momentum_too_high(run: Run, at: int, strength: float) -> None:
+def momentum_too_high(run: ZooRun, at: int, strength: float) -> None:
     """The optimizer's momentum is raised."""
 
     def heighten(step: int) -> None:
@@ -167,7 +167,7 @@ def momentum_too_high(run: Run, at: int, strength: float) -> None:
     run.before_step(heighten)
 
 
-def _clip_at(run: Run, at: int, norm: float) -> None:
+def _clip_at(run: ZooRun, at: int, norm: float) -> None:
     def change(step: int) -> None:
         run.clip = norm if step >= at else run.settings.clip
 
@@ -182,13 +182,13 @@ def _clip_at(run: Run, at: int, norm: float) -> None:
     precision="float16",
     clip=1.0,
 )
-def clip_before_unscaling(run: Run, at: int, strength: float) -> None:
-    """Gradients are clipped while still multiplied by the loss scale, which leaves next to nothing of them."""
+def clip_before_unscaling(run: ZooRun, at: int, strength: float) -> None:
+    """Gradients are clipped while still multiplied by the loss scale, which makes them tiny."""
     _clip_at(run, at, run.settings.clip / strength)
 
 
-def sgd_with_half_momentum(params: Any, rate: float) -> Optimizer:
-    return torch.optim.SGD(params, lr=rate, momentum=0.5)
+def sgd_with_half_momentum(params: Any, lr: float) -> Optimizer:
+    return torch.optim.SGD(params, lr=lr, momentum=0.5)
 
 
 @fault(
@@ -196,9 +196,9 @@ def sgd_with_half_momentum(params: Any, rate: float) -> Optimizer:
     on={"recurrent": ".!!", "memory": ".!!"},
     strengths=(1.3, 20, math.inf),
     optimizer=sgd_with_half_momentum,
-    rate=3.0,
+    lr=3.0,
     clip=0.1,
 )
-def clipping_lost(run: Run, at: int, strength: float) -> None:
-    """A run that lives by its clipping has it loosened, or loses it."""
+def clipping_lost(run: ZooRun, at: int, strength: float) -> None:
+    """A run that depends on clipping has it loosened or removed."""
     _clip_at(run, at, run.settings.clip * strength)

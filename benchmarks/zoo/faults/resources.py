@@ -1,4 +1,4 @@
-"""What is wrong around the model: memory, the loader, the other processes."""
+"""Faults around the model: memory, the loader, other ranks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 import torch
 from torch import Tensor
 
-from benchmarks.zoo.families import Batch
-from benchmarks.zoo.run import Run
+from benchmarks.zoo.families import MicroBatch
 from benchmarks.zoo.scenario import fault
+from benchmarks.zoo.training import ZooRun
 from surefoot.records import Cause
 
 
 @fault(Cause.MEMORY_LEAK, on={"convolution": "...", "memory": "..."}, strengths=(0.2, 0.8, 2.5), curable=False)
-def memory_leak(run: Run, at: int, strength: float) -> None:
-    """Every step leaves some megabytes behind."""
+def memory_leak(run: ZooRun, at: int, strength: float) -> None:
+    """Every step leaks some megabytes."""
     left: list[Tensor] = []
 
     def leave(step: int) -> None:
@@ -28,7 +28,7 @@ def memory_leak(run: Run, at: int, strength: float) -> None:
     run.after_step(leave)
 
 
-def _wait(batch: Batch, seconds: float) -> Batch:
+def _wait(batch: MicroBatch, seconds: float) -> MicroBatch:
     time.sleep(seconds)
     return batch
 
@@ -40,7 +40,7 @@ def _wait(batch: Batch, seconds: float) -> Batch:
     curable=False,
     steps=200,
 )
-def data_starvation(run: Run, at: int, strength: float) -> None:
+def data_starvation(run: ZooRun, at: int, strength: float) -> None:
     """Every batch comes late."""
     run.on_batch(lambda step, batch: _wait(batch, strength) if step >= at else batch)
 
@@ -53,16 +53,16 @@ def data_starvation(run: Run, at: int, strength: float) -> None:
     ranks=2,
     steps=200,
 )
-def slow_rank(run: Run, at: int, strength: float) -> None:
-    """One of the processes gets every batch late, and the others wait for it."""
+def slow_rank(run: ZooRun, at: int, strength: float) -> None:
+    """One rank gets every batch late, and the others wait for it."""
     run.on_batch(lambda step, batch: _wait(batch, strength) if step >= at and run.rank == 1 else batch)
 
 
 @fault(Cause.RANK_FAULT, on={"plain": "!!!", "residual": "!!!"}, strengths=(1.0, 3.0, 10.0), ranks=2, steps=200)
-def nan_on_one_rank(run: Run, at: int, strength: float) -> None:
-    """For a few steps one of the processes gets a batch of NaN, and all of them get its gradients."""
+def nan_on_one_rank(run: ZooRun, at: int, strength: float) -> None:
+    """For a few steps one rank gets a batch of NaN, and its gradients reach all ranks."""
 
-    def poisoned(step: int, batch: Batch) -> Batch:
-        return batch.with_(x=batch.x * math.nan) if at <= step < at + strength and run.rank == 1 else batch
+    def poisoned(step: int, batch: MicroBatch) -> MicroBatch:
+        return batch.replace(x=batch.x * math.nan) if at <= step < at + strength and run.rank == 1 else batch
 
     run.on_batch(poisoned)

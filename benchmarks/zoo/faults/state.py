@@ -1,4 +1,4 @@
-"""What is wrong with the weights or with the optimizer's state."""
+"""Faults in the weights or the optimizer state."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Generator, Tensor, nn
 
-from benchmarks.zoo.run import Run
 from benchmarks.zoo.scenario import fault
+from benchmarks.zoo.training import ZooRun
 from surefoot.records import Cause
 
 
-def _once(run: Run, at: int, damage: Callable[[Generator], None]) -> None:
-    """Do damage before the forward pass of one step, with a generator for what is random in it."""
+def _once(run: ZooRun, at: int, damage: Callable[[Generator], None]) -> None:
+    """Damage something before the forward pass of one step; gets a generator for its randomness."""
 
     def hook(step: int) -> None:
         if step == at:
@@ -25,7 +25,7 @@ def _once(run: Run, at: int, damage: Callable[[Generator], None]) -> None:
 
 
 def _blur(tensor: Tensor, strength: float, rng: Generator) -> None:
-    """Add noise so many times as large as the tensor itself."""
+    """Add noise of `strength` times the tensor's own RMS."""
     size = tensor.square().mean().sqrt()
     tensor.add_(torch.randn(tensor.shape, generator=rng) * size, alpha=strength)
 
@@ -33,7 +33,7 @@ def _blur(tensor: Tensor, strength: float, rng: Generator) -> None:
 # -- the optimizer's state
 
 
-def _state(run: Run, *names: str) -> Iterator[Tensor]:
+def _state(run: ZooRun, *names: str) -> Iterator[Tensor]:
     """The optimizer's tensors of these names, parameter after parameter."""
     for param in run.model.parameters():
         yield from (run.optimizer.state[param][name] for name in names if name in run.optimizer.state[param])
@@ -44,7 +44,7 @@ def _state(run: Run, *names: str) -> Iterator[Tensor]:
     on={"decoder": ".!!", "memory": ".!!"},
     strengths={"decoder": (1, 15, 40), "memory": (1, 25, 40)},
 )
-def moments_damaged(run: Run, at: int, strength: float) -> None:
+def moments_damaged(run: ZooRun, at: int, strength: float) -> None:
     """The optimizer's second moments shrink to a ten-thousandth, at one step or at several in a row."""
 
     def shrink(step: int) -> None:
@@ -59,8 +59,8 @@ def moments_damaged(run: Run, at: int, strength: float) -> None:
     on={"convolution": ".!!", "vision_language": ".!!"},
     strengths={"convolution": (5, 100, 1000), "vision_language": (1, 30, 1000)},
 )
-def momentum_damaged(run: Run, at: int, strength: float) -> None:
-    """Noise, so many times as large as itself, gets into the optimizer's momentum, once."""
+def momentum_damaged(run: ZooRun, at: int, strength: float) -> None:
+    """Noise, a multiple of its own size, is added to the optimizer's momentum, once."""
 
     def blur(rng: Generator) -> None:
         for moment in _state(run, "exp_avg", "momentum_buffer"):
@@ -73,8 +73,8 @@ def momentum_damaged(run: Run, at: int, strength: float) -> None:
 
 
 @fault(Cause.WEIGHTS_DAMAGED, on={"recurrent": ".!!", "memory": ".!!"}, strengths=(1, 100, 200))
-def bit_flip(run: Run, at: int, strength: float) -> None:
-    """The highest bit of the exponent flips in one or more weights, which become astronomical, once."""
+def bit_flip(run: ZooRun, at: int, strength: float) -> None:
+    """The highest exponent bit flips in one or more weights, which become astronomical, once."""
 
     def flip(rng: Generator) -> None:
         weight = max(run.model.parameters(), key=Tensor.numel).view(-1)
@@ -90,10 +90,10 @@ def bit_flip(run: Run, at: int, strength: float) -> None:
     strengths={"convolution": (0.2, 3, 10), "autoencoder": (0.2, 1, 10)},
     precision="bfloat16",
     optimizer=torch.optim.RAdam,
-    rate=0.01,
+    lr=0.01,
 )
-def weights_blurred(run: Run, at: int, strength: float) -> None:
-    """Noise, so many times as large as themselves, gets into the weights, once."""
+def weights_blurred(run: ZooRun, at: int, strength: float) -> None:
+    """Noise, a multiple of their own size, is added to the weights, once."""
 
     def blur(rng: Generator) -> None:
         for param in run.model.parameters():
@@ -109,7 +109,7 @@ def weights_blurred(run: Run, at: int, strength: float) -> None:
     onset=395,
     steps=420,
 )
-def embedding_spike(run: Run, at: int, strength: float) -> None:
+def embedding_spike(run: ZooRun, at: int, strength: float) -> None:
     """One row of the embedding becomes huge, once."""
 
     def spike(_rng: Generator) -> None:
@@ -124,8 +124,8 @@ def embedding_spike(run: Run, at: int, strength: float) -> None:
     strengths={"plain": (0.9, 0.4, 0.01), "autoencoder": (0.6, 0.1, 0.01)},
     precision="bfloat16",
 )
-def vanishing(run: Run, at: int, strength: float) -> None:
-    """The weights of the middle layers shrink, so that little or no gradient comes through to the first."""
+def vanishing(run: ZooRun, at: int, strength: float) -> None:
+    """The weights of the middle layers shrink, so that little or no gradient reaches the first layers."""
 
     def shrink(_rng: Generator) -> None:
         layers = [module for module in run.model.modules() if isinstance(module, nn.Linear)]
@@ -140,10 +140,10 @@ def vanishing(run: Run, at: int, strength: float) -> None:
     on={"convolution": ".!!", "vision_language": ".!!"},
     strengths={"convolution": (0.3, 3, 20), "vision_language": (1, 5, 20)},
     optimizer=torch.optim.Adagrad,
-    rate=0.03,
+    lr=0.03,
 )
-def dead_units(run: Run, at: int, strength: float) -> None:
-    """Biases before ReLUs drop so far that some or all of the units fall silent."""
+def dead_units(run: ZooRun, at: int, strength: float) -> None:
+    """Biases before ReLUs drop so far that some or all of the units are dead."""
 
     def silence(_rng: Generator) -> None:
         for module in run.model.modules():
@@ -165,7 +165,7 @@ def dead_units(run: Run, at: int, strength: float) -> None:
     onset=0,
     curable=False,
 )
-def bad_initialisation(run: Run, at: int, strength: float) -> None:
+def bad_initialisation(run: ZooRun, at: int, strength: float) -> None:
     """All weights start out too large."""
 
     def enlarge(_rng: Generator) -> None:
@@ -182,8 +182,8 @@ def bad_initialisation(run: Run, at: int, strength: float) -> None:
     curable=False,
     steps=420,
 )
-def frozen(run: Run, at: int, strength: float) -> None:
-    """A share of the parameters, the first ones first, no longer asks for gradients."""
+def frozen(run: ZooRun, at: int, strength: float) -> None:
+    """A share of the parameters, the first ones first, no longer requires gradients."""
     params = list(run.model.parameters())
     some = params[: min(round(strength * len(params)), len(params) - 1)]
 
@@ -201,8 +201,8 @@ def frozen(run: Run, at: int, strength: float) -> None:
     onset=0,
     curable=False,
 )
-def forgotten_parameters(run: Run, at: int, strength: float) -> None:
+def forgotten_parameters(run: ZooRun, at: int, strength: float) -> None:
     """The optimizer was never given a share of the parameters, the last ones first."""
     params = list(run.model.parameters())
     build = run.settings.optimizer or run.family.optimizer
-    run.optimizer = build(params[: len(params) - round(strength * len(params))], run.base_rate)
+    run.optimizer = build(params[: len(params) - round(strength * len(params))], run.base_lr)

@@ -1,7 +1,7 @@
-"""`surefoot bench zoo`: every rule against every planted fault and every healthy control, as one table.
+"""`surefoot bench zoo`: scores every rule on every planted fault and every healthy control.
 
-Bare runs are made once, recorded, and shown to the rules that only look; rules that act run live. What was made is
-kept and made again only when something it depends on has changed, so an interrupted bench goes on where it was.
+Bare runs are recorded once and shown to the rules that only raise alarms; rules that intervene run live. Results are
+cached until their sources change, so an interrupted benchmark resumes where it was.
 """
 
 from __future__ import annotations
@@ -10,59 +10,60 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.pool import each
+from benchmarks.worker_pool import run_unordered
 from benchmarks.zoo import CONTROLS, FAULTS
 from benchmarks.zoo.families import Split
+from benchmarks.zoo.jobs import BARE, INTERVENTION_RULES, SUREFOOT, JobResult, ZooJob, scenarios_of
 from benchmarks.zoo.scenario import SEEDS, Scenario
-from benchmarks.zoo.scoreboard.table import Board, board_of
-from benchmarks.zoo.work import ACTING, BARE, OURS, Job, Result, of_split
+from benchmarks.zoo.scoreboard.tables import Scoreboard, score_all
 
 Progress = Callable[[int, int, str], None]
-"""Told how many runs are done, of how many, and which was the last."""
+"""Called with the number of finished runs, the total, and the name of the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Which part of the zoo is run, and against whom."""
+class Selection:
+    """Which scenarios are run, and under which rules."""
 
     split: Split = Split.REPORT
     only: str = ""
     """Only scenarios whose name contains this."""
     quick: bool = False
-    """One brutal run of each cause and every twelfth control, and of those who act only surefoot."""
-
+    """One brutal run of each cause and every twelfth control, bare and under surefoot only."""
     seeds: int = 1
-    """Seeds each scenario is run with; with one they take turns, so that all seeds of the part have theirs."""
+    """Seeds per scenario; with 1 the scenarios alternate between the seeds of the split."""
 
     def scenarios(self) -> list[Scenario]:
-        found = [s for s in of_split(self.split) if self.only in s.id]
+        scenarios = [s for s in scenarios_of(self.split) if self.only in s.id]
         if self.quick:
-            return _few(found)
-        if self.seeds >= len(SEEDS[self.split]):
-            return found
-        turn = {name: k for k, name in enumerate((*FAULTS, *CONTROLS))}
-        return [s for s in found if s.settings.seed == SEEDS[self.split][turn[s.name] % len(SEEDS[self.split])]]
+            return _quick_selection(scenarios)
+        seeds = SEEDS[self.split]
+        if self.seeds >= len(seeds):
+            return scenarios
+        number = {name: k for k, name in enumerate((*FAULTS, *CONTROLS))}
+        return [s for s in scenarios if s.settings.seed == seeds[number[s.name] % len(seeds)]]
 
-    def jobs(self, folder: Path) -> list[Job]:
-        """The bare runs first: what they show is needed by all."""
+    def jobs(self, folder: Path) -> list[ZooJob]:
+        """All jobs, the bare runs first: every score needs them."""
         scenarios = self.scenarios()
         twins = list({s.twin.id: s.twin for s in scenarios}.values())
-        jobs = [Job(s.id, BARE, str(folder)) for s in (*twins, *scenarios)]
+        jobs = [ZooJob(s.id, BARE, str(folder)) for s in (*twins, *scenarios)]
         healthy = [s for s in scenarios if s.healthy] if self.quick else twins + [s for s in scenarios if s.healthy]
         live = [s for s in healthy if s.settings.ranks == 1] + [s for s in scenarios if s.harmful]
-        jobs += [Job(s.id, OURS, str(folder)) for s in live]
-        if not self.quick:  # starting two processes takes longer than the run: only surefoot is tried there
-            alone = [s for s in live if s.settings.ranks == 1]
-            jobs += [Job(s.id, judge, str(folder)) for judge in ACTING for s in alone]
+        jobs += [ZooJob(s.id, SUREFOOT, str(folder)) for s in live]
+        if not self.quick:  # starting two processes takes longer than the run, so multi-rank runs get surefoot only
+            single_rank = [s for s in live if s.settings.ranks == 1]
+            jobs += [ZooJob(s.id, judge, str(folder)) for judge in INTERVENTION_RULES for s in single_rank]
         return jobs
 
 
-def _few(scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """A first look: each cause at its most brutal, and some controls; all in one process."""
-    alone = [s for s in scenarios if s.settings.ranks == 1]
+def _quick_selection(scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """Each cause at its most brutal, and some controls; single-rank only."""
     causes: dict[str, Scenario] = {}
     controls: dict[str, Scenario] = {}
-    for s in alone:
+    for s in scenarios:
+        if s.settings.ranks > 1:
+            continue
         if s.cause is not None and s.strength == "brutal":
             causes.setdefault(s.cause, s)
         elif s.healthy:
@@ -70,27 +71,27 @@ def _few(scenarios: Sequence[Scenario]) -> list[Scenario]:
     return [*causes.values(), *list(controls.values())[::12]]
 
 
-def run(jobs: Sequence[Job], *, workers: int, progress: Progress) -> dict[tuple[str, str], Result]:
-    """Do what has not been done before, in so many processes, and return what came of all."""
-    results: dict[tuple[str, str], Result] = {}
-    todo: list[Job] = []
+def run_jobs(jobs: Sequence[ZooJob], *, workers: int, progress: Progress) -> dict[tuple[str, str], JobResult]:
+    """Run the jobs that have no cached result in worker processes and return all results in the order of the jobs."""
+    results: dict[tuple[str, str], JobResult] = {}
+    todo: list[ZooJob] = []
     for job in jobs:
-        known = job.known()
-        if known is None:
+        cached = job.cached()
+        if cached is None:
             todo.append(job)
         else:
-            results[job.id, job.judge] = known
+            results[job.id, job.judge] = cached
     progress(len(results), len(jobs), "")
-    for done in each(Job.do, todo, workers):
-        results[done.id, done.judge] = done
-        progress(len(results), len(jobs), f"{done.judge}: {done.id}")
-    return {(job.id, job.judge): results[job.id, job.judge] for job in jobs}  # in their order, whichever was known
+    for result in run_unordered(ZooJob.run, todo, workers):
+        results[result.id, result.judge] = result
+        progress(len(results), len(jobs), f"{result.judge}: {result.id}")
+    return {(job.id, job.judge): results[job.id, job.judge] for job in jobs}
 
 
-def main(choice: Choice, *, folder: Path, workers: int, progress: Progress) -> Board:
-    """Run what was chosen and score it."""
-    scenarios = choice.scenarios()
+def main(selection: Selection, *, folder: Path, workers: int, progress: Progress) -> Scoreboard:
+    """Run the selected scenarios and score them."""
+    scenarios = selection.scenarios()
     if not scenarios:
-        raise ValueError(f"bench zoo: no scenario of the {choice.split} part contains {choice.only!r}")
-    results = run(choice.jobs(folder), workers=workers, progress=progress)
-    return board_of(scenarios, results, folder)
+        raise ValueError(f"bench zoo: no scenario of the {selection.split} split contains {selection.only!r}")
+    results = run_jobs(selection.jobs(folder), workers=workers, progress=progress)
+    return score_all(scenarios, results, folder)

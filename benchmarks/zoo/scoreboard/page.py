@@ -1,4 +1,4 @@
-"""The zoo's page: tables, pictures, and a list of everything in it, written anew by one command."""
+"""Writes docs/zoo.md: tables, plots, and a list of all scenarios, rules and published runs."""
 
 from __future__ import annotations
 
@@ -15,73 +15,73 @@ import torch
 import surefoot
 from benchmarks.zoo import CONTROLS, FAULTS
 from benchmarks.zoo.families import FAMILIES, Split
-from benchmarks.zoo.rules import ACTING, LOOKING
-from benchmarks.zoo.scenario import STRENGTHS, Kind, Scenario
-from benchmarks.zoo.scoreboard.score import Cured, Seen
-from benchmarks.zoo.scoreboard.table import ALL, Board, tables
-from benchmarks.zoo.traces import TRACES
-from benchmarks.zoo.work import BARE, OURS, Job
+from benchmarks.zoo.jobs import BARE, SUREFOOT, ZooJob
+from benchmarks.zoo.other_rules import ALARM_RULES, INTERVENTION_RULES
+from benchmarks.zoo.published_runs import PUBLISHED_RUNS
+from benchmarks.zoo.scenario import STRENGTHS, Scenario, ScenarioKind
+from benchmarks.zoo.scoreboard.scores import DetectionScore, OutcomeScore
+from benchmarks.zoo.scoreboard.tables import ALL, Scoreboard, tables
 from surefoot.journal.output_files import check_output, output_file, save_figure
 
 COMMAND = "surefoot bench zoo --page docs"
 _COLUMNS = 6
 
 
-def write(board: Board, folder: Path) -> Path:
-    """Write zoo.md and its pictures into a folder."""
-    pictures = folder / "zoo"
-    pictures.mkdir(parents=True, exist_ok=True)
+def write(board: Scoreboard, folder: Path) -> Path:
+    """Write zoo.md and its plots into a folder."""
+    plots = folder / "zoo"
+    plots.mkdir(parents=True, exist_ok=True)
     page = folder / "zoo.md"
-    ours = check_output(page, force=None).exists()  # and the pictures beside it are then, of whatever version
+    replace = check_output(page, force=None).exists()  # then the plots beside it are surefoot's too
     with output_file(page, force=None) as draft:
-        _draw_rules(board, pictures / "rules.png", replace=ours)
-        _draw_runs(board, pictures / "runs.png", replace=ours)
+        _draw_rules(board, plots / "rules.png", replace=replace)
+        _draw_runs(board, plots / "runs.png", replace=replace)
         draft.write_text(_text(board), encoding="utf-8")
     return page
 
 
-def _text(board: Board) -> str:
+def _text(board: Scoreboard) -> str:
     split = next((s.split for s in board.scenarios), Split.REPORT)
     machine = f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}"
     return "\n\n".join(
         [
-            f"# The zoo\n\nWritten by `{COMMAND}` ({split} part; {machine}); what is below is measured, not claimed.",
+            f"# The zoo\n\nWritten by `{COMMAND}` ({split} split; {machine}); every number below was measured.",
             _INTRODUCTION,
-            "![what rules see and how often they cry wolf](zoo/rules.png)",
+            "![detected and cured faults against false alarms, by rule](zoo/rules.png)",
             tables(board).replace("\n## ", "\n### "),
             "## What the runs look like",
-            _PICTURE,
+            _RUNS_PLOT,
             "![one run of every kind of fault](zoo/runs.png)",
             "## Faults\n\n" + _faults(),
             "## Healthy controls\n\n" + "\n".join(f"- **{k.name}** ({_families(k)}): {k.about}" for k in _controls()),
             "## Rules and their sources\n\n" + "\n".join(_sources()),
-            "## Public runs and their sources\n\n" + "\n".join(_trace_sources()),
+            "## Published runs and their sources\n\n" + "\n".join(_published_sources()),
             _ADDING,
         ]
     )
 
 
-_PICTURE = """\
-What a rule has to go by: the loss of the run with the fault (red), of its fault-free twin (grey) and of the same run
-under surefoot (blue), one of each kind. The dotted line is the onset."""
+_RUNS_PLOT = """\
+The loss of the run with the fault (red), of its fault-free twin (grey) and of the same run under surefoot (blue), one
+plot per kind of fault. The dotted line is the onset."""
 
 _INTRODUCTION = """\
-Each run trains a small model on a made task with a floor, on one core, in a second or two. A fault is planted at a
-known step, with a known cause, at three strengths; before that step the run is its fault-free twin, bit for bit. A
-fault is *harmful* when the bare run ends more than 5 % worse than its twin on held-out samples. Whether it is stands
-in the scenario, and the bench says so when it is not as stated.
+Each run trains a small model on a synthetic task whose loss cannot reach zero, on one core, in a second or two. A
+fault is planted at a known step, with a known cause, at three strengths; before that step the run is bit-equal to its
+fault-free twin. A fault is *harmful* when the bare run ends more than 5 % worse than its twin on the eval set. The
+scenario states in advance whether it is, and the benchmark reports scenarios that are not as stated.
 
-- **seen**: harmful runs in which the rule raised an alarm at the onset or later; *steps after onset* is the median of
-  the first such alarm. Rules that look are shown recordings of bare runs; surefoot, which acts, is judged by what it
-  said in the run it stood by. It is handed what a loop has at hand: the inputs of each batch, and every 25 steps the
-  loss on held-out samples. *Cause right*: the first cause it named from the onset on is the planted one.
-- **cured**: harmful runs that can be cured and end at most 5 % worse than their twin. Rules that act run live; *loss to
-  twin's* is the median, *dead* the share whose model is broken at the end, *given up* the runs the rule itself ended.
-  Scenarios of two processes are run bare and under surefoot alone.
-- **false findings**, **false interventions**: alarms, and updates changed or left out, per 100 000 healthy steps:
-  twins in full, controls from their onset on. *Healthy harmed*: healthy runs that end more than 5 % worse than bare.
+- **detected**: harmful runs in which the rule raised an alarm at the onset or later; *steps after onset* is the median
+  of the first such alarm. Alarm rules are shown recordings of bare runs; surefoot, which intervenes, is scored by its
+  journal of the run it protected. It is given what a loop has at hand: the inputs of each batch, and every 25 steps
+  the eval loss. *Cause right*: the first cause it named from the onset on is the planted one.
+- **cured**: harmful runs that can be cured and end at most 5 % worse than their twin. Rules that intervene run live;
+  *loss / twin's* is the median, *broken* the share whose model is broken at the end, *stopped* the runs that the rule
+  itself stopped. Scenarios with two ranks are run bare and under surefoot only.
+- **false findings**, **false interventions**: alarms, and updates changed or skipped, per 100 000 healthy steps: twins
+  in full, controls from their onset on. *Healthy harmed*: healthy runs that end more than 5 % worse than bare.
 
-Rules are tuned on some families and seeds and reported on others:
+Rules are tuned on one set of families and seeds and reported on another:
 """
 _INTRODUCTION += "\n".join(
     f"- {split}: {', '.join(f.name for f in FAMILIES.values() if f.split is split)}" for split in Split
@@ -90,56 +90,59 @@ _INTRODUCTION += "\n".join(
 _ADDING = f"""\
 ## Adding a scenario
 
-A fault is a function in one of the files of `src/surefoot/zoo/faults/`; a control one in `zoo/controls.py`. `Run` has
-a hook for each place of the loop, and a hook must do nothing before `at`:
+A fault is a function in one of the modules of `benchmarks/zoo/faults/`; a control is one in
+`benchmarks/zoo/controls/`. `ZooRun` has a hook for each part of the loop, and a hook must do nothing before `at`:
 
 ```python
 {inspect.getsource(FAULTS["bad_batch"].plant)}```
 
 `on` names its families, each with three marks for subtle, clear and brutal: harmful (`!`) or not (`.`).
-`python -m benchmarks.zoo.proof bad_batch` runs it in every family, at every strength and seed, beside its twin,
-and tells what is not as stated. `{COMMAND}` writes this page again.
+`python -m benchmarks.zoo.verify bad_batch` trains it in every family, at every strength and seed, beside its twin, and
+reports what is not as stated. `{COMMAND}` rewrites this page.
 """
 
 
-def _controls() -> Sequence[Kind]:
+def _controls() -> Sequence[ScenarioKind]:
     return list(CONTROLS.values())
 
 
-def _families(kind: Kind) -> str:
-    return ", ".join(kind.on)
+def _families(kind: ScenarioKind) -> str:
+    return ", ".join(kind.families)
 
 
 def _faults() -> str:
     lines = ["| fault | what is planted | cause | families, harmful (!) when " + ", ".join(STRENGTHS) + " |"]
     lines.append("|---|---|---|---|")
     for kind in FAULTS.values():
-        on = ", ".join(f"{family} `{marks}`" for family, marks in kind.on.items())
-        seen_only = "" if kind.curable else " (only to be seen)"
+        on = ", ".join(f"{family} `{marks}`" for family, marks in kind.families.items())
+        detect_only = "" if kind.curable else " (detect only)"
         about = " ".join(kind.about.split())
-        lines.append(f"| {kind.name} | {about} | {kind.cause}{seen_only} | {on} |")
+        lines.append(f"| {kind.name} | {about} | {kind.cause}{detect_only} | {on} |")
     return "\n".join(lines)
 
 
 def _sources() -> list[str]:
-    rules: list[Any] = [make() for make in (*LOOKING, *ACTING)]
+    rules: list[Any] = [make() for make in (*ALARM_RULES, *INTERVENTION_RULES)]
     return [f"- {rule.name}: {' '.join((type(rule).__doc__ or '').split())} Source: {rule.source}" for rule in rules]
 
 
-def _trace_sources() -> list[str]:
-    return [f"- {t.name}: {t.about} Source: <{t.source}>" for t in TRACES]
+def _published_sources() -> list[str]:
+    return [f"- {t.name}: {t.about} Source: <{t.source}>" for t in PUBLISHED_RUNS]
 
 
-# -- pictures
+# -- plots
 
 
-def _draw_rules(board: Board, path: Path, *, replace: bool) -> None:
-    """What is seen against what is cried; and what is cured against what is disturbed."""
+def _draw_rules(board: Scoreboard, path: Path, *, replace: bool) -> None:
+    """Detected faults against false findings, and cured faults against false interventions."""
     plt = _pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    seen = {n: (f.wolf.rate, f.seen.get(ALL, Seen()).share) for n, f in board.looking.items()}
-    cured = {n: (f.wolf.rate, f.cured.get(ALL, Cured()).share) for n, f in board.acting.items()}
-    _scatter(left, seen, "false findings per 100 000 healthy steps", "harmful faults seen")
+    seen = {n: (f.false_alarms.rate, f.detection.get(ALL, DetectionScore()).share) for n, f in board.alarms.items()}
+    cured = {
+        n: (f.false_interventions.rate, f.outcomes.get(ALL, OutcomeScore()).share)
+        for n, f in board.interventions.items()
+    }
+    _scatter(left, seen, "false findings per 100 000 healthy steps", "harmful faults detected")
     _scatter(right, cured, "false interventions per 100 000 healthy steps", "harmful faults that end well")
     save_figure(figure, path, force=replace or None, dpi=90)
     plt.close(figure)
@@ -147,7 +150,7 @@ def _draw_rules(board: Board, path: Path, *, replace: bool) -> None:
 
 def _scatter(axes: Any, points: dict[str, tuple[float, float]], x: str, y: str) -> None:
     for name, (rate, share) in points.items():
-        colour = "tab:blue" if name == OURS else "tab:gray"
+        colour = "tab:blue" if name == SUREFOOT else "tab:gray"
         axes.plot(rate, 100 * share, "o", color=colour)
         axes.annotate(name, (rate, 100 * share), xytext=(5, 4), textcoords="offset points", fontsize=8, color=colour)
     axes.set_xscale("symlog", linthresh=10)
@@ -158,8 +161,8 @@ def _scatter(axes: Any, points: dict[str, tuple[float, float]], x: str, y: str) 
     axes.grid(alpha=0.3)
 
 
-def _draw_runs(board: Board, path: Path, *, replace: bool) -> None:
-    """One small picture for each kind of fault."""
+def _draw_runs(board: Scoreboard, path: Path, *, replace: bool) -> None:
+    """One small plot per kind of fault."""
     plt = _pyplot()
     chosen = _one_of_each(board)
     lines = max(1, math.ceil(len(chosen) / _COLUMNS))
@@ -168,13 +171,13 @@ def _draw_runs(board: Board, path: Path, *, replace: bool) -> None:
         axes.set_axis_off()
     for axes, scenario in zip(grid.flat, chosen, strict=False):
         axes.set_axis_on()
-        for judge, one, colour, width in (
+        for judge, run, colour, width in (
             (BARE, scenario.twin, "0.6", 0.9),
-            (OURS, scenario, "tab:blue", 2.2),
+            (SUREFOOT, scenario, "tab:blue", 2.2),
             (BARE, scenario, "tab:red", 0.7),
         ):
-            if (one.id, judge) in board.results:
-                axes.plot(*_losses(board, one, judge), color=colour, lw=width)
+            if (run.id, judge) in board.results:
+                axes.plot(*_losses(board, run, judge), color=colour, lw=width)
         axes.axvline(scenario.onset, color="k", lw=0.5, ls=":")
         axes.set_yscale("log")
         axes.tick_params(which="both", labelsize=6)
@@ -183,8 +186,8 @@ def _draw_runs(board: Board, path: Path, *, replace: bool) -> None:
     plt.close(figure)
 
 
-def _one_of_each(board: Board) -> list[Scenario]:
-    """The clear form of each kind, or the brutal one where only that does harm."""
+def _one_of_each(board: Scoreboard) -> list[Scenario]:
+    """The clear form of each kind, or the brutal one where only that is harmful."""
     first: dict[str, Scenario] = {}
     for scenario in sorted(board.scenarios, key=lambda s: (not s.harmful, s.strength == "brutal")):
         if not scenario.healthy and scenario.strength != "subtle":
@@ -192,8 +195,8 @@ def _one_of_each(board: Board) -> list[Scenario]:
     return [first[name] for name in FAULTS if name in first]
 
 
-def _losses(board: Board, scenario: Scenario, judge: str) -> tuple[np.ndarray, np.ndarray]:
-    scalars = surefoot.read(Job(scenario.id, judge, str(board.folder)).run_dir).scalars
+def _losses(board: Scoreboard, scenario: Scenario, judge: str) -> tuple[np.ndarray, np.ndarray]:
+    scalars = surefoot.read(ZooJob(scenario.id, judge, str(board.folder)).run_dir).scalars
     losses = scalars["loss"].astype(float)
     return scalars["attempt"], np.where(np.isfinite(losses) & (losses > 0), np.minimum(losses, 1e6), np.nan)
 

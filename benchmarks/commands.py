@@ -1,0 +1,297 @@
+"""The commands of `surefoot bench`; each imports its benchmark when it is called."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from surefoot.cli.needs import ENGINE, needs_torch
+
+SIZES = ("10m", "124m", "1.3b")
+DEVICES = ("cpu", "cuda")
+
+app = typer.Typer(help="The commands behind every number in the documentation.", no_args_is_help=True)
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if there is one.")]
+Size = Annotated[str, typer.Option(help="Model size: 10m, 124m or 1.3b parameters.")]
+Jobs = Annotated[int, typer.Option(min=0, help="Worker processes; 0 starts one per core.")]
+SplitName = Annotated[str, typer.Option(help="report, or tuning: the split that thresholds may be tuned on.")]
+
+
+def _fail(message: str) -> typer.Exit:
+    """Print an error; raise what this returns to exit with 2."""
+    typer.echo(message, err=True)
+    return typer.Exit(2)
+
+
+def _progress(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+@contextmanager
+def _usage_errors(prefix: str = "") -> Iterator[None]:
+    """Turn a ValueError into one line on stderr and exit code 2."""
+    try:
+        yield
+    except ValueError as error:
+        raise _fail(f"{prefix}{error}") from None
+
+
+def _check_model(command: str, size: str, device: str | None) -> None:
+    if size not in SIZES or device not in (None, *DEVICES):
+        raise _fail(
+            f"{command}: use --size {', '.join(SIZES[:-1])} or {SIZES[-1]} and --device {' or '.join(DEVICES)}."
+        )
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise _fail(f"{command}: no CUDA device found. Use --device cpu.")
+
+
+def _check_split(command: str, split: str) -> None:
+    from benchmarks.zoo.families import Split
+
+    if split not in list(Split):
+        raise _fail(f"{command}: --split {split} is unknown. Use {' or '.join(Split)}.")
+
+
+@app.command()
+def overhead(
+    device: Device = None,
+    quick: Annotated[bool, typer.Option(help="Fewer rounds, for a rough result.")] = False,
+    only: Annotated[str, typer.Option(help="Only table rows whose name contains this, such as 124m or Muon.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Also write the results as JSON to this file.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite the file named by --out, whatever it holds.")
+    ] = False,
+) -> None:
+    """Step time with surefoot attached against the bare loop, as ratios from alternating blocks of one run."""
+    needs_torch("bench overhead")
+    from benchmarks.overhead import main as run
+
+    with _usage_errors():
+        typer.echo(run(device, quick=quick, only=only, out=out, force=force, say=_progress))
+
+
+@app.command()
+def equal(
+    steps: Annotated[int, typer.Option(min=5, help="Updates in total, over five kinds of training loop.")] = 20_000,
+) -> None:
+    """Train bare and attached and compare every bit; exit 1 when any differs."""
+    needs_torch("bench equal")
+    from benchmarks.bit_equal import main as run
+
+    raise typer.Exit(run(steps))
+
+
+@app.command()
+def zoo(
+    split: SplitName = "report",
+    only: Annotated[str, typer.Option(help="Only scenarios whose name contains this, such as rate or decoder.")] = "",
+    quick: Annotated[bool, typer.Option(help="One run per cause, about two minutes.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, max=2, help="Seeds per scenario; with 1 the scenarios alternate.")] = 1,
+    jobs: Jobs = 0,
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the runs, reused by the next call.")] = Path(
+        "runs/zoo"
+    ),
+    page: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Also write zoo.md and its plots to this folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Score every rule on planted faults and healthy controls: detected, cured, false alarms. Resumable."""
+    needs_torch("bench zoo")
+    from benchmarks.zoo.families import Split
+    from benchmarks.zoo.scoreboard import Selection
+    from benchmarks.zoo.scoreboard.console import show
+
+    _check_split("bench zoo", split)
+    if page is not None and importlib.util.find_spec("matplotlib") is None:
+        raise _fail("bench zoo: --page draws plots and needs matplotlib: pip install 'surefoot[plots]'")
+    selection = Selection(split=Split(split), only=only, quick=quick, seeds=seeds)
+    raise typer.Exit(show(selection, jobs=jobs, out=out, page=page, as_json=as_json))
+
+
+@app.command()
+def logs(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Logs with an INDEX.csv: file, label, source.", file_okay=False)
+    ] = None,
+    cross_validate: Annotated[
+        bool, typer.Option("--cross-validate", help="Also judge each repository with thresholds chosen on the others.")
+    ] = False,
+    speed: Annotated[
+        bool, typer.Option("--speed", help="Time and memory for large generated logs (1.5 GB of temporary files).")
+    ] = False,
+) -> None:
+    """Accuracy of `surefoot diagnose` on hand-labelled logs, and its speed."""
+    from benchmarks.log_accuracy import main as accuracy
+    from benchmarks.log_speed import main as timing
+
+    if speed:
+        typer.echo(timing(say=_progress))
+    elif folder is None:
+        raise _fail("bench logs: name a folder of labelled logs, or --speed.")
+    if folder is None:
+        return
+    with _usage_errors():
+        typer.echo(accuracy(folder, cross_validate=cross_validate, say=_progress))
+
+
+@app.command()
+def judge() -> None:
+    """Microseconds to judge one row of 300 tensors on this host."""
+    from benchmarks.latency import judge_latency
+
+    typer.echo(judge_latency())
+
+
+@app.command()
+def host(
+    device: Device = None,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps.")] = 400,
+) -> None:
+    """Host microseconds that surefoot adds to a step, part by part, for 75 and 300 tensors."""
+    needs_torch("bench host")
+    from benchmarks.host_overhead import main as run
+
+    with _usage_errors():
+        typer.echo(run(device, steps=steps))
+
+
+@app.command()
+def rewind(size: Size = "124m", device: Device = None) -> None:
+    """Milliseconds to take a snapshot of a decoder with AdamW, and to rewind to it."""
+    needs_torch("bench rewind")
+    from benchmarks.latency import rewind_latency
+
+    _check_model("bench rewind", size, device)
+    typer.echo(rewind_latency(size, device))
+
+
+@app.command()
+def checkpoint(
+    size: Size = "124m",
+    device: Device = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, writable=True, help="Write the checkpoints below this folder."),
+    ] = None,
+) -> None:
+    """How long a save stalls training, against torch.save and DCP; and how long a restore takes."""
+    needs_torch("bench checkpoint")
+    from benchmarks.save_cost import main as run
+
+    _check_model("bench checkpoint", size, device)
+    typer.echo(run(size, device, folder, _progress))
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A file, or the name of a shipped recipe.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Approximate time to measure for.")] = 60.0,
+) -> None:
+    """Tokens per second of `surefoot train`, guard and checkpoints on, against a hand-written loop."""
+    needs_torch("bench train", *ENGINE)
+    from benchmarks.train_speed import main as run
+    from surefoot.train.recipe import RecipeError
+
+    try:
+        typer.echo(run(recipe, overrides or (), seconds, _progress))
+    except RecipeError as error:
+        raise _fail(f"bench train: {error}") from None
+
+
+@app.command()
+def healthy(
+    steps: Annotated[int, typer.Option(min=1, help="Healthy steps in total.")] = 300_000,
+    split: SplitName = "report",
+    seed: Annotated[int | None, typer.Option(min=0, help="First seed; use one that nothing was tuned on.")] = None,
+    jobs: Jobs = 0,
+) -> None:
+    """Train suspicious but healthy runs with new seeds; exit 1 when surefoot intervenes in any of them."""
+    needs_torch("bench healthy")
+    from benchmarks.healthy_runs import FIRST_SEED
+    from benchmarks.healthy_runs import main as run
+    from benchmarks.worker_pool import available_cores
+    from benchmarks.zoo.families import Split
+
+    _check_split("bench healthy", split)
+
+    def report(done: int, total: int) -> None:
+        if done * 20 // total > (done - 1) * 20 // total:
+            _progress(f"{done} of {total} runs done")
+
+    first_seed = FIRST_SEED if seed is None else seed
+    workers = jobs or available_cores()
+    tally = run(Split(split), steps=steps, first_seed=first_seed, workers=workers, progress=report)
+    typer.echo(tally.as_text())
+    raise typer.Exit(1 if tally.touched else 0)
+
+
+@app.command()
+def chaos(
+    only: Annotated[
+        str, typer.Option(help="One fault: kill, crash, damage, disk, signal, clock, code, resume or reshard.")
+    ] = "",
+    quick: Annotated[bool, typer.Option(help="As few trials as the test suite: a few minutes.")] = False,
+    times: Annotated[int | None, typer.Option(min=0, help="Trials per fault; 0 tries every case.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random moments.")] = 0,
+    page: Annotated[Path | None, typer.Option(file_okay=False, help="Also write chaos.md to this folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Kill real training processes, break their disks and corrupt their files; exit 1 when a run was lost."""
+    needs_torch("bench chaos")
+    from benchmarks.chaos.report import show
+
+    raise typer.Exit(show(only=only, quick=quick, times=times, seed=seed, page=page, as_json=as_json))
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run_dir that was given to surefoot.attach.")],
+    policy: Annotated[
+        str, typer.Option(help="observe or protect, each with its defaults; by default the recorded run's own policy.")
+    ] = "",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Change one setting, such as max_norm_ratio=10 or thresholds.jump=8; may be repeated.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the decisions as JSON.")] = False,
+) -> None:
+    """Judge a recorded run again by its own policy (exit 1 when a decision differs) or by another one."""
+    from benchmarks.replay_report import show
+
+    raise typer.Exit(show(run, name=policy, settings=settings or (), as_json=as_json))
+
+
+@app.command()
+def visits(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts and the files as JSON.")] = False,
+) -> None:
+    """Count the surefoot source files and functions that one healthy step, and one checkpoint save, go through."""
+    needs_torch("bench visits")
+    from benchmarks.visits import measure, report
+
+    counts = measure()
+    if as_json:
+        json.dump({name: visited.as_json() for name, visited in counts.items()}, sys.stdout, indent=1)
+        typer.echo()
+    else:
+        typer.echo(report(counts))

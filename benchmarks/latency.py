@@ -1,0 +1,94 @@
+"""`surefoot bench judge` and `bench rewind`: time to judge one row, to take a snapshot and to rewind to it."""
+
+from __future__ import annotations
+
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from surefoot.judge.judge import Judge
+from surefoot.judge.policy import Policy
+from surefoot.records import LAYER_STATS, NAN, StepMetrics
+
+
+def judge_latency(tensors: int = 300, rows: int = 2000) -> str:
+    """Microseconds to judge one row of a healthy run on this host."""
+    rng, noise = random.Random(0), np.random.default_rng(0)
+    judge = Judge(Policy(), [f"blocks.{k // 12}.mlp.{k % 12}.weight" for k in range(tensors)])
+    metrics = [_row(k, rng) for k in range(rows)]
+    layers = [np.exp(0.2 * noise.normal(size=(tensors, len(LAYER_STATS)))).astype(np.float32) for _ in range(64)]
+    for stats in layers:
+        stats[:, LAYER_STATS.index("zeros")] = stats[:, LAYER_STATS.index("nonfinite")] = 0.0
+    micros: list[float] = []
+    for k, row in enumerate(metrics):
+        start = time.perf_counter()
+        judge.update(row, layers[k % len(layers)])
+        micros.append(1e6 * (time.perf_counter() - start))
+    median, p99 = statistics.median(micros[200:]), statistics.quantiles(micros[200:], n=100)[-1]
+    return (
+        f"judge: {median:.0f} us per row of {tensors} tensors (median of {rows - 200}; 99th percentile {p99:.0f}); "
+        f"{platform.machine()}, Python {platform.python_version()}"
+    )
+
+
+def _row(step: int, rng: random.Random) -> StepMetrics:
+    return StepMetrics(
+        step=step,
+        attempt=step,
+        time=0.1 * step,
+        loss=2.0 * 0.9999**step + 0.1 * rng.gauss(0, 1),
+        norm=2.0 ** (0.2 * rng.gauss(0, 1)),
+        nonfinite=0.0,
+        lr=1e-3,
+        momentum=0.9,
+        update_ratio=1e-3 if step % 100 == 0 else NAN,
+        seconds=0.1,
+        data_wait=0.001,
+        samples=8.0,
+        memory=1e9,
+    )
+
+
+def rewind_latency(size: str = "124m", device: str | None = None) -> str:
+    """Milliseconds to take a full snapshot of a decoder with AdamW, and to rewind to it."""
+    import torch
+
+    from benchmarks.overhead import describe_machine
+    from surefoot.checkpoint.snapshot_memory import in_words
+    from surefoot.checkpoint.snapshots import SnapshotRing
+    from surefoot.checkpoint.train_state import TrainState
+    from surefoot.models.decoder import SIZES, Decoder, count_parameters
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = Decoder(SIZES[size]).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+
+    def timed(call: Callable[[], object]) -> float:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return 1e3 * (time.perf_counter() - start)
+
+    ring = SnapshotRing(TrainState(model, [optimizer]))
+    takes = [timed(lambda k=k: ring.take(k, k)) for k in range(8)][3:]
+    ring.prove(8)
+    snapshot = ring.newest_good()
+    if snapshot is None:
+        return f"rewind: {ring.describe()}"
+    rewinds = [timed(lambda snapshot=snapshot: ring.rewind(snapshot)) for _ in range(8)][1:]
+    return (
+        f"rewind: {statistics.median(rewinds):.1f} ms (max {max(rewinds):.1f}), taking the snapshot "
+        f"{statistics.median(takes):.1f} ms; {count_parameters(model) / 1e6:.0f} M parameters with AdamW, "
+        f"{in_words(snapshot.copy.nbytes)} in {'device' if snapshot.copy.home == 'device' else 'host'} memory; "
+        f"{describe_machine(device)}"
+    )
