@@ -16,8 +16,9 @@ from surefoot.journal.reader import Run, read
 from surefoot.journal.row_file import BadHeader, map_rows
 from surefoot.journal.run_json import SIGNALS
 from surefoot.journal.segments import listed
-from surefoot.judge.multi_optimizer import AnyJudge, judge_of
-from surefoot.judge.policy import Policy, Thresholds
+from surefoot.judge.multi_optimizer import AnyJudge, make_judge
+from surefoot.judge.policy import Policy
+from surefoot.judge.thresholds import Thresholds
 from surefoot.records import ADDED_COLUMNS, SCHEMA, Action, Cause, Decision, StepMetrics, StepOverrides
 
 LAG = 2
@@ -81,7 +82,7 @@ class Recorded:
         """A judge as fresh as the one that saw this live."""
         names = ("kinds", "owned", "adaptive", "alone", "scopes", "buffers")
         told = {name: self._judged[name] for name in names if name in self._judged}
-        return judge_of(policy, self._layers.names(self._first), **told)
+        return make_judge(policy, self._layers.names(self._first), **told)
 
     def rows(self) -> Iterator[Seen]:
         """All rows in the order they were read."""

@@ -27,7 +27,8 @@ from surefoot.cli import app
 from surefoot.gate.clip import Clip, Unit
 from surefoot.gate.rule import NormRule, VerdictSlot, decider_for, memory_for
 from surefoot.journal.strict_json import dumps, loads_object
-from surefoot.judge.policy import Policy, Thresholds
+from surefoot.judge.policy import Policy
+from surefoot.judge.thresholds import Thresholds
 from surefoot.measure import readback
 from surefoot.measure.block_layout import HEAD, SummarySlot
 from surefoot.records import Action, Decision, Event, StepMetrics, Verdict
@@ -110,10 +111,10 @@ def test_figures_that_decide_nothing_make_no_other_policy() -> None:
 
 
 def test_json_tells_all_of_it() -> None:
-    result = typed(GOLDEN / WENT_BACK, "--json", "--set", "thresholds.jump=9", "--set", "max_norm_ratio=1.2")
+    result = typed(GOLDEN / WENT_BACK, "--json", "--set", "thresholds.norm_jump_ratio=9", "--set", "max_norm_ratio=1.2")
     assert result.exit_code == 0
     told = json.loads(result.stdout)
-    assert told["policy"]["thresholds"]["jump"] == 9.0
+    assert told["policy"]["thresholds"]["norm_jump_ratio"] == 9.0
     assert (told["same_policy"], told["differences"] > 0) == (False, True)
     assert {"step", "attempt", "then", "now", "same", "hypothetical"} == told["decisions"][0].keys()
     assert told["recorded"] == sum(pair["then"] is not None for pair in told["decisions"])
@@ -134,13 +135,13 @@ def test_it_needs_no_torch() -> None:
     [
         (["--policy", "dare"], "--policy dare is unknown. Use observe or protect"),
         (["--set", "max_norm_rato=10"], "Did you mean max_norm_ratio?"),
-        (["--set", "jump=10"], "Did you mean thresholds.jump?"),
-        (["--set", "thresholds.jmp=10"], "Did you mean thresholds.jump?"),
+        (["--set", "norm_jump_ratio=10"], "Did you mean thresholds.norm_jump_ratio?"),
+        (["--set", "thresholds.norm_jmp_ratio=10"], "Did you mean thresholds.norm_jump_ratio?"),
         (["--set", "colour=10"], "There are observe, max_norm_ratio"),
         (["--set", "max_norm_ratio"], "has no value"),
         (["--set", "max_consecutive_vetoes=many"], "max_consecutive_vetoes must be a whole number"),
         (["--set", "max_consecutive_vetoes=0"], "max_consecutive_vetoes must be at least 1"),
-        (["--set", "thresholds.window=0"], "thresholds.window must be a whole number, above 0"),
+        (["--set", "thresholds.baseline_rows=0"], "thresholds.baseline_rows must be a whole number, above 0"),
         (["--set", "max_norm_ratio=nan"], "max_norm_ratio must be a number"),
         (["--set", "observe=maybe"], "observe is true or false"),
         (["--set", "snapshot_every=5"], "which no replay can show"),
@@ -336,7 +337,9 @@ def test_every_attach_has_a_judge_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_figures_of_a_policy_come_back_from_the_journal() -> None:
-    policy = Policy(max_norm_ratio=math.inf, max_consecutive_vetoes=7, thresholds=Thresholds(jump=9.5, window=17))
+    policy = Policy(
+        max_norm_ratio=math.inf, max_consecutive_vetoes=7, thresholds=Thresholds(norm_jump_ratio=9.5, baseline_rows=17)
+    )
     assert policy_from((loads_object(dumps({"policy": asdict(policy)})) or {})["policy"]) == policy
 
 

@@ -67,7 +67,7 @@ def test_a_slow_machine_is_part_of_the_story_only_where_it_is_wanted(beats: Beat
     for machine in (True, False):
         told: Beats = []
         story = Story(lambda step, label, words, style, told=told: told.append((step, label, words)), machine=machine)
-        story.event(Finding(step=1, attempt=1, detector="pace", detail="steps take twice as long"))
+        story.event(Finding(step=1, attempt=1, detector="slow_steps", detail="steps take twice as long"))
         assert bool(told) is machine
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from benchmarks.recorded import recorded
 from benchmarks.replay import UNJUDGED, Pair, Replay, replay
 from surefoot.journal.strict_json import plain
-from surefoot.judge.policy import Policy, Thresholds
+from surefoot.judge.policy import Policy
+from surefoot.judge.thresholds import Thresholds
 from surefoot.records import Action, Decision
 
 NAMED = {"protect": Policy(), "observe": Policy(observe=True)}

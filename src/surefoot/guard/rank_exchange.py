@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 from torch.optim import Optimizer
 
-from surefoot.judge.policy import WHILE
+from surefoot.judge.thresholds import WINDOW_ROWS
 from surefoot.measure.grad_stats import GradStats
 from surefoot.measure.rank_agreement import SharedSlot
 from surefoot.records import NAN
@@ -31,7 +31,7 @@ class RankExchange:
         """A step of this optimizer begins; nobody has changed its learning rate for the time of the step yet."""
         self._settings[k] = settings_of(self._optimizers[k])
         if self._compare_at is None:  # early enough to know soon whether the loop keeps the replicas equal
-            self._compare_at = {attempt + WHILE // 2, attempt + WHILE}
+            self._compare_at = {attempt + WINDOW_ROWS // 2, attempt + WINDOW_ROWS}
 
     def gather(self, known: Mapping[SharedSlot, float | Tensor], *, stepping: int | None) -> Tensor:
         """The totals over all ranks; `stepping` is the optimizer in whose step they are asked for."""

@@ -80,7 +80,7 @@ class Resumer:
             if "order" in told:
                 self._desk.order.load_state_dict(told["order"])
             reins = self._footing.reins
-            for optimizers, asked in self._desk.judge.restraints:
+            for optimizers, asked in self._desk.judge.overrides_by_optimizer:
                 if asked != StepOverrides() and reins.objection(asked) is None:
                     reins.set(asked, optimizers)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

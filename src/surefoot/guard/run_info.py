@@ -22,7 +22,7 @@ from surefoot.gate.clip import ClipOption
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.journal.lock import RunDirectoryInUse
 from surefoot.journal.writer import Journal
-from surefoot.judge.multi_optimizer import AnyJudge, judge_of
+from surefoot.judge.multi_optimizer import AnyJudge, make_judge
 from surefoot.judge.policy import Policy
 from surefoot.measure.cross_rank import Ranks
 from surefoot.measure.environment import describe
@@ -37,7 +37,7 @@ _MORE: ContextVar[Mapping[str, Any]] = ContextVar("more", default=MappingProxyTy
 def judge_for(model: nn.Module, policy: Policy, rounds: StepPipeline) -> AnyJudge:
     """A judge that knows what the tensors of this run are."""
     names, known = rounds.meter.ranks.from_first((rounds.layout.names, _judged(model, rounds)))
-    return judge_of(policy, names, **known)
+    return make_judge(policy, names, **known)
 
 
 def _judged(model: nn.Module, rounds: StepPipeline) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from surefoot.judge.history import History
-from surefoot.judge.policy import MANIFOLD, NOTHING
+from surefoot.judge.thresholds import NEGLIGIBLE_FRACTION, STRONG_RATIO
 from surefoot.measure.block_layout import MICROS, SummarySlot
 from surefoot.measure.grad_stats import HostBlock
 from surefoot.measure.rank_agreement import SharedSlot, setting
@@ -107,7 +107,7 @@ def step_metrics_from(
             norm_limit=limit if math.isfinite(limit) else NAN,
             clip=clip if tag.clips else NAN,
             clip_factor=clipped if tag.clips else NAN,
-            clip_fraction=history.clip_share(clipped) if tag.clips else NAN,
+            clip_fraction=history.clip_fraction(clipped) if tag.clips else NAN,
             lr=lr if tag.lr is None else tag.lr,
             momentum=tag.momentum,
             loss_scale=NAN if not tag.scaled else scale if tag.scale is None else tag.scale,
@@ -188,7 +188,7 @@ def _furthest(norms: np.ndarray, alive: np.ndarray, before: float) -> int:
         return bad[0] if len(bad) == 1 else -1
     moved = {int(rank): abs(math.log(max(norms[rank], 1e-300) / before)) for rank in alive}
     first, second = sorted(moved, key=lambda rank: -moved[rank])[:2]
-    return first if moved[first] > max(MANIFOLD * moved[second], NOTHING) else -1
+    return first if moved[first] > max(STRONG_RATIO * moved[second], NEGLIGIBLE_FRACTION) else -1
 
 
 def _as_written(**figures: float) -> dict[str, float]:

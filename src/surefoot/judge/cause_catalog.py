@@ -10,7 +10,7 @@ from surefoot.records import Cause
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class CauseText:
     """A cause in words."""
 
     sentence: str
@@ -223,7 +223,7 @@ _TABLE: Mapping[Cause, tuple[str, ...]] = {
 }
 """For each cause the sentence, then the remedies."""
 
-CAUSES: Mapping[Cause, About] = MappingProxyType(
-    {cause: About(sentence, tuple(remedies)) for cause, (sentence, *remedies) in _TABLE.items()}
+CAUSES: Mapping[Cause, CauseText] = MappingProxyType(
+    {cause: CauseText(sentence, tuple(remedies)) for cause, (sentence, *remedies) in _TABLE.items()}
 )
 """Every cause, in words."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from surefoot.judge.policy import LATE
+from surefoot.judge.thresholds import SETTLED_UPDATES
 from surefoot.records import Pattern
 
 
@@ -69,16 +69,16 @@ class Question:
     """A question, what either answer speaks for, and what the facts add to it."""
 
     text: str
-    asked: Callable[[Facts], bool]
+    applies: Callable[[Facts], bool]
     yes: str
     no: str = ""
-    more: Callable[[Facts], str] = _nothing
+    extra: Callable[[Facts], str] = _nothing
 
 
 QUESTIONS: tuple[Question, ...] = (
     Question(
-        f"within the first {LATE} steps",
-        lambda facts: facts.step < LATE,
+        f"within the first {SETTLED_UPDATES} steps",
+        lambda facts: facts.step < SETTLED_UPDATES,
         yes="Check initialisation and warmup.",
     ),
     Question(
@@ -86,14 +86,14 @@ QUESTIONS: tuple[Question, ...] = (
         lambda facts: facts.mixed_precision,
         yes="Check loss scaling and dtype casts.",
         no="Check for overflow in the model's own arithmetic.",
-        more=_unscaled,
+        extra=_unscaled,
     ),
     Question(
         "unusually large gradients",
         lambda facts: facts.large_gradients,
         yes="Lower the learning rate or clip harder.",
         no="Check the data and the loss function.",
-        more=_shape,
+        extra=_shape,
     ),
     Question(
         "a good state to go back to",
@@ -115,7 +115,7 @@ def walk(facts: Facts) -> Path:
     steps: list[tuple[str, bool]] = []
     advice: list[str] = []
     for question in QUESTIONS:
-        answer = question.asked(facts)
+        answer = question.applies(facts)
         steps.append((question.text, answer))
-        advice += [question.yes if answer else question.no, question.more(facts)]
+        advice += [question.yes if answer else question.no, question.extra(facts)]
     return Path(tuple(steps), tuple(filter(None, advice)))

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from surefoot.judge.policy import AGAIN, CLEARLY, DOUBLE, SMALL, STRETCH
+from surefoot.judge.thresholds import CLEAR_RATIO, DOUBLE_RATIO, REPEAT_COUNT, SMALL_FRACTION, TREND_ROWS
 from surefoot.records import Pattern
 
 
@@ -17,7 +17,7 @@ def shape(losses: Sequence[float]) -> Pattern:
     <Pattern.JUMP: 'jump'>
     """
     finite = _before_the_end(losses)
-    tail = finite[-STRETCH:]
+    tail = finite[-TREND_ROWS:]
     died = len(finite) < len(losses)
     if len(tail) < 3:
         return Pattern.NONFINITE if died else Pattern.NONE
@@ -29,7 +29,7 @@ def shape(losses: Sequence[float]) -> Pattern:
     steps = [max(b - a, 0.0) for a, b in itertools.pairwise(rise)]
     at_once = max(steps) / sum(steps)
     # A jump is most of the whole rise in one step.
-    return Pattern.EXPONENTIAL if at_once < 1 / CLEARLY and len(steps) > 2 else Pattern.JUMP
+    return Pattern.EXPONENTIAL if at_once < 1 / CLEAR_RATIO and len(steps) > 2 else Pattern.JUMP
 
 
 def _before_the_end(losses: Sequence[float]) -> list[float]:
@@ -48,7 +48,7 @@ def _rise(values: Sequence[float]) -> list[float] | None:
     low = min(range(top + 1), key=lambda i: (values[i], -i))
     height = values[top] - min(0.0, values[low])
     floor = max(values[low] - min(0.0, values[low]), 1e-3 * height, 1e-30)
-    if top == low or height < DOUBLE * floor:
+    if top == low or height < DOUBLE_RATIO * floor:
         return None
     shift = -min(0.0, values[low])
     return [math.log(max(v + shift, floor)) for v in values[low : top + 1]]
@@ -62,13 +62,13 @@ def _widening(values: Sequence[float]) -> bool:
         if sizes and moves[k] * moves[k + 1] >= 0:
             break
         sizes.insert(0, abs(moves[k]))
-    while sizes and sizes[0] < SMALL * max(sizes):
+    while sizes and sizes[0] < SMALL_FRACTION * max(sizes):
         sizes.pop(0)  # noise before the trouble goes up and down too
-    if len(sizes) <= AGAIN or max(sizes) < max(map(abs, moves)):
+    if len(sizes) <= REPEAT_COUNT or max(sizes) < max(map(abs, moves)):
         return False
     swinging = values[-len(sizes) - 1 :]
-    if max(swinging) - min(0.0, *swinging) < DOUBLE * abs(min(swinging)):
+    if max(swinging) - min(0.0, *swinging) < DOUBLE_RATIO * abs(min(swinging)):
         return False
     half = len(sizes) // 2
     first, last = sum(sizes[:half]) / half, sum(sizes[-half:]) / half
-    return last > CLEARLY * first and max(sizes) < 1 / CLEARLY * sum(sizes)
+    return last > CLEAR_RATIO * first and max(sizes) < 1 / CLEAR_RATIO * sum(sizes)

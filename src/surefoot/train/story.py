@@ -9,7 +9,7 @@ from surefoot.records import Cause, Event
 
 Say = Callable[[int, str, str, str | None], None]
 """Says one beat: the step, a label (saw, why, did, so, failed), the words, and a style."""
-MACHINE = frozenset({"pace", "bottleneck", "memory"})
+MACHINE = frozenset({"slow_steps", "idle_device", "memory_growth"})
 """Detectors that look at the machine and not at the run."""
 SEEN_AFTER = 5
 """Updates that have to land before it is said that refusing helped."""

@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from surefoot.journal.aliases import upgraded_policy
-from surefoot.judge.policy import Policy, Thresholds
+from surefoot.judge.policy import Policy
+from surefoot.judge.thresholds import Thresholds
 from surefoot.train.recipe.mistakes import Mistake, Place
 from surefoot.train.recipe.nearest import nearest
 from surefoot.train.recipe.schema import Recipe
