@@ -92,7 +92,7 @@ def test_a_diagnosis_says_what_it_rests_on_and_what_to_do() -> None:
     assert first.evidence["findings"] == ["nonfinite"]
     assert first.evidence["normal_loss"] > 0
     assert set(CAUSES[first.cause].remedies) < set(first.advice), "the cause's remedies, then those of the tree"
-    assert "Go back to the last good state, adjust and resume." in first.advice
+    assert "Resume from the last good state with adjusted settings." in first.advice
     assert first.detail.startswith(CAUSES[first.cause].sentence)
     assert [d.advice for d in others] == [CAUSES[d.cause].remedies for d in others]
 

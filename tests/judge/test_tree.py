@@ -15,7 +15,7 @@ BELONGS = (
     ("initialisation and warmup", ""),
     ("loss scaling and dtype casts", "overflow"),
     ("Lower the learning rate or clip harder", "data and the loss function"),
-    ("adjust and resume", "from the beginning with conservative settings"),
+    ("with adjusted settings", "from the beginning with conservative settings"),
 )
 
 
