@@ -61,7 +61,7 @@ def changed(policy: Policy, changes: dict[str, Any]) -> Policy:
 def _figure(told: str) -> tuple[str, Any]:
     name, equals, word = told.partition("=")
     if not equals:
-        raise ValueError(f"--set {told} has no value. Write it as NAME=VALUE, such as outlandish=10.")
+        raise ValueError(f"--set {told} has no value. Write it as NAME=VALUE, such as max_norm_ratio=10.")
     if name in UNJUDGED:
         raise ValueError(f"--set {told}: {name} changes what is measured and kept, which no replay can show.")
     if name not in _KINDS:

@@ -40,11 +40,11 @@ class Path:
 
 SHAPES: Mapping[Pattern, str] = MappingProxyType(
     {
-        Pattern.NONFINITE: "Look for log of zero, division by zero and overflow first: nothing rose before it.",
+        Pattern.NONFINITE: "Look for log of zero, division by zero and overflow first: nothing rose beforehand.",
         Pattern.JUMP: "Look at the last batch first: a single jump, as from a bad sample or an overflow.",
         Pattern.EXPONENTIAL: "Look at the learning rate, accumulation and momentum first: it grew step by step.",
-        Pattern.OSCILLATING: "Look at the optimizer's state, the schedule and the mix of batches first: the loss oscillated.",
-        Pattern.OVERFLOW_SKIPS: "Look at the loss scale first: it kept falling before it.",
+        Pattern.OSCILLATING: "Look at the optimizer's state, the schedule and the mix of batches first: it oscillated.",
+        Pattern.OVERFLOW_SKIPS: "Look at the loss scale first: it kept falling.",
     }
 )
 """Where to look first, by the pattern of the loss."""
