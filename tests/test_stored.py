@@ -67,6 +67,8 @@ def test_a_stored_run_goes_on_from_its_newest_checkpoint(run_dir: Path) -> None:
     run = surefoot.read(run_dir)
     assert run.scalars["attempt"].tolist() == list(range(105)), "old and new rows are one series"
     assert not [e for e in run.events if e.get("name") == "degraded"]
+    (resumed,) = [e for e in run.events if e.get("name") == "resumed" and e["values"]["step"] == 61]
+    assert not [note for note in resumed["values"]["notes"] if "judge" in note], "the judge loads its old state"
 
 
 def test_a_stored_run_is_diagnosed_and_its_checkpoints_are_verified(run_dir: Path) -> None:

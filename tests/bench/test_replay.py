@@ -26,7 +26,8 @@ from surefoot.cli import app
 from surefoot.gate.clip import Clip, ClipUnit
 from surefoot.gate.rule import NormRule, make_decider, new_gate_memory
 from surefoot.journal.strict_json import dumps, loads_object
-from surefoot.judge.policy import Policy, Thresholds
+from surefoot.judge.policy import Policy
+from surefoot.judge.thresholds import Thresholds
 from surefoot.measure import readback
 from surefoot.measure.block_layout import UNITS_START, SummarySlot, VerdictSlot
 from surefoot.records import Action, Decision, Event, StepMetrics, Verdict
@@ -109,10 +110,10 @@ def test_measurement_settings_make_no_other_policy() -> None:
 
 
 def test_json_tells_all_of_it() -> None:
-    result = typed(GOLDEN / WENT_BACK, "--json", "--set", "thresholds.jump=9", "--set", "max_norm_ratio=1.2")
+    result = typed(GOLDEN / WENT_BACK, "--json", "--set", "thresholds.norm_jump_ratio=9", "--set", "max_norm_ratio=1.2")
     assert result.exit_code == 0
     told = json.loads(result.stdout)
-    assert told["policy"]["thresholds"]["jump"] == 9.0
+    assert told["policy"]["thresholds"]["norm_jump_ratio"] == 9.0
     assert (told["same_policy"], told["differences"] > 0) == (False, True)
     assert {"step", "attempt", "then", "now", "same", "hypothetical"} == told["decisions"][0].keys()
     assert told["recorded"] == sum(pair["then"] is not None for pair in told["decisions"])
@@ -139,7 +140,7 @@ def test_it_needs_no_torch() -> None:
         (["--set", "max_norm_ratio"], "has no value"),
         (["--set", "max_consecutive_vetoes=many"], "max_consecutive_vetoes must be a whole number"),
         (["--set", "max_consecutive_vetoes=0"], "max_consecutive_vetoes must be at least 1"),
-        (["--set", "thresholds.window=0"], "thresholds.window must be a whole number, above 0"),
+        (["--set", "thresholds.baseline_rows=0"], "thresholds.baseline_rows must be a whole number, above 0"),
         (["--set", "max_norm_ratio=nan"], "max_norm_ratio must be a number"),
         (["--set", "observe=maybe"], "observe is true or false"),
         (["--set", "snapshot_every=5"], "which no replay can show"),

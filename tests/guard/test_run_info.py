@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from surefoot.guard.run_info import first_update
-from surefoot.judge.policy import SMALL
+from surefoot.judge.thresholds import SMALL_FRACTION
 
 
 @pytest.mark.parametrize(
@@ -36,4 +36,4 @@ def test_it_is_as_large_as_is_said(name: str, options: dict[str, Any]) -> None:
         before = weights.detach().clone()
         optimizer.step()
         rates.append(float((weights.detach() - before).norm()) / 64 / 1e-3)
-    assert max(rates) / (1 + SMALL) < first_update(optimizer) < max(rates) * (1 + SMALL)
+    assert max(rates) / (1 + SMALL_FRACTION) < first_update(optimizer) < max(rates) * (1 + SMALL_FRACTION)

@@ -11,9 +11,10 @@ import numpy as np
 
 from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
-from surefoot.judge.detectors.layers import LayerPast
+from surefoot.judge.detectors.gradients import LayerBaselines
 from surefoot.judge.judge import Judge
-from surefoot.judge.policy import Policy, Thresholds
+from surefoot.judge.policy import Policy
+from surefoot.judge.thresholds import Thresholds
 from surefoot.records import LAYER_STATS, Action, Decision, Event, Finding, StepMetrics, Verdict
 
 Kind = TypeVar("Kind", bound=Event)
@@ -99,7 +100,7 @@ class Bench:
     def __init__(self) -> None:
         self.sight = Thresholds()
         self.normal = Baselines(self.sight)
-        self.past = LayerPast()
+        self.past = LayerBaselines()
 
     def said(
         self, detector: Detector, rows: Iterable[StepMetrics], tensors: Iterable[np.ndarray] = ()
@@ -110,9 +111,9 @@ class Bench:
         for row in rows:
             now = next(given, None)
             if now is not None:
-                self.past.take(row, now, learn=not found)
+                self.past.update(row, now, learn=not found)
             found += detector.update(row, now)
-            self.normal.take(row)
+            self.normal.add(row)
         return found
 
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from made_rows import NAMES, Bench, Source, layers
 
-from surefoot.judge.detectors.frozen_weights import FrozenWeights
-from surefoot.judge.detectors.layers import Dead, Exploding, Vanishing
-from surefoot.judge.policy import FEW, STRETCH
+from surefoot.judge.detectors.gradients import DeadUnits, ExplodingGrads, VanishingGrads
+from surefoot.judge.detectors.weights import FrozenWeights
+from surefoot.judge.thresholds import RECENT_ROWS, TREND_ROWS
 from surefoot.records import LAYER_STATS, Finding
 
-Ours = Exploding | Vanishing | Dead
+Ours = ExplodingGrads | VanishingGrads | DeadUnits
 WHICH = (1, 3)
 TROUBLE: dict[str, tuple[type[Ours], dict[str, Any]]] = {
-    "exploding": (Exploding, {"swells": 800.0}),
-    "fading": (Vanishing, {"swells": 1e-3}),
-    "next to nothing": (Vanishing, {"swells": 1e-10}),
-    "dead": (Dead, {"zeros": 0.9}),
+    "exploding": (ExplodingGrads, {"swells": 800.0}),
+    "fading": (VanishingGrads, {"swells": 1e-3}),
+    "next to nothing": (VanishingGrads, {"swells": 1e-10}),
+    "dead": (DeadUnits, {"zeros": 0.9}),
 }
 
 
@@ -44,7 +44,7 @@ def test_a_layer_in_trouble_is_told_with_its_name_once_and_again_after_it_was_ov
     assert found.evidence["layers"] == [NAMES[k] for k in WHICH]
     assert found.evidence["share"] == pytest.approx(2 / len(NAMES))
     assert NAMES[1] in found.detail
-    assert FEW - 1 <= found.attempt - at < 20, "no accident, and soon"
+    assert RECENT_ROWS - 1 <= found.attempt - at < 20, "no accident, and soon"
     assert said(some(600, 30)) == []
     assert len(said(some(700, 30, **change))) == 1
 
@@ -57,25 +57,25 @@ def test_two_odd_rows_are_an_accident(name: str) -> None:
 
 
 def test_a_layer_that_fell_silent_has_not_vanished() -> None:
-    _, said = begun(Vanishing)
+    _, said = begun(VanishingGrads)
     assert said(some(500, 30, swells=1e-3, zeros=0.95)) == []
 
 
 def test_nothing_is_said_before_a_layer_has_a_past() -> None:
     bench, source = Bench(), Source(3)
-    tensors = [*some(0, STRETCH // 4), *some(100, STRETCH // 4, swells=800.0)]
-    assert bench.said(Exploding(bench.past, NAMES, bench.sight), source.rows(len(tensors)), tensors) == []
+    tensors = [*some(0, TREND_ROWS // 4), *some(100, TREND_ROWS // 4, swells=800.0)]
+    assert bench.said(ExplodingGrads(bench.past, NAMES, bench.sight), source.rows(len(tensors)), tensors) == []
 
 
 def test_an_explosion_beyond_all_bounds_is_severe() -> None:
-    _, said = begun(Exploding)
+    _, said = begun(ExplodingGrads)
     (found,) = said(some(500, 20, swells=1e5))
     assert found.detail.startswith("severe")
 
 
 def test_other_tensors_than_before_begin_a_new_past() -> None:
     bench, source = Bench(), Source(3)
-    detector = Exploding(bench.past, NAMES, bench.sight)
+    detector = ExplodingGrads(bench.past, NAMES, bench.sight)
     bench.said(detector, source.rows(100), some(0, 100))
     assert bench.said(detector, source.rows(60), [layers(k, 12, swells=1e4) for k in range(60)]) == []
 
@@ -103,7 +103,9 @@ def test_tensors_that_lost_their_gradient_are_told() -> None:
         return made
 
     assert bench.said(detector, source.rows(60), some(0, 60)) == []
-    assert bench.said(detector, source.rows(FEW - 2), without(100, FEW - 2)) == [], "a branch may rest for a while"
+    assert bench.said(detector, source.rows(RECENT_ROWS - 2), without(100, RECENT_ROWS - 2)) == [], (
+        "a branch may rest for a while"
+    )
     assert bench.said(detector, source.rows(10), some(200, 10)) == []
     (found,) = bench.said(detector, source.rows(20), without(300, 20))
     assert found.evidence["layers"] == [NAMES[2]]

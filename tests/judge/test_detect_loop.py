@@ -8,15 +8,13 @@ from collections.abc import Iterable
 import pytest
 from made_rows import NAMES, Bench, Source, actions, judged, of, trained
 
-from surefoot.judge.detectors.evaluation import Evaluation
-from surefoot.judge.detectors.fewsamples import FewSamples
-from surefoot.judge.detectors.frozen_weights import FrozenWeights
-from surefoot.judge.detectors.inputs import Inputs
-from surefoot.judge.detectors.lostclip import LostClip
-from surefoot.judge.detectors.stale_grads import StaleGrads
-from surefoot.judge.detectors.weights import Weights
+from surefoot.judge.detectors.data import InputShift, TinyBatches
+from surefoot.judge.detectors.evaluation import EvalRise
+from surefoot.judge.detectors.gradients import StaleGrads
+from surefoot.judge.detectors.hyperparams import ClippingChanged
+from surefoot.judge.detectors.weights import FrozenWeights, WeightJump
 from surefoot.judge.judge import Judge
-from surefoot.judge.nan_causes import cause_of
+from surefoot.judge.param_roles import cause_at_module
 from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Finding, StepMetrics
 
 
@@ -38,7 +36,7 @@ def named(events: Iterable[Event]) -> list[Cause]:
 
 def test_ordinary_batches_are_nothing_to_speak_of() -> None:
     bench = Bench()
-    assert bench.said(Inputs(bench.sight), fed(Source(0), 400)) == []
+    assert bench.said(InputShift(bench.sight), fed(Source(0), 400)) == []
 
 
 def test_one_strange_batch_is_a_bad_batch_and_many_are_another_input() -> None:
@@ -58,7 +56,7 @@ def test_inputs_that_move_little_by_little_drift() -> None:
 
 def test_inputs_that_have_long_been_others_are_the_usual() -> None:
     bench, source = Bench(), Source(0)
-    detector = Inputs(bench.sight)
+    detector = InputShift(bench.sight)
     bench.said(detector, fed(source, 150))
     (found,) = bench.said(detector, fed(source, 300, spread=5.0))
     assert "unlike" in found.detail
@@ -106,7 +104,7 @@ def test_clipping_that_is_lost_is_put_in_force_again_when_the_run_suffers() -> N
 
 def test_a_loop_that_leaves_next_to_nothing_of_its_gradients() -> None:
     bench, source = Bench(), Source(0)
-    detector = LostClip(bench.normal)
+    detector = ClippingChanged(bench.normal)
     assert bench.said(detector, source.rows(150, applied_norm=0.5)) == []
     (found,) = bench.said(detector, source.rows(20, applied_norm=1e-4))
     assert found.evidence["times"] < 1
@@ -121,7 +119,7 @@ def evaluated(source: Source, losses: Iterable[float]) -> list[StepMetrics]:
 
 def test_held_out_loss_that_rises_while_training_goes_on_falling() -> None:
     bench, source = Bench(), Source(0)
-    detector = Evaluation(bench.normal)
+    detector = EvalRise(bench.normal)
     assert bench.said(detector, evaluated(source, (3.0, 2.8, 2.6, 2.7, 2.6, 2.65))) == [], "noise is no rise"
     (found,) = bench.said(detector, evaluated(source, (2.8, 2.9, 3.0, 3.1, 3.2)))
     assert found.evidence["apart"]
@@ -184,7 +182,7 @@ def test_weights_of_another_size_altogether_are_brought_back_from_before_the_las
 def test_weights_that_updates_as_large_as_those_seen_have_moved_are_not_told() -> None:
     bench = Bench()
     for ratio, leaps in ((2e-3, True), (0.2, False)):
-        source, detector = Source(0), Weights()
+        source, detector = Source(0), WeightJump()
         told = [source.row(weight_norm=10.0, update_ratio=ratio) for _ in range(30)]
         assert bench.said(detector, told) == []
         source.attempt += 9
@@ -223,7 +221,7 @@ def test_a_judge_asks_for_a_look_at_the_weights_when_trouble_begins() -> None:
     ],
 )
 def test_the_place_speaks_for_a_cause(module: str, kind: str, cause: Cause) -> None:
-    assert cause_of(module, kind, inputs=False, weights=False)[0] is cause
+    assert cause_at_module(module, kind, inputs=False, weights=False)[0] is cause
 
 
 def test_the_place_that_was_found_out_is_what_is_named() -> None:
@@ -256,7 +254,7 @@ def test_an_open_case_is_kept_with_the_state() -> None:
 def test_a_norm_over_a_few_samples_is_told_once(normed: bool, samples: int, rows: int, said: int) -> None:
     """And not for the last batch of an epoch, nor where nothing is normalised over the batch."""
     bench, source = Bench(), Source(0)
-    detector = FewSamples(bench.normal, normed=normed)
+    detector = TinyBatches(bench.normal, has_batch_norm=normed)
     assert bench.said(detector, source.rows(100, samples=64)) == []
     assert len(bench.said(detector, source.rows(rows, samples=samples))) == said
 
@@ -275,12 +273,12 @@ def test_smaller_batches_may_scatter_further_until_next_to_all_that_is_known_com
 
     def wider(rows: int) -> float:
         for row in source.rows(rows, samples=4):
-            bench.normal.expect(row)
-            bench.normal.take(row)
-        return bench.normal.wider
+            bench.normal.adjust_for_batch_size(row)
+            bench.normal.add(row)
+        return bench.normal.sigma_factor
 
     for row in source.rows(150, samples=64):
-        bench.normal.take(row)
+        bench.normal.add(row)
     assert wider(1) == 4.0
     assert wider(59) == 4.0, "most of the last losses are of small batches by now, and some are not"
     assert wider(40) == 1.0

@@ -6,9 +6,8 @@ import random
 
 from made_rows import Bench, Source, actions, judged, of, trained
 
-from surefoot.judge.detectors.memory import MemoryCreep
-from surefoot.judge.detectors.slow_steps import SlowSteps
-from surefoot.judge.policy import LONG, WHILE
+from surefoot.judge.detectors.system import MemoryGrowth, SlowSteps
+from surefoot.judge.thresholds import BASELINE_ROWS, WINDOW_ROWS
 from surefoot.records import Cause, Diagnosis, StepMetrics
 
 
@@ -31,7 +30,7 @@ def test_steps_that_take_far_longer_are_told_once_and_again_after_they_were_fast
     bench, detector, source = paced()
     at = source.attempt
     (found,) = bench.said(detector, timed(source, 60, seconds=1.0))
-    assert found.attempt == at + WHILE - 1
+    assert found.attempt == at + WINDOW_ROWS - 1
     assert found.evidence["data"] is False
     assert bench.said(detector, timed(source, 60)) == []
     assert len(bench.said(detector, timed(source, 30, seconds=1.0))) == 1
@@ -51,16 +50,18 @@ def filled(source: Source, readings: list[float]) -> list[StepMetrics]:
 
 def test_memory_that_grows_without_a_pause_is_told_once() -> None:
     bench, source = Bench(), Source(0)
-    detector = MemoryCreep(bench.sight)
-    assert bench.said(detector, filled(source, [1e9 * (1 + k / 10) for k in range(LONG // 3)])) == [], "warming up"
-    leaking = [3e9 * 1.01**k for k in range(4 * WHILE)]
+    detector = MemoryGrowth(bench.sight)
+    assert bench.said(detector, filled(source, [1e9 * (1 + k / 10) for k in range(BASELINE_ROWS // 3)])) == [], (
+        "warming up"
+    )
+    leaking = [3e9 * 1.01**k for k in range(4 * WINDOW_ROWS)]
     (found,) = bench.said(detector, filled(source, leaking))
     assert found.evidence["grown"] > 1.05
 
 
 def test_memory_that_comes_and_goes_is_no_leak() -> None:
     bench, source, rng = Bench(), Source(0), random.Random(3)
-    detector = MemoryCreep(bench.sight)
+    detector = MemoryGrowth(bench.sight)
     assert bench.said(detector, filled(source, [3e9 * rng.uniform(0.7, 1.3) for _ in range(300)])) == []
     sawtooth = [3e9 * (1 + 0.02 * (k % 8)) for k in range(200)]
     assert bench.said(detector, filled(source, sawtooth)) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from surefoot.judge.detectors.replicas import Replicas
+from surefoot.judge.detectors.weights import Replicas
 from surefoot.records import Finding, StepMetrics
 
 
@@ -42,7 +42,7 @@ def test_gradients_of_their_own_explain_a_difference() -> None:
 def test_equal_again_after_the_way_back() -> None:
     detector = known_equal()
     told(detector, 101, 1)
-    detector.went_back(16)
+    detector.rewound_to(16)
     (finding,) = told(detector, 104, 0)
     assert "the same weights again" in finding.detail
     (finding,) = told(detector, 201, 1)
@@ -52,7 +52,7 @@ def test_equal_again_after_the_way_back() -> None:
 def test_a_way_back_to_later_weights_has_not_mended_it() -> None:
     detector = known_equal()
     told(detector, 101, 1)
-    detector.went_back(90)
+    detector.rewound_to(90)
     (finding,) = told(detector, 104, 1)
     assert finding.severe
 
@@ -60,7 +60,7 @@ def test_a_way_back_to_later_weights_has_not_mended_it() -> None:
 def test_what_cannot_be_mended_is_told_with_a_way_out_and_no_more() -> None:
     detector = known_equal()
     told(detector, 101, 1)
-    detector.cannot_restore("no states are kept")
+    detector.restore_failed("no states are kept")
     (finding,) = told(detector, 103, math.nan)
     assert not finding.severe
     assert "no states are kept" in finding.detail

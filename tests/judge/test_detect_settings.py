@@ -5,17 +5,16 @@ from __future__ import annotations
 import pytest
 from made_rows import Bench, Source
 
-from surefoot.judge.detectors.clipping import Clipping
-from surefoot.judge.detectors.lossscale import LossScale
-from surefoot.judge.detectors.settings import Settings
+from surefoot.judge.detectors.hyperparams import Clipping, HyperparamChange
+from surefoot.judge.detectors.precision import LossScale
 from surefoot.judge.history import History
-from surefoot.judge.policy import LATE, STRETCH
+from surefoot.judge.thresholds import SETTLED_UPDATES, TREND_ROWS
 from surefoot.records import Finding, Pattern, StepMetrics, Verdict
 
 
-def begun(**values: float) -> tuple[Bench, Settings, Source]:
+def begun(**values: float) -> tuple[Bench, HyperparamChange, Source]:
     bench, source = Bench(), Source(2)
-    detector = Settings(bench.normal)
+    detector = HyperparamChange(bench.normal)
     assert bench.said(detector, source.rows(120, **values)) == []
     return bench, detector, source
 
@@ -34,7 +33,7 @@ def test_a_rate_that_was_raised_is_told_at_once_and_once() -> None:
 
 def test_what_schedules_do_is_no_news() -> None:
     bench, source = Bench(), Source(2)
-    detector = Settings(bench.normal)
+    detector = HyperparamChange(bench.normal)
     warmup = [source.row(lr=1e-3 * k / 100) for k in range(1, 101)]
     decay = [source.row(lr=1e-3 * 0.98**k) for k in range(150)]
     steps = [source.row(lr=1e-4 * 0.1 ** (k // 40)) for k in range(80)]
@@ -55,7 +54,7 @@ def test_a_rate_that_is_as_good_as_off_is_told_once(lr: float) -> None:
 
 def test_a_rate_that_was_too_high_from_the_start_is_grave() -> None:
     bench, source = Bench(), Source(2, loss=3.0, floor=3.0)
-    (found,) = bench.said(Settings(bench.normal), [*source.rows(30, lr=0.1), *source.rows(10, lr=1e-3)])
+    (found,) = bench.said(HyperparamChange(bench.normal), [*source.rows(30, lr=0.1), *source.rows(10, lr=1e-3)])
     assert found.severe
     assert found.evidence["early"]
 
@@ -76,7 +75,7 @@ def test_a_momentum_is_measured_by_how_long_it_remembers(now: float, told: int) 
 def scaled() -> tuple[Bench, LossScale, Source]:
     bench, source = Bench(), Source(2, loss_scale=65536.0)
     detector = LossScale(bench.sight)
-    assert bench.said(detector, source.rows(2 * STRETCH)) == []
+    assert bench.said(detector, source.rows(2 * TREND_ROWS)) == []
     return bench, detector, source
 
 
@@ -95,7 +94,7 @@ def test_overflow_after_overflow_is_told_once() -> None:
     bench, detector, source = scaled()
     (found,) = bench.said(detector, skipped(source, 20, 65536.0))
     assert found.pattern is Pattern.OVERFLOW_SKIPS
-    assert found.evidence["skipped"] == bench.sight.streak
+    assert found.evidence["skipped"] == bench.sight.overflow_streak
 
 
 def test_a_scale_that_collapsed_by_overflows_is_grave() -> None:
@@ -124,7 +123,7 @@ def clipping(source: Source, count: int, threshold: float) -> list[Finding]:
     for _ in range(count):
         row = source.row()
         factor = min(1.0, threshold / row.norm)
-        told = {"clip": threshold, "clip_factor": factor, "clip_fraction": history.clip_share(factor)}
+        told = {"clip": threshold, "clip_factor": factor, "clip_fraction": history.clip_fraction(factor)}
         found += detector.update(source.row(norm=row.norm, **told))
     return found
 
@@ -137,10 +136,10 @@ def test_a_threshold_that_clips_everything_is_told_once_with_a_better_one() -> N
 
 
 def test_a_threshold_that_never_clips_is_told_once() -> None:
-    (found,) = clipping(Source(1), LATE + 500, 1000.0)
+    (found,) = clipping(Source(1), SETTLED_UPDATES + 500, 1000.0)
     assert "protects from little" in found.detail
 
 
 def test_a_threshold_that_clips_now_and_then_is_as_it_should_be() -> None:
-    assert clipping(Source(1), LATE + 200, 1.4) == []
-    assert clipping(Source(1), LATE + 200, 4.0) == [], "nor one that would clip a peak"
+    assert clipping(Source(1), SETTLED_UPDATES + 200, 1.4) == []
+    assert clipping(Source(1), SETTLED_UPDATES + 200, 4.0) == [], "nor one that would clip a peak"

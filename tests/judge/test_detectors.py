@@ -8,17 +8,16 @@ from dataclasses import replace
 import pytest
 
 from surefoot.judge.baselines import Baselines
-from surefoot.judge.detectors.bottleneck import Bottleneck
-from surefoot.judge.detectors.nonfinite import NonFinite
-from surefoot.judge.detectors.norm_outlier import NormOutlier
-from surefoot.judge.policy import Thresholds
+from surefoot.judge.detectors.system import IdleDevice
+from surefoot.judge.detectors.vetoes import NonFinite, NormOutlier
+from surefoot.judge.thresholds import Thresholds
 from surefoot.records import Pattern, StepMetrics, StepOverrides, Verdict
 
 HEALTHY = StepMetrics(step=7, attempt=9, time=3.0, loss=2.0, norm=1.0, nonfinite=0.0)
 
 
-@pytest.mark.parametrize("detector", [NonFinite(), NormOutlier(Baselines(Thresholds())), Bottleneck(Thresholds())])
-def test_nothing_is_said_of_a_healthy_row(detector: NonFinite | NormOutlier | Bottleneck) -> None:
+@pytest.mark.parametrize("detector", [NonFinite(), NormOutlier(Baselines(Thresholds())), IdleDevice(Thresholds())])
+def test_nothing_is_said_of_a_healthy_row(detector: NonFinite | NormOutlier | IdleDevice) -> None:
     assert detector.update(HEALTHY) == []
 
 
@@ -28,7 +27,7 @@ def test_nothing_is_said_of_a_healthy_row(detector: NonFinite | NormOutlier | Bo
         ({"loss": math.nan}, "the loss is nan"),
         ({"loss": math.inf}, "the loss is inf"),
         ({"nonfinite": 3.0, "norm": math.nan}, "3 gradient values are not finite"),
-        ({"norm": math.inf}, "too large for a norm"),
+        ({"norm": math.inf}, "their norm overflows float32"),
     ],
 )
 def test_what_is_not_finite_is_named(change: dict[str, float], words: str) -> None:
@@ -78,7 +77,7 @@ def test_an_outlandish_norm_is_told_with_its_limit() -> None:
 
 def test_a_loss_above_its_ceiling_is_named_as_the_reason_and_not_a_norm_within_its_limit() -> None:
     normal = Baselines(Thresholds())
-    normal.asked = StepOverrides(loss_ceiling=1.5)
+    normal.overrides = StepOverrides(loss_ceiling=1.5)
     row = replace(HEALTHY, verdict=Verdict.NORM_OUTLIER, norm=3.475, norm_limit=81.75)
     (finding,) = NormOutlier(normal).update(row)
     assert "loss 2, above the ceiling of 1.5" in finding.detail
@@ -97,20 +96,20 @@ def every_second(row: StepMetrics, begin: int, seconds: int) -> list[StepMetrics
 
 
 def test_a_bottleneck_is_told_once_and_again_after_it_was_over() -> None:
-    detector, long = Bottleneck(Thresholds()), int(Thresholds().idle_seconds)
+    detector, long = IdleDevice(Thresholds()), int(Thresholds().idle_seconds)
     idle = replace(HEALTHY, utilisation=0.3, seconds=1.0, data_wait=0.1)
     said = [len(detector.update(row)) for row in every_second(idle, 0, 3 * long)]
     assert said.index(1) == long
     assert sum(said) == 1
     assert detector.update(HEALTHY) == [], "a row without a reading changes nothing"
-    detector.update(replace(idle, time=3.0 * long, utilisation=Thresholds().idle))
+    detector.update(replace(idle, time=3.0 * long, utilisation=Thresholds().idle_utilisation))
     assert sum(len(detector.update(row)) for row in every_second(idle, 3 * long + 1, long)) == 0
     assert sum(len(detector.update(row)) for row in every_second(idle, 4 * long + 1, 2)) == 1
 
 
 @pytest.mark.parametrize(("wait", "word"), [(0.5, "data"), (0.01, "launches"), (math.nan, "launches")])
 def test_a_bottleneck_has_a_reason(wait: float, word: str) -> None:
-    detector = Bottleneck(Thresholds())
+    detector = IdleDevice(Thresholds())
     row = replace(HEALTHY, utilisation=0.3, seconds=1.0, data_wait=wait)
     found = [f for later in every_second(row, 0, int(Thresholds().idle_seconds) + 1) for f in detector.update(later)]
     assert word in found[0].detail

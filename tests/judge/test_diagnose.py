@@ -92,7 +92,7 @@ def test_a_diagnosis_says_what_it_rests_on_and_what_to_do() -> None:
     assert first.evidence["findings"] == ["nonfinite"]
     assert first.evidence["normal_loss"] > 0
     assert set(CAUSES[first.cause].remedies) < set(first.advice), "the cause's remedies, then those of the tree"
-    assert "Go back to the last good state, adjust and resume." in first.advice
+    assert "Resume from the last good state with adjusted settings." in first.advice
     assert first.detail.startswith(CAUSES[first.cause].sentence)
     assert [d.advice for d in others] == [CAUSES[d.cause].remedies for d in others]
 
@@ -239,11 +239,11 @@ def test_a_way_back_does_not_change_the_unit_a_loss_is_told_in() -> None:
     judge.rewound(149, 150)
     apart = (layers(k, swells=40.0, which=range(k % 3, 7, 2)) for k in range(30))  # this time it cannot be told again
     after = judged(judge, source.rows(30, times=40.0, swells=40.0), apart)
-    assert any(f.severe for f in of(Finding, after) if f.detector == "level")
-    assert "units" not in {f.detector for f in of(Finding, after)}
+    assert any(f.severe for f in of(Finding, after) if f.detector == "loss_level")
+    assert "loss_rescaled" not in {f.detector for f in of(Finding, after)}
     assert actions(after) == []
 
 
 def test_trouble_without_a_break_has_no_rhythm() -> None:
     events = told(lambda s: [s.nan(loss=2.0) for _ in range(30)], policy=Policy(observe=True))
-    assert "rhythm" not in {f.detector for f in of(Finding, events)}
+    assert "periodic_spikes" not in {f.detector for f in of(Finding, events)}

@@ -1,4 +1,4 @@
-"""The figures of the judge stand in one place, each with a word on what it means."""
+"""The numbers of the judge stand in thresholds.py and policy.py, each with its meaning."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.judge import policy
+from surefoot.judge import policy, thresholds
 
-HOME = Path(policy.__file__)
-ROOM = HOME.parent
-OTHERS = sorted(path for path in ROOM.rglob("*.py") if path != HOME)
-SCALE = {name for name in vars(policy) if name.isupper()}
+HOMES = [Path(module.__file__) for module in (policy, thresholds)]
+PACKAGE = HOMES[0].parent
+OTHERS = sorted(path for path in PACKAGE.rglob("*.py") if path not in HOMES)
+SCALE = {name for name in vars(thresholds) if name.isupper()}
 
 
 def numbers(tree: ast.AST) -> Iterator[float]:
@@ -31,16 +31,16 @@ def assigned(body: list[ast.stmt]) -> Iterator[tuple[str, ast.Assign | ast.AnnAs
             yield from ((name, one, below) for name in names)
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(ROOM)))
-def test_no_other_module_has_a_figure_of_its_own(path: Path) -> None:
-    """One that is made of those, such as twice as often, is none; ladders are data."""
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_other_module_defines_numbers(path: Path) -> None:
+    """A multiple of a scale constant is fine, and so are the remedies, which are data."""
     body = ast.parse(path.read_text()).body
     given = [(name, one) for name, one, _ in assigned(body) if path.name != "remedies.py" and [*numbers(one)]]
     assert [name for name, one in given if not SCALE & {n.id for n in ast.walk(one) if isinstance(n, ast.Name)}] == []
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(ROOM)))
-def test_nothing_is_compared_with_a_bare_figure(path: Path) -> None:
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_is_compared_with_a_bare_number(path: Path) -> None:
     """Beyond counts up to three, halves, and guards against dividing by nothing."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Compare):
@@ -48,8 +48,9 @@ def test_nothing_is_compared_with_a_bare_figure(path: Path) -> None:
             assert [v for v in bare if v not in (0, 0.5, 1, 2, 3) and v > 1e-3] == [], ast.unparse(node)
 
 
-def test_each_figure_says_what_it_means() -> None:
-    body = ast.parse(HOME.read_text()).body
+@pytest.mark.parametrize("path", HOMES, ids=lambda path: path.name)
+def test_each_number_says_what_it_means(path: Path) -> None:
+    body = ast.parse(path.read_text()).body
     parts = [body, *(one.body for one in body if isinstance(one, ast.ClassDef))]
     silent = [
         name

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from made_rows import NAMES, Bench, Source, actions, judged, layers, of, trained
 
-from surefoot.judge.detectors.frozen_weights import FrozenWeights
+from surefoot.judge.detectors.weights import FrozenWeights
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.records import Action, Cause, Decision, Event, Finding, Outcome, StepMetrics, Verdict
@@ -35,7 +35,7 @@ def test_training_that_left_its_course_and_ruins_the_held_out_loss_is_undone() -
     well = source.attempt
     decision = decided(judged(judge, harmed(source)))
     assert decision.action is Action.REWIND
-    assert "held-out data is 2.9 and was 2" in decision.reason
+    assert "the eval loss is 2.9 and was 2" in decision.reason
     assert decision.max_attempt <= well + 1, "all that was learnt since is left behind"
     asked = decision.overrides
     assert asked is not None
@@ -73,7 +73,7 @@ def test_a_level_that_only_crept_up_is_believed_where_the_harm_is_great_and_last
     for loss in after:
         rows += [*source.rows(24, times=1.5), evaluated(source, loss, times=1.5)]
     events = judged(judge, rows)
-    assert {"level", "astray"} <= {f.detector for f in of(Finding, events)}
+    assert {"loss_level", "eval_regression"} <= {f.detector for f in of(Finding, events)}
     assert actions(events) == done
 
 
@@ -90,7 +90,7 @@ def test_harder_batches_that_the_model_learns_are_believed_to_do_harm_where_that
     for loss in after:
         rows += [*source.rows(20, times=then), evaluated(source, loss, times=then)]
     events = judged(judge, rows)
-    assert {"level", "astray"} <= {f.detector for f in of(Finding, events)}
+    assert {"loss_level", "eval_regression"} <= {f.detector for f in of(Finding, events)}
     assert actions(events) == done
 
 
@@ -144,7 +144,7 @@ def test_a_rise_from_next_to_nothing_to_a_little_more_is_no_sign_of_harm(level: 
     judged(judge, [*source.rows(5, loss=3.0), *source.rows(200)])
     rows = [evaluated(source, 2.0), *source.rows(20, times=1.5), evaluated(source, 2.8, times=1.5)]
     events = judged(judge, [*rows, *source.rows(20, times=1.5), evaluated(source, 2.9, times=1.5)])
-    assert any(f.detector == "level" for f in of(Finding, events))
+    assert any(f.detector == "loss_level" for f in of(Finding, events))
     assert actions(events) == [Action.REWIND] * said
 
 
@@ -153,7 +153,7 @@ def test_gradients_that_grow_with_a_rate_are_no_harm_while_the_loss_falls(falls:
     judge, source = trained(source=Source(1, loss=3.0, floor=3.0, noise=0.01, scatter=0.02, lr=1e-6))
     rows = [source.row(lr=1e-3, times=falls ** min(k, 9), swells=1.4 ** min(k, 9)) for k in range(14)]
     events = judged(judge, rows)
-    assert {"settings", "growth"} <= {f.detector for f in of(Finding, events)}
+    assert {"hyperparam_change", "growth"} <= {f.detector for f in of(Finding, events)}
     assert actions(events) == done
 
 
@@ -191,7 +191,7 @@ def test_no_run_waits_for_ever() -> None:
     events = judged(judge, [source.row(times=1.6, verdict=Verdict.NORM_OUTLIER, norm_limit=9.0) for _ in range(50)])
     stop = decided(events)
     assert stop.action is Action.STOP
-    assert "held-out" in stop.reason
+    assert "made the eval loss worse" in stop.reason
 
 
 def test_a_loss_scale_that_fell_too_low_is_set_back_without_losing_a_step() -> None:
@@ -227,7 +227,7 @@ def test_a_rate_that_crept_up_in_vain_is_held_and_what_was_learnt_is_kept() -> N
 def test_a_raised_momentum_under_which_the_loss_is_rather_higher_is_held(times: float, done: list[Action]) -> None:
     judge, source = trained(rows=400, source=Source(1, half=30.0))
     events = judged(judge, source.rows(50, momentum=0.99, times=times))
-    assert "settings" in {f.detector for f in of(Finding, events)}
+    assert "hyperparam_change" in {f.detector for f in of(Finding, events)}
     assert actions(events) == done
     for decision in of(Decision, events):
         assert decision.cause is Cause.MOMENTUM
@@ -257,7 +257,7 @@ def test_a_raised_rate_that_held_out_data_speaks_against_is_taken_back_at_once()
         rows = [*source.rows(400), evaluated(source, 2.0, lr=lr), *source.rows(10, lr=lr)]
         events = judged(judge, [*rows, evaluated(source, 2.2, lr=lr), *source.rows(10, lr=lr)])
         assert actions(events) == done
-    assert "astray" not in {f.detector for f in of(Finding, events)}
+    assert "eval_regression" not in {f.detector for f in of(Finding, events)}
 
 
 def test_a_raised_rate_is_blamed_once_until_all_is_well_again() -> None:
@@ -283,7 +283,7 @@ def test_a_rate_that_comes_and_goes_is_no_harm_when_held_out_data_is_a_little_wo
     judge, source = trained()
     low = [*source.rows(4, lr=1e-4), evaluated(source, 2.0, lr=1e-4)]
     events = judged(judge, [*low, *source.rows(12, times=1.5), evaluated(source, 2.2), *source.rows(10)])
-    assert {"level", "astray"} <= {f.detector for f in of(Finding, events)}
+    assert {"loss_level", "eval_regression"} <= {f.detector for f in of(Finding, events)}
     assert actions(events) == []
 
 
@@ -318,12 +318,12 @@ def test_a_raised_rate_that_went_well_is_blamed_for_what_comes_when_it_climbs_on
 ) -> None:
     judge, source = trained(rows=150)
     went_well = judged(judge, [*source.rows(40, lr=4e-3, times=0.9), *source.rows(well, lr=6e-3, times=0.9)])
-    assert "settings" in {f.detector for f in of(Finding, went_well)}
+    assert "hyperparam_change" in {f.detector for f in of(Finding, went_well)}
     assert actions(went_well) == []
     resumed = Judge(Policy())
     resumed.load_state_dict(json.loads(json.dumps(judge.state_dict())))
     events = judged(resumed, [*source.rows(20, lr=lr, times=0.9), *source.rows(12, lr=lr, times=1.2)])
-    assert "level" in {f.detector for f in of(Finding, events)}
+    assert "loss_level" in {f.detector for f in of(Finding, events)}
     assert actions(events) == done
     for decision in of(Decision, events):
         assert decision.overrides is not None
@@ -356,7 +356,7 @@ def test_harm_that_held_out_data_tells_of_late_is_undone() -> None:
 def test_harm_from_before_all_states_that_are_kept_is_told_and_no_more() -> None:
     judge, source = trained(Policy(snapshot_reach=60))
     events = judged(judge, passing(source, quiet=70))
-    assert "astray" in {f.detector for f in of(Finding, events)}
+    assert "eval_regression" in {f.detector for f in of(Finding, events)}
     assert actions(events) == []
 
 
@@ -376,7 +376,7 @@ def test_a_swing_far_smaller_than_the_harm_on_held_out_data_is_not_its_reason(
     judged(judge, [*source.rows(200), evaluated(source, 1.3), *source.rows(10)])
     swings = [source.row(times=max(widest * k / 12, 1.0) if k % 2 else 1.0) for k in range(14)]
     events = judged(judge, [*swings, evaluated(source, 1.6), *source.rows(20), evaluated(source, 1.62)])
-    assert {"oscillation", "astray"} <= {f.detector for f in of(Finding, events)}
+    assert {"oscillation", "eval_regression"} <= {f.detector for f in of(Finding, events)}
     assert actions(events) == done
 
 
@@ -386,7 +386,7 @@ def test_gradients_that_grow_while_the_loss_feels_nothing_are_not_the_reason(tim
     judged(judge, [*source.rows(200), evaluated(source, 1.3), *source.rows(10)])
     grows = [source.row(times=times**k, swells=1.2**k, norm=0.6 * 1.3**k) for k in range(8)]
     events = judged(judge, [*grows, evaluated(source, 1.6), *source.rows(20), evaluated(source, 1.62)])
-    assert {"growth", "astray"} <= {f.detector for f in of(Finding, events)}
+    assert {"growth", "eval_regression"} <= {f.detector for f in of(Finding, events)}
     assert actions(events) == done
 
 
@@ -399,7 +399,7 @@ def test_a_leap_far_smaller_than_the_harm_is_its_reason_only_if_the_update_was_o
     judged(judge, [*source.rows(200), evaluated(source, 1.3), *source.rows(10)])
     leap = source.row(times=times, swells=swells)
     events = judged(judge, [leap, *source.rows(9), evaluated(source, 1.6), *source.rows(20), evaluated(source, 1.62)])
-    assert {"jump", "astray"} <= {f.detector for f in of(Finding, events)}
+    assert {"jump", "eval_regression"} <= {f.detector for f in of(Finding, events)}
     assert bool(actions(events)) == done
 
 
@@ -409,7 +409,7 @@ def test_a_single_leap_is_no_reason_to_take_a_rate_back_by_which_a_run_learns_at
     leaps = [source.row(lr=1e-3, times=0.6, swells=1.3**k, norm=1.3**k) for k in range(6)]
     spike = source.row(lr=1e-3, times=1.2, norm=12.0)
     events = judged(judge, [*learns, *leaps, spike, *source.rows(30, lr=1e-3, times=0.5)])
-    assert {"settings", "growth"} <= {f.detector for f in of(Finding, events)}
+    assert {"hyperparam_change", "growth"} <= {f.detector for f in of(Finding, events)}
     assert actions(events) == []
 
 
@@ -443,7 +443,7 @@ def test_a_slow_rise_is_believed_where_part_of_the_model_has_fallen_silent(
     judged(judge, source.rows(320), (layers(k) for k in range(320)))
     tensors = [layers(k, which=silent, zeros=0.9 if silent else 0.02) for k in range(110)]
     events = judged(judge, source.rows(110, times=1.15), tensors)
-    assert any(f.evidence.get("slowly") for f in of(Finding, events) if f.detector == "level")
+    assert any(f.evidence.get("slowly") for f in of(Finding, events) if f.detector == "loss_level")
     assert actions(events) == done
 
 
@@ -461,7 +461,7 @@ def test_a_few_high_losses_are_chance_also_where_part_of_the_model_has_fallen_si
         *source.rows(7, loss=1.98),
     ]
     events = judged(judge, rows, [layers(k, zeros=0.9) for k in range(len(rows))])
-    assert any(f.detector == "level" for f in of(Finding, events))
+    assert any(f.detector == "loss_level" for f in of(Finding, events))
     assert actions(events) == done
 
 
@@ -477,7 +477,7 @@ def test_a_rate_that_was_lowered_by_surefoot_itself_explains_no_loss_that_is_hig
         decision = decided(judged(judge, source.rows(20, times=5.0)))
         judge.rewound(decision.max_attempt - 1, source.step - 20)
         judged(judge, source.rows(4))
-    assert "a quarter of the rate" in decision.remedy
+    assert "a quarter of the learning rate" in decision.remedy
     assert decided(judged(judge, source.rows(20, times=5.0))).action is Action.STOP
 
 

@@ -84,7 +84,7 @@ def test_a_run_that_cannot_go_back_is_stopped_when_nothing_is_left() -> None:
             break
     assert [d.action for d in said] == ["rewind"] * 3 + ["stop"]
     assert len({d.remedy for d in said[:3]}) == 3, "each time something else"
-    assert "nothing that is left to try can be done" in said[-1].reason
+    assert "none of the remaining remedies can be applied" in said[-1].reason
     assert "the loss is nan" in said[-1].reason
 
 
@@ -98,7 +98,7 @@ def test_the_reason_to_stop_says_what_happened_and_what_to_do() -> None:
     assert "attempt 5" in reason(Verdict.NONFINITE)
     assert "the loss is nan" in reason(Verdict.NONFINITE)
     assert "bfloat16" in reason(Verdict.NONFINITE)
-    assert "Policy(outlandish=" in reason(Verdict.NORM_OUTLIER)
+    assert "Policy(max_norm_ratio=" in reason(Verdict.NORM_OUTLIER)
     assert "checkpoint" in reason(Verdict.NONFINITE, nonfinite_params=4.0)
 
 

@@ -9,7 +9,8 @@ from made_rows import Source, actions, judged, of, trained
 
 from surefoot.judge.baselines import Baseline, Baselines
 from surefoot.judge.judge import Judge
-from surefoot.judge.policy import WHILE, Policy, Thresholds
+from surefoot.judge.policy import Policy
+from surefoot.judge.thresholds import WINDOW_ROWS, Thresholds
 from surefoot.records import Diagnosis, Finding, Verdict
 
 
@@ -17,27 +18,27 @@ def test_a_baseline_keeps_the_last_values_and_their_middle() -> None:
     known = Baseline(5)
     for k in range(12):
         known.add(k, float(k))
-    assert (len(known), known.middle, known.top, known.last) == (5, 9.0, 11.0, 11.0)
-    known.forget(10)
-    assert (len(known), known.top) == (3, 9.0)
+    assert (len(known), known.median, known.max, known.last) == (5, 9.0, 11.0, 11.0)
+    known.drop_from(10)
+    assert (len(known), known.max) == (3, 9.0)
     known.add(10, math.nan)
     known.add(10, math.inf)
     assert len(known) == 3, "what is not finite is no part of it"
-    known.forget(0)
+    known.drop_from(0)
     assert len(known) == 0
-    assert math.isnan(known.middle)
+    assert math.isnan(known.median)
 
 
 def test_values_that_are_all_the_same_have_a_spread() -> None:
     known = Baseline(8)
     for k in range(8):
         known.add(k, 2.0)
-    assert 0 < known.spread < 0.01
+    assert 0 < known.sigma < 0.01
 
 
 def test_baselines_form_within_the_first_dozens_of_steps() -> None:
     normal, source = Baselines(Thresholds()), Source(0)
-    formed = next(k for k in range(100) if normal.take(source.row()) or normal.formed)
+    formed = next(k for k in range(100) if normal.add(source.row()) or normal.ready)
     assert formed < 40
     judge, source = Judge(Policy()), Source(0)
     judged(judge, source.rows(48))
@@ -47,52 +48,52 @@ def test_baselines_form_within_the_first_dozens_of_steps() -> None:
 def test_the_last_rows_are_being_judged_and_are_not_normal_yet() -> None:
     normal, source = Baselines(Thresholds()), Source(0, half=1e9)
     for row in source.rows(150):
-        normal.take(row)
-    middle = normal.loss.middle
-    for row in source.rows(WHILE, times=1.3):
-        normal.take(row)
-    assert normal.loss.middle == pytest.approx(middle, rel=0.03)
+        normal.add(row)
+    middle = normal.loss.median
+    for row in source.rows(WINDOW_ROWS, times=1.3):
+        normal.add(row)
+    assert normal.loss.median == pytest.approx(middle, rel=0.03)
     for row in source.rows(150, times=1.3):
-        normal.take(row)
-    assert normal.loss.middle == pytest.approx(1.3 * middle, rel=0.03)
+        normal.add(row)
+    assert normal.loss.median == pytest.approx(1.3 * middle, rel=0.03)
 
 
 def test_spikes_are_no_part_of_it_unless_they_stay() -> None:
     normal, source = Baselines(Thresholds()), Source(0)
     for k in range(200):
-        normal.take(source.row(swells=100.0 if k % 40 == 39 else 1.0))
-    assert normal.norms[0].top < math.log(4.0)
+        normal.add(source.row(swells=100.0 if k % 40 == 39 else 1.0))
+    assert normal.log_norms[0].max < math.log(4.0)
 
 
 def test_what_was_refused_is_no_part_of_it() -> None:
     normal, source = Baselines(Thresholds()), Source(0)
     for row in source.rows(100):
-        normal.take(row)
+        normal.add(row)
     before = repr(normal.state_dict())
     for row in (source.nan(), source.far(), source.row(verdict=Verdict.OVERFLOW)):
-        normal.take(row)
+        normal.add(row)
     assert repr(normal.state_dict()) == before
 
 
 def test_a_rewind_takes_back_what_came_after_it() -> None:
     normal, source = Baselines(Thresholds()), Source(0)
     for row in source.rows(100):
-        normal.take(row)
+        normal.add(row)
     for row in source.rows(50, times=1.2, lr=5e-3):
-        normal.take(row)
-    assert normal.rates[0].last == 5e-3
+        normal.add(row)
+    assert normal.lrs[0].last == 5e-3
     normal.rewound(99)
-    assert normal.rates[0].last == 1e-3
-    assert list(normal.recent) == []
+    assert normal.lrs[0].last == 1e-3
+    assert list(normal.recent_losses) == []
 
 
 def test_each_optimizer_has_norms_of_its_own() -> None:
     normal, source = Baselines(Thresholds()), Source(0)
     for _ in range(100):
-        normal.take(source.row())
-        normal.take(source.row(optimizer=1, swells=1000.0))
-    assert not normal.spikes(source.row(optimizer=1, swells=1000.0))
-    assert normal.spikes(source.row(optimizer=0, swells=1000.0))
+        normal.add(source.row())
+        normal.add(source.row(optimizer=1, swells=1000.0))
+    assert not normal.is_spike(source.row(optimizer=1, swells=1000.0))
+    assert normal.is_spike(source.row(optimizer=0, swells=1000.0))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -120,7 +121,7 @@ def test_a_warm_restart_of_the_rate_raises_nothing(seed: int) -> None:
 def test_other_data_from_here_on_is_told_once_and_nothing_is_done(seed: int) -> None:
     judge, source = trained(source=Source(seed), rows=250)
     events = judged(judge, source.rows(300, times=1.35))
-    assert [f.detector for f in of(Finding, events)] == ["level"]
+    assert [f.detector for f in of(Finding, events)] == ["loss_level"]
     assert of(Diagnosis, events) != []
     assert actions(events) == []
     assert judge.quiet, "by now it is normal"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.judge.param_roles import WORDS, Role, Trouble, part_of, role_of, word_of
+from surefoot.judge.param_roles import ROLE_CAUSES, GradProblem, Role, cause_of_role, part_of, role_of
 from surefoot.records import Cause
 
 VISION, PROJECTION, LANGUAGE, OTHER = Role.VISION, Role.PROJECTION, Role.LANGUAGE, Role.OTHER
@@ -189,18 +189,18 @@ def test_parts_are_coarse() -> None:
 @pytest.mark.parametrize(
     ("role", "trouble", "cause", "said"),
     [
-        (VISION, Trouble.EXPLODING, Cause.INPUT_SCALE, ("not normalised", "[-1, 1]", "[0, 1]", "black")),
-        (PROJECTION, Trouble.VANISHING, Cause.INITIALISATION, ("dimensions", "initialisation")),
-        (LANGUAGE, Trouble.OSCILLATING, Cause.ATTENTION_MASK, ("lengths vary", "padding", "mask")),
-        (ATTENTION, Trouble.NONFINITE, Cause.ATTENTION_MASK, ("mask", "too long")),
-        (NORM, Trouble.NONFINITE, Cause.ZERO_VARIANCE, ("zero variance",)),
-        (HEAD, Trouble.NONFINITE, Cause.LOG_OF_ZERO, ("log of zero", "divided by zero")),
+        (VISION, GradProblem.EXPLODING, Cause.INPUT_SCALE, ("not normalised", "[-1, 1]", "[0, 1]", "black")),
+        (PROJECTION, GradProblem.VANISHING, Cause.INITIALISATION, ("dimensions", "initialisation")),
+        (LANGUAGE, GradProblem.OSCILLATING, Cause.ATTENTION_MASK, ("lengths vary", "padding", "mask")),
+        (ATTENTION, GradProblem.NONFINITE, Cause.ATTENTION_MASK, ("mask", "too long")),
+        (NORM, GradProblem.NONFINITE, Cause.ZERO_VARIANCE, ("zero variance",)),
+        (HEAD, GradProblem.NONFINITE, Cause.LOG_OF_ZERO, ("log of zero", "divided by zero")),
     ],
 )
 def test_a_role_in_trouble_has_something_to_say(
-    role: Role, trouble: Trouble, cause: Cause, said: tuple[str, ...]
+    role: Role, trouble: GradProblem, cause: Cause, said: tuple[str, ...]
 ) -> None:
-    word = word_of(role, trouble)
+    word = cause_of_role(role, trouble)
     assert word is not None
     assert word[0] is cause
     assert all(words in word[1] for words in said)
@@ -208,14 +208,17 @@ def test_a_role_in_trouble_has_something_to_say(
 
 
 def test_all_others_say_nothing() -> None:
-    silent = [(role, trouble) for role in Role for trouble in Trouble if word_of(role, trouble) is None]
-    assert len(silent) == len(Role) * len(Trouble) - len(WORDS)
-    assert (NORM, Trouble.EXPLODING) in silent
+    silent = [(role, trouble) for role in Role for trouble in GradProblem if cause_of_role(role, trouble) is None]
+    assert len(silent) == len(Role) * len(GradProblem) - len(ROLE_CAUSES)
+    assert (NORM, GradProblem.EXPLODING) in silent
 
 
 def test_a_tensor_speaks_for_its_role_and_for_its_part() -> None:
     name = "vision_tower.encoder.layers.0.self_attn.q_proj.weight"
-    nonfinite, exploding = word_of(role_of(name), Trouble.NONFINITE), word_of(part_of(name), Trouble.EXPLODING)
+    nonfinite, exploding = (
+        cause_of_role(role_of(name), GradProblem.NONFINITE),
+        cause_of_role(part_of(name), GradProblem.EXPLODING),
+    )
     assert nonfinite is not None
     assert exploding is not None
     assert (nonfinite[0], exploding[0]) == (Cause.ATTENTION_MASK, Cause.INPUT_SCALE)

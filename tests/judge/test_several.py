@@ -11,16 +11,16 @@ import pytest
 from made_rows import NAMES, Source, actions, judged, layers, of
 
 from surefoot.judge.judge import Judge
-from surefoot.judge.multi_optimizer import SeveralJudge, judge_of
+from surefoot.judge.multi_optimizer import MultiOptimizerJudge, make_judge
 from surefoot.judge.policy import Policy
 from surefoot.records import Action, Decision, Event, Finding, StepMetrics, Verdict
 
 SCOPES = ((0, 3), (3, len(NAMES)))
 
 
-def judge(policy: Policy | None = None, scopes: Any = SCOPES) -> SeveralJudge:
-    made = judge_of(policy or Policy(), NAMES, scopes=scopes)
-    assert isinstance(made, SeveralJudge)
+def judge(policy: Policy | None = None, scopes: Any = SCOPES) -> MultiOptimizerJudge:
+    made = make_judge(policy or Policy(), NAMES, scopes=scopes)
+    assert isinstance(made, MultiOptimizerJudge)
     return made
 
 
@@ -45,8 +45,8 @@ def test_one_side_is_not_measured_by_the_other() -> None:
 
 
 def test_one_optimizer_has_the_judge_it_always_had() -> None:
-    assert type(judge_of(Policy(), NAMES)) is Judge
-    assert type(judge_of(Policy(), NAMES, scopes=[(0, 7)])) is Judge
+    assert type(make_judge(Policy(), NAMES)) is Judge
+    assert type(make_judge(Policy(), NAMES, scopes=[(0, 7)])) is Judge
 
 
 def test_optimizers_that_step_together_are_judged_as_ever() -> None:

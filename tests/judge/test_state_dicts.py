@@ -15,13 +15,13 @@ import pytest
 from made_rows import NAMES, Source, actions, judged, layers, of, trained
 
 from surefoot.judge.baselines import Baseline, Baselines
-from surefoot.judge.detectors.layers import LayerPast
-from surefoot.judge.detectors.nonfinite import NonFinite
-from surefoot.judge.detectors.norm_outlier import NormOutlier
+from surefoot.judge.detectors.gradients import LayerBaselines
+from surefoot.judge.detectors.vetoes import NonFinite, NormOutlier
 from surefoot.judge.history import History
 from surefoot.judge.judge import Judge
-from surefoot.judge.policy import Policy, Thresholds
+from surefoot.judge.policy import Policy
 from surefoot.judge.remediation import Remediation
+from surefoot.judge.thresholds import Thresholds
 from surefoot.records import Action, Decision, StepMetrics, Verdict
 
 Fed = tuple[StepMetrics, np.ndarray]
@@ -72,24 +72,25 @@ class Keeps:
 
 
 def _treated(part: Remediation, fed: Fed) -> Any:
-    return part.watch(fed[0], trouble=fed[0].attempt % 7 == 0)
+    return part.update(fed[0], trouble=fed[0].attempt % 7 == 0)
 
 
 STATEFUL: dict[str, Callable[[], Keeps]] = {
     "NonFinite": lambda: Keeps(NonFinite(), lambda p, fed: p.update(fed[0])),
-    "Outlandish": lambda: Keeps(NormOutlier(Baselines(Thresholds())), lambda p, fed: p.update(fed[0])),
+    "NormOutlier": lambda: Keeps(NormOutlier(Baselines(Thresholds())), lambda p, fed: p.update(fed[0])),
     "History": lambda: Keeps(History(), lambda p, fed: p.add(fed[0].loss, fed[0].norm)),
     "Baseline": lambda: Keeps(
-        Baseline(32), lambda p, fed: (p.add(fed[0].attempt, fed[0].loss), p.middle, p.top, p.spread, p.last)
+        Baseline(32), lambda p, fed: (p.add(fed[0].attempt, fed[0].loss), p.median, p.max, p.sigma, p.last)
     ),
-    "Normal": lambda: Keeps(
+    "Baselines": lambda: Keeps(
         Baselines(Thresholds()),
-        lambda p, fed: (p.take(fed[0]), p.z(fed[0].loss), p.norm_ratio(fed[0]), p.rate_ratio(fed[0])),
+        lambda p, fed: (p.add(fed[0]), p.z(fed[0].loss), p.log_norm_ratio(fed[0]), p.lr_ratio(fed[0])),
     ),
-    "LayerPast": lambda: Keeps(
-        LayerPast(), lambda p, fed: (p.take(*fed, learn=fed[0].applied), p.now.tolist(), p.zeros_now.tolist())
+    "LayerBaselines": lambda: Keeps(
+        LayerBaselines(),
+        lambda p, fed: (p.update(*fed, learn=fed[0].applied), p.norm_change.tolist(), p.zeros_change.tolist()),
     ),
-    "Treatment": lambda: Keeps(Remediation(Policy(), Baselines(Thresholds())), _treated),
+    "Remediation": lambda: Keeps(Remediation(Policy(), Baselines(Thresholds())), _treated),
 }
 
 

@@ -8,7 +8,8 @@ import pytest
 from made_rows import Source, actions, judged, of, trained
 
 from surefoot.judge.judge import Judge
-from surefoot.judge.policy import AGAIN, Policy
+from surefoot.judge.policy import Policy
+from surefoot.judge.thresholds import REPEAT_COUNT
 from surefoot.records import Action, Decision, Event, Finding, Outcome, StepMetrics, StepOverrides
 
 
@@ -65,7 +66,7 @@ def test_progress_resets_the_ladder() -> None:
 
 def test_an_outcome_has_numbers() -> None:
     judge, source = trained()
-    before = judge.normal.loss.middle
+    before = judge.baselines.loss.median
     back(judge, source, judged(judge, dies(source)))
     (good,) = of(Outcome, judged(judge, source.rows(40)))
     assert good.action is Action.REWIND
@@ -100,7 +101,7 @@ def overflows(source: Source, scale: float = 1024.0) -> StepMetrics:
 
 def now_and_then(source: Source, scale: float = 1024.0) -> list[StepMetrics]:
     """Losses that float16 cannot hold, among others that it can."""
-    sound = [source.rows(2, loss_scale=scale) for _ in range(AGAIN)]
+    sound = [source.rows(2, loss_scale=scale) for _ in range(REPEAT_COUNT)]
     return [row for rows in sound for row in (*rows, overflows(source, scale))]
 
 
@@ -177,7 +178,7 @@ def test_a_run_has_only_so_many_actions() -> None:
         judged(judge, source.rows(40))
     events = judged(judge, dies(source))
     assert actions(events) == [Action.STOP]
-    assert "2 actions are enough" in of(Decision, events)[-1].reason
+    assert "the limit of 2 actions is reached" in of(Decision, events)[-1].reason
 
 
 def loosened(events: list[Event]) -> list[StepOverrides]:
@@ -326,5 +327,5 @@ def test_after_a_rewind_nothing_later_is_proven() -> None:
 def test_a_slow_step_or_a_leak_does_not_disturb_the_quiet() -> None:
     judge, source = trained()
     rows = [source.row(seconds=0.1) for _ in range(60)] + [source.row(seconds=2.0) for _ in range(20)]
-    assert [f.detector for f in of(Finding, judged(judge, rows))] == ["pace"]
+    assert [f.detector for f in of(Finding, judged(judge, rows))] == ["slow_steps"]
     assert judge.quiet

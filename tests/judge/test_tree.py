@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from surefoot.judge.decision_tree import QUESTIONS, SHAPES, Facts, walk
-from surefoot.judge.policy import LATE
+from surefoot.judge.thresholds import SETTLED_UPDATES
 from surefoot.records import Pattern
 
 ANSWERS = list(itertools.product([True, False], repeat=4))
@@ -15,7 +15,7 @@ BELONGS = (
     ("initialisation and warmup", ""),
     ("loss scaling and dtype casts", "overflow"),
     ("Lower the learning rate or clip harder", "data and the loss function"),
-    ("adjust and resume", "from the beginning with conservative settings"),
+    ("with adjusted settings", "from the beginning with conservative settings"),
 )
 
 
@@ -24,7 +24,7 @@ def facts(
 ) -> Facts:
     """Facts that give these answers."""
     return Facts(
-        step=LATE - 1 if early else LATE,
+        step=SETTLED_UPDATES - 1 if early else SETTLED_UPDATES,
         mixed_precision=mixed,
         scaled=scaled and mixed,
         large_gradients=large,

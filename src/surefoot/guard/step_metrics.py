@@ -250,7 +250,7 @@ def _furthest(norms: np.ndarray, alive: np.ndarray, before: float) -> int:
         return bad[0] if len(bad) == 1 else -1
     moved = {int(rank): abs(math.log(max(norms[rank], 1e-300) / before)) for rank in alive}
     first, second = sorted(moved, key=lambda rank: -moved[rank])[:2]
-    return first if moved[first] > max(MANIFOLD * moved[second], NOTHING) else -1
+    return first if moved[first] > max(STRONG_RATIO * moved[second], NEGLIGIBLE_FRACTION) else -1
 
 
 def _as_float32(**values: float) -> dict[str, float]:

@@ -34,7 +34,53 @@ OVERRIDES = {
 }
 """Fields of `StepOverrides`."""
 ACTIONS = {"restrain": "constrain", "loosen": "relax"}
-DETECTORS = {"outlandish": "norm_outlier", "left_over": "stale_grads"}
+DETECTORS = {
+    "outlandish": "norm_outlier",
+    "left_over": "stale_grads",
+    "astray": "eval_regression",
+    "bottleneck": "idle_device",
+    "dead": "dead_units",
+    "evaluation": "eval_rise",
+    "exploding": "exploding_grads",
+    "few_samples": "tiny_batches",
+    "inputs": "input_shift",
+    "level": "loss_level",
+    "lost_clip": "clipping_changed",
+    "memory": "memory_growth",
+    "pace": "slow_steps",
+    "repeats": "repeated_batches",
+    "rhythm": "periodic_spikes",
+    "settings": "hyperparam_change",
+    "start": "large_initial_grads",
+    "still": "frozen_weights",
+    "units": "loss_rescaled",
+    "vanishing": "vanishing_grads",
+    "weights": "weight_jump",
+}
+"""Names of detectors, in findings and in the evidence of diagnoses."""
+REMEDIES = {
+    "on past the data, with rate and momentum no higher than there": (
+        "past the bad data, with lr and momentum capped at their healthy values"
+    ),
+    "with half the rate, warmed up again": "with half the learning rate, warmed up again",
+    "with a fresh optimizer at a quarter of the rate, warmed up again": (
+        "with a fresh optimizer at a quarter of the learning rate, warmed up again"
+    ),
+    "in float32 for a while, with rate and momentum no higher than there": (
+        "in float32 for a while, with lr and momentum capped at their healthy values"
+    ),
+    "with gradients emptied before each backward": "with gradients zeroed before each backward",
+    "past all batches that stand out, with rate and momentum no higher than there": (
+        "past all batches that stand out, with lr and momentum capped at their healthy values"
+    ),
+    "with the loss scale set back to what it was": "with the loss scale set back to its usual value",
+    "with rate and momentum held at what they were when things were well": (
+        "with lr and momentum capped at their healthy values"
+    ),
+    "with the rate warmed up": "with the learning rate warmed up",
+    "with a tenth of the rate, warmed up": "with a tenth of the learning rate, warmed up",
+}
+"""Texts of remedies, by which the judge knows those it has tried."""
 EVENTS = {
     "decision": {
         "restraint": "overrides",
@@ -68,8 +114,126 @@ POLICY = {
     "careful": "cautious_after_crash",
 }
 """Fields of `Policy`, in `run.json` and in recipes."""
-THRESHOLDS: dict[str, str] = {}
+THRESHOLDS = {
+    "window": "baseline_rows",
+    "least": "min_baseline_rows",
+    "jump": "norm_jump_ratio",
+    "leap": "large_norm_jump_ratio",
+    "huge": "huge_norm_jump_ratio",
+    "far": "loss_jump_sigmas",
+    "above": "loss_jump_ratio",
+    "lasting": "lasting_steps",
+    "usual": "max_spikes",
+    "raised": "level_sigmas",
+    "creeping": "mean_level_sigmas",
+    "lost": "lost_level_ratio",
+    "growing": "growth_ratio",
+    "faster": "lr_jump_ratio",
+    "beside": "input_shift_sigmas",
+    "wider": "input_std_ratio",
+    "moved": "input_drift_sigmas",
+    "unclipped": "clip_lost_ratio",
+    "worse": "eval_rise_fraction",
+    "astray": "eval_harm_fraction",
+    "slow_rise": "slow_rise_fraction",
+    "slower": "lr_drop_ratio",
+    "explodes": "exploding_norm",
+    "vanishes": "vanishing_norm",
+    "fades": "vanishing_ratio",
+    "dead": "dead_zeros_rise",
+    "hushed": "silent_zeros_rise",
+    "rounded": "unchanged_rise",
+    "still": "frozen_update_ratio",
+    "scale_falls": "loss_scale_drop_ratio",
+    "streak": "overflow_streak",
+    "repeats": "repeated_loss_fraction",
+    "rhythm": "periodic_spike_count",
+    "clipped_often": "clipped_often_fraction",
+    "slowdown": "slow_step_ratio",
+    "waits": "data_wait_fraction",
+    "idle": "idle_utilisation",
+    "leak": "memory_growth_ratio",
+}
 """Fields of `Thresholds`."""
+DETECTOR_STATE = {
+    "clipping": {"_top": "_max_norm", "_often_told": "_often_reported", "_never_told": "_never_reported"},
+    "clipping_changed": {"_beyond": "_rows_beyond"},
+    "dead_units": {"_since": "_rows_beyond"},
+    "eval_regression": {
+        "_well": "_healthy_attempt",
+        "_rate": "_healthy_lr",
+        "_now": "_lr",
+        "_top": "_max_lr",
+        "_samples": "_best_samples",
+        "_blamed": "_lr_blamed",
+        "_far": "_worst",
+        "_since": "_evals_since",
+        "_lately": "_losses",
+    },
+    "eval_rise": {"_trained": "_train_at_best"},
+    "exploding_grads": {"_since": "_rows_beyond"},
+    "frozen_weights": {
+        "_owned_told": "_unowned_reported",
+        "_without": "_rows_missing",
+        "_absent_told": "_missing_reported",
+        "_usual": "_usual_size",
+        "_looks": "_checks",
+        "_slow": "_small_checks",
+        "_slow_told": "_small_reported",
+        "_moving": "_unchanged",
+        "_had_all": "_had_all_grads",
+        "_landed": "_applied_attempt",
+    },
+    "hyperparam_change": {"_rate": "_lr", "_fast": "_high", "_slow": "_low"},
+    "input_shift": {
+        "_recent": "_recent_means",
+        "_moved": "_drifted",
+        "_quiet": "_rows_since_novel",
+        "_strange": "_novel_rows",
+    },
+    "jump": {"_last": "_last_attempt", "_quiet": "_quiet_rows", "_episodes": "_jumps"},
+    "loss_level": {"_grave": "_severe", "_slowly": "_slow_reported"},
+    "loss_scale": {"_landed": "_applied", "_streak_told": "_streak_reported", "_low_told": "_low_reported"},
+    "periodic_spikes": {"_at": "_attempts", "_last": "_last_attempt"},
+    "plateau": {"_fallen": "_fall_reported", "_since": "_rows_since_best"},
+    "repeated_batches": {"_usual": "_usual_scatter"},
+    "replicas": {
+        "_well": "_equal_attempt",
+        "_differs": "_different",
+        "_asked": "_rewind_wanted",
+        "_off": "_disabled",
+    },
+    "stale_grads": {"_times": "_updates"},
+    "tiny_batches": {"_since": "_rows"},
+    "vanishing_grads": {"_since": "_rows_beyond"},
+    "weight_jump": {"_at": "_attempts", "_ratios": "_update_ratios"},
+}
+"""Keys in the saved state of detectors, by detector; `_told` is `_reported` in all of them."""
+INCIDENT = {
+    "start": "start_loss",
+    "normal": "normal_loss",
+    "moments": "steps",
+    "named": "diagnosed",
+    "treated": "acted_on",
+    "rates": "healthy_lrs",
+    "momenta": "healthy_momenta",
+    "attention": "has_attention",
+    "normed": "has_batch_norm",
+    "samples": "usual_batch_size",
+    "update": "update_excess",
+    "weights": "weight_change",
+}
+"""Fields of a saved `Incident`."""
+INCIDENT_STEP = {
+    "norm_ratio": "log_norm_ratio",
+    "rate_ratio": "lr_ratio",
+    "factor": "loss_factor",
+    "lead": "front_layers_lead",
+    "attended": "attention_lead",
+    "silent": "silent_fraction",
+    "strange": "input_novelty",
+}
+"""Fields of a saved `IncidentStep`."""
 
 
 def renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -86,6 +250,11 @@ def upgraded_event(event: dict[str, Any]) -> dict[str, Any]:
         event["action"] = ACTIONS[event["action"]]
     if kind == "finding" and event.get("detector") in DETECTORS:
         event["detector"] = DETECTORS[event["detector"]]
+    evidence = event.get("evidence")
+    if kind == "diagnosis" and isinstance(evidence, dict) and isinstance(evidence.get("findings"), list):
+        event["evidence"] = evidence | {"findings": [DETECTORS.get(name, name) for name in evidence["findings"]]}
+    if event.get("remedy") in REMEDIES:
+        event["remedy"] = REMEDIES[event["remedy"]]
     if isinstance(event.get("overrides"), dict):
         event["overrides"] = renamed(event["overrides"], OVERRIDES)
     return event

@@ -1,1 +1,1 @@
-"""Numbers to findings to decisions; floats in, no torch anywhere."""
+"""Rows of numbers in, findings, diagnoses and decisions out; plain floats and numpy, no torch."""

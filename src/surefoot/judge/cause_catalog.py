@@ -1,4 +1,4 @@
-"""What each cause means and what helps against it, in words for a console; remedies stand in the order to try."""
+"""What each cause means and what helps against it, in words for a console; remedies are in the order to try."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from surefoot.records import Cause
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """A cause in words."""
+class CauseText:
+    """The text about one cause."""
 
     sentence: str
     """What it means."""
@@ -19,43 +19,43 @@ class About:
     """What to do, in the order to try."""
 
 
-# The same advice has the same words everywhere, so that two causes together do not say it twice.
+# The same advice has the same text everywhere, so that it appears once when two causes are shown together.
 LOWER = "Lower the learning rate: half of it is a good first try."
 CLIP = "Clip by global norm, after unscaling and before the step, at 2-3x the normal maximum norm."
-BFLOAT16 = "Train in bfloat16, which reaches as far as float32."
-GO_BACK = "Go back to the last good state and resume with half the learning rate."
-PAST_IT = "Go back to the last good state and go on past the bad data."
+BFLOAT16 = "Train in bfloat16, which has the range of float32."
+GO_BACK = "Resume from the last good checkpoint with half the learning rate."
+PAST_IT = "Resume from the last good checkpoint and go on past the bad data."
 EPSILON = "Put an epsilon of 1e-8 inside every log and division, in float32: float16 rounds it to 0."
 SOFTMAX = "Compute softmax with the maximum subtracted, as torch.softmax and log_softmax do."
-WARMUP = "Warm the learning rate up from nothing, over more steps."
+WARMUP = "Warm the learning rate up from zero over more steps."
 RESET = "Reset the optimizer's state and warm the learning rate up again."
-SHUFFLE = "Shuffle across all shards, so that batches are more alike."
+SHUFFLE = "Shuffle across all shards so that batches are more alike."
 
 _TABLE: Mapping[Cause, tuple[str, ...]] = {
     Cause.BAD_BATCH: (
-        "A batch was far outside what the run has seen.",
+        "A batch was far outside what the run had seen before.",
         PAST_IT,
         "Find the sample in that batch: a wrong label, a wrong unit, an empty or a broken record.",
-        "Check the shard it came from, if the trouble returns every epoch or every shard.",
+        "Check the shard it came from if it happens again every epoch or every shard.",
         CLIP,
     ),
     Cause.INPUT_SCALE: (
-        "Inputs are not normalised, or no longer as they were.",
+        "Inputs are not normalised, or no longer in the same way.",
         "Normalise images: the model expects values in [-1, 1] or [0, 1], not 0 to 255.",
         "Remove images that are all black or all white.",
-        "Compare the mean and spread of the inputs with those from the start of the run.",
+        "Compare mean and standard deviation of the inputs with those from the start of the run.",
     ),
     Cause.LABELS: (
-        "Labels do not belong to their inputs.",
+        "Labels do not match their inputs.",
         "Look at the samples with the highest loss and check their labels by hand.",
         "Check that labels are shifted by exactly one token, and that padding is left out of the loss.",
         "Check that classes are numbered from 0 and in the same order everywhere.",
     ),
     Cause.DRIFT: (
-        "The data moved away from what the model was trained on so far.",
-        "Compare the statistics of the latest data with the first, shard by shard.",
+        "The data has drifted away from what the model was trained on so far.",
+        "Compare the statistics of the latest data with the earliest, shard by shard.",
         SHUFFLE,
-        "Normalise every source in the same way.",
+        "Normalise every data source in the same way.",
     ),
     Cause.LEARNING_RATE: (
         "The learning rate is too high for this model.",
@@ -64,8 +64,8 @@ _TABLE: Mapping[Cause, tuple[str, ...]] = {
         WARMUP,
     ),
     Cause.SCHEDULE: (
-        "The schedule sets a learning rate that does not fit this part of the run.",
-        "Plot the learning rate over all steps, and compare it with the one you meant.",
+        "The schedule sets a wrong learning rate for this part of the run.",
+        "Plot the learning rate over all steps and compare it with the intended one.",
         "Check that the schedule counts updates, not micro-batches or epochs, also after a resume.",
         WARMUP,
     ),
@@ -89,55 +89,55 @@ _TABLE: Mapping[Cause, tuple[str, ...]] = {
         CLIP,
     ),
     Cause.PRECISION_UNDERFLOW: (
-        "Values became too small for the number format and were rounded away.",
+        "Values became too small for the number format and were rounded to zero.",
         "Turn loss scaling on, or raise the scale, when training in float16.",
         "Keep weights and optimizer state in float32, and cast only for the forward pass.",
         BFLOAT16,
     ),
     Cause.OPTIMIZER_STATE: (
-        "The optimizer's state is damaged, such as a second moment that is wrong.",
-        "Go back to the last good state, its optimizer included.",
+        "The optimizer's state is damaged, for example its second moment.",
+        "Resume from the last good checkpoint, optimizer state included.",
         RESET,
         "Check that a resume loads the optimizer's state, for the same parameters and in float32.",
     ),
     Cause.WEIGHTS_DAMAGED: (
         "Weights hold values that training did not put there.",
-        "Go back to the last good state whose checksum is right.",
-        "Check what else writes to the weights: a late load, an averaging, a cast.",
+        "Resume from the last good checkpoint that `surefoot checkpoints` can verify.",
+        "Check what else writes to the weights: a late load, weight averaging, a cast.",
         "Check the device and its memory for errors.",
     ),
     Cause.TRANSIENT: (
-        "Something outside the model and its data disturbed one or a few updates, and was gone after them.",
-        "Go back to the last good state and resume with nothing changed.",
+        "Something outside the model and its data disturbed one or a few updates, and then was gone.",
+        "Resume from the last good checkpoint with nothing changed.",
         "Check the device, its memory and its links for errors if it happens again.",
     ),
     Cause.INITIALISATION: (
-        "The weights began at values from which this model cannot learn well.",
+        "The weights were initialised to values from which this model cannot learn well.",
         "Initialise with Xavier, or with Kaiming before a ReLU, and projection layers first.",
-        "Check that a projection layer's dimensions match those on both its sides.",
+        "Check that a projection layer's dimensions match the layers on both sides.",
         WARMUP,
     ),
     Cause.EXPLODING_GRADIENT: (
         "Gradients grow from layer to layer until an update is far too large.",
         CLIP,
         LOWER,
-        "Raise the clip threshold if it fires at most steps, lower it if never: peaks of 10-20 want 5-10.",
-        "Give groups a clip threshold of their own: vision encoders stand a higher one.",
+        "Raise the clip threshold if most steps are clipped, lower it if none: peaks of 10-20 need 5-10.",
+        "Give parameter groups their own clip threshold: vision encoders tolerate a higher one.",
     ),
     Cause.VANISHING_GRADIENT: (
-        "Gradients shrink from layer to layer until the first ones learn nothing.",
-        "Initialise with Xavier or Kaiming, as the activation asks for.",
+        "Gradients shrink from layer to layer until the first layers learn nothing.",
+        "Initialise with Xavier or Kaiming, whichever fits the activation.",
         "Add residual connections and normalisation between layers.",
-        "Replace sigmoid and tanh between layers by ReLU or GELU.",
+        "Replace sigmoid and tanh between layers with ReLU or GELU.",
     ),
     Cause.DEAD_UNITS: (
-        "Many units give zero for every input and can no longer learn.",
+        "Many units output zero for every input and can no longer learn.",
         LOWER,
-        "Replace ReLU by GELU or leaky ReLU.",
-        "Initialise with Kaiming, and biases with zero or a little above.",
+        "Replace ReLU with GELU or leaky ReLU.",
+        "Initialise weights with Kaiming, and biases with zero or slightly above.",
     ),
     Cause.LOGIT_GROWTH: (
-        "Logits keep growing, until softmax knows only one answer.",
+        "Logits keep growing until softmax saturates at one answer.",
         LOWER,
         "Normalise queries and keys before attention.",
         "Add a small penalty on the logits (z-loss), or weight decay.",
@@ -146,8 +146,8 @@ _TABLE: Mapping[Cause, tuple[str, ...]] = {
     Cause.ATTENTION_MASK: (
         "Attention's mask or padding is wrong, or a sequence is too long.",
         "Check that every row of the mask leaves something to attend to: softmax of only -inf is NaN.",
-        "Check that padding is masked, and that a masked place gets -inf, not 0.",
-        "Group sequences by length and cut those that are too long.",
+        "Check that padding is masked, and that masked positions get -inf, not 0.",
+        "Group sequences by length and truncate those that are too long.",
         SOFTMAX,
     ),
     Cause.LOG_OF_ZERO: (
@@ -155,35 +155,35 @@ _TABLE: Mapping[Cause, tuple[str, ...]] = {
         EPSILON,
         "Clamp probabilities and denominators away from zero.",
         SOFTMAX,
-        "Check for batches in which nothing is left to average over.",
+        "Check for batches in which no element is left to average over.",
     ),
     Cause.ZERO_VARIANCE: (
-        "A norm divided by the spread of values that were all the same.",
-        "Set the norm's epsilon: 1e-5 is usual, and it belongs inside the root.",
-        "Remove constant inputs, such as empty sequences and all black images.",
-        "Replace batch norm by group or layer norm if batches are small.",
+        "A norm layer divided by the zero variance of values that were all the same.",
+        "Set the norm's epsilon inside the square root: 1e-5 is usual.",
+        "Remove constant inputs, such as empty sequences and all-black images.",
+        "Replace batch norm with group or layer norm if batches are small.",
     ),
     Cause.PLATEAU: (
         "The loss no longer goes down.",
-        "Check the data: inputs and labels belong together, are shuffled and say what is to be learned.",
-        "Raise the learning rate if it is small or its schedule has ended early.",
+        "Check the data: labels match inputs, batches are shuffled, and the target can be learned from them.",
+        "Raise the learning rate if it is small or its schedule ended early.",
         "Lower the learning rate if the loss goes up and down around the same value.",
     ),
     Cause.NOT_UPDATING: (
-        "Gradients come, but the weights do not move.",
-        "Check that the optimizer holds the parameters the model uses now, and that none is frozen.",
+        "Gradients are there, but the weights do not change.",
+        "Check that the optimizer holds the parameters the model uses, and that none is frozen.",
         "Check that the learning rate is not zero, and that gradients are zeroed after the step.",
-        "Unscale before clipping: a threshold leaves next to nothing of scaled gradients.",
+        "Unscale before clipping: clipping scaled gradients leaves almost nothing of them.",
         "Keep the weights in float32: bfloat16 rounds small updates away.",
     ),
     Cause.OVERFITTING: (
-        "The model learns its training data by heart: it gets worse on other data.",
+        "The model memorises its training data and gets worse on other data.",
         "Train for fewer epochs, and keep the checkpoint with the best evaluation.",
         "Add dropout or weight decay.",
-        "Get more data, or augment what there is.",
+        "Get more data, or augment the existing data.",
     ),
     Cause.OSCILLATION: (
-        "The loss swings up and down and gets no better.",
+        "The loss swings up and down and does not improve.",
         LOWER,
         CLIP,
         SHUFFLE,
@@ -191,39 +191,39 @@ _TABLE: Mapping[Cause, tuple[str, ...]] = {
     ),
     Cause.OUT_OF_MEMORY: (
         "A step needs more memory than the device has.",
-        "Take a smaller batch, and accumulation over more of them to keep the update the same.",
-        "Take a shorter sequence.",
+        "Use a smaller batch, with accumulation over more of them to keep the update the same.",
+        "Use a shorter sequence.",
         "Turn activation checkpointing on.",
     ),
     Cause.MEMORY_LEAK: (
-        "Memory grows with every step and is not given back.",
-        "Store losses as loss.detach() or loss.item(): the loss itself holds its whole graph.",
-        "Check lists, caches and hooks that grow by something every step.",
+        "Memory grows with every step and is not freed.",
+        "Store losses as loss.detach() or loss.item(): the loss itself keeps its whole graph alive.",
+        "Check lists, caches and hooks that grow every step.",
         "Resume from a checkpoint in a new process before memory runs out.",
     ),
     Cause.DATA_STARVATION: (
         "Training is slow because it waits for data.",
-        "Give the loader more workers, pinned memory and prefetching.",
-        "Prepare data once and store it close by, in larger files.",
-        "Take a larger batch if a step is short.",
-        "Turn mixed precision on or add devices if it is still slow once data comes in time.",
+        "Give the data loader more workers, pinned memory and prefetching.",
+        "Prepare the data once and store it on local disk in larger files.",
+        "Use a larger batch if a step is short.",
+        "Turn mixed precision on or add devices if it is still slow once data arrives in time.",
     ),
     Cause.RANK_FAULT: (
-        "One rank computes something else than the others.",
-        "Take the rank's machine out and resume on the others.",
-        "Check its device, its memory and its share of the data.",
+        "One rank computes something different from the others.",
+        "Remove that rank's machine and resume on the others.",
+        "Check its device, its memory and its part of the data.",
         "Compare seeds, weights and software versions between ranks.",
     ),
     Cause.UNKNOWN: (
-        "The numbers do not say why.",
+        "The numbers do not show the cause.",
         GO_BACK,
         "Run the last batches again under torch.autograd.set_detect_anomaly, and with other seeds.",
         "Compare with the last run that worked: code, data, settings and versions.",
     ),
 }
-"""For each cause the sentence, then the remedies."""
+"""For each cause: the sentence, then the remedies."""
 
-CAUSES: Mapping[Cause, About] = MappingProxyType(
-    {cause: About(sentence, tuple(remedies)) for cause, (sentence, *remedies) in _TABLE.items()}
+CAUSES: Mapping[Cause, CauseText] = MappingProxyType(
+    {cause: CauseText(sentence, tuple(remedies)) for cause, (sentence, *remedies) in _TABLE.items()}
 )
-"""Every cause, in words."""
+"""The text of every cause."""

@@ -1,4 +1,4 @@
-"""The four questions a person asks of a dead run, walked in order, so that the user sees how the advice came about."""
+"""Four questions about a failed run, asked in order, so that the user sees how the advice came about."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from surefoot.judge.policy import LATE
+from surefoot.judge.thresholds import SETTLED_UPDATES
 from surefoot.records import Pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the questions are about."""
+    """What the questions look at."""
 
     step: int
-    """Updates that landed before the trouble."""
+    """Updates applied before the incident."""
     mixed_precision: bool
     scaled: bool
     """Whether loss scaling is on."""
     large_gradients: bool
-    """Whether gradients were unusually large, measured against the run's own."""
+    """Whether gradients were large compared with the run's own baseline."""
     good_state: bool
-    """Whether there is a state to go back to."""
+    """Whether there is a good state to rewind to."""
     pattern: Pattern = Pattern.NONE
 
 
@@ -34,20 +34,20 @@ class Path:
     advice: tuple[str, ...]
 
     def as_text(self) -> str:
-        """The way taken, in one line."""
+        """The questions with their answers, in one line."""
         return "; ".join(f"{question}: {'yes' if answer else 'no'}" for question, answer in self.steps)
 
 
 SHAPES: Mapping[Pattern, str] = MappingProxyType(
     {
-        Pattern.NONFINITE: "Look for log of zero, division by zero and overflow first: nothing rose before the end.",
-        Pattern.JUMP: "Look at the last batch first: it came in one jump, as from a bad sample or an overflow.",
+        Pattern.NONFINITE: "Look for log of zero, division by zero and overflow first: nothing rose beforehand.",
+        Pattern.JUMP: "Look at the last batch first: a single jump, as from a bad sample or an overflow.",
         Pattern.EXPONENTIAL: "Look at the learning rate, accumulation and momentum first: it grew step by step.",
-        Pattern.OSCILLATING: "Look at the optimizer's state, the schedule and the mix of batches first: it swung.",
-        Pattern.OVERFLOW_SKIPS: "Look at the loss scale first: it kept falling before the end.",
+        Pattern.OSCILLATING: "Look at the optimizer's state, the schedule and the mix of batches first: it oscillated.",
+        Pattern.OVERFLOW_SKIPS: "Look at the loss scale first: it kept falling.",
     }
 )
-"""Where to look first, by the shape of the trouble."""
+"""Where to look first, by the pattern of the loss."""
 
 
 def _nothing(_: Facts) -> str:
@@ -55,9 +55,9 @@ def _nothing(_: Facts) -> str:
 
 
 def _unscaled(facts: Facts) -> str:
-    """Float16 without loss scaling is the first thing to suspect; bfloat16 does without."""
+    """Float16 needs loss scaling; bfloat16 does not."""
     off = facts.mixed_precision and not facts.scaled
-    return "Turn loss scaling on if this is float16: it is off, which only bfloat16 can do with." if off else ""
+    return "Turn loss scaling on if this is float16: it is off, and only bfloat16 works without it." if off else ""
 
 
 def _shape(facts: Facts) -> str:
@@ -66,19 +66,19 @@ def _shape(facts: Facts) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, what either answer speaks for, and what the facts add to it."""
+    """A question, the advice for either answer, and extra advice from the facts."""
 
     text: str
-    asked: Callable[[Facts], bool]
+    applies: Callable[[Facts], bool]
     yes: str
     no: str = ""
-    more: Callable[[Facts], str] = _nothing
+    extra: Callable[[Facts], str] = _nothing
 
 
 QUESTIONS: tuple[Question, ...] = (
     Question(
-        f"within the first {LATE} steps",
-        lambda facts: facts.step < LATE,
+        f"within the first {SETTLED_UPDATES} steps",
+        lambda facts: facts.step < SETTLED_UPDATES,
         yes="Check initialisation and warmup.",
     ),
     Question(
@@ -86,27 +86,27 @@ QUESTIONS: tuple[Question, ...] = (
         lambda facts: facts.mixed_precision,
         yes="Check loss scaling and dtype casts.",
         no="Check for overflow in the model's own arithmetic.",
-        more=_unscaled,
+        extra=_unscaled,
     ),
     Question(
         "unusually large gradients",
         lambda facts: facts.large_gradients,
         yes="Lower the learning rate or clip harder.",
         no="Check the data and the loss function.",
-        more=_shape,
+        extra=_shape,
     ),
     Question(
         "a good state to go back to",
         lambda facts: facts.good_state,
-        yes="Go back to the last good state, adjust and resume.",
+        yes="Resume from the last good state with adjusted settings.",
         no="Restart from the beginning with conservative settings.",
     ),
 )
-"""The tree: no answer cuts another question off, so it is asked from top to bottom."""
+"""Asked from top to bottom: no answer rules out another question."""
 
 
 def walk(facts: Facts) -> Path:
-    """Ask every question of the facts.
+    """Ask every question about the facts.
 
     >>> facts = Facts(step=5, mixed_precision=False, scaled=False, large_gradients=True, good_state=True)
     >>> walk(facts).advice[0]
@@ -115,7 +115,7 @@ def walk(facts: Facts) -> Path:
     steps: list[tuple[str, bool]] = []
     advice: list[str] = []
     for question in QUESTIONS:
-        answer = question.asked(facts)
+        answer = question.applies(facts)
         steps.append((question.text, answer))
-        advice += [question.yes if answer else question.no, question.more(facts)]
+        advice += [question.yes if answer else question.no, question.extra(facts)]
     return Path(tuple(steps), tuple(filter(None, advice)))

@@ -1,127 +1,181 @@
-"""Everything known about one trouble: what was found, in which order, and the numbers around its beginning."""
+"""One incident: its findings in order, and the numbers around its beginning."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from enum import Enum
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
-from surefoot.judge.policy import Thresholds
-from surefoot.records import Finding, StepMetrics, Verdict
+from surefoot.journal.aliases import COLUMNS, DETECTORS, EVENTS, INCIDENT, INCIDENT_STEP, renamed
+from surefoot.judge.thresholds import Thresholds
+from surefoot.records import Finding, Pattern, StepMetrics, Verdict
 
-SUFFERS = ("level", "growth", "oscillation")
-"""Detectors that tell of a loss which is not what it was."""
-SILENCE = ("vanishing", "dead")
-"""Detectors that tell of a part of the model which no longer learns."""
+LOSS_DETECTORS = ("loss_level", "growth", "oscillation")
+"""Detectors of a loss that is not what it was."""
+SILENCE_DETECTORS = ("vanishing_grads", "dead_units")
+"""Detectors of a part of the model that no longer learns."""
 
 
 @dataclass(slots=True)
 class IncidentStep:
-    """One step of the trouble, against what was normal before it."""
+    """One step of an incident, compared with what was normal before it."""
 
     row: StepMetrics
     z: float
-    """Deviations of the loss above normal."""
-    norm_ratio: float
-    """Logarithm of the norm over the largest accepted lately."""
-    rate_ratio: float
-    factor: float
-    """What loss and all gradients were multiplied by; 1 when they were not, all alike."""
-    lead: float
+    """Sigmas of the loss above normal."""
+    log_norm_ratio: float
+    """Log of the norm over the largest one accepted recently."""
+    lr_ratio: float
+    """Learning rate over its usual value."""
+    loss_factor: float
+    """What the loss and all gradients were multiplied by; 1 when they were not all multiplied alike."""
+    front_layers_lead: float
     """How much more the first tensors' gradients have grown than the last ones', as a logarithm."""
-    attended: float
+    attention_lead: float
     """How much more attention's gradients have grown than all others, as a logarithm."""
-    silent: float
-    """Share of the tensors in which more gradients than before are exactly zero."""
-    strange: float
-    """How unlike those before the batch was; from 1 on it was another kind of batch."""
+    silent_fraction: float
+    """Fraction of the tensors in which more gradients than before are exactly zero."""
+    input_novelty: float
+    """How unlike earlier batches this one was; from 1 on it was a different kind of batch."""
     momentum: float = math.nan
-    """That a step was made with."""
+    """The momentum of the step, overrides included."""
     one_bad_tensor: bool = False
     """One tensor alone has non-finite gradients, and tensors before it have finite ones."""
 
 
 @dataclass(slots=True)
 class Incident:
-    """One trouble, from its first sign on."""
+    """Something that went wrong, from its first finding on."""
 
     onset: int
-    start: float
+    """The attempt it began with."""
+    start_loss: float
     """The level the loss began at."""
-    normal: float
-    """What the loss was before."""
-    moments: list[IncidentStep] = field(default_factory=list)
+    normal_loss: float
+    """The usual loss before the incident."""
+    steps: list[IncidentStep] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    named: bool = False
-    treated: bool = False
-    rates: tuple[float, ...] = ()
-    """Of each optimizer, when things were well."""
-    momenta: tuple[float, ...] = ()
-    attention: bool = False
-    """The model has attention."""
-    normed: bool = False
-    """The model normalises over the batch."""
-    samples: float = math.nan
-    """Samples in a batch before the trouble."""
+    diagnosed: bool = False
+    acted_on: bool = False
+    healthy_lrs: tuple[float, ...] = ()
+    """Healthy learning rate of each optimizer, and healthy momentum."""
+    healthy_momenta: tuple[float, ...] = ()
+    has_attention: bool = False
+    has_batch_norm: bool = False
+    usual_batch_size: float = math.nan
+    """Samples in a batch before the incident."""
     adaptive: bool = False
     """The optimizer divides by the size of past gradients."""
-    update: float = math.nan
-    """How many times larger an update was than its rate and gradients explain."""
-    weights: float = math.nan
-    """How much the weights have changed since before, beyond what training does, as a logarithm of their norm."""
-    sight: Thresholds = field(default_factory=Thresholds)
-    """From when on something is worth a word."""
+    update_excess: float = math.nan
+    """How many times larger an update was than its lr and gradients explain."""
+    weight_change: float = math.nan
+    """Change of the log weight norm since before, beyond what training does."""
+    thresholds: Thresholds = field(default_factory=Thresholds)
 
     def found(self, *detectors: str) -> list[Finding]:
-        return [f for f in self.findings if f.detector in detectors]
+        """The findings of these detectors."""
+        return [finding for finding in self.findings if finding.detector in detectors]
 
     @property
     def first(self) -> IncidentStep:
-        return self.moments[0]
+        return self.steps[0]
 
     @property
     def last(self) -> IncidentStep:
-        return self.moments[-1]
+        return self.steps[-1]
 
     @property
     def refused(self) -> int:
-        """Refusals in a row at the end."""
+        """Refused updates in a row at the end."""
         count = 0
-        for moment in reversed(self.moments):
-            if moment.row.verdict not in (Verdict.NONFINITE, Verdict.NORM_OUTLIER):
+        for step in reversed(self.steps):
+            if step.row.verdict not in (Verdict.NONFINITE, Verdict.NORM_OUTLIER):
                 break
             count += 1
         return count
 
 
-def leads(usual: np.ndarray, norms: np.ndarray) -> float:
+def front_layers_lead(usual_log_norms: np.ndarray, norms: np.ndarray) -> float:
     """How much more the gradients of the first tensors have grown than those of the last, as a logarithm."""
-    fit = (norms > 0) & np.isfinite(norms) & np.isfinite(usual)
-    if fit.sum() < 3:
+    valid = (norms > 0) & np.isfinite(norms) & np.isfinite(usual_log_norms)
+    if valid.sum() < 3:
         return math.nan
-    ratios = np.log(norms[fit].astype(np.float64)) - usual[fit]
-    third = max(1, len(ratios) // 3)
-    return float(np.median(ratios[:third]) - np.median(ratios[-third:]))
+    log_ratios = np.log(norms[valid].astype(np.float64)) - usual_log_norms[valid]
+    third = max(1, len(log_ratios) // 3)
+    return float(np.median(log_ratios[:third]) - np.median(log_ratios[-third:]))
 
 
-def least(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
-    """The lower of two caps for each optimizer; an infinite one asks nothing."""
-    caps = tuple(min(pair) for pair in zip_longest(one, other, fillvalue=math.inf))
-    return caps if any(map(math.isfinite, caps)) else ()
+def lower_caps(caps: Sequence[float], others: Sequence[float]) -> tuple[float, ...]:
+    """The lower of two caps for each optimizer; an infinite cap limits nothing."""
+    lower = tuple(min(pair) for pair in zip_longest(caps, others, fillvalue=math.inf))
+    return lower if any(map(math.isfinite, lower)) else ()
 
 
-def evidence_of(case: Incident) -> dict[str, object]:
+def evidence_of(incident: Incident) -> dict[str, object]:
     """The numbers a diagnosis rests on."""
-    first = case.first
+    first = incident.first
+    log_ratio = first.log_norm_ratio
     return {
-        "findings": [f.detector for f in case.findings],
+        "findings": [finding.detector for finding in incident.findings],
         "loss": first.row.loss,
-        "normal_loss": case.normal,
+        "normal_loss": incident.normal_loss,
         "deviations": first.z,
         "norm": first.row.norm,
-        "norm_ratio": math.exp(min(first.norm_ratio, 700.0)) if not math.isnan(first.norm_ratio) else math.nan,
-        "rate_ratio": first.rate_ratio,
+        "norm_ratio": math.exp(min(log_ratio, 700.0)) if not math.isnan(log_ratio) else math.nan,
+        "rate_ratio": first.lr_ratio,
     }
+
+
+# -- state
+
+
+def incident_state(incident: Incident) -> dict[str, Any]:
+    """An incident in plain values."""
+    skipped = ("steps", "findings", "thresholds")
+    state = {name: getattr(incident, name) for name in incident.__slots__ if name not in skipped}
+    state["steps"] = [asdict(step) for step in incident.steps]
+    state["findings"] = [asdict(finding) for finding in incident.findings]
+    return _plain(state)
+
+
+def finding_state(finding: Finding) -> dict[str, Any]:
+    return _plain(asdict(finding))
+
+
+def _plain(value: Any) -> Any:
+    """The same with enums replaced by their values: a checkpoint leaves out what is not plain."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def load_incident(state: dict[str, Any], thresholds: Thresholds) -> Incident:
+    state = renamed(state, INCIDENT)
+    steps = [_load_step(step) for step in state["steps"]]
+    findings = [load_finding(finding) for finding in state["findings"]]
+    tuples: dict[str, Any] = {name: tuple(state[name]) for name in ("healthy_lrs", "healthy_momenta")}
+    return Incident(**state | tuples | {"steps": steps, "findings": findings, "thresholds": thresholds})
+
+
+def _load_step(state: dict[str, Any]) -> IncidentStep:
+    row: dict[str, Any] = {"row": _load_row(state["row"])}
+    return IncidentStep(**renamed(state, INCIDENT_STEP) | row)
+
+
+def load_finding(state: dict[str, Any]) -> Finding:
+    detector = DETECTORS.get(state["detector"], state["detector"])
+    values: dict[str, Any] = {"pattern": Pattern(state["pattern"]), "detector": detector}
+    return Finding(**renamed(state, EVENTS["finding"]) | values)
+
+
+def _load_row(state: dict[str, Any]) -> StepMetrics:
+    row: dict[str, Any] = renamed(state, COLUMNS)
+    row["verdict"] = Verdict(row["verdict"])
+    return StepMetrics(**row)

@@ -1,4 +1,4 @@
-"""Keeps the case that is open: what was found since the first sign, the numbers around it, and when it is over."""
+"""Tracks the open incident: its findings, the numbers around it, and when it is over."""
 
 from __future__ import annotations
 
@@ -6,322 +6,327 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Sequence, Set
-from dataclasses import asdict
-from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from surefoot.journal.aliases import COLUMNS, DETECTORS, EVENTS, renamed
 from surefoot.judge.baselines import Baselines
-from surefoot.judge.detectors.inputs import Inputs
-from surefoot.judge.detectors.layers import NONFINITE, NORM, LayerPast
-from surefoot.judge.detectors.loss_rescaled import LossRescaled
-from surefoot.judge.incident import SILENCE, SUFFERS, Incident, IncidentStep, leads, least
-from surefoot.judge.policy import CLEARLY, FEW, LONG, MANIFOLD, NOTHING, SMALL, STRETCH, WHILE, Thresholds
-from surefoot.records import Finding, Pattern, StepMetrics, Verdict
-
-STANDING = ("settings", "stale_grads", "lost_clip")
-"""What these have found goes on, and may be the reason for what comes of it much later."""
-SPENT = frozenset(
-    {"level", "growth", "oscillation", "vanishing", "dead", "units", "stale_grads", "lost_clip", "astray", "replicas"}
+from surefoot.judge.detectors.data import InputShift
+from surefoot.judge.detectors.gradients import NONFINITE, NORM, LayerBaselines, LossRescaled
+from surefoot.judge.incident import (
+    LOSS_DETECTORS,
+    SILENCE_DETECTORS,
+    Incident,
+    IncidentStep,
+    finding_state,
+    front_layers_lead,
+    incident_state,
+    load_finding,
+    load_incident,
+    lower_caps,
 )
-"""Signs that a decision has answered; should they come again, they are told again."""
+from surefoot.judge.thresholds import (
+    BASELINE_ROWS,
+    CLEAR_RATIO,
+    NEGLIGIBLE_FRACTION,
+    RECENT_ROWS,
+    SMALL_FRACTION,
+    STRONG_RATIO,
+    TREND_ROWS,
+    WINDOW_ROWS,
+)
+from surefoot.records import Finding, StepMetrics
+
+LASTING = ("hyperparam_change", "stale_grads", "clipping_changed")
+"""What these report continues, and may cause trouble much later: their findings carry over to the next incident."""
+ANSWERED = frozenset(
+    {
+        *LOSS_DETECTORS,
+        *SILENCE_DETECTORS,
+        "loss_rescaled",
+        "stale_grads",
+        "clipping_changed",
+        "eval_regression",
+        "replicas",
+    }
+)
+"""Findings that a decision has answered; should they come again, they are reported again."""
 
 
 class IncidentTracker:
-    """Opens a case at the first sign, adds to it, and closes it when all has been quiet for long."""
+    """Opens an incident at the first finding, adds to it, and closes it after 64 quiet rows."""
 
     def __init__(
         self,
-        normal: Baselines,
-        past: LayerPast,
-        units: LossRescaled,
-        inputs: Inputs,
+        baselines: Baselines,
+        layer_baselines: LayerBaselines,
+        loss_rescaled: LossRescaled,
+        input_shift: InputShift,
         *,
-        heads: Sequence[int],
-        normed: bool,
+        attention_tensors: Sequence[int],
+        has_batch_norm: bool,
         adaptive: bool,
-        values: int,
-        first: float,
+        num_values: int,
+        first_update_lrs: float,
         reach: int,
     ) -> None:
-        self.case: Incident | None = None
+        self.incident: Incident | None = None
         self.quiet_rows = 0
-        self._normal = normal
-        self._past = past
-        self._units = units
-        self._inputs = inputs
-        self._heads = heads
-        """The tensors of attention."""
-        self._normed = normed
+        self._baselines = baselines
+        self._layer_baselines = layer_baselines
+        self._loss_rescaled = loss_rescaled
+        self._input_shift = input_shift
+        self._attention_tensors = attention_tensors
+        self._has_batch_norm = has_batch_norm
         self._adaptive = adaptive
-        self._values = values
-        self._first = first
+        self._num_values = num_values
+        self._first_update_lrs = first_update_lrs
         self._reach = reach
-        """Attempts that a run can go back by, about."""
-        self._update = math.nan
-        """The usual size of an update at a rate of one."""
-        self._outgrown = (-1, 1.0)
-        """The attempt after which updates were last found too large, and how many times."""
-        self._norms: deque[float] = deque(maxlen=WHILE)
-        self._weights: list[tuple[int, float]] = []
-        """The last looks at the weights while all was quiet: attempt and norm."""
-        self._ratios: deque[float] = deque(maxlen=FEW)
-        """How far the last updates that were looked at have moved the weights."""
-        self._signs: deque[Finding] = deque(maxlen=WHILE)
-        self._unit: list[Finding] = []
-        """The loss was told in another unit before the last action, which does not change that."""
-        self._bore: Incident | None = None
-        """A rate was raised in this case, and the run bore it."""
+        """About how many attempts a run can be rewound by."""
+        self._update_size = math.nan
+        """The usual size of an update at a learning rate of one."""
+        self._excess_update = (-1, 1.0)
+        """The attempt after which an update was last found too large, and how many times."""
+        self._norms: deque[float] = deque(maxlen=WINDOW_ROWS)
+        self._weight_norms: list[tuple[int, float]] = []
+        """The last weight checks while no incident was open: attempt and norm."""
+        self._update_ratios: deque[float] = deque(maxlen=RECENT_ROWS)
+        """How far the last checked updates moved the weights."""
+        self._recent_findings: deque[Finding] = deque(maxlen=WINDOW_ROWS)
+        self._rescaled: list[Finding] = []
+        """A `loss_rescaled` finding from before the last action, which does not change the loss's unit."""
+        self._tolerated: Incident | None = None
+        """An incident in which the lr was raised and the run tolerated it."""
 
     @property
-    def curious(self) -> bool:
-        """A look at the weights would help to tell what has happened."""
-        return self.case is not None and math.isnan(self.case.weights) and len(self.case.moments) < STRETCH
+    def wants_weight_check(self) -> bool:
+        """A check of the weights would help to find the cause."""
+        incident = self.incident
+        return incident is not None and math.isnan(incident.weight_change) and len(incident.steps) < TREND_ROWS
 
     @property
-    def learns(self) -> bool:
-        """What is seen now may be taken for normal."""
-        return self.case is None or self.quiet_rows > LONG // 2
+    def can_learn(self) -> bool:
+        """Rows seen now may become part of the layers' baselines."""
+        return self.incident is None or self.quiet_rows > BASELINE_ROWS // 2
 
     def close(self) -> None:
-        self.case = self._bore = None
-        self._signs.clear()
+        self.incident = self._tolerated = None
+        self._recent_findings.clear()
 
-    def answered(self, case: Incident) -> None:
-        """Something was decided about a case: its signs need no further answer."""
-        self._unit = case.found("units")[:1]
-        self._forget(SPENT)
+    def acted_on(self, incident: Incident) -> None:
+        """A decision was made about the incident: its findings need no further answer."""
+        self._rescaled = incident.found("loss_rescaled")[:1]
+        self._forget(ANSWERED)
 
-    def blink(self) -> None:
-        """Forget the signs that came before the answer was in force; what held-out data says of the weights stands, for
-        the answer has left them as they are."""
-        self._forget(SPENT - {"astray"})
+    def forget_earlier_signs(self) -> None:
+        """Forget findings from before the decision took effect. A risen eval loss stays: it is about the weights, which
+        a decision without a rewind leaves as they are."""
+        self._forget(ANSWERED - {"eval_regression"})
 
-    def _forget(self, signs: Set[str]) -> None:
-        if self.case is not None:
-            self.case.findings = [f for f in self.case.findings if not f.severe and f.detector not in signs]
+    def _forget(self, detectors: Set[str]) -> None:
+        if self.incident is not None:
+            kept = [f for f in self.incident.findings if not f.severe and f.detector not in detectors]
+            self.incident.findings = kept
 
-    def opened(self, row: StepMetrics, found: Sequence[Finding] = ()) -> Incident:
-        """A new case that begins with this row."""
+    def new_incident(self, row: StepMetrics, findings: Sequence[Finding] = ()) -> Incident:
+        """An incident that begins with this row."""
         return Incident(
             onset=row.attempt,
-            start=self._normal.start,
-            normal=self._normal.loss.middle,
-            attention=bool(self._heads),
-            normed=self._normed,
-            samples=self._normal.samples,
+            start_loss=self._baselines.start_loss,
+            normal_loss=self._baselines.loss.median,
+            has_attention=bool(self._attention_tensors),
+            has_batch_norm=self._has_batch_norm,
+            usual_batch_size=self._baselines.usual_batch_size,
             adaptive=self._adaptive,
-            findings=list(found),
-            sight=self._normal.sight,
+            findings=list(findings),
+            thresholds=self._baselines.thresholds,
         )
 
-    def follow(self, row: StepMetrics, layers: np.ndarray | None, found: Sequence[Finding]) -> None:
-        before = self.case
-        if found and (before is None or (before.named and self.quiet_rows > WHILE)):
-            self.case, self.quiet_rows = self._after(before, row, found), 0
-        case = self.case
-        self._signs += (f for f in found if f.detector in (*SUFFERS, "jump", "inputs", "settings"))
-        self._look(row, case)
-        if case is None:
+    def update(self, row: StepMetrics, layers: np.ndarray | None, findings: Sequence[Finding]) -> None:
+        """Add a row and what was found in it; open or close the incident."""
+        previous = self.incident
+        if findings and (previous is None or (previous.diagnosed and self.quiet_rows > WINDOW_ROWS)):
+            self.incident, self.quiet_rows = self._next_incident(previous, row, findings), 0
+        incident = self.incident
+        kept = (*LOSS_DETECTORS, "jump", "input_shift", "hyperparam_change")
+        self._recent_findings += (f for f in findings if f.detector in kept)
+        self._check_weights(row, incident)
+        if row.optimizer == 0 and row.norm > 0:
+            self._norms.append(row.norm)  # only now: a row's weight check is about the update before it
+        if incident is None:
             return
-        if case.onset - WHILE <= self._outgrown[0] <= case.onset + WHILE:
-            case.update = self._outgrown[1]
-        if not case.rates or any(f.detector == "settings" for f in found):
-            rates, momenta = self._normal.settings
-            case.rates, case.momenta = least(case.rates, rates), least(case.momenta, momenta)
-        for told in (f for f in found if f.detector == "replicas"):
-            case.onset = min(case.onset, told.evidence["well"])  # states from after that differ between the ranks
-        case.findings += found
+        if incident.onset - WINDOW_ROWS <= self._excess_update[0] <= incident.onset + WINDOW_ROWS:
+            incident.update_excess = self._excess_update[1]
+        if not incident.healthy_lrs or any(f.detector == "hyperparam_change" for f in findings):
+            lrs, momenta = self._baselines.healthy_settings
+            incident.healthy_lrs = lower_caps(incident.healthy_lrs, lrs)
+            incident.healthy_momenta = lower_caps(incident.healthy_momenta, momenta)
+        for finding in (f for f in findings if f.detector == "replicas"):
+            incident.onset = min(incident.onset, finding.evidence["well"])  # later states differ between the ranks
+        incident.findings += findings
         if row.optimizer == 0:
-            case.moments.append(self.moment(row, layers))
-            del case.moments[LONG // 2 : -LONG // 2]
-        calm = not found and row.applied and not self._normal.z(row.loss) > self._normal.raised
-        self.quiet_rows = self.quiet_rows + 1 if calm else 0
-        if self.quiet_rows >= LONG:
-            self._bore = case if _rate_raised(case) else self._bore
-            self.case = None
+            incident.steps.append(self.incident_step(row, layers))
+            del incident.steps[BASELINE_ROWS // 2 : -BASELINE_ROWS // 2]
+        loss_is_high = self._baselines.z(row.loss) > self._baselines.level_sigmas
+        self.quiet_rows = self.quiet_rows + 1 if not findings and row.applied and not loss_is_high else 0
+        if self.quiet_rows >= BASELINE_ROWS:
+            self._tolerated = incident if _lr_raised(incident) else self._tolerated
+            self.incident = None
 
-    def _after(self, before: Incident | None, row: StepMetrics, found: Sequence[Finding]) -> Incident:
-        """A new case, with what is left of the one before and of signs that are now known to have meant something."""
-        case = self.opened(row, self._unit)
-        self._unit = []
-        if before is not None and before.found(*STANDING):
-            case.findings += before.found(*STANDING)
-            case.rates, case.momenta = before.rates, before.momenta
-            case.onset = before.onset if before.treated else case.onset  # what was done about it did not end it
-        if before is not None and before.found(*SILENCE):
-            case.findings += before.found(*SILENCE)
-            case.onset = before.onset  # states from after it are not sound
-        if before is None and self._bore is not None and self._climbs(row, self._bore):
-            case.findings += _rate_raised(self._bore)
-            case.rates, case.momenta = self._bore.rates, self._bore.momenta
-        for told in (f for f in found if f.detector == "weights"):
-            case.onset = told.evidence["well"]  # that was the last look before
-        for told in (f for f in found if f.detector == "replicas"):
-            case.onset = told.evidence["well"]
-        for told in (f for f in found if f.detector == "astray"):
-            since = max(told.evidence["well"], row.attempt - self._reach)
-            signs = [f for f in self._signs if f.attempt >= since and f not in case.findings]
-            case.findings += signs
-            case.onset = min([case.onset, *(f.attempt for f in signs)])
-        return case
+    def _next_incident(self, previous: Incident | None, row: StepMetrics, findings: Sequence[Finding]) -> Incident:
+        """A new incident, with what carries over from the one before and from findings that now turn out to matter."""
+        incident = self.new_incident(row, self._rescaled)
+        self._rescaled = []
+        if previous is not None and previous.found(*LASTING):
+            incident.findings += previous.found(*LASTING)
+            incident.healthy_lrs, incident.healthy_momenta = previous.healthy_lrs, previous.healthy_momenta
+            incident.onset = previous.onset if previous.acted_on else incident.onset  # the action did not end it
+        if previous is not None and previous.found(*SILENCE_DETECTORS):
+            incident.findings += previous.found(*SILENCE_DETECTORS)
+            incident.onset = previous.onset  # later states are not sound
+        tolerated = self._tolerated
+        if previous is None and tolerated is not None and self._lr_climbs(row, tolerated):
+            incident.findings += _lr_raised(tolerated)
+            incident.healthy_lrs, incident.healthy_momenta = tolerated.healthy_lrs, tolerated.healthy_momenta
+        for finding in (f for f in findings if f.detector == "weight_jump"):
+            incident.onset = finding.evidence["well"]  # the last weight check before
+        for finding in (f for f in findings if f.detector == "replicas"):
+            incident.onset = finding.evidence["well"]
+        for finding in (f for f in findings if f.detector == "eval_regression"):
+            since = max(finding.evidence["well"], row.attempt - self._reach)
+            earlier = [f for f in self._recent_findings if f.attempt >= since and f not in incident.findings]
+            incident.findings += earlier
+            incident.onset = min([incident.onset, *(f.attempt for f in earlier)])
+        return incident
 
-    def _climbs(self, row: StepMetrics, bore: Incident) -> bool:
-        """A raised rate that the run bore is higher still by now, and not yet what is usual."""
-        told = max(f.evidence["lr"] for f in _rate_raised(bore))
-        usual, _ = self._normal.settings
-        return row.lr > CLEARLY * told and usual[0] < told
+    def _lr_climbs(self, row: StepMetrics, tolerated: Incident) -> bool:
+        """A raised lr that the run tolerated is higher still by now, and not yet usual."""
+        reported = max(finding.evidence["lr"] for finding in _lr_raised(tolerated))
+        usual, _ = self._baselines.healthy_settings
+        return row.lr > CLEAR_RATIO * reported and usual[0] < reported
 
-    def moment(self, row: StepMetrics, layers: np.ndarray | None) -> IncidentStep:
-        """One row against what is normal."""
-        normal = self._normal
+    def incident_step(self, row: StepMetrics, layers: np.ndarray | None) -> IncidentStep:
+        """One row compared with the baselines."""
+        baselines, past = self._baselines, self._layer_baselines
+        lead, attention_lead, silent = math.nan, 0.0, 0.0
+        if layers is not None:
+            lead = front_layers_lead(past.log_norms, layers[:, NORM])
+            attention_lead = self._attention_lead(layers)
+            silent = float((past.zeros_change > baselines.thresholds.silent_zeros_rise).mean())
         return IncidentStep(
             row=row,
-            z=normal.z(row.loss),
-            norm_ratio=normal.norm_ratio(row),
-            rate_ratio=normal.rate_ratio(row),
-            factor=self._units.factor,
-            lead=math.nan if layers is None else leads(self._past.usual, layers[:, NORM]),
-            attended=0.0 if layers is None else self._attended(layers),
-            silent=0.0 if layers is None else float((self._past.zeros_now > normal.sight.hushed).mean()),
-            strange=self._inputs.strange,
-            momentum=normal.momentum(row),
+            z=baselines.z(row.loss),
+            log_norm_ratio=baselines.log_norm_ratio(row),
+            lr_ratio=baselines.lr_ratio(row),
+            loss_factor=self._loss_rescaled.factor,
+            front_layers_lead=lead,
+            attention_lead=attention_lead,
+            silent_fraction=silent,
+            input_novelty=self._input_shift.novelty,
+            momentum=baselines.effective_momentum(row),
             one_bad_tensor=layers is not None and _one_bad_tensor(layers),
         )
 
-    def _attended(self, layers: np.ndarray) -> float:
+    def _attention_lead(self, layers: np.ndarray) -> float:
         """How much more attention's gradients have grown than all others, as a logarithm."""
-        mine = np.zeros(len(layers), dtype=bool)
-        mine[[k for k in self._heads if k < len(mine)]] = True
-        fit = (layers[:, NORM] > 0) & np.isfinite(layers[:, NORM]) & np.isfinite(self._past.usual)
-        if not (mine & fit).any() or not (~mine & fit).any():
+        usual, norms = self._layer_baselines.log_norms, layers[:, NORM]
+        is_attention = np.zeros(len(layers), dtype=bool)
+        is_attention[[k for k in self._attention_tensors if k < len(is_attention)]] = True
+        valid = (norms > 0) & np.isfinite(norms) & np.isfinite(usual)
+        if not (is_attention & valid).any() or not (~is_attention & valid).any():
             return 0.0
-        ratios = np.log(np.where(fit, layers[:, NORM], 1.0).astype(np.float64)) - self._past.usual
-        return float(np.median(ratios[mine & fit]) - np.median(ratios[~mine & fit]))
+        log_ratios = np.log(np.where(valid, norms, 1.0).astype(np.float64)) - usual
+        return float(np.median(log_ratios[is_attention & valid]) - np.median(log_ratios[~is_attention & valid]))
 
-    # -- the weights, where they were looked at
+    # -- the weights, where they were checked; a row's check is about the weights after the update before it
 
-    def _look(self, row: StepMetrics, case: Incident | None) -> None:
-        self._look_at_weights(row, case)
-        if row.optimizer == 0 and row.norm > 0:
-            self._norms.append(row.norm)  # only now: a row tells of the weights after the update before it
-
-    def _look_at_weights(self, row: StepMetrics, case: Incident | None) -> None:
+    def _check_weights(self, row: StepMetrics, incident: Incident | None) -> None:
         if math.isnan(row.weight_norm) and not row.nonfinite_params > 0:
             return
-        self._look_at_update(row, case)
+        self._check_update_size(row, incident)
         if math.isfinite(row.update_ratio):
-            self._ratios.append(row.update_ratio)
-        if case is None:
-            self._weights = [*self._weights, (row.attempt, row.weight_norm)][-FEW:]
-        elif case.onset < row.attempt <= case.onset + STRETCH:  # a row tells of the weights after the update before it
-            case.weights = self._changed(case.onset, row)
+            self._update_ratios.append(row.update_ratio)
+        if incident is None:
+            self._weight_norms = [*self._weight_norms, (row.attempt, row.weight_norm)][-RECENT_ROWS:]
+        elif incident.onset < row.attempt <= incident.onset + TREND_ROWS:
+            incident.weight_change = self._weight_change(incident.onset, row)
 
-    def _changed(self, onset: int, row: StepMetrics) -> float:
-        """How much the weights have changed since before the trouble, as a logarithm of their norm: nothing to speak
-        of is 0, and what updates may have done is not told."""
-        looks = [(attempt, known) for attempt, known in self._weights if attempt <= onset - WHILE // 2 and known > 0]
-        if not looks:
+    def _weight_change(self, onset: int, row: StepMetrics) -> float:
+        """Change of the log weight norm since before the incident: 0 if negligible, NaN if updates may explain it."""
+        checks = [(at, norm) for at, norm in self._weight_norms if at <= onset - WINDOW_ROWS // 2 and norm > 0]
+        if not checks:
             return math.nan
         if not math.isfinite(row.weight_norm) or not row.weight_norm > 0:
             return math.inf
-        usual = max((abs(math.log(b / a)) for (_, a), (_, b) in itertools.pairwise(looks)), default=0.0)
-        at, before = looks[-1]
-        change = math.log(row.weight_norm / before)
-        if abs(change) <= MANIFOLD * max(usual, NOTHING):
+        usual = max((abs(math.log(b / a)) for (_, a), (_, b) in itertools.pairwise(checks)), default=0.0)
+        attempt, norm = checks[-1]
+        change = math.log(row.weight_norm / norm)
+        if abs(change) <= STRONG_RATIO * max(usual, NEGLIGIBLE_FRACTION):
             return 0.0
-        return change if abs(change) > (row.attempt - at) * max(self._ratios, default=0.0) else math.nan
+        by_updates = (row.attempt - attempt) * max(self._update_ratios, default=0.0)
+        return change if abs(change) > by_updates else math.nan
 
-    def _look_at_update(self, row: StepMetrics, case: Incident | None) -> None:
-        """How large the update of the attempt before was, beyond what its rate and its gradients explain."""
-        rate, known = self._normal.rate(row), self._normal.norms.get(row.optimizer)
-        if not row.update_ratio > 0 or not rate > 0:
+    def _check_update_size(self, row: StepMetrics, incident: Incident | None) -> None:
+        """How large the update of the attempt before was, beyond what its lr and gradients explain."""
+        lr, norms = self._baselines.effective_lr(row), self._baselines.log_norms.get(row.optimizer)
+        if not row.update_ratio > 0 or not lr > 0:
             return
-        size = row.update_ratio / rate
-        if math.isnan(self._update) or not self._weights:
-            self._update = size
+        size = row.update_ratio / lr
+        if math.isnan(self._update_size) or not self._weight_norms:
+            self._update_size = size
             return
-        grown = max(self._norms, default=0.0) / math.exp(known.middle) if known is not None and len(known) else 1.0
+        norm_growth = (
+            max(self._norms, default=0.0) / math.exp(norms.median) if norms is not None and len(norms) else 1.0
+        )
         # Weights that have shrunk make an update of the same size look larger, and those that have grown hide it.
-        lesser = min(1.0, row.weight_norm / self._weights[-1][1]) if self._weights[-1][1] > 0 else 1.0
-        times = size * lesser / self._update / max(grown, 1.0)
-        # An optimizer that starts anew, as for another stage, takes steps as large as its very first: no damage.
-        # Weights may move a little further than by that one, for their decay.
-        apart = row.update_ratio * row.weight_norm / rate / math.sqrt(self._values) if self._values else math.inf
-        if times > self._normal.sight.faster and not (self._adaptive and apart <= (1 + SMALL) * self._first):
-            self._outgrown = (row.attempt, times)
-        elif times <= self._normal.sight.faster and case is None:
-            self._update += (size - self._update) / 4
+        last_norm = self._weight_norms[-1][1]
+        shrinkage = min(1.0, row.weight_norm / last_norm) if last_norm > 0 else 1.0
+        ratio = size * shrinkage / self._update_size / max(norm_growth, 1.0)
+        # A fresh adaptive optimizer, as for another training stage, takes steps as large as its very first: no damage.
+        # Weights may move 10% further than that, because of weight decay.
+        lrs = row.update_ratio * row.weight_norm / lr / math.sqrt(self._num_values) if self._num_values else math.inf
+        fresh = self._adaptive and lrs <= (1 + SMALL_FRACTION) * self._first_update_lrs
+        max_ratio = self._baselines.thresholds.lr_jump_ratio
+        if ratio > max_ratio and not fresh:
+            self._excess_update = (row.attempt, ratio)
+        elif ratio <= max_ratio and incident is None:
+            self._update_size += (size - self._update_size) / 4
 
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "case": None if self.case is None else _packed(self.case),
-            "bore": None if self._bore is None else _packed(self._bore),
+            "case": None if self.incident is None else incident_state(self.incident),
+            "bore": None if self._tolerated is None else incident_state(self._tolerated),
             "quiet_rows": self.quiet_rows,
-            "update": self._update,
-            "outgrown": list(self._outgrown),
+            "update": self._update_size,
+            "outgrown": list(self._excess_update),
             "norms": list(self._norms),
-            "ratios": list(self._ratios),
-            "weights": [list(pair) for pair in self._weights],
-            "signs": [_plain(asdict(f)) for f in self._signs],
-            "unit": [_plain(asdict(f)) for f in self._unit],
+            "ratios": list(self._update_ratios),
+            "weights": [list(pair) for pair in self._weight_norms],
+            "signs": [finding_state(f) for f in self._recent_findings],
+            "unit": [finding_state(f) for f in self._rescaled],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.case = None if state["case"] is None else _unpacked(state["case"], self._normal.sight)
-        self._bore = None if state.get("bore") is None else _unpacked(state["bore"], self._normal.sight)
-        self.quiet_rows, self._update = state["quiet_rows"], state["update"]
-        attempt, times = state["outgrown"]
-        self._outgrown = (attempt, times)
-        self._norms = deque(state["norms"], maxlen=WHILE)
-        self._ratios = deque(state["ratios"], maxlen=FEW)
-        self._weights = [(attempt, norm) for attempt, norm in state["weights"]]
-        self._signs = deque(map(_finding, state["signs"]), maxlen=WHILE)
-        self._unit = [_finding(f) for f in state.get("unit", [])]
+        thresholds = self._baselines.thresholds
+        self.incident = None if state["case"] is None else load_incident(state["case"], thresholds)
+        self._tolerated = None if state.get("bore") is None else load_incident(state["bore"], thresholds)
+        self.quiet_rows, self._update_size = state["quiet_rows"], state["update"]
+        attempt, ratio = state["outgrown"]
+        self._excess_update = (attempt, ratio)
+        self._norms = deque(state["norms"], maxlen=WINDOW_ROWS)
+        self._update_ratios = deque(state["ratios"], maxlen=RECENT_ROWS)
+        self._weight_norms = [(attempt, norm) for attempt, norm in state["weights"]]
+        self._recent_findings = deque(map(load_finding, state["signs"]), maxlen=WINDOW_ROWS)
+        self._rescaled = [load_finding(f) for f in state.get("unit", [])]
 
 
 def _one_bad_tensor(layers: np.ndarray) -> bool:
+    """Exactly one tensor has non-finite gradients, and it is not the first that has any."""
     bad = layers[:, NONFINITE] > 0
     return int(bad.sum()) == 1 and not bad[np.argmax(layers[:, NONFINITE] >= 0)]
 
 
-def _rate_raised(case: Incident) -> list[Finding]:
-    return [f for f in case.found("settings") if "times" in f.evidence]
-
-
-def _packed(case: Incident) -> dict[str, Any]:
-    """A case in plain values."""
-    told = {name: getattr(case, name) for name in case.__slots__ if name not in ("moments", "findings", "sight")}
-    return _plain(told | {"moments": [asdict(m) for m in case.moments], "findings": [asdict(f) for f in case.findings]})
-
-
-def _plain(value: Any) -> Any:
-    """The same with values in place of names for them: what a checkpoint cannot hold, it leaves out."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def _unpacked(told: dict[str, Any], sight: Thresholds) -> Incident:
-    moments = [IncidentStep(**m | {"row": _row(m["row"])}) for m in told["moments"]]
-    findings = [_finding(f) for f in told["findings"]]
-    tuples: dict[str, Any] = {name: tuple(told[name]) for name in ("rates", "momenta")}
-    return Incident(**told | tuples | {"moments": moments, "findings": findings, "sight": sight})
-
-
-def _finding(told: dict[str, Any]) -> Finding:
-    detector = DETECTORS.get(told["detector"], told["detector"])
-    own: dict[str, Any] = {"pattern": Pattern(told["pattern"]), "detector": detector}
-    return Finding(**renamed(told, EVENTS["finding"]) | own)
-
-
-def _row(told: dict[str, Any]) -> StepMetrics:
-    row: dict[str, Any] = renamed(told, COLUMNS)
-    row["verdict"] = Verdict(row["verdict"])
-    return StepMetrics(**row)
+def _lr_raised(incident: Incident) -> list[Finding]:
+    return [finding for finding in incident.found("hyperparam_change") if "times" in finding.evidence]

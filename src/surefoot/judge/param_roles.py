@@ -1,4 +1,4 @@
-"""What a tensor is for, read from its name and its module's class, and what its trouble then speaks for.
+"""The role of a tensor, read from its name and its module's class, and the cause that a problem there points to.
 
 A wrong hint costs more than none: a name that does not say what it is stays `Role.OTHER`.
 """
@@ -14,7 +14,7 @@ from surefoot.records import Cause
 
 
 class Role(StrEnum):
-    """What a tensor is for."""
+    """What a tensor does in the model."""
 
     VISION = "vision"
     PROJECTION = "projection"
@@ -30,7 +30,7 @@ class Role(StrEnum):
     OTHER = "other"
 
 
-class Trouble(StrEnum):
+class GradProblem(StrEnum):
     """What is wrong with a tensor or its gradient."""
 
     EXPLODING = "exploding"
@@ -40,12 +40,12 @@ class Trouble(StrEnum):
 
 
 def _words(pattern: str) -> re.Pattern[str]:
-    """Finds whole words in a name such as `post_attention_layernorm`."""
+    """Matches whole words in a name such as `post_attention_layernorm`."""
     return re.compile(rf"(?:^|_)(?:{pattern})(?:_|$)")
 
 
 def _whole(pattern: str) -> re.Pattern[str]:
-    """Fits only a whole piece of a name: `key`, but not `key_points`."""
+    """Matches only a whole piece of a name: `key`, but not `key_points`."""
     return re.compile(rf"^(?:{pattern})$")
 
 
@@ -57,7 +57,7 @@ KINDS: tuple[tuple[Role, re.Pattern[str]], ...] = (
     (Role.HEAD, re.compile(r"Head$")),
     (Role.CONVOLUTION, re.compile(r"Conv(?:Transpose)?[123]d")),  # GPT-2's Conv1D, with a large D, is a linear layer
 )
-"""What a module's class says."""
+"""Roles by the module's class."""
 
 NAMES: tuple[tuple[Role, re.Pattern[str]], ...] = (
     (Role.NORM, _words(r"[a-z]*norms?|ln|lnf|bn|gn|normali[sz]ation")),
@@ -70,10 +70,10 @@ NAMES: tuple[tuple[Role, re.Pattern[str]], ...] = (
     (Role.RECURRENT, _words(r"lstm|gru|rnn|recurrent|(?:weight|bias)_(?:ih|hh|hr)")),
     (Role.CONVOLUTION, _words(r"[a-z]*conv[sd]?|convolution|depthwise|pointwise")),
 )
-"""What one piece of a name says, in snake case and without digits; the first that fits counts."""
+"""Roles by one piece of the name, in snake case and without digits; the first match counts."""
 
 ALONE = re.compile(r"(?:model\.)*(?:(?:backbone\.)?fc|out|output)\.(?:weight|bias)")
-"""Names of a last layer, if nothing is above it: ResNet's `fc`, LLaMA's own `output`."""
+"""Names of a last layer at the top of the model: ResNet's `fc`, LLaMA's `output`."""
 
 PARTS: tuple[tuple[Role, re.Pattern[str]], ...] = (
     (
@@ -102,25 +102,25 @@ PARTS: tuple[tuple[Role, re.Pattern[str]], ...] = (
         ),
     ),
 )
-"""Signs of the parts of a model; in this order, because a merger may live in the vision tower."""
+"""Patterns of the parts of a model; in this order, because a merger may live in the vision tower."""
 
 WRAPPERS = frozenset(
     {"module", "base_model", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 )
-"""What DDP, torch.compile, PEFT and others put into a name."""
+"""Pieces that DDP, torch.compile, PEFT and others add to a name."""
 
 
 def role_of(name: str, kind: str = "") -> Role:
-    """The narrowest role that a parameter's name and its module's class tell: attention rather than vision.
+    """The narrowest role that a parameter's name and its module's class show: attention rather than vision.
 
     >>> role_of("vision_tower.encoder.layers.0.self_attn.q_proj.weight")
     <Role.ATTENTION: 'attention'>
     """
-    told = next((role for role, sign in KINDS if sign.search(kind)), None)
-    if told is Role.NORM or told is Role.RECURRENT or told is Role.ATTENTION:
-        return told
+    by_class = next((role for role, pattern in KINDS if pattern.search(kind)), None)
+    if by_class is Role.NORM or by_class is Role.RECURRENT or by_class is Role.ATTENTION:
+        return by_class
     path = _path(name)
-    return _named(path) or told or _part(path)
+    return _role_by_name(path) or by_class or _part(path)
 
 
 def part_of(name: str) -> Role:
@@ -138,11 +138,11 @@ def _path(name: str) -> list[str]:
 
 def _part(path: list[str]) -> Role:
     name = ".".join(path).lower()
-    return next((role for role, sign in PARTS if sign.search(name)), Role.OTHER)
+    return next((role for role, pattern in PARTS if pattern.search(name)), Role.OTHER)
 
 
-def _named(path: list[str]) -> Role | None:
-    """The role in the last piece of a name that tells one.
+def _role_by_name(path: list[str]) -> Role | None:
+    """The role in the last piece of a name that shows one.
 
     What stands above a numbered block holds many layers and says nothing about this one.
     """
@@ -154,43 +154,71 @@ def _named(path: list[str]) -> Role | None:
                 return None
             continue
         piece = re.sub(r"\d", "", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", path[place])).lower()
-        for role, sign in NAMES:
-            if sign.search(piece):
+        for role, pattern in NAMES:
+            if pattern.search(piece):
                 return role
     return None
 
 
-WORDS: Mapping[tuple[Role, Trouble], tuple[Cause, str]] = MappingProxyType(
+ROLE_CAUSES: Mapping[tuple[Role, GradProblem], tuple[Cause, str]] = MappingProxyType(
     {
-        (Role.VISION, Trouble.EXPLODING): (
+        (Role.VISION, GradProblem.EXPLODING): (
             Cause.INPUT_SCALE,
             "The vision encoder explodes: images are not normalised (to [-1, 1] or [0, 1]), or all black or white.",
         ),
-        (Role.PROJECTION, Trouble.VANISHING): (
+        (Role.PROJECTION, GradProblem.VANISHING): (
             Cause.INITIALISATION,
             "The projection layer vanishes: its dimensions do not match, or its initialisation is too small.",
         ),
-        (Role.LANGUAGE, Trouble.OSCILLATING): (
+        (Role.LANGUAGE, GradProblem.OSCILLATING): (
             Cause.ATTENTION_MASK,
             "The language model oscillates: sequence lengths vary too much, or padding or mask is wrong.",
         ),
-        (Role.ATTENTION, Trouble.NONFINITE): (
+        (Role.ATTENTION, GradProblem.NONFINITE): (
             Cause.ATTENTION_MASK,
             "Attention is not finite: a mask leaves a row with nothing to attend to, or the sequence is too long.",
         ),
-        (Role.NORM, Trouble.NONFINITE): (
+        (Role.NORM, GradProblem.NONFINITE): (
             Cause.ZERO_VARIANCE,
             "A norm is not finite: its input had zero variance.",
         ),
-        (Role.HEAD, Trouble.NONFINITE): (
+        (Role.HEAD, GradProblem.NONFINITE): (
             Cause.LOG_OF_ZERO,
             "The head or the loss is not finite: it took the log of zero, or divided by zero.",
         ),
     }
 )
-"""What a role's trouble speaks for."""
+"""The cause that a problem in a role points to, with a sentence that says so."""
 
 
-def word_of(role: Role, trouble: Trouble) -> tuple[Cause, str] | None:
-    """The cause that a role's trouble speaks for and a sentence that says so; ask for `role_of` and for `part_of`."""
-    return WORDS.get((role, trouble))
+def cause_of_role(role: Role, trouble: GradProblem) -> tuple[Cause, str] | None:
+    """The cause that a problem in a role or part points to, and a sentence that says so."""
+    return ROLE_CAUSES.get((role, trouble))
+
+
+ARITHMETIC = ("Linear", "Conv", "Embedding", "Bilinear", "LSTM", "GRU", "RNN")
+"""Modules that only multiply and add: with finite inputs and weights, they overflow."""
+
+
+def cause_at_module(module: str, kind: str, *, inputs: bool, weights: bool) -> tuple[Cause, str]:
+    """The cause of a non-finite value that first appeared in a module, and a sentence that says so.
+
+    `kind` is the module's class; `inputs` and `weights` say whether those were non-finite already.
+
+    >>> cause_at_module("blocks.0.attention", "Attention", inputs=False, weights=False)[0]
+    <Cause.ATTENTION_MASK: 'attention_mask'>
+    """
+    where = f"{module} ({kind})" if module else f"the model ({kind})"
+    if inputs:
+        return Cause.BAD_BATCH, "the model's input was already non-finite"
+    if weights:
+        return Cause.WEIGHTS_DAMAGED, f"the weights of {where} are not finite"
+    if not kind:
+        return Cause.LOG_OF_ZERO, "the model's output was finite, but the loss was not"
+    if kind.startswith(ARITHMETIC):
+        return Cause.PRECISION_OVERFLOW, f"finite values went into {where} and overflowed there"
+    role = Role.ATTENTION if "Softmax" in kind else role_of(module, kind)
+    known = cause_of_role(role, GradProblem.NONFINITE)
+    if known is None:
+        return Cause.UNKNOWN, f"finite values went into {where}, and non-finite ones came out"
+    return known[0], f"{known[1]} It began in {where}."

@@ -1,4 +1,4 @@
-"""Which number of a row tells whether the run learns: the loss, what the loop names instead, or none."""
+"""Chooses the number that shows whether the run learns: the loss, the loop's own measure of progress, or none."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from surefoot.judge.policy import LONG, WHILE
-from surefoot.records import NAN, JudgedBy, StepMetrics, Verdict
+from surefoot.judge.thresholds import BASELINE_ROWS, WINDOW_ROWS
+from surefoot.records import NAN, Finding, JudgedBy, StepMetrics, Verdict
 
 
 class ProgressFilter:
-    """Hands out each row with `loss` being what is to be judged; NaN where nothing is.
+    """Returns each row with `loss` set to the number to judge; NaN where nothing is judged.
 
-    A loss that stays around zero with both signs (a policy gradient, whose advantages are centred) does not fall as a
-    run learns, and may rise: from there on it is not judged.
+    A loss that stays around zero with both signs (a policy gradient with centred advantages) does not fall as the run
+    learns, and may rise: from then on it is not judged.
     """
 
     def __init__(self) -> None:
         self._signs: dict[int, deque[bool]] = {}
-        """Of each optimizer's last losses that landed: whether they were positive; zeros are left out."""
+        """By optimizer, for the last applied losses: whether they were positive; zeros are left out."""
         self._around_zero: set[int] = set()
+        """Optimizers whose loss is not judged any more."""
 
     def judged(self, row: StepMetrics) -> StepMetrics:
-        """The row as the judge sees it; a loss that is not finite is trouble, whatever is judged."""
+        """The row as the judge sees it; a non-finite loss is trouble, whatever is judged."""
         judged_by = row.judged_by
         if judged_by == JudgedBy.LOSS and row.optimizer not in self._around_zero:
             return row
@@ -35,10 +36,10 @@ class ProgressFilter:
         return row if row.verdict is Verdict.NONFINITE else replace(row, loss=NAN)
 
     def update(self, row: StepMetrics) -> bool:
-        """Take in a loss; True when it has just turned out to be no measure of progress."""
+        """Add a loss; True when it has just turned out to be no measure of progress."""
         if not row.applied or row.judged_by != JudgedBy.LOSS or not math.isfinite(row.loss) or row.loss == 0:
             return False
-        signs = self._signs.setdefault(row.optimizer, deque(maxlen=LONG))
+        signs = self._signs.setdefault(row.optimizer, deque(maxlen=BASELINE_ROWS))
         signs.append(row.loss > 0)
         if row.optimizer in self._around_zero or not _both_signs_throughout(signs):
             return False
@@ -50,12 +51,25 @@ class ProgressFilter:
         return {"signs": signs, "around_zero": sorted(self._around_zero)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._signs = {int(k): deque(map(bool, known), maxlen=LONG) for k, known in state["signs"].items()}
+        self._signs = {int(k): deque(map(bool, known), maxlen=BASELINE_ROWS) for k, known in state["signs"].items()}
         self._around_zero = set(state["around_zero"])
 
 
 def _both_signs_throughout(signs: deque[bool]) -> bool:
-    """Both signs in every part of the window: a loss that crosses zero on its way down has one sign on each side."""
+    """Both signs in every 16 rows of the window: a loss that crosses zero on its way down has one sign on each side."""
     known = list(signs)
-    parts = [known[start : start + WHILE] for start in range(0, len(known) - WHILE + 1, WHILE)]
+    parts = [known[start : start + WINDOW_ROWS] for start in range(0, len(known) - WINDOW_ROWS + 1, WINDOW_ROWS)]
     return bool(parts) and all(len(set(part)) == 2 for part in parts)
+
+
+def not_judged_finding(row: StepMetrics) -> Finding:
+    """Reports that the loss is no measure of progress, and what to pass instead."""
+    return Finding(
+        step=row.step,
+        attempt=row.attempt,
+        time=row.time,
+        detector="progress",
+        detail="the loss stays around zero with both signs, so it is only checked for being finite; pass "
+        "guard.watch(loss, progress=...) a number that falls as the run improves, such as -reward",
+        evidence={"loss": row.loss, "optimizer": row.optimizer},
+    )

@@ -1,4 +1,4 @@
-"""From what was found to a ranked list of causes: rules in the order in which they are surest."""
+"""Ranks the causes that an incident's findings and numbers point to; the rules with the surest evidence come first."""
 
 from __future__ import annotations
 
@@ -7,304 +7,325 @@ from collections.abc import Callable, Iterator
 
 from surefoot.judge.incident import Incident, IncidentStep
 from surefoot.judge.param_roles import Role, role_of
-from surefoot.judge.policy import AGAIN, CLEARLY, DOUBLE, FEW, HUGE, MICRO_BATCHES, PART
+from surefoot.judge.thresholds import (
+    CLEAR_RATIO,
+    DOUBLE_RATIO,
+    HUGE_RATIO,
+    MAX_MICROBATCHES,
+    NOTABLE_FRACTION,
+    RECENT_ROWS,
+    REPEAT_COUNT,
+)
 from surefoot.records import Cause, Pattern, Verdict
 
-Named = tuple[Cause, float, str]
-"""A cause, how sure it is, and why in words."""
+RankedCause = tuple[Cause, float, str]
+"""A cause, its confidence, and the reason in words."""
 
 
-def rank_causes(case: Incident) -> list[Named]:
-    """Every cause that the case speaks for, the surest first; never empty."""
-    found: dict[Cause, Named] = {}
+def rank_causes(incident: Incident) -> list[RankedCause]:
+    """Every cause that the incident points to, the most confident first; never empty."""
+    best: dict[Cause, RankedCause] = {}
     for rule in RULES:
-        for cause, sure, why in rule(case):
-            if cause not in found or found[cause][1] < sure:
-                found[cause] = (cause, sure, why)
-    ranked = sorted(found.values(), key=lambda named: -named[1])
-    return ranked or [(Cause.UNKNOWN, 0.1, "nothing in the numbers tells why")]
+        for cause, confidence, reason in rule(incident):
+            if cause not in best or best[cause][1] < confidence:
+                best[cause] = (cause, confidence, reason)
+    ranked = sorted(best.values(), key=lambda ranked_cause: -ranked_cause[1])
+    return ranked or [(Cause.UNKNOWN, 0.1, "nothing in the numbers shows why")]
 
 
-def _resources(case: Incident) -> Iterator[Named]:
-    if case.found("memory"):
-        yield Cause.MEMORY_LEAK, 0.9, "memory grows without a pause"
-    for finding in case.found("pace", "bottleneck"):
+def _resources(incident: Incident) -> Iterator[RankedCause]:
+    if incident.found("memory_growth"):
+        yield Cause.MEMORY_LEAK, 0.9, "memory grows steadily"
+    for finding in incident.found("slow_steps", "idle_device"):
         if finding.evidence.get("data"):
             yield Cause.DATA_STARVATION, 0.9, "steps wait for their data"
 
 
-def _settings(case: Incident) -> Iterator[Named]:
-    for finding in case.found("settings"):
+def _hyperparams(incident: Incident) -> Iterator[RankedCause]:
+    for finding in incident.found("hyperparam_change"):
         if "momentum" in finding.evidence:
             yield Cause.MOMENTUM, 0.95, finding.detail
         elif finding.evidence.get("early"):
-            yield Cause.SCHEDULE, 0.9, "the rate was not warmed up"
+            yield Cause.SCHEDULE, 0.9, "the learning rate was not warmed up"
         elif "before" in finding.evidence:
             yield Cause.PLATEAU, 0.8, finding.detail
         else:
             yield Cause.LEARNING_RATE, 0.9, finding.detail
-            if finding.evidence["at_once"] > DOUBLE:
-                yield Cause.SCHEDULE, 0.7, "the rate changed from one step to the next"
-    if case.first.rate_ratio > DOUBLE and case.found("level", "jump", "growth", "oscillation"):
-        yield Cause.LEARNING_RATE, 0.7, f"the rate is {case.first.rate_ratio:.3g} times what it usually was"
+            if finding.evidence["at_once"] > DOUBLE_RATIO:
+                yield Cause.SCHEDULE, 0.7, "the learning rate changed from one step to the next"
+    lr_ratio = incident.first.lr_ratio
+    if lr_ratio > DOUBLE_RATIO and incident.found("loss_level", "jump", "growth", "oscillation"):
+        yield Cause.LEARNING_RATE, 0.7, f"the learning rate is {lr_ratio:.3g} times its usual value"
 
 
-def _start(case: Incident) -> Iterator[Named]:
-    for finding in case.found("start"):
+def _initial_grads(incident: Incident) -> Iterator[RankedCause]:
+    for finding in incident.found("large_initial_grads"):
         yield Cause.INITIALISATION, 0.6, finding.detail
 
 
-def _still(case: Incident) -> Iterator[Named]:
-    for finding in case.found("still"):
+def _frozen_weights(incident: Incident) -> Iterator[RankedCause]:
+    for finding in incident.found("frozen_weights"):
         if "unchanged_fraction" in finding.evidence:
             yield Cause.PRECISION_UNDERFLOW, 0.85, finding.detail
         else:
             yield Cause.NOT_UPDATING, 0.9, finding.detail
 
 
-def _loop(case: Incident) -> Iterator[Named]:
+def _training_loop(incident: Incident) -> Iterator[RankedCause]:
     """What the loop does to the gradients, or has stopped doing."""
-    for finding in case.found("stale_grads"):
+    for finding in incident.found("stale_grads"):
         yield Cause.ACCUMULATION, 0.93, finding.detail
-    for finding in case.found("lost_clip"):
-        lost = finding.evidence["times"] > 1
-        yield Cause.EXPLODING_GRADIENT if lost else Cause.NOT_UPDATING, 0.92, finding.detail
+    for finding in incident.found("clipping_changed"):
+        looser = finding.evidence["times"] > 1
+        yield Cause.EXPLODING_GRADIENT if looser else Cause.NOT_UPDATING, 0.92, finding.detail
 
 
-def _inputs(case: Incident) -> Iterator[Named]:
-    """Batches of another kind: one, a few, or all from here on."""
-    for finding in case.found("inputs"):
+def _inputs(incident: Incident) -> Iterator[RankedCause]:
+    """Different batches: one, a few, or all from here on."""
+    for finding in incident.found("input_shift"):
         if finding.evidence.get("slowly"):
             yield Cause.DRIFT, 0.86, finding.detail
-    strange = [m.strange >= 1 for m in case.moments]
-    if not any(strange):
+    novel = [step.input_novelty >= 1 for step in incident.steps]
+    if not any(novel):
         return
-    why = next((f.detail for f in case.found("inputs")), "the batch is unlike those before")
-    since = strange[strange.index(True) :]
+    reason = next((f.detail for f in incident.found("input_shift")), "the batch is unlike those before")
+    since = novel[novel.index(True) :]
     if not all(since):
-        yield Cause.BAD_BATCH, 0.84, f"{why}; others after it are as ever"
-    elif len(since) > AGAIN:
-        yield Cause.INPUT_SCALE, 0.84, f"{why}; so are all since"
+        yield Cause.BAD_BATCH, 0.84, f"{reason}; later batches are normal again"
+    elif len(since) > REPEAT_COUNT:
+        yield Cause.INPUT_SCALE, 0.84, f"{reason}; so are all since"
     else:
-        yield Cause.BAD_BATCH, 0.6, why
-        yield Cause.INPUT_SCALE, 0.55, why
+        yield Cause.BAD_BATCH, 0.6, reason
+        yield Cause.INPUT_SCALE, 0.55, reason
 
 
-def _evaluation(case: Incident) -> Iterator[Named]:
-    """Held-out data tells what the batches just seen cannot."""
-    for finding in case.found("evaluation"):
-        if finding.evidence["apart"] and case.attention and not case.found("repeats"):
-            yield Cause.ATTENTION_MASK, 0.62, f"{finding.detail}: attention may see what it is to foretell"
-        elif not finding.evidence["apart"]:
+def _evaluation(incident: Incident) -> Iterator[RankedCause]:
+    """The eval loss shows what training batches cannot."""
+    for finding in incident.found("eval_rise"):
+        overfits = finding.evidence["apart"]
+        if overfits and incident.has_attention and not incident.found("repeated_batches"):
+            yield Cause.ATTENTION_MASK, 0.62, f"{finding.detail}: attention may see the tokens it is to predict"
+        elif not overfits:
             yield Cause.LABELS, 0.32, finding.detail
 
 
-def _weights(case: Incident) -> Iterator[Named]:
-    """The weights are others than training has made them; the surer, the more the loss tells of it."""
-    for finding in case.found("weights"):
+def _weights(incident: Incident) -> Iterator[RankedCause]:
+    """The weights changed by more than training explains; the more the loss shows it, the surer."""
+    for finding in incident.found("weight_jump"):
         yield Cause.WEIGHTS_DAMAGED, 0.5, finding.detail
-    signs = case.found("level", "jump", "nonfinite", "dead", "vanishing")
-    another = case.found("settings") or case.update > 1 or any(m.strange >= 1 for m in case.moments)
-    if not abs(case.weights) > 0 or not signs or another:
+    signs = incident.found("loss_level", "jump", "nonfinite", "dead_units", "vanishing_grads")
+    novel = any(step.input_novelty >= 1 for step in incident.steps)
+    explained = incident.found("hyperparam_change") or incident.update_excess > 1 or novel
+    if not abs(incident.weight_change) > 0 or not signs or explained:
         return
-    times = math.exp(min(case.weights, 700.0))
-    by = f"the norm of the weights is {times:.3g} times what it was, which no update explains"
-    last = case.moments[-1]
-    if case.found("dead") or last.silent > PART:
-        yield Cause.DEAD_UNITS, 0.765, f"{by}, and units have fallen silent"
-    if case.found("vanishing") or (case.weights < 0 and last.lead < -1):
-        yield Cause.VANISHING_GRADIENT, 0.79, f"{by}, and less gradient comes through to the first layers"
-    silent = [name for f in case.found("dead", "vanishing") for name in f.evidence["layers"]]
+    ratio = math.exp(min(incident.weight_change, 700.0))
+    reason = f"the norm of the weights is {ratio:.3g} times what it was, which no update explains"
+    last = incident.last
+    if incident.found("dead_units") or last.silent_fraction > NOTABLE_FRACTION:
+        yield Cause.DEAD_UNITS, 0.765, f"{reason}, and units have gone dead"
+    if incident.found("vanishing_grads") or (incident.weight_change < 0 and last.front_layers_lead < -1):
+        yield Cause.VANISHING_GRADIENT, 0.79, f"{reason}, and less gradient reaches the first layers"
+    silent = [name for f in incident.found("dead_units", "vanishing_grads") for name in f.evidence["layers"]]
     attention = bool(silent) and all(role_of(name) is Role.ATTENTION for name in silent)
-    if attention or abs(max((m.attended for m in case.moments), key=abs)) > 1:
-        yield Cause.LOGIT_GROWTH, 0.77, f"{by}, and attention's gradients have changed most"
-    if case.first.z > case.sight.raised or not case.first.norm_ratio > math.log(case.sight.jump):
-        yield Cause.WEIGHTS_DAMAGED, 0.76, by
+    if attention or abs(max((step.attention_lead for step in incident.steps), key=abs)) > 1:
+        yield Cause.LOGIT_GROWTH, 0.77, f"{reason}, and attention's gradients changed most"
+    first, thresholds = incident.first, incident.thresholds
+    if first.z > thresholds.level_sigmas or not first.log_norm_ratio > math.log(thresholds.norm_jump_ratio):
+        yield Cause.WEIGHTS_DAMAGED, 0.76, reason
 
 
-def _replicas(case: Incident) -> Iterator[Named]:
-    for finding in case.found("replicas"):
+def _replicas(incident: Incident) -> Iterator[RankedCause]:
+    for finding in incident.found("replicas"):
         yield Cause.RANK_FAULT, 0.98, finding.detail
 
 
-def _loss_scale(case: Incident) -> Iterator[Named]:
-    for finding in case.found("loss_scale"):
+def _loss_scale(incident: Incident) -> Iterator[RankedCause]:
+    for finding in incident.found("loss_scale"):
         if finding.pattern is Pattern.OVERFLOW_SKIPS:
             yield Cause.PRECISION_OVERFLOW, 0.85, finding.detail
         else:
             yield Cause.PRECISION_UNDERFLOW, 0.85, finding.detail
 
 
-def _nonfinite(case: Incident) -> Iterator[Named]:
-    """Whose fault a value is that is not finite."""
-    at = next((m for m in case.moments if m.row.verdict is Verdict.NONFINITE), None)
-    if at is None:
+def _nonfinite(incident: Incident) -> Iterator[RankedCause]:
+    """Where a non-finite value comes from."""
+    step = next((step for step in incident.steps if step.row.verdict is Verdict.NONFINITE), None)
+    if step is None:
         return
-    before = case.moments[: case.moments.index(at)]
-    if any(m.norm_ratio > 1 or m.z > case.sight.far or m.row.verdict is Verdict.NORM_OUTLIER for m in before):
-        return  # it grew into this: the growth tells more
-    yield from _located(case, at)
-    if not math.isnan(at.row.loss_scale):
-        yield Cause.PRECISION_OVERFLOW, 0.8, "float16 holds nothing above 65504"
-    if math.isinf(at.row.loss):
-        yield Cause.LOG_OF_ZERO, 0.7, "the loss is infinite, as a log of 0 or a division by 0 makes it"
-        yield Cause.BAD_BATCH, 0.5, "the batch may hold an infinite value"
-    elif at.row.nonfinite_buffers > 0 and math.isfinite(at.row.loss) and math.isfinite(at.row.norm):
-        yield Cause.BAD_BATCH, 0.8, "loss and gradients are finite, and a buffer of the model is not after this batch"
-    elif math.isfinite(at.row.loss):
-        yield from _made_in_backward(case)
-    elif case.refused >= AGAIN:
-        yield Cause.WEIGHTS_DAMAGED, 0.6, "batch after batch is not finite: it is not the batches"
-        if case.attention:
-            yield Cause.LOGIT_GROWTH, 0.4, "attention's logits may have grown beyond all bounds"
-    elif case.attention:
-        yield Cause.ATTENTION_MASK, 0.38, "a row of attention with nothing to attend to is not a number"
-        yield Cause.ZERO_VARIANCE, 0.34, "a normalisation over no variance is not a number"
-        yield Cause.BAD_BATCH, 0.3, "the batch may hold what is not a number"
+    if any(_has_grown(earlier, incident) for earlier in incident.steps[: incident.steps.index(step)]):
+        return  # the values grew into it: other rules explain the growth
+    yield from _located(incident, step)
+    row = step.row
+    if not math.isnan(row.loss_scale):
+        yield Cause.PRECISION_OVERFLOW, 0.8, "float16 overflows above 65504"
+    if math.isinf(row.loss):
+        yield Cause.LOG_OF_ZERO, 0.7, "the loss is infinite, as after log(0) or a division by 0"
+        yield Cause.BAD_BATCH, 0.5, "the batch may contain an infinite value"
+    elif row.nonfinite_buffers > 0 and math.isfinite(row.loss) and math.isfinite(row.norm):
+        yield Cause.BAD_BATCH, 0.8, "loss and gradients are finite, but a buffer of the model is not after this batch"
+    elif math.isfinite(row.loss):
+        yield from _made_in_backward(incident)
+    elif incident.refused >= REPEAT_COUNT:
+        yield Cause.WEIGHTS_DAMAGED, 0.6, f"{incident.refused} batches in a row are non-finite: it is not the batches"
+        if incident.has_attention:
+            yield Cause.LOGIT_GROWTH, 0.4, "attention's logits may have grown without bound"
+    elif incident.has_attention:
+        yield Cause.ATTENTION_MASK, 0.38, "softmax over a fully masked attention row is NaN"
+        yield Cause.ZERO_VARIANCE, 0.34, "normalising values without variance gives NaN"
+        yield Cause.BAD_BATCH, 0.3, "the batch may contain NaN"
     else:
-        yield Cause.BAD_BATCH, 0.38, "the batch brought it, and the next ones did not"
+        yield Cause.BAD_BATCH, 0.38, "this batch was non-finite, and the next ones were not"
 
 
-def _made_in_backward(case: Incident) -> Iterator[Named]:
+def _has_grown(step: IncidentStep, incident: Incident) -> bool:
+    high = step.log_norm_ratio > 1 or step.z > incident.thresholds.loss_jump_sigmas
+    return high or step.row.verdict is Verdict.NORM_OUTLIER
+
+
+def _made_in_backward(incident: Incident) -> Iterator[RankedCause]:
     """The loss is finite and gradients are not.
 
-    A bad value that an operation makes in backward is passed on to all tensors before it; one tensor alone, with sound
-    ones before it, was written to from elsewhere.
+    A bad value made by an operation in backward spreads to all tensors before it; a single bad tensor, with finite ones
+    before it, was written to from elsewhere.
     """
-    bad = [m for m in case.moments if m.row.verdict is Verdict.NONFINITE and math.isfinite(m.row.loss)]
-    times = "one update" if len(bad) == 1 else f"{len(bad)} updates"
-    known = f"the loss of {times} was finite and gradients were not: they became non-finite in the backward pass"
-    if all(m.one_bad_tensor for m in bad):
-        yield Cause.TRANSIENT, 0.6, f"{known}, in one tensor alone, while the layers before it got finite gradients"
+    bad = [s for s in incident.steps if s.row.verdict is Verdict.NONFINITE and math.isfinite(s.row.loss)]
+    updates = "one update" if len(bad) == 1 else f"{len(bad)} updates"
+    reason = f"in {updates} the loss was finite and gradients were not: they became non-finite in the backward pass"
+    if all(step.one_bad_tensor for step in bad):
+        yield Cause.TRANSIENT, 0.6, f"{reason}, in one tensor alone, while the layers before it got finite gradients"
         return
-    at_zero = f"{known}; sqrt, norm and division at 0 have no finite derivative"
-    passing = len(bad) == 1
-    yield Cause.LOG_OF_ZERO, 0.3 if passing else 0.4, at_zero
-    yield Cause.TRANSIENT, 0.4 if passing else 0.3, known
+    single = len(bad) == 1
+    at_zero = f"{reason}; sqrt, norm and division at 0 have no finite derivative"
+    yield Cause.LOG_OF_ZERO, 0.3 if single else 0.4, at_zero
+    yield Cause.TRANSIENT, 0.4 if single else 0.3, reason
 
 
-def _located(case: Incident, at: IncidentStep) -> Iterator[Named]:
-    """Where the value was found."""
-    if at.row.rank >= 0:
-        yield Cause.RANK_FAULT, 0.97, f"only process {at.row.rank} brought it"
-    if any(f.evidence.get("broken") for f in case.found("inputs")):
-        yield Cause.BAD_BATCH, 0.95, "the batch itself holds values that are not finite"
-    for finding in case.found("origin"):
+def _located(incident: Incident, step: IncidentStep) -> Iterator[RankedCause]:
+    """The rank, batch, module or weight that the value was found in."""
+    if step.row.rank >= 0:
+        yield Cause.RANK_FAULT, 0.97, f"only rank {step.row.rank} has non-finite values"
+    if any(f.evidence.get("broken") for f in incident.found("input_shift")):
+        yield Cause.BAD_BATCH, 0.95, "the batch itself contains non-finite values"
+    for finding in incident.found("origin"):
         cause = Cause(finding.evidence["cause"])
-        yield cause, 0.9 if cause is not Cause.UNKNOWN else 0.1, finding.detail  # where is known, why is not
-    if at.row.nonfinite_params > 0:
+        yield cause, 0.9 if cause is not Cause.UNKNOWN else 0.1, finding.detail  # the place is known, the cause is not
+    if step.row.nonfinite_params > 0:
         yield Cause.WEIGHTS_DAMAGED, 0.8, "the weights themselves are not finite"
 
 
-def _batch(case: Incident) -> Iterator[Named]:
-    """Batches that became tiny, under a norm over the batch."""
-    now = case.last.row.samples
-    if case.normed and now <= FEW and now < case.samples:
-        yield Cause.ZERO_VARIANCE, 0.85, f"batch norm works over {now:.0f} samples, where there were {case.samples:.0f}"
+def _batch_size(incident: Incident) -> Iterator[RankedCause]:
+    """Batches that became tiny, under batch norm."""
+    samples, usual = incident.last.row.samples, incident.usual_batch_size
+    if incident.has_batch_norm and samples <= RECENT_ROWS and samples < usual:
+        yield Cause.ZERO_VARIANCE, 0.85, f"batch norm gets {samples:.0f} samples per batch, where it got {usual:.0f}"
 
 
-def _leap(case: Incident) -> Iterator[Named]:
-    """What made the numbers leap from one step to the next."""
-    if not case.found("jump", "norm_outlier") or case.found("settings", "loss_scale"):
+def _jump(incident: Incident) -> Iterator[RankedCause]:
+    """What made loss or gradients jump from one step to the next."""
+    if not incident.found("jump", "norm_outlier") or incident.found("hyperparam_change", "loss_scale"):
         return
-    first, after = case.first, case.moments[1:]
-    lasts = bool(after) and sum(m.z > case.sight.raised or not m.row.applied for m in after) > len(after) / 2
-    lasts = lasts or bool(case.found("level"))
-    alike = first.factor > DOUBLE
-    if first.norm_ratio > math.log(case.sight.jump) and first.z < case.sight.raised:
-        yield Cause.TRANSIENT, 0.6, "the gradients leapt and the loss did not"
-        if first.attended > 1.0 or (case.attention and case.weights > 0):
-            yield Cause.LOGIT_GROWTH, 0.65, "attention's gradients leapt furthest or its weights grew; the loss did not"
-    ordinary = not math.isnan(first.row.input_absmax) and first.strange < 1
-    if ordinary and after and first.row.loss > max(HUGE * case.normal, 2 * after[0].row.loss):
-        yield Cause.LOG_OF_ZERO, 0.67, "the loss leapt and fell back while the inputs were ordinary: a division"
+    first, after, thresholds = incident.first, incident.steps[1:], incident.thresholds
+    high = sum(step.z > thresholds.level_sigmas or not step.row.applied for step in after)
+    lasts = (bool(after) and high > len(after) / 2) or bool(incident.found("loss_level"))
+    if first.log_norm_ratio > math.log(thresholds.norm_jump_ratio) and first.z < thresholds.level_sigmas:
+        yield Cause.TRANSIENT, 0.6, "the gradients jumped and the loss did not"
+        if first.attention_lead > 1.0 or (incident.has_attention and incident.weight_change > 0):
+            reason = "attention's gradients jumped furthest or its weights grew; the loss did not jump"
+            yield Cause.LOGIT_GROWTH, 0.65, reason
+    ordinary_inputs = not math.isnan(first.row.input_absmax) and first.input_novelty < 1
+    if ordinary_inputs and after and first.row.loss > max(HUGE_RATIO * incident.normal_loss, 2 * after[0].row.loss):
+        reason = "the loss jumped and fell back while the inputs were ordinary: a division by nearly zero"
+        yield Cause.LOG_OF_ZERO, 0.67, reason
+    rescaled = first.loss_factor > DOUBLE_RATIO
     level = after[-1].z / first.z if after and first.z > 0 else 0.0
-    many = alike and lasts and level > PART and first.factor < MICRO_BATCHES
-    if many and not case.adaptive:
-        yield Cause.ACCUMULATION, 0.75, "loss and all gradients were multiplied by one factor, and stay so"
-    if alike and not many:
-        yield Cause.LOG_OF_ZERO, 0.66, "loss and all gradients have one factor: divided by next to nothing"
-    if first.z > case.sight.far and not lasts:
+    accumulated = rescaled and lasts and level > NOTABLE_FRACTION and first.loss_factor < MAX_MICROBATCHES
+    if accumulated and not incident.adaptive:
+        reason = f"loss and all gradients were multiplied by {first.loss_factor:.3g}, and stay so"
+        yield Cause.ACCUMULATION, 0.75, reason
+    if rescaled and not accumulated:
+        reason = f"loss and all gradients were multiplied by {first.loss_factor:.3g}: divided by nearly zero"
+        yield Cause.LOG_OF_ZERO, 0.66, reason
+    if first.z > thresholds.loss_jump_sigmas and not lasts:
         yield Cause.BAD_BATCH, 0.65, "one batch stood out, and those after it did not"
-    if first.z > case.sight.far and lasts and after:
-        yield from _lasting_leap(case)
+    if first.z > thresholds.loss_jump_sigmas and lasts and after:
+        yield from _lasting_jump(incident)
     if first.row.verdict is Verdict.NORM_OUTLIER:
-        yield Cause.BAD_BATCH, 0.4, "one batch may have brought it"
+        yield Cause.BAD_BATCH, 0.4, "a single batch may have caused it"
 
 
-def _lasting_leap(case: Incident) -> Iterator[Named]:
-    """The loss leapt at once and is still high."""
-    first, soon = case.first, case.moments[1:][:AGAIN][-1]
-    falls = soon.z < first.z / AGAIN and soon.row.applied
+def _lasting_jump(incident: Incident) -> Iterator[RankedCause]:
+    """The loss jumped at once and is still high."""
+    first, soon = incident.first, incident.steps[1:][:REPEAT_COUNT][-1]
+    falls = soon.z < first.z / REPEAT_COUNT and soon.row.applied
     if falls:
-        yield Cause.BAD_BATCH, 0.55, "one batch stood out furthest, and left its mark on the weights"
-    if case.weights == 0 and not falls:
-        yield Cause.LABELS, 0.62, "the weights are what they were, and so are the inputs: labels are others"
-    elif first.row.loss < CLEARLY * case.start:
-        yield Cause.LABELS, 0.52, "the loss is that of a run that knows nothing: labels or data are others"
-    if first.lead > 1.0 and not falls and math.isnan(first.row.input_absmax):  # else it was looked at
-        yield Cause.INPUT_SCALE, 0.53, "the first layers' gradients leapt furthest: the input is another one"
-    yield Cause.WEIGHTS_DAMAGED, 0.5, "the loss leapt on an ordinary batch and stays: the weights are others"
+        yield Cause.BAD_BATCH, 0.55, "one batch stood out furthest, and its update damaged the weights"
+    if incident.weight_change == 0 and not falls:
+        yield Cause.LABELS, 0.62, "weights and inputs are unchanged, so the labels must have changed"
+    elif first.row.loss < CLEAR_RATIO * incident.start_loss:
+        yield Cause.LABELS, 0.52, "the loss is back at that of an untrained model: labels or data changed"
+    if first.front_layers_lead > 1.0 and not falls and math.isnan(first.row.input_absmax):  # else inputs were measured
+        yield Cause.INPUT_SCALE, 0.53, "the first layers' gradients jumped furthest: the inputs changed"
+    yield Cause.WEIGHTS_DAMAGED, 0.5, "the loss jumped on an ordinary batch and stays high: the weights changed"
 
 
-def _update(case: Incident) -> Iterator[Named]:
-    """The update before the first sign was too large, at its rate: it is not the rate."""
-    if case.update > 1 and not case.found("settings"):
-        why = f"an update was {case.update:.3g} times larger than usual, at the same rate, before the first sign"
-        remembers = case.adaptive or case.last.row.momentum >= 1 - PART
-        yield Cause.OPTIMIZER_STATE, 0.8 if remembers else 0.4, why
-        yield Cause.EXPLODING_GRADIENT, 0.4 if remembers else 0.7, why
+def _excess_update(incident: Incident) -> Iterator[RankedCause]:
+    """The update before the first finding was too large for its lr: it is not the lr."""
+    if incident.update_excess > 1 and not incident.found("hyperparam_change"):
+        reason = f"an update was {incident.update_excess:.3g} times larger than usual, at the same learning rate"
+        has_state = incident.adaptive or incident.last.row.momentum >= 1 - NOTABLE_FRACTION
+        yield Cause.OPTIMIZER_STATE, 0.8 if has_state else 0.4, reason
+        yield Cause.EXPLODING_GRADIENT, 0.4 if has_state else 0.7, reason
 
 
-def _layers(case: Incident) -> Iterator[Named]:
-    for finding in case.found("dead", "vanishing"):
+def _layers(incident: Incident) -> Iterator[RankedCause]:
+    for finding in incident.found("dead_units", "vanishing_grads"):
         roles = [role_of(name) for name in finding.evidence["layers"]]
         if roles and all(role is Role.ATTENTION for role in roles):
-            yield Cause.ATTENTION_MASK, 0.65, f"{finding.detail}: attention has nothing to choose from"
-    if case.found("dead"):
-        yield Cause.DEAD_UNITS, 0.58, case.found("dead")[0].detail
-    if case.found("vanishing"):
-        share = case.found("vanishing")[0].evidence["share"]
-        yield Cause.VANISHING_GRADIENT, 0.7 if share > PART else 0.45, case.found("vanishing")[0].detail
-    if case.found("exploding"):
-        yield Cause.EXPLODING_GRADIENT, 0.45, case.found("exploding")[0].detail
+            yield Cause.ATTENTION_MASK, 0.65, f"{finding.detail}: attention has nothing to attend to"
+    for finding in incident.found("dead_units")[:1]:
+        yield Cause.DEAD_UNITS, 0.58, finding.detail
+    for finding in incident.found("vanishing_grads")[:1]:
+        many = finding.evidence["share"] > NOTABLE_FRACTION
+        yield Cause.VANISHING_GRADIENT, 0.7 if many else 0.45, finding.detail
+    for finding in incident.found("exploding_grads")[:1]:
+        yield Cause.EXPLODING_GRADIENT, 0.45, finding.detail
 
 
-def _shape(case: Incident) -> Iterator[Named]:
-    for finding in case.findings:
+def _pattern(incident: Incident) -> Iterator[RankedCause]:
+    for finding in incident.findings:
         if finding.pattern is Pattern.EXPONENTIAL:
-            yield Cause.LEARNING_RATE, 0.4, "growth that feeds on itself: a rate too large, or a momentum too high"
+            yield Cause.LEARNING_RATE, 0.4, "exponential growth: the learning rate or momentum is too high"
         elif finding.pattern is Pattern.OSCILLATING:
-            yield Cause.OSCILLATION, 0.33, "swings that widen: a wrong second moment, or a rate too large"
+            yield Cause.OSCILLATION, 0.33, "widening swings: a wrong second moment, or too high a learning rate"
         elif finding.pattern is Pattern.OVERFIT:
             yield Cause.OVERFITTING, 0.6, "the loss falls as if the same few batches came again and again"
         elif finding.pattern is Pattern.PLATEAU:
             yield Cause.PLATEAU, 0.4, finding.detail
-            yield Cause.INITIALISATION, 0.3, "the run has never got under way"
+            yield Cause.INITIALISATION, 0.3, "the run has never begun to learn"
 
 
-def _level(case: Incident) -> Iterator[Named]:
-    if case.found("level"):
-        yield Cause.LABELS, 0.35, "the loss is higher from here on, and the gradients are sound: labels or data changed"
-        yield Cause.DRIFT, 0.3, "the data may have moved"
+def _level(incident: Incident) -> Iterator[RankedCause]:
+    if incident.found("loss_level"):
+        yield Cause.LABELS, 0.35, "the loss stays higher, and the gradients are sound: labels or data changed"
+        yield Cause.DRIFT, 0.3, "the data may have drifted"
 
 
-RULES: tuple[Callable[[Incident], Iterator[Named]], ...] = (
+RULES: tuple[Callable[[Incident], Iterator[RankedCause]], ...] = (
     _resources,
-    _settings,
-    _start,
-    _still,
-    _loop,
+    _hyperparams,
+    _initial_grads,
+    _frozen_weights,
+    _training_loop,
     _inputs,
     _evaluation,
     _weights,
     _replicas,
     _loss_scale,
     _nonfinite,
-    _batch,
-    _leap,
-    _update,
+    _batch_size,
+    _jump,
+    _excess_update,
     _layers,
-    _shape,
+    _pattern,
     _level,
 )

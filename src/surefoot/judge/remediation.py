@@ -1,4 +1,4 @@
-"""From a named trouble to a decision: which rung is next, within budgets, and whether the last one helped."""
+"""From a diagnosed incident to a decision: which remedy is next, within the policy's limits, and whether it helped."""
 
 from __future__ import annotations
 
@@ -7,307 +7,342 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from surefoot.journal.aliases import ACTIONS, OVERRIDES, renamed
+from surefoot.journal.aliases import ACTIONS, OVERRIDES, REMEDIES, renamed
 from surefoot.judge.baselines import Baselines
-from surefoot.judge.incident import Incident, least
-from surefoot.judge.policy import AGAIN, CLEARLY, HUGE, WHILE, Policy
-from surefoot.judge.remedies import ASTRAY, EARLY, HELD, HOLD, LADDERS, LEFT_OVER, LOW_SCALE, REPLICAS, USUAL, Remedy
-from surefoot.judge.severity import in_units_at_once, only_raised
+from surefoot.judge.incident import Incident, lower_caps
+from surefoot.judge.policy import Policy
+from surefoot.judge.remedies import (
+    CAP,
+    CAP_REMEDIES,
+    DEFAULT_REMEDIES,
+    EARLY_REMEDIES,
+    EVAL_HARM_REMEDIES,
+    LOW_SCALE_REMEDIES,
+    REMEDIES_BY_CAUSE,
+    REPLICA_REMEDIES,
+    STALE_GRADS_REMEDIES,
+    Remedy,
+)
+from surefoot.judge.severity import raised_without_harm, rescaled_at_onset
+from surefoot.judge.thresholds import CLEAR_RATIO, HUGE_RATIO, REPEAT_COUNT, WINDOW_ROWS
 from surefoot.records import Action, Cause, Decision, Event, Outcome, StepMetrics, StepOverrides, Verdict
 
-FREE = StepOverrides()
+NO_OVERRIDES = StepOverrides()
 
 
 class Remediation:
-    """Keeps the books of what was tried: rungs, failures in a row, what is still restrained, and for how long."""
+    """Keeps track of the remedies tried, failures in a row, the overrides in force, and when to relax them."""
 
-    def __init__(self, policy: Policy, normal: Baselines) -> None:
+    def __init__(self, policy: Policy, baselines: Baselines) -> None:
         self._policy = policy
-        self._normal = normal
-        self.restraint = self._former = FREE
+        self._baselines = baselines
+        self.overrides = self._previous_overrides = NO_OVERRIDES
         self.failures = 0
         """Actions in a row that did not help."""
         self.actions = 0
         self._tried: list[str] = []
-        """Rungs that did not help, in words, since one did or there was progress."""
-        self._cannot: list[str] = []
-        """Those that could not be done, since one helped."""
-        self._since = -1
-        """Updates that landed since the last action; -1 when none is on trial."""
-        self._calm = 0
-        """Healthy updates since the last action or loosening."""
-        self._patience = policy.relax_after
-        self._loosened = False
-        """Something was loosened, and it is not yet known whether that was too early."""
+        """Remedies that did not help, since one did or there was progress."""
+        self._impossible: list[str] = []
+        """Remedies that could not be applied, since one helped."""
+        self._updates_since = -1
+        """Applied updates since the last action; -1 when its outcome is known."""
+        self._healthy_updates = 0
+        """Healthy updates since overrides were last set or relaxed."""
+        self._relax_after = policy.relax_after
+        self._relaxed = False
+        """Overrides were relaxed, and it is not known yet whether that was too early."""
         self._refusals = 0
-        """Updates refused since the last action or loosening."""
-        self._waits = False
-        """The ceilings in force are there to wait something out."""
+        """Updates refused since overrides were last set or relaxed."""
+        self._waiting_out = False
+        """The ceilings in force are there to wait until harmful data is over."""
         self._last: Decision | None = None
-        """The rung that was tried last."""
-        self._before = math.nan
-        """The usual loss when it was taken."""
+        """The last decision that applied a remedy."""
+        self._loss_before = math.nan
+        """The usual loss at that decision."""
 
     @property
-    def on_trial(self) -> bool:
-        return self._since >= 0
+    def outcome_pending(self) -> bool:
+        return self._updates_since >= 0
 
-    def watch(self, row: StepMetrics, *, trouble: bool) -> list[Event]:
-        """A row that calls for no action: did the last one help, and may restraints be loosened?"""
+    def update(self, row: StepMetrics, *, trouble: bool) -> list[Event]:
+        """A row that calls for no action: report whether the last action helped, and relax overrides in time."""
         if row.optimizer or not row.applied:
             return []
-        self._calm = 0 if trouble else self._calm + 1
-        if self._loosened and self._calm >= self._patience:
-            self._loosened, self._patience = False, self._policy.relax_after
+        self._healthy_updates = 0 if trouble else self._healthy_updates + 1
+        if self._relaxed and self._healthy_updates >= self._relax_after:
+            self._relaxed, self._relax_after = False, self._policy.relax_after
         events: list[Event] = []
-        if self.on_trial:
-            self._since += 1
-            if self._since >= self._policy.healthy_steps_to_confirm and not trouble:
-                helped = not self._still_high()
+        if self.outcome_pending:
+            self._updates_since += 1
+            if self._updates_since >= self._policy.healthy_steps_to_confirm and not trouble:
+                helped = not self._loss_still_high()
                 events.append(self._outcome(row, helped=helped))
                 if helped:
-                    self.failures, self._tried, self._cannot = 0, [], []
-                else:  # nothing more is asked for, but at the next sign this is not tried again
-                    self._tried.append(self._rung)
-                self._since = -1
-        if self._calm >= self._policy.relax_after and not self.on_trial:
-            self.failures, self._tried = 0, []  # that is progress, whatever it was that helped
-        patience = self._patience // 4 if self.restraint.lr_factor < 1 else self._patience
-        if self.restraint != FREE and self._calm >= patience and not self.on_trial:
-            looser, words = self._looser(row), f"{self._calm} healthy updates: what was asked of the steps is loosened"
-            self._calm = self._refusals = 0
-            self._loosened = True
-            if looser != self.restraint:
-                self.restraint = looser
-                events.append(self._decision(row, Action.RELAX, words, overrides=looser))
-        return events
+                    self.failures, self._tried, self._impossible = 0, [], []
+                else:  # no further action now, but the next incident gets another remedy
+                    self._tried.append(self._last_remedy)
+                self._updates_since = -1
+        if self._healthy_updates >= self._policy.relax_after and not self.outcome_pending:
+            self.failures, self._tried = 0, []  # that is progress, whatever helped
+        return [*events, *self._relax(row)]
 
-    def _still_high(self) -> bool:
-        """The last losses are no longer what they were before the trouble."""
-        recent = sorted(self._normal.recent)
-        return bool(recent) and self._normal.z(recent[len(recent) // 2]) > self._normal.raised
+    def _relax(self, row: StepMetrics) -> list[Event]:
+        wait = self._relax_after // 4 if self.overrides.lr_factor < 1 else self._relax_after
+        if self.overrides == NO_OVERRIDES or self._healthy_updates < wait or self.outcome_pending:
+            return []
+        relaxed, reason = (
+            self._relaxed_overrides(row),
+            f"{self._healthy_updates} healthy updates: overrides are relaxed",
+        )
+        self._healthy_updates = self._refusals = 0
+        self._relaxed = True
+        if relaxed == self.overrides:
+            return []
+        self.overrides = relaxed
+        return [self._decision(row, Action.RELAX, reason, overrides=relaxed)]
 
-    def holds(self, row: StepMetrics) -> bool:
-        """This update was refused on purpose, to wait something out."""
-        return self._waits and row.verdict is Verdict.NORM_OUTLIER and self.restraint.norm_ceiling != ()
+    def _loss_still_high(self) -> bool:
+        """The recent losses are still above what they were before the incident."""
+        recent = sorted(self._baselines.recent_losses)
+        return bool(recent) and self._baselines.z(recent[len(recent) // 2]) > self._baselines.level_sigmas
 
-    def refused(self) -> None:
-        """A finite update was refused, perhaps by a ceiling that is in force."""
+    def is_waiting_out(self, row: StepMetrics) -> bool:
+        """This update was refused on purpose, to wait until harmful data is over."""
+        return self._waiting_out and row.verdict is Verdict.NORM_OUTLIER and self.overrides.norm_ceiling != ()
+
+    def count_refusal(self) -> None:
+        """A finite update was refused, perhaps by a ceiling in force."""
         self._refusals += 1
 
-    def _looser(self, row: StepMetrics) -> StepOverrides:
-        """What has not been needed lately is dropped, and what is still needed is widened step by step."""
-        held = self.restraint
-        rate = row.lr if row.lr > 0 else 0.0
-        cap = held.max_lr
-        if cap and rate > self._normal.sight.faster * cap[0]:
-            pass  # the loop still asks for what did the harm
-        elif cap and rate > cap[0]:
-            cap = tuple(CLEARLY * c for c in cap)
-        elif cap:
-            cap = ()
-        momentum = held.max_momentum if held.max_momentum and row.momentum > held.max_momentum[0] else ()
-        clip = tuple(CLEARLY * c for c in held.clip) if held.clip and row.norm > held.clip[0] / 2 else ()
-        if held.lr_factor < 1:  # one thing at a time: first what was lowered further than it ever was
-            return replace(held, lr_factor=min(1.0, 2 * held.lr_factor), rewarmup_steps=0)
+    def _relaxed_overrides(self, row: StepMetrics) -> StepOverrides:
+        """Drop overrides that were not needed recently, and widen those still needed step by step."""
+        current = self.overrides
+        lr = row.lr if row.lr > 0 else 0.0
+        max_lr = current.max_lr
+        if max_lr and lr > self._baselines.thresholds.lr_jump_ratio * max_lr[0]:
+            pass  # the loop still sets the lr that did the harm
+        elif max_lr and lr > max_lr[0]:
+            max_lr = tuple(CLEAR_RATIO * cap for cap in max_lr)
+        elif max_lr:
+            max_lr = ()
+        max_momentum = current.max_momentum if current.max_momentum and row.momentum > current.max_momentum[0] else ()
+        clip = tuple(CLEAR_RATIO * c for c in current.clip) if current.clip and row.norm > current.clip[0] / 2 else ()
+        if current.lr_factor < 1:  # one thing at a time: first raise the lowered lr
+            return replace(current, lr_factor=min(1.0, 2 * current.lr_factor), rewarmup_steps=0)
         return replace(
-            held,
+            current,
             rewarmup_steps=0,
-            max_lr=cap,
-            max_momentum=momentum,
+            max_lr=max_lr,
+            max_momentum=max_momentum,
             clip=clip,
-            norm_ceiling=held.norm_ceiling if self._refusals else (),
-            loss_ceiling=held.loss_ceiling if self._refusals else math.inf,
+            norm_ceiling=current.norm_ceiling if self._refusals else (),
+            loss_ceiling=current.loss_ceiling if self._refusals else math.inf,
             float32=False,
-            zero_stale_grads=held.zero_stale_grads and row.stale_grads > 0,
+            zero_stale_grads=current.zero_stale_grads and row.stale_grads > 0,
         )
 
     def accept(self, row: StepMetrics, refused: int) -> list[Event]:
-        """A lasting, finite change that is still there after a rewind, on other batches, is the new normal."""
-        ours = self.restraint.norm_ceiling or math.isfinite(self.restraint.loss_ceiling)
-        if not ours or refused < 2 * AGAIN or row.verdict is not Verdict.NORM_OUTLIER:
+        """Lift the ceilings for a finite change that a rewind did not end: on other batches too it is normal now."""
+        has_ceiling = self.overrides.norm_ceiling or math.isfinite(self.overrides.loss_ceiling)
+        if not has_ceiling or refused < 2 * REPEAT_COUNT or row.verdict is not Verdict.NORM_OUTLIER:
             return []
-        self.restraint = replace(self.restraint, norm_ceiling=(), loss_ceiling=math.inf)
-        words = f"{refused} finite updates in a row stood out alike, after a rewind too: this is the new normal"
-        return [self._decision(row, Action.ACCEPT, words, overrides=self.restraint)]
+        self.overrides = replace(self.overrides, norm_ceiling=(), loss_ceiling=math.inf)
+        reason = f"{refused} finite updates in a row stood out alike, even after a rewind: this is the new normal"
+        return [self._decision(row, Action.ACCEPT, reason, overrides=self.overrides)]
 
-    def act(self, row: StepMetrics, case: Incident, cause: Cause, reason: str) -> list[Event]:
-        """The next rung, or the end."""
+    def next_remedy(self, row: StepMetrics, incident: Incident, cause: Cause, reason: str) -> list[Event]:
+        """Decide for the next remedy, or stop the run when none is left or a limit is reached."""
         events: list[Event] = []
-        held = self.on_trial and self._rung == HOLD.words
-        if self.on_trial:
+        capped = self.outcome_pending and self._last_remedy == CAP.text
+        if self.outcome_pending:
             events.append(self._outcome(row, helped=False))
             self.failures += 1
-            self._tried.append(self._rung)
-        if self._loosened:
-            self._loosened, self._patience = False, 2 * self._patience
-        early = not _apart(case) and any(f.evidence.get("early") for f in case.found("settings"))
-        ladder = _ladder(case, cause, early=early, held=held)
-        spent = self.actions >= self._policy.max_actions
-        tried = [] if ladder is REPLICAS else self._tried  # another fault of that kind has the same answer
-        rung = next((r for r in ladder if r.words not in (*tried, *self._cannot)), None)
-        if self.failures >= self._policy.max_failed_actions or rung is None or spent:
+            self._tried.append(self._last_remedy)
+        if self._relaxed:
+            self._relaxed, self._relax_after = False, 2 * self._relax_after
+        early = not _ranks_differ(incident) and any(
+            f.evidence.get("early") for f in incident.found("hyperparam_change")
+        )
+        remedies = _remedies(incident, cause, early=early, capped=capped)
+        tried = [] if remedies is REPLICA_REMEDIES else self._tried  # another such fault has the same answer
+        remedy = next((r for r in remedies if r.text not in (*tried, *self._impossible)), None)
+        exhausted = self.actions >= self._policy.max_actions
+        if self.failures >= self._policy.max_failed_actions or remedy is None or exhausted:
             why = f"{self.failures} attempts in a row did not help"
-            why = why if self.failures else "nothing that is left to try can be done"
-            why = f"{self.actions} actions are enough" if spent else why
-            events.append(self._decision(row, Action.STOP, f"{reason}; {why}", cause=cause, max_attempt=case.onset))
-            return events
-        asked = self.restraint if rung.rescale or rung.keep else self._restraint(rung, case)
+            why = why if self.failures else "none of the remaining remedies can be applied"
+            why = f"the limit of {self.actions} actions is reached (Policy.max_actions)" if exhausted else why
+            stop = self._decision(row, Action.STOP, f"{reason}; {why}", cause=cause, max_attempt=incident.onset)
+            return [*events, stop]
+        keep = remedy.restore_loss_scale or remedy.keep_overrides
+        overrides = self.overrides if keep else self._overrides_for(remedy, incident)
         self.actions += 1
-        if not self._policy.observe:  # else nothing is in force, nor on trial
-            self._waits = self._waits if rung.keep else rung.strict
-            self._former, self.restraint = self.restraint, asked
-            self._since, self._calm, self._refusals, self._before = 0, 0, 0, self._normal.loss.middle
+        if not self._policy.observe:  # else nothing is in force, nor pending
+            self._waiting_out = self._waiting_out if remedy.keep_overrides else remedy.tight_ceilings
+            self._previous_overrides, self.overrides = self.overrides, overrides
+            self._updates_since, self._healthy_updates, self._refusals = 0, 0, 0
+            self._loss_before = self._baselines.loss.median
         decision = self._decision(
             row,
-            Action.REWIND if rung.back else Action.CONSTRAIN,
+            Action.REWIND if remedy.rewind else Action.CONSTRAIN,
             reason,
-            remedy=rung.words,
+            remedy=remedy.text,
             cause=cause,
-            overrides=asked,
-            max_attempt=0 if early else _sound_before(case),
-            onset_known=not early and not self._tried and _dated(case),
-            reset_optimizer=rung.reset,
-            loss_scale=_usual_scale(case) if rung.rescale else 0.0,
+            overrides=overrides,
+            max_attempt=0 if early else _max_sound_attempt(incident),
+            onset_known=not early and not self._tried and _onset_known(incident),
+            reset_optimizer=remedy.reset_optimizer,
+            loss_scale=_usual_loss_scale(incident) if remedy.restore_loss_scale else 0.0,
         )
         self._last = decision
         return [*events, decision]
 
-    def failed(self) -> None:
-        """It could not be done: the next rung, at the next sign of trouble."""
-        self._cannot.append(self._rung)
-        self._since = -1
-        self.restraint = self._former
+    def action_failed(self) -> None:
+        """The last remedy could not be applied: the next finding gets the next remedy."""
+        self._impossible.append(self._last_remedy)
+        self._updates_since = -1
+        self.overrides = self._previous_overrides
 
     @property
-    def _rung(self) -> str:
-        """What was tried last, in words."""
+    def _last_remedy(self) -> str:
         return "" if self._last is None else self._last.remedy
 
-    def _restraint(self, rung: Remedy, case: Incident) -> StepOverrides:
-        normal, before = self._normal, _sound_before(case)
-        count = 1 + max(normal.norms, default=-1)
-        norms = [normal.norms[k].before(before) if k in normal.norms else None for k in range(count)]
-        tops = [math.inf if known is None else known.top for known in norms]
-        middles = [math.inf if known is None else known.middle for known in norms]
-        if middles and len(normal.applied):
-            middles[0] = min(middles[0], normal.applied.middle)  # the loop itself used to clip
-        loss, above = (
-            normal.loss.before(before),
-            self._policy.tight_ceiling if rung.strict else self._policy.norm_ceiling,
-        )
-        room = above * (loss.top - loss.middle)
-        room = room if rung.strict else max(room, HUGE * loss.spread)
+    def _overrides_for(self, remedy: Remedy, incident: Incident) -> StepOverrides:
+        baselines, before = self._baselines, _max_sound_attempt(incident)
+        count = 1 + max(baselines.log_norms, default=-1)
+        norms = [baselines.log_norms[k].before(before) if k in baselines.log_norms else None for k in range(count)]
+        max_norms = [math.inf if known is None else known.max for known in norms]
+        median_norms = [math.inf if known is None else known.median for known in norms]
+        if median_norms and len(baselines.log_applied_norms):
+            median_norms[0] = min(median_norms[0], baselines.log_applied_norms.median)  # the loop itself clips
+        loss, tight = baselines.loss.before(before), remedy.tight_ceilings
+        ratio = self._policy.tight_ceiling if tight else self._policy.norm_ceiling
+        room = ratio * (loss.max - loss.median)
+        room = room if tight else max(room, HUGE_RATIO * loss.sigma)
+        healthy_lrs, healthy_momenta = _healthy_lrs(incident), incident.healthy_momenta
         return StepOverrides(
-            lr_factor=rung.rate,
-            rewarmup_steps=rung.rewarm,
-            max_lr=least(_sound_rates(case), self.restraint.max_lr) if rung.hold else (),
-            max_momentum=least(case.momenta, self.restraint.max_momentum) if rung.hold else (),
-            clip=tuple(_exp(m) for m in middles) if rung.clip else (),
-            norm_ceiling=tuple(above * _exp(t) for t in tops) if rung.ceilings and not rung.clip else (),
-            loss_ceiling=loss.top + room if rung.ceilings and normal.bounds_loss else math.inf,
-            float32=rung.float32,
-            zero_stale_grads=rung.empty,
+            lr_factor=remedy.lr_factor,
+            rewarmup_steps=remedy.rewarmup_steps,
+            max_lr=lower_caps(healthy_lrs, self.overrides.max_lr) if remedy.cap_settings else (),
+            max_momentum=lower_caps(healthy_momenta, self.overrides.max_momentum) if remedy.cap_settings else (),
+            clip=tuple(_exp(norm) for norm in median_norms) if remedy.clip else (),
+            norm_ceiling=tuple(ratio * _exp(n) for n in max_norms) if remedy.ceilings and not remedy.clip else (),
+            loss_ceiling=loss.max + room if remedy.ceilings and baselines.can_bound_loss else math.inf,
+            float32=remedy.float32,
+            zero_stale_grads=remedy.zero_stale_grads,
         )
 
     def _outcome(self, row: StepMetrics, *, helped: bool) -> Outcome:
-        last = self._last
-        action = Action.REWIND if last is None else last.action
-        now = self._normal.recent[-1] if self._normal.recent else row.loss
-        did = "it helped" if helped else "it did not help"
-        what = "loss" if self._normal.judges_loss else "progress"
-        known = f": the {what} is {now:.4g}, it was {self._before:.4g} before the trouble"
-        detail = did if math.isnan(now) and math.isnan(self._before) else f"{did}{known}"
-        values: dict[str, Any] = {"loss": now, "before": self._before, "updates": self._since}
+        action = Action.REWIND if self._last is None else self._last.action
+        recent, before = self._baselines.recent_losses, self._loss_before
+        loss = recent[-1] if recent else row.loss
+        result = "it helped" if helped else "it did not help"
+        what = "loss" if self._baselines.judges_loss else "progress"
+        comparison = f": the {what} is {loss:.4g} and was {before:.4g} before the incident"
+        detail = result if math.isnan(loss) and math.isnan(before) else f"{result}{comparison}"
+        values: dict[str, Any] = {"loss": loss, "before": before, "updates": self._updates_since}
         where: dict[str, Any] = {"step": row.step, "attempt": row.attempt, "time": row.time}
         return Outcome(**where, action=action, helped=helped, detail=detail, values=values)
 
-    def _decision(self, row: StepMetrics, action: Action, reason: str, **more: Any) -> Decision:
+    def _decision(self, row: StepMetrics, action: Action, reason: str, **fields: Any) -> Decision:
         where: dict[str, Any] = {"step": row.step, "attempt": row.attempt, "time": row.time}
-        return Decision(**where, action=action, reason=reason, applied=not self._policy.observe, **more)
+        return Decision(**where, action=action, reason=reason, applied=not self._policy.observe, **fields)
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "restraint": self.restraint.as_json(),
+            "restraint": self.overrides.as_json(),
             "failures": self.failures,
             "actions": self.actions,
             "tried": list(self._tried),
-            "cannot": list(self._cannot),
-            "since": self._since,
-            "calm": self._calm,
-            "patience": self._patience,
-            "loosened": self._loosened,
+            "cannot": list(self._impossible),
+            "since": self._updates_since,
+            "calm": self._healthy_updates,
+            "patience": self._relax_after,
+            "loosened": self._relaxed,
             "refusals": self._refusals,
-            "waits": self._waits,
-            "before": self._before,
+            "waits": self._waiting_out,
+            "before": self._loss_before,
             "last": None if self._last is None else [self._last.action.value, self._last.remedy],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        held: dict[str, Any] = {
-            n: tuple(v) if isinstance(v, list) else v for n, v in renamed(state["restraint"], OVERRIDES).items()
+        overrides: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in renamed(state["restraint"], OVERRIDES).items()
         }
-        self.restraint = self._former = StepOverrides(**held)
+        self.overrides = self._previous_overrides = StepOverrides(**overrides)
         self.failures, self.actions = state["failures"], state["actions"]
-        self._tried, self._cannot = list(state.get("tried", [])), list(state.get("cannot", []))
-        self._since, self._calm, self._patience = state["since"], state["calm"], state["patience"]
-        self._before, self._refusals, self._loosened = state["before"], state["refusals"], state["loosened"]
-        last, self._waits = state["last"], state.get("waits", False)
-        action, rung = last if isinstance(last, list) else (last, "")  # a checkpoint may be older
-        self._last = (
-            None
-            if last is None
-            else Decision(step=0, attempt=0, action=Action(ACTIONS.get(action, action)), reason="", remedy=rung)
+        self._tried = _load_remedies(state.get("tried", []))
+        self._impossible = _load_remedies(state.get("cannot", []))
+        self._updates_since, self._healthy_updates = state["since"], state["calm"]
+        self._relax_after, self._relaxed = state["patience"], state["loosened"]
+        self._loss_before, self._refusals = state["before"], state["refusals"]
+        self._waiting_out = state.get("waits", False)
+        self._last = _load_decision(state["last"])
+
+
+def _load_remedies(texts: Sequence[str]) -> list[str]:
+    return [REMEDIES.get(text, text) for text in texts]
+
+
+def _load_decision(state: Any) -> Decision | None:
+    """The last decision, as far as it is saved: its action and remedy; older checkpoints hold the action alone."""
+    if state is None:
+        return None
+    action, remedy = state if isinstance(state, list) else (state, "")
+    action, remedy = Action(ACTIONS.get(action, action)), REMEDIES.get(remedy, remedy)
+    return Decision(step=0, attempt=0, action=action, reason="", remedy=remedy)
+
+
+def _remedies(incident: Incident, cause: Cause, *, early: bool, capped: bool) -> Sequence[Remedy]:
+    """The remedies for an incident: by what was found, else by its cause."""
+    by_finding = (
+        (REPLICA_REMEDIES, _ranks_differ(incident)),
+        (EARLY_REMEDIES, early),
+        (STALE_GRADS_REMEDIES, bool(incident.found("stale_grads"))),
+        (LOW_SCALE_REMEDIES, _usual_loss_scale(incident) > 0),
+        (EVAL_HARM_REMEDIES, any(not f.evidence["raised"] for f in incident.found("eval_regression"))),
+        (CAP_REMEDIES, capped or raised_without_harm(incident)),
+    )
+    by_cause = REMEDIES_BY_CAUSE.get(cause, DEFAULT_REMEDIES)
+    return next((remedies for remedies, applies in by_finding if applies), by_cause)
+
+
+def _max_sound_attempt(incident: Incident) -> int:
+    """States from before this attempt are sound: the onset, or a little earlier when the eval loss showed the harm
+    late, for then the first finding may have been late too."""
+    for finding in incident.found("eval_regression"):
+        healthy = finding.evidence["well"]  # the lr may have been raised right after that
+        return min(
+            incident.onset, healthy if finding.evidence["raised"] else max(healthy, incident.onset - WINDOW_ROWS)
         )
+    return incident.onset
 
 
-def _ladder(case: Incident, cause: Cause, *, early: bool, held: bool) -> Sequence[Remedy]:
-    """What was found may speak for a ladder of its own, whatever the cause."""
-    if _apart(case):
-        return REPLICAS
-    if early:
-        return EARLY
-    if case.found("stale_grads"):
-        return LEFT_OVER
-    if _usual_scale(case):
-        return LOW_SCALE
-    if any(not f.evidence["raised"] for f in case.found("astray")):
-        return ASTRAY
-    return HELD if held or only_raised(case) else LADDERS.get(cause, USUAL)
-
-
-def _sound_before(case: Incident) -> int:
-    """States from before this attempt are sound: the first sign, or a little earlier when held-out data told of it
-    late, for the first sign may have been late too."""
-    for told in case.found("astray"):
-        since = told.evidence["well"]  # a rate may have been raised right after that
-        return min(case.onset, since if told.evidence["raised"] else max(since, case.onset - WHILE))
-    return case.onset
-
-
-def _apart(case: Incident) -> bool:
+def _ranks_differ(incident: Incident) -> bool:
     """The ranks hold different weights, and are to be made equal."""
-    return any(f.severe for f in case.found("replicas"))
+    return any(f.severe for f in incident.found("replicas"))
 
 
-def _dated(case: Incident) -> bool:
-    """It is known with which update this began, and that until then nothing was wrong: what came from outside was."""
-    if _apart(case) and case.onset == case.found("replicas")[-1].evidence["well"]:
+def _onset_known(incident: Incident) -> bool:
+    """It is known with which update this began, and that nothing was wrong before: the cause came from outside."""
+    if _ranks_differ(incident) and incident.onset == incident.found("replicas")[-1].evidence["well"]:
         return True
-    told = case.found("lost_clip") or in_units_at_once(case)
-    landed = any(m.row.applied for m in case.moments)
-    return not case.found("astray") and (bool(told) or not landed or case.first.strange >= 1)
+    if incident.found("eval_regression"):
+        return False
+    dated = incident.found("clipping_changed") or rescaled_at_onset(incident)
+    applied = any(step.row.applied for step in incident.steps)
+    return bool(dated) or not applied or incident.first.input_novelty >= 1
 
 
-def _sound_rates(case: Incident) -> Sequence[float]:
-    """The rates when things were well; held-out data knows best when that was."""
-    told = [f.evidence["rate"] for f in case.found("astray")]
-    return least(case.rates, told[:1])
+def _healthy_lrs(incident: Incident) -> Sequence[float]:
+    """The healthy learning rates; the eval loss knows best when the run was healthy."""
+    by_eval = [f.evidence["rate"] for f in incident.found("eval_regression")]
+    return lower_caps(incident.healthy_lrs, by_eval[:1])
 
 
-def _usual_scale(case: Incident) -> float:
+def _usual_loss_scale(incident: Incident) -> float:
     """The loss scale before it fell too low; 0 when it did not."""
-    return next((float(f.evidence["usual"]) for f in case.found("loss_scale") if f.severe), 0.0)
+    return next((float(f.evidence["usual"]) for f in incident.found("loss_scale") if f.severe), 0.0)
 
 
 def _exp(value: float) -> float:

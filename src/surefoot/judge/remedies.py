@@ -1,4 +1,4 @@
-"""What is tried against a trouble, in order: the least harmful first. Ladders are data."""
+"""The remedies that are tried against an incident, least harmful first, as data."""
 
 from __future__ import annotations
 
@@ -10,78 +10,83 @@ from surefoot.records import Cause
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """One thing to try; nearly each begins with the way back to the last good state, and goes on past the data."""
+    """One thing to try; nearly every remedy rewinds to the last good state and goes on past the bad data."""
 
-    words: str
-    """What comes with the way back."""
-    back: bool = True
-    """The run goes back; else nothing but what is told here is changed."""
-    hold: bool = True
-    """Rate and momentum are no higher than they were when things were well."""
+    text: str
+    """What is done besides rewinding, in words; it follows "back to step 120, " and identifies the remedy."""
+    rewind: bool = True
+    cap_settings: bool = True
+    """Cap learning rate and momentum at their last healthy values."""
     ceilings: bool = True
-    """Updates that stand out are refused in their own step."""
+    """Refuse updates whose norm or loss stands out."""
     clip: bool = False
-    """Gradients are clipped at their usual norm."""
-    rate: float = 1.0
-    rewarm: int = 0
-    reset: bool = False
-    """The optimizers' state is emptied."""
+    """Clip gradients at their usual norm."""
+    lr_factor: float = 1.0
+    rewarmup_steps: int = 0
+    reset_optimizer: bool = False
     float32: bool = False
-    empty: bool = False
-    """Gradients that the update before has left behind are emptied before they are added to."""
-    strict: bool = False
-    """The ceilings are low, and what is above them is waited out: it did harm."""
-    keep: bool = False
-    """What was asked of the steps before stays as it is."""
-    rescale: bool = False
-    """The loss scale is set to what it usually was."""
+    zero_stale_grads: bool = False
+    """Zero the gradients that the last update left behind before backward adds to them."""
+    tight_ceilings: bool = False
+    """Set the ceilings low and wait until harmful data is over."""
+    keep_overrides: bool = False
+    """Leave the overrides in force as they are."""
+    restore_loss_scale: bool = False
+    """Set the loss scale back to its usual value."""
 
 
-BACK = Remedy(words="on past the data, with rate and momentum no higher than there")
-CLIP = Remedy(words="with gradients clipped at their usual norm", clip=True, ceilings=False)
-LOWER = Remedy(words="with half the rate, warmed up again", rate=0.5, rewarm=10, clip=True)
-FRESH = Remedy(
-    words="with a fresh optimizer at a quarter of the rate, warmed up again",
-    rate=0.25,
-    rewarm=20,
+REWIND = Remedy(text="past the bad data, with lr and momentum capped at their healthy values")
+CLIP = Remedy(text="with gradients clipped at their usual norm", clip=True, ceilings=False)
+LOWER_LR = Remedy(text="with half the learning rate, warmed up again", lr_factor=0.5, rewarmup_steps=10, clip=True)
+FRESH_OPTIMIZER = Remedy(
+    text="with a fresh optimizer at a quarter of the learning rate, warmed up again",
+    lr_factor=0.25,
+    rewarmup_steps=20,
     clip=True,
-    reset=True,
+    reset_optimizer=True,
 )
-SINGLE = Remedy(words="in float32 for a while", back=False, hold=False, ceilings=False, float32=True)
-WIDER = Remedy(words="in float32 for a while, with rate and momentum no higher than there", float32=True)
+FLOAT32 = Remedy(text="in float32 for a while", rewind=False, cap_settings=False, ceilings=False, float32=True)
+FLOAT32_REWIND = Remedy(
+    text="in float32 for a while, with lr and momentum capped at their healthy values", float32=True
+)
+ZERO_GRADS = Remedy(text="with gradients zeroed before each backward", zero_stale_grads=True, ceilings=False)
+WAIT_OUT = Remedy(
+    text="past all batches that stand out, with lr and momentum capped at their healthy values", tight_ceilings=True
+)
+RESTORE_SCALE = Remedy(
+    text="with the loss scale set back to its usual value", rewind=False, cap_settings=False, restore_loss_scale=True
+)
+CAP = Remedy(text="with lr and momentum capped at their healthy values", rewind=False)
+WARMUP = Remedy(text="with the learning rate warmed up", rewarmup_steps=30, ceilings=False, cap_settings=False)
+GENTLE_WARMUP = Remedy(
+    text="with a tenth of the learning rate, warmed up",
+    lr_factor=0.1,
+    rewarmup_steps=50,
+    ceilings=False,
+    cap_settings=False,
+)
+EQUAL_WEIGHTS = Remedy(text="with equal weights on all ranks", cap_settings=False, ceilings=False, keep_overrides=True)
 
-EMPTY = Remedy(words="with gradients emptied before each backward", empty=True, ceilings=False)
-
-PAST = Remedy(words="past all batches that stand out, with rate and momentum no higher than there", strict=True)
-RESCALE = Remedy(words="with the loss scale set back to what it was", back=False, hold=False, rescale=True)
-HOLD = Remedy(words="with rate and momentum held at what they were when things were well", back=False)
-
-WARM = Remedy(words="with the rate warmed up", rewarm=30, ceilings=False, hold=False)
-WARMER = Remedy(words="with a tenth of the rate, warmed up", rate=0.1, rewarm=50, ceilings=False, hold=False)
-
-EQUAL = Remedy(words="with equal weights on all ranks", hold=False, ceilings=False, keep=True)
-
-USUAL = (BACK, LOWER, FRESH)
-LADDERS: Mapping[Cause, tuple[Remedy, ...]] = {
-    Cause.PRECISION_OVERFLOW: (SINGLE, WIDER, LOWER),
-    Cause.PRECISION_UNDERFLOW: (BACK, WIDER, LOWER),
-    Cause.ACCUMULATION: (CLIP, LOWER, FRESH),
-    Cause.EXPLODING_GRADIENT: (CLIP, LOWER, FRESH),
-    Cause.OPTIMIZER_STATE: (BACK, FRESH, LOWER),
-    Cause.INITIALISATION: (WARM, WARMER),
+DEFAULT_REMEDIES = (REWIND, LOWER_LR, FRESH_OPTIMIZER)
+REMEDIES_BY_CAUSE: Mapping[Cause, tuple[Remedy, ...]] = {
+    Cause.PRECISION_OVERFLOW: (FLOAT32, FLOAT32_REWIND, LOWER_LR),
+    Cause.PRECISION_UNDERFLOW: (REWIND, FLOAT32_REWIND, LOWER_LR),
+    Cause.ACCUMULATION: (CLIP, LOWER_LR, FRESH_OPTIMIZER),
+    Cause.EXPLODING_GRADIENT: (CLIP, LOWER_LR, FRESH_OPTIMIZER),
+    Cause.OPTIMIZER_STATE: (REWIND, FRESH_OPTIMIZER, LOWER_LR),
+    Cause.INITIALISATION: (WARMUP, GENTLE_WARMUP),
 }
-"""Where the cause speaks for another order than the usual one."""
+"""Where the cause calls for another order than the default."""
 
-
-EARLY = (WARM, WARMER)
-"""When a run went wrong before it had begun to learn."""
-LEFT_OVER = (EMPTY, CLIP, LOWER)
-"""When nobody empties the gradients."""
-ASTRAY = (PAST, LOWER, FRESH)
-"""When held-out data says that the run has lost much of what it had learnt."""
-HELD = (HOLD, BACK, LOWER)
-"""When the rate has risen and nothing is gained by it, but nothing lost either: the way back would cost more."""
-REPLICAS = (EQUAL,)
-"""When ranks that should hold the same weights do not. Nothing else would make them equal again."""
-LOW_SCALE = (RESCALE, WIDER, LOWER)
-"""When the loss scale is so low that gradients become zero: the weights are sound, for next to nothing has landed."""
+EARLY_REMEDIES = (WARMUP, GENTLE_WARMUP)
+"""For a run that went wrong before it had begun to learn."""
+STALE_GRADS_REMEDIES = (ZERO_GRADS, CLIP, LOWER_LR)
+"""For a loop that does not zero its gradients."""
+EVAL_HARM_REMEDIES = (WAIT_OUT, LOWER_LR, FRESH_OPTIMIZER)
+"""For an eval loss which shows that the run has lost much of what it had learnt."""
+CAP_REMEDIES = (CAP, REWIND, LOWER_LR)
+"""For an lr that was raised without gain or harm: a rewind would cost more."""
+REPLICA_REMEDIES = (EQUAL_WEIGHTS,)
+"""For ranks that should hold the same weights and do not: nothing else would make them equal again."""
+LOW_SCALE_REMEDIES = (RESTORE_SCALE, FLOAT32_REWIND, LOWER_LR)
+"""For a loss scale so low that gradients become zero: the weights are sound, because hardly any update moved them."""

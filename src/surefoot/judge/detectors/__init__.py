@@ -1,1 +1,1 @@
-"""One detector a file, each `update(row) -> list[Finding]` with explicit state."""
+"""Detectors, grouped by what they look at; each is `update(row, layers) -> list[Finding]` with explicit state."""

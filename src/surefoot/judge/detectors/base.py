@@ -1,4 +1,4 @@
-"""What all detectors have in common: they look at one row at a time, can tell, and cannot act."""
+"""The base class of all detectors: they look at one row at a time and report findings, but cannot act."""
 
 from __future__ import annotations
 
@@ -6,33 +6,37 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from surefoot.journal.aliases import DETECTOR_STATE, renamed
 from surefoot.records import Finding, Pattern, StepMetrics
 
 
 class Detector:
-    """Speaks when something begins, and again only after it has ended."""
+    """Reports something when it begins, and again only after it has ended."""
 
     name: ClassVar[str]
-    kept: ClassVar[tuple[str, ...]] = ()
-    """Attributes that are its state: plain numbers, and lists of them."""
+    """The class name in snake case; stands in `Finding.detector`."""
+    state_names: ClassVar[tuple[str, ...]] = ()
+    """Attributes that are saved: plain numbers, and lists of them."""
 
     def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
         raise NotImplementedError
 
     def rewound(self) -> None:
-        """The run went back: what was being watched has not happened."""
+        """The run was rewound: forget what was being watched."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: _plain(getattr(self, name)) for name in self.kept}
+        return {name: _as_list(getattr(self, name)) for name in self.state_names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in (name for name in self.kept if name in state):  # an older state lacks what was added since
-            held = getattr(self, name)
-            setattr(self, name, type(held)(state[name]) if isinstance(held, list | set) else state[name])
+        state = renamed(state, {"_told": "_reported"} | DETECTOR_STATE.get(self.name, {}))
+        for name in (name for name in self.state_names if name in state):  # an older state lacks what was added since
+            current = getattr(self, name)
+            setattr(self, name, type(current)(state[name]) if isinstance(current, list | set) else state[name])
 
-    def found(
+    def report(
         self, row: StepMetrics, detail: str, pattern: Pattern = Pattern.NONE, *, severe: bool = False, **evidence: Any
     ) -> list[Finding]:
+        """The finding of one row, as a list."""
         return [
             Finding(
                 step=row.step,
@@ -47,5 +51,5 @@ class Detector:
         ]
 
 
-def _plain(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, list | set) else value

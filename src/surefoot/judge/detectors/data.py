@@ -1,0 +1,209 @@
+"""The batches: unlike those before, too small for batch norm, or repeating."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any, ClassVar
+
+import numpy as np
+
+from surefoot.judge.baselines import Baseline, Baselines, pending_rows
+from surefoot.judge.detectors.base import Detector
+from surefoot.judge.thresholds import (
+    BASELINE_ROWS,
+    DOUBLE_RATIO,
+    RECENT_ROWS,
+    REPEAT_COUNT,
+    TREND_ROWS,
+    WINDOW_ROWS,
+    Thresholds,
+)
+from surefoot.records import Finding, Pattern, StepMetrics
+
+
+class InputShift(Detector):
+    """Compares mean, standard deviation and largest value of each batch with those of earlier batches."""
+
+    name: ClassVar = "input_shift"
+    state_names: ClassVar = ("_recent_means", "_reported", "_drifted", "_rows_since_novel", "_novel_rows")
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._means = Baseline(thresholds.slow_baseline_rows)
+        self._log_stds = Baseline(thresholds.slow_baseline_rows)
+        self._pending: deque[tuple[int, float, float]] = deque()
+        """Attempt, mean and log std of batches that are not part of the baseline yet."""
+        self._recent_means: list[float] = []
+        self._reported = False
+        self._drifted = False
+        self._rows_since_novel = self._novel_rows = 0
+        """Rows since the last novel batch, and novel batches in a row."""
+        self.novelty = 0.0
+        """How unlike earlier batches this one is; from 1 on it is reported."""
+
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
+        previous_novelty, self.novelty = self.novelty, 0.0
+        if row.optimizer or math.isnan(row.input_absmax):
+            return []
+        if math.isinf(row.input_absmax):
+            self.novelty, self._rows_since_novel = math.inf, 0
+            return self.report(row, "the batch contains non-finite values", top=row.input_absmax, broken=True)
+        log_std = math.log(max(row.input_std, 1e-30))
+        ready = len(self._means) >= self._thresholds.min_baseline_rows
+        findings = self._compare(row, log_std, previous_novelty) if ready else []
+        self._rows_since_novel = 0 if self.novelty >= 1 else self._rows_since_novel + 1
+        self._novel_rows = self._novel_rows + 1 if self.novelty >= 1 else 0
+        if self._novel_rows >= self._thresholds.baseline_rows:
+            self._restart_baseline()
+        if row.applied:
+            self._add(row, log_std)
+        return findings
+
+    def _restart_baseline(self) -> None:
+        """Batches that were novel for a whole baseline's length are normal from here on."""
+        for baseline in (self._means, self._log_stds):
+            baseline.drop_from(-1)
+        self._pending.clear()
+        self._recent_means, self._novel_rows, self._reported = [], 0, False
+
+    def _add(self, row: StepMetrics, log_std: float) -> None:
+        self._recent_means = [*self._recent_means, row.input_mean][-WINDOW_ROWS:]
+        if self.novelty >= 1 and len(self._means) >= self._thresholds.min_baseline_rows:
+            return
+        self._pending.append((row.attempt, row.input_mean, log_std))
+        if len(self._pending) > pending_rows(len(self._means)):
+            attempt, mean, std = self._pending.popleft()
+            self._means.add(attempt, mean)
+            self._log_stds.add(attempt, std)
+
+    def _compare(self, row: StepMetrics, log_std: float, previous_novelty: float) -> list[Finding]:
+        thresholds, std = self._thresholds, math.exp(self._log_stds.median)
+        shift = abs(row.input_mean - self._means.median)
+        widening = abs(log_std - self._log_stds.median)
+        by_mean = min(
+            shift / (thresholds.loss_jump_sigmas * self._means.sigma), shift / (thresholds.input_shift_sigmas * std)
+        )
+        by_std = min(
+            widening / (thresholds.loss_jump_sigmas * max(self._log_stds.sigma, 1e-3)),
+            widening / math.log(thresholds.input_std_ratio),
+        )
+        self.novelty = max(by_mean, by_std)
+        if self.novelty < 1:
+            self._reported = False
+            return self._drift(row, std)
+        if self._reported:
+            return []
+        self._reported = True
+        detail = (
+            f"the batch is unlike those before: mean {row.input_mean:.3g} and std {row.input_std:.3g}, "
+            f"where {self._means.median:.3g} and {std if std > 1e-12 else 0.0:.3g} are usual"
+        )
+        slowly = previous_novelty > self.novelty / 2
+        return self.report(row, detail, mean=row.input_mean, spread=row.input_std, usual=std, slowly=slowly)
+
+    def _drift(self, row: StepMetrics, std: float) -> list[Finding]:
+        """The mean of the last 16 batches has moved away in small steps."""
+        if len(self._recent_means) < WINDOW_ROWS:
+            return []
+        moved = abs(sum(self._recent_means) / WINDOW_ROWS - self._means.median)
+        min_move = self._thresholds.loss_jump_sigmas * (self._means.sigma / math.sqrt(WINDOW_ROWS))
+        if not (moved > min_move and moved > self._thresholds.input_drift_sigmas * std) or self._drifted:
+            self._drifted = self._drifted and moved > min_move / 2
+            return []
+        self._drifted = True
+        detail = f"the mean of the inputs has drifted by {moved:.3g}; their std is {std:.3g}"
+        return self.report(row, detail, moved=moved, spread=std, slowly=self._rows_since_novel > WINDOW_ROWS)
+
+    def rewound(self) -> None:
+        self._reported = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {
+            "means": self._means.state_dict(),
+            "spreads": self._log_stds.state_dict(),
+            "waiting": [list(pending) for pending in self._pending],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._means.load_state_dict(state["means"])
+        self._log_stds.load_state_dict(state["spreads"])
+        self._pending = deque((int(attempt), mean, std) for attempt, mean, std in state["waiting"])
+
+
+class TinyBatches(Detector):
+    """Reports a model with batch norm that gets a few samples per batch where it used to get many."""
+
+    name: ClassVar = "tiny_batches"
+    state_names: ClassVar = ("_rows",)
+
+    def __init__(self, baselines: Baselines, *, has_batch_norm: bool) -> None:
+        self._baselines = baselines
+        self._has_batch_norm = has_batch_norm
+        self._rows = 0
+        """Tiny batches in a row."""
+
+    def rewound(self) -> None:
+        self._rows = 0
+
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
+        usual = self._baselines.usual_batch_size
+        tiny = 0 < row.samples <= RECENT_ROWS and DOUBLE_RATIO * row.samples <= usual
+        if not self._has_batch_norm or row.optimizer or not tiny:
+            self._rows = 0
+            return []
+        self._rows += 1
+        if self._rows != REPEAT_COUNT:  # a single one may be the last batch of an epoch
+            return []
+        detail = f"batch norm gets {row.samples:.0f} samples per batch, where it got {usual:.0f}"
+        return self.report(row, detail, samples=row.samples, usual=usual)
+
+
+class RepeatedBatches(Detector):
+    """Reports losses that come again in the same order, because the loader cycles through the same few batches.
+
+    Such losses differ from one cycle to the next by their trend alone, where they used to differ by chance.
+    """
+
+    name: ClassVar = "repeated_batches"
+    state_names: ClassVar = ("_losses", "_usual_scatter", "_rows", "_reported")
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._losses: list[float] = []
+        self._usual_scatter = math.nan
+        """How far one loss usually differs from the next."""
+        self._rows = 0
+        self._reported = False
+
+    def rewound(self) -> None:
+        self._losses = []
+
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
+        if row.optimizer or not row.applied or not math.isfinite(row.loss):
+            return []
+        self._losses = [*self._losses, row.loss][-BASELINE_ROWS:]
+        self._rows += 1
+        # Only every 32 rows, because a check is slow, and not early: while a run learns fast, losses scatter unusually.
+        if self._rows % TREND_ROWS or self._rows < 2 * BASELINE_ROWS or len(self._losses) < BASELINE_ROWS:
+            return []
+        losses = np.array(self._losses)
+        scatters = [_scatter(losses[k:] - losses[:-k]) for k in range(1, WINDOW_ROWS + 1)]
+        if math.isnan(self._usual_scatter):
+            self._usual_scatter = scatters[0]
+        period = int(np.argmin(scatters)) + 1
+        scatter = scatters[period - 1]
+        if not scatter < self._thresholds.repeated_loss_fraction * self._usual_scatter:
+            self._usual_scatter += (scatters[0] - self._usual_scatter) / 4
+            self._reported = False
+            return []
+        if self._reported:
+            return []
+        self._reported = True
+        detail = f"the same losses come back every {period} steps: the loader cycles through the same batches"
+        return self.report(row, detail, Pattern.OVERFIT, period=period, apart=scatter, usual=self._usual_scatter)
+
+
+def _scatter(values: np.ndarray) -> float:
+    return float(np.median(np.abs(values - np.median(values))))

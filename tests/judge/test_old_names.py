@@ -1,0 +1,64 @@
+"""Every old name in journal/aliases.py leads to one that exists today."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+import pytest
+
+from surefoot.journal.aliases import (
+    DETECTOR_STATE,
+    DETECTORS,
+    INCIDENT,
+    INCIDENT_STEP,
+    REMEDIES,
+    THRESHOLDS,
+    upgraded_event,
+    upgraded_policy,
+)
+from surefoot.judge import remedies
+from surefoot.judge.detectors.base import Detector
+from surefoot.judge.incident import Incident, IncidentStep
+from surefoot.judge.judge import Judge
+from surefoot.judge.policy import Policy
+from surefoot.judge.thresholds import Thresholds
+
+BY_NAME = {detector.name: detector for detector in Judge(Policy()).detectors}
+
+
+@pytest.mark.parametrize("detector", BY_NAME.values(), ids=lambda detector: detector.name)
+def test_a_detector_is_named_after_its_class(detector: Detector) -> None:
+    assert re.sub(r"(?<!^)(?=[A-Z])", "_", type(detector).__name__).lower() == detector.name
+
+
+def test_old_detector_names() -> None:
+    assert set(DETECTORS.values()) <= {*BY_NAME, "norm_outlier"}
+    assert not DETECTORS.keys() & BY_NAME.keys()
+    assert upgraded_event({"kind": "finding", "detector": "astray"})["detector"] == "eval_regression"
+    old = {"kind": "diagnosis", "evidence": {"findings": ["level", "jump"]}}
+    assert upgraded_event(old)["evidence"]["findings"] == ["loss_level", "jump"]
+
+
+@pytest.mark.parametrize("name", DETECTOR_STATE)
+def test_old_detector_state(name: str) -> None:
+    detector = BY_NAME[name]
+    assert set(DETECTOR_STATE[name].values()) <= set(detector.state_names)
+    assert not DETECTOR_STATE[name].keys() & set(detector.state_names)
+
+
+def test_old_thresholds() -> None:
+    names = {field.name for field in fields(Thresholds)}
+    assert set(THRESHOLDS.values()) == names - {"idle_seconds"}
+    assert upgraded_policy({"sight": {"jump": 9.0}}) == {"thresholds": {"norm_jump_ratio": 9.0}}
+
+
+def test_old_incidents() -> None:
+    assert set(INCIDENT.values()) <= {field.name for field in fields(Incident)}
+    assert set(INCIDENT_STEP.values()) <= {field.name for field in fields(IncidentStep)}
+
+
+def test_old_remedies() -> None:
+    texts = {remedy.text for remedy in vars(remedies).values() if isinstance(remedy, remedies.Remedy)}
+    assert set(REMEDIES.values()) <= texts
+    assert not REMEDIES.keys() & texts
