@@ -19,10 +19,10 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from benchmarks.overhead import machine
-from surefoot.checkpoint.format.load import put_together
+from surefoot.checkpoint.format.load import load_checkpoint
 from surefoot.checkpoint.saver import AsyncSaver
-from surefoot.checkpoint.snapshot_memory import Home, in_words
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.snapshot_memory import Location, format_bytes
+from surefoot.checkpoint.store import CheckpointStore
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.models.decoder import SIZES, Decoder, count_parameters
 
@@ -153,8 +153,10 @@ def main(size: str, device: str | None, folder: Path | None, say: Callable[[str]
     for _ in range(3):
         work.span()
     whole = TrainState(work.model, work.optimizer)
-    nbytes = sum(whole.look().nbytes.values())
-    told = f"{count_parameters(work.model) / 1e6:.0f} M parameters with AdamW, {in_words(nbytes)}; {machine(device)}"
+    nbytes = sum(whole.collect().nbytes.values())
+    told = (
+        f"{count_parameters(work.model) / 1e6:.0f} M parameters with AdamW, {format_bytes(nbytes)}; {machine(device)}"
+    )
     restored = ""
     lines = [
         f"{told}; updates of {_pace(work)}",
@@ -222,7 +224,7 @@ def _ways(work: Work, whole: TrainState, root: Path) -> dict[str, Callable[[], l
         "none: what the measure itself errs by": lambda: [Way(_nothing, _nothing, lambda: True, _nothing)] * TIMES,
         USUAL: lambda: _surefoot(whole, root / "device", "device"),
     }
-    small = sum(whole.look().nbytes.values()) < _LARGE
+    small = sum(whole.collect().nbytes.values()) < _LARGE
     if small and work.device == "cuda":
         found["surefoot, no room beside the model"] = lambda: _surefoot(whole, root / "host", "host")
     if small:
@@ -232,26 +234,26 @@ def _ways(work: Work, whole: TrainState, root: Path) -> dict[str, Callable[[], l
     return found
 
 
-def _surefoot(whole: TrainState, folder: Path, home: Home) -> list[Way]:
-    saving = AsyncSaver(whole, Store(folder), home=home)
-    saving.prepare()
+def _surefoot(whole: TrainState, folder: Path, home: Location) -> list[Way]:
+    saving = AsyncSaver(whole, CheckpointStore(folder), location=home)
+    saving.preallocate()
     while saving.busy:
         time.sleep(0.05)
 
     def begin() -> None:
         number = next(numbers)
-        saving.write(saving.take(number), number, {})
+        saving.write(saving.capture(number), number, {})
 
     def over() -> bool:
-        return saving._errand is None or saving._errand.over
+        return saving._save_task is None or saving._save_task.over
 
     def end() -> None:
-        outcome = saving.outcome(wait=True)
+        outcome = saving.result(wait=True)
         if outcome is None or outcome.error:
             raise RuntimeError(f"not saved: {outcome.error if outcome else 'nothing was under way'}")
 
     numbers = itertools.count(1)
-    return [Way(begin, saving.settle, over, end)] * TIMES
+    return [Way(begin, saving.before_update, over, end)] * TIMES
 
 
 def _torch(work: Work, root: Path) -> Way:
@@ -304,7 +306,7 @@ def _line(name: str, work: Work, make: Callable[[], list[Way]]) -> str:
 
 def _restore(work: Work, whole: TrainState, root: Path) -> str:
     """A restore against reading the same files once, both from a warm cache."""
-    kept = Store(root / "device").newest()
+    kept = CheckpointStore(root / "device").newest()
     if kept is None:
         return "nothing was saved to restore"
     files = [path for path in kept.folder.iterdir() if path.is_file()]
@@ -319,7 +321,7 @@ def _restore(work: Work, whole: TrainState, root: Path) -> str:
 
     def restore() -> float:
         start = time.perf_counter()
-        put_together(kept.folder, whole, AsyncSaver(whole, Store(root)).names())
+        load_checkpoint(kept.folder, whole, AsyncSaver(whole, CheckpointStore(root)).names())
         work.wait()
         return time.perf_counter() - start
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.chaos.nursery import Nursery
 from benchmarks.chaos.victim import Plan
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import CheckpointStore
 from surefoot.checkpoint.store.manifest import NAME
 
 
@@ -139,8 +139,8 @@ def under_way(plan: Plan, name: str, step: int) -> int:
     return max(0, times[before - 1][1] - step) if before else 0
 
 
-def store_of(plan: Plan) -> Store:
-    return Store(Path(plan.run) / "checkpoints")
+def store_of(plan: Plan) -> CheckpointStore:
+    return CheckpointStore(Path(plan.run) / "checkpoints")
 
 
 def words(plan: Plan, world: int = 2) -> str:

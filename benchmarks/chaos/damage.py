@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.chaos.common import Bench, Tally, store_of, words
 from benchmarks.chaos.victim import Plan
-from surefoot.checkpoint.store import CheckpointWarning, Store, StoredCheckpoint
+from surefoot.checkpoint.store import CheckpointStore, CheckpointWarning, StoredCheckpoint
 from surefoot.checkpoint.store.manifest import MARK
 
 YEAR = 365.25 * 86400
@@ -80,7 +80,7 @@ def damages(bench: Bench, count: int) -> Tally:
     for k in range(count):
         root = bench.folder / f"damaged-{k}"
         shutil.copytree(run, root)
-        kept = Store(root).all()
+        kept = CheckpointStore(root).all()
         twice = bench.dice.random() < 0.2
         done = [_harm(one, kept[n + 1], kinds[k % len(kinds)], bench.dice) for n, one in enumerate(kept[: 1 + twice])]
         tally.take(_noticed(root, kept[1 + twice].name, done), f"{', '.join(done)}, {root}")
@@ -98,7 +98,7 @@ def _harm(kept: StoredCheckpoint, before: StoredCheckpoint, kind: str, dice: ran
 def _noticed(root: Path, expected: str, done: list[str]) -> str:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        kept = Store(root).newest()
+        kept = CheckpointStore(root).newest()
     if kept is None or kept.name != expected:
         return f"{None if kept is None else kept.name} was taken"
     said = " ".join(str(w.message) for w in told if issubclass(w.category, CheckpointWarning))
@@ -162,12 +162,12 @@ def planted(bench: Bench, count: int) -> Tally:
 def _plant(file: Path, trace: Path, *, sealed: bool) -> None:
     file.write_bytes(pickle.dumps(_Planted(trace)))
     if sealed:
-        from surefoot.checkpoint.store.entry import found
-        from surefoot.checkpoint.store.files import entry_of
+        from surefoot.checkpoint.store.files import hash_file
         from surefoot.checkpoint.store.manifest import NAME, Manifest
+        from surefoot.checkpoint.store.stored_checkpoint import read_checkpoint
 
-        kept = found(file.parent)
-        entries = {**kept.files, file.name: entry_of(file)}
+        kept = read_checkpoint(file.parent)
+        entries = {**kept.files, file.name: hash_file(file)}
         about = dict(kept.about)
         data = Manifest(step=kept.step, attempt=kept.attempt or 0, about=about, files=entries).as_bytes()
         (file.parent / NAME).write_bytes(data)

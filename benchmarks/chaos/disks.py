@@ -54,7 +54,7 @@ def _copy(seed: Plan, plan: Plan) -> None:
 
 def _loadable(plan: Plan) -> str:
     store = store_of(plan)
-    bad = [f"{kept.name}: {kept.wrong}" for kept in map(store.verify, store.all()) if kept.wrong or kept.extra]
+    bad = [f"{kept.name}: {kept.problems}" for kept in map(store.verify, store.all()) if kept.problems or kept.extra]
     kept = store.newest()
     return f"damaged: {bad}" if bad else "nothing can be loaded" if kept is None or kept.step < 30 else ""
 

@@ -249,7 +249,7 @@ def _spoil(plan: Plan) -> None:
     if plan.disk:
         spoilt = _Spoilt(plan.disk, plan.at, struck=beside(plan, "struck"))
         setattr(store_room, "Files", lambda: spoilt)
-        setattr(keeping_room, "PATIENCE", 1.0)
+        setattr(keeping_room, "STALL_TIMEOUT", 1.0)
 
 
 class _Spoilt(files_room.Files):

@@ -14,7 +14,7 @@ from scripted import script
 from torch import nn
 
 import surefoot
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import CheckpointStore
 from surefoot.records import Action
 
 Attach = Callable[..., Any]
@@ -136,7 +136,7 @@ def test_an_emergency_checkpoint_holds_the_frozen_part(tmp_path: Path) -> None:
         optimizer.zero_grad()
     assert guard._footing.ring.base_nbytes == nbytes(frozen)
     guard._anchor._keeping.close()
-    (kept,) = Store(tmp_path / "checkpoints").all()
+    (kept,) = CheckpointStore(tmp_path / "checkpoints").all()
     assert kept.kind == "emergency"
     guard.__exit__(RuntimeError, RuntimeError("the plug is pulled"), None)
     other, again = adapted(width=16)

@@ -12,7 +12,7 @@ from torch import nn
 
 import surefoot
 from surefoot.actions.stop import TrainingStopped
-from surefoot.checkpoint.store import Store, StoredCheckpoint
+from surefoot.checkpoint.store import CheckpointStore, StoredCheckpoint
 from surefoot.data import make_loader
 from surefoot.journal.reader import read
 
@@ -43,7 +43,7 @@ class Loop:
                     return
 
     def kept(self) -> list[StoredCheckpoint]:
-        return Store(self.run / "checkpoints").all()
+        return CheckpointStore(self.run / "checkpoints").all()
 
 
 def test_when_trouble_begins_the_last_good_state_is_saved(tmp_path: Path) -> None:
@@ -106,4 +106,4 @@ def test_without_states_in_memory_trouble_passes_as_before(tmp_path: Path, ring:
             guard.watch(model(x).pow(2).mean(), x).backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert [kept.kind for kept in Store(tmp_path / "checkpoints").all()] == ["emergency"]
+    assert [kept.kind for kept in CheckpointStore(tmp_path / "checkpoints").all()] == ["emergency"]

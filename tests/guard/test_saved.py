@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import surefoot
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import CheckpointStore
 
 Forward = Callable[[nn.Module, Tensor], Tensor]
 
@@ -81,7 +81,7 @@ def test_a_run_goes_on_bit_for_bit_however_its_model_is_called(tmp_path: Path, f
     killed = Loop(forward, tmp_path / "b")
     killed.to(22)
     killed.guard._anchor._keeping.heard(wait=True)  # type: ignore[attr-defined]
-    kept = [one.step for one in Store(tmp_path / "b" / "checkpoints").all()]
+    kept = [one.step for one in CheckpointStore(tmp_path / "b" / "checkpoints").all()]
     killed.guard.__exit__(RuntimeError, RuntimeError("the plug is pulled"), None)
     again = Loop(forward, tmp_path / "b")
     assert again.done == max(kept)
@@ -125,7 +125,7 @@ def test_a_handler_of_the_loop_itself_is_called_when_the_run_is_saved(tmp_path: 
         signal.raise_signal(signal.SIGUSR1)
         loop.to(12)
         assert heard == [signal.SIGUSR1]
-        kinds = {one.step: one.about["kind"] for one in Store(tmp_path / "checkpoints").all()}
+        kinds = {one.step: one.about["kind"] for one in CheckpointStore(tmp_path / "checkpoints").all()}
         assert "emergency" in kinds.values()
         loop.guard.close()
     finally:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from surefoot.actions.action_context import ActionContext, CannotAct
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
-from surefoot.checkpoint.train_state import CannotGoBack
+from surefoot.checkpoint.train_state import RestoreError
 
 
 class HalfWay(RuntimeError):
@@ -30,7 +30,7 @@ class Rewind:
         state = self._newest(run, run.ring)
         try:
             run.ring.rewind(state)
-        except CannotGoBack as error:
+        except RestoreError as error:
             raise CannotAct(str(error)) from error
         except Exception as error:
             raise HalfWay(
@@ -43,7 +43,7 @@ class Rewind:
     def _newest(self, run: ActionContext, ring: SnapshotRing) -> Snapshot:
         """Memory may have run out on one process only, so all of them look for a state that every one has."""
         ring.verify()  # what is offered to the others must be fit to go back to
-        early = [s for s in ring.states if self.before < 0 or s.attempt < self.before]
+        early = [s for s in ring.snapshots if self.before < 0 or s.attempt < self.before]
         good = {s.attempt: s for s in early if s.good or self.dated}
         shared = run.shared(sorted(good))
         if not shared:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.checkpoint.store import Store, StoredCheckpoint
+from surefoot.checkpoint.store import CheckpointStore, StoredCheckpoint
 from surefoot.journal.output_files import OutputRefused, check_output
 from surefoot.logs.table import Unreadable
 
@@ -55,7 +55,7 @@ def _show(run: Path | None, wishes: Wishes) -> int:
         return FINE
     if run is None:
         raise Unreadable("name a run: surefoot checkpoints RUN")
-    store = Store(_root(run))
+    store = CheckpointStore(_root(run))
     if wishes.compare:
         from surefoot.cli.comparing import compare
 
@@ -91,19 +91,19 @@ def _root(run: Path) -> Path:
     raise Unreadable(f"{run} is no run directory: it holds neither checkpoints nor a run.json")
 
 
-def _chosen(store: Store, which: str) -> StoredCheckpoint:
+def _chosen(store: CheckpointStore, which: str) -> StoredCheckpoint:
     """A checkpoint by its name, by its step (the last saved of that step), or as `newest`."""
     there = store.all()
     for kept in there:
         if which in (kept.name, str(kept.step), "newest"):
             if not kept.seal:
-                raise Unreadable(f"{kept.name} cannot be used: {', '.join(map(str, kept.wrong))}")
+                raise Unreadable(f"{kept.name} cannot be used: {', '.join(map(str, kept.problems))}")
             return kept
     known = ", ".join(str(kept.step) for kept in there[:8]) or "none"
     raise Unreadable(f"{store.root} has no checkpoint {which}; there are the steps {known}")
 
 
-def _list(store: Store, wishes: Wishes) -> int:
+def _list(store: CheckpointStore, wishes: Wishes) -> int:
     there = store.all()
     if wishes.verify:
         there = list(_verified(store, there))
@@ -117,19 +117,19 @@ def _list(store: Store, wishes: Wishes) -> int:
         print(_table(rows))
         for kept in there:
             _print_details(kept)
-    return TROUBLE if any(kept.wrong and not kept.foreign for kept in there) else FINE
+    return TROUBLE if any(kept.problems and not kept.newer_version for kept in there) else FINE
 
 
 def _print_details(kept: StoredCheckpoint) -> None:
-    for problem in kept.wrong:
+    for problem in kept.problems:
         print(f"{kept.name}: {problem}")
     if kept.extra:
         print(f"{kept.name}: not part of it, and never read: {', '.join(kept.extra[:5])}")
-    if kept.why:
-        print(f"{kept.name}: {kept.health}, {kept.why}")
+    if kept.reason:
+        print(f"{kept.name}: {kept.health}, {kept.reason}")
 
 
-def _verified(store: Store, there: Sequence[StoredCheckpoint]) -> Iterable[StoredCheckpoint]:
+def _verified(store: CheckpointStore, there: Sequence[StoredCheckpoint]) -> Iterable[StoredCheckpoint]:
     """Read all of each; on a terminal it is shown how far that has come."""
     total = sum(kept.size for kept in there)
     with _progress(total) as advance:
@@ -173,9 +173,9 @@ def _row(kept: StoredCheckpoint, now: float, *, read: bool) -> dict[str, Any]:
         "size": kept.size,
         "kind": kept.kind,
         "health": kept.health,
-        "why": kept.why,
-        "whole": False if kept.wrong else True if read else None,
-        "wrong": [{"file": problem.file, "what": problem.what} for problem in kept.wrong],
+        "why": kept.reason,
+        "whole": False if kept.problems else True if read else None,
+        "wrong": [{"file": problem.file, "what": problem.what} for problem in kept.problems],
         "extra": list(kept.extra),
         "metrics": kept.about.get("metrics", {}),
     }
@@ -213,10 +213,10 @@ def _size(count: float) -> str:
 # -- weights for inference
 
 
-def _export(store: Store, kept: StoredCheckpoint, out: Path, weights: str) -> dict[str, Any]:
+def _export(store: CheckpointStore, kept: StoredCheckpoint, out: Path, weights: str) -> dict[str, Any]:
     """The weights alone, from a checkpoint that was verified first."""
     check_output(out, new=True)
-    wrong = store.verify(kept).wrong
+    wrong = store.verify(kept).problems
     if wrong:
         raise Unreadable(f"{kept.name} is damaged ({', '.join(map(str, wrong[:3]))}). Export another one")
     try:

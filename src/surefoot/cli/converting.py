@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from surefoot.checkpoint.store.manifest import plain
+from surefoot.checkpoint.store.manifest import to_json_values
 from surefoot.journal.output_files import OutputRefused, check_output, output_file
 from surefoot.logs.checkpoint import torchfile
 from surefoot.logs.table import Unreadable
@@ -35,7 +35,7 @@ def convert(source: Path, out: Path) -> dict[str, Any]:
     _check_room(source, out, tensors)
     _save(source, out, tensors)
     with output_file(beside, new=True) as draft:
-        draft.write_text(json.dumps(plain(rest), indent=1, allow_nan=False) + "\n")
+        draft.write_text(json.dumps(to_json_values(rest), indent=1, allow_nan=False) + "\n")
     words = f"{len(tensors)} tensors written to {out}, the rest to {beside}"
     return {"words": words, "tensors": len(tensors), "out": str(out), "rest": str(beside)}
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.checkpoint.buffer_check import REPEATS
-from surefoot.checkpoint.buffers import BufferShadow
+from surefoot.checkpoint.buffers import EXEMPT_AFTER, BufferShadow
 from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.clip import ClipOption
 from surefoot.gate.skip_step import SkippableStep, StepRefused
@@ -383,13 +382,13 @@ class AttachedGuard(Guard):
             if self._anchor is not None:
                 self._anchor.row_read()
             self._look_closer()
-            for name in self._rounds.buffers.exempted():
+            for name in self._rounds.buffers.take_exempted():
                 self._tell_exempted(name)
 
     def _tell_exempted(self, name: str) -> None:
         told = (
-            f"buffer {name} became non-finite in {REPEATS} updates in a row while loss and gradients were finite: this "
-            "is taken as intended, and the buffer is no longer checked"
+            f"buffer {name} became non-finite in {EXEMPT_AFTER} updates in a row while loss and gradients were finite: "
+            "this is taken as intended, and the buffer is no longer checked"
         )
         if self._desk.journal.rank == 0:
             log.warning("surefoot: %s", told)

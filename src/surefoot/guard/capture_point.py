@@ -12,7 +12,14 @@ import time
 from dataclasses import replace
 
 from surefoot.checkpoint.pending_save import EarlierState
-from surefoot.checkpoint.rng import States, moved, moved_host, moved_torch, set_random_states, with_torch
+from surefoot.checkpoint.rng import (
+    RngStates,
+    changed_generators,
+    changed_host_generators,
+    replace_torch_states,
+    set_rng_states,
+    torch_rng_changed,
+)
 from surefoot.guard.data_position import NAME, DataPosition
 from surefoot.guard.step_pipeline import StepPipeline
 
@@ -85,17 +92,17 @@ class CapturePoint:
         self._earlier: EarlierState | None = None
         self._next: EarlierState | None = None
         """As it was before a batch was fetched ahead."""
-        self._torch: States = []
+        self._torch: RngStates = []
         """Of the end of the last round, or of the fetch that came after it."""
-        self._known: States | None = None
+        self._known: RngStates | None = None
         """The last complete reading of random states."""
-        self._evaluated: States | None = None
+        self._evaluated: RngStates | None = None
         """Random states as the first evaluation after the last round found them."""
         self._evaluating = 0.0
         """Since when that goes on."""
-        self._after_forward: States | None = None
+        self._after_forward: RngStates | None = None
         """Random states as the last forward pass of a round left them, in the first rounds."""
-        self._restore: tuple[States, dict[str, object]] | None = None
+        self._restore: tuple[RngStates, dict[str, object]] | None = None
         self._rounds_seen = 0
         self._waited = 0
         self.held = False
@@ -116,7 +123,7 @@ class CapturePoint:
         """The loop asks for a batch."""
         self.announced = self._fetched = True
         if self._restore is not None:
-            set_random_states(self._restore[0])
+            set_rng_states(self._restore[0])
             self._where.restore(self._restore[1])
             self._restore = None
         if self._waiting and not self._marked:
@@ -160,7 +167,7 @@ class CapturePoint:
     def drawn_ahead(self, rounds: StepPipeline) -> list[str]:
         """The generators that were drawn from between the last forward pass and the end of its round, just now."""
         before, self._after_forward = self._after_forward, None
-        return [] if before is None or self.announced else moved(before, self._where.random(rounds))
+        return [] if before is None or self.announced else changed_generators(before, self._where.random(rounds))
 
     @property
     def looking(self) -> bool:
@@ -169,9 +176,9 @@ class CapturePoint:
 
     def drawn(self, rounds: StepPipeline) -> list[str]:
         """The generators that were drawn from since the last round; where fetches are announced it does not matter."""
-        if self.announced or self._earlier is None or self._earlier.chance is None:
+        if self.announced or self._earlier is None or self._earlier.rng_states is None:
             return []
-        return moved(self._earlier.chance, self._where.random(rounds))
+        return changed_generators(self._earlier.rng_states, self._where.random(rounds))
 
     # -- what a save is made with
 
@@ -211,10 +218,10 @@ class CapturePoint:
             return self._with_host(self._earlier, self._evaluated)
         if self.announced:
             now = self._read(rounds, due=True, fetching=True)
-            return replace(now, chance=self._evaluated, inexact=(EVALUATING,))
+            return replace(now, rng_states=self._evaluated, inexact=(EVALUATING,))
         earlier = self._earlier or self._read(rounds, due=True)
-        chance = earlier.chance or with_torch(self._evaluated, self._torch)
-        return replace(earlier, chance=chance, inexact=(EVALUATING, *self._late(earlier)))
+        chance = earlier.rng_states or replace_torch_states(self._evaluated, self._torch)
+        return replace(earlier, rng_states=chance, inexact=(EVALUATING, *self._late(earlier)))
 
     def at_close(self, rounds: StepPipeline) -> EarlierState | None:
         """At the end of the run, which may be resumed to train on; None: as everything is now."""
@@ -224,23 +231,23 @@ class CapturePoint:
         if self._marked and self._earlier is not None:
             return self._with_host(self._earlier, now)
         if self.announced or self._earlier is None:
-            drew = moved_torch(self._torch, self._where.torch(rounds))
+            drew = torch_rng_changed(self._torch, self._where.torch(rounds))
             return EarlierState({}, inexact=(CLOSED,)) if drew else None
-        chance = self._earlier.chance or with_torch(now, self._torch)
-        return replace(self._earlier, chance=chance, inexact=self._late(self._earlier))
+        chance = self._earlier.rng_states or replace_torch_states(now, self._torch)
+        return replace(self._earlier, rng_states=chance, inexact=self._late(self._earlier))
 
     def _late(self, earlier: EarlierState) -> tuple[str, ...]:
         """The place in the data takes long to ask for, and was not asked for in time."""
         return (LATE,) if self._where.keeper is not None and NAME not in earlier.extra else ()
 
-    def _with_host(self, earlier: EarlierState, now: States) -> EarlierState:
+    def _with_host(self, earlier: EarlierState, now: RngStates) -> EarlierState:
         """Complete a reading of torch's states alone: those of `random` and NumPy are those of now."""
         late = self._late(earlier)
-        if earlier.chance is not None:
+        if earlier.rng_states is not None:
             return replace(earlier, inexact=late)
-        drawn = [] if self._known is None else moved_host(self._known, now)
+        drawn = [] if self._known is None else changed_host_generators(self._known, now)
         words = (HOST.format(" and ".join(drawn)),) if drawn else ()
-        return replace(earlier, chance=with_torch(now, self._torch), inexact=(*words, *late))
+        return replace(earlier, rng_states=replace_torch_states(now, self._torch), inexact=(*words, *late))
 
     def _read(self, rounds: StepPipeline, *, due: bool, fetching: bool = False) -> EarlierState:
         """Where data and random numbers stand; only what is read quickly unless a save is `due`."""

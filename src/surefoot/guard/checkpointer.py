@@ -15,11 +15,10 @@ from torch.optim import Optimizer
 
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.dataloader import position_of
-from surefoot.checkpoint.manager import CheckpointManager, Resumed
+from surefoot.checkpoint.manager import CheckpointManager, Resumed, SaveInterval
 from surefoot.checkpoint.pending_save import EarlierState
 from surefoot.checkpoint.rank_rendezvous import RankGroup
 from surefoot.checkpoint.replay_check import ReplayCheck
-from surefoot.checkpoint.save_interval import SaveInterval
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.checkpoint.tree import Stateful
 from surefoot.guard.batches import FetchesThrough
@@ -75,10 +74,10 @@ class Checkpointer:
         self._keeping = CheckpointManager(
             run_dir / FOLDER,
             self._whole,
-            tell=self._herald.tell,
-            team=RankGroup(ranks.rank, ranks.world, word),
-            pace=SaveInterval(policy.save_every, policy.save_seconds if alone else float("inf")),
-            probe=self._probe,
+            on_event=self._herald.tell,
+            group=RankGroup(ranks.rank, ranks.world, word),
+            interval=SaveInterval(policy.save_every, policy.save_seconds if alone else float("inf")),
+            replay_check=self._probe,
         )
         self._resuming = Resumer(
             self._keeping, herald=self._herald, desk=desk, footing=footing, policy=policy, run_dir=run_dir
@@ -126,7 +125,7 @@ class Checkpointer:
         self._rounds = self._herald.rounds = rounds
 
     def before_step(self) -> None:
-        self._keeping.settle()
+        self._keeping.before_update()
         self._rounds.tell_busy(not self._keeping.idle)
 
     def round_ended(self) -> None:
@@ -134,16 +133,16 @@ class Checkpointer:
         attempt = self._rounds.attempt
         if not self._prepared:
             self._prepared = True
-            self._keeping.prepare()
+            self._keeping.preallocate()
             self._begun()
-        self._keeping.heard()
+        self._keeping.poll()
         self._ask(attempt)
         self._due = self._agreement.due(attempt) or self._due
         # While something is amiss no state is worth much; but one that may be doubted is better than none for long.
         step = self._desk.step
         if self._rescue.round_ended(self._where.data, free=self._keeping.idle if self._alone else self._free):
             self._begun()
-        worth = self._desk.judge.quiet or self._keeping.pace.overdue(step)
+        worth = self._desk.judge.quiet or self._keeping.interval.overdue(step)
         if self._due is None and worth and self._keeping.due(step, free=self._free):
             self._due = "take"
         ahead = self._point.drawn_ahead(self._rounds)
@@ -159,7 +158,7 @@ class Checkpointer:
         """This attempt was not the end of an iteration: what was taken there is not written, and a signal waits."""
         self._due = None if self._due == "take" else self._due
         self._point.between = False
-        self._keeping.withdraw(attempt)
+        self._keeping.withdraw_capture(attempt)
 
     def evaluates(self) -> None:
         """The model is used without gradients: between two updates a signal need not wait for the end of that."""
@@ -180,7 +179,7 @@ class Checkpointer:
             return
         position = position_of(loader)
         known = "surefoot.attach was given no loader, so the place in the data is not kept. Pass loader= to it as well."
-        self._tell_inexact(known if position.keeper is not None else position.warning_for(announced=True))
+        self._tell_inexact(known if position.stateful is not None else position.warning_for(announced=True))
 
     def before_fetch(self) -> None:
         """The loop asks for its next batch: the moment at which a resumed run begins."""
@@ -199,7 +198,7 @@ class Checkpointer:
     def _ask(self, attempt: int) -> None:
         self._parting.ask(attempt)
         if self._hourly is not None and self._hourly.due(0):
-            self._hourly.done(0)
+            self._hourly.reset(0)
             self._agreement.propose("save", attempt)
 
     def forward_began(self) -> None:
@@ -237,7 +236,7 @@ class Checkpointer:
         self._whole.scaler = self._rounds.scaler
         if what == "take":
             self._inexact = () if earlier is None else earlier.inexact
-            self._keeping.take(self._rounds.attempt, earlier)
+            self._keeping.capture(self._rounds.attempt, earlier)
         else:
             self._obey(what, earlier)
         self._tell_of_probe()
@@ -251,22 +250,22 @@ class Checkpointer:
         self._goes_on(seen=False)
         if not self._sees_forward_end:
             self._point.forward_ended(self._rounds)
-        self._probe.watched(batch)
+        self._probe.observe(batch)
 
     def row_read(self) -> None:
         """A row was read and judged."""
         if self._desk.attempt > self._since:
             self._free = not self._desk.busy
-        self._keeping.row_read(self._desk.step, self._desk.known, self._known)
-        self._keeping.prove(self._desk.judge.proven)
+        self._keeping.metrics_read(self._desk.step, self._desk.known, self._known)
+        self._keeping.mark_healthy(self._desk.judge.proven)
         self._rescue.row_read()
         if self._desk.alive < self._rounds.meter.ranks.world:  # a spread model cannot be run by some of them alone
-            self._probe.off = "one of the processes has lost its protection"
+            self._probe.disabled_reason = "one of the processes has lost its protection"
         self._resuming.loosen()
 
     def went_back(self, attempt: int) -> None:
         """The run is again as it was after an attempt: what was saved since may hold the trouble."""
-        self._keeping.doubt(attempt, "the run went back behind it")
+        self._keeping.mark_suspect(attempt, "the run went back behind it")
 
     def stopped(self) -> None:
         """The judge ends the run."""
@@ -281,7 +280,7 @@ class Checkpointer:
     def save(self, kind: str, earlier: EarlierState | None = None) -> None:
         """Save now, with every number read."""
         self._whole.scaler = self._rounds.scaler
-        self._keeping.settle()
+        self._keeping.before_update()
         self._inexact = () if earlier is None else earlier.inexact
         self._keeping.save(self._desk.step, self._rounds.attempt, self._known(), kind=kind, earlier=earlier)
 
@@ -313,7 +312,7 @@ class Checkpointer:
             if not whole:
                 self._keeping.close(wait=_SOON)
                 return
-            self._keeping.heard(wait=True)
+            self._keeping.poll(wait=True)
             if self._desk.step > self._keeping.saved_step:
                 self.save("regular", self._point.at_close(self._rounds))
             self._keeping.close()
@@ -333,6 +332,6 @@ class Checkpointer:
             self._herald.tell("inexact", words)
 
     def _tell_of_probe(self) -> None:
-        why = self._probe.failed()
+        why = self._probe.take_failure()
         if why:
             self._herald.tell("unproven", f"a resume will be proven by the state alone: {why}")

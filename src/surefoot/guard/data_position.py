@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.checkpoint.dataloader import LoaderPosition, SameRandomNumbers, position_of
-from surefoot.checkpoint.rng import States, random_states, torch_states
+from surefoot.checkpoint.dataloader import LoaderPosition, RngNeutralLoader, position_of
+from surefoot.checkpoint.rng import RngStates, get_rng_states, get_torch_rng_states
 from surefoot.checkpoint.tree import Stateful
 from surefoot.guard.step_pipeline import StepPipeline
 
@@ -28,8 +28,8 @@ class DataPosition:
 
     def __init__(self, loader: Any, extra: Mapping[str, Any]) -> None:
         self.position = LoaderPosition(None) if loader is None else position_of(loader)
-        keeper = self.position.keeper
-        self.keeper: Stateful | None = None if keeper is None else SameRandomNumbers(keeper)
+        keeper = self.position.stateful
+        self.keeper: Stateful | None = None if keeper is None else RngNeutralLoader(keeper)
         self.quick = True
         """Where the data stands is told in so few words that it can be asked after every step."""
         self._devices: tuple[StepPipeline, set[torch.device]] | None = None
@@ -60,11 +60,11 @@ class DataPosition:
         chosen = self._extra if fetching else self._fed
         return {name: _copied(thing.state_dict()) for name, thing in chosen.items() if isinstance(thing, Stateful)}
 
-    def random(self, rounds: StepPipeline) -> States:
-        return random_states(self._devices_of(rounds))
+    def random(self, rounds: StepPipeline) -> RngStates:
+        return get_rng_states(self._devices_of(rounds))
 
-    def torch(self, rounds: StepPipeline) -> States:
-        return torch_states(self._devices_of(rounds))
+    def torch(self, rounds: StepPipeline) -> RngStates:
+        return get_torch_rng_states(self._devices_of(rounds))
 
     def _devices_of(self, rounds: StepPipeline) -> set[torch.device]:
         """The accelerators that hold parameters; a model may have thousands, so they are gone through once."""

@@ -10,8 +10,7 @@ import torch
 
 from surefoot.actions.action_context import CannotAct
 from surefoot.checkpoint.manager import CheckpointManager
-from surefoot.checkpoint.snapshot_save import lent
-from surefoot.checkpoint.snapshots import Snapshot
+from surefoot.checkpoint.snapshots import Snapshot, checkpoint_copy
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard.checkpoint_events import CheckpointEventLog
 from surefoot.guard.metrics_reader import MetricsReader
@@ -52,7 +51,7 @@ class EmergencySaver:
     def round_ended(self, now: Callable[[], dict[str, Any]], *, free: bool) -> bool:
         """Between two steps; whether a save was begun. `free`: no process is at one; `now`: where the data stands."""
         if self._held is not None and self._keeping.idle:
-            self._held.held = False
+            self._held.in_use = False
             self._held = None
         if not self._wanted or not free:
             return False
@@ -60,10 +59,10 @@ class EmergencySaver:
         state = self._newest_good()
         if state is None:
             return False
-        self._held, state.held = state, True
-        copy = lent(state.copy, self._whole, now(), {GATES: self._gates})
+        self._held, state.in_use = state, True
+        copy = checkpoint_copy(state.copy, self._whole, now(), {GATES: self._gates})
         known = {**known_of(self._desk), "rewound": [state.attempt, state.step]}
-        self._keeping.lend(copy, state.step, state.attempt, known)
+        self._keeping.save_copy(copy, state.step, state.attempt, known)
         return True
 
     def _newest_good(self) -> Snapshot | None:
@@ -72,13 +71,13 @@ class EmergencySaver:
         if ring is None:
             return None
         ring.verify()
-        good = {s.attempt: s for s in ring.states if s.good and s.step > 0}
+        good = {s.attempt: s for s in ring.snapshots if s.good and s.step > 0}
         try:
             shared = self._footing.shared(sorted(good))
         except CannotAct:
             return None
         state = good[max(shared)] if shared else None
-        newer = state is not None and state.step > self._keeping.sound_step
+        newer = state is not None and state.step > self._keeping.healthy_step
         return state if ranks.from_first(newer) else None
 
     def stopped(self, save: Callable[[str], None]) -> None:

@@ -90,5 +90,5 @@ def open_checkpointer(
     anchor.listen()
     footing.on_return, footing.on_stop = anchor.went_back, anchor.stopped
     if shadow is not None:
-        shadow.take()
+        shadow.reset()
     return anchor

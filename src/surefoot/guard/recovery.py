@@ -57,10 +57,10 @@ class Recovery:
         self._whole = TrainState(
             model, optimizers, scheduler=scheduler, extra={**extra, GATES: self}, groups=bool(scheduler)
         )
-        self._whole.changes = {id(gate.optimizer): gate.options for gate in rounds.gates}
+        self._whole.step_changes = {id(gate.optimizer): gate.options for gate in rounds.gates}
         keeps = ring != 0 and not policy.observe
-        kept: dict[str, Any] = {"size": policy.max_snapshots, "reach": policy.snapshot_reach, "budget_bytes": ring}
-        self.ring = SnapshotRing(self._whole, **kept) if keeps else None
+        options: dict[str, Any] = {"size": policy.max_snapshots, "max_age": policy.snapshot_reach, "budget_bytes": ring}
+        self.ring = SnapshotRing(self._whole, **options) if keeps else None
         self._prefilled = [(o, bool(o.state)) for o in self._whole.optimizers]
         """The optimizers, each with whether it had state before its first step, as Adagrad does."""
         self._taken: int | None = None
@@ -91,7 +91,7 @@ class Recovery:
 
     def before_step(self, k: int) -> None:
         if self.ring is not None:
-            self.ring.settle()
+            self.ring.before_update()
         self.reins.before(k)
 
     def after_step(self, k: int) -> None:
@@ -100,10 +100,10 @@ class Recovery:
     def row_read(self, decided: Sequence[Decision]) -> None:
         """A row was read and judged."""
         if self.ring is not None:
-            for state in self.ring.states:
+            for state in self.ring.snapshots:
                 if state.attempt == self._desk.attempt:
                     state.step = self._desk.step  # only now it is known which updates have landed
-            self.ring.prove(self._desk.judge.proven)
+            self.ring.mark_good(self._desk.judge.proven)
         self._decided += decided
         if any(d.action is Action.STOP for d in decided):
             self._desk.journal.flush()
@@ -121,7 +121,7 @@ class Recovery:
     def withdraw(self, attempt: int) -> None:
         """A state taken after this attempt is from the middle of an iteration."""
         if self.ring is not None:
-            self.ring.doubt(attempt - 1)
+            self.ring.drop_unproven_after(attempt - 1)
         if self._taken == attempt:
             self._taken = attempt - self._policy.snapshot_every
 
@@ -130,7 +130,7 @@ class Recovery:
         self._carry_out_all()
         if self.ring is not None and not self._grown:
             self._grown = True
-            self.ring.prepare()
+            self.ring.preallocate()
             self._tell_of(self.ring)
         since = self.rounds.attempt - self._policy.snapshot_every
         if self._desk.judge.quiet and (self._taken is None or self._taken <= since):
@@ -154,7 +154,7 @@ class Recovery:
     def _take(self, attempt: int, *, wait: bool) -> Snapshot | None:
         """Processes take their states at the same attempts: one whose memory is not there yet leaves this one out."""
         self._taken = attempt
-        if self.ring is None or self.ring.off is not None:
+        if self.ring is None or self.ring.disabled_reason is not None:
             return None
         self._whole.scaler = self.rounds.scaler
         state = self.ring.take(attempt, self._desk.step, wait=wait)
@@ -171,11 +171,11 @@ class Recovery:
             self._desk.note("ring", message, attempt=self.rounds.attempt)
             if self._desk.journal.rank == 0:
                 log.info("surefoot: %s", message)
-        place = ring.home if ring.off is None else "nowhere"
+        place = ring.location if ring.disabled_reason is None else "nowhere"
         if place != self._told:
             self._told = place
             self._desk.note("ring", ring.describe(), attempt=self.rounds.attempt)
-            if ring.off is not None:
+            if ring.disabled_reason is not None:
                 log.warning("surefoot: the run cannot go back if it has to: %s", ring.describe())
 
     def state_dict(self) -> dict[str, Any]:
@@ -228,7 +228,7 @@ class Recovery:
         for block, tag in self.rounds.arrived(rest=True):
             self._desk.read(block, tag, judged=False)  # of a time that is gone: written down, and no more
         if self._shadow is not None:
-            self._shadow.take()
+            self._shadow.reset()
         self.rounds.start_over()
         self._taken = self.rounds.attempt
         self._desk.went_back(state.attempt, state.step)

@@ -97,14 +97,19 @@ class Resumer:
         A run whose proof fails goes on. Where the state is the saved one to the bit and the loss is another, the cause
         lies outside the checkpoint, and an older one would have it too.
         """
-        proof = resumed.proof
+        proof = resumed.replay
         words = f"the state {_STATE[resumed.equal]}"
         values = {"state": resumed.equal, "probe": "none"}
         if proof is None or proof.verdict == "none":
-            words += f"; only that is proven: {'' if proof is None else proof.words}".rstrip(": ")
+            words += f"; only that is proven: {'' if proof is None else proof.message}".rstrip(": ")
         else:
-            words += f"; {proof.words}"
-            values |= {"probe": proof.verdict, "loss": proof.loss, "was": proof.was, "tolerance": proof.tolerance}
+            words += f"; {proof.message}"
+            values |= {
+                "probe": proof.verdict,
+                "loss": proof.loss,
+                "was": proof.saved_loss,
+                "tolerance": proof.tolerance,
+            }
         failed = resumed.equal is False or values["probe"] == "differs"
         self._herald.tell("unproven" if failed else "proved", words, values)
 

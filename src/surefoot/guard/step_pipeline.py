@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
-from surefoot.checkpoint.buffer_check import BufferCheck
-from surefoot.checkpoint.buffers import BufferShadow
+from surefoot.checkpoint.buffers import BufferCheck, BufferShadow
 from surefoot.gate.clip import ClipOption, units_of
 from surefoot.gate.gate import Gate
 from surefoot.gate.rule import NormRule, VerdictSlot
@@ -213,7 +212,7 @@ class StepPipeline:
         if self._shadow is not None:  # loss scaling may skip the step without a word to anyone
             self.buffers.count()
             gate.decide(block.summary, said=block.verdict, scaled=True, joint=None, commit=False)
-            self._shadow.settle(gate.memory.spoilt, keep=False)
+            self._shadow.commit_or_revert(gate.memory.spoilt, keep=False)
 
     def _remember(self) -> None:
         """Some of the gradients as they are now, to tell later whether anyone has touched them."""
@@ -308,12 +307,12 @@ class StepPipeline:
         """The step is over: tidy up, settle the buffers and send the numbers off."""
         self.searching = False
         gate = self.gates[k]
-        gate.after(spoilt=gate.veto_method is VetoMethod.COPY and self.buffers.found())
+        gate.after(spoilt=gate.veto_method is VetoMethod.COPY and self.buffers.any_nonfinite())
         if gate.veto_method is VetoMethod.COPY and gate.refused:
             said = self.meter.block.verdict
             said[VerdictSlot.VERDICT] = said[VerdictSlot.VERDICT].clamp(min=float(Verdict.NONFINITE))
         if self._shadow is not None:
-            self._shadow.settle(gate.buffers_tainted)
+            self._shadow.commit_or_revert(gate.buffers_tainted)
         gate.refresh()
         self.order.step(k, self.attempt)
         self._send(k)
@@ -360,7 +359,7 @@ class StepPipeline:
         totals = self.meter.block.summary if last else self._gather(stepping=None)
         self.gates[k].decide(totals, said=said, scaled=scaled, joint=None, commit=False)
         if self._shadow is not None and not scaled:  # with loss scaling that was done after backward
-            self._shadow.settle(self.gates[k].memory.spoilt, keep=False)
+            self._shadow.commit_or_revert(self.gates[k].memory.spoilt, keep=False)
         said[VerdictSlot.VERDICT] = said[VerdictSlot.VERDICT].where(
             said[VerdictSlot.VERDICT] > 0, float(Verdict.DISCARDED)
         )
@@ -423,7 +422,7 @@ class StepPipeline:
         )
         bad = np.flatnonzero(block.buffers).tolist() if block.head[SummarySlot.BAD_BUFFERS] > 0 else []
         alone = math.isfinite(block.verdict[VerdictSlot.LOSS]) and math.isfinite(norm) and nonfinite == 0
-        self.buffers.follow(tag.attempt, bad, alone=alone, landed=verdict == Verdict.APPLIED)
+        self.buffers.learn_exempt(tag.attempt, bad, alone=alone, applied=verdict == Verdict.APPLIED)
 
     def release(self) -> None:
         """Put back whatever a step was not to see."""

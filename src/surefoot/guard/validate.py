@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.checkpoint.train_state import Generator
+from surefoot.checkpoint.train_state import RandomGenerator
 from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.veto import unwrap
 from surefoot.judge.policy import Policy
@@ -154,7 +154,7 @@ def check_extra(given: object) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise Misuse(f"attach: extra= must be a mapping of names to objects, not {type(given).__name__}.")
     for name, thing in given.items():
-        if not isinstance(thing, Stateful | Generator) or isinstance(thing, type):
+        if not isinstance(thing, Stateful | RandomGenerator) or isinstance(thing, type):
             raise Misuse(
                 f"attach: extra[{name!r}] is a {type(thing).__name__}, which cannot go back with the run. It needs "
                 "state_dict and load_state_dict, or get_state and set_state."

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from surefoot import parallel
+from surefoot.checkpoint.side_effect_free import side_effect_free
 from surefoot.guard.attach import Guard
 from surefoot.train import speed
 from surefoot.train.accumulation import Group, Groups, share_of_sum
 from surefoot.train.batches import check_alone, check_loss, count_of, to_device
 from surefoot.train.build import Parts
 from surefoot.train.telling import Listener
-from surefoot.train.undisturbed import undisturbed
 
 
 def train(parts: Parts, guard: Guard, telling: Listener) -> None:
@@ -82,7 +82,7 @@ def evaluate(parts: Parts) -> float | None:
     if parts.data.held_out is None:
         return None
     losses, counts = [], 0
-    with undisturbed(parts.model, parts.world.device):
+    with side_effect_free(parts.model):
         for number, batch in enumerate(parts.data.held_out):
             if number == parts.recipe.evaluation.batches:
                 break
