@@ -230,7 +230,7 @@ def _kept(run: Run) -> Iterator[tuple[int, Callable[[Tensor, Tensor], Tensor], C
         def wait(done: int) -> None:
             anchor = getattr(guard, "_anchor", None)
             if plan.way == "waiting" and anchor is not None:
-                anchor._keeping.heard(wait=True)
+                anchor._keeping.poll(wait=True)
             passed(done)
 
         yield guard.step, guard.watch, wait

@@ -144,7 +144,7 @@ def test_no_state_is_taken_while_something_is_amiss(attach: Attach) -> None:
     for i in range(11):
         judge.quiet = not 3 <= i <= 8
         train(model, optimizer, guard.watch, i)
-    assert [s.attempt for s in guard._footing.ring.states] == [-1, 9]
+    assert [s.attempt for s in guard._footing.ring.snapshots] == [-1, 9]
 
 
 def test_a_state_is_never_taken_between_micro_batches(attach: Attach) -> None:
@@ -303,7 +303,7 @@ def test_no_state_from_before_the_trouble(attach: Attach) -> None:
     guard = attach(model, optimizer, policy=EVERY4)
     judge = script(guard, {9: BACK | {"overrides": surefoot_restraint(0.5)}})
     guard._footing.begin()
-    for state in guard._footing.ring.states:
+    for state in guard._footing.ring.snapshots:
         state.attempt = 50
     judge.proves = 100
     for i in range(14):
@@ -371,7 +371,7 @@ def test_no_memory_for_states_is_told_once(attach: Attach, read: Read, caplog: p
         train(model, optimizer, guard.watch, i)
     guard.close()
     notes = [e["detail"] for e in read().events if e.get("name") == "ring"]
-    assert "1 of 2 states" in notes[0]
+    assert "1 of 2 snapshots" in notes[0]
     assert len(notes) == 2, "with the optimizer's state there is no room any more"
     assert "do not fit in the budget of 1 kB" in notes[1]
     assert len([r for r in caplog.records if "cannot go back" in r.getMessage()]) == 1

@@ -61,8 +61,8 @@ def test_a_plain_loader_loses_its_place_in_the_epoch() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"shuffle": True}, "shuffled by torch's own generator"),
-        ({"shuffle": True, "generator": seeded()}, "shuffled by a generator, which has moved on"),
+        ({"shuffle": True}, "shuffled by torch's global generator"),
+        ({"shuffle": True, "generator": seeded()}, "shuffled by a generator, which has advanced"),
         ({"sampler": RandomSampler(Numbers(), generator=seeded())}, "shuffled by a generator"),
         ({"sampler": DistributedSampler(Numbers(), 2, 0)}, "unless the loop calls set_epoch"),
         ({"sampler": [3, 1, 2]}, "if list shuffles, only it knows how"),
@@ -77,7 +77,7 @@ def test_a_plain_loader_is_told_what_else_it_loses(options: dict[str, Any], said
 
 def test_a_batch_sampler_is_looked_into() -> None:
     words = warning_of(DataLoader(Numbers(), batch_sampler=BatchSampler(RandomSampler(Numbers()), 6, drop_last=True)))
-    assert "shuffled by torch's own generator" in words
+    assert "shuffled by torch's global generator" in words
     assert "make_loader(dataset, 6, seed=0, drop_last=True)" in words
 
 
@@ -96,7 +96,7 @@ def test_a_generator_and_a_list() -> None:
 
 @pytest.mark.parametrize("thing", [None, 3, DataLoader, Remembering])
 def test_what_is_no_loader_is_refused(thing: object) -> None:
-    with pytest.raises(TypeError, match="gives batches in a for loop or has a state_dict"):
+    with pytest.raises(TypeError, match="must be iterable or have a state_dict"):
         position_of(thing)
 
 
@@ -132,7 +132,7 @@ def test_a_loop_over_guard_batches_is_not_told_of_seeds() -> None:
     assert said.warning_for(announced=True) is None
     without = said.warning_for(announced=False)
     assert without is not None
-    assert "each loop over the loader draws one" in without
+    assert "each loop over the loader draws a seed" in without
     assert "guard.batches(loader)" in without
 
 

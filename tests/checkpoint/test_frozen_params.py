@@ -55,7 +55,7 @@ def test_four_snapshots_hold_the_frozen_part_once() -> None:
     moments = sum(nbytes(v for v in s.values()) for s in optimizer.state.values())
     assert frozen > 50 * trained
     assert storages(ring) == ring.nbytes == frozen + 4 * (trained + buffers + moments)
-    assert "kept once" in ring.describe()
+    assert "of shared frozen parameters" in ring.describe()
 
 
 def test_a_budget_counts_the_frozen_part_once() -> None:
@@ -134,7 +134,7 @@ def test_when_memory_runs_out_for_the_base_the_ring_says_so(monkeypatch: pytest.
     ring = SnapshotRing(TrainState(model, optimizer), size=4)
     assert ring.take(0, 0) is None
     assert ring.disabled_reason is not None
-    assert ring.disabled_reason.startswith("memory ran out")
+    assert ring.disabled_reason.startswith("out of memory")
     assert ring.nbytes == 0
 
 

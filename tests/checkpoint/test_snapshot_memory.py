@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from surefoot.checkpoint import snapshot_memory
-from surefoot.checkpoint.train_state import plan_snapshots
+from surefoot.checkpoint.snapshot_memory import plan_snapshots
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -32,12 +32,12 @@ def test_on_the_device_if_half_of_what_is_free_there_will_do(free: Callable[[flo
     assert (choice.location, choice.count, choice.reason) == (
         "device",
         2,
-        "2 of 1 GB each, not 3, for want of room, beside the model",
+        "2 of 1 GB each (3 do not fit), on the model's device",
     )
     free(3e9, 3e9)
     choice = plan_snapshots({GPU: 10**9}, None, 3)
     assert choice.location is None
-    assert choice.reason == ("2 states of 1 GB do not fit in half of the free memory (3 GB on cuda:0, 3 GB on cpu)")
+    assert choice.reason == ("2 snapshots of 1 GB do not fit in half of the free memory (3 GB on cuda:0, 3 GB on cpu)")
 
 
 def test_the_budget_holds_for_all_states_together(free: Callable[[float, float], None]) -> None:

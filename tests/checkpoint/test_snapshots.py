@@ -46,7 +46,7 @@ def taken(ring: SnapshotRing, attempt: int) -> Snapshot:
 
 def test_a_state_is_good_once_the_steps_after_it_were_healthy() -> None:
     _, ring = started()
-    assert ring.describe() == "no states yet"
+    assert ring.describe() == "no snapshots yet"
     assert ring.newest_good() is None
     for attempt in (10, 20, 30):
         assert not taken(ring, attempt).good
@@ -122,7 +122,7 @@ def test_doubt_forgets_what_may_hold_the_trouble_and_nothing_else() -> None:
 
 def test_a_ring_of_one_is_turned_away() -> None:
     run = Run()
-    with pytest.raises(ValueError, match=r"room for 2 states or more.*size=1"):
+    with pytest.raises(ValueError, match=r"needs size >= 2.*size=1"):
         ring_of(run, size=1)
 
 
@@ -161,7 +161,7 @@ def test_going_far_back_forgets_the_states_after() -> None:
     run.train(1)
     later = taken(ring, 40)
     ring.rewind(far)
-    with pytest.raises(ValueError, match="attempt 40 is not in the ring any more"):
+    with pytest.raises(ValueError, match="attempt 40 is not in the ring"):
         ring.rewind(later)
 
 
@@ -204,14 +204,14 @@ def test_states_give_way_to_a_run_that_has_grown(monkeypatch: pytest.MonkeyPatch
     run.train(50)
     taken(ring, 50)
     assert attempts(ring) == [20, 50], "the best one stays"
-    assert [state.copy.home for state in ring.snapshots] == ["device", "host"]
+    assert [state.copy.location for state in ring.snapshots] == ["device", "host"]
     assert "in host memory" in ring.describe()
     ring.mark_good(50)
     taken(ring, 60)
     assert ring.take(70, 70, wait=False) is None, "what lay on the device is no memory for it"
     run.train(80)
     taken(ring, 80)
-    assert {state.copy.home for state in ring.snapshots} == {"host"}
+    assert {state.copy.location for state in ring.snapshots} == {"host"}
 
 
 def test_a_run_that_takes_all_memory_has_no_states_and_knows_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +301,7 @@ def test_memory_that_never_comes_is_told_when_the_next_state_is_due(
     ready(ring)
     assert ring.take(2, 2, wait=False) is None
     assert ring.disabled_reason is not None
-    assert ring.disabled_reason.startswith("memory ran out when a state was taken")
+    assert ring.disabled_reason.startswith("out of memory while taking a snapshot")
 
 
 # -- short of memory
@@ -339,7 +339,7 @@ def test_when_memory_runs_out_there_are_fewer_states(error: Exception, monkeypat
         ring.mark_good(attempt)
     assert ring.disabled_reason is None
     assert attempts(ring) == [4, 5]
-    assert "2 of 2 states" in ring.describe()
+    assert "2 of 2 snapshots" in ring.describe()
 
 
 @pytest.mark.parametrize("error", SHORTAGES, ids=repr)
@@ -350,9 +350,9 @@ def test_with_no_memory_for_two_states_the_ring_goes_off(error: Exception, monke
     allocations_fail(monkeypatch, error, after=0)
     assert ring.take(1, 1) is None
     assert ring.disabled_reason is not None
-    assert ring.disabled_reason.startswith("memory ran out when a state was taken")
+    assert ring.disabled_reason.startswith("out of memory while taking a snapshot")
     assert "\n" not in ring.disabled_reason
-    assert ring.describe() == f"no states are kept: {ring.disabled_reason}"
+    assert ring.describe() == f"no snapshots are taken: {ring.disabled_reason}"
     assert ring.newest_good() is None
     assert ring.nbytes == 0
     assert ring.take(2, 2) is None

@@ -70,7 +70,7 @@ def test_the_loss_of_the_last_update_is_told_with_a_checkpoint(tmp_path: Path) -
 
 def test_a_metric_that_is_no_number_is_refused_at_once_and_not_when_it_is_saved(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
-    with pytest.raises(ValueError, match="loss: a metric is one number"):
+    with pytest.raises(ValueError, match="loss: a metric must be a single number"):
         loop.saved.step(loss=torch.ones(3))
     assert loop.saved.count == 0
 
@@ -113,7 +113,7 @@ def test_a_hash_is_the_same_in_every_version() -> None:
     look = whole.collect()
     plain: Any = {"$a": (1, math.inf), "tensor": look.slot(torch.arange(3))}
     chance = [(None, 1), (None, 2), (None, 3)]
-    look.rest = replace(look.rest, groups=[[{"lr": 0.5}]], chance=chance, extra={"more": plain})
+    look.rest = replace(look.rest, param_groups=[[{"lr": 0.5}]], rng_states=chance, extra={"more": plain})
     assert hash_state(look, name_state(whole)) == "139be364b2732349e056eb14958f3b49"
 
 

@@ -107,12 +107,12 @@ def test_protection_stays_on_and_the_run_goes_back_in_place(name: str, attach: A
     guard = attach(model, optimizer, policy=surefoot.Policy(snapshot_every=2))
     train(model, optimizer, guard.watch, range(4))
     whole = guard._footing._whole
-    copy = whole.take()
+    copy = whole.capture()
     then = contents(model, optimizer)
     held = [id(v) for state in optimizer.state.values() for v in state.values() if type(v) is not Tensor]
     train(model, optimizer, guard.watch, range(4, 8), bad=6)
     assert not all(map(torch.equal, then, contents(model, optimizer)))
-    whole.put_back(copy)
+    whole.restore(copy)
     assert all(map(torch.equal, then, contents(model, optimizer)))
     now = [id(v) for state in optimizer.state.values() for v in state.values() if type(v) is not Tensor]
     assert held == now, "in place"

@@ -27,7 +27,7 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def leaves_and_returns(build: Callable[[], Run], *, home: Any = "device") -> None:
+def leaves_and_returns(build: Callable[[], Run], *, location: Any = "device") -> None:
     """Trains 6 steps straight; then 3, away with a poisoned step, back, and on: both must end alike."""
     straight = build()
     for i in range(6):
@@ -35,7 +35,7 @@ def leaves_and_returns(build: Callable[[], Run], *, home: Any = "device") -> Non
     run = build()
     for i in range(3):
         run.train(i)
-    state = whole(run).capture(home=home)
+    state = whole(run).capture(location=location)
     before, at = run.contents(), run.addresses()
     for i in range(7, 10):
         run.train(i)
@@ -219,10 +219,10 @@ def test_memory_that_fits_is_used_again_when_the_run_has_grown() -> None:
 
 
 @needs_cuda
-@pytest.mark.parametrize("home", ["device", "host"])
+@pytest.mark.parametrize("location", ["device", "host"])
 @pytest.mark.parametrize("way", ["plain", "fused"])
-def test_on_a_gpu(way: str, home: str) -> None:
-    leaves_and_returns(lambda: Run(way=way, device="cuda", scaled=True), home=home)
+def test_on_a_gpu(way: str, location: str) -> None:
+    leaves_and_returns(lambda: Run(way=way, device="cuda", scaled=True), location=location)
 
 
 @needs_cuda
@@ -232,7 +232,7 @@ def test_a_copy_on_its_way_to_the_host_is_whole_though_training_goes_on() -> Non
     weight = nn.Parameter(torch.zeros(1 << 26, device="cuda"))
     run.optimizer.add_param_group({"params": [weight]})
     run.train(0)
-    state = whole(run).capture(home="host")
+    state = whole(run).capture(location="host")
     assert all(t.device.type == "cpu" for t in state.tensors)
     run.model.get_buffer("large").fill_(1.0)  # as the next forward would
     state.wait_on_device()

@@ -153,7 +153,7 @@ def test_nothing_is_touched_when_a_parameter_does_not_fit_any_more() -> None:
     run.train(1)
     run.model.get_submodule("last").register_parameter("weight", nn.Parameter(torch.ones(2, 8)))
     before = run.contents()
-    with pytest.raises(RuntimeError, match=r"cannot go back: last\.weight changed"):
+    with pytest.raises(RuntimeError, match=r"cannot restore the state: last\.weight changed"):
         whole(run).restore(state)
     assert same(before, run.contents())
 

@@ -54,7 +54,7 @@ class Run:
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.guard._anchor is not None:  # type: ignore[attr-defined]
-            self.guard._anchor._keeping.heard(wait=True)  # type: ignore[attr-defined]
+            self.guard._anchor._keeping.poll(wait=True)  # type: ignore[attr-defined]
 
     def pull_the_plug(self) -> None:
         self.guard.__exit__(RuntimeError, RuntimeError("the plug is pulled"), None)

@@ -230,7 +230,7 @@ def by_hand(folder: Path) -> dict[str, bool]:
             load(one.whole, folder / name)
             told[f"{name} to one"] = name == "alike" and (dist.get_rank() > 0 or equal(run.weights(), one.weights()))
         except CheckpointMismatch as misfit:
-            right = "values of its own" in str(misfit) and "Load it with 2 processes" in str(misfit)
+            right = "its own values" in str(misfit) and "Load it with 2 ranks" in str(misfit)
             told[f"{name} to one"] = name == "apart" and right and hashed(one.whole) == before
         dist.barrier()
     return told

@@ -74,7 +74,7 @@ def test_averaged_weights_by_choice(saved: tuple[Net, AveragedModel, Path], tmp_
 def test_what_is_not_there_is_said_and_no_file_is_replaced(
     saved: tuple[Net, AveragedModel, Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(CheckpointMismatch, match=r"no weights of 'extra.slow'; there are extra.ema, model"):
+    with pytest.raises(CheckpointMismatch, match=r"no weights of 'extra.slow'; it has extra.ema, model"):
         export(saved[2], tmp_path / "out.safetensors", source="extra.slow")
     assert not (tmp_path / "out.safetensors").exists()
     (tmp_path / "out.safetensors").write_text("mine")
@@ -103,8 +103,8 @@ def test_no_torch_is_needed(saved: tuple[Net, AveragedModel, Path], tmp_path: Pa
     code = (
         "import sys; sys.modules['torch'] = None; from pathlib import Path;"
         "from surefoot.checkpoint.format.export import export;"
-        "from surefoot.checkpoint.format.safetensors_headers import tensors;"
-        "folder, out = map(Path, sys.argv[1:]); assert tensors(folder); export(folder, out)"
+        "from surefoot.checkpoint.format.safetensors_headers import list_tensors;"
+        "folder, out = map(Path, sys.argv[1:]); assert list_tensors(folder); export(folder, out)"
     )
     subprocess.run([sys.executable, "-c", code, str(saved[2]), str(tmp_path / "out.safetensors")], check=True)
     assert (tmp_path / "out.safetensors").stat().st_size > 0

@@ -68,4 +68,4 @@ def test_a_model_that_has_none_any_more_says_so(tmp_path: Path) -> None:
     save(whole, tmp_path)
     plain = nn.Sequential(nn.Linear(3, 3), nn.Identity())
     notes = load(TrainState(plain, torch.optim.SGD(plain.parameters(), lr=0.1)), tmp_path).notes
-    assert [note for note in notes if "model.1 was saved, and no module takes it now" in note]
+    assert [note for note in notes if "model.1 was saved, but no module takes it" in note]

@@ -162,7 +162,7 @@ def test_a_scaler_that_came_since_is_told(tmp_path: Path) -> None:
     run.train(0)
     save(whole(run), tmp_path)
     assert load(whole(Run("SGD", scaled=True)), tmp_path).notes == [
-        "saved without a loss scaler at work, and loaded with one"
+        "saved without an enabled GradScaler and loaded with one"
     ]
 
 
@@ -267,10 +267,10 @@ def test_extras_that_came_or_went_are_told(tmp_path: Path) -> None:
     save(whole(run, extra={"old": Odd(1), "ema": nn.Linear(2, 2)}), tmp_path)
     restored = load(whole(Run(), extra={"new": Odd(2), "other": nn.Linear(2, 2)}), tmp_path)
     assert sorted(restored.notes) == [
-        "extra.ema was saved, and is not there now",
-        "extra.other was not saved, and stays as it is",
-        "extra['new'] was not saved, and stays as it is",
-        "extra['old'] was saved, and is not there now",
+        "extra.ema was saved but does not exist now",
+        "extra.other was not saved and keeps its values",
+        "extra['new'] was not saved and keeps its state",
+        "extra['old'] was saved but does not exist now",
     ]
 
 
@@ -329,7 +329,7 @@ def test_a_cache_that_is_no_state_may_have_grown(tmp_path: Path) -> None:
     now.register_buffer("cache", torch.ones(3), persistent=False)
     save(TrainState(then, torch.optim.SGD(then.parameters())), tmp_path)
     (note,) = load(TrainState(now, torch.optim.SGD(now.parameters())), tmp_path).notes
-    assert "stays as it is" in note
+    assert "keeps its value" in note
     assert now.cache.shape == (3,)
 
 
@@ -374,7 +374,7 @@ def test_weights_tied_then_and_not_now_get_the_same_values(tmp_path: Path) -> No
     then, now = Tied(), Tied(tied=False)
     save(TrainState(then, torch.optim.SGD([then.table.weight])), tmp_path)
     (note,) = load(TrainState(now, torch.optim.SGD([now.table.weight])), tmp_path).notes
-    assert note.startswith("tied when saved and not now")
+    assert note.startswith("tied when saved but not now")
     assert now.head.weight.equal(then.table.weight)
     assert now.table.weight.equal(then.table.weight)
 
@@ -383,7 +383,7 @@ def test_weights_tied_now_and_not_then_are_told(tmp_path: Path) -> None:
     then, now = Tied(tied=False), Tied()
     save(TrainState(then, torch.optim.SGD([then.table.weight])), tmp_path)
     (note,) = load(TrainState(now, torch.optim.SGD([now.table.weight])), tmp_path).notes
-    assert note.startswith("tied now and not when saved")
+    assert note.startswith("tied now but not when saved")
     assert now.head.weight.equal(then.table.weight)
 
 
@@ -437,7 +437,7 @@ def test_parameters_in_other_groups_are_matched_by_name(tmp_path: Path) -> None:
     )
     save(TrainState(models[0], one), tmp_path)
     (note,) = load(TrainState(models[1], two), tmp_path).notes
-    assert "grouped otherwise" in note
+    assert "grouped differently" in note
     assert [g["lr"] for g in two.param_groups] == [0.2, 0.1]
 
 

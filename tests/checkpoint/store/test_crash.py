@@ -133,7 +133,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
 from crashing import CheckpointStore, save
-store = Store(Path({root!r}))
+store = CheckpointStore(Path({root!r}))
 store.clean()
 newest = store.newest()
 step = newest.step if newest else 0

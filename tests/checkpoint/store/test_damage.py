@@ -130,7 +130,7 @@ def test_two_folders_that_changed_their_names_are_noticed(tmp_path: Path, save: 
     save(store, 1)
     save(store, 2)
     (tmp_path / "step-00000002").rename(tmp_path / "step-00000003")
-    with pytest.warns(CheckpointWarning, match="it is the one of step 2, attempt 2, and lies in step-00000003"):
+    with pytest.warns(CheckpointWarning, match="it belongs to step 2, attempt 2, but lies in step-00000003"):
         kept = store.newest()
     assert kept is not None
     assert kept.step == 1
@@ -196,7 +196,7 @@ def test_a_manifest_that_points_out_of_its_folder_is_refused(tmp_path: Path, sav
     store = CheckpointStore(tmp_path / "checkpoints")
     (tmp_path / "secret").write_text("not yours")
     crafted(store.root / save(store, 1), files={name: {"size": 9, "xxh3_128": "0" * 32}})
-    with pytest.raises(NoUsableCheckpoint, match=r"manifest\.json: it names a file outside of its folder"):
+    with pytest.raises(NoUsableCheckpoint, match=r"manifest\.json: it lists a file outside its folder"):
         store.newest()
 
 

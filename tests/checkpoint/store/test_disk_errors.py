@@ -99,7 +99,7 @@ def test_a_prune_that_fails_is_told_and_the_save_stands(tmp_path: Path, save: Sa
         saved = store.commit(draft)
     assert saved.checkpoint.step == 3
     assert not saved.removed
-    assert saved.prune_error.startswith("older checkpoints stay: writing is not permitted")
+    assert saved.prune_error.startswith("older checkpoints were not removed: no permission to write")
 
 
 class Hanging(Files):
@@ -117,7 +117,7 @@ class Hanging(Files):
 def test_a_disk_that_hangs_is_given_up_and_tidies_up_when_it_wakes(tmp_path: Path, save: Saver, what: str) -> None:
     save(CheckpointStore(tmp_path), 1)
     disk = Hanging(what)
-    with pytest.raises(SaveFailed, match=r"has not answered for 0\.2 s") as raised:
+    with pytest.raises(SaveFailed, match=r"checkpoint write has stalled for 0\.2 s") as raised:
         save(CheckpointStore(tmp_path, files=disk, stall_timeout=0.2), 2)
     assert raised.value.kind == "hangs"
     kept = CheckpointStore(tmp_path).newest()
@@ -133,7 +133,7 @@ def test_a_disk_that_hangs_is_given_up_and_tidies_up_when_it_wakes(tmp_path: Pat
 
 def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
-    with pytest.raises(SaveFailed, match=r"needs 1000000000\.00 GB and the disk of .* GB left") as raised:
+    with pytest.raises(SaveFailed, match=r"needs 1000000000\.00 GB, and the disk of .* GB left") as raised:
         store.draft(7, 7, needs=10**18)
     assert raised.value.kind == "full"
     assert list(store.root.iterdir()) == []
@@ -155,11 +155,11 @@ def test_what_the_ranks_told_must_fit_what_lies_there(tmp_path: Path) -> None:
             (draft.folder / "rank1").write_bytes(b"one")
             store.commit(draft, flush_and_hash(draft.folder, ["rank1"]) | told)
 
-    with pytest.raises(SaveFailed, match="rank2 was told of and is not there"):
+    with pytest.raises(SaveFailed, match="rank2 was reported but does not exist"):
         attempt({"rank2": FileEntry(1, "0" * 32)})
-    with pytest.raises(SaveFailed, match="rank1 has 3 bytes, and 4 were told of"):
+    with pytest.raises(SaveFailed, match="rank1 has 3 bytes, but 4 were reported"):
         attempt({"rank1": FileEntry(4, "0" * 32)})
-    with pytest.raises(SaveFailed, match="read back, it is not what was written"):
+    with pytest.raises(SaveFailed, match="the disk returned different data"):
         attempt({"rank1": FileEntry(3, "0" * 32)})
     assert list(tmp_path.iterdir()) == []
     attempt({})
@@ -171,9 +171,9 @@ def test_what_the_ranks_told_must_fit_what_lies_there(tmp_path: Path) -> None:
 SMALL = """
 import os, sys
 from pathlib import Path
-from surefoot.checkpoint.store import SaveFailed, Store
+from surefoot.checkpoint.store import CheckpointStore, SaveFailed
 root = Path(sys.argv[1]) / "checkpoints"
-store = Store(root)
+store = CheckpointStore(root)
 kinds = []
 for step in range(1, 8):
     try:
@@ -182,7 +182,7 @@ for step in range(1, 8):
             store.commit(draft)
     except SaveFailed as failure:
         kinds.append(failure.kind)
-print("full" in kinds, len(store.all()) >= 2, not any(store.verify(kept).wrong for kept in store.all()))
+print("full" in kinds, len(store.all()) >= 2, not any(store.verify(kept).problems for kept in store.all()))
 os.system(f"mount -o remount,ro {sys.argv[1]}")
 try:
     store.draft(9, 9)

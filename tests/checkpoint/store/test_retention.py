@@ -104,7 +104,7 @@ def test_damaged_ones_do_not_count_and_go_when_enough_newer_ones_stand() -> None
 
 def test_never_fewer_than_two() -> None:
     assert left([made(1), made(2), made(3)], Retention(last=1, apart=0)) == [2, 3]
-    with pytest.raises(ValueError, match="at least the last one"):
+    with pytest.raises(ValueError, match="last >= 1"):
         Retention(last=0)
 
 

@@ -18,7 +18,7 @@ from surefoot.checkpoint.store import (
     Health,
     Retention,
     StoredCheckpoint,
-    folder_names,
+    folders,
 )
 from surefoot.checkpoint.store.folders import FOREIGN_DRAFT_SECONDS
 
@@ -77,11 +77,13 @@ def test_a_damaged_one_is_named_and_the_one_before_it_taken(tmp_path: Path, save
     store = CheckpointStore(tmp_path)
     save(store, 5)
     (tmp_path / save(store, 10) / "rank1" / "rest.json").write_text('{"step": 11}')
-    with pytest.warns(CheckpointWarning, match=r"step-00000010: rank1/rest.json: its content has changed"):
+    with pytest.warns(CheckpointWarning, match=r"step-00000010: rank1/rest.json: content has changed"):
         kept = store.newest()
     assert kept is not None
     assert kept.step == 5
-    assert kept.skipped == ("step-00000010: rank1/rest.json: its content has changed: the hash is not the one it had",)
+    assert kept.skipped == (
+        "step-00000010: rank1/rest.json: content has changed: its hash does not match the manifest",
+    )
 
 
 # -- health
@@ -132,7 +134,7 @@ def test_a_damaged_mark_leaves_the_checkpoint_unproven(tmp_path: Path, save: Sav
     store.mark(name, "healthy")
     (tmp_path / name / "health.json").write_bytes(damage)
     kept = newest(store)
-    assert (kept.health, kept.reason) == ("unproven", "its mark is damaged, and does not count")
+    assert (kept.health, kept.reason) == ("unproven", "its health mark is damaged and was ignored")
 
 
 def test_a_mark_counts_for_its_own_checkpoint_only(tmp_path: Path, save: Saver) -> None:
@@ -160,8 +162,8 @@ def test_a_draft_of_a_dead_process_goes_and_one_of_a_live_process_stays(tmp_path
     store = CheckpointStore(tmp_path)
     save(store, 1)
     code = (
-        "import sys; from pathlib import Path; from surefoot.checkpoint.store import Store\n"
-        "Store(Path(sys.argv[1])).draft(2, 2); print('ready', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from surefoot.checkpoint.store import CheckpointStore\n"
+        "CheckpointStore(Path(sys.argv[1])).draft(2, 2); print('ready', flush=True); sys.stdin.read()"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, str(tmp_path)]
@@ -213,7 +215,7 @@ def test_names_of_drafts_never_meet(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     drafts = [store.draft(1, 1) for _ in range(20)]
     assert len({draft.folder for draft in drafts}) == 20
-    assert all(folder_names.is_mine(draft.folder.name) for draft in drafts)
+    assert all(folders.is_mine(draft.folder.name) for draft in drafts)
     for draft in drafts:
         store.drop(draft)
     assert list(tmp_path.iterdir()) == []
