@@ -1,4 +1,4 @@
-"""What is said about loaders of all kinds, and that it is true of each."""
+"""Warnings about the position of loaders of all kinds, and that they are true."""
 
 from __future__ import annotations
 

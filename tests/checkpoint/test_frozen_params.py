@@ -1,4 +1,4 @@
-"""Frozen parameters are kept once for all snapshots, and a change to one of them is always noticed."""
+"""All snapshots share one copy of the frozen parameters, and every change to one of them is noticed."""
 
 from __future__ import annotations
 

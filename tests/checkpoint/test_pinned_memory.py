@@ -1,4 +1,4 @@
-"""Room on the host is like what it is for, lies apart, and is given back."""
+"""Pinned copies have the layout of their tensors, do not overlap, and are unpinned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from surefoot.checkpoint.snapshot_memory import CHUNK_BYTES, pinned_like
 
 @pytest.fixture
 def pinned(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Addresses that a driver would hold now."""
+    """Addresses that are pinned now."""
     held: set[int] = set()
     monkeypatch.setattr(snapshot_memory, "pin", lambda memory: held.add(memory.data_ptr()))
     monkeypatch.setattr(snapshot_memory, "unpin", lambda memory: held.discard(memory.data_ptr()))

@@ -1,4 +1,4 @@
-"""What of a batch is kept."""
+"""Which part of a batch is saved for the replay check."""
 
 from __future__ import annotations
 

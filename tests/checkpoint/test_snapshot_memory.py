@@ -1,4 +1,4 @@
-"""Where copies of a run live: on the device, on the host, fewer of them, or none with a reason."""
+"""Where snapshots are: on the device, on the host, fewer of them, or none with a reason."""
 
 from __future__ import annotations
 

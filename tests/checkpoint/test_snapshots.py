@@ -1,4 +1,4 @@
-"""The last few states: which are kept, which are proven, what happens when memory is short, and two processes."""
+"""The snapshot ring: which snapshots stay, which are good, what happens when memory is short, and two ranks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_state_is_good_once_the_steps_after_it_were_healthy() -> None:
     assert earlier.attempt == 10
     assert ring.newest_good(before=10) is None
     assert "attempt 20 (good), attempt 30 (unproven)" in ring.describe()
-    assert "beside the model" in ring.describe()
+    assert "on the model's device" in ring.describe()
 
 
 def test_the_oldest_make_room_for_new_ones() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints for a loop that wants nothing else of surefoot."""
+"""`Checkpoints`, for a loop that uses nothing else of surefoot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizer states that are tensor subclasses made of other tensors: kept in memory, put back, saved and loaded."""
+"""Optimizer states that are tensor subclasses made of other tensors: captured, restored, saved and loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole run, copied and put back: from there on it trains bit by bit as one that never left."""
+"""A run that is captured and restored trains on bit by bit like one that never was."""
 
 from __future__ import annotations
 

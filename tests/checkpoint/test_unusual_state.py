@@ -1,4 +1,4 @@
-"""State of every kind a run may hold: odd tensors, nesting, things that came and went, things of the loop's own."""
+"""Unusual state: odd tensors, nesting, state that appears or disappears, and the loop's own objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run to a folder and back, as the tests want it."""
+"""Saves a run to a folder and loads it, for the tests."""
 
 from __future__ import annotations
 

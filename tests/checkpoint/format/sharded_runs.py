@@ -1,4 +1,4 @@
-"""Run with two or four processes: saves runs that are spread in every way, and loads them in every other."""
+"""Run with two or four ranks: saves runs sharded in every way, and loads them in every other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any nested value as JSON: it comes back equal or is named as left out; garbage raises ValueError and runs nothing."""
+"""Any nested value as JSON: it is decoded equal or listed as left out; garbage raises ValueError and runs nothing."""
 
 from __future__ import annotations
 

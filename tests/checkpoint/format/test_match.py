@@ -1,4 +1,4 @@
-"""A checkpoint of another run, or half of one, is refused with the way out, and nothing of the run has changed."""
+"""A checkpoint of another run, or an incomplete one, is refused with a way out, and the run is unchanged."""
 
 from __future__ import annotations
 

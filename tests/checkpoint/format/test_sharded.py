@@ -1,4 +1,4 @@
-"""Runs of several processes: each goes on where it was, and any number of them from what any other number saved."""
+"""Runs of several ranks: each resumes its own state, and any number of ranks loads what another number saved."""
 
 from __future__ import annotations
 

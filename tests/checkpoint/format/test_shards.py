@@ -1,4 +1,4 @@
-"""The content of tensors as bytes, small ones together."""
+"""The content of tensors as bytes, small ones batched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process ends, or the power goes, at any moment of a save, a prune, a mark or a resume."""
+"""The process dies, or power fails, at any moment of a save, a prune, a mark or a resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens to the files of a checkpoint is noticed, named, and an older one is taken."""
+"""Any damage to the files of a checkpoint is detected and named, and an older checkpoint is used."""
 
 from __future__ import annotations
 

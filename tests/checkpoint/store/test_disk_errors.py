@@ -1,4 +1,4 @@
-"""A disk that is full, read-only, broken, or does not answer: one kind of error, and what was saved stays whole."""
+"""A disk that is full, read-only, broken or stalled raises SaveFailed, and earlier checkpoints stay complete."""
 
 from __future__ import annotations
 
