@@ -55,7 +55,7 @@ TRAINS = (
     "guard/test_resume_proof.py",
     "models/test_decoder.py",
     "parallel/test_two_processes.py",
-    "checkpoint/test_ring.py",
+    "checkpoint/test_snapshots.py",
     "train/test_own_parts.py",
     "train/test_precision.py",
     "train/test_sharded_optimizers.py",

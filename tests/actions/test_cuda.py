@@ -113,7 +113,7 @@ def test_frozen_weights_are_kept_once(
     ring = guard._recovery.ring
     assert judge.rewinds == [(11, 12) if moved else (15, 16)]
     assert equal(kept, state_of(model, optimizer)[:-1])
-    assert {s.copy.home for s in ring.states} == {where}
+    assert {s.copy.location for s in ring.snapshots} == {where}
     assert ring.base_nbytes <= sum(p.nbytes for p in model.base.parameters())
     assert len(ring.states) >= 3
     assert not guard.disabled

@@ -14,7 +14,7 @@ from scripted import script
 from torch import nn
 
 import surefoot
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import CheckpointStore
 from surefoot.records import Action
 
 Attach = Callable[..., Any]
@@ -45,7 +45,7 @@ def test_a_run_with_adapters_goes_back_as_if_nothing_had_been(attach: Attach) ->
     ring = guard._recovery.ring
     held = {t.untyped_storage().data_ptr(): t.nbytes for s in ring.states for t in s.copy.tensors}
     frozen = nbytes(model.base.parameters())
-    assert len(ring.states) == 4
+    assert len(ring.snapshots) == 4
     assert sum(held.values()) < frozen * 1.5
     assert ring.nbytes < frozen * 1.5
 

@@ -371,7 +371,7 @@ def test_no_memory_for_snapshots_is_logged_once(attach: Attach, read: Read, capl
         train(model, optimizer, guard.watch, i)
     guard.close()
     notes = [e["detail"] for e in read().events if e.get("name") == "ring"]
-    assert "1 of 2 states" in notes[0]
+    assert "1 of 2 snapshots" in notes[0]
     assert len(notes) == 2, "with the optimizer's state there is no room any more"
     assert "do not fit in the budget of 1 kB" in notes[1]
     assert len([r for r in caplog.records if "cannot be rewound" in r.getMessage()]) == 1

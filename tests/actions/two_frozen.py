@@ -70,7 +70,7 @@ def trial(kind: str, moved: bool, out: Path) -> dict[str, Any]:
         train(model, optimizer, i, guard.watch, 1.0 if i < 8 else 30.0)
     ring: Any = guard._recovery.ring  # type: ignore[attr-defined]
     whole = sum(mine(p).nbytes for p in model.parameters() if not p.requires_grad)
-    once = ring.base_nbytes <= whole and len(ring.states) > 1
+    once = ring.base_nbytes <= whole and len(ring.snapshots) > 1
     for i in range(12, 16):
         train(model, optimizer, i, guard.watch)
     twin = build(kind)

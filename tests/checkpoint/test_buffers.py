@@ -66,13 +66,13 @@ def test_refused_traces_go_accepted_ones_stay(device: torch.device, verdict: Cal
     for turn in range(6):
         train(model, 1.0 + turn)
         accepted = contents(model)
-        shadow.settle(verdict(False))
+        shadow.commit_or_revert(verdict(False))
         assert same(accepted, contents(model))
         train(model, math.nan)
         train(model, math.inf)
-        shadow.settle(verdict(True))
+        shadow.commit_or_revert(verdict(True))
         assert same(accepted, contents(model))
-        shadow.settle(verdict(True))
+        shadow.commit_or_revert(verdict(True))
         assert same(accepted, contents(model)), "refused again with nothing in between"
 
 
@@ -85,7 +85,7 @@ def test_buffers_that_all_lie_in_a_row(device: torch.device, verdict: Callable[[
         before = contents(model)
         train(model, math.nan if refused else 1.0)
         after = contents(model)
-        shadow.settle(verdict(refused))
+        shadow.commit_or_revert(verdict(refused))
         assert same(before if refused else after, contents(model))
 
 
@@ -94,7 +94,7 @@ def test_a_first_update_can_be_refused_too(device: torch.device, verdict: Callab
     shadow = BufferShadow(model)
     start = contents(model)
     train(model, math.nan)
-    shadow.settle(verdict(True))
+    shadow.commit_or_revert(verdict(True))
     assert same(start, contents(model))
 
 
@@ -104,9 +104,9 @@ def test_looking_without_keeping(device: torch.device, verdict: Callable[[bool],
     start = contents(model)
     train(model, 2.0)
     after = contents(model)
-    shadow.settle(verdict(False), keep=False)
+    shadow.commit_or_revert(verdict(False), keep=False)
     assert same(after, contents(model))
-    shadow.settle(verdict(True))
+    shadow.commit_or_revert(verdict(True))
     assert same(start, contents(model)), "what was not kept is undone by a later refusal"
 
 
@@ -114,10 +114,10 @@ def test_large_batch_norm_buffers_are_followed_though_their_version_stays() -> N
     model = nn.BatchNorm1d(SMALL // 4 + 1)
     shadow = BufferShadow(model)
     model(torch.randn(2, SMALL // 4 + 1))
-    shadow.settle(False)
+    shadow.commit_or_revert(False)
     accepted = contents(model)
     model(torch.full((2, SMALL // 4 + 1), math.nan))
-    shadow.settle(True)
+    shadow.commit_or_revert(True)
     assert same(accepted, contents(model))
 
 
@@ -128,11 +128,11 @@ def test_a_large_buffer_that_every_forward_pass_makes_anew(times: int) -> None:
     for _ in range(3):
         for _ in range(times):
             model.large = model.large + 1.0
-        shadow.settle(False)
+        shadow.commit_or_revert(False)
         accepted = contents(model)
         for _ in range(times):
             model.large = model.large * math.nan
-        shadow.settle(True)
+        shadow.commit_or_revert(True)
         assert same(accepted, contents(model))
 
 
@@ -143,7 +143,7 @@ def test_loading_a_checkpoint_starts_over() -> None:
     state["mean"] = torch.full((3,), 9.0)
     model.load_state_dict(state)
     train(model, math.nan)
-    shadow.settle(True)
+    shadow.commit_or_revert(True)
     assert model.mean.tolist() == [9.0] * 3
 
 
@@ -154,7 +154,7 @@ def test_loading_into_a_part_of_the_model_starts_over_too() -> None:
     state["running_mean"] = torch.full((4,), 9.0)
     model.norm.load_state_dict(state)
     train(model, math.nan)
-    shadow.settle(True)
+    shadow.commit_or_revert(True)
     assert model.norm.running_mean is not None
     assert model.norm.running_mean.tolist() == [9.0] * 4
 
@@ -163,14 +163,14 @@ def test_a_buffer_that_is_replaced_is_followed() -> None:
     model = Holder()
     shadow = BufferShadow(model)
     model.mean = torch.full((3,), 4.0)
-    shadow.settle(False)
+    shadow.commit_or_revert(False)
     train(model, math.nan)
-    shadow.settle(True)
+    shadow.commit_or_revert(True)
     assert model.mean.tolist() == [4.0] * 3
     model.mean = torch.zeros(7)  # another shape: a cache that has grown
-    shadow.settle(False)
+    shadow.commit_or_revert(False)
     train(model, math.nan)
-    shadow.settle(True)
+    shadow.commit_or_revert(True)
     assert model.mean.tolist() == [0.0] * 7
 
 
@@ -180,10 +180,10 @@ def test_a_cache_that_grows_in_a_refused_batch_does_not_save_the_others_damage(
     model = Holder()
     shadow = BufferShadow(model)
     train(model, 1.0)
-    shadow.settle(verdict(False))
+    shadow.commit_or_revert(verdict(False))
     train(model, math.nan)
     model.mean = torch.zeros(7)
-    shadow.settle(verdict(True))
+    shadow.commit_or_revert(verdict(True))
     assert model.norm.running_mean is not None
     assert model.norm.running_mean.isfinite().all()
     assert model.large.isfinite().all()
@@ -200,19 +200,19 @@ def test_buffers_that_come_and_go_on_the_way(how: str) -> None:
     else:
         model.register_buffer("more", torch.zeros(2))
     model.norm(torch.full((8, 4), math.nan))
-    shadow.settle(True)
+    shadow.commit_or_revert(True)
     assert model.norm.running_mean is not None
     assert model.norm.running_mean.isfinite().all()
-    shadow.settle(False)
+    shadow.commit_or_revert(False)
 
 
 def test_a_buffer_given_up_in_an_accepted_update_stays_away(verdict: Callable[[bool], bool | Tensor]) -> None:
     model = Holder()
     shadow = BufferShadow(model)
     model.mean = None
-    shadow.settle(verdict(False))
+    shadow.commit_or_revert(verdict(False))
     model.norm(torch.full((8, 4), math.nan))
-    shadow.settle(verdict(True))
+    shadow.commit_or_revert(verdict(True))
     assert model.mean is None
     assert model.norm.running_mean is not None
     assert model.norm.running_mean.isfinite().all()
@@ -223,18 +223,18 @@ def test_a_buffer_of_two_modules_is_put_back_once_and_whole() -> None:
     model[1].mean = model[0].mean
     shadow = BufferShadow(model)
     train(model[0], 1.0)
-    shadow.settle(False)
+    shadow.commit_or_revert(False)
     accepted = contents(model)
     train(model[1], math.nan)
-    shadow.settle(True)
+    shadow.commit_or_revert(True)
     assert same(accepted, contents(model))
 
 
 def test_a_model_without_buffers() -> None:
     model = nn.Linear(2, 2)
     shadow = BufferShadow(model)
-    shadow.settle(True)
-    shadow.settle(torch.tensor(1.0))
+    shadow.commit_or_revert(True)
+    shadow.commit_or_revert(torch.tensor(1.0))
 
 
 def test_closing_lets_go_of_the_model() -> None:
@@ -250,6 +250,6 @@ def test_no_gradient_is_recorded() -> None:
     model = Holder()
     shadow = BufferShadow(model)
     model.mean = nn.functional.softplus(torch.zeros(3, requires_grad=True))
-    shadow.settle(False)
-    shadow.settle(True)
+    shadow.commit_or_revert(False)
+    shadow.commit_or_revert(True)
     assert all(not t.requires_grad for t in shadow._shadows)

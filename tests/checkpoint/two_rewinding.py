@@ -65,7 +65,7 @@ def trial(kind: str) -> dict[str, Any]:
         if i != 1:
             ring.take(attempt=i, step=i)
     before, there = contents(run), run.addresses()
-    ring.prove(2)
+    ring.mark_good(2)
     run.train(21 + rank)
     run.train(23 + rank, math.nan if rank == 1 else 1.0)
     spoilt = not all(bool(p.isfinite().all()) for p in (q.detach() for q in run.model.parameters()))
@@ -110,12 +110,12 @@ def placements() -> bool:
         return [t.to_local().detach().clone() for t in held if isinstance(t, DTensor)]
 
     step()
-    copy = whole.take()
+    copy = whole.capture()
     first = step()
-    whole.put_back(copy)
+    whole.restore(copy)
     again = step()
     optimizer.state.clear()
-    whole.put_back(copy)
+    whole.restore(copy)
     return len(first) == 6 and same(first, again) and same(first, step())
 
 

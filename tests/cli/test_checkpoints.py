@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import CheckpointStore
 from surefoot.cli import app
 from surefoot.cli.checkpoint_commands import translate_old_form
 
@@ -23,7 +23,7 @@ def asked(*arguments: object) -> Result:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run with checkpoints of steps 10, 20 and 20 again."""
-    store = Store(tmp_path / "run" / "checkpoints")
+    store = CheckpointStore(tmp_path / "run" / "checkpoints")
     for step, attempt in ((10, 10), (20, 20), (20, 25)):
         with store.writing(step, attempt) as draft:
             tensors = {"model.bias": torch.zeros(3), "model.weight": torch.full((2, 2), float(attempt))}

@@ -167,13 +167,13 @@ def test_a_run_that_goes_back_goes_on_as_if_it_had_never_been_there(
     first = whole.take()
     for i in (7, 8):
         run.train(i)
-    whole.put_back(first)
+    whole.restore(first)
     for i in (0, 1, 2):
         run.train(i)
-    second = whole.take()
+    second = whole.capture()
     for i in (3, 4):
         run.train(i)
-    whole.put_back(second)
+    whole.restore(second)
     run.train(5)
     for i in (0, 1, 2, 5):
         without.train(i)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import CheckpointStore
 from surefoot.data import make_loader
 from surefoot.guard import capture_point
 
@@ -149,7 +149,7 @@ def test_a_batch_that_never_ends_is_saved_all_the_same_and_told(tmp_path: Path) 
     (x, *_) = run.guard.batches(run.loader)
     for _ in range(60):
         run.step(run.forward(x))
-    assert Store(tmp_path / "checkpoints").all()
+    assert CheckpointStore(tmp_path / "checkpoints").all()
     assert "between two updates on the same batch" in run.told()
     run.pull_the_plug()
 

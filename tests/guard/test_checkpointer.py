@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import surefoot
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import CheckpointStore
 
 Forward = Callable[[nn.Module, Tensor], Tensor]
 
@@ -125,7 +125,7 @@ def test_a_handler_of_the_loop_itself_is_called_when_the_run_is_saved(tmp_path: 
         signal.raise_signal(signal.SIGUSR1)
         loop.to(12)
         assert heard == [signal.SIGUSR1]
-        kinds = {one.step: one.about["kind"] for one in Store(tmp_path / "checkpoints").all()}
+        kinds = {one.step: one.about["kind"] for one in CheckpointStore(tmp_path / "checkpoints").all()}
         assert "emergency" in kinds.values()
         loop.guard.close()
     finally:

@@ -12,7 +12,7 @@ from torch import nn
 
 import surefoot
 from surefoot.actions.stop import TrainingStopped
-from surefoot.checkpoint.store import Store, StoredCheckpoint
+from surefoot.checkpoint.store import CheckpointStore, StoredCheckpoint
 from surefoot.data import make_loader
 from surefoot.journal.reader import read
 
@@ -43,7 +43,7 @@ class Loop:
                     return
 
     def kept(self) -> list[StoredCheckpoint]:
-        return Store(self.run / "checkpoints").all()
+        return CheckpointStore(self.run / "checkpoints").all()
 
 
 def test_when_an_incident_begins_the_last_good_snapshot_is_saved(tmp_path: Path) -> None:
@@ -105,4 +105,4 @@ def test_without_snapshots_only_the_stopped_run_is_saved(tmp_path: Path) -> None
             guard.watch(model(x).pow(2).mean(), x).backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert [kept.kind for kept in Store(tmp_path / "checkpoints").all()] == ["emergency"]
+    assert [kept.kind for kept in CheckpointStore(tmp_path / "checkpoints").all()] == ["emergency"]

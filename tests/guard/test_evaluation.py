@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import surefoot
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import CheckpointStore
 from surefoot.data import make_loader
 
 
@@ -69,7 +69,7 @@ def test_a_signal_during_an_evaluation_ends_the_run_before_its_end(tmp_path: Pat
         loop.to(35)
     assert ended.value.code == 128 + signal.SIGTERM
     assert loop.calls == 110
-    (kept,) = Store(tmp_path / "b" / "checkpoints").all()
+    (kept,) = CheckpointStore(tmp_path / "b" / "checkpoints").all()
     assert (kept.step, kept.kind) == (20, "emergency")
     again = Loop(tmp_path / "b", ours=ours)
     assert again.to(35) == expected[20:]
@@ -81,4 +81,4 @@ def test_an_evaluation_without_a_signal_is_left_alone(tmp_path: Path) -> None:
     loop.to(25)
     assert loop.calls == 150
     loop.guard.close()
-    assert [kept.step for kept in Store(tmp_path / "checkpoints").all()] == [25]
+    assert [kept.step for kept in CheckpointStore(tmp_path / "checkpoints").all()] == [25]

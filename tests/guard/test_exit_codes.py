@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import CheckpointStore
 
 End = Callable[..., int]
 
@@ -34,7 +34,7 @@ def end() -> Iterator[End]:
 
 
 def saved(run: Path) -> int:
-    return max(kept.step for kept in Store(run / "checkpoints").all())
+    return max(kept.step for kept in CheckpointStore(run / "checkpoints").all())
 
 
 @pytest.mark.parametrize("moment", ["first", "fetched", "backward", "evaluation", "closing"])

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import surefoot
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import CheckpointStore
 from surefoot.data import make_loader
 from surefoot.journal.reader import read
 
@@ -62,7 +62,7 @@ def train(run: Path, kind: str, batches: int, poison: int = 1 << 60) -> dict[str
     dist.barrier()
     events = read(run).events
     proofs = [e for e in events if e.get("name") in ("proved", "unproven")]
-    kept = Store(run / "checkpoints").all()
+    kept = CheckpointStore(run / "checkpoints").all()
     return told | {
         "proofs": [[e["name"], e["values"]["state"], e["values"]["probe"]] for e in proofs],
         "failed": [e["detail"] for e in events if e.get("name") == "failed"],
@@ -74,7 +74,7 @@ def train(run: Path, kind: str, batches: int, poison: int = 1 << 60) -> dict[str
 
 def _saved_since(run: Path, step: int) -> None:
     """Wait for the save that is under way: trouble is to begin when the disk is free, however slow it is."""
-    while not any(one.step > step for one in Store(run / "checkpoints").all()):
+    while not any(one.step > step for one in CheckpointStore(run / "checkpoints").all()):
         time.sleep(0.01)
     dist.barrier()
 
@@ -102,7 +102,7 @@ def evaluated(run: Path) -> dict[str, Any]:
     except SystemExit as end:
         code = end.code
     dist.barrier()
-    kept = Store(run / "checkpoints").all()
+    kept = CheckpointStore(run / "checkpoints").all()
     return {"calls": calls, "code": code, "kept": [[one.step, one.kind] for one in kept]}
 
 

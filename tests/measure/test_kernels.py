@@ -241,7 +241,7 @@ def _totals(i: int, generator: torch.Generator) -> Tensor:
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("refused", [0.0, 1.0])
 def test_buffers_are_copied_the_way_the_device_decided(refused: float, keep: bool, kernels: torch.device) -> None:
-    from surefoot.checkpoint.kernels import settle
+    from surefoot.checkpoint.kernels import commit_or_revert
 
     sizes = (1, 7, 1024, 40_001)
     live = [torch.randint(0, 255, (n,), dtype=torch.uint8).to(kernels) for n in sizes]
@@ -249,7 +249,7 @@ def test_buffers_are_copied_the_way_the_device_decided(refused: float, keep: boo
     before_live, before_kept = [t.clone() for t in live], [t.clone() for t in kept]
     rows = [*(t.data_ptr() for t in live), *(t.data_ptr() for t in kept), *sizes]
     table = torch.tensor(rows, dtype=torch.int64, device=kernels)
-    settle[(len(sizes), 16)](table, torch.tensor(refused, device=kernels), len(sizes), KEEP=keep, BLOCK=1024)
+    commit_or_revert[(len(sizes), 16)](table, torch.tensor(refused, device=kernels), len(sizes), KEEP=keep, BLOCK=1024)
     wanted_live = before_kept if refused else before_live
     wanted_kept = before_live if keep and not refused else before_kept
     for a, b, c, d in zip(live, wanted_live, kept, wanted_kept, strict=True):
@@ -258,8 +258,7 @@ def test_buffers_are_copied_the_way_the_device_decided(refused: float, keep: boo
 
 
 def test_values_of_buffers_that_became_nonfinite_are_counted(kernels: torch.device) -> None:
-    from surefoot.checkpoint.buffer_check import table_of
-    from surefoot.checkpoint.buffers import FloatPair
+    from surefoot.checkpoint.buffers import FloatPair, kernel_table
     from surefoot.checkpoint.kernels import count_nonfinite
 
     pairs: list[FloatPair] = []
@@ -275,9 +274,10 @@ def test_values_of_buffers_that_became_nonfinite_are_counted(kernels: torch.devi
     total = torch.zeros((), dtype=torch.float64, device=kernels)
     grid = (len(pairs), 16, 1)
     for times in (1, 2):
-        count_nonfinite[grid](table_of(pairs, kernels), counts, total, len(pairs), BLOCK=1024)
+        count_nonfinite[grid](kernel_table(pairs, kernels), counts, total, len(pairs), BLOCK=1024)
         wanted = [
-            ((~p.live.isfinite()) & p.kept.isfinite() & (p.of_norm | (p.live != -math.inf))).sum().item() for p in pairs
+            ((~p.live.isfinite()) & p.shadow.isfinite() & (p.of_norm | (p.live != -math.inf))).sum().item()
+            for p in pairs
         ]
         assert wanted[1:3] == [3, 3], "not -inf where there was a number, in a normalisation layer"
         assert wanted[4:6] == [2, 2]

@@ -13,7 +13,7 @@ import torch
 from endless_run import main
 
 import surefoot
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import CheckpointStore
 from surefoot.guard.signal_handlers import SIGNALS
 from surefoot.train import exit_codes
 from surefoot.train.recipe.errors import RecipeError
@@ -31,7 +31,7 @@ def handlers() -> Iterator[None]:
 
 
 def is_saved(run: Path) -> bool:
-    newest = Store(run / "checkpoints").newest()
+    newest = CheckpointStore(run / "checkpoints").newest()
     return newest is not None and newest.step == surefoot.read(run).scalars["step"][-1] + 1 >= 20
 
 

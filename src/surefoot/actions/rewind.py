@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surefoot.actions.action_context import ActionContext, CannotAct
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
-from surefoot.checkpoint.train_state import CannotGoBack
+from surefoot.checkpoint.train_state import RestoreError
 
 
 class RewindIncomplete(RuntimeError):

@@ -1,4 +1,7 @@
-"""Keeping and restoring the state of a run; `Checkpoints` is all of it for a loop that wants nothing else."""
+"""Copies the state of a run in memory (Snapshot) and on disk (Checkpoint), and restores it bit for bit.
+
+`Checkpoints` is the public API for a training loop that uses nothing else of surefoot.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoints", "Resumed", "Retention"]
 
-_HOMES = {
+_MODULES = {
     "Checkpoints": "surefoot.checkpoint.standalone",
     "Resumed": "surefoot.checkpoint.manager",
     "Retention": "surefoot.checkpoint.store",
@@ -23,10 +26,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'surefoot.checkpoint' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value

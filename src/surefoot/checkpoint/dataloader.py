@@ -1,4 +1,4 @@
-"""What can be saved of a user's loader, and in words what cannot: known by its shape, whatever made it."""
+"""How far the position of a user's data loader can be saved, judged by its interface, and what cannot be."""
 
 from __future__ import annotations
 
@@ -11,44 +11,45 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from surefoot.checkpoint.tree import Stateful
 
-_SEED = "torch's random numbers (each loop over the loader draws one, and a resumed run begins one more)"
-_WORKERS = "random numbers that the data set draws in worker processes, if it draws any"
-_IN_EPOCH = "the place in the epoch (it begins again with its first batch)"
+_SEED = "torch's random numbers (each loop over the loader draws a seed, and a resumed run starts one more loop)"
+_WORKERS = "random numbers that the dataset draws in worker processes, if any"
+_IN_EPOCH = "the place in the epoch (it starts again with the first batch)"
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderPosition:
-    """How far a loader can be put back where it was."""
+    """How far the position of a loader can be restored."""
 
-    keeper: Stateful | None
-    """Saved and loaded with the run; None when there is nothing to save."""
+    stateful: Stateful | None
+    """Saved and loaded with the run; None if there is nothing to save."""
     inexact: tuple[str, ...] = ()
-    """What will not be the same after a resume, in words."""
+    """What will not be the same after a resume, as text."""
     way_out: str = ""
-    mended: tuple[str, ...] = ()
-    """What of this is the same after all in a loop over `guard.batches(loader)`."""
+    exact_if_guarded: tuple[str, ...] = ()
+    """The parts of `inexact` that are exact in a loop over `guard.batches(loader)`."""
 
     @property
     def warning(self) -> str | None:
-        """One text for people, None when all is exact."""
+        """The warning for an unguarded loop; None if everything is exact."""
         return self._warning(self.inexact, self.way_out)
 
     def warning_for(self, *, announced: bool) -> str | None:
-        """The warning for a guarded loop: over `guard.batches(loader)` or the like, or what is lost only without it."""
+        """The warning for a guarded loop: with `guard.batches(loader)` or the like, or what is lost only without it."""
         if announced:
-            return self._warning(tuple(what for what in self.inexact if what not in self.mended), self.way_out)
-        return self._warning(self.mended, "Write `for batch in guard.batches(loader):`.")
+            lost = tuple(item for item in self.inexact if item not in self.exact_if_guarded)
+            return self._warning(lost, self.way_out)
+        return self._warning(self.exact_if_guarded, "Write `for batch in guard.batches(loader):`.")
 
     def _warning(self, lost: tuple[str, ...], way_out: str) -> str | None:
         if not lost:
             return None
-        return f"after a resume the data will not go on exactly. Not kept: {'; '.join(lost)}. {way_out}"
+        return f"the data will not continue exactly after a resume. Not saved: {'; '.join(lost)}. {way_out}"
 
 
-class SameRandomNumbers:
+class RngNeutralLoader:
     """A loader whose state can be read and set without a draw from torch's global generator.
 
-    Where it has no iterator yet, torchdata's makes one to be asked, and that draws a seed.
+    torchdata's loader creates an iterator to read its state if it has none yet, and that draws a seed.
     """
 
     def __init__(self, loader: Stateful) -> None:
@@ -70,28 +71,29 @@ class SameRandomNumbers:
 
 
 def position_of(loader: object) -> LoaderPosition:
-    """What a resume can make of this loader; anything with `state_dict` and `load_state_dict` is taken at its word.
+    """What a resume can restore of this loader.
 
-    For torch's and torchdata's loaders the ways in which they are known to go on with other samples are named.
+    Anything with `state_dict` and `load_state_dict` is trusted. For the loaders of torch and torchdata, known cases in
+    which they continue with other samples are listed.
     """
     if isinstance(loader, type) or not (isinstance(loader, Stateful) or _iterable(loader)):
-        raise TypeError(f"a loader gives batches in a for loop or has a state_dict; {loader!r:.100} does neither")
+        raise TypeError(f"loader must be iterable or have a state_dict; {loader!r:.100} is neither")
     if isinstance(loader, Stateful):
         return _stateful(loader) if isinstance(loader, DataLoader) else LoaderPosition(loader)
     if isinstance(loader, DataLoader):
         return _stream(loader) if isinstance(loader.dataset, IterableDataset) else _plain(loader)
     if hasattr(loader, "__next__"):
-        lost = f"the place in the data (a {type(loader).__name__} runs forward once and cannot tell how far it is)"
+        lost = f"the place in the data (a {type(loader).__name__} runs forward once and does not know its position)"
         return LoaderPosition(None, (lost,), f"Give it state_dict and load_state_dict, or use {_make()}.")
-    out = f"Use {_make()}, or pass over what was seen: surefoot.data.skip_ahead(loader, n)."
-    return LoaderPosition(None, (_IN_EPOCH,), out)
+    way_out = f"Use {_make()}, or skip the batches seen so far: surefoot.data.skip_ahead(loader, n)."
+    return LoaderPosition(None, (_IN_EPOCH,), way_out)
 
 
 def _stateful(loader: Any) -> LoaderPosition:
-    """StatefulDataLoader and its like, which keep the place but not every order."""
+    """StatefulDataLoader and the like, which save the position but not every order."""
     sampler, lost = _sampler(loader), []
     if isinstance(sampler, RandomSampler):
-        lost.append("the order of the epochs (torch's RandomSampler saves nothing of its generator)")
+        lost.append("the order of the epochs (torch's RandomSampler does not save its generator)")
     elif not loader.num_workers and loader.generator is not None and _shared(loader.generator, sampler):
         lost.append("the order of the epochs (loader and sampler draw from the same generator)")
     if loader.generator is None:
@@ -104,22 +106,22 @@ def _stateful(loader: Any) -> LoaderPosition:
         return LoaderPosition(loader)
     if lost == [_WORKERS]:
         return LoaderPosition(loader, (_WORKERS,), f"Use {_make(loader)}.")
-    mended = (_SEED,) if _SEED in lost else ()
+    exact_if_guarded = (_SEED,) if _SEED in lost else ()
     if isinstance(loader.dataset, IterableDataset):
-        return LoaderPosition(loader, tuple(lost), "Pass generator=torch.Generator() to the loader.", mended)
-    # With shuffle=True a generator on the loader would be the sampler's as well.
-    first = "sampler=torchdata.stateful_dataloader.sampler.RandomSampler(dataset, generator=g) and "
-    own = first if hasattr(sampler, "generator") else ""
-    return LoaderPosition(
-        loader, tuple(lost), f"Use {_make(loader)}, or pass {own}generator=torch.Generator() to the loader.", mended
-    )
+        way_out = "Pass generator=torch.Generator() to the loader."
+        return LoaderPosition(loader, tuple(lost), way_out, exact_if_guarded)
+    # With shuffle=True, a generator on the loader would be the sampler's as well.
+    sampler_option = "sampler=torchdata.stateful_dataloader.sampler.RandomSampler(dataset, generator=g) and "
+    options = (sampler_option if hasattr(sampler, "generator") else "") + "generator=torch.Generator()"
+    way_out = f"Use {_make(loader)}, or pass {options} to the loader."
+    return LoaderPosition(loader, tuple(lost), way_out, exact_if_guarded)
 
 
 def _plain(loader: Any) -> LoaderPosition:
     sampler, lost = _sampler(loader), [_IN_EPOCH]
     if isinstance(sampler, RandomSampler):
-        whose = "torch's own" if sampler.generator is None else "a"
-        lost.append(f"the order (shuffled by {whose} generator, which has moved on: samples come twice or never)")
+        whose = "torch's global" if sampler.generator is None else "a"
+        lost.append(f"the order (shuffled by {whose} generator, which has advanced: samples repeat or are skipped)")
     elif isinstance(sampler, DistributedSampler):
         lost.append("the epoch of its DistributedSampler (unless the loop calls set_epoch)")
     elif not isinstance(sampler, SequentialSampler):
@@ -130,17 +132,16 @@ def _plain(loader: Any) -> LoaderPosition:
 
 
 def _stream(loader: Any) -> LoaderPosition:
-    lost = ["the place in the stream (it begins again with its first sample)"]
+    lost = "the place in the stream (it starts again with the first sample)"
     able = isinstance(loader.dataset, Stateful)
     needs = "" if able else f", and give {type(loader.dataset).__name__} state_dict and load_state_dict"
     options = f"batch_size={loader.batch_size}, num_workers={loader.num_workers}, generator=torch.Generator()"
-    return LoaderPosition(
-        None, tuple(lost), f"Use torchdata.stateful_dataloader.StatefulDataLoader(dataset, {options}){needs}."
-    )
+    way_out = f"Use torchdata.stateful_dataloader.StatefulDataLoader(dataset, {options}){needs}."
+    return LoaderPosition(None, (lost,), way_out)
 
 
 def _make(loader: Any = None) -> str:
-    """The line that makes a loader of ours with the same options."""
+    """The call that makes a surefoot loader with the same options."""
     if loader is None:
         return "surefoot.data.make_loader(dataset, batch_size, seed=0)"
     inner = loader.batch_sampler
@@ -152,7 +153,7 @@ def _make(loader: Any = None) -> str:
 
 
 def _sampler(loader: Any) -> Any:
-    """What decides the order, also inside a batch sampler."""
+    """The sampler that decides the order, also inside a batch sampler."""
     outer = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     return getattr(outer, "sampler", outer)
 

@@ -1,4 +1,4 @@
-"""The checkpoints of a live run: when one is due, what became of it, whether it proved good, and the way back."""
+"""The checkpoints of a live run: when to save, the results of saves, health marks, and resuming."""
 
 from __future__ import annotations
 
@@ -6,263 +6,357 @@ import math
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from surefoot.checkpoint.copies import Copy
-from surefoot.checkpoint.format.hashing import hash_of
-from surefoot.checkpoint.format.load import put_together
-from surefoot.checkpoint.health_marks import HealthMarks
-from surefoot.checkpoint.pending_save import EarlierState, Outcome, PendingSave
-from surefoot.checkpoint.rank_rendezvous import RankGroup, forget, part
-from surefoot.checkpoint.replay_check import Proof, ReplayCheck
-from surefoot.checkpoint.save_interval import SaveInterval
+from surefoot.background import BackgroundTask
+from surefoot.checkpoint.copies import StateCopy
+from surefoot.checkpoint.format.hashing import hash_state
+from surefoot.checkpoint.format.load import load_checkpoint
+from surefoot.checkpoint.pending_save import EarlierState, PendingSave, SaveResult
+from surefoot.checkpoint.rank_rendezvous import RankGroup, leave, remove_messages
+from surefoot.checkpoint.replay_check import ReplayCheck, ReplayResult
 from surefoot.checkpoint.saver import AsyncSaver
-from surefoot.checkpoint.store import Retention, Store, StoredCheckpoint
+from surefoot.checkpoint.store import CheckpointStore, Retention, SaveFailed, StoredCheckpoint
 from surefoot.checkpoint.train_state import TrainState
 
-PATIENCE = 300.0
-"""Seconds for which a disk may not answer before that is told, and nobody waits for it any more."""
+STALL_TIMEOUT = 300.0
+"""Seconds for which a disk call may hang before that is reported and no longer waited for."""
 _POLL = 0.002
-_BUSY = "the save before was still under way"
-Tell = Callable[[str, str, Mapping[str, Any]], None]
-"""Takes the name of what happened, the words, and the values."""
+_BUSY = "the previous save was still running"
+EventCallback = Callable[[str, str, Mapping[str, Any]], None]
+"""Called with the name of an event, a message, and values."""
+
+
+@dataclass(slots=True)
+class SaveInterval:
+    """When a save is due, by the number of updates and by a monotonic clock."""
+
+    steps: int = 1000
+    seconds: float = 3600.0
+    """The longest time between two saves, by a monotonic clock."""
+    _step: int = -1
+    _time: float = field(default_factory=time.monotonic)
+    _requested: bool = False
+
+    def due(self, step: int) -> bool:
+        if self._step < 0:
+            self._step = step
+        return self._requested or step - self._step >= self.steps or time.monotonic() - self._time >= self.seconds
+
+    def overdue(self, step: int) -> bool:
+        """A second interval has passed; by the step count alone, which all ranks share."""
+        return self._step >= 0 and step - self._step >= 2 * self.steps
+
+    def request(self) -> None:
+        """Make a save due at once."""
+        self._requested = True
+
+    def reset(self, step: int) -> None:
+        """A save was made at `step`."""
+        self._step, self._time, self._requested = step, time.monotonic(), False
+
+
+class HealthMarks:
+    """Marks checkpoints healthy or suspect by what followed them; rank 0 writes the marks in the background."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        run_after_save: Callable[[Callable[[], None]], BackgroundTask[None]],
+        *,
+        first: bool,
+    ) -> None:
+        self._store, self._run_after_save, self._first = store, run_after_save, first
+        self._unproven: dict[str, tuple[int, int]] = {}
+        """Attempt and step of each unproven checkpoint, by name."""
+        self._healthy_attempt = -1
+        self.healthy_step = -1
+        """The step of the newest checkpoint that proved healthy."""
+        self._last: BackgroundTask[None] | None = None
+        self.errors: list[str] = []
+        """Marks that could not be written, and why."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a mark is being written."""
+        return self._last is not None and not self._last.over
+
+    def add(self, name: str, attempt: int, step: int) -> None:
+        """Follow a new checkpoint."""
+        self._unproven[name] = attempt, step
+
+    def mark_healthy(self, attempt: int) -> None:
+        """States up to this attempt proved good by what followed."""
+        if attempt > self._healthy_attempt:
+            self._healthy_attempt = attempt
+            self.flush()
+
+    def mark_suspect(self, attempt: int, reason: str) -> None:
+        """Mark unproven checkpoints captured after this attempt suspect."""
+        for name, (captured, _) in list(self._unproven.items()):
+            if captured > attempt:
+                self._write(name, "suspect", reason)
+
+    def flush(self) -> None:
+        """Write the marks of all checkpoints that are proven by now."""
+        for name, (captured, step) in list(self._unproven.items()):
+            if captured <= self._healthy_attempt:
+                self.healthy_step = max(self.healthy_step, step)
+                self._write(name, "healthy", f"no problem was found up to attempt {self._healthy_attempt}")
+
+    def _write(self, name: str, health: Literal["healthy", "suspect"], reason: str) -> None:
+        del self._unproven[name]
+        if not self._first:
+            return
+
+        def write() -> None:
+            try:
+                self._store.mark(name, health, reason)
+            except LookupError:
+                pass  # pruned in the meantime
+            except SaveFailed as failure:
+                self.errors.append(f"{name} could not be marked {health}: {failure}")
+
+        self._last = self._run_after_save(write)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """A run that was put back on the disk's word."""
+    """The result of resuming from a checkpoint."""
 
     step: int
     attempt: int
     checkpoint: str
     guard: Any
-    """What was saved beside the run."""
+    """The guard's own state that was saved with the run."""
     equal: bool | None
-    """Whether the state hashes to what was saved, to the bit; None where another number of processes saved it."""
-    proof: Proof | None = None
+    """Whether the loaded state has the saved hash, bit for bit; None if another number of ranks saved it."""
+    replay: ReplayResult | None = None
     """Whether a saved batch has the loss it had."""
     notes: tuple[str, ...] = ()
 
 
 class CheckpointManager:
-    """Saves a run as it goes, one checkpoint after the other, and finds the right one to go on from."""
+    """Saves a live run in the background, one checkpoint at a time, and resumes from the newest usable one."""
 
     def __init__(
         self,
         root: Path,
-        whole: TrainState,
+        train_state: TrainState,
         *,
-        tell: Tell,
-        team: RankGroup | None = None,
-        pace: SaveInterval | None = None,
+        on_event: EventCallback,
+        group: RankGroup | None = None,
+        interval: SaveInterval | None = None,
         keep: Retention | None = None,
         about: Mapping[str, Any] | None = None,
-        probe: ReplayCheck | None = None,
+        replay_check: ReplayCheck | None = None,
     ) -> None:
-        self.team = team or RankGroup()
-        self.pace = pace or SaveInterval()
-        self.store = Store(root, keep=keep, patience=PATIENCE)
+        self.group = group or RankGroup()
+        self.interval = interval or SaveInterval()
+        self.store = CheckpointStore(root, keep=keep, stall_timeout=STALL_TIMEOUT)
         self.metrics: dict[str, float | torch.Tensor] = {}
-        """The latest of each, to be told with the next checkpoint."""
-        self._saving = AsyncSaver(whole, self.store, self.team, probe=probe)
-        self._whole = whole
-        self._tell = tell
+        """The latest value of each metric, written to the manifest of the next checkpoint."""
+        self._saver = AsyncSaver(train_state, self.store, self.group, replay_check=replay_check)
+        self._train_state = train_state
+        self._on_event = on_event
         self._about = {"versions": {"torch": torch.__version__, "python": platform.python_version()}, **(about or {})}
         self._began = time.monotonic()
-        self._taken: PendingSave | None = None
-        """Copied, and waiting for the numbers of its last update."""
-        self._health = HealthMarks(self.store, self._saving.behind, first=self.team.rank == 0)
-        self._saved = -1
-        self._doubted = False
-        self._silent = False
-        """It was told that the disk does not answer."""
+        self._captured: PendingSave | None = None
+        """Copied, and waiting for the metrics of its last update."""
+        self._health = HealthMarks(self.store, self._saver.run_after_save, first=self.group.rank == 0)
+        self._saved_step = -1
+        self._captured_suspect = False
+        self._stall_reported = False
 
-    # -- step by step
+    # -- every step
 
     @property
     def saved_step(self) -> int:
-        """The step of the last save that was begun; -1 before the first."""
-        return self._saved
+        """The step of the last save that was started; -1 before the first."""
+        return self._saved_step
 
     @property
-    def sound_step(self) -> int:
-        """The step of the newest checkpoint that proved healthy, as the first process knows it; -1 for none."""
-        return self._health.sound
+    def healthy_step(self) -> int:
+        """The step of the newest checkpoint that proved healthy, as rank 0 knows it; -1 for none."""
+        return self._health.healthy_step
 
     @property
     def idle(self) -> bool:
-        """Neither a copy waits nor a save is under way."""
-        return self._taken is None and not self._saving.busy
+        """Whether no captured state is waiting and no save is running."""
+        return self._captured is None and not self._saver.busy
 
-    def settle(self) -> None:
-        self._saving.settle()
+    def before_update(self) -> None:
+        """To be called before each optimizer step: a copy may still be in transfer to the host."""
+        self._saver.before_update()
 
-    def prepare(self) -> None:
-        """The optimizers hold all they ever will: memory for the copies can be made."""
-        self._saving.prepare()
+    def preallocate(self) -> None:
+        """Allocate memory for copies; to be called when the optimizers have all the state they will ever have."""
+        self._saver.preallocate()
 
     def due(self, step: int, *, free: bool = True) -> bool:
-        """Whether a checkpoint is wanted now; `step` counts the updates that are known to have landed.
+        """Whether a checkpoint is due; `step` counts the updates known to be applied.
 
-        One that falls due while a save is under way is wanted as soon as that has ended. Several processes must all
-        come to the same answer: `free` is what all of them know, that none is at a save.
+        One that falls due during a save is due as soon as that has ended. All ranks must come to the same answer:
+        `free` says, on all of them, that no rank is saving.
         """
-        self.heard()
-        if not self.pace.due(step):
+        self.poll()
+        if not self.interval.due(step):
             return False
-        if self.team.world == 1:
+        if self.group.world_size == 1:
             return self.idle
         if free:
-            self.pace.done(step)
+            self.interval.reset(step)
         return free
 
-    def missed(self) -> None:
-        """The moment was not the right one: the next will do."""
-        self.pace.hurry()
+    def request_save(self) -> None:
+        """Make a save due at the next opportunity, because the last one could not be used."""
+        self.interval.request()
 
-    def take(self, attempt: int, earlier: EarlierState | None = None) -> None:
-        """Copy the run as it is between two updates; it is written when the numbers of the last one are known."""
+    def capture(self, attempt: int, earlier: EarlierState | None = None) -> None:
+        """Copy the run between two updates; it is written once the metrics of the last update are known."""
         if not self.idle:
-            self._saving.absent(_BUSY)
-            self._tell("failed", f"not saved: {_BUSY}; tried again at the next interval", {})
+            self._saver.decline(_BUSY)
+            self._on_event("failed", f"not saved: {_BUSY}; retrying at the next interval", {})
             return
-        self._taken = self._saving.take(attempt, earlier=earlier)
+        self._captured = self._saver.capture(attempt, earlier=earlier)
 
-    def withdraw(self, attempt: int) -> None:
-        """A copy taken after this attempt and not written yet is from the middle of an iteration: the next will do."""
-        if self._taken is not None and self._taken.attempt == attempt:
-            self._drop()
-            self.missed()
+    def withdraw_capture(self, attempt: int) -> None:
+        """Discard a copy of this attempt that turned out to be from the middle of an iteration, and retry."""
+        if self._captured is not None and self._captured.attempt == attempt:
+            self._discard_capture()
+            self.request_save()
 
-    def row_read(self, step: int, attempt: int, guard: Callable[[], Any]) -> None:
-        """The numbers up to an attempt are known, and with them how many updates have landed."""
-        taken = self._taken
-        if taken is None or attempt < taken.attempt:
+    def metrics_read(self, step: int, attempt: int, guard: Callable[[], Any]) -> None:
+        """Metrics up to `attempt` are known, and with them the number of applied updates: write a waiting copy."""
+        captured = self._captured
+        if captured is None or attempt < captured.attempt:
             return
-        self._taken = None
-        if self._doubted or attempt > taken.attempt:
-            self._saving.forget(taken)
-            self._doubted = False
+        self._captured = None
+        if self._captured_suspect or attempt > captured.attempt:
+            self._saver.discard(captured)
+            self._captured_suspect = False
             return
-        self._begin(taken, step, guard())
+        self._begin(captured, step, guard())
 
     def save(
         self, step: int, attempt: int, guard: Any, *, kind: str = "regular", earlier: EarlierState | None = None
-    ) -> Outcome | None:
-        """Save now and wait for it; what is under way is waited for too. The last outcome, for the first process."""
-        self._drop()
-        self.heard(wait=True)
+    ) -> SaveResult | None:
+        """Save now and wait for it, after any running save; returns the result on rank 0."""
+        self._discard_capture()
+        self.poll(wait=True)
         if not self.idle:
-            self._saving.absent(_BUSY)
+            self._saver.decline(_BUSY)
             return None
-        taken = self._saving.take(attempt, kind=kind, earlier=earlier)
-        self._begin(taken, step, guard)
-        return self.heard(wait=True)
+        captured = self._saver.capture(attempt, kind=kind, earlier=earlier)
+        self._begin(captured, step, guard)
+        return self.poll(wait=True)
 
-    def lend(self, copy: Copy, step: int, attempt: int, guard: Any) -> None:
-        """Have a state written that is kept in memory, as an emergency checkpoint; nobody waits for it."""
-        self._saving.write(self._saving.lend(copy, attempt), step, self._said(), guard)
+    def save_copy(self, copy: StateCopy, step: int, attempt: int, guard: Any) -> None:
+        """Write a state held in memory as an emergency checkpoint, without waiting for it."""
+        self._saver.write(self._saver.borrow(copy, attempt), step, self._manifest_info(), guard)
 
-    def _begin(self, taken: PendingSave, step: int, guard: Any) -> None:
-        self._saving.write(taken, step, self._said(), guard)
-        if self.team.world == 1:
-            self.pace.done(step)
-        self._saved = step
+    def _begin(self, captured: PendingSave, step: int, guard: Any) -> None:
+        self._saver.write(captured, step, self._manifest_info(), guard)
+        if self.group.world_size == 1:
+            self.interval.reset(step)
+        self._saved_step = step
 
-    def heard(self, *, wait: bool = False, until: float = math.inf) -> Outcome | None:
-        """Tell what came of the save, if it is over."""
-        while self._health.troubles:
-            self._tell("trouble", self._health.troubles.pop(), {})
-        outcome = self._saving.outcome(wait=wait, patience=PATIENCE, until=until)
-        if outcome is None:
-            self._tell_of_silence()
+    def poll(self, *, wait: bool = False, until: float = math.inf) -> SaveResult | None:
+        """Report the result of the save, if it has ended."""
+        while self._health.errors:
+            self._on_event("trouble", self._health.errors.pop(), {})
+        result = self._saver.result(wait=wait, stall_timeout=STALL_TIMEOUT, until=until)
+        if result is None:
+            self._report_stall()
             return None
-        self._silent = False
-        values = {"step": outcome.step, "kind": outcome.kind, "seconds": round(outcome.seconds, 3)}
-        if outcome.error:
-            self._saved = -1
-            self._tell("failed", f"not saved: {outcome.error}; tried again at the next interval", values)
-        elif outcome.kept is not None:
-            name = outcome.kept.name
-            self._health.saved(name, outcome.attempt, outcome.step)
-            told = values | {"name": name, "bytes": outcome.kept.size, "removed": list(outcome.removed)}
-            if outcome.probe is not None:
-                told["probe_seconds"] = round(outcome.probe, 4)
-            self._tell("saved", f"saved as {name}", told)
-        if outcome.left_out:
-            self._tell("left_out", f"cannot be saved: {', '.join(outcome.left_out[:5])}", {})
-        if outcome.trouble:
-            self._tell("trouble", outcome.trouble, {})
-        self._health.mark()
-        return outcome
+        self._stall_reported = False
+        values = {"step": result.step, "kind": result.kind, "seconds": round(result.seconds, 3)}
+        if result.error:
+            self._saved_step = -1
+            self._on_event("failed", f"not saved: {result.error}; retrying at the next interval", values)
+        elif result.checkpoint is not None:
+            name = result.checkpoint.name
+            self._health.add(name, result.attempt, result.step)
+            values |= {"name": name, "bytes": result.checkpoint.size, "removed": list(result.removed)}
+            if result.replay_seconds is not None:
+                values["probe_seconds"] = round(result.replay_seconds, 4)
+            self._on_event("saved", f"saved as {name}", values)
+        if result.left_out:
+            self._on_event("left_out", f"cannot be saved: {', '.join(result.left_out[:5])}", {})
+        if result.prune_error:
+            self._on_event("trouble", result.prune_error, {})
+        self._health.flush()
+        return result
 
-    def _tell_of_silence(self) -> None:
-        silent = self._saving.pulse.silent
-        if silent > PATIENCE and not self._silent:
-            self._silent = True
-            self._tell("failed", f"not saved: the disk has not answered for {silent:.0f} s", {})
+    def _report_stall(self) -> None:
+        stalled = self._saver.write_watch.stalled_seconds
+        if stalled > STALL_TIMEOUT and not self._stall_reported:
+            self._stall_reported = True
+            self._on_event("failed", f"not saved: checkpoint write has stalled for {stalled:.0f} s", {})
 
     # -- health
 
-    def prove(self, attempt: int) -> None:
-        """States of this attempt and before proved good by what followed."""
-        self._health.prove(attempt)
+    def mark_healthy(self, attempt: int) -> None:
+        """States up to this attempt proved good by what followed."""
+        self._health.mark_healthy(attempt)
 
-    def doubt(self, attempt: int, why: str) -> None:
-        """What was taken after this attempt may hold the trouble."""
-        if self._taken is not None and self._taken.attempt > attempt:
-            self._doubted = True
-        self._health.doubt(attempt, why)
+    def mark_suspect(self, attempt: int, reason: str) -> None:
+        """States captured after this attempt may contain the fault."""
+        if self._captured is not None and self._captured.attempt > attempt:
+            self._captured_suspect = True
+        self._health.mark_suspect(attempt, reason)
 
-    # -- the way back
+    # -- resuming
 
     def newest(self) -> StoredCheckpoint | None:
-        """The checkpoint to go on from, verified; None where there is none. Raises NothingWhole."""
+        """The verified checkpoint to resume from; None if there is none. Raises NoUsableCheckpoint."""
         return self.store.newest()
 
     def clean(self) -> None:
-        """Remove what a killed process left behind; only for who holds the run."""
+        """Remove what a killed process left; only for the process that holds the run's lock."""
         self.store.clean(alone=True)
-        forget(self.store.root)
+        remove_messages(self.store.root)
 
-    def resume(self, kept: StoredCheckpoint) -> Resumed:
-        """Put the run back to what a checkpoint holds, and prove it: what is there now hashes to what was there."""
-        names = self._saving.names()
-        restored = put_together(kept.folder, self._whole, names, rank=self.team.rank, world_size=self.team.world)
-        equal = hash_of(self._whole.look(), names) == restored.hash if restored.hash else None
-        probe = self._saving.probe
-        proof = None if probe is None else probe.prove(restored.probe, same_world=equal is not None)
-        self.pace.done(kept.step)
-        self._saved = self._health.sound = kept.step
+    def resume(self, checkpoint: StoredCheckpoint) -> Resumed:
+        """Load a checkpoint, and check the result: the live state must have the saved hash."""
+        group, names = self.group, self._saver.names()
+        loaded = load_checkpoint(
+            checkpoint.folder, self._train_state, names, rank=group.rank, world_size=group.world_size
+        )
+        equal = hash_state(self._train_state.collect(), names) == loaded.hash if loaded.hash else None
+        check = self._saver.replay_check
+        replay = None if check is None else check.compare(loaded.replay_batch, same_world=equal is not None)
+        self.interval.reset(checkpoint.step)
+        self._saved_step = self._health.healthy_step = checkpoint.step
         return Resumed(
-            step=kept.step,
-            attempt=kept.attempt,
-            checkpoint=kept.name,
-            guard=restored.guard,
+            step=checkpoint.step,
+            attempt=checkpoint.attempt,
+            checkpoint=checkpoint.name,
+            guard=loaded.guard,
             equal=equal,
-            proof=proof,
-            notes=(*kept.passed, *restored.notes),
+            replay=replay,
+            notes=(*checkpoint.skipped, *loaded.notes),
         )
 
     def close(self, *, wait: float = math.inf) -> None:
-        """Wait for what is under way, and no longer than this."""
-        self._drop()
-        until = time.monotonic() + min(wait, PATIENCE)
-        self.heard(wait=True, until=math.inf if wait == math.inf else until)
+        """Wait for the running save and for health marks, for at most `wait` seconds."""
+        self._discard_capture()
+        until = time.monotonic() + min(wait, STALL_TIMEOUT)
+        self.poll(wait=True, until=math.inf if wait == math.inf else until)
         while self._health.busy and time.monotonic() < until:
             time.sleep(_POLL)
-        self.heard()
-        part(self.store.root, self.team)
+        self.poll()
+        leave(self.store.root, self.group)
 
-    def _drop(self) -> None:
-        if self._taken is not None:
-            self._saving.forget(self._taken)
-            self._taken = None
+    def _discard_capture(self) -> None:
+        if self._captured is not None:
+            self._saver.discard(self._captured)
+            self._captured = None
 
-    def _said(self) -> dict[str, Any]:
+    def _manifest_info(self) -> dict[str, Any]:
         trained = time.monotonic() - self._began
         return {**self._about, "metrics": dict(self.metrics), "seconds": round(trained, 3)}

@@ -1,4 +1,4 @@
-"""What travels on the way to the disk: a copy of the run, what it was a moment earlier, and what came of it."""
+"""A save on its way to the disk: the captured state, its result, and what a loop had before it fetched a batch."""
 
 from __future__ import annotations
 
@@ -8,68 +8,68 @@ from typing import Any
 
 from torch import Tensor
 
-from surefoot.checkpoint.copies import Copy, Look
-from surefoot.checkpoint.format.param_names import Names
-from surefoot.checkpoint.replay_check import Probed
+from surefoot.checkpoint.copies import LiveState, StateCopy
+from surefoot.checkpoint.format.param_names import StateNames
+from surefoot.checkpoint.replay_check import ReplayBatch
 from surefoot.checkpoint.store import StoredCheckpoint
-from surefoot.checkpoint.tree import freeze
+from surefoot.checkpoint.tree import detach_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingSave:
-    """A run as it was after an attempt, on its way to the disk."""
+    """The state after one attempt, captured and still to be written."""
 
     attempt: int
     kind: str
-    copy: Copy
-    names: Names
-    """Found while no process used the model: spread weights are other tensors while they are gathered."""
-    meeting: int = 0
-    """Which of the saves of this run it is, counted alike by all processes."""
+    copy: StateCopy
+    names: StateNames
+    """Collected at capture time: while sharded weights are gathered, they are other tensors."""
+    save_number: int = 0
+    """The number of this save, counted alike by all ranks."""
     ready: tuple[Any, ...] = ()
-    """Events on the devices after which the copy is there."""
-    probed: Probed | None = None
+    """CUDA events after which the copy is complete."""
+    replay_batch: ReplayBatch | None = None
     """A batch with the loss it has in this state."""
-    lent: bool = False
-    """Its memory is somebody else's."""
+    borrowed: bool = False
+    """The copy belongs to the snapshot ring; its memory is not for the next save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What came of a save."""
+class SaveResult:
+    """The result of one save."""
 
     step: int
     attempt: int
     kind: str
-    kept: StoredCheckpoint | None = None
-    """The checkpoint; only the first process has it."""
+    checkpoint: StoredCheckpoint | None = None
+    """The new checkpoint; only rank 0 has it."""
     error: str = ""
     seconds: float = 0.0
     left_out: tuple[str, ...] = ()
-    """What of the run cannot be saved."""
+    """Parts of the state that cannot be saved."""
     removed: tuple[str, ...] = ()
-    trouble: str = ""
-    """Why older checkpoints could not go."""
-    probe: float | None = None
-    """Seconds that the training waited for the loss of a batch to be saved with it; None if there is none."""
+    prune_error: str = ""
+    """Why older checkpoints could not be removed."""
+    replay_seconds: float | None = None
+    """Seconds that training waited for the loss of the replay batch; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierState:
-    """What moves on when a loop fetches its next batch, as it was before that."""
+    """What changes when a loop fetches its next batch, as it was before."""
 
     extra: Mapping[str, Any]
-    """States by the name of what they are of."""
-    chance: list[tuple[Any, Any]] | None = None
-    """Random numbers; None where nothing drew any since."""
+    """States by the name of what they belong to."""
+    rng_states: list[tuple[Any, Any]] | None = None
+    """None if no random number was drawn since."""
     buffers: Sequence[tuple[Tensor, Tensor]] = ()
-    """Buffers that a forward pass has changed since, and what they were."""
+    """Buffers that a forward pass has changed since, each with its earlier value."""
     inexact: tuple[str, ...] = ()
-    """Why a run resumed from here may not repeat the losses of the run that was saved."""
+    """Why a run resumed from here may not reproduce the losses of the saved run."""
 
-    def put_into(self, look: Look) -> None:
-        for live, before in self.buffers:
-            look.instead(live, before)
-        states = {name: freeze(state, look.slot) for name, state in self.extra.items()}
-        chance = look.frozen.chance if self.chance is None else self.chance
-        look.frozen = replace(look.frozen, extra={**look.frozen.extra, **states}, chance=chance)
+    def apply_to(self, live: LiveState) -> None:
+        for buffer, earlier in self.buffers:
+            live.replace_tensor(buffer, earlier)
+        states = {name: detach_tensors(state, live.slot) for name, state in self.extra.items()}
+        rng_states = live.rest.rng_states if self.rng_states is None else self.rng_states
+        live.rest = replace(live.rest, extra={**live.rest.extra, **states}, rng_states=rng_states)

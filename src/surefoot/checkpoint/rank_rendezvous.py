@@ -1,9 +1,9 @@
-"""Processes that write one checkpoint together, by way of the folder they all write to.
+"""Coordinates the ranks that write one checkpoint together, through small files in the checkpoint folder.
 
-Behind the training's back nobody may wait in a collective, which would hang as soon as one process has failed. The
-first process says where it writes in a small file; each of the others says in another that it is there, and then what
-it has written; at the end the first one says what came of it. All decide alike, without a word, after which attempt
-they save; a process that cannot, because it is still at the save before, says so.
+A background save must not wait in a collective, which would hang as soon as one rank has failed. Instead, rank 0
+publishes the folder to write to; every other rank publishes that it has started and later which files it wrote; at the
+end rank 0 publishes the result. All ranks decide alike, without communication, after which attempt they save; a rank
+that cannot, because its previous save is still running, publishes that.
 """
 
 from __future__ import annotations
@@ -17,166 +17,168 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from surefoot.checkpoint.store import Entry, SaveFailed
+from surefoot.checkpoint.store import FileEntry, SaveFailed
 
-BEGINNING = 60.0
-"""Seconds to wait for another process to turn up: they are at most a few steps apart, or one of them has died."""
-PATIENCE = 600.0
-"""Seconds to wait for one that has turned up, and may have the slower disk."""
-_PARTING = 2.0
+START_TIMEOUT = 60.0
+"""Seconds to wait for another rank to start: ranks are at most a few steps apart, or one of them has died."""
+WRITE_TIMEOUT = 600.0
+"""Seconds to wait for a rank that has started, which may have a slower disk."""
+_LEAVE_TIMEOUT = 2.0
 _POLL = 0.02
-_RESULTS = 100
+_MAX_RESULTS = 100
 _PREFIX = ".together-"
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """The processes of a run, and a word they have agreed on, so that no file of an earlier run is taken for theirs."""
+    """The ranks of a run, and a token they agreed on, so that files of an earlier run are not mistaken for theirs."""
 
     rank: int = 0
-    world: int = 1
-    word: str = "alone"
+    world_size: int = 1
+    token: str = "alone"
 
 
-class Meeting:
-    """One save of a team, by its number, which all count alike."""
+class SaveRendezvous:
+    """One save of a rank group, identified by a number that all ranks count alike."""
 
-    def __init__(self, root: Path, team: RankGroup, number: int) -> None:
+    def __init__(self, root: Path, group: RankGroup, number: int) -> None:
         self._root = root
-        self._team = team
+        self._group = group
         self._number = number
-        self._name = f"{_PREFIX}{team.word}-{number}"
-        self._results = root / f"{_PREFIX}{team.word}.over"
+        self._name = f"{_PREFIX}{group.token}-{number}"
+        self._results_file = root / f"{_PREFIX}{group.token}.over"
 
-    def compare(self, mine: Mapping[str, str]) -> frozenset[str]:
-        """Said and heard by all: of the things that are hashed here by name, those that are the same everywhere."""
-        if self._team.rank > 0:
+    def agree_on_replicated(self, hashes: Mapping[str, str]) -> frozenset[str]:
+        """Called by all ranks: the names whose hashes are the same on every rank."""
+        if self._group.rank > 0:
             self._root.mkdir(parents=True, exist_ok=True)
-            self._say(f"{self._team.rank}.here", {"hashes": dict(mine)})
-            told = self._hear("alike", "the first process to begin", BEGINNING)
-            if "failed" in told:
-                raise SaveFailed(f"the first process could not begin: {told['failed']}")
-            return frozenset(map(str, told["alike"]))
+            self._publish(f"{self._group.rank}.here", {"hashes": dict(hashes)})
+            message = self._await_message("alike", "rank 0 to start", START_TIMEOUT)
+            if "failed" in message:
+                raise SaveFailed(f"rank 0 could not start: {message['failed']}")
+            return frozenset(map(str, message["alike"]))
         others = [
-            self._hear(f"{rank}.here", f"process {rank} to begin", BEGINNING).get("hashes", {})
-            for rank in range(1, self._team.world)
+            self._await_message(f"{rank}.here", f"rank {rank} to start", START_TIMEOUT).get("hashes", {})
+            for rank in range(1, self._group.world_size)
         ]
-        alike = [name for name, digest in mine.items() if all(other.get(name) == digest for other in others)]
+        replicated = [name for name, digest in hashes.items() if all(other.get(name) == digest for other in others)]
         self._root.mkdir(parents=True, exist_ok=True)
-        self._say("alike", {"alike": alike})
-        return frozenset(alike)
+        self._publish("alike", {"alike": replicated})
+        return frozenset(replicated)
 
-    def lead(self, folder: Path) -> None:
-        """Said by the first process: write in here."""
-        for file in self._root.glob(f"{_PREFIX}{self._team.word}-*"):
-            if not file.name.startswith(f"{self._name}."):  # of a meeting that is long over
+    def announce_folder(self, folder: Path) -> None:
+        """Called by rank 0: publish the folder to write to."""
+        for file in self._root.glob(f"{_PREFIX}{self._group.token}-*"):
+            if not file.name.startswith(f"{self._name}."):  # of an earlier save
                 with suppress(OSError):
                     file.unlink()
-        self._say("folder", {"folder": folder.name})
+        self._publish("folder", {"folder": folder.name})
 
-    def follow(self) -> Path:
-        """Heard by the others."""
+    def await_folder(self) -> Path:
+        """Called by the other ranks: wait for the folder to write to."""
         self._root.mkdir(parents=True, exist_ok=True)
-        self._say(f"{self._team.rank}.here", {})
-        told = self._hear("folder", "the first process to begin", BEGINNING)
-        if "failed" in told:
-            raise SaveFailed(f"the first process could not begin: {told['failed']}")
-        name = str(told["folder"])
+        self._publish(f"{self._group.rank}.here", {})
+        message = self._await_message("folder", "rank 0 to start", START_TIMEOUT)
+        if "failed" in message:
+            raise SaveFailed(f"rank 0 could not start: {message['failed']}")
+        name = str(message["folder"])
         if "/" in name or name in ("", ".", ".."):
-            raise SaveFailed(f"{self._root} says to write in {name!r}, which is no folder of its own", kind="damaged")
+            raise SaveFailed(f"rank 0 announced the folder {name!r}, which is not inside {self._root}", kind="damaged")
         return self._root / name
 
-    def done(self, entries: Mapping[str, Entry]) -> None:
-        """Said by the others, who then wait for what comes of it: this is what I wrote."""
-        self._say(str(self._team.rank), {"files": {name: [e.size, e.xxh3_128] for name, e in entries.items()}})
-        error = self._waited(self._came_of_it, "the first process to end", PATIENCE)
+    def report_written(self, entries: Mapping[str, FileEntry]) -> None:
+        """Called by the other ranks: publish what was written, then wait for the result of the save."""
+        self._publish(str(self._group.rank), {"files": {name: [e.size, e.xxh3_128] for name, e in entries.items()}})
+        error = self._poll_until(self._result, "rank 0 to finish", WRITE_TIMEOUT)
         with suppress(OSError):
-            self._path(str(self._team.rank)).unlink()  # nobody waits here any more
+            self._path(str(self._group.rank)).unlink()  # tells `leave` that this rank has read the result
         if error:
             raise SaveFailed(error)
 
-    def failed(self, why: str) -> None:
-        """Said by anyone, instead of what else there would be to say."""
-        first = self._team.rank == 0
+    def report_failure(self, reason: str) -> None:
+        """Called by any rank, in place of its next message."""
+        first = self._group.rank == 0
         with suppress(OSError):
             if not first:
-                self._say(f"{self._team.rank}.here", {})
-            self._say("folder" if first else str(self._team.rank), {"failed": why})
+                self._publish(f"{self._group.rank}.here", {})
+            self._publish("folder" if first else str(self._group.rank), {"failed": reason})
 
-    def gather(self) -> dict[str, Entry]:
-        """Heard by the first: what all the others wrote."""
-        found: dict[str, Entry] = {}
-        for rank in range(1, self._team.world):
-            self._hear(f"{rank}.here", f"process {rank} to begin", BEGINNING)
-        for rank in range(1, self._team.world):
-            told = self._hear(str(rank), f"process {rank}", PATIENCE)
-            if "failed" in told:
-                raise SaveFailed(f"process {rank} could not write its part: {told['failed']}")
-            found |= {name: Entry(int(size), str(digits)) for name, (size, digits) in dict(told["files"]).items()}
-        return found
+    def collect_written(self) -> dict[str, FileEntry]:
+        """Called by rank 0: wait for the files that all other ranks wrote."""
+        entries: dict[str, FileEntry] = {}
+        for rank in range(1, self._group.world_size):
+            self._await_message(f"{rank}.here", f"rank {rank} to start", START_TIMEOUT)
+        for rank in range(1, self._group.world_size):
+            message = self._await_message(str(rank), f"rank {rank}", WRITE_TIMEOUT)
+            if "failed" in message:
+                raise SaveFailed(f"rank {rank} could not write its part: {message['failed']}")
+            files = dict(message["files"])
+            entries |= {name: FileEntry(int(size), str(digits)) for name, (size, digits) in files.items()}
+        return entries
 
-    def over(self, error: str = "") -> None:
-        """Said by the first, and kept for a while: the others may look for it late."""
-        latest = sorted(self._all_results().items(), key=lambda one: int(one[0]))[-_RESULTS:]
+    def publish_result(self, error: str = "") -> None:
+        """Called by rank 0; results stay for a while, because other ranks may look for them late."""
+        latest = sorted(self._all_results().items(), key=lambda item: int(item[0]))[-_MAX_RESULTS:]
         with suppress(OSError):
-            _write(self._results, {**dict(latest), str(self._number): error})
+            _write(self._results_file, {**dict(latest), str(self._number): error})
 
-    def _came_of_it(self) -> str | None:
+    def _result(self) -> str | None:
         return self._all_results().get(str(self._number))
 
     def _all_results(self) -> dict[str, str]:
         with suppress(OSError, ValueError):
-            return dict(json.loads(self._results.read_text()))
+            return dict(json.loads(self._results_file.read_text()))
         return {}
 
-    def _path(self, what: str) -> Path:
-        return self._root / f"{self._name}.{what}"
+    def _path(self, name: str) -> Path:
+        return self._root / f"{self._name}.{name}"
 
-    def _say(self, what: str, told: Mapping[str, Any]) -> None:
-        _write(self._path(what), told)
+    def _publish(self, name: str, message: Mapping[str, Any]) -> None:
+        _write(self._path(name), message)
 
-    def _hear(self, what: str, whom: str, patience: float) -> dict[str, Any]:
-        path = self._path(what)
+    def _await_message(self, name: str, waiting_for: str, timeout: float) -> dict[str, Any]:
+        path = self._path(name)
 
-        def look() -> dict[str, Any] | None:
+        def read() -> dict[str, Any] | None:
             with suppress(OSError, ValueError):
                 return dict(json.loads(path.read_text()))
-            over = self._came_of_it() if self._team.rank else None
-            return None if over is None else {"failed": over or "it was done without this one"}
+            result = self._result() if self._group.rank else None
+            return None if result is None else {"failed": result or "the save finished without this rank"}
 
-        return self._waited(look, whom, patience)
+        return self._poll_until(read, waiting_for, timeout)
 
-    def _waited(self, look: Callable[[], T | None], whom: str, patience: float) -> T:
-        until = time.monotonic() + patience
-        while (found := look()) is None:
-            if time.monotonic() > until:
+    def _poll_until(self, read: Callable[[], T | None], waiting_for: str, timeout: float) -> T:
+        deadline = time.monotonic() + timeout
+        while (value := read()) is None:
+            if time.monotonic() > deadline:
                 raise SaveFailed(
-                    f"waited {patience:.0f} s for {whom}. Does it still run, and do all write to the same disk?"
+                    f"waited {timeout:.0f} s for {waiting_for}. Is it still running, and do all ranks write to the"
+                    " same disk?"
                 )
             time.sleep(_POLL)
-        return found
+        return value
 
 
-def _write(path: Path, told: Mapping[str, Any]) -> None:
+def _write(path: Path, message: Mapping[str, Any]) -> None:
     draft = path.with_name(path.name + ".new")
-    draft.write_text(json.dumps(told))
+    draft.write_text(json.dumps(message))
     os.replace(draft, path)
 
 
-def part(root: Path, team: RankGroup) -> None:
-    """The first process goes: what it said may go too, as soon as the others have heard it."""
-    if team.world == 1 or team.rank > 0:
+def leave(root: Path, group: RankGroup) -> None:
+    """Called by rank 0 at the end: remove its messages once the other ranks have read them, or after 2 s."""
+    if group.world_size == 1 or group.rank > 0:
         return
-    until = time.monotonic() + _PARTING
-    names = [f"{_PREFIX}{team.word}-*.{rank}" for rank in range(1, team.world)]
-    while time.monotonic() < until and any(file for name in names for file in root.glob(name)):
+    deadline = time.monotonic() + _LEAVE_TIMEOUT
+    names = [f"{_PREFIX}{group.token}-*.{rank}" for rank in range(1, group.world_size)]
+    while time.monotonic() < deadline and any(file for name in names for file in root.glob(name)):
         time.sleep(_POLL)
-    forget(root, team.word)
+    remove_messages(root, group.token)
 
 
-def forget(root: Path, word: str = "") -> None:
-    """Remove what processes of an earlier time have said."""
-    for file in root.glob(f"{_PREFIX}{word}*"):
+def remove_messages(root: Path, token: str = "") -> None:
+    """Remove the messages of earlier runs, or of one token."""
+    for file in root.glob(f"{_PREFIX}{token}*"):
         with suppress(OSError):
             file.unlink()

@@ -1,136 +1,201 @@
-"""The proof of a resume: a batch that is saved with the loss it had, and must have that loss again."""
+"""Checks a resume by replay: a batch is saved with its loss, and must have the same loss after loading."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from surefoot.checkpoint.batch_copy import kept
-from surefoot.checkpoint.side_effect_free import quietly
+from surefoot.checkpoint.side_effect_free import reproducible
 
-SAME = 1e-5
-"""Relative difference of two losses of one machine that is put down to kernels whose sums come in any order."""
-ELSEWHERE = 1e-2
-"""The same where another device, another torch or another number of processes has worked it out."""
+TOLERANCE = 1e-5
+"""Relative difference of two losses on one machine that nondeterministic summation order explains."""
+TOLERANCE_ELSEWHERE = 1e-2
+"""The same if another device, another torch or another number of ranks computed the saved loss."""
+MAX_BATCH_BYTES = 1 << 24
+"""Bytes of a batch that are saved; of a larger batch only the first samples."""
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 StepFn = Callable[[nn.Module, Any], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ReplayBatch:
     """A batch and its loss, still on the device."""
 
     batch: Any
     loss: Tensor
     seconds: float
-    """What the training had to wait for it, on the host."""
+    """Host seconds that training waited for it."""
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """What is saved; waits for the device."""
-        return {"batch": self.batch, "loss": self.loss.item(), "where": where(self.loss.device)}
+        return {"batch": self.batch, "loss": self.loss.item(), "where": environment(self.loss.device)}
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
-    """What came of running the batch again."""
+class ReplayResult:
+    """The result of running the saved batch again."""
 
     verdict: str
     """equal, close, differs or none."""
     loss: float = math.nan
-    was: float = math.nan
+    saved_loss: float = math.nan
     tolerance: float = 0.0
-    why: str = ""
-    """There is none: why."""
+    reason: str = ""
+    """Why there is no result, if there is none."""
 
     @property
-    def words(self) -> str:
-        losses = f"the saved batch had loss {self.was:.9g} and has {self.loss:.9g}"
+    def message(self) -> str:
+        losses = f"the saved batch had loss {self.saved_loss:.9g} and now has {self.loss:.9g}"
         return {
-            "none": self.why,
-            "equal": f"the saved batch has the loss it had, {self.was:.9g}, to the bit",
-            "close": f"{losses}, within {self.tolerance:g} of it",
-            "differs": f"{losses}, more than {self.tolerance:g} of it apart: has the model's code changed since, or "
-            "step_fn, or what surrounds them?",
+            "none": self.reason,
+            "equal": f"the saved batch has its saved loss, {self.saved_loss:.9g}, bit for bit",
+            "close": f"{losses}, within the tolerance of {self.tolerance:g}",
+            "differs": f"{losses}, a relative difference above {self.tolerance:g}: has the model's code or step_fn"
+            " changed since, or anything they use?",
         }[self.verdict]
 
 
 class ReplayCheck:
-    """Runs `step_fn` on the last watched batch when a run is saved, and on a saved one when it is resumed."""
+    """Runs `step_fn` on the last watched batch when a run is saved, and on the saved batch when it is resumed."""
 
     def __init__(self, model: nn.Module, step_fn: StepFn | None, *, every: int = 1) -> None:
         self._model, self._step_fn, self._every = model, step_fn, every
         self._batch: Any = None
         self._saves = 0
-        self._failed = ""
-        self.off = "no step_fn was given" if step_fn is None else "" if every else "switched off by probe_every=0"
-        """Why no batch is saved, if none is."""
+        self._failure = ""
+        self.disabled_reason = (
+            "no step_fn was given" if step_fn is None else "" if every else "switched off by probe_every=0"
+        )
+        """Why no batch is saved; empty if batches are saved."""
 
-    def failed(self) -> str:
-        """Why no batch is saved any more, once."""
-        why, self._failed = self._failed, ""
-        return why
+    def take_failure(self) -> str:
+        """Why batches are no longer saved; returned once."""
+        failure, self._failure = self._failure, ""
+        return failure
 
-    def watched(self, batch: Any) -> None:
-        """The loop has a loss for this batch."""
-        if not self.off:
+    def observe(self, batch: Any) -> None:
+        """Remember the batch that the loop just computed a loss for."""
+        if not self.disabled_reason:
             self._batch = batch
 
-    def take(self, instead: Mapping[int, Tensor] | None = None) -> Probed | None:
-        """The last batch and its loss with the weights as they are now; costs one forward pass, and no wait."""
-        if self.off or self._batch is None:
+    def take(self, buffers: Mapping[int, Tensor] | None = None) -> ReplayBatch | None:
+        """The last batch and its loss with the current weights; costs one forward pass and does not synchronise."""
+        if self.disabled_reason or self._batch is None:
             return None
         self._saves += 1
         if (self._saves - 1) % self._every or (
-            instead and any(isinstance(m, FSDPModule) for m in self._model.modules())
+            buffers and any(isinstance(m, FSDPModule) for m in self._model.modules())
         ):
-            return None  # spread weights cannot be used between a forward pass and its backward
+            return None  # sharded weights cannot be used between a forward pass and its backward pass
         began = time.perf_counter()
         try:
-            batch = kept(self._batch)
-            loss = self._run(batch, instead)
-        except Exception as error:  # of the user's own function: training goes on, unproven
-            self._failed = self.off = (
-                f"the last batch could not be run again by step_fn: {type(error).__name__}: {error}"
+            batch = copy_batch(self._batch)
+            loss = self._run(batch, buffers)
+        except Exception as error:  # in the user's function: training continues without the check
+            self._failure = self.disabled_reason = (
+                f"step_fn could not run the last batch again: {type(error).__name__}: {error}"
             )
             self._batch = None
             return None
-        return Probed(batch, loss, time.perf_counter() - began)
+        return ReplayBatch(batch, loss, time.perf_counter() - began)
 
-    def prove(self, told: Any, *, same_world: bool = True) -> Proof:
-        """Run a saved batch and compare."""
-        if not isinstance(told, Mapping) or "loss" not in told:
-            return Proof("none", why="the checkpoint has no batch to run again")
+    def compare(self, saved: Any, *, same_world: bool = True) -> ReplayResult:
+        """Run the saved batch and compare its loss with the saved one."""
+        if not isinstance(saved, Mapping) or "loss" not in saved:
+            return ReplayResult("none", reason="the checkpoint has no batch to replay")
         if self._step_fn is None:
-            return Proof("none", why="no step_fn was given to run the saved batch with")
-        was = float(told["loss"])
+            return ReplayResult("none", reason="no step_fn was given to replay the saved batch with")
+        saved_loss = float(saved["loss"])
         try:
-            found = self._run(told["batch"])
+            result = self._run(saved["batch"])
         except Exception as error:
-            return Proof("none", why=f"step_fn failed on the saved batch: {type(error).__name__}: {error}")
-        loss = found.item()
-        tolerance = SAME if same_world and told.get("where") == where(found.device) else ELSEWHERE
-        if loss == was or (math.isnan(loss) and math.isnan(was)):
-            return Proof("equal", loss, was)
-        close = abs(loss - was) <= tolerance * max(abs(was), 1e-12)
-        return Proof("close" if close else "differs", loss, was, tolerance)
+            return ReplayResult("none", reason=f"step_fn failed on the saved batch: {type(error).__name__}: {error}")
+        loss = result.item()
+        same_environment = same_world and saved.get("where") == environment(result.device)
+        tolerance = TOLERANCE if same_environment else TOLERANCE_ELSEWHERE
+        if loss == saved_loss or (math.isnan(loss) and math.isnan(saved_loss)):
+            return ReplayResult("equal", loss, saved_loss)
+        close = abs(loss - saved_loss) <= tolerance * max(abs(saved_loss), 1e-12)
+        return ReplayResult("close" if close else "differs", loss, saved_loss, tolerance)
 
-    def _run(self, batch: Any, instead: Mapping[int, Tensor] | None = None) -> Tensor:
+    def _run(self, batch: Any, buffers: Mapping[int, Tensor] | None = None) -> Tensor:
         assert self._step_fn is not None
-        with quietly(self._model, instead):
+        with reproducible(self._model, buffers):
             loss = self._step_fn(self._model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise TypeError(f"it must return the loss, a tensor with one number, not {type(loss).__name__}")
+            raise TypeError(f"step_fn must return the loss, a tensor with one element, not {type(loss).__name__}")
         return loss.detach().clone()
 
 
-def where(device: torch.device) -> dict[str, Any]:
-    """What a loss depends on to the bit, besides the state."""
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a loss depends on, bit for bit, besides the state."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     threads = torch.get_num_threads() if device.type == "cpu" else 0
     return {"device": name, "torch": str(torch.__version__), "cuda": torch.version.cuda, "threads": threads}
+
+
+def copy_batch(batch: Any, max_bytes: int = MAX_BATCH_BYTES) -> Any:
+    """Copy a batch into plain dicts, lists and tuples, cut to `max_bytes`; raises TypeError, ValueError."""
+    size = sum(t.nbytes for t in _tensors(batch) if isinstance(t, np.ndarray) or t.layout is torch.strided)
+    if size > max_bytes:
+        batch = _first_samples(batch, size, max_bytes)
+    return _copied(batch)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if type(value) is not Tensor or value.layout is not torch.strided or value.is_meta:
+            raise TypeError(f"a {type(value).__name__} of layout {value.layout} cannot be saved in a checkpoint")
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return _map_parts(value, _copied)
+
+
+def _map_parts(value: Any, transform: Callable[[Any], Any]) -> Any:
+    """The same nesting in plain containers, with `transform` applied to each part."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Mapping):
+        return {k: transform(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [transform(v) for v in value]
+    if isinstance(value, tuple):
+        return tuple(transform(v) for v in value)
+    raise TypeError(f"a {type(value).__name__} inside the batch cannot be saved in a checkpoint")
+
+
+def _tensors(value: Any) -> Iterator[Tensor | np.ndarray]:
+    if isinstance(value, Tensor | np.ndarray):
+        yield value
+    elif isinstance(value, Mapping):
+        for v in value.values():
+            yield from _tensors(v)
+    elif isinstance(value, list | tuple):
+        for v in value:
+            yield from _tensors(v)
+
+
+def _first_samples(batch: Any, size: int, max_bytes: int) -> Any:
+    """The first samples of a batch in which the first dimension of all tensors has the same length."""
+    lengths = {t.shape[0] for t in _tensors(batch) if t.ndim}
+    samples = lengths.pop() if len(lengths) == 1 else 0
+    count = samples * max_bytes // size
+    if count < 1:
+        raise ValueError(f"the batch takes {size:,} bytes, more than {max_bytes:,}, and cannot be cut into samples")
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, Tensor | np.ndarray):
+            return value[:count] if value.ndim else value
+        texts = isinstance(value, list | tuple) and len(value) == samples and next(_tensors(value), None) is None
+        return value[:count] if texts else _map_parts(value, cut)
+
+    return cut(batch)

@@ -1,4 +1,4 @@
-"""The state of every source of random numbers a run draws from by default."""
+"""States of all random number generators that a run uses by default."""
 
 from __future__ import annotations
 
@@ -9,51 +9,53 @@ from typing import Any
 import numpy as np
 import torch
 
-States = list[tuple[Callable[[Any], object], Any]]
-_SLOW = 2
-"""States that come first and take tens of microseconds to read: those of `random` and of NumPy."""
+RngStates = list[tuple[Callable[[Any], object], Any]]
+"""Each state, with the function that sets it."""
+_HOST_GENERATORS = 2
+"""The states of `random` and NumPy come first; they take tens of microseconds to read."""
 
 
-def random_states(devices: set[torch.device]) -> States:
-    """Each state with the function that sets it; of CUDA devices the given ones and the current one."""
+def get_rng_states(devices: set[torch.device]) -> RngStates:
+    """The states of `random`, NumPy, torch, the given CUDA devices and the current one."""
     return [
         (random.setstate, random.getstate()),
         (np.random.set_state, np.random.get_state(legacy=False)),
-        *torch_states(devices),
+        *get_torch_rng_states(devices),
     ]
 
 
-def torch_states(devices: set[torch.device]) -> States:
-    """Those of torch alone, which can be read in every step."""
-    states: States = [(torch.set_rng_state, torch.get_rng_state())]
+def get_torch_rng_states(devices: set[torch.device]) -> RngStates:
+    """The states of torch alone, cheap enough to read in every step."""
+    states: RngStates = [(torch.set_rng_state, torch.get_rng_state())]
     if torch.cuda.is_initialized():
-        here = torch.device("cuda", torch.cuda.current_device())
-        for device in sorted(devices | {here}, key=lambda device: device.index):
+        current = torch.device("cuda", torch.cuda.current_device())
+        for device in sorted(devices | {current}, key=lambda device: device.index):
             generator = torch.cuda.default_generators[device.index]
             states.append((generator.set_state, generator.get_state()))
     return states
 
 
-def with_torch(states: States, torchs: States) -> States:
-    """The same states of `random` and NumPy, with other ones of torch."""
-    return [*states[:_SLOW], *torchs]
+def replace_torch_states(states: RngStates, torch_states: RngStates) -> RngStates:
+    """The states of `random` and NumPy from `states`, with other torch states."""
+    return [*states[:_HOST_GENERATORS], *torch_states]
 
 
-def moved(before: States, after: States) -> list[str]:
-    """The generators that numbers were drawn from between two readings by `random_states`, in a user's words."""
-    names = ["random", "NumPy", "torch", *(f"torch on device {i}" for i in range(len(before) - _SLOW - 1))]
+def changed_generators(before: RngStates, after: RngStates) -> list[str]:
+    """Names of the generators used between two calls of `get_rng_states`."""
+    devices = range(len(before) - _HOST_GENERATORS - 1)
+    names = ["random", "NumPy", "torch", *(f"torch on device {i}" for i in devices)]
     pairs = zip(names, before, after, strict=False)
-    return [name for name, (_, was), (_, now) in pairs if not _equal(was, now)]
+    return [name for name, (_, old), (_, new) in pairs if not _equal(old, new)]
 
 
-def moved_host(before: States, after: States) -> list[str]:
-    """The same for `random` and NumPy alone."""
-    return moved(before[:_SLOW], after[:_SLOW])
+def changed_host_generators(before: RngStates, after: RngStates) -> list[str]:
+    """Like `changed_generators`, for `random` and NumPy alone."""
+    return changed_generators(before[:_HOST_GENERATORS], after[:_HOST_GENERATORS])
 
 
-def moved_torch(before: States, after: States) -> bool:
-    """Whether numbers were drawn from torch between two readings by `torch_states`."""
-    return any(not _equal(was, now) for (_, was), (_, now) in zip(before, after, strict=False))
+def torch_rng_changed(before: RngStates, after: RngStates) -> bool:
+    """Whether random numbers were drawn from torch between two calls of `get_torch_rng_states`."""
+    return any(not _equal(old, new) for (_, old), (_, new) in zip(before, after, strict=False))
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -66,6 +68,6 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def set_random_states(states: Sequence[tuple[Callable[[Any], object], Any]]) -> None:
-    for put, state in states:
-        put(state)
+def set_rng_states(states: Sequence[tuple[Callable[[Any], object], Any]]) -> None:
+    for set_state, state in states:
+        set_state(state)

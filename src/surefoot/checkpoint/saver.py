@@ -1,11 +1,12 @@
-"""Saves behind the training's back: the run is copied in its own thread, everything else happens in another."""
+"""Asynchronous saves: training waits only for a copy of its state; everything else runs in a background thread."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,274 +15,318 @@ import torch
 from torch import Tensor
 
 from surefoot.background import BackgroundTask, BackgroundWorker
-from surefoot.checkpoint.copies import Copy, Look
-from surefoot.checkpoint.format.consistency import check
-from surefoot.checkpoint.format.hashing import Hashing
-from surefoot.checkpoint.format.json_state import Plain
-from surefoot.checkpoint.format.mismatch import few
-from surefoot.checkpoint.format.param_names import Names, names_of, with_alike
-from surefoot.checkpoint.format.pieces import Pieces, add_probe, not_finite, take_apart
-from surefoot.checkpoint.format.staging import Stage, prepare_stage
-from surefoot.checkpoint.format.write_files import write_pieces
-from surefoot.checkpoint.observed_file import Pulse, opener
-from surefoot.checkpoint.pending_save import EarlierState, Outcome, PendingSave
-from surefoot.checkpoint.rank_rendezvous import Meeting, RankGroup
+from surefoot.checkpoint.copies import LiveState, StateCopy
+from surefoot.checkpoint.format.hashing import StateHasher, write_pieces
+from surefoot.checkpoint.format.json_state import JsonEncoder
+from surefoot.checkpoint.format.param_names import StateNames, name_tensors, with_replicated
+from surefoot.checkpoint.format.pieces import RankPieces, add_replay_batch, nonfinite_params, split_state
+from surefoot.checkpoint.format.safetensors_headers import first_names
+from surefoot.checkpoint.format.shards import HostStaging, preallocate_staging
+from surefoot.checkpoint.format.state_files import check_complete
+from surefoot.checkpoint.pending_save import EarlierState, PendingSave, SaveResult
+from surefoot.checkpoint.rank_rendezvous import RankGroup, SaveRendezvous
 from surefoot.checkpoint.replay_check import ReplayCheck
-from surefoot.checkpoint.side_stream import aside
-from surefoot.checkpoint.snapshot_memory import Home, free_bytes
-from surefoot.checkpoint.store import Entry, Saved, SaveFailed, Store
+from surefoot.checkpoint.snapshot_memory import Location, free_bytes
+from surefoot.checkpoint.store import CheckpointStore, CommitResult, FileEntry, SaveFailed
+from surefoot.checkpoint.store.stall_watch import WriteWatch, watched_opener
 from surefoot.checkpoint.train_state import TrainState
 
-ROOM = 0.5
-"""Share of the free memory of a device that a copy may take there."""
+MAX_DEVICE_FRACTION = 0.5
+"""Fraction of the free memory of a device that a copy may take there."""
 _POLL = 0.002
+_side_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 @dataclass(slots=True)
 class AsyncSaver:
-    """At most one save at a time."""
+    """Writes at most one save at a time."""
 
-    whole: TrainState
-    store: Store
-    team: RankGroup = field(default_factory=RankGroup)
-    pulse: Pulse = field(default_factory=Pulse)
-    """Of the disk, while tensors are written to it; what else is done, the store watches itself."""
-    probe: ReplayCheck | None = None
-    _runner: BackgroundWorker = field(default_factory=lambda: BackgroundWorker("surefoot-save"))
-    home: Home | None = None
-    """Where copies are made; chosen by the room there is when it is not said."""
-    _meetings: int = 0
-    _errand: BackgroundTask[Outcome] | None = None
-    _making: BackgroundTask[Copy] | None = None
-    _spare: Copy | None = None
-    _names: Names | None = None
-    _arriving: Copy | None = None
+    train_state: TrainState
+    store: CheckpointStore
+    group: RankGroup = field(default_factory=RankGroup)
+    write_watch: WriteWatch = field(default_factory=WriteWatch)
+    """Times the writing of tensors; the store itself watches its other calls."""
+    replay_check: ReplayCheck | None = None
+    _worker: BackgroundWorker = field(default_factory=lambda: BackgroundWorker("surefoot-save"))
+    location: Location | None = None
+    """Where copies are made; None to choose by free memory."""
+    _num_saves: int = 0
+    _save_task: BackgroundTask[SaveResult] | None = None
+    _allocating: BackgroundTask[StateCopy] | None = None
+    _spare_copy: StateCopy | None = None
+    _names: StateNames | None = None
+    _in_transfer: StateCopy | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way, or the memory for one still being made."""
-        if self._making is not None and self._making.done:
-            self._spare, self._making = self._making.result(), None
-        return self._errand is not None or self._making is not None
+        """Whether a save is running, or memory for one is still being allocated."""
+        if self._allocating is not None and self._allocating.over:
+            self._spare_copy, self._allocating = self._allocating.result(), None
+        return self._save_task is not None or self._allocating is not None
 
-    # -- in the training's thread
+    # -- in the training thread
 
-    def prepare(self) -> None:
-        """Have the memory for a first save made ready: on the host that takes seconds, and on the device it waits."""
-        look = self.whole.look()
-        if self._spare is not None or self._making is not None or not look.devices:
+    def preallocate(self) -> None:
+        """Allocate the memory for a first save: pinning host memory takes seconds, and device memory blocks."""
+        live = self.train_state.collect()
+        if self._spare_copy is not None or self._allocating is not None or not live.devices:
             return
-        if self._where(look) == "host":
-            self._making = self._runner.submit(lambda: Copy("host").make_room(look))
+        if self._choose_location(live) == "host":
+            self._allocating = self._worker.submit(lambda: StateCopy("host").allocate_for(live))
         else:
-            copy = self._spare = self.whole.keep(look, home="device")
-            names, team = self._named(look), self.team
-            self._runner.submit(lambda: _rehearse(take_apart(copy, names, rank=team.rank, world_size=team.world)))
+            copy = self._spare_copy = self.train_state.copy(live, location="device")
+            names, group = self._names_for(live), self.group
+            ranks = {"rank": group.rank, "world_size": group.world_size}
+            self._worker.submit(lambda: _warm_up(split_state(copy, names, **ranks)))
 
-    def take(self, attempt: int, *, kind: str = "regular", earlier: EarlierState | None = None) -> PendingSave:
-        """Copy the run as it is now: the only thing that training waits for.
+    def capture(self, attempt: int, *, kind: str = "regular", earlier: EarlierState | None = None) -> PendingSave:
+        """Copy the run as it is now, the only thing that training waits for.
 
-        Of some things `earlier` knows how they were before the loop went on to its next batch.
+        `earlier` has parts of the state as they were before the loop went on to its next batch.
         """
-        look = self.whole.look()
+        live = self.train_state.collect()
         if earlier is not None:
-            earlier.put_into(look)
-        into, self._spare = self._spare, None
-        copy = self.whole.keep(look, into, home=self._where(look, into))
-        self._arriving = copy
-        probed = None
-        if self.probe is not None:
-            probed = self.probe.take(None if earlier is None else {id(live): was for live, was in earlier.buffers})
-        ready = tuple(torch.cuda.current_stream(d).record_event() for d in look.devices)
-        self._meetings += 1
-        ready = (*ready, *(e for _, e in copy.arrivals))
-        told: dict[str, Any] = {"attempt": attempt, "kind": kind, "names": self._named(look), "probed": probed}
-        return PendingSave(copy=copy, meeting=self._meetings, ready=ready, **told)
+            earlier.apply_to(live)
+        into, self._spare_copy = self._spare_copy, None
+        copy = self.train_state.copy(live, into, location=self._choose_location(live, into))
+        self._in_transfer = copy
+        replay_batch = None
+        if self.replay_check is not None:
+            buffers = None if earlier is None else {id(buffer): before for buffer, before in earlier.buffers}
+            replay_batch = self.replay_check.take(buffers)
+        ready = tuple(torch.cuda.current_stream(d).record_event() for d in live.devices)
+        self._num_saves += 1
+        return PendingSave(
+            attempt=attempt,
+            kind=kind,
+            copy=copy,
+            names=self._names_for(live),
+            save_number=self._num_saves,
+            ready=(*ready, *(event for _, event in copy.transfers)),
+            replay_batch=replay_batch,
+        )
 
-    def lend(self, copy: Copy, attempt: int) -> PendingSave:
-        """A copy that somebody else has made, and keeps as it is until it is written."""
-        self._meetings += 1
+    def borrow(self, copy: StateCopy, attempt: int) -> PendingSave:
+        """An emergency save of a copy that its owner leaves unchanged until it is written."""
+        self._num_saves += 1
         devices = {t.device for t in copy.tensors if t.is_cuda}
-        ready = tuple(torch.cuda.current_stream(d).record_event() for d in devices)
-        told: dict[str, Any] = {"attempt": attempt, "kind": "emergency", "names": self._named(self.whole.look())}
-        return PendingSave(copy=copy, meeting=self._meetings, ready=ready, lent=True, **told)
+        return PendingSave(
+            attempt=attempt,
+            kind="emergency",
+            copy=copy,
+            names=self._names_for(self.train_state.collect()),
+            save_number=self._num_saves,
+            ready=tuple(torch.cuda.current_stream(d).record_event() for d in devices),
+            borrowed=True,
+        )
 
-    def _named(self, look: Look) -> Names:
-        """The names of what was found; made anew only when something is there that has none."""
-        places = ((place.root, place.module, place.name) for place in look.frozen.places)
-        held = (id(p) for o in self.whole.optimizers for group in o.param_groups for p in group["params"])
-        known = self._names
-        if known is None or any(p not in known.places for p in places) or any(i not in known.of for i in held):
-            known = self._names = self.names()
-        return known
+    def _names_for(self, live: LiveState) -> StateNames:
+        """The names of the live state; computed again only when something has no name yet."""
+        places = ((place.root, place.module, place.name) for place in live.rest.places)
+        params = (id(p) for o in self.train_state.optimizers for group in o.param_groups for p in group["params"])
+        names = self._names
+        if names is None or any(p not in names.places for p in places) or any(i not in names.by_id for i in params):
+            names = self._names = self.names()
+        return names
 
-    def settle(self) -> None:
-        """To be called before an optimizer's step: a copy may still be on its way to the host."""
-        if self._arriving is not None:
-            self._arriving.settle()
-            self._arriving = None
+    def before_update(self) -> None:
+        """To be called before each optimizer step: a copy may still be in transfer to the host."""
+        if self._in_transfer is not None:
+            self._in_transfer.wait_on_device()
+            self._in_transfer = None
 
-    def write(self, taken: PendingSave, step: int, about: Mapping[str, Any], guard: Any = None) -> None:
-        """Have a copy written, as the state after so many updates; `guard` is what else is to be told in JSON."""
-        if self._errand is not None:
-            raise RuntimeError("a save is still under way")
-        self._errand = self._runner.submit(lambda: self._save(taken, step, about, guard))
+    def write(self, pending: PendingSave, step: int, about: Mapping[str, Any], guard: Any = None) -> None:
+        """Start writing a copy as the state after `step` updates; `guard` is further state to save as JSON."""
+        if self._save_task is not None:
+            raise RuntimeError("a save is still running")
+        self._save_task = self._worker.submit(lambda: self._save(pending, step, about, guard))
 
-    def behind(self, work: Callable[[], None]) -> BackgroundTask[None]:
-        """Have something small done on the disk, after the save that is under way."""
-        return self._runner.submit(work)
+    def run_after_save(self, work: Callable[[], None]) -> BackgroundTask[None]:
+        """Run a small piece of disk work in the background, after the running save."""
+        return self._worker.submit(work)
 
-    def forget(self, taken: PendingSave) -> None:
-        """The copy will not be written after all; its memory serves the next one."""
-        self._spare = taken.copy
+    def discard(self, pending: PendingSave) -> None:
+        """Do not write this copy; its memory is reused for the next one."""
+        self._spare_copy = pending.copy
 
-    def absent(self, why: str) -> None:
-        """Tell the others, behind the training's back, that this process takes no part in this save."""
-        if self.team.world == 1:
+    def decline(self, reason: str) -> None:
+        """Tell the other ranks, from another thread, that this rank takes no part in the current save."""
+        if self.group.world_size == 1:
             return
-        self._meetings += 1
-        meeting = Meeting(self.store.root, self.team, self._meetings)
-        threading.Thread(target=meeting.failed, args=(why,), name="surefoot-absent", daemon=True).start()
+        self._num_saves += 1
+        rendezvous = SaveRendezvous(self.store.root, self.group, self._num_saves)
+        report = rendezvous.report_failure
+        threading.Thread(target=report, args=(reason,), name="surefoot-absent", daemon=True).start()
 
-    def outcome(self, *, wait: bool = False, patience: float = math.inf, until: float = math.inf) -> Outcome | None:
-        """What came of the save, once, as soon as it is over.
+    def result(
+        self, *, wait: bool = False, stall_timeout: float = math.inf, until: float = math.inf
+    ) -> SaveResult | None:
+        """The result of the save, returned once, when it has ended.
 
-        With `wait` it is waited for, until this moment, and unless the disk is silent for longer than `patience`.
+        With `wait`, wait for it until this time, unless the disk stalls for longer than `stall_timeout`.
         """
-        errand = self._errand
-        while wait and errand is not None and not errand.done:
-            if self.pulse.silent > patience or time.monotonic() > until:
+        task = self._save_task
+        while wait and task is not None and not task.over:
+            if self.write_watch.stalled_seconds > stall_timeout or time.monotonic() > until:
                 return None
             time.sleep(_POLL)
-        if errand is None or not errand.done:
+        if task is None or not task.over:
             return None
-        self._errand = None
-        return errand.result()
+        self._save_task = None
+        return task.result()
 
-    def _where(self, look: Look, into: Copy | None = None) -> Home:
-        """Beside the model where there is room, or a copy already; else in the memory of the host."""
-        if self.home is not None:
-            return self.home
-        if into is not None and into.kinds == look.kinds:
-            return into.home
-        room = all(size <= ROOM * free_bytes(device) for device, size in look.nbytes.items() if device.type == "cuda")
-        return "device" if room else "host"
+    def _choose_location(self, live: LiveState, into: StateCopy | None = None) -> Location:
+        """On the device if there is room or a copy already, otherwise in host memory."""
+        if self.location is not None:
+            return self.location
+        if into is not None and into.layouts == live.layouts:
+            return into.location
+        sizes = {device: size for device, size in live.nbytes.items() if device.type == "cuda"}
+        fits = all(size <= MAX_DEVICE_FRACTION * free_bytes(device) for device, size in sizes.items())
+        return "device" if fits else "host"
 
-    # -- in the other thread
-
-    def _save(self, taken: PendingSave, step: int, about: Mapping[str, Any], guard: Any) -> Outcome:
-        began = time.monotonic()
-        probe = None if taken.probed is None else taken.probed.seconds
-        told: dict[str, Any] = {"step": step, "attempt": taken.attempt, "kind": taken.kind, "probe": probe}
-        try:
-            for event in taken.ready:
-                event.synchronize()
-            with aside(t.device for t in taken.copy.tensors):
-                metrics = {name: float(value) for name, value in about.get("metrics", {}).items()}
-                more = {"metrics": metrics, "kind": taken.kind, "world_size": self.team.world}
-                told |= self._together(taken, step, guard, {**about, **more})
-        except SaveFailed as failure:
-            return Outcome(**told, error=failure.reason, seconds=time.monotonic() - began)
-        except Exception as error:  # whatever it is, training must hear of it and go on
-            return Outcome(**told, error=f"{type(error).__name__}: {error}", seconds=time.monotonic() - began)
-        finally:
-            self._spare = self._spare if taken.lent else taken.copy
-        return Outcome(**told, seconds=time.monotonic() - began)
-
-    def _pieces(self, taken: PendingSave, guard: Any, meeting: Meeting) -> tuple[Pieces, Hashing]:
-        which = {"rank": self.team.rank, "world_size": self.team.world}
-        pieces = take_apart(taken.copy, taken.names, **which)
-        hashing = Hashing(taken.copy, pieces, taken.names)
-        extra = hashing.extra() if self.team.world > 1 else {}
-        alike = meeting.compare(extra) if extra else frozenset()
-        if alike:
-            pieces = take_apart(taken.copy, with_alike(taken.names, alike), **which)
-        plain = Plain(lambda path, value: None, Tensor)
-        pieces.told["guard"] = plain.told(guard, "guard")
-        pieces.left_out += plain.left_out
-        if taken.probed is not None:
-            add_probe(pieces, taken.probed.told(), self.team.rank)
-        if taken.kind != "emergency" or taken.lent:
-            _must_be_finite(pieces)
-        return pieces, hashing
-
-    def names(self) -> Names:
+    def names(self) -> StateNames:
         """Names for the run as it is now."""
-        return names_of(zip(self.whole.root_names, self.whole.roots, strict=True), self.whole.optimizers)
+        state = self.train_state
+        return name_tensors(zip(state.root_names, state.roots, strict=True), state.optimizers)
 
-    def _together(self, taken: PendingSave, step: int, guard: Any, about: Mapping[str, Any]) -> dict[str, Any]:
-        meeting = Meeting(self.store.root, self.team, taken.meeting)
-        if self.team.rank > 0:
-            try:
-                pieces, hashing = self._pieces(taken, guard, meeting)
-                entries = self._written(meeting.follow(), pieces, hashing)
-            except Exception as error:
-                meeting.failed(str(error))
-                raise
-            meeting.done(entries)
-            return {"left_out": tuple(pieces.left_out)}
-        error = "the first process has failed"
+    # -- in the background thread
+
+    def _save(self, pending: PendingSave, step: int, about: Mapping[str, Any], guard: Any) -> SaveResult:
+        began = time.monotonic()
+        replay_seconds = None if pending.replay_batch is None else pending.replay_batch.seconds
+        values: dict[str, Any] = {"step": step, "attempt": pending.attempt, "kind": pending.kind}
+        values["replay_seconds"] = replay_seconds
         try:
-            pieces, hashing = self._pieces(taken, guard, meeting)
-            saved = self._lead(meeting, pieces, hashing, about, step=step, attempt=taken.attempt)
+            for event in pending.ready:
+                event.synchronize()
+            with on_side_streams(t.device for t in pending.copy.tensors):
+                metrics = {name: float(value) for name, value in about.get("metrics", {}).items()}
+                more = {"metrics": metrics, "kind": pending.kind, "world_size": self.group.world_size}
+                values |= self._save_together(pending, step, guard, {**about, **more})
+        except SaveFailed as failure:
+            return SaveResult(**values, error=failure.reason, seconds=time.monotonic() - began)
+        except Exception as error:  # whatever it is, training must be told and continue
+            return SaveResult(**values, error=f"{type(error).__name__}: {error}", seconds=time.monotonic() - began)
+        finally:
+            self._spare_copy = self._spare_copy if pending.borrowed else pending.copy
+        return SaveResult(**values, seconds=time.monotonic() - began)
+
+    def _plan(self, pending: PendingSave, guard: Any, rendezvous: SaveRendezvous) -> tuple[RankPieces, StateHasher]:
+        ranks = {"rank": self.group.rank, "world_size": self.group.world_size}
+        pieces = split_state(pending.copy, pending.names, **ranks)
+        hasher = StateHasher(pending.copy, pieces, pending.names)
+        extra = hasher.extra_hashes() if self.group.world_size > 1 else {}
+        replicated = rendezvous.agree_on_replicated(extra) if extra else frozenset()
+        if replicated:
+            pieces = split_state(pending.copy, with_replicated(pending.names, replicated), **ranks)
+        encoder = JsonEncoder(lambda path, value: None, Tensor)
+        pieces.state["guard"] = encoder.encode(guard, "guard")
+        pieces.left_out += encoder.left_out
+        if pending.replay_batch is not None:
+            add_replay_batch(pieces, pending.replay_batch.as_dict(), self.group.rank)
+        if pending.kind != "emergency" or pending.borrowed:
+            _require_finite(pieces)
+        return pieces, hasher
+
+    def _save_together(self, pending: PendingSave, step: int, guard: Any, about: Mapping[str, Any]) -> dict[str, Any]:
+        rendezvous = SaveRendezvous(self.store.root, self.group, pending.save_number)
+        if self.group.rank > 0:
+            try:
+                pieces, hasher = self._plan(pending, guard, rendezvous)
+                entries = self._write_files(rendezvous.await_folder(), pieces, hasher)
+            except Exception as error:
+                rendezvous.report_failure(str(error))
+                raise
+            rendezvous.report_written(entries)
+            return {"left_out": tuple(pieces.left_out)}
+        error = "rank 0 failed"
+        try:
+            pieces, hasher = self._plan(pending, guard, rendezvous)
+            commit = self._commit(rendezvous, pieces, hasher, about, step=step, attempt=pending.attempt)
             error = ""
         except SaveFailed as failure:
             error = failure.reason
             raise
         finally:
-            if self.team.world > 1:
-                meeting.over(error)
-        left_out = tuple(pieces.left_out)
-        return {"kept": saved.kept, "removed": saved.removed, "trouble": saved.trouble, "left_out": left_out}
+            if self.group.world_size > 1:
+                rendezvous.publish_result(error)
+        return {
+            "checkpoint": commit.checkpoint,
+            "removed": commit.removed,
+            "prune_error": commit.prune_error,
+            "left_out": tuple(pieces.left_out),
+        }
 
-    def _lead(
-        self, meeting: Meeting, pieces: Pieces, hashing: Hashing, about: Mapping[str, Any], *, step: int, attempt: int
-    ) -> Saved:
+    def _commit(
+        self,
+        rendezvous: SaveRendezvous,
+        pieces: RankPieces,
+        hasher: StateHasher,
+        about: Mapping[str, Any],
+        *,
+        step: int,
+        attempt: int,
+    ) -> CommitResult:
         needs = sum(s.tensor.numel() * s.tensor.element_size() for s in pieces.shards.values())
         try:
             draft = self.store.draft(step, attempt, needs=needs)
         except SaveFailed as failure:
-            meeting.failed(failure.reason)
+            rendezvous.report_failure(failure.reason)
             raise
         with self.store.filling(draft):
-            if self.team.world > 1:
-                meeting.lead(draft.folder)
-            entries = self._written(draft.folder, pieces, hashing) | meeting.gather()
-            if self.team.world > 1:
-                check(draft.folder)
+            if self.group.world_size > 1:
+                rendezvous.announce_folder(draft.folder)
+            entries = self._write_files(draft.folder, pieces, hasher) | rendezvous.collect_written()
+            if self.group.world_size > 1:
+                check_complete(draft.folder)
             else:
-                _must_be_whole(pieces)
+                _require_complete(pieces)
             return self.store.commit(draft, entries, about)
 
-    def _written(self, folder: Path, pieces: Pieces, hashing: Hashing) -> dict[str, Entry]:
-        opened = opener(self.store.files, self.pulse)
-        written = write_pieces(folder, pieces, rank=self.team.rank, opener=opened, hashing=hashing)
-        return {w.name: Entry(w.size, w.digest) for w in written}
+    def _write_files(self, folder: Path, pieces: RankPieces, hasher: StateHasher) -> dict[str, FileEntry]:
+        opener = watched_opener(self.store.files, self.write_watch)
+        written = write_pieces(folder, pieces, rank=self.group.rank, opener=opener, hasher=hasher)
+        return {file.name: FileEntry(file.size, file.digest) for file in written}
 
 
-def _rehearse(pieces: Pieces) -> None:
-    """Do once what a save does on a device: kernels are loaded and memory is asked for at their first use, and nobody
-    can launch anything meanwhile. Which kernels, and how much, goes by what there is to save."""
-    prepare_stage()
-    with aside(shard.tensor.device for shard in pieces.shards.values()):
-        not_finite(pieces)
-        for _ in Stage().contents([shard.tensor for shard in pieces.shards.values() if shard.tensor.is_cuda]):
+@contextlib.contextmanager
+def on_side_streams(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Launch work of this thread on separate streams of these devices, so that it does not delay training.
+
+    A new thread starts on the stream that training uses. Wait for the events of everything that is read here first.
+    """
+    with contextlib.ExitStack() as stack:
+        for device in {d for d in devices if d.type == "cuda"}:
+            if device not in _side_streams:
+                _side_streams[device] = torch.cuda.Stream(device)
+            stack.enter_context(torch.cuda.stream(_side_streams[device]))
+        yield
+
+
+def _warm_up(pieces: RankPieces) -> None:
+    """Run the device part of a save once: the first use of a kernel loads it and allocates memory, and blocks all
+    launches meanwhile. Which kernels, and how much memory, depends on the state to save."""
+    preallocate_staging()
+    with on_side_streams(shard.tensor.device for shard in pieces.shards.values()):
+        nonfinite_params(pieces)
+        for _ in HostStaging().contents([shard.tensor for shard in pieces.shards.values() if shard.tensor.is_cuda]):
             pass
 
 
-def _must_be_whole(pieces: Pieces) -> None:
-    """What is told of is written, all of it; with one process that is known without a look at the files."""
+def _require_complete(pieces: RankPieces) -> None:
+    """Check that everything the state refers to is written; with one rank, no file has to be read for that."""
     parts = {name for name, shard in pieces.shards.items() if tuple(shard.tensor.shape) != shard.shape}
-    lacking = parts | (pieces.slots.keys() - pieces.shards.keys())
-    if lacking:
+    missing = parts | (pieces.slots.keys() - pieces.shards.keys())
+    if missing:
         raise SaveFailed(
-            f"only this process saves, and {few(sorted(lacking))} is spread over several;"
-            " surefoot.attach(..., resume=True) in each of them saves all"
+            f"only this rank saves, but {first_names(sorted(missing))} is sharded over several ranks; call"
+            " surefoot.attach(..., resume=True) on every rank to save all parts"
         )
 
 
-def _must_be_finite(pieces: Pieces) -> None:
-    """Weights that are not finite never take the place of good ones."""
-    amiss = not_finite(pieces)
-    if amiss:
-        raise SaveFailed(f"values that are not finite, which must not replace good ones, in {few(amiss)}")
+def _require_finite(pieces: RankPieces) -> None:
+    """Non-finite weights must never replace good ones."""
+    names = nonfinite_params(pieces)
+    if names:
+        raise SaveFailed(f"non-finite values, which must not replace good ones, in {first_names(names)}")

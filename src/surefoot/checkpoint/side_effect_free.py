@@ -1,4 +1,4 @@
-"""A look at a model on the side: it answers for a batch, and is afterwards to the bit what it was before."""
+"""Evaluates a model without side effects: afterwards modes, buffers and random numbers are what they were before."""
 
 from __future__ import annotations
 
@@ -14,34 +14,62 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from surefoot.checkpoint.rng import random_states, set_random_states
+from surefoot.checkpoint.rng import get_rng_states, set_rng_states
 
 _SEED = 0
 
 
 @contextmanager
-def quietly(model: nn.Module, instead: Mapping[int, Tensor] | None = None) -> Iterator[None]:
-    """Evaluate without gradients, always with the same random numbers, and leave no trace.
+def side_effect_free(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode during training: modes, buffers and random numbers are restored on exit.
 
-    Modules work on copies of their buffers; `instead` has other values for some, by the identity of the buffer. What
-    a loop has set up around it, such as autocast, does not count: only what is inside is the same another time.
+    Buffers are restored in place, so that compiled code and CUDA graphs stay valid.
+    """
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with _modes_and_rng_restored(model):
+        model.eval()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+
+@contextmanager
+def reproducible(model: nn.Module, buffers: Mapping[int, Tensor] | None = None) -> Iterator[None]:
+    """Side-effect-free evaluation that gives the same result another time: fixed seed, no autocast, not compiled.
+
+    Modules work on copies of their buffers, so that a pending backward pass is not disturbed; `buffers` has other
+    values for some of them, by the `id` of the buffer. Contexts of the caller, such as autocast, have no effect.
     """
     modules = list(model.modules())
-    chance = random_states(_devices())
-    modes = [(m, m.training) for m in modules]
-    buffers = [(m, name, b) for m in modules for name, b in m._buffers.items() if b is not None]
-    synced = [(m, m.require_forward_param_sync) for m in modules if isinstance(m, DistributedDataParallel)]
+    owned = [(m, name, b) for m in modules for name, b in m._buffers.items() if b is not None]
+    ddp = [(m, m.require_forward_param_sync) for m in modules if isinstance(m, DistributedDataParallel)]
     with ExitStack() as stack:
-        stack.callback(_put_back, modes, buffers, synced, chance)
+        stack.enter_context(_modes_and_rng_restored(model))
+        stack.callback(_restore, modules, owned, ddp)
         for m in modules:
             m.training = False
-        for m, _ in synced:
-            m.require_forward_param_sync = False  # it would write the first process's buffers over all others
-        _swap(buffers, instead or {})
+        for m, _ in ddp:
+            m.require_forward_param_sync = False  # it would overwrite the buffers of all ranks with those of rank 0
+        _swap_buffers(owned, buffers or {})
         _seed()
-        for context in _surroundings(model):
+        for context in _contexts(model):
             stack.enter_context(context)
         yield
+
+
+@contextmanager
+def _modes_and_rng_restored(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    rng_states = get_rng_states(_devices())
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        set_rng_states(rng_states)
 
 
 def _devices() -> set[torch.device]:
@@ -49,11 +77,11 @@ def _devices() -> set[torch.device]:
     return {torch.device("cuda", i) for i in range(count)}
 
 
-def _swap(buffers: list[tuple[nn.Module, str, Tensor]], instead: Mapping[int, Tensor]) -> None:
+def _swap_buffers(owned: list[tuple[nn.Module, str, Tensor]], values: Mapping[int, Tensor]) -> None:
     copies: dict[int, Tensor] = {}
-    for module, name, buffer in buffers:
+    for module, name, buffer in owned:
         if id(buffer) not in copies:
-            copies[id(buffer)] = instead.get(id(buffer), buffer).detach().clone()
+            copies[id(buffer)] = values.get(id(buffer), buffer).detach().clone()
         module._buffers[name] = copies[id(buffer)]
 
 
@@ -63,27 +91,24 @@ def _seed() -> None:
     torch.manual_seed(_SEED)
 
 
-def _surroundings(model: nn.Module) -> list[AbstractContextManager[Any]]:
+def _contexts(model: nn.Module) -> list[AbstractContextManager[Any]]:
     kinds = {"cpu", *(p.device.type for p in model.parameters())} - {"meta"}
-    # Weights that are cast now, without gradients, must not be found in the cache by the training that goes on.
-    plain = [torch.autocast(kind, enabled=False, cache_enabled=False) for kind in sorted(kinds)]
-    compiled = "torch._dynamo" in sys.modules  # nothing is to be compiled for this
-    return [torch.no_grad(), *plain, torch.compiler.set_stance("force_eager") if compiled else nullcontext()]
+    # Weights cast here, without gradients, must not stay in the autocast cache for the training that continues.
+    no_autocast = [torch.autocast(kind, enabled=False, cache_enabled=False) for kind in sorted(kinds)]
+    compiled = "torch._dynamo" in sys.modules  # do not compile anything for this
+    return [torch.no_grad(), *no_autocast, torch.compiler.set_stance("force_eager") if compiled else nullcontext()]
 
 
-def _put_back(
-    modes: list[tuple[nn.Module, bool]],
-    buffers: list[tuple[nn.Module, str, Tensor]],
-    synced: list[tuple[DistributedDataParallel, bool]],
-    chance: list[tuple[Any, Any]],
+def _restore(
+    modules: list[nn.Module],
+    owned: list[tuple[nn.Module, str, Tensor]],
+    ddp: list[tuple[DistributedDataParallel, bool]],
 ) -> None:
-    for module, name, buffer in buffers:
+    for module, name, buffer in owned:
         module._buffers[name] = buffer
-    for module, mode in modes:
-        module.training = mode
+    for module in modules:
         if isinstance(module, FSDPModule):
-            module.reshard()  # a forward pass without a backward leaves weights gathered
-    for module, sync in synced:
+            module.reshard()  # a forward pass without a backward pass leaves weights gathered
+    for module, sync in ddp:
         module.require_forward_param_sync = sync
     torch.clear_autocast_cache()
-    set_random_states(chance)

@@ -1,313 +1,370 @@
-"""The last few states of a run in memory, and which of them are proven to be good."""
+"""The last few snapshots of a run in memory, and which of them are known to be good."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from surefoot.background import BackgroundTask, BackgroundWorker
-from surefoot.checkpoint.copies import Copy, Look
-from surefoot.checkpoint.frozen_params import BaseCheck, BaseCopy, SharedBase, describe_moved
-from surefoot.checkpoint.snapshot_memory import FEWEST, Home, choose_home, free_bytes, in_words
-from surefoot.checkpoint.train_state import TrainState
+from surefoot.checkpoint.copies import LiveState, StateCopy, local_part
+from surefoot.checkpoint.frozen_params import BaseCheck, BaseCopy, SharedBase, describe_changed
+from surefoot.checkpoint.snapshot_memory import MIN_SNAPSHOTS, Location, format_bytes, free_bytes, plan_snapshots
+from surefoot.checkpoint.train_state import NonTensorState, TrainState
+from surefoot.checkpoint.tree import TensorSlot, detach_tensors
 
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
-    """A run as it was after one attempted update."""
+    """The state of a run after one attempted update."""
 
     attempt: int
     step: int
-    copy: Copy
+    copy: StateCopy
     good: bool = False
     """The steps after it were healthy."""
-    held: bool = False
-    """Somebody reads it still: its memory is not for the next one."""
-    check: BaseCheck | None = None
-    """Whether the frozen parameters were those of the base it refers to; None once that is known."""
+    in_use: bool = False
+    """It is being read: its memory must not be reused."""
+    base_check: BaseCheck | None = None
+    """Whether the frozen parameters were those of the shared base; None once that is known."""
 
 
 class SnapshotRing:
-    """Takes states, forgets the old ones, and goes back to a good one.
+    """Takes snapshots, drops old ones, and rewinds to a good one.
 
-    All processes of a run call it alike and at the same attempts. Memory may run out on one of them only, so they must
-    agree on the state to go back to; `states` says what each of them has.
+    All ranks call it alike and at the same attempts. Memory may run out on one rank only, so the ranks must agree on
+    the snapshot to rewind to; `snapshots` lists what this rank has.
     """
 
-    def __init__(self, whole: TrainState, *, size: int = 3, budget_bytes: int | None = None, reach: int = 0) -> None:
-        if size < FEWEST:
-            raise ValueError(f"a ring needs room for {FEWEST} states or more, a good one and the next; got size={size}")
-        self.off: str | None = None
-        """Why no states are kept, if none are."""
-        self._whole = whole
+    def __init__(
+        self, train_state: TrainState, *, size: int = 3, budget_bytes: int | None = None, max_age: int = 0
+    ) -> None:
+        if size < MIN_SNAPSHOTS:
+            raise ValueError(
+                f"a snapshot ring needs size >= {MIN_SNAPSHOTS}, for a good snapshot and the next; got size={size}"
+            )
+        self.disabled_reason: str | None = None
+        """Why no snapshots are taken; None while they are."""
+        self._train_state = train_state
         self._size = size
         self._budget = budget_bytes
-        self._reach = reach
-        """An old good state is kept as long as it is no older than so many attempts, and others between go instead."""
-        self._states: list[Snapshot] = []
-        self._spare: list[Copy] = []
-        """Memory of states that were forgotten, for the next ones."""
+        self._max_age = max_age
+        """An old good snapshot stays while it is at most this many attempts old; ones between are dropped instead."""
+        self._snapshots: list[Snapshot] = []
+        self._spare_copies: list[StateCopy] = []
+        """Memory of dropped snapshots, for the next ones."""
         self._base = SharedBase()
-        """Frozen parameters, to which states refer."""
         self._layout: object = None
         self.messages: list[str] = []
-        """What is to be told of frozen parameters that were changed."""
-        self.home: Home = "device"
-        """Where the next states live."""
-        self._arriving: Copy | None = None
-        self._runner = BackgroundWorker("surefoot-ring")
-        self._making: BackgroundTask[Copy] | None = None
-        """Memory for a state to come, where that takes long to get."""
+        """Messages about frozen parameters that changed."""
+        self.location: Location = "device"
+        """Where the next snapshots are."""
+        self._in_transfer: StateCopy | None = None
+        self._worker = BackgroundWorker("surefoot-ring")
+        self._allocating: BackgroundTask[StateCopy] | None = None
+        """Memory for a later snapshot, where allocation is slow."""
 
     @property
-    def states(self) -> tuple[Snapshot, ...]:
-        """What is held, oldest first."""
-        return tuple(self._states)
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """All snapshots, oldest first."""
+        return tuple(self._snapshots)
 
     @property
     def nbytes(self) -> int:
-        copies = [*(s.copy for s in self._states), *self._spare]
+        copies = [*(s.copy for s in self._snapshots), *self._spare_copies]
         return sum(copy.nbytes for copy in copies) + self.base_nbytes
 
     @property
     def base_nbytes(self) -> int:
-        """Bytes of the frozen parameters that states share; part of `nbytes`."""
-        return self._base.nbytes(s.copy for s in self._states)
+        """Bytes of the frozen parameters that snapshots share; part of `nbytes`."""
+        return self._base.nbytes(s.copy for s in self._snapshots)
 
-    # -- taking
+    # -- taking snapshots
 
     def take(self, attempt: int, step: int, *, wait: bool = True) -> Snapshot | None:
-        """Keep the run as it is now, unproven; None when there is no room that may be given up for it.
+        """Copy the current state as an unproven snapshot; None if no memory may be freed for it.
 
-        With `wait` false also None while its memory is still being made: pages of the host that a GPU may write to
-        come at a few GB a second.
+        With `wait=False`, also None while its memory is still being allocated: host memory is pinned at a few GB/s.
         """
-        if self.off is not None:
+        if self.disabled_reason is not None:
             return None
         self.verify(wait=False)
-        look = self._look()
-        self._give_way(look)
-        while self.off is None and self._make_room():
-            state, shortage = self._try(look, attempt, step, wait=wait)
-            if state is not None:
-                self._arriving = state.copy
-                self._states.append(state)
-                if not wait and len(self._states) < self._size:
-                    self._make_ready(look)
-                return self._states[-1]
+        live = self._collect()
+        self._yield_memory(live)
+        while self.disabled_reason is None and self._make_room():
+            snapshot, shortage = self._try_take(live, attempt, step, wait=wait)
+            if snapshot is not None:
+                self._in_transfer = snapshot.copy
+                self._snapshots.append(snapshot)
+                if not wait and len(self._snapshots) < self._size:
+                    self._preallocate(live)
+                return snapshot
             if not shortage:
                 return None
-            self._size = len(self._states) + 1
+            self._size = len(self._snapshots) + 1
             self.shrink(shortage)
         return None
 
-    def prepare(self) -> None:
-        """Have the memory of the next state made behind the run's back, where that takes long."""
-        if self.off is None:
-            self._make_ready(self._look())
+    def preallocate(self) -> None:
+        """Allocate memory for the next snapshot in the background, where that is slow."""
+        if self.disabled_reason is None:
+            self._preallocate(self._collect())
 
-    def _look(self) -> Look:
-        look = self._whole.look()
-        self._base.observe(look)
-        self._base.assign(look, self.home)
-        if look.layout != self._layout:
-            self._choose(look)
-        return look
+    def _collect(self) -> LiveState:
+        live = self._train_state.collect()
+        self._base.observe(live)
+        self._base.assign(live, self.location)
+        if live.memory_layout != self._layout:
+            self._plan(live)
+        return live
 
-    def _make_ready(self, look: Look) -> None:
-        slow = self.off is None and self.home == "host"
+    def _preallocate(self, live: LiveState) -> None:
+        slow = self.disabled_reason is None and self.location == "host"
         base = self._base.pending
-        lacking = base is not None and not base.has_memory
-        if slow and self._making is None and (lacking or not any(copy.fits(look) for copy in self._spare)):
-            into = self._spare.pop() if self._spare else Copy(self.home)
-            self._making = self._runner.submit(functools.partial(_allocate, into, look, base))
+        missing = base is not None and not base.has_memory
+        if slow and self._allocating is None and (missing or not any(copy.fits(live) for copy in self._spare_copies)):
+            into = self._spare_copies.pop() if self._spare_copies else StateCopy(self.location)
+            self._allocating = self._worker.submit(functools.partial(_allocate, into, live, base))
 
-    def settle(self) -> None:
-        """To be called before an optimizer's step: the last state may still be on its way to the host."""
-        if self._arriving is not None:
-            self._arriving.settle()
-            self._arriving = None
-        if self.off is None:
+    def before_update(self) -> None:
+        """To be called before each optimizer step: the last snapshot may still be in transfer to the host."""
+        if self._in_transfer is not None:
+            self._in_transfer.wait_on_device()
+            self._in_transfer = None
+        if self.disabled_reason is None:
             self._base.before_update()
 
     def shrink(self, reason: str) -> None:
-        """Make do with one state less and free its memory; with none at all where two would be too many."""
+        """Keep one snapshot fewer and free its memory; below two, take none at all."""
         self._size -= 1
-        if self._size < FEWEST:
-            self._go_off(reason)
+        if self._size < MIN_SNAPSHOTS:
+            self._disable(reason)
         self._make_room(for_next=False)
-        self._drop_spare()
+        self._drop_spare_memory()
 
-    def _choose(self, look: Look) -> None:
-        """The run has grown, as with the optimizer's first step: choose anew where states live and how many."""
-        choice = choose_home(look.nbytes, self._budget, self._size, self._base.bytes_for(look))
-        self.home, self._size = choice.home or "device", choice.count
-        self._drop_spare()
-        self._base.assign(look, self.home)
-        self._layout = look.layout
-        if choice.home is None:
-            self._go_off(choice.reason)
+    def _plan(self, live: LiveState) -> None:
+        """The state has a new layout, as after the optimizer's first step: choose location and number again."""
+        plan = plan_snapshots(live.nbytes, self._budget, self._size, self._base.bytes_for(live))
+        self.location, self._size = plan.location or "device", plan.count
+        self._drop_spare_memory()
+        self._base.assign(live, self.location)
+        self._layout = live.memory_layout
+        if plan.location is None:
+            self._disable(plan.reason)
 
-    def _drop_spare(self) -> None:
-        """Give up memory that no state lies on, and what is still being made."""
-        self._spare.clear()
-        self._making = None
+    def _drop_spare_memory(self) -> None:
+        """Free memory that no snapshot uses, and abandon allocation in progress."""
+        self._spare_copies.clear()
+        self._allocating = None
         self._base.forget_pending()
 
-    def _give_way(self, look: Look) -> None:
-        """A run that has grown into the room which was left, as with longer batches, comes first: of the states beside
-        it only the best one stays, until there is a younger one in another place."""
-        own = self.nbytes
-        devices = {part.device for part in look.parts if not part.is_meta}
-        if self.home == "host" or all(free_bytes(device) >= own / 2 for device in devices):
+    def _yield_memory(self, live: LiveState) -> None:
+        """If training needs the memory that was free, as with longer batches, keep only the newest good snapshot on
+        the device, until there is a younger one elsewhere."""
+        nbytes = self.nbytes
+        devices = {part.device for part in live.local_tensors if not part.is_meta}
+        if self.location == "host" or all(free_bytes(device) >= nbytes / 2 for device in devices):
             return
         best = self.newest_good()
-        self._states = [state for state in self._states if state is best or state.held]
-        self._choose(look)
+        self._snapshots = [snapshot for snapshot in self._snapshots if snapshot is best or snapshot.in_use]
+        self._plan(live)
 
-    def _go_off(self, reason: str) -> None:
-        self.off = reason
-        self._states.clear()
-        self._drop_spare()
+    def _disable(self, reason: str) -> None:
+        self.disabled_reason = reason
+        self._snapshots.clear()
+        self._drop_spare_memory()
         self._base.clear()
-        self._arriving = None
+        self._in_transfer = None
 
     def _make_room(self, *, for_next: bool = True) -> bool:
-        """Forget old good states first, then the young unproven ones.
+        """Drop old good snapshots first, then the youngest unproven ones.
 
-        The newest good state stays, and so does the oldest unproven one, which will be the next to be proven: were it
-        given up for younger ones, none would ever live to be.
+        The newest good snapshot stays, and so does the oldest unproven one, which will be proven next: if it were
+        dropped for younger ones, none would ever be proven.
         """
-        while len(self._states) + for_next > self._size:
-            good = [s for s in self._states if s.good]
-            unproven = [s for s in self._states if not s.good]
-            victims = self._oldest_first(good) or unproven[:0:-1]
-            if not victims:
+        while len(self._snapshots) + for_next > self._size:
+            good = [s for s in self._snapshots if s.good]
+            unproven = [s for s in self._snapshots if not s.good]
+            candidates = self._removable(good) or unproven[:0:-1]
+            if not candidates:
                 return False
-            self._forget(victims[0])
+            self._forget(candidates[0])
         return True
 
-    def _oldest_first(self, good: list[Snapshot]) -> list[Snapshot]:
-        """Good states that may be given up, in this order; the newest may not."""
-        free = [s for s in good[:-1] if not s.held]
-        if len(free) < 2 or self._states[-1].attempt - free[0].attempt > self._reach:
-            return free
-        # The one that leaves the least behind: the next older state is not far from it.
-        gaps = {id(b): b.attempt - a.attempt for a, b in itertools.pairwise(free)}
-        return sorted(free[1:], key=lambda s: gaps[id(s)])
+    def _removable(self, good: list[Snapshot]) -> list[Snapshot]:
+        """Good snapshots that may be dropped, in this order; the newest may not."""
+        candidates = [s for s in good[:-1] if not s.in_use]
+        if len(candidates) < 2 or self._snapshots[-1].attempt - candidates[0].attempt > self._max_age:
+            return candidates
+        # Drop the one that leaves the smallest gap to the next older snapshot.
+        gaps = {id(b): b.attempt - a.attempt for a, b in itertools.pairwise(candidates)}
+        return sorted(candidates[1:], key=lambda s: gaps[id(s)])
 
-    def _forget(self, state: Snapshot) -> None:
-        self._states.remove(state)
-        if state.copy.home == self.home:
-            state.copy.release_shared()
-            self._spare.append(state.copy)
+    def _forget(self, snapshot: Snapshot) -> None:
+        self._snapshots.remove(snapshot)
+        if snapshot.copy.location == self.location:
+            snapshot.copy.release_shared()
+            self._spare_copies.append(snapshot.copy)
 
-    def _try(self, look: Look, attempt: int, step: int, *, wait: bool) -> tuple[Snapshot | None, str]:
-        """A state, or why there is no memory for one; no reason where it is only a matter of time."""
-        self._base.assign(look, self.home)
+    def _try_take(self, live: LiveState, attempt: int, step: int, *, wait: bool) -> tuple[Snapshot | None, str]:
+        """A snapshot, or why there is no memory for one; an empty reason if memory is still being allocated."""
+        self._base.assign(live, self.location)
         try:
-            if self._making is not None and (wait or self._making.done):
-                made, self._making = self._making, None
-                self._spare.append(made.result())
-            into = next((copy for copy in self._spare if copy.fits(look)), None)
+            if self._allocating is not None and (wait or self._allocating.over):
+                task, self._allocating = self._allocating, None
+                self._spare_copies.append(task.result())
+            into = next((copy for copy in self._spare_copies if copy.fits(live)), None)
             base = self._base.pending
-            lacking = into is None or (base is not None and not base.has_memory)
-            if lacking and not wait and self.home == "host":
-                self._make_ready(look)
+            missing = into is None or (base is not None and not base.has_memory)
+            if missing and not wait and self.location == "host":
+                self._preallocate(live)
                 return None, ""
-            into = into or (self._spare[-1] if self._spare else None)
+            into = into or (self._spare_copies[-1] if self._spare_copies else None)
             if into is not None:
-                self._spare.remove(into)
-            check = self._check(look)
-            return Snapshot(attempt, step, self._whole.keep(look, into, home=self.home), check=check), ""
+                self._spare_copies.remove(into)
+            check = self._check_base(live)
+            copy = self._train_state.copy(live, into, location=self.location)
+            return Snapshot(attempt, step, copy, base_check=check), ""
         except (RuntimeError, MemoryError) as error:
-            if not _is_shortage(error):
+            if not _is_out_of_memory(error):
                 raise
-            said = str(error).partition("\n")[0] or type(error).__name__
-            return None, f"memory ran out when a state was taken: {said}"
+            message = str(error).partition("\n")[0] or type(error).__name__
+            return None, f"out of memory while taking a snapshot: {message}"
 
-    def _check(self, look: Look) -> BaseCheck | None:
+    def _check_base(self, live: LiveState) -> BaseCheck | None:
         try:
-            return self._base.check(look)
+            return self._base.check(live)
         except Exception as error:
-            if _is_shortage(error):
+            if _is_out_of_memory(error):
                 raise
-            self._base.give_up()
-            self._base.assign(look, self.home)
+            self._base.disable()
+            self._base.assign(live, self.location)
             self.messages.append(f"frozen parameters cannot be checked ({error}); snapshots copy them in full")
             return None
 
-    # -- judging
+    # -- which snapshots are good
 
-    def prove(self, attempt: int) -> None:
-        """All states taken at or before this attempt are good from now on."""
-        for state in self._states:
-            state.good |= state.attempt <= attempt
+    def mark_good(self, attempt: int) -> None:
+        """Mark all snapshots taken at or before this attempt good."""
+        for snapshot in self._snapshots:
+            snapshot.good |= snapshot.attempt <= attempt
 
-    def doubt(self, attempt: int) -> None:
-        """Forget unproven states taken after this attempt: they may hold the trouble."""
-        for state in self.states:
-            if not state.good and state.attempt > attempt:
-                self._forget(state)
+    def drop_unproven_after(self, attempt: int) -> None:
+        """Drop unproven snapshots taken after this attempt: they may contain the fault."""
+        for snapshot in self.snapshots:
+            if not snapshot.good and snapshot.attempt > attempt:
+                self._forget(snapshot)
 
     def verify(self, *, wait: bool = True) -> None:
-        """Forget states whose frozen parameters were not those of their base; due before one is chosen to go back to.
+        """Drop snapshots whose frozen parameters differed from their base; needed before choosing one to rewind to.
 
-        Without `wait` only of those of which that is known by now.
+        Without `wait`, only those for which that is known by now.
         """
-        early = self._base.moved_early()
+        early = self._base.take_early_changes()
         if early:
-            self.messages.append(describe_moved(early))
-        for state in self.states:
-            changed = None if state.check is None else state.check.changed(wait=wait)
+            self.messages.append(describe_changed(early))
+        for snapshot in self.snapshots:
+            changed = None if snapshot.base_check is None else snapshot.base_check.changed(wait=wait)
             if changed is None:
                 continue
-            state.check = None
+            snapshot.base_check = None
             if changed:
-                self._forget(state)
-                names = self._base.moved(changed)
+                self._forget(snapshot)
+                names = self._base.mark_changed(changed)
                 if names:
-                    self.messages.append(describe_moved(names, state.attempt))
+                    self.messages.append(describe_changed(names, snapshot.attempt))
 
     def newest_good(self, before: int | None = None) -> Snapshot | None:
-        """The newest good state, or the newest taken before an attempt."""
-        fitting = (s for s in reversed(self._states) if s.good and (before is None or s.attempt < before))
-        return next(fitting, None)
+        """The newest good snapshot, or the newest good one taken before an attempt."""
+        candidates = (s for s in reversed(self._snapshots) if s.good and (before is None or s.attempt < before))
+        return next(candidates, None)
 
-    # -- going back
+    # -- rewinding
 
-    def rewind(self, state: Snapshot) -> None:
-        """Put a state back; those taken after it belong to a past that did not happen, and are forgotten."""
+    def rewind(self, snapshot: Snapshot) -> None:
+        """Restore a snapshot, and drop those taken after it."""
         self.verify()
-        if state not in self._states:
-            raise ValueError(f"the state of attempt {state.attempt} is not in the ring any more: {self.describe()}")
-        self._whole.put_back(state.copy)
-        for other in self._states[self._states.index(state) + 1 :]:
-            self._forget(other)
+        if snapshot not in self._snapshots:
+            raise ValueError(f"the snapshot of attempt {snapshot.attempt} is not in the ring: {self.describe()}")
+        self._train_state.restore(snapshot.copy)
+        for later in self._snapshots[self._snapshots.index(snapshot) + 1 :]:
+            self._forget(later)
 
     def describe(self) -> str:
-        """What is held, in words."""
-        if self.off is not None:
-            return f"no states are kept: {self.off}"
-        if not self._states:
-            return "no states yet"
-        told = ", ".join(f"attempt {s.attempt} ({'good' if s.good else 'unproven'})" for s in self._states)
-        where = "in host memory" if self._states[-1].copy.home == "host" else "beside the model"
-        base = f" ({in_words(self.base_nbytes)} of it frozen parameters, kept once)" if self.base_nbytes else ""
-        return f"{len(self._states)} of {self._size} states, {in_words(self.nbytes)} {where}{base}: {told}"
+        """A one-line summary of the snapshots."""
+        if self.disabled_reason is not None:
+            return f"no snapshots are taken: {self.disabled_reason}"
+        if not self._snapshots:
+            return "no snapshots yet"
+        listed = ", ".join(f"attempt {s.attempt} ({'good' if s.good else 'unproven'})" for s in self._snapshots)
+        location = "in host memory" if self._snapshots[-1].copy.location == "host" else "on the model's device"
+        base = f" (including {format_bytes(self.base_nbytes)} of shared frozen parameters)" if self.base_nbytes else ""
+        return (
+            f"{len(self._snapshots)} of {self._size} snapshots, {format_bytes(self.nbytes)} {location}{base}: {listed}"
+        )
 
 
-def _allocate(into: Copy, look: Look, base: BaseCopy | None) -> Copy:
-    """Have memory for the base that a look refers to, if that is still to be copied, and for all else."""
+def _allocate(into: StateCopy, live: LiveState, base: BaseCopy | None) -> StateCopy:
+    """Allocate memory for the base that is still to be copied, if any, and for the rest of the state."""
     if base is not None:
         base.allocate()
-    return into.make_room(look)
+    return into.allocate_for(live)
 
 
-def _is_shortage(error: Exception) -> bool:
-    """Short of memory, told from other trouble with memory such as an illegal access."""
-    said = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in said or "allocate" in said
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, as opposed to other memory errors such as an illegal access."""
+    text = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in text or "allocate" in text
+
+
+# -- a snapshot as a checkpoint
+
+
+def checkpoint_copy(
+    copy: StateCopy, train_state: TrainState, current: Mapping[str, Any], renamed: Mapping[str, str]
+) -> StateCopy:
+    """A snapshot as it is written to disk; it refers to the memory of `copy`, which must not change until then.
+
+    A run that rewinds goes on with its next batch, not with one it has seen. So the data position, and options that no
+    scheduler of ours sets, are the current ones: resuming from here is the same as rewinding. `current` has states by
+    name; `renamed` maps names in the copy to names in a checkpoint.
+    """
+    result = StateCopy(copy.location)
+    result.tensors, result.layouts, result.shardings = list(copy.tensors), list(copy.layouts), dict(copy.shardings)
+    rest: NonTensorState = copy.rest
+
+    def slot(tensor: Tensor) -> TensorSlot:
+        part = local_part(tensor).clone()
+        result.tensors.append(part)
+        result.layouts.append((part.shape, part.stride(), part.dtype, part.device, False))
+        return TensorSlot(len(result.tensors) - 1)
+
+    groups = [
+        saved
+        if names is None
+        else [_merged(detach_tensors(_options(g), slot), saved, n, names) for n, g in enumerate(o.param_groups)]
+        for o, saved, names in zip(train_state.optimizers, rest.param_groups, rest.restored_options, strict=True)
+    ]
+    states = {renamed.get(name, name): state for name, state in rest.extra.items()}
+    states |= {name: detach_tensors(state, slot) for name, state in current.items()}
+    extra = {name: states[name] for name in train_state.extra if name in states}
+    result.rest = replace(rest, param_groups=groups, extra=extra)
+    return result
+
+
+def _merged(
+    current: dict[str, Any], saved: Sequence[dict[str, Any]], index: int, names: AbstractSet[str]
+) -> dict[str, Any]:
+    """The current options of a group, but the saved values of those that the optimizer's own step changes."""
+    options = saved[index] if index < len(saved) else {}
+    return current | {name: value for name, value in options.items() if name in names}
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}

@@ -1,4 +1,4 @@
-"""Checkpoints for a loop of your own, without the rest of surefoot: saved behind its back, resumed to the bit."""
+"""Checkpoints for any training loop, without the rest of surefoot: saved in the background, resumed bit for bit."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.checkpoint.dataloader import position_of
-from surefoot.checkpoint.manager import CheckpointManager, Resumed
-from surefoot.checkpoint.save_interval import SaveInterval
+from surefoot.checkpoint.manager import CheckpointManager, Resumed, SaveInterval
 from surefoot.checkpoint.store import Retention
 from surefoot.checkpoint.train_state import TrainState
 
 log = logging.getLogger("surefoot")
-PROOF = 10
-"""Updates after which a checkpoint counts as good, if nobody has said otherwise."""
+HEALTHY_AFTER = 10
+"""Updates after which a checkpoint is marked healthy."""
 
 
 class Checkpoints:
-    """Saves a run in one process as it goes.
+    """Saves the checkpoints of a run in one process.
 
         checkpoints = surefoot.checkpoint.Checkpoints("runs/a", model, optimizer, loader=loader)
         checkpoints.resume()
@@ -33,8 +32,8 @@ class Checkpoints:
             optimizer.step()
             checkpoints.step(loss=loss)
 
-    Every `every` updates and every `seconds` a checkpoint is saved; what it costs the loop is one copy in memory. As a
-    context manager it saves the end, too, unless that is an error.
+    Saves every `every` updates and every `seconds`; training waits only for one copy in memory. As a context manager it
+    also saves at the end, unless an exception was raised.
     """
 
     def __init__(
@@ -58,49 +57,53 @@ class Checkpoints:
             position = position_of(loader)
             if position.warning:
                 log.warning("surefoot: %s", position.warning)
-            if position.keeper is not None:
-                extra["_loader"] = position.keeper
-        whole = TrainState(model, optimizer, scheduler=scheduler, scaler=scaler, extra=extra)
+            if position.stateful is not None:
+                extra["_loader"] = position.stateful
+        train_state = TrainState(model, optimizer, scheduler=scheduler, scaler=scaler, extra=extra)
         self.count = 0
-        """Updates so far, those before a resume counted."""
-        self._keeping = CheckpointManager(
-            Path(run_dir) / "checkpoints", whole, tell=_tell, pace=SaveInterval(every, seconds), keep=keep
+        """Updates so far, including those before a resume."""
+        self._manager = CheckpointManager(
+            Path(run_dir) / "checkpoints",
+            train_state,
+            on_event=_log_event,
+            interval=SaveInterval(every, seconds),
+            keep=keep,
         )
 
     def resume(self) -> Resumed | None:
-        """Go on from the newest checkpoint that is whole; None where there is none."""
-        self._keeping.clean()
-        kept = self._keeping.newest()
-        if kept is None:
+        """Load the newest complete checkpoint; None if there is none."""
+        self._manager.clean()
+        checkpoint = self._manager.newest()
+        if checkpoint is None:
             return None
-        resumed = self._keeping.resume(kept)
+        resumed = self._manager.resume(checkpoint)
         self.count = resumed.step
         return resumed
 
     def step(self, **metrics: float | Tensor) -> None:
-        """An update was done; to be called after every one, before the next forward pass.
+        """To be called after every update, before the next forward pass.
 
-        A number that is still on a device is read when a checkpoint is written, and not waited for here.
+        A metric that is still on a device is read when a checkpoint is written, and not waited for here.
         """
         several = [name for name, value in metrics.items() if isinstance(value, Tensor) and value.numel() != 1]
         if several:
-            raise ValueError(f"{', '.join(several)}: a metric is one number; hand in its mean, say")
+            raise ValueError(f"{', '.join(several)}: a metric must be a single number, such as a mean")
         self.count += 1
-        self._keeping.metrics |= {n: v.detach() if isinstance(v, Tensor) else float(v) for n, v in metrics.items()}
-        self._keeping.settle()
-        if self._keeping.due(self.count):
-            self._keeping.take(self.count)
-        self._keeping.row_read(self.count, self.count, lambda: None)
-        self._keeping.prove(self.count - PROOF)
+        self._manager.metrics |= {n: v.detach() if isinstance(v, Tensor) else float(v) for n, v in metrics.items()}
+        self._manager.before_update()
+        if self._manager.due(self.count):
+            self._manager.capture(self.count)
+        self._manager.metrics_read(self.count, self.count, lambda: None)
+        self._manager.mark_healthy(self.count - HEALTHY_AFTER)
 
     def save(self, *, kind: str = "regular") -> bool:
-        """Save now, and wait until it is done; whether it is."""
-        outcome = self._keeping.save(self.count, self.count, None, kind=kind)
-        return outcome is not None and not outcome.error
+        """Save now and wait for it; returns whether it succeeded."""
+        result = self._manager.save(self.count, self.count, None, kind=kind)
+        return result is not None and not result.error
 
     def close(self) -> None:
-        """Wait for the save that is under way."""
-        self._keeping.close()
+        """Wait for the running save."""
+        self._manager.close()
 
     def __enter__(self) -> Self:
         return self
@@ -108,10 +111,10 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and self.count > max(self._keeping.saved_step, 0):
+        if kind is None and self.count > max(self._manager.saved_step, 0):
             self.save()
         self.close()
 
 
-def _tell(name: str, words: str, values: Mapping[str, Any]) -> None:
-    log.log(logging.INFO if name == "saved" else logging.WARNING, "surefoot: %s", words)
+def _log_event(name: str, message: str, values: Mapping[str, Any]) -> None:
+    log.log(logging.INFO if name == "saved" else logging.WARNING, "surefoot: %s", message)

@@ -1,9 +1,9 @@
-"""What a whole run consists of in memory: found, copied, and put back in place to the bit."""
+"""The complete state of a run in memory: collected, copied, and restored in place bit for bit."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -14,19 +14,18 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from surefoot.checkpoint.copies import Copy, Look
-from surefoot.checkpoint.restore import Return
-from surefoot.checkpoint.rng import random_states, set_random_states
-from surefoot.checkpoint.scaler import freeze_scaler, thaw_scaler
-from surefoot.checkpoint.snapshot_memory import Home, choose_home
-from surefoot.checkpoint.tree import Slot, Stateful, freeze, thaw
+from surefoot.checkpoint.copies import LiveState, StateCopy, WriteBack
+from surefoot.checkpoint.rng import get_rng_states, set_rng_states
+from surefoot.checkpoint.snapshot_memory import Location
+from surefoot.checkpoint.tree import Stateful, TensorSlot, attach_tensors, detach_tensors
 
-__all__ = ["Copy", "Look", "Stateful", "TrainState", "choose_home"]
+_SCALER_OPTIONS = ("_growth_factor", "_backoff_factor", "_growth_interval")
+_SCALER_TENSORS = ("_scale", "_growth_tracker")
 
 
 @runtime_checkable
-class Generator(Protocol):
-    """A source of random numbers, such as torch.Generator."""
+class RandomGenerator(Protocol):
+    """A random number generator, such as torch.Generator."""
 
     def get_state(self) -> Any: ...
 
@@ -37,65 +36,66 @@ class StepChanges(Protocol):
     """What an optimizer's own step changes besides weights and state."""
 
     @property
-    def moving(self) -> AbstractSet[str]: ...
+    def moving(self) -> AbstractSet[str]:
+        """Names of options of its parameter groups."""
+        ...
 
     @property
     def attributes(self) -> AbstractSet[str]: ...
 
 
-class _Nothing(NamedTuple):
+class _NoChanges(NamedTuple):
     moving: AbstractSet[str] = frozenset()
     attributes: AbstractSet[str] = frozenset()
 
 
-_NONE = _Nothing()
+_NO_CHANGES = _NoChanges()
 
 
-class Place(NamedTuple):
-    """Where a module keeps a parameter or a buffer."""
+class TensorPlace(NamedTuple):
+    """The module and name that hold a parameter or a buffer."""
 
     root: int
     module: str
     name: str
-    slot: Slot
+    slot: TensorSlot
     buffer: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
-    """Everything of a run but its tensors, for which it has slots."""
+class NonTensorState:
+    """All state of a run except its tensors, which are replaced by slots."""
 
-    places: list[Place]
-    loose: list[tuple[Tensor, Slot]]
+    places: list[TensorPlace]
+    optimizer_only_params: list[tuple[Tensor, TensorSlot]]
     """Parameters that only an optimizer holds."""
-    groups: list[list[dict[str, Any]]]
+    param_groups: list[list[dict[str, Any]]]
     """Options of each optimizer's parameter groups."""
-    own: list[AbstractSet[str] | None]
-    """Names of the options that go back, those that each optimizer's own step changes; None where all of them do."""
+    restored_options: list[AbstractSet[str] | None]
+    """Names of the options to restore, those that each optimizer's own step changes; None to restore all."""
     attributes: list[dict[str, Any]]
-    """Plain attributes of each optimizer; those that its own step changes go back."""
-    states: list[dict[Any, Any]]
+    """Plain attributes of each optimizer; those that its own step changes are restored."""
+    optimizer_states: list[dict[Any, Any]]
     schedulers: list[Any]
     scaler: Any
     extra: dict[str, Any]
-    chance: list[tuple[Any, Any]]
-    made: dict[tuple[int, str], Any]
-    """States of modules' own making, by the number of the root and the path in it."""
+    rng_states: list[tuple[Any, Any]]
+    module_extra_states: dict[tuple[int, str], Any]
+    """Results of `get_extra_state`, by the index of the root and the path of the module in it."""
 
 
-class CannotGoBack(RuntimeError):
-    """The run has changed too much since the state was taken; nothing was written."""
+class RestoreError(RuntimeError):
+    """The run has changed too much since the state was captured; nothing was written."""
 
 
 class TrainState:
-    """A run: its model and optimizers, and whatever else has to go back with them.
+    """The model and optimizers of a run, and whatever else has to be restored with them.
 
-    Call it between a step and the next forward pass, and put back at the point of the loop at which you took: what
-    the loop does from there on, such as a scheduler's step, it does again. Gradients belong to no state; they are gone
-    after `put_back`. Of modules in `extra`, such as averaged weights, parameters and buffers are taken as the model's.
-    With `groups` false the options of parameter groups, such as the rate, stay what the loop has made of them: a
-    schedule that does not go back itself must find them where it left them. What the optimizer's own step changes, as
-    `changes` has it, goes back in any case.
+    Capture between an optimizer step and the next forward pass, and restore at the same point of the loop: what the
+    loop does from there, such as a scheduler step, it does again. Gradients are not part of the state; `restore` drops
+    them. Modules in `extra`, such as averaged weights, are treated like the model. With `groups=False` the options of
+    parameter groups, such as the lr, keep their current values, because a schedule that is not restored itself must
+    find them where it left them; options that the optimizer's own step changes (`step_changes`) are always restored.
     """
 
     def __init__(
@@ -105,174 +105,241 @@ class TrainState:
         *,
         scheduler: Stateful | Sequence[Stateful] | None = None,
         scaler: Any = None,
-        extra: Mapping[str, Stateful | Generator] | None = None,
+        extra: Mapping[str, Stateful | RandomGenerator] | None = None,
         groups: bool = True,
     ) -> None:
-        given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
-        inner = [getattr(o, "optim", None) for o in given]  # where ZeroRedundancyOptimizer keeps its state
-        self.optimizers: list[Optimizer] = given + [o for o in inner if isinstance(o, Optimizer)]
+        outer = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+        inner = [getattr(o, "optim", None) for o in outer]  # where ZeroRedundancyOptimizer keeps its state
+        self.optimizers: list[Optimizer] = outer + [o for o in inner if isinstance(o, Optimizer)]
         several = isinstance(scheduler, Sequence)
         self.schedulers: list[Stateful] = list(scheduler) if several else [] if scheduler is None else [scheduler]
         self.scaler = scaler
-        """May be told later, when it is found."""
-        self._groups = groups
-        self.changes: Mapping[int, StepChanges] = {}
-        """By the identity of an optimizer, what its own step changes."""
+        """May be set later, when a scaler is found."""
+        self._restore_groups = groups
+        self.step_changes: Mapping[int, StepChanges] = {}
+        """What each optimizer's own step changes, by the `id` of the optimizer."""
         extra = extra or {}
-        for name, thing in extra.items():
-            if not isinstance(thing, Stateful | Generator):
+        for name, item in extra.items():
+            if not isinstance(item, Stateful | RandomGenerator):
                 raise TypeError(
                     f"extra[{name!r}] must have state_dict and load_state_dict, or get_state and set_state; "
-                    f"{type(thing).__name__} has neither"
+                    f"{type(item).__name__} has neither"
                 )
-        self.roots = [model, *(thing for thing in extra.values() if isinstance(thing, nn.Module))]
-        self.root_names = ["model", *(f"extra.{n}" for n, thing in extra.items() if isinstance(thing, nn.Module))]
-        self.extra = {name: thing for name, thing in extra.items() if not isinstance(thing, nn.Module)}
+        self.roots = [model, *(item for item in extra.values() if isinstance(item, nn.Module))]
+        self.root_names = ["model", *(f"extra.{n}" for n, item in extra.items() if isinstance(item, nn.Module))]
+        self.extra = {name: item for name, item in extra.items() if not isinstance(item, nn.Module)}
 
-    # -- there
+    # -- capture
 
-    def take(self, into: Copy | None = None, *, home: Home = "device") -> Copy:
-        """Copy everything, with the memory of `into` wherever it fits."""
-        return self.keep(self.look(), into, home=home)
+    def capture(self, into: StateCopy | None = None, *, location: Location = "device") -> StateCopy:
+        """Copy everything, reusing the memory of `into` where it fits."""
+        return self.copy(self.collect(), into, location=location)
 
     @torch.no_grad()
-    def look(self) -> Look:
-        """Find everything there is now."""
-        look = Look()
+    def collect(self) -> LiveState:
+        """Collect references to all current state."""
+        live = LiveState()
         modules = list(self._modules())
-        places = list(_places(modules, look, {id(p) for p in self._held()}))
-        loose = [(p, look.steady_slot(p)) for p in self._held() if p not in look and not is_lazy(p)]
-        look.frozen = Frozen(
+        places = list(_tensor_places(modules, live, {id(p) for p in self._optimizer_params()}))
+        live.rest = NonTensorState(
             places,
-            loose,
-            groups=[[freeze(_values(group), look.slot) for group in o.param_groups] for o in self.optimizers],
-            own=[None if self._groups else self._changes(o).moving for o in self.optimizers],
+            optimizer_only_params=[
+                (p, live.optimizer_slot(p)) for p in self._optimizer_params() if p not in live and not is_lazy(p)
+            ],
+            param_groups=[
+                [detach_tensors(_group_options(group), live.slot) for group in o.param_groups] for o in self.optimizers
+            ],
+            restored_options=[None if self._restore_groups else self._changes_of(o).moving for o in self.optimizers],
             attributes=[{k: v for k, v in vars(o).items() if type(v) in (int, float, bool)} for o in self.optimizers],
-            states=[freeze(o.state, look.steady_slot) for o in self.optimizers],
-            schedulers=[freeze(s.state_dict(), look.slot) for s in self.schedulers],
-            scaler=freeze_scaler(self.scaler, look.slot),
-            extra={name: freeze(_state_of(thing), look.slot) for name, thing in self.extra.items()},
-            chance=random_states(look.devices),
-            made={
-                (root, path): freeze(module.get_extra_state(), look.slot)
+            optimizer_states=[detach_tensors(o.state, live.optimizer_slot) for o in self.optimizers],
+            schedulers=[detach_tensors(s.state_dict(), live.slot) for s in self.schedulers],
+            scaler=capture_scaler(self.scaler, live.slot),
+            extra={name: detach_tensors(_get_state(item), live.slot) for name, item in self.extra.items()},
+            rng_states=get_rng_states(live.devices),
+            module_extra_states={
+                (root, path): detach_tensors(module.get_extra_state(), live.slot)
                 for root, path, module in modules
-                if has_own_state(module)
+                if has_extra_state(module)
             },
         )
-        return look
+        return live
 
-    def keep(self, look: Look, into: Copy | None = None, *, home: Home = "device") -> Copy:
-        """Copy what was found."""
-        copy = into if into is not None and into.home == home else Copy(home)
-        copy.store(look)
+    def copy(self, live: LiveState, into: StateCopy | None = None, *, location: Location = "device") -> StateCopy:
+        """Copy what was collected."""
+        copy = into if into is not None and into.location == location else StateCopy(location)
+        copy.copy_from(live)
         return copy
 
-    def _changes(self, optimizer: Optimizer) -> StepChanges:
-        return self.changes.get(id(optimizer), _NONE)
+    def _changes_of(self, optimizer: Optimizer) -> StepChanges:
+        return self.step_changes.get(id(optimizer), _NO_CHANGES)
 
-    def _held(self) -> Iterator[Tensor]:
+    def _optimizer_params(self) -> Iterator[Tensor]:
         return (p for o in self.optimizers for group in o.param_groups for p in group["params"])
 
     def _modules(self) -> Iterator[tuple[int, str, nn.Module]]:
         for root, model in enumerate(self.roots):
-            found = list(model.named_modules())
-            for _, module in found:
+            modules = list(model.named_modules())
+            for _, module in modules:
                 if isinstance(module, FSDPModule):
-                    module.reshard()  # a forward pass without a backward leaves weights gathered: they would go stale
-            for name, module in found:
+                    module.reshard()  # a forward pass without a backward pass leaves weights gathered, and stale later
+            for name, module in modules:
                 yield root, name, module
 
-    # -- and back
+    # -- restore
 
     @torch.no_grad()
-    def put_back(self, copy: Copy) -> None:
-        """Make everything as it was, in the tensors that are there now."""
-        kept: Frozen = copy.frozen
-        copy.settle()
-        back = Return(copy)
-        self._put_back_modules(kept, back)
-        for name, thing in self.extra.items():
-            state = thaw(kept.extra[name], None, back.tensor)
-            thing.load_state_dict(state) if isinstance(thing, Stateful) else thing.set_state(state)
-        for scheduler, state in zip(self.schedulers, kept.schedulers, strict=True):
-            scheduler.load_state_dict(thaw(state, None, back.tensor))
-        for k, (optimizer, state) in enumerate(zip(self.optimizers, kept.states, strict=True)):
-            own = kept.own[k]
-            for group, values in zip(optimizer.param_groups, kept.groups[k], strict=False):  # one may have been added
-                values = values if own is None else {name: v for name, v in values.items() if name in own}
-                group.update({name: thaw(v, group.get(name), back.tensor) for name, v in values.items()})
-                for name in own or ():
-                    if name not in values:
-                        group.pop(name, None)  # the first step makes some
-            for name in self._changes(optimizer).attributes & kept.attributes[k].keys():
-                setattr(optimizer, name, kept.attributes[k][name])
-            thawed = thaw(state, optimizer.state, back.tensor)
-            if thawed is not optimizer.state:  # of one that wraps another it cannot be set
-                optimizer.state = thawed
-        made = {key: thaw(state, None, back.tensor) for key, state in kept.made.items()}
-        settle_scaler = thaw_scaler(self.scaler, kept.scaler, back.tensor)
-        back.write()
-        settle_scaler()
+    def restore(self, copy: StateCopy) -> None:
+        """Restore everything, in the tensors that exist now."""
+        rest: NonTensorState = copy.rest
+        copy.wait_on_device()
+        back = WriteBack(copy)
+        self._restore_modules(rest, back)
+        for name, item in self.extra.items():
+            state = attach_tensors(rest.extra[name], None, back.tensor_for)
+            item.load_state_dict(state) if isinstance(item, Stateful) else item.set_state(state)
+        for scheduler, state in zip(self.schedulers, rest.schedulers, strict=True):
+            scheduler.load_state_dict(attach_tensors(state, None, back.tensor_for))
+        for k, optimizer in enumerate(self.optimizers):
+            self._restore_optimizer(optimizer, k, rest, back)
+        extra_states = {
+            key: attach_tensors(state, None, back.tensor_for) for key, state in rest.module_extra_states.items()
+        }
+        finish_scaler = restore_scaler(self.scaler, rest.scaler, back.tensor_for)
+        back.run()
+        finish_scaler()
         for root, path, module in self._modules():
-            if (root, path) in made:
-                module.set_extra_state(made[root, path])
+            if (root, path) in extra_states:
+                module.set_extra_state(extra_states[root, path])
         self._drop_gradients()
-        set_random_states(kept.chance)
+        set_rng_states(rest.rng_states)
 
-    def _put_back_modules(self, kept: Frozen, back: Return) -> None:
-        """Parameters are never replaced, so nothing at all is written before each of them is known to fit."""
+    def _restore_optimizer(self, optimizer: Optimizer, k: int, rest: NonTensorState, back: WriteBack) -> None:
+        names = rest.restored_options[k]
+        for group, options in zip(optimizer.param_groups, rest.param_groups[k], strict=False):  # one may be new
+            options = options if names is None else {name: v for name, v in options.items() if name in names}
+            group.update({name: attach_tensors(v, group.get(name), back.tensor_for) for name, v in options.items()})
+            for name in names or ():
+                if name not in options:
+                    group.pop(name, None)  # the first step creates some
+        for name in self._changes_of(optimizer).attributes & rest.attributes[k].keys():
+            setattr(optimizer, name, rest.attributes[k][name])
+        state = attach_tensors(rest.optimizer_states[k], optimizer.state, back.tensor_for)
+        if state is not optimizer.state:  # an optimizer that wraps another does not allow setting it
+            optimizer.state = state
+
+    def _restore_modules(self, rest: NonTensorState, back: WriteBack) -> None:
+        """Parameters are never replaced, so nothing is written before all of them are known to fit."""
         modules = {(root, name): module for root, name, module in self._modules()}
-        amiss = [f"parameter {i} of an optimizer" for i, (p, slot) in enumerate(kept.loose) if not back.into(slot, p)]
-        lost: list[tuple[nn.Module, Place]] = []
-        for place in kept.places:
+        changed = [
+            f"parameter {i} of an optimizer"
+            for i, (p, slot) in enumerate(rest.optimizer_only_params)
+            if not back.write_into(slot, p)
+        ]
+        lost_buffers: list[tuple[nn.Module, TensorPlace]] = []
+        for place in rest.places:
             module = modules.get((place.root, place.module))
-            held = {} if module is None else module._buffers if place.buffer else module._parameters
-            live = held.get(place.name)
-            if live is not None and not is_lazy(live) and back.into(place.slot, live):
+            tensors = {} if module is None else module._buffers if place.buffer else module._parameters
+            tensor = tensors.get(place.name)
+            if tensor is not None and not is_lazy(tensor) and back.write_into(place.slot, tensor):
                 continue
             if not place.buffer:
-                amiss.append(f"{place.module}.{place.name}".lstrip("."))
+                changed.append(f"{place.module}.{place.name}".lstrip("."))
             elif module is not None:
-                lost.append((module, place))
-        if amiss:
-            raise CannotGoBack(f"cannot go back: {', '.join(amiss[:5])} changed shape or type, or went, since then")
-        for module, place in lost:
-            # A cache that has grown since stays: the module's own counters know its length.
+                lost_buffers.append((module, place))
+        if changed:
+            raise RestoreError(
+                f"cannot restore the state: {', '.join(changed[:5])} changed shape or dtype, or no longer exists"
+            )
+        for module, place in lost_buffers:
+            # A cache that has grown since stays: the module's own counters depend on its length.
             if place.name not in module._non_persistent_buffers_set or module._buffers.get(place.name) is None:
-                module._buffers[place.name] = back.tensor(place.slot, None)
+                module._buffers[place.name] = back.tensor_for(place.slot, None)
 
     def _drop_gradients(self) -> None:
-        for p in itertools.chain(*(root.parameters() for root in self.roots), self._held()):
+        for p in itertools.chain(*(root.parameters() for root in self.roots), self._optimizer_params()):
             p.grad = None
 
 
-def _places(modules: Sequence[tuple[int, str, nn.Module]], look: Look, held: AbstractSet[int]) -> Iterator[Place]:
-    """Where everything is; `held` are the identities of the parameters that optimizers hold."""
+def _tensor_places(
+    modules: Sequence[tuple[int, str, nn.Module]], live: LiveState, optimizer_params: AbstractSet[int]
+) -> Iterator[TensorPlace]:
+    """The places of all parameters and buffers; `optimizer_params` are the ids of parameters that optimizers hold."""
     for root, path, module in modules:
         for name, p in module._parameters.items():
             if p is None or is_lazy(p):
                 continue
-            frozen = not p.requires_grad and id(p) not in held
-            slot = look.slot(p, steady=root == 0)
-            if frozen and slot not in look.frozen_params:
-                look.frozen_params[slot] = p, f"{path}.{name}".lstrip(".")
-            yield Place(root, path, name, slot, buffer=False)
+            frozen = not p.requires_grad and id(p) not in optimizer_params
+            slot = live.slot(p, optimizer_only=root == 0)
+            if frozen and slot not in live.frozen_params:
+                live.frozen_params[slot] = p, f"{path}.{name}".lstrip(".")
+            yield TensorPlace(root, path, name, slot, buffer=False)
         for name, b in module._buffers.items():
             if b is not None and not is_lazy(b):
-                yield Place(root, path, name, look.slot(b), buffer=True)
+                yield TensorPlace(root, path, name, live.slot(b), buffer=True)
 
 
-def has_own_state(module: nn.Module) -> bool:
-    """Whether a module has a state beside its parameters and buffers, as torch lets it."""
-    kind = type(module)
-    return (
-        kind.get_extra_state is not nn.Module.get_extra_state and kind.set_extra_state is not nn.Module.set_extra_state
-    )
+def has_extra_state(module: nn.Module) -> bool:
+    """Whether a module overrides `get_extra_state` and `set_extra_state`."""
+    cls = type(module)
+    return cls.get_extra_state is not nn.Module.get_extra_state and cls.set_extra_state is not nn.Module.set_extra_state
 
 
-def _values(group: dict[str, Any]) -> dict[str, Any]:
+def _group_options(group: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in group.items() if k != "params"}
 
 
-def _state_of(thing: Stateful | Generator) -> Any:
-    return thing.state_dict() if isinstance(thing, Stateful) else thing.get_state()
+def _get_state(item: Stateful | RandomGenerator) -> Any:
+    return item.state_dict() if isinstance(item, Stateful) else item.get_state()
+
+
+# -- GradScaler. It steps the optimizer first and updates its scale later, by the infs that the step found. A state
+# captured or restored in between has such an update ahead of it, and the infs of the bad step must not reach the
+# restored scale. All of this works without reading values on the host.
+
+
+def capture_scaler(scaler: Any, slot: Callable[[Tensor], TensorSlot]) -> dict[str, Any]:
+    """The scaler's state; empty if there is no scaler, or it is disabled."""
+    if scaler is None or not scaler.is_enabled():
+        return {}
+    state = {name: getattr(scaler, name) for name in (*_SCALER_OPTIONS, *_SCALER_TENSORS)}
+    return detach_tensors(state | {"found": _found_infs(scaler)}, slot)
+
+
+def restore_scaler(
+    scaler: Any, state: dict[str, Any], tensor: Callable[[TensorSlot, Any], Tensor]
+) -> Callable[[], None]:
+    """Restore the scaler; returns what is left to do once the tensors are written."""
+    if not state:
+        return _nothing
+    for name in _SCALER_OPTIONS:
+        setattr(scaler, name, state[name])
+    unused = state["_scale"] is None  # not used yet when the state was captured
+    if not unused:
+        for name in _SCALER_TENSORS:
+            setattr(scaler, name, attach_tensors(state[name], getattr(scaler, name), tensor))
+    current, captured = _found_infs(scaler), state["found"]
+    for key, found_inf in current.items():
+        if key in captured:
+            tensor(captured[key], found_inf)
+
+    def finish() -> None:
+        if unused and scaler._scale is not None:
+            scaler._scale.fill_(scaler._init_scale)
+            scaler._growth_tracker.fill_(scaler._init_growth_tracker)
+        for key, found_inf in current.items():
+            if key not in captured:
+                found_inf.zero_()
+        if current and not captured:  # the pending update is not part of that state, and counts one good step too many
+            scaler._growth_tracker.sub_(1)
+
+    return finish
+
+
+def _found_infs(scaler: Any) -> dict[tuple[int, Any], Tensor]:
+    """The `found_inf` tensors since the last update of the scale, by optimizer and device."""
+    states = scaler._per_optimizer_states
+    return {(k, device): found for k, s in states.items() for device, found in s["found_inf_per_device"].items()}
+
+
+def _nothing() -> None:
+    pass

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from surefoot.checkpoint.store import Store, StoredCheckpoint
+from surefoot.checkpoint.store import CheckpointStore, StoredCheckpoint
 from surefoot.journal.output_files import OutputRefused, check_output
 from surefoot.logs.log_diagnosis import UnreadableInput
 

@@ -239,7 +239,7 @@ class CapturePoint:
     def _with_host_rng(self, earlier: EarlierState, now: States) -> EarlierState:
         """Complete a reading of torch's states alone with those of `random` and NumPy as they are now."""
         late = self._late(earlier)
-        if earlier.chance is not None:
+        if earlier.rng_states is not None:
             return replace(earlier, inexact=late)
         used = [] if self._last_rng is None else moved_host(self._last_rng, now)
         reasons = (HOST_RNG_USED.format(" and ".join(used)),) if used else ()

@@ -16,7 +16,6 @@ from surefoot.checkpoint.manager import CheckpointManager
 from surefoot.checkpoint.pending_save import EarlierState
 from surefoot.checkpoint.rank_rendezvous import RankGroup
 from surefoot.checkpoint.replay_check import ReplayCheck
-from surefoot.checkpoint.save_interval import SaveInterval
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard import capture_point
 from surefoot.guard.batches import HasFetchHook

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.checkpoint.dataloader import LoaderPosition, SameRandomNumbers, position_of
-from surefoot.checkpoint.rng import States, random_states, torch_states
+from surefoot.checkpoint.dataloader import LoaderPosition, RngNeutralLoader, position_of
+from surefoot.checkpoint.rng import RngStates, get_rng_states, get_torch_rng_states
 from surefoot.checkpoint.tree import Stateful
 from surefoot.guard.step_pipeline import StepPipeline
 

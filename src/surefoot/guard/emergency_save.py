@@ -11,8 +11,7 @@ import torch
 
 from surefoot.actions.action_context import CannotAct
 from surefoot.checkpoint.manager import CheckpointManager
-from surefoot.checkpoint.snapshot_save import lent
-from surefoot.checkpoint.snapshots import Snapshot
+from surefoot.checkpoint.snapshots import Snapshot, checkpoint_copy
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard.metrics_reader import CheckpointEventLog, MetricsReader
 from surefoot.guard.recovery import Recovery
@@ -70,7 +69,7 @@ class EmergencySaver:
         if ring is None:
             return None
         ring.verify()
-        good = {s.attempt: s for s in ring.states if s.good and s.step > 0}
+        good = {s.attempt: s for s in ring.snapshots if s.good and s.step > 0}
         try:
             shared = self._recovery.shared(sorted(good))
         except CannotAct:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.checkpoint.train_state import Generator
+from surefoot.checkpoint.train_state import RandomGenerator
 from surefoot.checkpoint.tree import Stateful
 from surefoot.gate.veto import unwrap_optimizer
 from surefoot.judge.policy import Policy

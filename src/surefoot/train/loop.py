@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from surefoot import parallel
+from surefoot.checkpoint.side_effect_free import side_effect_free
 from surefoot.guard.attach import Guard
 from surefoot.sinks.reporter import LoopListener
 from surefoot.train import speed

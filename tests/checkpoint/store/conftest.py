@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import CheckpointStore
 
 MEMORY = Path("/dev/shm")
 
@@ -15,12 +15,12 @@ MEMORY = Path("/dev/shm")
 class Saver:
     """Saves checkpoints of two files, in which the step can be read."""
 
-    def __call__(self, store: Store, step: int, attempt: int | None = None, **about: object) -> str:
+    def __call__(self, store: CheckpointStore, step: int, attempt: int | None = None, **about: object) -> str:
         with store.writing(step, step if attempt is None else attempt) as draft:
             (draft.folder / "weights.safetensors").write_bytes(b"weights %d " % step * 100)
             (draft.folder / "rank1").mkdir()
             (draft.folder / "rank1" / "rest.json").write_text(f'{{"step": {step}}}')
-            return store.commit(draft, None, about).kept.name
+            return store.commit(draft, None, about).checkpoint.name
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from surefoot.checkpoint.store import Files, Retention, Store
+from surefoot.checkpoint.store import CheckpointStore, Files, Retention
 from surefoot.checkpoint.store.files import READS
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Crashing(Files):
         return act()
 
 
-def save(store: Store, step: int, attempt: int, **about: object) -> None:
+def save(store: CheckpointStore, step: int, attempt: int, **about: object) -> None:
     with store.writing(step, attempt) as draft:
         for name in ("weights.safetensors", "rank1/rest.json"):
             path = draft.folder / name
@@ -54,13 +54,13 @@ def nothing(root: Path) -> None:
 
 
 def two(root: Path) -> None:
-    store = Store(root)
+    store = CheckpointStore(root)
     save(store, 10, 10)
     save(store, 20, 20)
 
 
 def many(root: Path) -> None:
-    store = Store(root)
+    store = CheckpointStore(root)
     for step in (10, 20, 30, 40):
         save(store, step, step, kind="emergency" if step == 20 else "regular")
     save(store, 50, 50, kind="best")
@@ -71,15 +71,15 @@ def many(root: Path) -> None:
 def littered(root: Path) -> None:
     """As `many`, and with what two crashes left: half a save, and half a removal."""
     many(root)
-    crash(lambda files: save(Store(root, files=files), 60, 60), 0, "rename")
-    crash(lambda files: save(Store(root, files=files, keep=FEW), 60, 60), 0, "rmdir")
-    crash(lambda files: Store(root, files=files).mark("step-00000060", "healthy"), 0, "rename")
+    crash(lambda files: save(CheckpointStore(root, files=files), 60, 60), 0, "rename")
+    crash(lambda files: save(CheckpointStore(root, files=files, keep=FEW), 60, 60), 0, "rmdir")
+    crash(lambda files: CheckpointStore(root, files=files).mark("step-00000060", "healthy"), 0, "rename")
     assert {path.name.split("-")[0] for path in root.iterdir()} == {"step", ".writing", ".removing"}
     assert list(root.glob("*/.marking-*"))
 
 
 def resume(files: Files, root: Path) -> None:
-    store = Store(root, files=files)
+    store = CheckpointStore(root, files=files)
     store.clean()
     kept = store.newest()
     assert kept is not None
@@ -87,11 +87,11 @@ def resume(files: Files, root: Path) -> None:
 
 
 WORK: dict[str, tuple[Callable[[Path], None], Callable[[Files, Path], None]]] = {
-    "the first save": (nothing, lambda files, root: save(Store(root, files=files), 60, 60)),
-    "a save": (two, lambda files, root: save(Store(root, files=files), 60, 60)),
-    "the same step again": (two, lambda files, root: save(Store(root, files=files), 20, 60)),
-    "a prune": (many, lambda files, root: save(Store(root, files=files, keep=FEW), 60, 60)),
-    "a mark": (two, lambda files, root: Store(root, files=files).mark("step-00000020", "healthy")),
+    "the first save": (nothing, lambda files, root: save(CheckpointStore(root, files=files), 60, 60)),
+    "a save": (two, lambda files, root: save(CheckpointStore(root, files=files), 60, 60)),
+    "the same step again": (two, lambda files, root: save(CheckpointStore(root, files=files), 20, 60)),
+    "a prune": (many, lambda files, root: save(CheckpointStore(root, files=files, keep=FEW), 60, 60)),
+    "a mark": (two, lambda files, root: CheckpointStore(root, files=files).mark("step-00000020", "healthy")),
     "a resume": (littered, resume),
 }
 
@@ -111,10 +111,10 @@ def crash(work: Callable[[Files], None], at: int, only: str = "") -> bool:
     return code == CRASHED
 
 
-def whole(store: Store) -> set[str]:
+def whole(store: CheckpointStore) -> set[str]:
     """Names of those that verify; none that is not may be seen, and none may be of two saves."""
     found = [store.verify(kept) for kept in store.all()]
-    assert not [kept.wrong for kept in found if kept.wrong or kept.extra]
+    assert not [kept.problems for kept in found if kept.problems or kept.extra]
     for kept in found:
         texts = {(kept.folder / name).read_text() for name in kept.files}
         assert texts == {f"step {kept.step} attempt {kept.attempt} " * 20}
@@ -123,7 +123,7 @@ def whole(store: Store) -> set[str]:
 
 def check(root: Path, before: set[str]) -> None:
     """A fresh store finds whole checkpoints only, the old ones or the new one, and goes on."""
-    store = Store(root)
+    store = CheckpointStore(root)
     there = whole(store)
     assert len(there - before) <= 1
     assert len(there) >= min(2, len(before))
@@ -141,7 +141,7 @@ def main(folder: Path) -> None:
     for name, (prepare, work) in WORK.items():
         template = folder / name
         prepare(template)
-        before = whole(Store(template))
+        before = whole(CheckpointStore(template))
         for at in range(1000):
             root = folder / f"{name} {at}"
             shutil.copytree(template, root, symlinks=True)

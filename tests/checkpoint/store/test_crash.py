@@ -1,4 +1,4 @@
-"""The process ends, or the power goes, at any moment of a save, a prune, a mark or a resume."""
+"""The process dies, or power fails, at any moment of a save, a prune, a mark or a resume."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pytest
 
-from surefoot.checkpoint.store import Files, Retention, Store
+from surefoot.checkpoint.store import CheckpointStore, Files, Retention
 from surefoot.checkpoint.store.files import READS
 
 from .conftest import MEMORY, Saver
@@ -105,7 +105,7 @@ class Durable(Files):
 @pytest.mark.parametrize("keep", [Retention(), Retention(last=1, apart=0)], ids=["save", "prune"])
 def test_when_the_power_goes_whatever_was_not_flushed_is_not_missed(quick: Path, save: Saver, keep: Retention) -> None:
     for step in (10, 20, 30):
-        save(Store(quick / "made"), step)
+        save(CheckpointStore(quick / "made"), step)
     saved = False
     at = 0
     while not saved:
@@ -113,14 +113,14 @@ def test_when_the_power_goes_whatever_was_not_flushed_is_not_missed(quick: Path,
         shutil.copytree(quick / "made", root)
         disk = Durable(root, at)
         try:
-            save(Store(root, files=disk, keep=keep), 40)
+            save(CheckpointStore(root, files=disk, keep=keep), 40)
             saved = True
         except PowerLoss:
             pass
         for after in (disk.left(quick / f"late-{at}"), disk.left_early(quick / f"early-{at}")):
-            store = Store(after)
+            store = CheckpointStore(after)
             found = [store.verify(kept) for kept in store.all()]
-            assert len([kept for kept in found if not kept.wrong]) >= 2
+            assert len([kept for kept in found if not kept.problems]) >= 2
             newest = store.newest()  # a warning would be an error here: nothing damaged is in sight
             assert newest is not None
             assert newest.step == 40 or (newest.step == 30 and not saved)
@@ -132,8 +132,8 @@ SAVING = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
-from crashing import Store, save
-store = Store(Path({root!r}))
+from crashing import CheckpointStore, save
+store = CheckpointStore(Path({root!r}))
 store.clean()
 newest = store.newest()
 step = newest.step if newest else 0
@@ -155,7 +155,7 @@ def test_a_process_killed_while_it_saves_loses_nothing_it_had_saved(quick: Path)
             assert child.stdout.readline() == "ready\n"
             time.sleep(0.1 + dice.random() * 0.2)
             child.kill()
-        newest = Store(root).newest()
+        newest = CheckpointStore(root).newest()
         if newest is not None:
             assert newest.step >= reached
             reached = newest.step

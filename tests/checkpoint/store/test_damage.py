@@ -1,4 +1,4 @@
-"""Whatever happens to the files of a checkpoint is noticed, named, and an older one is taken."""
+"""Any damage to the files of a checkpoint is detected and named, and an older checkpoint is used."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from surefoot.checkpoint.store import CheckpointWarning, NothingWhole, Store
-from surefoot.checkpoint.store.manifest import SCHEMA, Manifest, read, sealed
+from surefoot.checkpoint.store import CheckpointStore, CheckpointWarning, NoUsableCheckpoint
+from surefoot.checkpoint.store.manifest import SCHEMA, Manifest, read_manifest, seal_json
 
 from .conftest import Saver
 
@@ -80,7 +80,7 @@ KINDS = [flip, flip, flip, truncate, zero, swap, lose, lengthen, folder_instead,
 
 def test_two_hundred_damages_are_all_noticed_and_the_checkpoint_before_is_taken(quick: Path, save: Saver) -> None:
     made = quick / "made"
-    store = Store(made)
+    store = CheckpointStore(made)
     save(store, 10)
     newer = made / save(store, 20)
     for number in range(200):
@@ -92,12 +92,12 @@ def test_two_hundred_damages_are_all_noticed_and_the_checkpoint_before_is_taken(
         kind(root / newer.name / name, dice)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            kept = Store(root).newest()
+            kept = CheckpointStore(root).newest()
         assert kept is not None, (kind, name)
         assert kept.step == 10, (kind, name)
         assert [warning.category for warning in told] == [CheckpointWarning], (kind, name)
-        assert newer.name in kept.passed[0], (kind, name)
-        assert kind is swap or name in kept.passed[0], (kind, name)
+        assert newer.name in kept.skipped[0], (kind, name)
+        assert kind is swap or name in kept.skipped[0], (kind, name)
         shutil.rmtree(root)
     untouched = store.newest()  # the control
     assert untouched is not None
@@ -105,11 +105,11 @@ def test_two_hundred_damages_are_all_noticed_and_the_checkpoint_before_is_taken(
 
 
 def test_when_none_is_whole_it_says_what_is_wrong_with_each(tmp_path: Path, save: Saver) -> None:
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     (tmp_path / save(store, 1) / "weights.safetensors").unlink()
     (tmp_path / save(store, 2) / "manifest.json").write_text("{}")
     (tmp_path / "step-00000003").mkdir()
-    with pytest.raises(NothingWhole) as raised:
+    with pytest.raises(NoUsableCheckpoint) as raised:
         store.newest()
     for words in (
         "step-00000001: weights.safetensors: missing",
@@ -121,28 +121,28 @@ def test_when_none_is_whole_it_says_what_is_wrong_with_each(tmp_path: Path, save
 
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file")
-    with pytest.raises(NothingWhole, match="cannot be read"):
-        Store(tmp_path / "checkpoints").newest()
+    with pytest.raises(NoUsableCheckpoint, match="cannot be read"):
+        CheckpointStore(tmp_path / "checkpoints").newest()
 
 
 def test_two_folders_that_changed_their_names_are_noticed(tmp_path: Path, save: Saver) -> None:
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     save(store, 1)
     save(store, 2)
     (tmp_path / "step-00000002").rename(tmp_path / "step-00000003")
-    with pytest.warns(CheckpointWarning, match="it is the one of step 2, attempt 2, and lies in step-00000003"):
+    with pytest.warns(CheckpointWarning, match="it belongs to step 2, attempt 2, but lies in step-00000003"):
         kept = store.newest()
     assert kept is not None
     assert kept.step == 1
 
 
 def test_a_file_that_does_not_belong_there_is_told_and_left_alone(tmp_path: Path, save: Saver) -> None:
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     (tmp_path / save(store, 1) / "notes.txt").write_text("mine")
     kept = store.newest()
     assert kept is not None
     assert kept.extra == ("notes.txt",)
-    assert not kept.wrong
+    assert not kept.problems
 
 
 ran: list[str] = []
@@ -171,9 +171,9 @@ class Planted:
 def test_nothing_in_a_file_is_ever_run_and_the_error_names_it(
     tmp_path: Path, save: Saver, name: str, content: bytes
 ) -> None:
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     (tmp_path / save(store, 1) / name).write_bytes(content)
-    with pytest.raises(NothingWhole, match=name):
+    with pytest.raises(NoUsableCheckpoint, match=name):
         store.newest()
     assert not ran
 
@@ -182,7 +182,7 @@ def crafted(folder: Path, **changes: Any) -> None:
     """A manifest that somebody made with care: its seal is right."""
     data = json.loads((folder / "manifest.json").read_bytes())
     data.pop("hash")
-    (folder / "manifest.json").write_bytes(sealed(data | changes))
+    (folder / "manifest.json").write_bytes(seal_json(data | changes))
 
 
 @pytest.mark.parametrize(
@@ -193,10 +193,10 @@ def crafted(folder: Path, **changes: Any) -> None:
     ],
 )
 def test_a_manifest_that_points_out_of_its_folder_is_refused(tmp_path: Path, save: Saver, name: str) -> None:
-    store = Store(tmp_path / "checkpoints")
+    store = CheckpointStore(tmp_path / "checkpoints")
     (tmp_path / "secret").write_text("not yours")
     crafted(store.root / save(store, 1), files={name: {"size": 9, "xxh3_128": "0" * 32}})
-    with pytest.raises(NothingWhole, match=r"manifest\.json: it names a file outside of its folder"):
+    with pytest.raises(NoUsableCheckpoint, match=r"manifest\.json: it lists a file outside its folder"):
         store.newest()
 
 
@@ -222,23 +222,23 @@ def test_a_manifest_that_points_out_of_its_folder_is_refused(tmp_path: Path, sav
 def test_a_manifest_with_the_wrong_kinds_of_values_is_refused(
     tmp_path: Path, save: Saver, changes: dict[str, Any]
 ) -> None:
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     crafted(tmp_path / save(store, 1), **changes)
-    with pytest.raises(NothingWhole, match=r"manifest\.json"):
+    with pytest.raises(NoUsableCheckpoint, match=r"manifest\.json"):
         store.newest()
 
 
 def test_a_file_behind_a_link_is_refused(tmp_path: Path, save: Saver) -> None:
-    store = Store(tmp_path / "checkpoints")
+    store = CheckpointStore(tmp_path / "checkpoints")
     folder = store.root / save(store, 1)
     (folder / "rank1").rename(tmp_path / "rank1")
     (folder / "rank1").symlink_to(tmp_path / "rank1")
-    with pytest.raises(NothingWhole, match=r"rank1/rest\.json: is a link, or lies behind one"):
+    with pytest.raises(NoUsableCheckpoint, match=r"rank1/rest\.json: is a link, or lies behind one"):
         store.newest()
 
 
 def test_a_manifest_of_a_newer_surefoot_is_refused_in_words_and_never_removed(tmp_path: Path, save: Saver) -> None:
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     save(store, 1)
     newer = tmp_path / save(store, 2)
     crafted(newer, schema=SCHEMA + 1)
@@ -250,10 +250,10 @@ def test_a_manifest_of_a_newer_surefoot_is_refused_in_words_and_never_removed(tm
 
 
 def test_a_manifest_beyond_all_measure_is_not_even_read(tmp_path: Path, save: Saver) -> None:
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     with (tmp_path / save(store, 1) / "manifest.json").open("wb") as stream:
         stream.truncate(1 << 40)  # a hole: it takes no room
-    with pytest.raises(NothingWhole, match="far more than a manifest needs"):
+    with pytest.raises(NoUsableCheckpoint, match="far more than a manifest needs"):
         store.newest()
 
 
@@ -261,6 +261,6 @@ def test_what_json_cannot_hold_is_told_in_words(tmp_path: Path, save: Saver) -> 
     about = {"metrics": {"loss": float("nan")}, "where": tmp_path, 5: {1}, "big": 1 << 5000}
     manifest = Manifest(step=1, attempt=1, about=about, files={})
     (tmp_path / "manifest.json").write_bytes(manifest.as_bytes())
-    back = read(tmp_path)
+    back = read_manifest(tmp_path)
     assert back.about == {"metrics": {"loss": "nan"}, "where": str(tmp_path), "5": [1], "big": "<int of 5001 bits>"}
     assert replace(back, about={}, seal="") == replace(manifest, about={})

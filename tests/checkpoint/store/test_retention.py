@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.checkpoint.store import Health, Problem, Retention, Store, StoredCheckpoint
-from surefoot.checkpoint.store.retention import going
+from surefoot.checkpoint.store import CheckpointStore, Health, Problem, Retention, StoredCheckpoint
+from surefoot.checkpoint.store.retention import removable
 
 from .conftest import Saver
 
@@ -22,13 +22,19 @@ ORDERED = Retention(apart=0)
 def made(step: int, health: Health = "unproven", *, wrong: str = "", **about: Any) -> StoredCheckpoint:
     problems = (Problem("weights", wrong),) if wrong else ()
     return StoredCheckpoint(
-        folder=Path(f"step-{step:08d}"), step=step, attempt=step, about=about, health=health, seal="x", wrong=problems
+        folder=Path(f"step-{step:08d}"),
+        step=step,
+        attempt=step,
+        about=about,
+        health=health,
+        seal="x",
+        problems=problems,
     )
 
 
 def left(kept: Iterable[StoredCheckpoint], keep: Retention = ORDERED) -> list[int]:
     kept = list(kept)
-    gone = {one.name for one in going(kept, keep)}
+    gone = {one.name for one in removable(kept, keep)}
     return sorted(one.step for one in kept if one.name not in gone)
 
 
@@ -68,7 +74,7 @@ def test_deciding_anew_at_every_save_keeps_the_same_ones_as_deciding_once() -> N
     kept: list[StoredCheckpoint] = []
     for step in range(40):
         kept.append(made(step, seconds=step * HOUR / 4))
-        gone = {one.name for one in going(kept, Retention(spaced=5))}
+        gone = {one.name for one in removable(kept, Retention(spaced=5))}
         kept = [one for one in kept if one.name not in gone]
     assert [one.step for one in kept] == [20, 24, 28, 32, 36, 37, 38, 39]
 
@@ -77,7 +83,7 @@ def test_a_suspect_one_goes_as_soon_as_a_newer_one_proved_healthy() -> None:
     assert left([made(1), made(2), made(3, "suspect"), made(4, "suspect")]) == [1, 2, 3, 4]
     assert left([made(1), made(2), made(3, "suspect"), made(4)]) == [1, 2, 3, 4]
     assert left([made(1), made(2), made(3, "suspect"), made(4, "healthy")]) == [1, 2, 4]
-    first = going([made(1), made(2), made(3), made(4, "suspect"), made(5), made(6, "healthy")], ORDERED)
+    first = removable([made(1), made(2), made(3), made(4, "suspect"), made(5), made(6, "healthy")], ORDERED)
     assert [kept.step for kept in first] == [4, 1, 2]
 
 
@@ -98,7 +104,7 @@ def test_damaged_ones_do_not_count_and_go_when_enough_newer_ones_stand() -> None
 
 def test_never_fewer_than_two() -> None:
     assert left([made(1), made(2), made(3)], Retention(last=1, apart=0)) == [2, 3]
-    with pytest.raises(ValueError, match="at least the last one"):
+    with pytest.raises(ValueError, match="last >= 1"):
         Retention(last=0)
 
 
@@ -132,18 +138,18 @@ def test_whatever_the_clock_does_only_more_is_kept(drawn: list[tuple[Health, str
 def test_the_store_lets_go_only_when_two_others_are_whole(tmp_path: Path, save: Saver) -> None:
     keep = Retention(last=1, apart=0)
     for step in (1, 2, 3):
-        save(Store(tmp_path), step)
+        save(CheckpointStore(tmp_path), step)
     damaged = tmp_path / "step-00000003" / "weights.safetensors"
     data = bytearray(damaged.read_bytes())
     data[random.Random(0).randrange(len(data))] ^= 1
     damaged.write_bytes(data)  # the size is right: only who reads it knows
-    save(Store(tmp_path, keep=keep), 4)
-    store = Store(tmp_path)
-    assert [kept.step for kept in store.all() if not store.verify(kept).wrong] == [4, 2]
+    save(CheckpointStore(tmp_path, keep=keep), 4)
+    store = CheckpointStore(tmp_path)
+    assert [kept.step for kept in store.all() if not store.verify(kept).problems] == [4, 2]
 
 
 def test_what_was_just_saved_is_never_what_goes(tmp_path: Path, save: Saver) -> None:
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     for step in (100, 110, 120):
         save(store, step)
     name = save(store, 50, attempt=130)  # after a rewind

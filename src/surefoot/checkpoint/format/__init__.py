@@ -1,1 +1,1 @@
-"""A whole run in files: tensors as sharded safetensors, everything else as JSON; nothing in them can run."""
+"""The files of a checkpoint: tensors as sharded safetensors, everything else as JSON; loading them runs no code."""

@@ -1,107 +1,135 @@
-"""One number for all that a process holds of a run: the same before a save and after the way back."""
+"""One hash of everything that a rank holds of a run, the same before a save and after loading; and writing with it."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from surefoot.checkpoint.copies import Copy, Look
-from surefoot.checkpoint.format.param_names import Names
-from surefoot.checkpoint.format.pieces import Pieces, take_apart
-from surefoot.checkpoint.format.shards import Digest
-from surefoot.checkpoint.format.staging import Stage, each_of
-from surefoot.checkpoint.format.state_files import root_of, tensors_in
+from surefoot.checkpoint.copies import LiveState, StateCopy
+from surefoot.checkpoint.format.param_names import StateNames
+from surefoot.checkpoint.format.pieces import RankPieces, split_state
+from surefoot.checkpoint.format.shards import (
+    Digest,
+    HostStaging,
+    Opener,
+    WrittenFile,
+    create,
+    split_chunk,
+    write_shards,
+)
+from surefoot.checkpoint.format.state_files import root_of, state_file, tensor_names_in
 
 
-def hash_of(state: Copy | Look, names: Names) -> str:
-    """xxh3-128 over names, types, shapes and bytes of all tensors, and everything else a checkpoint holds.
+def hash_state(state: StateCopy | LiveState, names: StateNames) -> str:
+    """xxh3-128 over names, dtypes, shapes and bytes of all tensors, and everything else that a checkpoint holds.
 
-    Take it of a copy before it is written, and of `whole.look()` after `put_together`. Of what is spread over processes
-    it covers this one's part. Neither who wraps the model nor which tensors share their memory makes a difference.
+    Call it with a copy before it is written, and with `TrainState.collect()` after `load_checkpoint`. Of sharded
+    tensors it covers this rank's part. Wrappers of the model and shared memory of tensors make no difference.
     """
-    copy = state if isinstance(state, Copy) else _as_copy(state)
-    return Hashing(copy, take_apart(copy, names), names).whole()
+    copy = state if isinstance(state, StateCopy) else _without_copying(state)
+    return StateHasher(copy, split_state(copy, names), names).state_hash()
 
 
-class Hashing:
-    """Of a copy that was taken apart: what is read anyway, to be written, is hashed on its way; the rest is read."""
+class StateHasher:
+    """Hashes a copy: tensors that are written anyway are hashed on the way; the others are read for it."""
 
-    def __init__(self, copy: Copy, pieces: Pieces, names: Names) -> None:
+    def __init__(self, copy: StateCopy, pieces: RankPieces, names: StateNames) -> None:
         self._copy = copy
         self._names = names
-        self._told = dict(pieces.told)
+        self._state = dict(pieces.state)
         self._slots = pieces.slots
-        self._held = pieces.held
+        self._model_slots = pieces.model_slots
         self._digests: dict[int, Digest] = {}
-        """Of tensors that were read, or will be before anybody asks, by their slots."""
+        """Digests of tensors that were read, or will be before anybody asks, by slot."""
 
-    def beside(self, pieces: Pieces) -> dict[str, Digest]:
-        """What the bytes of these shards, once each is read, have to be given to."""
+    def digests_for(self, pieces: RankPieces) -> dict[str, Digest]:
+        """Digests that must be updated with the bytes of these shards as they are written, by name."""
         tensors = self._copy.tensors
-        mine = {name: slot for name, slot in pieces.slots.items() if name in pieces.shards}
-        whole = {name: slot for name, slot in mine.items() if pieces.shards[name].tensor is tensors[slot]}
-        return {name: self._begin(slot) for name, slot in whole.items() if slot not in self._digests}
+        written = {name: slot for name, slot in pieces.slots.items() if name in pieces.shards}
+        complete = {name: slot for name, slot in written.items() if pieces.shards[name].tensor is tensors[slot]}
+        return {name: self._begin(slot) for name, slot in complete.items() if slot not in self._digests}
 
-    def whole(self) -> str:
-        """The hash of all."""
-        digests = self._read({*self._held.values(), *self._slots.values()})
-        told: dict[str, Any] = _with_digests(self._told, {n: digests[slot] for n, slot in self._slots.items()})
-        held = {name: digests[slot] for name, slot in self._held.items()}
-        alone = {"rank": 0, "world_size": 1, "tensors": held, "passing": [], "own": [], "aliases": {}}
-        return _digest(told | alone)
+    def state_hash(self) -> str:
+        """The hash of everything."""
+        digests = self._read({*self._model_slots.values(), *self._slots.values()})
+        state: dict[str, Any] = _with_digests(self._state, {n: digests[slot] for n, slot in self._slots.items()})
+        tensors = {name: digests[slot] for name, slot in self._model_slots.items()}
+        as_one_rank = {"rank": 0, "world_size": 1, "tensors": tensors, "passing": [], "own": [], "aliases": {}}
+        return _digest(state | as_one_rank)
 
-    def extra(self) -> dict[str, str]:
-        """Hashes of what lies beside the model: parameters of another, or all of anything else that has tensors."""
-        models: dict[str, dict[str, int]] = {}
-        for name, slot in self._held.items():
+    def extra_hashes(self) -> dict[str, str]:
+        """Hashes of the items in `extra`: the parameters of a module, or all of anything else that has tensors."""
+        modules: dict[str, dict[str, int]] = {}
+        for name, slot in self._model_slots.items():
             if name.startswith("extra.") and name not in self._names.buffers:
-                models.setdefault(root_of(name), {})[name] = slot
-        others = {f"extra.{name}": state for name, state in self._told["extra"].items()}
-        found = {name: set(tensors_in(state)) for name, state in others.items()}
-        names = set().union(*found.values())
-        digests = self._read({self._slots[n] for n in names} | {s for held in models.values() for s in held.values()})
+                modules.setdefault(root_of(name), {})[name] = slot
+        others = {f"extra.{name}": state for name, state in self._state["extra"].items()}
+        names_in = {name: set(tensor_names_in(state)) for name, state in others.items()}
+        names = set().union(*names_in.values())
+        slots = {self._slots[n] for n in names} | {slot for params in modules.values() for slot in params.values()}
+        digests = self._read(slots)
         by_name = {name: digests[self._slots[name]] for name in names}
-        told = {name: {n: digests[slot] for n, slot in held.items()} for name, held in models.items()}
-        told |= {name: _with_digests(others[name], by_name) for name, inside in found.items() if inside}
-        return {name: _digest(part) for name, part in told.items()}
+        values = {name: {n: digests[slot] for n, slot in params.items()} for name, params in modules.items()}
+        values |= {name: _with_digests(others[name], by_name) for name, inside in names_in.items() if inside}
+        return {name: _digest(value) for name, value in values.items()}
 
     def _begin(self, slot: int) -> Digest:
-        tensor, spread = self._copy.tensors[slot], self._copy.spreads.get(slot)
+        tensor, sharding = self._copy.tensors[slot], self._copy.shardings.get(slot)
         shape = tuple(tensor.shape)
-        whole = shape if spread is None else tuple(spread[2])
-        begun = self._digests[slot] = xxhash.xxh3_128(f"{tensor.dtype} {shape} of {whole}".encode())
-        return begun
+        full_shape = shape if sharding is None else tuple(sharding[2])
+        digest = self._digests[slot] = xxhash.xxh3_128(f"{tensor.dtype} {shape} of {full_shape}".encode())
+        return digest
 
     def _read(self, wanted: set[int]) -> dict[int, str]:
-        """Digests of these, by slot; those that nobody has read are read now."""
+        """Digests by slot; tensors that were not read yet are read now."""
         slots = sorted(wanted - self._digests.keys())
-        slots.sort(key=lambda slot: (str(self._copy.kinds[slot][2]), str(self._copy.kinds[slot][3])))  # alike together
-        begun = [self._begin(slot) for slot in slots]
-        for part, contents in Stage().contents([self._copy.tensors[slot] for slot in slots]):
-            for i, bytes_of_it in each_of(part, contents):
-                begun[i].update(bytes_of_it)
+        layouts = self._copy.layouts
+        slots.sort(key=lambda slot: (str(layouts[slot][2]), str(layouts[slot][3])))  # batches tensors of a kind
+        digests = [self._begin(slot) for slot in slots]
+        for chunk, contents in HostStaging().contents([self._copy.tensors[slot] for slot in slots]):
+            for i, part in split_chunk(chunk, contents):
+                digests[i].update(part)
         return {slot: self._digests[slot].hexdigest() for slot in wanted}
 
 
-def _with_digests(told: Any, digests: Mapping[str, str]) -> Any:
-    """What is told, with digests where names of tensors stood."""
-    if type(told) is dict:
-        if "$tensor" not in told:
-            return {key: _with_digests(value, digests) for key, value in told.items()}
-        digest = {"$tensor": digests[told["$tensor"]]}
-        return digest | {"apart": told["apart"]} if "apart" in told else digest
-    return [_with_digests(value, digests) for value in told] if type(told) is list else told
+def write_pieces(
+    folder: Path, pieces: RankPieces, *, rank: int = 0, opener: Opener | None = None, hasher: StateHasher | None = None
+) -> list[WrittenFile]:
+    """Write and fsync the files of this rank; with a hasher, the state's hash is computed on the way and saved."""
+    digests = None if hasher is None else hasher.digests_for(pieces)
+    shards = write_shards(folder, rank, pieces.shards, opener, digests)
+    if hasher is not None:
+        pieces.state["hash"] = hasher.state_hash()
+    text = json.dumps(pieces.state, allow_nan=False).encode()
+    path = folder / state_file(rank)
+    with (opener or create)(path) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    return [shards, WrittenFile(path.name, len(text), xxhash.xxh3_128(text).hexdigest())]
 
 
-def _digest(told: Any) -> str:
-    return xxhash.xxh3_128(json.dumps(told, sort_keys=True, allow_nan=False).encode()).hexdigest()
+def _with_digests(state: Any, digests: Mapping[str, str]) -> Any:
+    """The state with digests in place of tensor names."""
+    if type(state) is dict:
+        if "$tensor" not in state:
+            return {key: _with_digests(value, digests) for key, value in state.items()}
+        digest = {"$tensor": digests[state["$tensor"]]}
+        return digest | {"apart": state["apart"]} if "apart" in state else digest
+    return [_with_digests(value, digests) for value in state] if type(state) is list else state
 
 
-def _as_copy(look: Look) -> Copy:
-    """What is there, without copying it."""
-    copy = Copy()
-    copy.tensors, copy.kinds, copy.spreads, copy.frozen = look.parts, look.kinds, look.spreads, look.frozen
+def _digest(state: Any) -> str:
+    return xxhash.xxh3_128(json.dumps(state, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _without_copying(live: LiveState) -> StateCopy:
+    """The live tensors as a StateCopy."""
+    copy = StateCopy()
+    copy.tensors, copy.layouts, copy.shardings, copy.rest = live.local_tensors, live.layouts, live.shardings, live.rest
     return copy

@@ -1,4 +1,4 @@
-"""The way back from files: everything is compared with the run that is there before a single byte is written."""
+"""Loads a checkpoint into a live run: everything is compared before a single byte is written."""
 
 from __future__ import annotations
 
@@ -11,270 +11,280 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from surefoot.checkpoint.format.json_state import untold
-from surefoot.checkpoint.format.match_model import Aims, Saved, check_alike, fit_model
-from surefoot.checkpoint.format.match_optimizer import Regrouped, count_optimizers, fit_optimizer, held_by
-from surefoot.checkpoint.format.mismatch import DoesNotFit
-from surefoot.checkpoint.format.param_names import Names
-from surefoot.checkpoint.format.pieces import chances
+from surefoot.checkpoint.format.json_state import decode
+from surefoot.checkpoint.format.match import (
+    CheckpointView,
+    LoadPlan,
+    OptimizerMatch,
+    check_optimizer_count,
+    check_replicated,
+    match_model,
+    match_optimizer,
+    params_by_name,
+)
+from surefoot.checkpoint.format.param_names import StateNames
+from surefoot.checkpoint.format.pieces import rng_by_name
 from surefoot.checkpoint.format.reader import dtype_of, read_into
-from surefoot.checkpoint.format.safetensors_headers import read_entries
-from surefoot.checkpoint.format.state_files import has_any, read_states, tensors_in
-from surefoot.checkpoint.rng import random_states
+from surefoot.checkpoint.format.safetensors_headers import CheckpointMismatch, read_entries
+from surefoot.checkpoint.format.state_files import contains_tag, read_states, tensor_names_in
+from surefoot.checkpoint.rng import get_rng_states
 from surefoot.checkpoint.train_state import TrainState
-from surefoot.checkpoint.tree import Nested, Stateful
-
-__all__ = ["DoesNotFit", "Restored", "put_together"]
+from surefoot.checkpoint.tree import NestedState, Stateful
 
 
 @dataclass(slots=True)
-class Restored:
-    """What came of putting a state back."""
+class LoadResult:
+    """What came with a checkpoint besides the state of the run."""
 
     notes: list[str] = field(default_factory=list)
-    """What is not exactly as it was, in words."""
+    """What is not exactly as it was, as text."""
     guard: Any = None
-    """What else was told with the run."""
-    probe: Any = None
+    """The guard's own state."""
+    replay_batch: Any = None
     """A batch with the loss that it must have again."""
     hash: str = ""
-    """What the state must hash to; empty where it was saved by another number of processes."""
+    """The hash that the live state must have; empty if another number of ranks saved it."""
 
 
-def put_together(folder: Path, whole: TrainState, names: Names, *, rank: int = 0, world_size: int = 1) -> Restored:
-    """Make the run what it was when the files in `folder` were written; raises DoesNotFit before anything changes."""
-    told = read_states(folder)
-    saved = Saved(str(folder), told, read_entries(folder, len(told)), rank, world_size)
+def load_checkpoint(
+    folder: Path, train_state: TrainState, names: StateNames, *, rank: int = 0, world_size: int = 1
+) -> LoadResult:
+    """Load the files in `folder` into the run; raises CheckpointMismatch before anything changes."""
+    states = read_states(folder)
+    saved = CheckpointView(str(folder), states, read_entries(folder, len(states)), rank, world_size)
     try:
-        together = _Together(saved, whole, names)
-    except DoesNotFit:
+        load = _CheckpointLoad(saved, train_state, names)
+    except CheckpointMismatch:
         raise
     except ValueError as error:
-        raise DoesNotFit(f"{folder} holds something that is no state: {error}. Take an older checkpoint") from None
-    return together.done()
+        raise CheckpointMismatch(f"{folder} contains an invalid state: {error}. Use an older checkpoint") from None
+    return load.run()
 
 
-class _Together:
-    """All that is to be done, found out when it is made, and done by `done`."""
+class _CheckpointLoad:
+    """One load: planned and checked in the constructor, done by `run`."""
 
-    def __init__(self, saved: Saved, whole: TrainState, names: Names) -> None:
-        self._saved, self._whole, self._names = saved, whole, names
-        self._restored = Restored()
-        self._fresh: dict[str, Tensor] = {}
+    def __init__(self, saved: CheckpointView, train_state: TrainState, names: StateNames) -> None:
+        self._saved, self._train_state, self._names = saved, train_state, names
+        self._result = LoadResult()
+        self._new_tensors: dict[str, Tensor] = {}
         """Tensors for what no module holds, by their names in the files."""
-        self._then: list[Callable[[], object]] = []
+        self._deferred: list[Callable[[], object]] = []
         """What is left to do when all tensors are filled."""
-        count_optimizers(saved, names)
-        self._aims: Aims = fit_model(saved, names)
-        parts = [fit_optimizer(saved, k, held, whole.optimizers[k]) for k, held in enumerate(names.optimizers)]
-        self._say_world(parts)
-        for name, source in self._aims.buffers.items():
-            self._make_buffer(name, source)
-        self._aim_at_rest()
-        for k, part in enumerate(parts):
-            self._aim_at_optimizer(k, part)
-        self._aim_at_chance(saved.own["chance"])
-        self._restored.notes += self._aims.notes + [note for part in parts for note in part.notes]
+        check_optimizer_count(saved, names)
+        self._plan: LoadPlan = match_model(saved, names)
+        matches = [
+            match_optimizer(saved, k, params, train_state.optimizers[k]) for k, params in enumerate(names.optimizers)
+        ]
+        self._check_world_size(matches)
+        for name, source in self._plan.new_buffers.items():
+            self._plan_new_buffer(name, source)
+        self._plan_rest()
+        for k, match in enumerate(matches):
+            self._plan_optimizer(k, match)
+        self._plan_rng(saved.state["chance"])
+        self._result.notes += self._plan.notes + [note for match in matches for note in match.notes]
 
     @torch.no_grad()
-    def done(self) -> Restored:
-        targets: dict[str, Tensor] = dict(self._fresh)
-        late: list[tuple[Tensor, Tensor]] = []
-        for source, lives in self._aims.into.items():
-            first = lives[0]
+    def run(self) -> LoadResult:
+        targets: dict[str, Tensor] = dict(self._new_tensors)
+        copies: list[tuple[Tensor, Tensor]] = []
+        for source, tensors in self._plan.targets.items():
+            first = tensors[0]
             if source in targets or _overlaps(first):
-                found = targets.setdefault(source, torch.empty(first.shape, dtype=first.dtype))
-                late += [(live, found) for live in lives]
+                buffer = targets.setdefault(source, torch.empty(first.shape, dtype=first.dtype))
+                copies += [(tensor, buffer) for tensor in tensors]
             else:
                 targets[source] = first
-                late += [(live, first) for live in lives[1:]]
+                copies += [(tensor, first) for tensor in tensors[1:]]
         read_into(targets, self._saved.entries)
-        for live, found in late:
-            _copy(live, found)
-        for act in self._then:
+        for tensor, loaded in copies:
+            _copy(tensor, loaded)
+        for act in self._deferred:
             act()
         for p in self._names.tensors.values():
             p.grad = None
-        return self._restored
+        return self._result
 
-    def _say_world(self, parts: list[Regrouped]) -> None:
+    def _check_world_size(self, matches: list[OptimizerMatch]) -> None:
         if self._saved.same_world:
             return
-        then, now = len(self._saved.told), self._saved.world_size
+        old, new = len(self._saved.rank_states), self._saved.world_size
         weights = [name for name in self._names.tensors if name not in self._names.buffers]
-        states = [name for part in parts for state in part.states.values() for name in tensors_in(state)]
-        check_alike(self._saved, [*weights, *states])
-        self._restored.notes.append(
-            f"saved by {then} processes and loaded by {now}: weights and optimizer are the same, buffers are those of"
-            " the first process, random numbers go on where there was such a process"
+        states = [name for match in matches for state in match.states.values() for name in tensor_names_in(state)]
+        check_replicated(self._saved, [*weights, *states])
+        self._result.notes.append(
+            f"saved by {old} ranks and loaded by {new}: weights and optimizer states are the same, buffers are those of"
+            " rank 0, and random numbers continue on ranks that existed when it was saved"
         )
 
     # -- tensors that no module holds
 
-    def _new(self, name: str, device: torch.device, like: Tensor | None = None, live: Any = None) -> Tensor:
-        """A tensor for what is saved under a name: the one in its place, or one spread as its parameter is."""
-        if name in self._fresh:
-            return self._fresh[name]
+    def _new_tensor(self, name: str, device: torch.device, like: Tensor | None = None, live: Any = None) -> Tensor:
+        """A tensor to load `name` into: the live one if it fits, or a new one, sharded like its parameter `like`."""
+        if name in self._new_tensors:
+            return self._new_tensors[name]
         entry = self._saved.entries.get(name)
         if entry is None:
-            raise DoesNotFit(f"{self._saved.where} lacks the tensor {name}. Take an older checkpoint")
+            raise CheckpointMismatch(f"{self._saved.folder} lacks the tensor {name}. Use an older checkpoint")
         dtype = dtype_of(entry)
-        spread = like if isinstance(like, DTensor) and tuple(like.shape) == entry.shape else None
-        if isinstance(live, Tensor) and _serves(live, entry.shape, dtype, device, spread):
-            self._fresh[name] = live.detach()
-        elif like is not None and tuple(like.shape) == entry.shape and (spread is not None or device == like.device):
-            self._fresh[name] = torch.empty_like(like, dtype=dtype, requires_grad=False)
+        sharded = like if isinstance(like, DTensor) and tuple(like.shape) == entry.shape else None
+        if isinstance(live, Tensor) and _reusable(live, entry.shape, dtype, device, sharded):
+            self._new_tensors[name] = live.detach()
+        elif like is not None and tuple(like.shape) == entry.shape and (sharded is not None or device == like.device):
+            self._new_tensors[name] = torch.empty_like(like, dtype=dtype, requires_grad=False)
         else:
-            self._fresh[name] = torch.empty(entry.shape, dtype=dtype, device=device)
-        return self._fresh[name]
+            self._new_tensors[name] = torch.empty(entry.shape, dtype=dtype, device=device)
+        return self._new_tensors[name]
 
-    def _own(self, name: str, how: Mapping[str, Any], live: Any) -> Tensor:
-        """A tensor of this process's own: on the host if it was there, else beside the model."""
-        if name in self._aims.into:  # shared with a module
-            return self._aims.into[name][0]
-        return self._new(name, torch.device("cpu") if how.get("host") else self._device(), live=live)
+    def _rank_tensor(self, name: str, reference: Mapping[str, Any], live: Any) -> Tensor:
+        """A tensor of this rank's own: on the host if it was there, otherwise on the model's device."""
+        if name in self._plan.targets:  # shared with a module
+            return self._plan.targets[name][0]
+        device = torch.device("cpu") if reference.get("host") else self._device()
+        return self._new_tensor(name, device, live=live)
 
     def _device(self) -> torch.device:
         return next((t.device for t in self._names.tensors.values()), torch.device("cpu"))
 
-    def _make_buffer(self, name: str, source: str) -> None:
-        module, attr = self._names.homes[name]
-        now = module._buffers.get(attr)
-        made = self._new(source, self._device() if now is None else now.device)
-        self._then.append(lambda: module._buffers.__setitem__(attr, made))
+    def _plan_new_buffer(self, name: str, source: str) -> None:
+        module, attr = self._names.buffer_owners[name]
+        current = module._buffers.get(attr)
+        tensor = self._new_tensor(source, self._device() if current is None else current.device)
+        self._deferred.append(lambda: module._buffers.__setitem__(attr, tensor))
 
     # -- optimizers
 
-    def _aim_at_optimizer(self, k: int, part: Regrouped) -> None:
-        outer = self._whole.optimizers[k]
-        inner = self._whole.optimizers[self._names.optimizers[k].number]
-        for g, told in enumerate(part.groups):
-            if told is None:
+    def _plan_optimizer(self, k: int, match: OptimizerMatch) -> None:
+        outer = self._train_state.optimizers[k]
+        inner = self._train_state.optimizers[self._names.optimizers[k].index]
+        for g, encoded in enumerate(match.groups):
+            if encoded is None:
                 continue
             groups = [o.param_groups[g] for o in {id(o): o for o in (outer, inner)}.values() if g < len(o.param_groups)]
-            options = untold(told, groups[0], self._own)
+            options = decode(encoded, groups[0], self._rank_tensor)
             for group in groups:
-                self._then.append(lambda group=group, options=options: group.update(_without_params(options)))
+                self._deferred.append(lambda group=group, options=options: group.update(_without_params(options)))
         states: dict[Tensor, Any] = {}
         group_of = {id(p): group for group in inner.param_groups for p in group["params"]}
-        for name, p in held_by(inner, self._names).items():
-            if name in part.states:
+        for name, p in params_by_name(inner, self._names).items():
+            if name in match.states:
                 get = self._state_tensor(p, group_of[id(p)])
-                states[p] = untold(part.states[name], inner.state.get(p), get)
-        self._then.append(lambda: (inner.state.clear(), inner.state.update(states)))
+                states[p] = decode(match.states[name], inner.state.get(p), get)
+        self._deferred.append(lambda: (inner.state.clear(), inner.state.update(states)))
 
     def _state_tensor(self, p: Tensor, group: Mapping[str, Any]) -> Callable[[str, Mapping[str, Any], Any], Tensor]:
-        """Where torch itself would put it: beside its parameter, but for counters, unless a kernel reads those."""
+        """Put states where torch would: on the parameter's device, except step counters that no kernel reads."""
 
-        def get(name: str, how: Mapping[str, Any], live: Any) -> Tensor:
+        def get(name: str, reference: Mapping[str, Any], live: Any) -> Tensor:
             device = p.device
             counter = name.endswith(".step") and not (group.get("capturable") or group.get("fused"))
-            if how.get("apart") or (counter and how.get("host")):
-                device = torch.device("cpu") if how.get("host") else self._device()
-            return self._new(name, device, p, live)
+            if reference.get("apart") or (counter and reference.get("host")):
+                device = torch.device("cpu") if reference.get("host") else self._device()
+            return self._new_tensor(name, device, p, live)
 
         return get
 
-    # -- and the rest
+    # -- the rest
 
-    def _aim_at_rest(self) -> None:
-        own, whole, notes = self._saved.own, self._whole, self._restored.notes
-        if len(own["schedulers"]) != len(whole.schedulers):
-            raise DoesNotFit(
-                f"{self._saved.where} was saved with {len(own['schedulers'])} schedulers, and {len(whole.schedulers)}"
-                " are there. Hand in the same ones, in the same order"
+    def _plan_rest(self) -> None:
+        state, run, notes = self._saved.state, self._train_state, self._result.notes
+        if len(state["schedulers"]) != len(run.schedulers):
+            raise CheckpointMismatch(
+                f"{self._saved.folder} was saved with {len(state['schedulers'])} schedulers, and now there are"
+                f" {len(run.schedulers)}. Pass the same ones, in the same order"
             )
-        for thing, told in zip(whole.schedulers, own["schedulers"], strict=True):
-            self._aim_at(thing, told)
-        for name, thing in whole.extra.items():
-            if name in own["extra"]:
-                self._aim_at(thing, own["extra"][name])
+        for item, encoded in zip(run.schedulers, state["schedulers"], strict=True):
+            self._plan_stateful(item, encoded)
+        for name, item in run.extra.items():
+            if name in state["extra"]:
+                self._plan_stateful(item, state["extra"][name])
             else:
-                notes.append(f"extra[{name!r}] was not saved, and stays as it is")
+                notes.append(f"extra[{name!r}] was not saved and keeps its state")
         notes += [
-            f"extra[{name!r}] was saved, and is not there now" for name in own["extra"] if name not in whole.extra
+            f"extra[{name!r}] was saved but does not exist now" for name in state["extra"] if name not in run.extra
         ]
-        self._aim_at_modules(own.get("modules", {}))
-        self._aim_at_scaler(untold(own.get("scaler"), None, self._own))
-        self._restored.guard = untold(own.get("guard"), None, self._own)
-        self._restored.probe = untold(own.get("probe"), None, self._own)
-        self._restored.hash = str(own.get("hash", "")) if self._saved.same_world else ""
+        self._plan_modules(state.get("modules", {}))
+        self._plan_scaler(decode(state.get("scaler"), None, self._rank_tensor))
+        self._result.guard = decode(state.get("guard"), None, self._rank_tensor)
+        self._result.replay_batch = decode(state.get("probe"), None, self._rank_tensor)
+        self._result.hash = str(state.get("hash", "")) if self._saved.same_world else ""
 
-    def _aim_at(self, thing: Any, told: Any) -> None:
-        """Give a thing its state; what JSON could not hold, it keeps."""
-        stateful = isinstance(thing, Stateful)
+    def _plan_stateful(self, item: Any, encoded: Any) -> None:
+        """Load the state of an object; it keeps what JSON could not express."""
+        stateful = isinstance(item, Stateful)
         live = None
-        if has_any(told, ("$left_out", "$nested")):
-            live = thing.state_dict() if stateful else thing.get_state()
-        state = untold(told, live, self._own)
-        self._then.append(lambda: (thing.load_state_dict if stateful else thing.set_state)(_settled(state)))
+        if contains_tag(encoded, ("$left_out", "$nested")):
+            live = item.state_dict() if stateful else item.get_state()
+        state = decode(encoded, live, self._rank_tensor)
+        self._deferred.append(lambda: (item.load_state_dict if stateful else item.set_state)(_load_nested(state)))
 
-    def _aim_at_modules(self, told: Mapping[str, Any]) -> None:
-        """Modules with a state of their own making take that themselves."""
-        makers, notes = self._names.makers, self._restored.notes
-        for name, module in makers.items():
-            if name in told:
-                live = module.get_extra_state() if has_any(told[name], ("$left_out", "$nested")) else None
-                state = untold(told[name], live, self._own)
-                self._then.append(lambda module=module, state=state: module.set_extra_state(_settled(state)))
+    def _plan_modules(self, encoded: Mapping[str, Any]) -> None:
+        """Modules with an extra state load it themselves."""
+        modules, notes = self._names.stateful_modules, self._result.notes
+        for name, module in modules.items():
+            if name in encoded:
+                live = module.get_extra_state() if contains_tag(encoded[name], ("$left_out", "$nested")) else None
+                state = decode(encoded[name], live, self._rank_tensor)
+                self._deferred.append(lambda module=module, state=state: module.set_extra_state(_load_nested(state)))
             else:
-                notes.append(f"the extra state of {name} was not saved, and stays as it is")
-        notes += [f"the extra state of {name} was saved, and no module takes it now" for name in told.keys() - makers]
+                notes.append(f"the extra state of {name} was not saved and stays as it is")
+        notes += [f"the extra state of {name} was saved, but no module takes it" for name in encoded.keys() - modules]
 
-    def _aim_at_chance(self, told: Mapping[str, Any]) -> None:
-        if self._saved.rank >= len(self._saved.told):
-            return  # there was no such process
-        live = random_states({t.device for t in self._names.tensors.values() if t.is_cuda})
-        now, put = chances(live), chances([(put, put) for put, _ in live])
-        for name in now.keys() & told.keys():
-            state = untold(told[name], now[name], self._own)
-            self._then.append(lambda put=put[name], state=state: put(state))
-        if now.keys() != told.keys():
-            self._restored.notes.append("random numbers were saved of other devices than there are")
+    def _plan_rng(self, encoded: Mapping[str, Any]) -> None:
+        if self._saved.rank >= len(self._saved.rank_states):
+            return  # this rank did not exist when it was saved
+        live = get_rng_states({t.device for t in self._names.tensors.values() if t.is_cuda})
+        current, setters = rng_by_name(live), rng_by_name([(set_state, set_state) for set_state, _ in live])
+        for name in current.keys() & encoded.keys():
+            state = decode(encoded[name], current[name], self._rank_tensor)
+            self._deferred.append(lambda set_state=setters[name], state=state: set_state(state))
+        if current.keys() != encoded.keys():
+            self._result.notes.append("random states were saved for another set of devices")
 
-    def _aim_at_scaler(self, kept: Any) -> None:
-        scaler: Any = self._whole.scaler
-        at_work = scaler is not None and scaler.is_enabled()
-        if bool(kept) != at_work:
-            was, now = ("with", "without") if kept else ("without", "with")
-            self._restored.notes.append(f"saved {was} a loss scaler at work, and loaded {now} one")
-        if not kept or not at_work:
+    def _plan_scaler(self, state: Any) -> None:
+        scaler: Any = self._train_state.scaler
+        enabled = scaler is not None and scaler.is_enabled()
+        if bool(state) != enabled:
+            old, new = ("with", "without") if state else ("without", "with")
+            self._result.notes.append(f"saved {old} an enabled GradScaler and loaded {new} one")
+        if not state or not enabled:
             return
-        self._then.append(lambda: _put_scaler(scaler, kept))
+        self._deferred.append(lambda: _load_scaler(scaler, state))
 
 
-def _put_scaler(scaler: Any, kept: Mapping[str, Any]) -> None:
+def _load_scaler(scaler: Any, state: Mapping[str, Any]) -> None:
     for name in ("_growth_factor", "_backoff_factor", "_growth_interval"):
-        setattr(scaler, name, kept[name])
-    if kept["_scale"] is None:
+        setattr(scaler, name, state[name])
+    if state["_scale"] is None:
         return
     if scaler._scale is None:
         scaler._lazy_init_scale_growth_tracker(torch.device(scaler._device))
     for name in ("_scale", "_growth_tracker"):
-        getattr(scaler, name).copy_(kept[name])
+        getattr(scaler, name).copy_(state[name])
 
 
-def _settled(state: Any) -> Any:
-    """Objects within a state get theirs, now that tensors are filled."""
-    if isinstance(state, Nested):
-        state.owner.load_state_dict(_settled(state.state))
+def _load_nested(state: Any) -> Any:
+    """Load the states of objects within a state, now that tensors are filled."""
+    if isinstance(state, NestedState):
+        state.owner.load_state_dict(_load_nested(state.state))
         return state.owner
     if type(state) is dict:
-        return {k: _settled(v) for k, v in state.items()}
-    return type(state)(_settled(v) for v in state) if type(state) in (list, tuple) else state
+        return {k: _load_nested(v) for k, v in state.items()}
+    return type(state)(_load_nested(v) for v in state) if type(state) in (list, tuple) else state
 
 
 def _without_params(options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "params"}
 
 
-def _serves(live: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, spread: Any) -> bool:
-    """Whether a tensor that is there can take what is saved."""
+def _reusable(live: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, sharded: Any) -> bool:
+    """Whether the saved tensor can be loaded into this one."""
     if (tuple(live.shape), live.dtype, live.device) != (shape, dtype, device) or _overlaps(live) or live.is_meta:
         return False
     if not isinstance(live, DTensor):
-        return spread is None and live.layout is torch.strided
-    return spread is not None and live.placements == spread.placements and live.device_mesh == spread.device_mesh
+        return sharded is None and live.layout is torch.strided
+    return sharded is not None and live.placements == sharded.placements and live.device_mesh == sharded.device_mesh
 
 
 def _overlaps(tensor: Tensor) -> bool:
@@ -283,11 +293,11 @@ def _overlaps(tensor: Tensor) -> bool:
     return any(stride == 0 and size > 1 for size, stride in zip(part.shape, part.stride(), strict=True))
 
 
-def _copy(live: Tensor, found: Tensor) -> None:
-    if isinstance(live, DTensor) or not _overlaps(live):
-        live.copy_(found)
+def _copy(target: Tensor, source: Tensor) -> None:
+    if isinstance(target, DTensor) or not _overlaps(target):
+        target.copy_(source)
         return
-    for d, (size, stride) in enumerate(zip(live.shape, live.stride(), strict=True)):
+    for d, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
         if stride == 0 and size > 1:
-            live, found = live.narrow(d, 0, 1), found.narrow(d, 0, 1)
-    live.copy_(found)
+            target, source = target.narrow(d, 0, 1), source.narrow(d, 0, 1)
+    target.copy_(source)

@@ -1,4 +1,4 @@
-"""A copy of a run taken apart into what files can hold: named tensors and plain JSON."""
+"""Splits a copy of a run into what files can hold: named tensors and JSON."""
 
 from __future__ import annotations
 
@@ -14,258 +14,264 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from surefoot.checkpoint.copies import Copy
-from surefoot.checkpoint.format.json_state import Plain
-from surefoot.checkpoint.format.param_names import Held, Names, free
+from surefoot.checkpoint.copies import StateCopy
+from surefoot.checkpoint.format.json_state import JsonEncoder
+from surefoot.checkpoint.format.param_names import OptimizerParams, StateNames, unused_name
 from surefoot.checkpoint.format.shards import Shard, can_hold
-from surefoot.checkpoint.format.state_files import SCHEMA, own_name
-from surefoot.checkpoint.train_state import Frozen
-from surefoot.checkpoint.tree import Slot
+from surefoot.checkpoint.format.state_files import SCHEMA, rank_tensor_name
+from surefoot.checkpoint.train_state import NonTensorState
+from surefoot.checkpoint.tree import TensorSlot
 
-LARGE = 1 << 20
-"""Bytes of a tensor that is the same everywhere, above which every process writes a part of it."""
+SPLIT_BYTES = 1 << 20
+"""Size from which every rank writes a part of a replicated tensor."""
 
 
 @dataclass(slots=True)
-class Pieces:
-    """What one process writes."""
+class RankPieces:
+    """What one rank writes."""
 
     shards: dict[str, Shard] = field(default_factory=dict)
-    told: dict[str, Any] = field(default_factory=dict)
-    """Everything that is no tensor, of this process."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """Everything of this rank that is not a tensor, as JSON."""
     left_out: list[str] = field(default_factory=list)
     """What neither a tensor nor JSON can hold."""
     weights: set[str] = field(default_factory=set)
-    """Which of the shards are of parameters."""
+    """Names of the shards of parameters."""
     slots: dict[str, int] = field(default_factory=dict)
-    """Where the copy holds what has these names in the files, also what others write."""
-    held: dict[str, int] = field(default_factory=dict)
-    """The same for what the model calls its own, by its names for it."""
+    """Slots in the copy by name in the files, including tensors that other ranks write."""
+    model_slots: dict[str, int] = field(default_factory=dict)
+    """Slots of the parameters and buffers, by the model's names."""
 
 
-def take_apart(copy: Copy, names: Names, *, rank: int = 0, world_size: int = 1) -> Pieces:
-    """The pieces of a copy that this process has to write."""
-    apart = _Apart(copy, names, rank, world_size)
-    told = apart.told()
-    slots = {name: slot for slot, name in apart.named.items()}
-    return Pieces(apart.shards, told, apart.left_out, apart.weights & apart.shards.keys(), slots, apart.held)
+def split_state(copy: StateCopy, names: StateNames, *, rank: int = 0, world_size: int = 1) -> RankPieces:
+    """Split a copy into the pieces that this rank writes."""
+    splitter = _StateSplitter(copy, names, rank, world_size)
+    state = splitter.build()
+    return RankPieces(
+        shards=splitter.shards,
+        state=state,
+        left_out=splitter.left_out,
+        weights=splitter.weights & splitter.shards.keys(),
+        slots={name: slot for slot, name in splitter.names_of_slots.items()},
+        model_slots=splitter.model_slots,
+    )
 
 
-def add_probe(pieces: Pieces, probe: Mapping[str, Any], rank: int) -> None:
-    """A batch with the loss it has in this state, which is this process's own."""
+def add_replay_batch(pieces: RankPieces, batch: Mapping[str, Any], rank: int) -> None:
+    """Add a batch with the loss it has in this state, which each rank has its own of."""
 
     def put(path: str, tensor: Tensor) -> dict[str, Any] | None:
         if not can_hold(tensor):
             return None
-        name = free(own_name(path, rank), pieces.shards)
+        name = unused_name(rank_tensor_name(path, rank), pieces.shards)
         pieces.shards[name] = Shard(tensor, (0,) * tensor.dim(), tuple(tensor.shape))
         return {"$tensor": name, "host": tensor.device.type == "cpu"}
 
-    plain = Plain(put, Tensor)
-    told = plain.told(dict(probe), "probe")
-    if not plain.left_out:
-        pieces.told["probe"] = told
-    pieces.left_out += plain.left_out
+    encoder = JsonEncoder(put, Tensor)
+    encoded = encoder.encode(dict(batch), "probe")
+    if not encoder.left_out:
+        pieces.state["probe"] = encoded
+    pieces.left_out += encoder.left_out
 
 
-def not_finite(pieces: Pieces) -> list[str]:
-    """The names of parameters that hold a NaN or an infinity, with one wait for each device and type.
+def nonfinite_params(pieces: RankPieces) -> list[str]:
+    """Names of parameters that contain a NaN or an infinity, with one synchronisation per device and dtype.
 
-    The largest value of each is asked for: a mark for every value would need memory that a device may not have.
+    Only the largest value of each is computed: a mask of all values would need memory that a device may not have.
     """
-    alike: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
+    groups: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
     for name in sorted(pieces.weights):
         values = _comparable(pieces.shards[name].tensor)
         if values.numel() and values.is_floating_point():
-            alike[values.device, values.dtype].append((name, values))
-    found: list[str] = []
-    for mine in alike.values():
-        largest = torch.stack(torch._foreach_norm([values for _, values in mine], math.inf)).tolist()
-        found += [name for (name, _), size in zip(mine, largest, strict=True) if not math.isfinite(size)]
-    return sorted(found)
+            groups[values.device, values.dtype].append((name, values))
+    names: list[str] = []
+    for group in groups.values():
+        largest = torch.stack(torch._foreach_norm([values for _, values in group], math.inf)).tolist()
+        names += [name for (name, _), size in zip(group, largest, strict=True) if not math.isfinite(size)]
+    return sorted(names)
 
 
 def _comparable(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
-    small = tensor.dtype.itemsize == 1 and tensor.is_floating_point()  # not all of these can be asked themselves
+    small = tensor.dtype.itemsize == 1 and tensor.is_floating_point()  # not all of these support norms
     return tensor.to(torch.bfloat16) if small else tensor
 
 
-class _Apart:
-    """Walks through a copy once. Who writes a tensor is known without asking: all who spread it, each its part; all
-    who have it alike, each a part; and whoever has one of his own."""
+class _StateSplitter:
+    """Walks through a copy once. Who writes a tensor is decided without communication: of a sharded tensor, each rank
+    writes its shard; of a replicated one, each a part; and every rank writes the tensors that it has its own of."""
 
-    def __init__(self, copy: Copy, names: Names, rank: int, world_size: int) -> None:
+    def __init__(self, copy: StateCopy, names: StateNames, rank: int, world_size: int) -> None:
         self.shards: dict[str, Shard] = {}
         self.left_out: list[str] = []
         self.weights: set[str] = set()
-        """Names in the files of what are parameters."""
+        """Names of parameters in the files."""
         self._copy = copy
-        self._kept: Frozen = copy.frozen
+        self._non_tensor: NonTensorState = copy.rest
         self._names = names
         self._rank = rank
         self._world_size = world_size
-        self.named: dict[int, str] = {}
-        """Names that slots have got."""
-        self.held: dict[str, int] = {}
-        """Slots of what the model calls its own."""
-        self._used: set[str] = set()
-        self._own: list[str] = []
-        """Names of which this process has its own tensor."""
+        self.names_of_slots: dict[int, str] = {}
+        self.model_slots: dict[str, int] = {}
+        """Slots of parameters and buffers, by the model's names."""
+        self._used_names: set[str] = set()
+        self._rank_only: list[str] = []
+        """Names of tensors that this rank has its own of."""
 
-    def told(self) -> dict[str, Any]:
-        kept = self._kept
-        self._modules()
+    def build(self) -> dict[str, Any]:
+        """The JSON state of this rank; collects the shards on the way."""
+        rest, names = self._non_tensor, self._names
+        self._add_modules()
         return {
             "schema": SCHEMA,
             "rank": self._rank,
             "world_size": self._world_size,
-            "tensors": sorted(self.held),
-            "passing": sorted(self.held.keys() & self._names.passing),
-            "own": sorted(self._own),
-            "aliases": dict(self._names.aliases),
-            "optimizers": [self._optimizer(k, one) for k, one in enumerate(self._names.optimizers)],
-            "schedulers": [self._rest(s, f"scheduler{i}") for i, s in enumerate(kept.schedulers)],
-            "scaler": self._rest(_without_found(kept.scaler), "scaler"),
-            "extra": {name: self._beside(state, f"extra.{name}") for name, state in kept.extra.items()},
-            "chance": {name: self._rest(state, f"chance.{name}") for name, state in chances(kept.chance).items()},
-        } | self._made()
+            "tensors": sorted(self.model_slots),
+            "passing": sorted(self.model_slots.keys() & names.non_persistent),
+            "own": sorted(self._rank_only),
+            "aliases": dict(names.aliases),
+            "optimizers": [self._optimizer(k, params) for k, params in enumerate(names.optimizers)],
+            "schedulers": [self._rank_state(s, f"scheduler{i}") for i, s in enumerate(rest.schedulers)],
+            "scaler": self._rank_state(_without_found_inf(rest.scaler), "scaler"),
+            "extra": {name: self._extra(state, f"extra.{name}") for name, state in rest.extra.items()},
+            "chance": {
+                name: self._rank_state(state, f"chance.{name}") for name, state in rng_by_name(rest.rng_states).items()
+            },
+        } | self._module_states()
 
-    def _modules(self) -> None:
-        """Parameters and buffers under the names that the model gives them."""
-        for place in self._kept.places:
+    def _add_modules(self) -> None:
+        """Add parameters and buffers under the model's names."""
+        for place in self._non_tensor.places:
             name = self._names.places.get((place.root, place.module, place.name))
-            where = ".".join((place.module, place.name)).lstrip(".")
+            path = ".".join((place.module, place.name)).lstrip(".")
             if name is None:
-                self.left_out.append(f"{where} (came after the save began)")
-            elif place.slot in self.named:
+                self.left_out.append(f"{path} (created after the save began)")
+            elif place.slot in self.names_of_slots:
                 pass
             elif not can_hold(self._copy.tensors[place.slot]):
-                self.left_out.append(f"{where} ({self._copy.tensors[place.slot].dtype} in a form that files lack)")
+                self.left_out.append(f"{path} ({self._copy.tensors[place.slot].dtype} in an unsupported layout)")
             else:
-                self.held[name] = place.slot
-                self._put(name, place.slot, alike=name in self._names.alike)
+                self.model_slots[name] = place.slot
+                self._add_tensor(name, place.slot, replicated=name in self._names.replicated)
                 if not place.buffer:
-                    self.weights.add(self.named[place.slot])
-        for p, slot in self._kept.loose:
-            name = self._names.of.get(id(p))
-            if name is not None and slot not in self.named and can_hold(self._copy.tensors[slot]):
-                self.held[name] = slot
-                self._put(name, slot, alike=name in self._names.alike)
-                self.weights.add(self.named[slot])
+                    self.weights.add(self.names_of_slots[place.slot])
+        for p, slot in self._non_tensor.optimizer_only_params:
+            name = self._names.by_id.get(id(p))
+            if name is not None and slot not in self.names_of_slots and can_hold(self._copy.tensors[slot]):
+                self.model_slots[name] = slot
+                self._add_tensor(name, slot, replicated=name in self._names.replicated)
+                self.weights.add(self.names_of_slots[slot])
 
-    def _optimizer(self, k: int, held: Held) -> dict[str, Any]:
+    def _optimizer(self, k: int, params: OptimizerParams) -> dict[str, Any]:
         states: dict[str, Any] = {}
-        beside: Any = None
-        alike = False
+        param_device: Any = None
+        replicated = False
 
-        def put(path: str, slot: Slot) -> dict[str, Any] | None:
-            found = self._ref(path, slot, alike=alike, sole=held.sole)
-            return found if found is None else found | {"apart": self._copy.kinds[slot][3] != beside}
+        def put(path: str, slot: TensorSlot) -> dict[str, Any] | None:
+            reference = self._reference(path, slot, replicated=replicated, single_owner=params.single_owner)
+            return reference and reference | {"apart": self._copy.layouts[slot][3] != param_device}
 
-        plain = Plain(put, Slot)
-        for p, state in self._kept.states[held.number].items():
-            name = self._names.of.get(id(p)) if isinstance(p, Tensor) else None
+        encoder = JsonEncoder(put, TensorSlot)
+        for p, state in self._non_tensor.optimizer_states[params.index].items():
+            name = self._names.by_id.get(id(p)) if isinstance(p, Tensor) else None
             if name is None:
                 self.left_out.append(f"optimizer {k}: state of {type(p).__name__}")
                 continue
-            beside = None if name not in self.held else self._copy.kinds[self.held[name]][3]
-            alike = name in self._names.alike
-            states[name] = plain.told(state, f"optimizer{k}.{name}")
-        self.left_out += plain.left_out
-        options = self._kept.groups[k]  # those handed in come first
-        groups: list[dict[str, Any]] = [{"params": names} for names in held.groups]
+            param_device = None if name not in self.model_slots else self._copy.layouts[self.model_slots[name]][3]
+            replicated = name in self._names.replicated
+            states[name] = encoder.encode(state, f"optimizer{k}.{name}")
+        self.left_out += encoder.left_out
+        options = self._non_tensor.param_groups[k]  # the optimizers that the user passed come first
+        groups: list[dict[str, Any]] = [{"params": names} for names in params.groups]
         for g, (group, values) in enumerate(zip(groups, options, strict=False)):
-            group["options"] = self._rest(values, f"optimizer{k}.group{g}")
-        return {"class": held.kind, "groups": groups, "state": states}
+            group["options"] = self._rank_state(values, f"optimizer{k}.group{g}")
+        return {"class": params.cls, "groups": groups, "state": states}
 
-    def _made(self) -> dict[str, Any]:
-        """States of modules' own making, if there are any."""
+    def _module_states(self) -> dict[str, Any]:
+        """Extra states of modules, if there are any."""
         names = self._names.modules
-        made = {names[key]: state for key, state in self._kept.made.items() if key in names}
-        told = {name: self._rest(state, f"{name}._extra_state") for name, state in made.items()}
-        return {"modules": told} if told else {}
+        states = {names[key]: state for key, state in self._non_tensor.module_extra_states.items() if key in names}
+        encoded = {name: self._rank_state(state, f"{name}._extra_state") for name, state in states.items()}
+        return {"modules": encoded} if encoded else {}
 
-    def _beside(self, state: Any, path: str) -> Any:
-        """What lies beside the model: this process's own, unless all have the same."""
-        alike = path in self._names.shared
-        return self._plain(lambda where, slot: self._ref(where, slot, alike=alike), state, path)
+    def _extra(self, state: Any, path: str) -> Any:
+        """The state of an item in `extra`: this rank's own, unless it is replicated."""
+        replicated = path in self._names.replicated_extra
+        return self._encode(lambda part, slot: self._reference(part, slot, replicated=replicated), state, path)
 
-    def _rest(self, state: Any, path: str) -> Any:
-        """What is this process's own."""
-        return self._plain(self._ref, state, path)
+    def _rank_state(self, state: Any, path: str) -> Any:
+        """State that each rank has its own of."""
+        return self._encode(self._reference, state, path)
 
-    def _plain(self, put: Any, state: Any, path: str) -> Any:
-        plain = Plain(put, Slot)
-        told = plain.told(state, path)
-        self.left_out += plain.left_out
-        return told
+    def _encode(self, put: Any, state: Any, path: str) -> Any:
+        encoder = JsonEncoder(put, TensorSlot)
+        encoded = encoder.encode(state, path)
+        self.left_out += encoder.left_out
+        return encoded
 
     # -- tensors
 
-    def _ref(self, path: str, slot: Slot, *, alike: bool = False, sole: bool = False) -> dict[str, Any] | None:
-        """What stands in JSON where a tensor stood."""
-        if slot not in self.named:
+    def _reference(
+        self, path: str, slot: TensorSlot, *, replicated: bool = False, single_owner: bool = False
+    ) -> dict[str, Any] | None:
+        """What stands for a tensor in JSON; None if it cannot be saved."""
+        if slot not in self.names_of_slots:
             if not can_hold(self._copy.tensors[slot]):
                 return None
-            self._put(path, slot, alike=alike, sole=sole)
-        return {"$tensor": self.named[slot], "host": self._copy.kinds[slot][3].type == "cpu"}
+            self._add_tensor(path, slot, replicated=replicated, single_owner=single_owner)
+        return {"$tensor": self.names_of_slots[slot], "host": self._copy.layouts[slot][3].type == "cpu"}
 
-    def _put(self, name: str, slot: Slot, *, alike: bool = False, sole: bool = False) -> None:
-        """Give a tensor its name, and write it or a part of it, if it is this process's turn."""
-        tensor, spread = self._copy.tensors[slot], self._copy.spreads.get(slot)
-        mine = spread is None and not alike and not sole
-        if mine:
-            self._own.append(name)
-            name = own_name(name, self._rank)
-        name = free(name, self._used)
-        self._used.add(name)
-        self.named[slot] = name
+    def _add_tensor(self, name: str, slot: TensorSlot, *, replicated: bool = False, single_owner: bool = False) -> None:
+        """Name a tensor, and add the shard of it that this rank writes, if any."""
+        tensor, sharding = self._copy.tensors[slot], self._copy.shardings.get(slot)
+        rank_only = sharding is None and not replicated and not single_owner
+        if rank_only:
+            self._rank_only.append(name)
+            name = rank_tensor_name(name, self._rank)
+        name = unused_name(name, self._used_names)
+        self._used_names.add(name)
+        self.names_of_slots[slot] = name
         shard = Shard(tensor, (0,) * tensor.dim(), tuple(tensor.shape))
-        if spread is not None:
-            shard = _spread(tensor, spread)
-        elif alike and not sole:
-            shard = self._share(name, tensor)
+        if sharding is not None:
+            shard = _local_shard(tensor, sharding)
+        elif replicated and not single_owner:
+            shard = self._replicated_part(name, tensor)
         if shard is not None:
             self.shards[name] = shard
 
-    def _share(self, name: str, tensor: Tensor) -> Shard | None:
-        """This process's part of what all have: some rows of a large tensor, or a small one."""
-        n, rank, world, shape = (
-            tensor.shape[0] if tensor.dim() else 0,
-            self._rank,
-            self._world_size,
-            tuple(tensor.shape),
-        )
-        if n >= world and tensor.numel() * tensor.element_size() >= LARGE:
-            begin, end = n * rank // world, n * (rank + 1) // world
+    def _replicated_part(self, name: str, tensor: Tensor) -> Shard | None:
+        """This rank's part of a replicated tensor: some rows of a large one; small ones are written in turn."""
+        rank, world_size, shape = self._rank, self._world_size, tuple(tensor.shape)
+        rows = shape[0] if shape else 0
+        if rows >= world_size and tensor.numel() * tensor.element_size() >= SPLIT_BYTES:
+            begin, end = rows * rank // world_size, rows * (rank + 1) // world_size
             return Shard(tensor[begin:end], (begin,) + (0,) * (len(shape) - 1), shape)
-        turn = zlib.crc32(name.encode()) % world
+        turn = zlib.crc32(name.encode()) % world_size
         return Shard(tensor, (0,) * len(shape), shape) if turn == rank else None
 
 
-def chances(states: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-    """Random states by what they are of; devices by their order."""
+def rng_by_name(states: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+    """RNG states by generator; devices in the order of their indices."""
     host = dict(zip(("python", "numpy", "torch"), (state for _, state in states[:3]), strict=True))
-    device = sorted(states[3:], key=lambda one: one[0].__self__.device.index)
-    return host | {f"device{i}": state for i, (_, state) in enumerate(device)}
+    devices = sorted(states[3:], key=lambda item: item[0].__self__.device.index)
+    return host | {f"device{i}": state for i, (_, state) in enumerate(devices)}
 
 
-def _spread(tensor: Tensor, spread: tuple[Any, ...]) -> Shard | None:
-    """A part of a tensor that is spread over processes; of those who hold the same part, one writes it."""
-    mesh, placements, shape, _ = spread
-    where = mesh.get_coordinate()
-    first = where is not None and all(
-        at == 0 for at, placement in zip(where, placements, strict=True) if isinstance(placement, Replicate)
+def _local_shard(tensor: Tensor, sharding: tuple[Any, ...]) -> Shard | None:
+    """The shard of a sharded tensor; of the ranks that hold the same one, only the first writes it."""
+    mesh, placements, shape, _ = sharding
+    coordinate = mesh.get_coordinate()
+    first = coordinate is not None and all(
+        at == 0 for at, placement in zip(coordinate, placements, strict=True) if isinstance(placement, Replicate)
     )
-    nothing = not tensor.numel() and (tuple(tensor.shape) != tuple(shape) or any(where or ()))
-    if not first or nothing:
+    empty = not tensor.numel() and (tuple(tensor.shape) != tuple(shape) or any(coordinate or ()))
+    if not first or empty:
         return None
     _, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
     return Shard(tensor, tuple(offsets), tuple(shape))
 
 
-def _without_found(scaler: Any) -> Any:
-    """The scaler without what the step just done has found: a save is made between an update and the next step."""
+def _without_found_inf(scaler: Any) -> Any:
+    """The scaler without the infs that the last step found: a save is made between an update and the next step."""
     return {k: v for k, v in scaler.items() if k != "found"} if isinstance(scaler, Mapping) else scaler

@@ -1,4 +1,4 @@
-"""Tensors out of the files: torch.distributed.checkpoint plans what comes from where, the bytes go straight in."""
+"""Reads tensors from the files: torch.distributed.checkpoint plans what to read, the bytes go straight into tensors."""
 
 from __future__ import annotations
 
@@ -24,131 +24,130 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from surefoot.checkpoint.format.mismatch import DoesNotFit
-from surefoot.checkpoint.format.safetensors_headers import Entry, Part
-from surefoot.checkpoint.format.staging import CHUNK
+from surefoot.checkpoint.format.safetensors_headers import CheckpointMismatch, TensorEntry, TensorPart
+from surefoot.checkpoint.format.shards import CHUNK
 
-READERS = 4
-"""Threads that read: one alone copies what the system holds in memory more slowly than a disk can give."""
+NUM_READERS = 4
+"""Reader threads: one alone copies from the page cache more slowly than a disk can read."""
 
 
-def dtype_of(entry: Entry) -> torch.dtype:
+def dtype_of(entry: TensorEntry) -> torch.dtype:
     return getattr(torch, entry.dtype)
 
 
 @torch.no_grad()
-def read_into(targets: Mapping[str, Tensor], entries: Mapping[str, Entry]) -> None:
-    """Fill tensors, or the parts of them that this process holds."""
-    told: dict[str, Any] = {name: _metadata(entries[name]) for name in targets}
+def read_into(targets: Mapping[str, Tensor], entries: Mapping[str, TensorEntry]) -> None:
+    """Fill tensors, or the parts of them that this rank holds."""
+    metadata: dict[str, Any] = {name: _metadata(entries[name]) for name in targets}
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(dict(targets), Metadata(told), is_coordinator=True)
-    by_file: dict[Path, list[tuple[Part, ReadItem]]] = defaultdict(list)
+    planner.set_up_planner(dict(targets), Metadata(metadata), is_coordinator=True)
+    by_file: dict[Path, list[tuple[TensorPart, ReadItem]]] = defaultdict(list)
     for item in planner.create_local_plan().items:
         entry = entries[item.storage_index.fqn]
         part = next(p for p in entry.parts if p.offsets == tuple(item.storage_index.offset or ()))
         by_file[part.file].append((part, item))
-    sources = _Sources()
-    with ThreadPoolExecutor(READERS, "surefoot-read") as pool:
+    readers = _ThreadReaders()
+    with ThreadPoolExecutor(NUM_READERS, "surefoot-read") as pool:
         for path, items in by_file.items():
-            items.sort(key=lambda one: one[0].begin)
-            with _reading(path) as file:
-                filled = [
-                    pool.submit(sources.fill, planner.resolve_tensor(item).detach(), file, part, item)
+            items.sort(key=lambda pair: pair[0].begin)
+            with _open(path) as file:
+                futures = [
+                    pool.submit(readers.fill, planner.resolve_tensor(item).detach(), file, part, item)
                     for part, item in items
                 ]
-                for one in filled:
-                    one.result()
+                for future in futures:
+                    future.result()
 
 
-def read_part(entry: Entry, part: Part) -> Tensor:
-    """One block as it lies in its file."""
+def read_part(entry: TensorEntry, part: TensorPart) -> Tensor:
+    """One block as it is stored in its file."""
     tensor = torch.empty(part.shape, dtype=dtype_of(entry))
-    with _reading(part.file) as file:
-        _Source().straight(_raw(tensor), file, part.begin)
+    with _open(part.file) as file:
+        _FileReader().read_bytes(_as_bytes(tensor), file, part.begin)
     return tensor
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[io.FileIO]:
+def _open(path: Path) -> Iterator[io.FileIO]:
     try:
         with path.open("rb", buffering=0) as file:
             yield file
     except OSError as error:
-        raise DoesNotFit(f"{path} cannot be read: {error}") from None
+        raise CheckpointMismatch(f"{path} cannot be read: {error}") from None
 
 
-def _metadata(entry: Entry) -> TensorStorageMetadata:
+def _metadata(entry: TensorEntry) -> TensorStorageMetadata:
     chunks = [ChunkStorageMetadata(torch.Size(p.offsets), torch.Size(p.shape)) for p in entry.parts]
     return TensorStorageMetadata(TensorProperties(dtype_of(entry)), torch.Size(entry.shape), chunks)
 
 
-class _Sources(threading.local):
-    """A source for each thread that reads."""
+class _ThreadReaders(threading.local):
+    """One reader per thread."""
 
     def __init__(self) -> None:
-        self._source = _Source()
+        self._reader = _FileReader()
 
     @torch.no_grad()
-    def fill(self, to: Tensor, file: io.FileIO, part: Part, item: ReadItem) -> None:
-        self._source.fill(to, file, part, item)
+    def fill(self, target: Tensor, file: io.FileIO, part: TensorPart, item: ReadItem) -> None:
+        self._reader.fill(target, file, part, item)
 
 
-class _Source:
-    """Brings bytes from a file into tensors wherever they are, with no more memory than one part of a tensor."""
+class _FileReader:
+    """Reads bytes of a file into tensors on any device, with memory for one part of a tensor at most."""
 
     def __init__(self) -> None:
         self._pinned: Tensor | None = None
 
-    def fill(self, to: Tensor, file: io.FileIO, part: Part, item: ReadItem) -> None:
-        if not to.numel():
+    def fill(self, target: Tensor, file: io.FileIO, part: TensorPart, item: ReadItem) -> None:
+        if not target.numel():
             return
         begin, lengths = tuple(item.storage_offsets), tuple(item.lengths)
-        if not _in_a_row(part.shape, begin, lengths):
-            whole = torch.empty(part.shape, dtype=to.dtype)
-            self.straight(_raw(whole), file, part.begin)
+        if not _is_contiguous_block(part.shape, begin, lengths):
+            block = torch.empty(part.shape, dtype=target.dtype)
+            self.read_bytes(_as_bytes(block), file, part.begin)
             for d, (at, n) in enumerate(zip(begin, lengths, strict=True)):
-                whole = whole.narrow(d, at, n)
-            to.copy_(whole)
+                block = block.narrow(d, at, n)
+            target.copy_(block)
             return
         strides = [math.prod(part.shape[d + 1 :]) for d in range(len(part.shape))]
-        first = part.begin + to.element_size() * sum(at * s for at, s in zip(begin, strides, strict=True))
-        if to.is_contiguous() and (to.is_cuda or to.device.type == "cpu"):
-            self.straight(_raw(to), file, first)
+        first = part.begin + target.element_size() * sum(at * s for at, s in zip(begin, strides, strict=True))
+        if target.is_contiguous() and (target.is_cuda or target.device.type == "cpu"):
+            self.read_bytes(_as_bytes(target), file, first)
         else:
-            fresh = torch.empty(to.shape, dtype=to.dtype)
-            self.straight(_raw(fresh), file, first)
-            to.copy_(fresh)
+            block = torch.empty(target.shape, dtype=target.dtype)
+            self.read_bytes(_as_bytes(block), file, first)
+            target.copy_(block)
 
-    def straight(self, to: Tensor, file: io.FileIO, begin: int) -> None:
-        """Fill a row of bytes."""
-        if not to.is_cuda:
-            for at in range(0, to.numel(), CHUNK):
-                _exactly(file, begin + at, to[at : at + CHUNK])
+    def read_bytes(self, target: Tensor, file: io.FileIO, begin: int) -> None:
+        """Fill a flat byte tensor."""
+        if not target.is_cuda:
+            for at in range(0, target.numel(), CHUNK):
+                _read_exactly(file, begin + at, target[at : at + CHUNK])
             return
         if self._pinned is None:
             self._pinned = torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True)
-        for at in range(0, to.numel(), CHUNK):
-            part = to[at : at + CHUNK]
-            _exactly(file, begin + at, self._pinned[: part.numel()])
-            part.copy_(self._pinned[: part.numel()])
+        for at in range(0, target.numel(), CHUNK):
+            chunk = target[at : at + CHUNK]
+            _read_exactly(file, begin + at, self._pinned[: chunk.numel()])
+            chunk.copy_(self._pinned[: chunk.numel()])
 
 
-def _raw(tensor: Tensor) -> Tensor:
+def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _exactly(file: io.FileIO, begin: int, to: Tensor) -> None:
-    """Fill it from there on; several threads may read one file so."""
-    view = to.numpy().data
+def _read_exactly(file: io.FileIO, begin: int, target: Tensor) -> None:
+    """Fill the target from this position; threads may read one file concurrently."""
+    view = target.numpy().data
     while view:
         count = os.preadv(file.fileno(), [view], begin)
         if not count:
-            raise DoesNotFit(f"{file.name} ends too early")
+            raise CheckpointMismatch(f"{file.name} ends too early")
         view, begin = view[count:], begin + count
 
 
-def _in_a_row(shape: Sequence[int], begin: Sequence[int], lengths: Sequence[int]) -> bool:
-    """Whether a block within a block lies in the file without gaps."""
+def _is_contiguous_block(shape: Sequence[int], begin: Sequence[int], lengths: Sequence[int]) -> bool:
+    """Whether a block within a block is stored without gaps."""
     cut = [d for d, n in enumerate(lengths) if n != 1]
     first = cut[0] if cut else len(shape)
     return all(lengths[d] == shape[d] and begin[d] == 0 for d in range(first + 1, len(shape)))

@@ -1,25 +1,24 @@
-"""Checkpoints on disk: whole or not there, verified before anything is read from them. Knows no tensors."""
+"""Checkpoint folders on disk: complete or absent, and verified before anything is loaded. Does not import torch."""
 
-from surefoot.checkpoint.store.entry import Health, StoredCheckpoint
-from surefoot.checkpoint.store.failures import CheckpointWarning, NothingWhole, Problem, SaveFailed
-from surefoot.checkpoint.store.files import Entry, Files, entry_of, settle
+from surefoot.checkpoint.store.failures import CheckpointWarning, NoUsableCheckpoint, Problem, SaveFailed
+from surefoot.checkpoint.store.files import FileEntry, Files, flush_and_hash, hash_file
 from surefoot.checkpoint.store.retention import Retention
-from surefoot.checkpoint.store.store import Saved, Store
-from surefoot.checkpoint.store.write import Draft
+from surefoot.checkpoint.store.store import CheckpointStore, CommitResult, Draft
+from surefoot.checkpoint.store.stored_checkpoint import Health, StoredCheckpoint
 
 __all__ = [
+    "CheckpointStore",
     "CheckpointWarning",
+    "CommitResult",
     "Draft",
-    "Entry",
+    "FileEntry",
     "Files",
     "Health",
-    "NothingWhole",
+    "NoUsableCheckpoint",
     "Problem",
     "Retention",
     "SaveFailed",
-    "Saved",
-    "Store",
     "StoredCheckpoint",
-    "entry_of",
-    "settle",
+    "flush_and_hash",
+    "hash_file",
 ]

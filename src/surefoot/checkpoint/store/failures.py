@@ -1,4 +1,4 @@
-"""What can go wrong with a checkpoint, in words."""
+"""What can go wrong with a checkpoint: damaged files, failed saves, and nothing left to load."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a checkpoint: which file of it, and what."""
+    """One problem with a checkpoint: the file, and what is wrong with it."""
 
     file: str
     what: str
-    foreign: bool = False
-    """Nothing is damaged: a newer surefoot wrote it, and we must leave it alone."""
+    newer_version: bool = False
+    """Not damage: a newer surefoot wrote the file, and this version must leave it alone."""
 
     def __str__(self) -> str:
         return f"{self.file}: {self.what}"
 
 
-class Damage(ValueError):
+class DamagedFile(ValueError):
     """A file of a checkpoint is not what was written."""
 
     def __init__(self, problem: Problem) -> None:
@@ -29,7 +29,7 @@ class Damage(ValueError):
 
 
 class SaveFailed(RuntimeError):
-    """A checkpoint, or its mark, could not be written; those that stood there before are as they were."""
+    """A checkpoint or its health mark could not be written; existing checkpoints are unchanged."""
 
     def __init__(self, reason: str, *, kind: str = "other") -> None:
         super().__init__(reason)
@@ -38,30 +38,30 @@ class SaveFailed(RuntimeError):
         """full, read-only, permission, i/o, hangs, damaged or other."""
 
 
-class NothingWhole(RuntimeError):
-    """There are checkpoints, and none of them may be loaded."""
+class NoUsableCheckpoint(RuntimeError):
+    """Checkpoints exist, but none of them can be loaded."""
 
-    def __init__(self, root: Path, each: list[str]) -> None:
-        self.each = each
-        listed = "".join(f"\n  {one}" for one in each)
+    def __init__(self, root: Path, problems: list[str]) -> None:
+        self.problems = problems
+        listed = "".join(f"\n  {problem}" for problem in problems)
         super().__init__(
-            f"{root} holds {len(each)} checkpoint{'s' * (len(each) != 1)} and none of them is whole:{listed}\n"
-            "Bring one back from a copy, or move the folder away to begin anew."
+            f"{root} holds {len(problems)} checkpoint{'s' * (len(problems) != 1)}, and none is complete:{listed}\n"
+            "Restore one from a backup, or move the folder away to start over."
         )
 
 
 class CheckpointWarning(UserWarning):
-    """A newer checkpoint was passed over."""
+    """A newer checkpoint was skipped."""
 
 
-_KINDS = {
-    errno.ENOSPC: ("full", "the disk is full. Make room, or keep fewer checkpoints"),
-    errno.EDQUOT: ("full", "your share of the disk is used up. Make room, or keep fewer checkpoints"),
-    errno.EFBIG: ("full", "a file of this size is not allowed here"),
-    errno.EROFS: ("read-only", "the disk can only be read"),
-    errno.EACCES: ("permission", "writing is not permitted here"),
-    errno.EPERM: ("permission", "writing is not permitted here"),
-    errno.EIO: ("i/o", "the disk reports an error of its own (I/O error)"),
+_ERRORS = {
+    errno.ENOSPC: ("full", "the disk is full. Free some space, or keep fewer checkpoints"),
+    errno.EDQUOT: ("full", "your disk quota is used up. Free some space, or keep fewer checkpoints"),
+    errno.EFBIG: ("full", "the file system does not allow a file of this size"),
+    errno.EROFS: ("read-only", "the file system is read-only"),
+    errno.EACCES: ("permission", "no permission to write here"),
+    errno.EPERM: ("permission", "no permission to write here"),
+    errno.EIO: ("i/o", "the disk reports an I/O error"),
 }
 
 
@@ -69,8 +69,8 @@ def not_saved(step: int) -> str:
     return f"the checkpoint of step {step} was not saved"
 
 
-def failed(what: str, error: OSError) -> SaveFailed:
-    """The words for an error of the system, after those for what came of it."""
-    kind, words = _KINDS.get(error.errno or 0, ("other", error.strerror or str(error) or type(error).__name__))
-    where = f" ({error.filename})" if error.filename else ""
-    return SaveFailed(f"{what}: {words}{where}", kind=kind)
+def save_failed(what: str, error: OSError) -> SaveFailed:
+    """The SaveFailed for an OSError; its message begins with `what`."""
+    kind, reason = _ERRORS.get(error.errno or 0, ("other", error.strerror or str(error) or type(error).__name__))
+    path = f" ({error.filename})" if error.filename else ""
+    return SaveFailed(f"{what}: {reason}{path}", kind=kind)

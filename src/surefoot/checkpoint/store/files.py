@@ -1,4 +1,4 @@
-"""The disk as the store sees it: each single call goes through one door, where a test can let it fail or crash."""
+"""File system access of the store: every call goes through `Files.do`, where a test can make it fail or crash."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ import xxhash
 T = TypeVar("T")
 
 READS = frozenset({"open", "read"})
-"""What `do` is asked for that changes nothing."""
+"""Operations passed to `do` that change nothing."""
 _NO_FOLDER_FLUSH = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF})
-# Never through a link, and never waiting for a pipe that somebody put there.
+# Do not follow links, and do not block on a pipe that somebody put there.
 _READING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What a file must be: its size in bytes and the xxh3-128 of its content, as hex digits."""
+class FileEntry:
+    """The size in bytes and the xxh3-128 (hex digits) that a file must have."""
 
     size: int
     xxh3_128: str
 
 
 class Files:
-    """Plain calls to the system, each of them through `do`."""
+    """File operations, each one a call of `do`."""
 
     chunk = 1 << 20
-    """Bytes read or written by one call; a megabyte stays in the processor's cache between reading and hashing."""
+    """Bytes per read or write call; one megabyte stays in the CPU cache between reading and hashing."""
 
     def do(self, what: str, path: Path, act: Callable[[], T]) -> T:
-        """Call `act`, which does `what` to `path`."""
+        """Call `act`, which performs the operation `what` on `path`."""
         return act()
 
     def mkdir(self, path: Path) -> None:
         self.do("mkdir", path, lambda: os.mkdir(path))
 
     def write(self, path: Path, data: bytes) -> None:
-        """A new file with this content, flushed."""
+        """Create a file with this content, and fsync it."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         fd = self.do("create", path, lambda: os.open(path, flags, 0o644))
         try:
@@ -57,7 +57,7 @@ class Files:
             os.close(fd)
 
     def flush(self, path: Path) -> None:
-        """Have the content of a file that anyone wrote reach the disk."""
+        """Fsync a file that anyone wrote."""
         fd = os.open(path, (os.O_RDWR | getattr(os, "O_BINARY", 0)) if os.name == "nt" else _READING)
         try:
             self.do("flush", path, lambda: os.fsync(fd))
@@ -65,7 +65,7 @@ class Files:
             os.close(fd)
 
     def flush_folder(self, path: Path) -> None:
-        """Have the names in a folder reach the disk, where the system knows how."""
+        """Fsync the names in a folder, where the system supports it."""
         if os.name == "nt":
             return
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -87,11 +87,11 @@ class Files:
         self.do("unlink", path, lambda: path.unlink(missing_ok=True))
 
     def remove_tree(self, folder: Path) -> None:
-        """A folder with all that is in it, link by link and file by file; what is gone already is fine."""
+        """Remove a folder and its content without following links; what is already gone is fine."""
         try:
-            with os.scandir(folder) as found:
-                inside = [(Path(item.path), item.is_dir(follow_symlinks=False)) for item in found]
-            for path, is_folder in inside:
+            with os.scandir(folder) as entries:
+                children = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in entries]
+            for path, is_folder in children:
                 if is_folder:
                     self.remove_tree(path)
                 else:
@@ -100,10 +100,10 @@ class Files:
         except FileNotFoundError:
             pass
 
-    def entry(self, path: Path, *, cold: bool = False, progress: Callable[[int], None] | None = None) -> Entry:
-        """Size and hash of a file as it is read now; `cold` asks for the disk's bytes, not those still in memory."""
+    def hash(self, path: Path, *, cold: bool = False, progress: Callable[[int], None] | None = None) -> FileEntry:
+        """Read a file and return its size and hash; `cold` drops the page cache first, to read what the disk holds."""
         buffer = memoryview(bytearray(self.chunk))
-        hashed, size = xxhash.xxh3_128(), 0
+        digest, size = xxhash.xxh3_128(), 0
         fd = self.do("open", path, lambda: os.open(path, _READING))
         with open(fd, "rb", buffering=0) as stream:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -111,25 +111,25 @@ class Files:
             if cold and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             while count := self.do("read", path, lambda: stream.readinto(buffer)):
-                hashed.update(buffer[:count])
+                digest.update(buffer[:count])
                 size += count
                 if progress is not None:
                     progress(count)
-        return Entry(size, hashed.hexdigest())
+        return FileEntry(size, digest.hexdigest())
 
     def free(self, folder: Path) -> int:
-        """Bytes that may still be written where `folder` is."""
+        """Free bytes on the file system of `folder`."""
         return shutil.disk_usage(folder).free
 
 
-def entry_of(path: Path) -> Entry:
-    """Size and xxh3-128 of a file, read once from front to end."""
-    return Files().entry(path)
+def hash_file(path: Path) -> FileEntry:
+    """Size and xxh3-128 of a file."""
+    return Files().hash(path)
 
 
-def settle(folder: Path, names: list[str], files: Files | None = None) -> dict[str, Entry]:
-    """What a rank does with the files it wrote: have them reach the disk and tell what they must be."""
+def flush_and_hash(folder: Path, names: list[str], files: Files | None = None) -> dict[str, FileEntry]:
+    """Fsync the files that a rank wrote, and return their entries for `CheckpointStore.commit`."""
     files = files or Files()
     for name in names:
         files.flush(folder / name)
-    return {name: files.entry(folder / name) for name in names}
+    return {name: files.hash(folder / name) for name in names}

@@ -1,4 +1,4 @@
-"""Which checkpoints may go. A decision over plain values: nothing here touches the disk."""
+"""Which checkpoints are kept, and the removal of the others once enough complete ones are certain to remain."""
 
 from __future__ import annotations
 
@@ -8,70 +8,76 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-from surefoot.checkpoint.store.entry import StoredCheckpoint
+from surefoot.checkpoint.store.files import Files
+from surefoot.checkpoint.store.folders import remove_checkpoint
+from surefoot.checkpoint.store.stored_checkpoint import StoredCheckpoint, fingerprint, verify_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What stays; a checkpoint that no rule names goes.
+    """Rules for what stays; a checkpoint that no rule selects is removed.
 
-    Order is always that of training (step, then attempt). Time only ever adds to what stays, so a clock set back or
-    forward costs some room on the disk and nothing else.
+    Order is always that of training (step, then attempt). Time can only add to what stays, so a wrong clock costs disk
+    space and nothing else.
     """
 
     last: int = 3
-    """So many of the regular ones."""
+    """How many of the newest regular checkpoints stay."""
     emergency: int = 2
-    """So many of those saved at trouble, beside the regular ones."""
+    """How many of the newest emergency checkpoints stay, in addition to the regular ones."""
     best: str = ""
-    """The name of a metric in `about["metrics"]`; the best by it stays. Without one the newest of kind "best" does."""
+    """A metric in `about["metrics"]`; the best checkpoint by it stays. Without one, the newest of kind "best" stays."""
     mode: Literal["min", "max"] = "min"
     apart: float = 3600.0
-    """Seconds of training between those that stay for their time; 0 for none."""
+    """Seconds of training between checkpoints that stay as a history; 0 for no history."""
     spaced: int = 24
-    """The most that stay for their time: the newest so many. A month of one an hour would fill any disk."""
+    """The most that stay as a history, the newest ones: a month of one per hour would fill any disk."""
     least: int = 2
-    """Never fewer whole ones than this, whatever the other rules say."""
+    """Never fewer complete checkpoints than this, whatever the other rules say."""
 
     def __post_init__(self) -> None:
         if self.last < 1 or self.least < 2 or min(self.emergency, self.spaced) < 0 or self.mode not in ("min", "max"):
             raise ValueError(
-                f"a retention keeps at least the last one and two in all, and its mode is min or max: got {self}"
+                f"Retention needs last >= 1, least >= 2, emergency >= 0, spaced >= 0 and mode min or max; got {self}"
             )
 
 
-def going(
-    all_kept: Sequence[StoredCheckpoint], keep: Retention, *, protect: Collection[str] = ()
+def removable(
+    checkpoints: Sequence[StoredCheckpoint], keep: Retention, *, protect: Collection[str] = ()
 ) -> list[StoredCheckpoint]:
-    """Those that may be removed, in the order to do it: damaged and suspect ones first, then the oldest."""
-    ordered = sorted(all_kept, key=lambda kept: kept.order)
-    sound = [kept for kept in ordered if not kept.wrong]
-    stay = {kept.name for kept in chain(*_reasons(sound, keep))} | set(protect)
-    for kept in sorted(sound, key=lambda kept: (kept.health != "suspect", kept.order), reverse=True):
-        if len(stay & {one.name for one in sound}) >= keep.least:
+    """Checkpoints that may be removed, in order of removal: damaged and suspect ones first, then the oldest.
+
+    A decision over plain values; does not touch the disk.
+    """
+    ordered = sorted(checkpoints, key=lambda c: c.order)
+    intact = [c for c in ordered if not c.problems]
+    stay = {c.name for c in chain(*_selected(intact, keep))} | set(protect)
+    for checkpoint in sorted(intact, key=lambda c: (c.health != "suspect", c.order), reverse=True):
+        if len(stay & {c.name for c in intact}) >= keep.least:
             break
-        stay.add(kept.name)
-    staying = [kept for kept in sound if kept.name in stay]
-    # Only now, so that nothing goes because of a clock which would have stayed without one.
-    stay |= {kept.name for kept in _spaced(sound, keep)}
-    gone = [kept for kept in sound if kept.name not in stay]
-    for kept in ordered:
-        # A damaged one is evidence until enough newer ones stand; what a newer surefoot wrote is not ours to remove.
-        newer = sum(other.order > kept.order for other in staying)
-        if kept.wrong and not kept.foreign and kept.name not in stay and newer >= keep.last:
-            gone.append(kept)
-    return sorted(gone, key=lambda kept: (not kept.wrong, kept.health != "suspect", kept.order))
+        stay.add(checkpoint.name)
+    staying = [c for c in intact if c.name in stay]
+    # Added last, so that a clock never causes the removal of something that would stay without one.
+    stay |= {c.name for c in _spaced(intact, keep)}
+    gone = [c for c in intact if c.name not in stay]
+    for checkpoint in ordered:
+        # A damaged one is evidence until enough newer ones exist; what a newer surefoot wrote is not ours to remove.
+        newer = sum(other.order > checkpoint.order for other in staying)
+        damaged = checkpoint.problems and not checkpoint.newer_version
+        if damaged and checkpoint.name not in stay and newer >= keep.last:
+            gone.append(checkpoint)
+    return sorted(gone, key=lambda c: (not c.problems, c.health != "suspect", c.order))
 
 
-def _reasons(sound: list[StoredCheckpoint], keep: Retention) -> list[Sequence[StoredCheckpoint]]:
-    """The choice of each rule that asks no clock, from checkpoints in the order of training."""
-    trusted = [kept for kept in sound if kept.health != "suspect"]
-    regular = [kept for kept in trusted if kept.kind != "emergency"]
-    healthy = [kept for kept in trusted if kept.health == "healthy"]
-    emergency = [kept for kept in sound if kept.kind == "emergency"]
-    # Suspect ones stay only while nothing newer has proved healthy, and never take the place of a better one.
+def _selected(intact: list[StoredCheckpoint], keep: Retention) -> list[Sequence[StoredCheckpoint]]:
+    """What each rule that needs no clock selects; `intact` is in the order of training."""
+    trusted = [c for c in intact if c.health != "suspect"]
+    regular = [c for c in trusted if c.kind != "emergency"]
+    healthy = [c for c in trusted if c.health == "healthy"]
+    emergency = [c for c in intact if c.kind == "emergency"]
+    # Suspect ones stay only until something newer proved healthy, and never take the place of a better one.
     floor = healthy[-1].order if healthy else (-1, -1, -1)
-    suspect = [kept for kept in sound if kept.health == "suspect" and kept.order > floor]
+    suspect = [c for c in intact if c.health == "suspect" and c.order > floor]
     return [
         regular[-keep.last :],
         emergency[len(emergency) - min(keep.emergency, len(emergency)) :],
@@ -83,33 +89,33 @@ def _reasons(sound: list[StoredCheckpoint], keep: Retention) -> list[Sequence[St
 
 def _best(trusted: list[StoredCheckpoint], keep: Retention) -> Sequence[StoredCheckpoint]:
     if not keep.best:
-        return [kept for kept in trusted if kept.kind == "best"][-1:]
-    scored = [(value, kept) for kept in trusted if (value := _metric(kept, keep.best)) is not None]
+        return [c for c in trusted if c.kind == "best"][-1:]
+    scored = [(value, c) for c in trusted if (value := _metric(c, keep.best)) is not None]
     if not scored:
         return []
     sign = 1.0 if keep.mode == "min" else -1.0
-    # Of equally good ones the first: it was there before, and nothing has been better since.
+    # Of equally good ones the first: nothing has been better since.
     return [min(scored, key=lambda pair: (sign * pair[0], pair[1].order))[1]]
 
 
-def _metric(kept: StoredCheckpoint, name: str) -> float | None:
-    metrics = kept.about.get("metrics")
+def _metric(checkpoint: StoredCheckpoint, name: str) -> float | None:
+    metrics = checkpoint.about.get("metrics")
     return _number(metrics.get(name)) if isinstance(metrics, dict) else None
 
 
-def _spaced(sound: list[StoredCheckpoint], keep: Retention) -> Sequence[StoredCheckpoint]:
-    """The oldest, and from there on each that comes long enough after the one before, or before it by the clock."""
+def _spaced(intact: list[StoredCheckpoint], keep: Retention) -> Sequence[StoredCheckpoint]:
+    """The oldest, then each one at least `apart` seconds after the one chosen before it, or earlier by the clock."""
     if keep.apart <= 0 or not keep.spaced:
         return []
     chosen: list[StoredCheckpoint] = []
     last: float | None = None
-    for kept in sound:
-        if kept.health == "suspect" or kept.kind == "emergency":
+    for checkpoint in intact:
+        if checkpoint.health == "suspect" or checkpoint.kind == "emergency":
             continue
-        now = _number(kept.about.get("seconds"))
-        now = _number(kept.about.get("time")) if now is None else now
+        now = _number(checkpoint.about.get("seconds"))
+        now = _number(checkpoint.about.get("time")) if now is None else now
         if now is not None and (last is None or not 0 <= now - last < keep.apart):
-            chosen.append(kept)
+            chosen.append(checkpoint)
             last = now
     return chosen[-keep.spaced :]
 
@@ -117,3 +123,51 @@ def _spaced(sound: list[StoredCheckpoint], keep: Retention) -> Sequence[StoredCh
 def _number(value: object) -> float | None:
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if good else None  # pyright: ignore[reportArgumentType]
+
+
+class Pruner:
+    """Removes old checkpoints; remembers which ones were read in full, so that each is read once, not at every save."""
+
+    def __init__(self, keep: Retention) -> None:
+        self._keep = keep
+        self._verified: dict[str, object] = {}
+
+    def mark_verified(self, checkpoint: StoredCheckpoint) -> None:
+        """Every byte of it was just compared and is right."""
+        self._verified[checkpoint.name] = fingerprint(checkpoint)
+
+    def prune(self, checkpoints: list[StoredCheckpoint], newest: StoredCheckpoint, files: Files) -> list[str]:
+        """Remove what no rule keeps, and return the removed names; `checkpoints` are sorted newest first."""
+        gone = removable(checkpoints, self._keep, protect={newest.name})
+        must_stay = self._must_stay(checkpoints, gone, files) if gone else set[str]()
+        removed: list[str] = []
+        for checkpoint in gone:
+            if checkpoint.name not in must_stay:
+                remove_checkpoint(checkpoint.folder, files)
+                self._verified.pop(checkpoint.name, None)
+                removed.append(checkpoint.name)
+        return removed
+
+    def _must_stay(self, checkpoints: list[StoredCheckpoint], gone: list[StoredCheckpoint], files: Files) -> set[str]:
+        """Those to be removed that must stay because too few of the others are complete."""
+        leaving = {c.name for c in gone}
+        complete = 0
+        must_stay: set[str] = set()
+        for checkpoint in sorted(checkpoints, key=lambda c: c.name in leaving):
+            if complete >= self._keep.least:
+                break
+            if self._is_complete(checkpoint, files):
+                complete += 1
+                must_stay |= {checkpoint.name} & leaving
+        return must_stay
+
+    def _is_complete(self, checkpoint: StoredCheckpoint, files: Files) -> bool:
+        """Whether every byte is right: read now, unless verified before and no file was touched since."""
+        now = fingerprint(checkpoint)
+        if now is None or checkpoint.problems:
+            return False
+        if self._verified.get(checkpoint.name) != now:
+            if verify_files(checkpoint, files).problems:
+                return False
+            self._verified[checkpoint.name] = now
+        return True

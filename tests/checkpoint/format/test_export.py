@@ -1,0 +1,127 @@
+"""Weights for inference out of a checkpoint, as one ordinary file, without torch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parent))
+from save_and_load import save
+
+from surefoot.checkpoint.format.export import export
+from surefoot.checkpoint.format.safetensors_headers import CheckpointMismatch, list_tensors
+from surefoot.checkpoint.store import CheckpointStore
+from surefoot.checkpoint.train_state import TrainState
+from surefoot.cli import app
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 3, dtype=torch.bfloat16)
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 5, bias=False, dtype=torch.bfloat16)
+        self.head.weight = self.table.weight
+        self.register_buffer("cache", torch.ones(3), persistent=False)
+        self.register_buffer("wave", torch.ones(2, dtype=torch.complex64))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Net, AveragedModel, Path]:
+    model = Net()
+    average = AveragedModel(model)
+    with torch.no_grad():
+        model.norm.weight.add_(1)
+    compiled: Any = torch.compile(model, backend="eager")
+    save(TrainState(compiled, torch.optim.Adam(model.parameters()), extra={"ema": average}), tmp_path / "saved")
+    return model, average, tmp_path / "saved"
+
+
+def test_the_file_loads_into_the_model(saved: tuple[Net, AveragedModel, Path], tmp_path: Path) -> None:
+    model, _, folder = saved
+    count = export(folder, tmp_path / "out.safetensors")
+    found = load_file(tmp_path / "out.safetensors")
+    assert set(found) == set(model.state_dict())
+    assert count == len(found)
+    found["wave"] = torch.view_as_complex(found["wave"])  # not every reader of the format knows such numbers
+    other = Net()
+    other.load_state_dict(found)
+    for name, value in model.state_dict().items():
+        assert value.equal(other.state_dict()[name])
+        assert value.dtype == other.state_dict()[name].dtype
+    assert [p.name for p in tmp_path.iterdir() if p.suffix == ".part"] == []
+
+
+def test_averaged_weights_by_choice(saved: tuple[Net, AveragedModel, Path], tmp_path: Path) -> None:
+    _, average, folder = saved
+    export(folder, tmp_path / "out.safetensors", source="extra.ema")
+    found = load_file(tmp_path / "out.safetensors")
+    assert set(found) == set(average.state_dict())
+    assert found["module.norm.weight"].equal(torch.ones(3))
+
+
+def test_what_is_not_there_is_said_and_no_file_is_replaced(
+    saved: tuple[Net, AveragedModel, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointMismatch, match=r"no weights of 'extra.slow'; it has extra.ema, model"):
+        export(saved[2], tmp_path / "out.safetensors", source="extra.slow")
+    assert not (tmp_path / "out.safetensors").exists()
+    (tmp_path / "out.safetensors").write_text("mine")
+    with pytest.raises(FileExistsError, match="another name"):
+        export(saved[2], tmp_path / "out.safetensors")
+    assert (tmp_path / "out.safetensors").read_text() == "mine"
+
+
+def test_what_lies_in_a_checkpoint_is_known_from_its_headers(saved: tuple[Net, AveragedModel, Path]) -> None:
+    found = list_tensors(saved[2])
+    assert found["model.table.weight"] == ("bfloat16", (5, 3))
+    assert found["model.wave"] == ("complex64", (2,))
+    assert found["extra.ema.n_averaged"] == ("int64", ())
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_reads_the_files_itself(saved: tuple[Net, AveragedModel, Path]) -> None:
+    model, _, folder = saved
+    found = {"model.norm.weight": torch.zeros(3), "model.table.weight": torch.zeros(5, 3, dtype=torch.bfloat16)}
+    dcp.load(found, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
+    assert found["model.norm.weight"].equal(model.norm.weight)
+    assert found["model.table.weight"].equal(model.table.weight)
+
+
+def test_no_torch_is_needed(saved: tuple[Net, AveragedModel, Path], tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; from pathlib import Path;"
+        "from surefoot.checkpoint.format.export import export;"
+        "from surefoot.checkpoint.format.safetensors_headers import list_tensors;"
+        "folder, out = map(Path, sys.argv[1:]); assert list_tensors(folder); export(folder, out)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(saved[2]), str(tmp_path / "out.safetensors")], check=True)
+    assert (tmp_path / "out.safetensors").stat().st_size > 0
+
+
+@pytest.mark.parametrize(("more", "name"), [((), "norm.weight"), (("--weights", "extra.ema"), "module.norm.weight")])
+def test_the_command_exports_a_checkpoint_of_a_run(
+    more: tuple[str, ...], name: str, saved: tuple[Net, AveragedModel, Path], tmp_path: Path
+) -> None:
+    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+    with store.writing(5, 5) as draft:
+        shutil.copytree(saved[2], draft.folder, dirs_exist_ok=True)
+        store.commit(draft, None, {})
+    out = tmp_path / "out.safetensors"
+    command = ["checkpoints", "export", str(tmp_path / "run"), "newest", str(out), *more]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert name in load_file(out)
+    out.unlink()
+    assert CliRunner().invoke(app, [*command, "--weights", "extra.none"]).exit_code == 2
+    assert not out.exists()

@@ -1,0 +1,123 @@
+"""`Checkpoints`, for a loop that uses nothing else of surefoot."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import surefoot
+from surefoot.checkpoint.format.hashing import hash_state
+from surefoot.checkpoint.format.param_names import name_state
+from surefoot.checkpoint.store import CheckpointStore
+from surefoot.checkpoint.train_state import TrainState
+from surefoot.data import make_loader
+
+
+class Loop:
+    """What somebody has, and the few lines that save it."""
+
+    def __init__(self, run: Path, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.loader = make_loader(torch.randn(64, 4, generator=torch.Generator().manual_seed(3)), 4, seed=3)
+        self.saved = surefoot.checkpoint.Checkpoints(run, self.model, self.optimizer, loader=self.loader, **options)
+        self.resumed = self.saved.resume()
+
+    def train(self, updates: int) -> list[float]:
+        losses: list[float] = []
+        with self.saved:
+            while len(losses) < updates:
+                for x in self.loader:
+                    loss = self.model(x).square().mean()
+                    self.optimizer.zero_grad()
+                    loss.backward()
+                    self.optimizer.step()
+                    losses.append(loss.item())
+                    self.saved.step(loss=loss)
+                    if len(losses) == updates:
+                        break
+        return losses
+
+
+def test_a_loop_goes_on_from_its_last_checkpoint_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    unbroken = Loop(tmp_path / "unbroken").train(30)
+    first = Loop(tmp_path / "run", every=10)
+    assert first.resumed is None
+    assert first.train(20) == unbroken[:20]
+    second = Loop(tmp_path / "run", every=10)
+    assert second.resumed is not None
+    assert (second.resumed.step, second.resumed.equal, second.saved.count) == (20, True, 20)
+    assert second.train(10) == unbroken[20:]
+
+
+def test_the_loss_of_the_last_update_is_told_with_a_checkpoint(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    losses = loop.train(5)
+    (kept,) = CheckpointStore(tmp_path / "checkpoints").all()
+    assert kept.about["metrics"] == {"loss": losses[-1]}
+
+
+def test_a_metric_that_is_no_number_is_refused_at_once_and_not_when_it_is_saved(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    with pytest.raises(ValueError, match="loss: a metric must be a single number"):
+        loop.saved.step(loss=torch.ones(3))
+    assert loop.saved.count == 0
+
+
+@pytest.mark.parametrize("amiss", [{"every": 0}, {"seconds": 0.0}])
+def test_a_pace_that_makes_no_sense_is_refused(amiss: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="every must be at least 1 and seconds above 0"):
+        Loop(tmp_path, **amiss)
+
+
+def test_what_to_keep_is_said_with_it(tmp_path: Path) -> None:
+    Loop(tmp_path, every=5, keep=surefoot.checkpoint.Retention(last=2, spaced=0)).train(40)
+    assert len(list((tmp_path / "checkpoints").glob("step-*"))) <= 3
+
+
+def test_a_model_that_is_spread_over_processes_is_not_saved_in_part(tmp_path: Path) -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        model = nn.Linear(4, 4, bias=False)
+        half = DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)])
+        model.weight = nn.Parameter(half)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert not surefoot.checkpoint.Checkpoints(tmp_path, model, optimizer).save()
+        assert not list((tmp_path / "checkpoints").glob("step-*"))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_hash_is_the_same_in_every_version() -> None:
+    """What a checkpoint of an older version tells is compared with what is computed now."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    beside = nn.Linear(1, 1, bias=False)
+    for p in (*model.parameters(), *beside.parameters()):
+        nn.init.constant_(p, 0.5)
+    for p in model.parameters():
+        optimizer.state[p] = {"step": torch.tensor(3.0), "exp_avg": torch.full_like(p, 0.25)}
+    whole = TrainState(model, optimizer, extra={"ema": beside})
+    look = whole.collect()
+    plain: Any = {"$a": (1, math.inf), "tensor": look.slot(torch.arange(3))}
+    chance = [(None, 1), (None, 2), (None, 3)]
+    look.rest = replace(look.rest, param_groups=[[{"lr": 0.5}]], rng_states=chance, extra={"more": plain})
+    assert hash_state(look, name_state(whole)) == "139be364b2732349e056eb14958f3b49"
+
+
+@pytest.mark.parametrize("name", ["Checkpoints", "Resumed", "Retention"])
+def test_what_people_need_of_it_is_found_where_they_look(name: str) -> None:
+    assert name in dir(surefoot.checkpoint)
+    assert getattr(surefoot.checkpoint, name).__name__ == name
