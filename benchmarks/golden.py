@@ -20,7 +20,7 @@ from benchmarks.replay import replay
 from benchmarks.zoo.attached import SurefootProtector
 from benchmarks.zoo.jobs import all_scenarios
 from benchmarks.zoo.training import train
-from surefoot.journal.run_json import RUN, SIGNALS, events_name
+from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR, events_filename
 
 SCENARIOS = (
     "bad_batch-plain-subtle-11",
@@ -47,13 +47,13 @@ def make(name: str, folder: Path) -> int:
 
 def _store(run_dir: Path, target: Path) -> None:
     target.mkdir(parents=True)
-    info = json.loads((run_dir / RUN).read_text())
+    info = json.loads((run_dir / RUN_JSON).read_text())
     config = {name: info["config"][name] for name in ("policy", "judged")}
     reduced = {"schema": info["schema"], "surefoot": info["surefoot"], "config": config, "earlier": []}
-    (target / RUN).write_text(json.dumps(reduced, indent=1) + "\n")
-    lines = (run_dir / events_name(0)).read_text().splitlines(keepends=True)
-    (target / events_name(0)).write_text("".join(line for line in lines if _needed(line)))
-    shutil.copytree(run_dir / SIGNALS, target / SIGNALS)
+    (target / RUN_JSON).write_text(json.dumps(reduced, indent=1) + "\n")
+    lines = (run_dir / events_filename(0)).read_text().splitlines(keepends=True)
+    (target / events_filename(0)).write_text("".join(line for line in lines if _needed(line)))
+    shutil.copytree(run_dir / SIGNALS_DIR, target / SIGNALS_DIR)
 
 
 def _needed(line: str) -> bool:

@@ -58,7 +58,7 @@ def rewind_latency(size: str = "124m", device: str | None = None) -> str:
     import torch
 
     from benchmarks.overhead import describe_machine
-    from surefoot.checkpoint.snapshot_memory import in_words
+    from surefoot.checkpoint.snapshot_memory import format_bytes
     from surefoot.checkpoint.snapshots import SnapshotRing
     from surefoot.checkpoint.train_state import TrainState
     from surefoot.models.decoder import SIZES, Decoder, count_parameters
@@ -81,7 +81,7 @@ def rewind_latency(size: str = "124m", device: str | None = None) -> str:
 
     ring = SnapshotRing(TrainState(model, [optimizer]))
     takes = [timed(lambda k=k: ring.take(k, k)) for k in range(8)][3:]
-    ring.prove(8)
+    ring.mark_good(8)
     snapshot = ring.newest_good()
     if snapshot is None:
         return f"rewind: {ring.describe()}"
@@ -89,6 +89,6 @@ def rewind_latency(size: str = "124m", device: str | None = None) -> str:
     return (
         f"rewind: {statistics.median(rewinds):.1f} ms (max {max(rewinds):.1f}), taking the snapshot "
         f"{statistics.median(takes):.1f} ms; {count_parameters(model) / 1e6:.0f} M parameters with AdamW, "
-        f"{in_words(snapshot.copy.nbytes)} in {'device' if snapshot.copy.home == 'device' else 'host'} memory; "
+        f"{format_bytes(snapshot.copy.nbytes)} in {'device' if snapshot.copy.home == 'device' else 'host'} memory; "
         f"{describe_machine(device)}"
     )

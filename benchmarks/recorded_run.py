@@ -14,9 +14,9 @@ import numpy as np
 from surefoot.journal.aliases import upgraded_policy
 from surefoot.journal.reader import Run, read
 from surefoot.journal.row_file import BadHeader, map_rows
-from surefoot.journal.run_json import SIGNALS
-from surefoot.journal.segments import listed
-from surefoot.judge.multi_optimizer import AnyJudge, judge_of
+from surefoot.journal.run_json import SIGNALS_DIR
+from surefoot.journal.segments import list_segments
+from surefoot.judge.multi_optimizer import AnyJudge, make_judge
 from surefoot.judge.policy import Policy, Thresholds
 from surefoot.records import ADDED_COLUMNS, SCHEMA, Action, Cause, Decision, StepMetrics, StepOverrides
 
@@ -80,7 +80,7 @@ class RecordedAttach:
         """A new judge, built from the same inputs as the one that judged the live run."""
         names = ("kinds", "owned", "adaptive", "alone", "scopes", "buffers")
         inputs = {name: self._judged[name] for name in names if name in self._judged}
-        return judge_of(policy, self._layers.names(self._first), **inputs)
+        return make_judge(policy, self._layers.names(self._first), **inputs)
 
     def rows(self) -> Iterator[RecordedRow]:
         """All rows in the order in which they were read back from the device."""
@@ -160,7 +160,7 @@ def read_attaches(run_dir: str | Path) -> tuple[list[RecordedAttach], list[str]]
     if len(starts) > len(infos):
         missing.append(f"run.json no longer lists the first {len(starts) - len(infos)} attaches; they are skipped")
     known = min(len(starts), len(infos))
-    layers = LayerRows(run.path / SIGNALS)
+    layers = LayerRows(run.path / SIGNALS_DIR)
     ends = [*starts[-known:], float("inf")]
     spans = zip(infos[-known:], pairwise(ends), strict=True)
     return [RecordedAttach(run, layers, info, int(first), end) for info, (first, end) in spans if first < end], missing
@@ -195,7 +195,7 @@ class LayerRows:
     def __init__(self, folder: Path) -> None:
         self._parts: list[tuple[tuple[str, ...], np.ndarray]] = []
         self._locations: dict[tuple[int, int], deque[tuple[int, int]]] = {}
-        for segment in listed(folder, "layers"):
+        for segment in list_segments(folder, "layers"):
             try:
                 header, rows = map_rows(segment.path)
             except (BadHeader, OSError):  # already in the reader's notes

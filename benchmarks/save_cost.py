@@ -19,10 +19,10 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from benchmarks.overhead import describe_machine
-from surefoot.checkpoint.format.load import put_together
+from surefoot.checkpoint.format.load import unflatten_wrapper
 from surefoot.checkpoint.saver import AsyncSaver
-from surefoot.checkpoint.snapshot_memory import Home, in_words
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.snapshot_memory import Location, format_bytes
+from surefoot.checkpoint.store import CheckpointStore
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.models.decoder import SIZES, Decoder, count_parameters
 
@@ -153,9 +153,9 @@ def main(size: str, device: str | None, folder: Path | None, say: Callable[[str]
     for _ in range(3):
         loop.timed_steps()
     state = TrainState(loop.model, loop.optimizer)
-    nbytes = sum(state.look().nbytes.values())
+    nbytes = sum(state.collect().nbytes.values())
     parameters = count_parameters(loop.model) / 1e6
-    setup = f"{parameters:.0f} M parameters with AdamW, {in_words(nbytes)}; {describe_machine(device)}"
+    setup = f"{parameters:.0f} M parameters with AdamW, {format_bytes(nbytes)}; {describe_machine(device)}"
     restored = ""
     lines = [
         f"{setup}; updates of {_step_description(loop)}",
@@ -223,7 +223,7 @@ def _save_methods(loop: StepLoop, state: TrainState, root: Path) -> dict[str, Ca
         "none (measurement error)": lambda: [SaveMethod(_no_op, _no_op, lambda: True, _no_op)] * SAVES_PER_METHOD,
         SUREFOOT_DEVICE: lambda: _surefoot_saves(state, root / "device", "device"),
     }
-    small = sum(state.look().nbytes.values()) < _LARGE_STATE_BYTES
+    small = sum(state.collect().nbytes.values()) < _LARGE_STATE_BYTES
     if small and loop.device == "cuda":
         methods["surefoot, copy on the host"] = lambda: _surefoot_saves(state, root / "host", "host")
     if small:
@@ -233,26 +233,26 @@ def _save_methods(loop: StepLoop, state: TrainState, root: Path) -> dict[str, Ca
     return methods
 
 
-def _surefoot_saves(state: TrainState, folder: Path, home: Home) -> list[SaveMethod]:
-    saving = AsyncSaver(state, Store(folder), home=home)
-    saving.prepare()
+def _surefoot_saves(state: TrainState, folder: Path, home: Location) -> list[SaveMethod]:
+    saving = AsyncSaver(state, CheckpointStore(folder), run_dir_of=home)
+    saving.preallocate()
     while saving.busy:
         time.sleep(0.05)
 
     def begin() -> None:
         number = next(numbers)
-        saving.write(saving.take(number), number, {})
+        saving.write(saving.capture(number), number, {})
 
     def over() -> bool:
-        return saving._errand is None or saving._errand.over
+        return saving._save_task is None or saving._save_task.done
 
     def end() -> None:
-        outcome = saving.outcome(wait=True)
+        outcome = saving.result(wait=True)
         if outcome is None or outcome.error:
             raise RuntimeError(f"not saved: {outcome.error if outcome else 'no save was running'}")
 
     numbers = itertools.count(1)
-    return [SaveMethod(begin, saving.settle, over, end)] * SAVES_PER_METHOD
+    return [SaveMethod(begin, saving.before_update, over, end)] * SAVES_PER_METHOD
 
 
 def _torch_save(loop: StepLoop, root: Path) -> SaveMethod:
@@ -305,7 +305,7 @@ def _line(name: str, loop: StepLoop, make: Callable[[], list[SaveMethod]]) -> st
 
 def _restore(loop: StepLoop, state: TrainState, root: Path) -> str:
     """Time a restore against reading the same files once, both from a warm page cache."""
-    newest = Store(root / "device").newest()
+    newest = CheckpointStore(root / "device").newest()
     if newest is None:
         return "restore: no checkpoint was saved"
     files = [path for path in newest.folder.iterdir() if path.is_file()]
@@ -320,7 +320,7 @@ def _restore(loop: StepLoop, state: TrainState, root: Path) -> str:
 
     def restore() -> float:
         start = time.perf_counter()
-        put_together(newest.folder, state, AsyncSaver(state, Store(root)).names())
+        unflatten_wrapper(newest.folder, state, AsyncSaver(state, CheckpointStore(root)).names())
         loop.synchronize()
         return time.perf_counter() - start
 

@@ -63,7 +63,7 @@ def main(source: str, overrides: Sequence[str], seconds: float, say: Callable[[s
         saving = recipe.model_copy(
             update={"checkpoints": recipe.checkpoints.model_copy(update={"every": size * SAVE_EVERY})}
         )
-        with attached(parts, Given(source), saving) as guard:
+        with attached(parts, PathArg(source), saving) as guard:
             blocks = BlockTimer(parts, bare, size, say)
             with contextlib.suppress(MeasurementDone):
                 train(parts, guard, blocks)
@@ -120,7 +120,7 @@ class _BlockSeconds:
 class BlockTimer(Telling):
     """Is called at every update of the engine, and runs a block of the hand-written loop in between."""
 
-    def __init__(self, parts: Parts, bare: HandWrittenLoop, size: int, say: Callable[[str], None]) -> None:
+    def __init__(self, parts: Datasets, bare: HandWrittenLoop, size: int, say: Callable[[str], None]) -> None:
         super().__init__(Console(parts.recipe, False, parts.total), Sinks({}), parts.total)
         self._device, self._bare, self._say = parts.world.device, bare, say
         self.size = size
@@ -150,7 +150,7 @@ class BlockTimer(Telling):
             self._began = time.perf_counter()
 
 
-def _table(parts: Parts, blocks: BlockTimer) -> str:
+def _table(parts: Datasets, blocks: BlockTimer) -> str:
     recipe, device = parts.recipe, parts.world.device
     engine, bare = blocks.measured.engine[1:], blocks.measured.bare[1:]
     ratios = [b / e for e, b in zip(engine, bare, strict=True)]
@@ -173,7 +173,7 @@ def _table(parts: Parts, blocks: BlockTimer) -> str:
     return "\n".join(lines)
 
 
-def _utilisation(parts: Parts, speed: float) -> str:
+def _utilisation(parts: Datasets, speed: float) -> str:
     """Model FLOPs, 6 N + 12 L d T per token, relative to the device's peak."""
     model = parallel.bare(parts.model)
     peak = next((flops for name, flops in PEAK_FLOPS.items() if name in _device_name(parts.world.device)), None)

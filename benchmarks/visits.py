@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import CheckpointStore
 from surefoot.data import make_loader
 from surefoot.guard.guard import Guard
 
@@ -137,7 +137,7 @@ def _stepper(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any, gu
 
 def _step_until_saved(step: Callable[[], None], run_dir: Path) -> None:
     """Train until the first checkpoint is on disk."""
-    store = Store(run_dir / "checkpoints")
+    store = CheckpointStore(run_dir / "checkpoints")
     deadline = time.monotonic() + SAVE_TIMEOUT_SECONDS
     while not store.all():
         if time.monotonic() > deadline:

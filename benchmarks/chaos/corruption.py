@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.chaos.training_run import RunPlan
 from benchmarks.chaos.trials import ChaosBench, FaultTally, log_tail, store_of
-from surefoot.checkpoint.store import CheckpointWarning, Store, StoredCheckpoint
+from surefoot.checkpoint.store import CheckpointWarning, CheckpointStore, StoredCheckpoint
 from surefoot.checkpoint.store.manifest import MARK
 
 YEAR = 365.25 * 86400
@@ -86,7 +86,7 @@ def corrupt_files(bench: ChaosBench, count: int) -> FaultTally:
     for k in range(count):
         root = bench.folder / f"damaged-{k}"
         shutil.copytree(run, root)
-        stored = Store(root).all()
+        stored = CheckpointStore(root).all()
         bad = 1 + (bench.rng.random() < 0.2)
         kind = kinds[k % len(kinds)]
         damage = [_corrupt(stored[n], stored[n + 1], kind, bench.rng) for n in range(bad)]
@@ -106,7 +106,7 @@ def _check_fallback(root: Path, expected: str, damage: list[str]) -> str:
     """Whether the store falls back to the expected checkpoint and warns of every damaged one; empty if so."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        chosen = Store(root).newest()
+        chosen = CheckpointStore(root).newest()
     if chosen is None or chosen.name != expected:
         return f"{None if chosen is None else chosen.name} was chosen"
     message = " ".join(str(w.message) for w in caught if issubclass(w.category, CheckpointWarning))
@@ -171,11 +171,11 @@ def _write_malicious(file: Path, trace: Path, *, sealed: bool) -> None:
     file.write_bytes(pickle.dumps(_MaliciousPickle(trace)))
     if sealed:
         from surefoot.checkpoint.store.entry import found
-        from surefoot.checkpoint.store.files import entry_of
+        from surefoot.checkpoint.store.files import hash_file
         from surefoot.checkpoint.store.manifest import NAME, Manifest
 
         checkpoint = found(file.parent)
-        files = {**checkpoint.files, file.name: entry_of(file)}
+        files = {**checkpoint.files, file.name: hash_file(file)}
         about = dict(checkpoint.about)
         data = Manifest(step=checkpoint.step, attempt=checkpoint.attempt or 0, about=about, files=files).as_bytes()
         (file.parent / NAME).write_bytes(data)

@@ -54,7 +54,7 @@ def _copy_run(seed: RunPlan, plan: RunPlan) -> None:
 
 def _check_loadable(plan: RunPlan) -> str:
     store = store_of(plan)
-    bad = [f"{c.name}: {c.wrong}" for c in map(store.verify, store.all()) if c.wrong or c.extra]
+    bad = [f"{c.name}: {c.problems}" for c in map(store.verify, store.all()) if c.problems or c.extra]
     newest = store.newest()
     return f"damaged: {bad}" if bad else "nothing can be loaded" if newest is None or newest.step < 30 else ""
 

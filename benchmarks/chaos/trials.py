@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.chaos.fork_server import ForkServer
 from benchmarks.chaos.training_run import RunPlan
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint.store import CheckpointStore
 from surefoot.checkpoint.store.manifest import NAME
 
 
@@ -141,8 +141,8 @@ def steps_during_save(plan: RunPlan, name: str, step: int) -> int:
     return max(0, times[before - 1][1] - step) if before else 0
 
 
-def store_of(plan: RunPlan) -> Store:
-    return Store(Path(plan.run) / "checkpoints")
+def store_of(plan: RunPlan) -> CheckpointStore:
+    return CheckpointStore(Path(plan.run) / "checkpoints")
 
 
 def log_tail(plan: RunPlan, world: int = 2) -> str:

@@ -21,7 +21,7 @@ def rewind(run: ActionContext, *, before: int = -1, onset_known: bool = False) -
     state = _newest(run, run.ring, before, onset_known)
     try:
         run.ring.rewind(state)
-    except CannotGoBack as error:
+    except RestoreError as error:
         raise CannotAct(str(error)) from error
     except Exception as error:
         raise RewindIncomplete(
@@ -35,7 +35,7 @@ def rewind(run: ActionContext, *, before: int = -1, onset_known: bool = False) -
 def _newest(run: ActionContext, ring: SnapshotRing, before: int, onset_known: bool) -> Snapshot:
     """The newest snapshot that every rank holds: one rank alone may have run out of memory and skipped some."""
     ring.verify()  # offer only intact snapshots to the other ranks
-    early = [s for s in ring.states if before < 0 or s.attempt < before]
+    early = [s for s in ring.snapshots if before < 0 or s.attempt < before]
     good = {s.attempt: s for s in early if s.good or onset_known}
     common = run.common_attempts(sorted(good))
     if not common:

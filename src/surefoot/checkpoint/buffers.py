@@ -156,7 +156,7 @@ class BufferShadow:
             if self._launch is None:
                 from surefoot.checkpoint.kernels import commit_or_revert
 
-                self._launch = Launch(commit_or_revert, refused.device)
+                self._launch = KernelLauncher(commit_or_revert, refused.device)
             # With the sizes: a buffer that has grown may start at the address of the smaller one.
             key = (*[t.data_ptr() for t in (*live, *shadows)], *[t.nbytes for t in live])
             if key not in self._tables:
@@ -219,7 +219,7 @@ class BufferCheck:
         self.names: tuple[str, ...] = () if shadow is None else shadow.names
         self._shadow = shadow
         self._counts, self._total = counts, total
-        self._launch: Launch | None = None
+        self._launch: KernelLauncher | None = None
         self._key: list[tuple[Any, ...]] = []
         self._table = counts
         self._begun = False
@@ -272,7 +272,7 @@ class BufferCheck:
         from surefoot.checkpoint.kernels import count_nonfinite
 
         if self._launch is None:
-            self._launch = Launch(count_nonfinite, self._counts.device)
+            self._launch = KernelLauncher(count_nonfinite, self._counts.device)
         key = [(p.position, p.live.data_ptr(), p.shadow.data_ptr(), p.live.numel(), p.live.dtype) for p in pairs]
         if key != self._key:
             self._key, self._table = key, kernel_table(pairs, self._counts.device)

@@ -83,7 +83,7 @@ class HealthMarks:
     @property
     def busy(self) -> bool:
         """Whether a mark is being written."""
-        return self._last is not None and not self._last.over
+        return self._last is not None and not self._last.done
 
     def add(self, name: str, attempt: int, step: int) -> None:
         """Follow a new checkpoint."""

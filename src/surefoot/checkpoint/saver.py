@@ -60,7 +60,7 @@ class AsyncSaver:
     @property
     def busy(self) -> bool:
         """Whether a save is running, or memory for one is still being allocated."""
-        if self._allocating is not None and self._allocating.over:
+        if self._allocating is not None and self._allocating.done:
             self._spare_copy, self._allocating = self._allocating.result(), None
         return self._save_task is not None or self._allocating is not None
 
@@ -166,11 +166,11 @@ class AsyncSaver:
         With `wait`, wait for it until this time, unless the disk stalls for longer than `stall_timeout`.
         """
         task = self._save_task
-        while wait and task is not None and not task.over:
+        while wait and task is not None and not task.done:
             if self.write_watch.stalled_seconds > stall_timeout or time.monotonic() > until:
                 return None
             time.sleep(_POLL)
-        if task is None or not task.over:
+        if task is None or not task.done:
             return None
         self._save_task = None
         return task.result()

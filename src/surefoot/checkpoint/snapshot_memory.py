@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from surefoot.background import unless_ending
+from surefoot.background import raise_if_exiting
 
 Location = Literal["device", "host"]
 MIN_SNAPSHOTS = 2
@@ -157,7 +157,7 @@ def pinned_like(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[PinnedPag
     pinned: list[Tensor] = []
     pages: list[PinnedPages] = []
     for chunk in _chunks(tensors):
-        unless_ending()
+        raise_if_exiting()
         block = PinnedPages(sum(_aligned_size(t) for t in chunk))
         pages.append(block)
         offset = 0

@@ -216,7 +216,7 @@ class SnapshotRing:
         """A snapshot, or why there is no memory for one; an empty reason if memory is still being allocated."""
         self._base.assign(live, self.location)
         try:
-            if self._allocating is not None and (wait or self._allocating.over):
+            if self._allocating is not None and (wait or self._allocating.done):
                 task, self._allocating = self._allocating, None
                 self._spare_copies.append(task.result())
             into = next((copy for copy in self._spare_copies if copy.fits(live)), None)

@@ -75,7 +75,7 @@ def _with_messages(work: Callable[[], int]) -> int:
     """Bad input becomes one message and exit code 2."""
     try:
         return work()
-    except (Unreadable, OutputRefused) as error:
+    except (UnreadableSample, OutputRefused) as error:
         print(f"surefoot checkpoints: {error}", file=sys.stderr)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -87,37 +87,37 @@ def _print_result(result: dict[str, Any], as_json: bool) -> None:
     print(json.dumps(result, indent=1) if as_json else result["words"])
 
 
-def _store(run: Path) -> Store:
-    return Store(_checkpoint_folder(run))
+def _store(run: Path) -> CheckpointStore:
+    return CheckpointStore(_checkpoint_folder(run))
 
 
 def _checkpoint_folder(run: Path) -> Path:
     """The folder of checkpoints: inside the run directory, or `run` itself."""
     if not run.exists():
-        raise Unreadable(f"{run} does not exist. Name the run_dir given to surefoot.attach")
+        raise UnreadableSample(f"{run} does not exist. Name the run_dir given to surefoot.attach")
     if not run.is_dir():
-        raise Unreadable(f"{run} is a file. Name the run_dir given to surefoot.attach")
+        raise UnreadableSample(f"{run} is a file. Name the run_dir given to surefoot.attach")
     inside = run / "checkpoints"
     if inside.is_dir():
         return inside
     if run.name == "checkpoints" or (run / "run.json").exists() or any(run.glob("step-*")):
         return run if run.name == "checkpoints" or not (run / "run.json").exists() else inside
-    raise Unreadable(f"{run} is not a run directory: it holds neither checkpoints nor a run.json")
+    raise UnreadableSample(f"{run} is not a run directory: it holds neither checkpoints nor a run.json")
 
 
-def _find(store: Store, which: str) -> StoredCheckpoint:
+def _find(store: CheckpointStore, which: str) -> StoredCheckpoint:
     """A checkpoint by its name, its step (the last saved of that step), or `newest`."""
     stored = store.all()
     for checkpoint in stored:
         if which in (checkpoint.name, str(checkpoint.step), "newest"):
             if not checkpoint.seal:
-                raise Unreadable(f"{checkpoint.name} cannot be used: {', '.join(map(str, checkpoint.wrong))}")
+                raise UnreadableSample(f"{checkpoint.name} cannot be used: {', '.join(map(str, checkpoint.problems))}")
             return checkpoint
     steps = ", ".join(str(checkpoint.step) for checkpoint in stored[:8]) or "none"
-    raise Unreadable(f"{store.root} has no checkpoint {which}; its steps are {steps}")
+    raise UnreadableSample(f"{store.root} has no checkpoint {which}; its steps are {steps}")
 
 
-def _list(store: Store, *, as_json: bool, verify: bool) -> int:
+def _list(store: CheckpointStore, *, as_json: bool, verify: bool) -> int:
     stored = store.all()
     if verify:
         stored = list(_verify(store, stored))
@@ -131,19 +131,19 @@ def _list(store: Store, *, as_json: bool, verify: bool) -> int:
         print(_table(rows))
         for checkpoint in stored:
             _print_details(checkpoint)
-    return TROUBLE if any(checkpoint.wrong and not checkpoint.foreign for checkpoint in stored) else FINE
+    return TROUBLE if any(checkpoint.problems and not checkpoint.newer_version for checkpoint in stored) else FINE
 
 
 def _print_details(checkpoint: StoredCheckpoint) -> None:
-    for problem in checkpoint.wrong:
+    for problem in checkpoint.problems:
         print(f"{checkpoint.name}: {problem}")
     if checkpoint.extra:
         print(f"{checkpoint.name}: files that are not part of it, ignored: {', '.join(checkpoint.extra[:5])}")
-    if checkpoint.why:
-        print(f"{checkpoint.name}: {checkpoint.health}, {checkpoint.why}")
+    if checkpoint.reason:
+        print(f"{checkpoint.name}: {checkpoint.health}, {checkpoint.reason}")
 
 
-def _verify(store: Store, stored: Sequence[StoredCheckpoint]) -> Iterable[StoredCheckpoint]:
+def _verify(store: CheckpointStore, stored: Sequence[StoredCheckpoint]) -> Iterable[StoredCheckpoint]:
     """Read every byte, with a progress bar on a terminal."""
     total = sum(checkpoint.size for checkpoint in stored)
     with _ProgressBar(total) if sys.stderr.isatty() else nullcontext() as advance:
@@ -181,9 +181,9 @@ def _row(checkpoint: StoredCheckpoint, now: float, *, verified: bool) -> dict[st
         "size": checkpoint.size,
         "kind": checkpoint.kind,
         "health": checkpoint.health,
-        "why": checkpoint.why,
-        "whole": False if checkpoint.wrong else True if verified else None,
-        "wrong": [{"file": problem.file, "what": problem.what} for problem in checkpoint.wrong],
+        "why": checkpoint.reason,
+        "whole": False if checkpoint.problems else True if verified else None,
+        "wrong": [{"file": problem.file, "what": problem.what} for problem in checkpoint.problems],
         "extra": list(checkpoint.extra),
         "metrics": checkpoint.about.get("metrics", {}),
     }
@@ -221,19 +221,19 @@ def _format_size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def _export(store: Store, checkpoint: StoredCheckpoint, out: Path, weights: str) -> dict[str, Any]:
+def _export(store: CheckpointStore, checkpoint: StoredCheckpoint, out: Path, weights: str) -> dict[str, Any]:
     """Export the weights alone, after verifying the checkpoint."""
     check_output(out, new=True)
-    problems = store.verify(checkpoint).wrong
+    problems = store.verify(checkpoint).problems
     if problems:
-        raise Unreadable(f"{checkpoint.name} is damaged ({', '.join(map(str, problems[:3]))}). Export another one")
+        raise UnreadableSample(f"{checkpoint.name} is damaged ({', '.join(map(str, problems[:3]))}). Export another one")
     try:
         export = importlib.import_module("surefoot.checkpoint.format.export").export
     except ModuleNotFoundError as error:
         what = "torch, which is not installed" if error.name == "torch" else "a part that this version does not have"
-        raise Unreadable(f"export needs {what}") from None
+        raise UnreadableSample(f"export needs {what}") from None
     try:
         count = export(checkpoint.folder, out, source=weights)
     except ValueError as error:
-        raise Unreadable(str(error)) from None
+        raise UnreadableSample(str(error)) from None
     return {"words": f"{count} tensors written to {out}", "tensors": count, "out": str(out)}

@@ -11,7 +11,7 @@ import xxhash
 
 from surefoot.checkpoint.store import StoredCheckpoint
 from surefoot.logs.checkpoint import safefile
-from surefoot.logs.table import Unreadable
+from surefoot.logs.table import UnreadableSample
 
 _CHUNK = 1 << 20
 _MAX_SHOWN = 20
@@ -90,7 +90,7 @@ def _hash(path: Path, start: int, size: int) -> str:
         while size:
             part = stream.read(min(size, _CHUNK))
             if not part:
-                raise Unreadable(f"{path} is truncated")
+                raise UnreadableSample(f"{path} is truncated")
             digest.update(part)
             size -= len(part)
     return digest.hexdigest()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 FINE, TROUBLE, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
-ON = {"failed": frozenset({State.FAILED}), "warning": frozenset({State.FAILED, State.WARNING})}
+ON = {"failed": frozenset({RunHealth.FAILED}), "warning": frozenset({RunHealth.FAILED, RunHealth.WARNING})}
 """Verdicts at which --follow exits, by the value of --on."""
 LARGE_FILE = 1 << 25
 """Bytes from which a progress bar is shown."""
@@ -54,7 +54,7 @@ def with_exit_code(work: Callable[[], int]) -> int:
     """Turn every error into an exit code and one message, never a traceback."""
     try:
         return work()
-    except (Unreadable, OutputRefused) as error:
+    except (UnreadableSample, OutputRefused) as error:
         print_error(str(error))
     except BrokenPipeError:
         # The reader of the pipe left, as after `| head`; Python would fail again when it flushes at exit.
@@ -116,7 +116,7 @@ def _check_targets(paths: Sequence[str], options: DiagnoseOptions) -> None:
 
 def _compare(paths: Sequence[str], options: DiagnoseOptions) -> int:
     if len(paths) != 2 or options.follow:
-        raise Unreadable(f"--compare takes two finished logs, not {len(paths)}, and no --follow")
+        raise UnreadableSample(f"--compare takes two finished logs, not {len(paths)}, and no --follow")
     from surefoot.logs.showing import compare_page
     from surefoot.logs.showing.compare import compare
 
@@ -136,18 +136,18 @@ def _compare(paths: Sequence[str], options: DiagnoseOptions) -> int:
 
 def _follow(paths: Sequence[str], options: DiagnoseOptions) -> int:
     if len(paths) != 1:
-        raise Unreadable(f"--follow takes one log, not {len(paths)}")
+        raise UnreadableSample(f"--follow takes one log, not {len(paths)}")
     if options.on not in ON:
-        raise Unreadable(f"--on {options.on} is unknown. Use {' or '.join(ON)}")
+        raise UnreadableSample(f"--on {options.on} is unknown. Use {' or '.join(ON)}")
     from surefoot.logs.following.follow import follow, opened
 
     path = paths[0]
     log = opened(path, columns=options.columns)
     if path != "-" and not os.path.exists(path):
         print_notice(f"{path} does not exist yet: waiting for it")
-    reported: list[Answer] = []
+    reported: list[LogDiagnosis] = []
 
-    def report(answer: Answer) -> None:
+    def report(answer: LogDiagnosis) -> None:
         reported.append(answer)
         print_text(json.dumps(answer.as_json(), allow_nan=False) + "\n" if options.as_json else _line(answer))
 
@@ -156,7 +156,7 @@ def _follow(paths: Sequence[str], options: DiagnoseOptions) -> int:
     finally:
         log.close()
     if last is None:
-        raise Unreadable(f"{path}: nothing readable was written to it")
+        raise UnreadableSample(f"{path}: nothing readable was written to it")
     if not options.as_json:
         print_text("\n" if reported else "")
         _pages([last])
@@ -166,7 +166,7 @@ def _follow(paths: Sequence[str], options: DiagnoseOptions) -> int:
     return TROUBLE if last.verdict in ON[options.on] else FINE
 
 
-def _line(answer: Answer) -> str:
+def _line(answer: LogDiagnosis) -> str:
     """A diagnosis in one line, with the time of day."""
     from surefoot.logs.showing.words import clean
 
@@ -174,18 +174,18 @@ def _line(answer: Answer) -> str:
 
 
 def _diagnose(paths: Sequence[str], options: DiagnoseOptions) -> int:
-    answers: list[Answer] = []
+    answers: list[LogDiagnosis] = []
     unreadable = 0
     for path in paths:
         try:
             answers.append(diagnose_file(path, options.columns))
-        except Unreadable as error:
+        except UnreadableSample as error:
             if len(paths) == 1:
                 raise
             print_error(str(error))
             unreadable += 1
             answers.append(
-                Answer(verdict=State.UNKNOWN, sentence=str(error), source={"path": path}, notes=(str(error),))
+                LogDiagnosis(verdict=RunHealth.UNKNOWN, sentence=str(error), source={"path": path}, notes=(str(error),))
             )
     if options.as_json:
         print_text(as_json([answer.as_json() for answer in answers] if len(paths) > 1 else answers[0].as_json()))
@@ -197,7 +197,7 @@ def _diagnose(paths: Sequence[str], options: DiagnoseOptions) -> int:
     return TROUBLE if any(answer.is_trouble for answer in answers) else FINE
 
 
-def diagnose_file(path: str, columns: Mapping[str, str]) -> Answer:
+def diagnose_file(path: str, columns: Mapping[str, str]) -> LogDiagnosis:
     from surefoot.logs.diagnosing import diagnose
 
     with _progress():
@@ -228,7 +228,7 @@ def _progress() -> Iterator[None]:
         bar.update(tasks[path], advance=count, total=size)
 
     try:
-        with watching(advance):
+        with report_progress(advance):
             yield
     finally:
         bar.stop()
@@ -258,7 +258,7 @@ def _pages(answers: Sequence[LogDiagnosis]) -> None:
         print_text(summary(answers, width=width, colour=colour))
 
 
-def _write(answers: Sequence[Answer], options: DiagnoseOptions, inputs: Sequence[str]) -> None:
+def _write(answers: Sequence[LogDiagnosis], options: DiagnoseOptions, inputs: Sequence[str]) -> None:
     """Write the --plot and --html files; several diagnoses go to numbered files."""
     if options.plot is not None:
         from surefoot.logs.showing.picture import draw

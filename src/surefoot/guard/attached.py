@@ -225,7 +225,7 @@ class AttachedGuard(Guard):
         new = self._pipeline = StepPipeline(self._context, timer=self._timer, shadow=self._buffer_shadow)
         new.scaler, new.attempt, new.order = old.scaler, old.attempt + 1, old.order
         self._reader.journal.layout(new.layout.names, new.layout.numels)
-        self._reader.judge.rewired(new.layout.names, [(s.start, s.stop) for s in new.layout.scopes])
+        self._reader.judge.rewired(new.layout.names, [(s.start, s.stop) for s in new.layout.optimizer_spans])
         self._recovery.pipeline_replaced(new)
         self._checkpointer.pipeline_replaced(new)
         self._note("rewired", "the optimizers' parameter groups have changed; baselines start over")

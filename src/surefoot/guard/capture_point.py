@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 
 from surefoot.checkpoint.pending_save import EarlierState
-from surefoot.checkpoint.rng import States, moved, moved_host, moved_torch, set_random_states, with_torch
+from surefoot.checkpoint.rng import RngStates, changed_generators, changed_host_generators, torch_rng_changed, set_rng_states, replace_torch_states
 from surefoot.guard.data_position import LOADER_KEY, DataPosition
 from surefoot.guard.step_pipeline import StepPipeline
 
@@ -89,16 +89,16 @@ class CapturePoint:
         self._earlier: EarlierState | None = None
         self._earlier_ahead: EarlierState | None = None
         """The state before a batch was fetched ahead."""
-        self._torch_rng: States = []
+        self._torch_rng: RngStates = []
         """At the end of the last iteration, or at the fetch after it."""
-        self._last_rng: States | None = None
+        self._last_rng: RngStates | None = None
         """The last complete reading of the random states."""
-        self._rng_at_eval: States | None = None
+        self._rng_at_eval: RngStates | None = None
         """Random states when the first evaluation after the last iteration began."""
         self._eval_began = 0.0
-        self._rng_after_forward: States | None = None
+        self._rng_after_forward: RngStates | None = None
         """Random states after the last forward pass of an iteration, in the first iterations."""
-        self._restore: tuple[States, dict[str, object]] | None = None
+        self._restore: tuple[RngStates, dict[str, object]] | None = None
         """Random states to restore before the first fetch of a resumed run."""
         self._iterations = 0
         self._forwards_waited = 0
@@ -116,7 +116,7 @@ class CapturePoint:
         """The loop asks for a batch."""
         self.fetches_announced = self._fetched = True
         if self._restore is not None:
-            set_random_states(self._restore[0])
+            set_rng_states(self._restore[0])
             self._position.restore_generators(self._restore[1])
             self._restore = None
         if self._awaits_forward and not self._fetched_first:
@@ -164,16 +164,16 @@ class CapturePoint:
 
     def generators_used(self, pipeline: StepPipeline) -> list[str]:
         """The generators drawn from since the last iteration; where fetches are announced that does not matter."""
-        if self.fetches_announced or self._earlier is None or self._earlier.chance is None:
+        if self.fetches_announced or self._earlier is None or self._earlier.rng_states is None:
             return []
-        return moved(self._earlier.chance, self._position.rng_states(pipeline))
+        return changed_generators(self._earlier.rng_states, self._position.rng_states(pipeline))
 
     def generators_used_before_step(self, pipeline: StepPipeline) -> list[str]:
         """The generators drawn from between the last forward pass and the end of its iteration, just now."""
         before, self._rng_after_forward = self._rng_after_forward, None
         if before is None or self.fetches_announced:
             return []
-        return moved(before, self._position.rng_states(pipeline))
+        return changed_generators(before, self._position.rng_states(pipeline))
 
     # -- the state to save
 
@@ -216,7 +216,7 @@ class CapturePoint:
             now = self._read(pipeline, due=True, fetching=True)
             return replace(now, chance=self._rng_at_eval, inexact=(DURING_EVAL,))
         earlier = self._earlier or self._read(pipeline, due=True)
-        rng = earlier.chance or with_torch(self._rng_at_eval, self._torch_rng)
+        rng = earlier.rng_states or replace_torch_states(self._rng_at_eval, self._torch_rng)
         return replace(earlier, chance=rng, inexact=(DURING_EVAL, *self._late(earlier)))
 
     def at_close(self, pipeline: StepPipeline) -> EarlierState | None:
@@ -227,23 +227,23 @@ class CapturePoint:
         if self._fetched_first and self._earlier is not None:
             return self._with_host_rng(self._earlier, now)
         if self.fetches_announced or self._earlier is None:
-            used = moved_torch(self._torch_rng, self._position.torch_rng_states(pipeline))
+            used = torch_rng_changed(self._torch_rng, self._position.torch_rng_states(pipeline))
             return EarlierState({}, inexact=(RNG_USED_AT_END,)) if used else None
-        rng = self._earlier.chance or with_torch(now, self._torch_rng)
+        rng = self._earlier.rng_states or replace_torch_states(now, self._torch_rng)
         return replace(self._earlier, chance=rng, inexact=self._late(self._earlier))
 
     def _late(self, earlier: EarlierState) -> tuple[str, ...]:
         """A loader whose state is slow to read was not read in time."""
         return (POSITION_READ_LATE,) if self._position.loader is not None and LOADER_KEY not in earlier.extra else ()
 
-    def _with_host_rng(self, earlier: EarlierState, now: States) -> EarlierState:
+    def _with_host_rng(self, earlier: EarlierState, now: RngStates) -> EarlierState:
         """Complete a reading of torch's states alone with those of `random` and NumPy as they are now."""
         late = self._late(earlier)
         if earlier.rng_states is not None:
             return replace(earlier, inexact=late)
-        used = [] if self._last_rng is None else moved_host(self._last_rng, now)
+        used = [] if self._last_rng is None else changed_host_generators(self._last_rng, now)
         reasons = (HOST_RNG_USED.format(" and ".join(used)),) if used else ()
-        return replace(earlier, chance=with_torch(now, self._torch_rng), inexact=(*reasons, *late))
+        return replace(earlier, chance=replace_torch_states(now, self._torch_rng), inexact=(*reasons, *late))
 
     def _read(self, pipeline: StepPipeline, *, due: bool, fetching: bool = False) -> EarlierState:
         """Read the position in the data and the random states; only what is cheap to read unless a save is `due`."""

@@ -70,7 +70,7 @@ class Checkpointer:
         self._manager = CheckpointManager(
             context.run_dir / FOLDER,
             self._train_state,
-            tell=self._events.record,
+            on_event=self._events.record,
             team=RankGroup(ranks.rank, ranks.world_size, token),
             pace=SaveInterval(policy.save_every, policy.save_seconds if single else float("inf")),
             probe=self._replay_check,
@@ -109,7 +109,7 @@ class Checkpointer:
         self._preemption.install()
         self._recovery.on_rewind, self._recovery.on_stop = self._rewound, self._before_stop
         if self._shadow is not None:
-            self._shadow.take()
+            self._shadow.reset()
 
     # -- 1. fetching a batch
 
@@ -118,7 +118,7 @@ class Checkpointer:
         if loader is None or self._loader is not None or isinstance(loader, range):
             return
         position = position_of(loader)
-        saveable = position.keeper is not None
+        saveable = position.stateful is not None
         self._report_inexact(_POSITION_NOT_SAVED if saveable else position.warning_for(announced=True))
 
     def fetched_in_other_thread(self) -> None:
@@ -173,7 +173,7 @@ class Checkpointer:
         self._save_if_due(forward_seen=False)
         if not self._sees_forward_end:
             self._capture_point.forward_ended(self._pipeline)
-        self._replay_check.watched(batch)
+        self._replay_check.observe(batch)
 
     def _save_if_due(self, *, forward_seen: bool) -> None:
         point = self._capture_point
@@ -194,7 +194,7 @@ class Checkpointer:
     # -- 3. optimizer.step()
 
     def before_step(self) -> None:
-        self._manager.settle()
+        self._manager.before_update()
         self._pipeline.set_saving(not self._manager.idle)
 
     def row_read(self) -> None:
@@ -202,11 +202,11 @@ class Checkpointer:
         reader = self._reader
         if reader.last_attempt > self._save_attempt:
             self._no_save_running = not reader.save_running
-        self._manager.row_read(reader.step, reader.complete_attempt, self._guard_state)
-        self._manager.prove(reader.judge.proven)
+        self._manager.metrics_read(reader.step, reader.complete_attempt, self._guard_state)
+        self._manager.mark_healthy(reader.judge.proven)
         self._emergency.row_read()
         if reader.ranks_alive < self._pipeline.grad_stats.ranks.world_size:  # a sharded model needs all of its ranks
-            self._replay_check.off = "a rank has lost its protection"
+            self._replay_check.disabled_reason = "a rank has lost its protection"
         self._resumer.relax()
 
     def iteration_ended(self) -> None:
@@ -214,9 +214,9 @@ class Checkpointer:
         attempt = self._pipeline.attempt
         if not self._prepared:
             self._prepared = True
-            self._manager.prepare()
+            self._manager.preallocate()
             self._save_began()
-        self._manager.heard()
+        self._manager.poll()
         self._preemption.propose(attempt)
         if self._timed_saves is not None and self._timed_saves.due(0):
             self._timed_saves.done(0)
@@ -227,7 +227,7 @@ class Checkpointer:
         if self._emergency.iteration_ended(self._position.loader_state, no_save_running=no_save_running):
             self._save_began()
         # During an incident a state is worth little; but a doubtful checkpoint is better than none for long.
-        worthwhile = self._reader.judge.quiet or self._manager.pace.overdue(step)
+        worthwhile = self._reader.judge.quiet or self._manager.interval.overdue(step)
         if self._due is None and worthwhile and self._manager.due(step, free=self._no_save_running):
             self._due = "take"
         self._find_inexact()
@@ -247,7 +247,7 @@ class Checkpointer:
         """This attempt did not end an iteration after all: a state taken there is not written, and a signal waits."""
         self._due = None if self._due == "take" else self._due
         self._capture_point.between_updates = False
-        self._manager.withdraw(attempt)
+        self._manager.withdraw_capture(attempt)
 
     def pipeline_replaced(self, pipeline: StepPipeline) -> None:
         """The optimizers hold other parameters now."""
@@ -258,7 +258,7 @@ class Checkpointer:
 
     def _rewound(self, attempt: int) -> None:
         """The run is again as it was after this attempt: checkpoints saved since may be damaged."""
-        self._manager.doubt(attempt, "the run was rewound to before it")
+        self._manager.mark_suspect(attempt, "the run was rewound to before it")
 
     def _before_stop(self) -> None:
         """The judge stops the run."""
@@ -276,10 +276,10 @@ class Checkpointer:
         self._train_state.scaler = self._pipeline.scaler
         if action == "take":
             self._inexact = () if earlier is None else earlier.inexact
-            self._manager.take(self._pipeline.attempt, earlier)
+            self._manager.capture(self._pipeline.attempt, earlier)
         else:
             self._save_now(action, earlier)
-        reason = self._replay_check.failed()
+        reason = self._replay_check.take_failure()
         if reason:
             self._events.record("unproven", f"a resume will be verified by the state alone: {reason}")
 
@@ -297,7 +297,7 @@ class Checkpointer:
     def _save(self, kind: str, earlier: EarlierState | None = None) -> None:
         """Save now and wait for it; every row must have been read."""
         self._train_state.scaler = self._pipeline.scaler
-        self._manager.settle()
+        self._manager.before_update()
         self._inexact = () if earlier is None else earlier.inexact
         self._manager.save(self._reader.step, self._pipeline.attempt, self._guard_state(), kind=kind, earlier=earlier)
 
@@ -321,7 +321,7 @@ class Checkpointer:
             if not intact:
                 self._manager.close(wait=_FAILED_RUN_WAIT)
                 return
-            self._manager.heard(wait=True)
+            self._manager.poll(wait=True)
             if self._reader.step > self._manager.saved_step:
                 self._save("regular", self._capture_point.at_close(self._pipeline))
             self._manager.close()

@@ -28,8 +28,8 @@ class DataPosition:
 
     def __init__(self, loader: Any, extra: Mapping[str, Any]) -> None:
         self.position = LoaderPosition(None) if loader is None else position_of(loader)
-        keeper = self.position.keeper
-        self.loader: Stateful | None = None if keeper is None else SameRandomNumbers(keeper)
+        keeper = self.position.stateful
+        self.loader: Stateful | None = None if keeper is None else RngNeutralLoader(keeper)
         self.cheap = True
         """The loader's state is so small that it can be read after every step."""
         self._devices: tuple[StepPipeline, set[torch.device]] | None = None
@@ -59,12 +59,12 @@ class DataPosition:
         chosen = self._extra if fetching else self._data_sources
         return {name: _copy_small(value.state_dict()) for name, value in chosen.items() if isinstance(value, Stateful)}
 
-    def rng_states(self, pipeline: StepPipeline) -> States:
+    def rng_states(self, pipeline: StepPipeline) -> RngStates:
         """All random states: of `random`, NumPy and torch."""
-        return random_states(self._devices_of(pipeline))
+        return get_rng_states(self._devices_of(pipeline))
 
-    def torch_rng_states(self, pipeline: StepPipeline) -> States:
-        return torch_states(self._devices_of(pipeline))
+    def torch_rng_states(self, pipeline: StepPipeline) -> RngStates:
+        return get_torch_rng_states(self._devices_of(pipeline))
 
     def _devices_of(self, pipeline: StepPipeline) -> set[torch.device]:
         """The accelerators that hold parameters; cached, as a model may have thousands of tensors."""

@@ -58,9 +58,9 @@ class EmergencySaver:
         if snapshot is None:
             return False
         self._saving, snapshot.held = snapshot, True
-        copy = lent(snapshot.copy, self._train_state, loader_state(), {})
+        copy = checkpoint_copy(snapshot.copy, self._train_state, loader_state(), {})
         state = {**guard_state(self._reader), "rewound": [snapshot.attempt, snapshot.step]}
-        self._manager.lend(copy, snapshot.step, snapshot.attempt, state)
+        self._manager.save_copy(copy, snapshot.step, snapshot.attempt, state)
         return True
 
     def _newest_good(self) -> Snapshot | None:
@@ -75,7 +75,7 @@ class EmergencySaver:
         except CannotAct:
             return None
         snapshot = good[max(shared)] if shared else None
-        newer = snapshot is not None and snapshot.step > self._manager.sound_step
+        newer = snapshot is not None and snapshot.step > self._manager.healthy_step
         return snapshot if ranks.broadcast(newer) else None
 
     def before_stop(self, save: Callable[[str], None]) -> None:

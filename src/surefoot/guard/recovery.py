@@ -50,13 +50,13 @@ class Recovery:
             extra={**context.extra, GATE_MEMORY: self},
             groups=bool(context.schedulers),
         )
-        self._train_state.changes = {id(gate.optimizer): gate.options for gate in pipeline.gates}
+        self._train_state.step_changes = {id(gate.optimizer): gate.options for gate in pipeline.gates}
         self.ring: SnapshotRing | None = None
         if context.snapshot_memory != 0 and not policy.observe:
             self.ring = SnapshotRing(
                 self._train_state,
                 size=policy.max_snapshots,
-                reach=policy.snapshot_reach,
+                max_age=policy.snapshot_reach,
                 budget_bytes=context.snapshot_memory,
             )
         self._prefilled = [(o, bool(o.state)) for o in self._train_state.optimizers]
@@ -89,7 +89,7 @@ class Recovery:
 
     def before_step(self, k: int) -> None:
         if self.ring is not None:
-            self.ring.settle()
+            self.ring.before_update()
         self.overrides.before_step(k)
 
     def after_step(self, k: int) -> None:
@@ -98,10 +98,10 @@ class Recovery:
     def row_read(self, decisions: Sequence[Decision]) -> None:
         """A row was read and judged; a stop is applied at once."""
         if self.ring is not None:
-            for snapshot in self.ring.states:
+            for snapshot in self.ring.snapshots:
                 if snapshot.attempt == self._reader.last_attempt:
                     snapshot.step = self._reader.step  # only now it is known which updates were applied
-            self.ring.prove(self._reader.judge.proven)
+            self.ring.mark_good(self._reader.judge.proven)
         self._decisions += decisions
         if any(d.action is Action.STOP for d in decisions):
             self._reader.journal.flush()
@@ -121,7 +121,7 @@ class Recovery:
         self._apply_decisions()
         if self.ring is not None and not self._ring_prepared:
             self._ring_prepared = True
-            self.ring.prepare()
+            self.ring.preallocate()
             self._report_ring(self.ring)
         due_since = self.pipeline.attempt - self._policy.snapshot_every
         if self._reader.judge.quiet and (self._snapshot_attempt is None or self._snapshot_attempt <= due_since):
@@ -130,7 +130,7 @@ class Recovery:
     def withdraw(self, attempt: int) -> None:
         """This attempt did not end an iteration after all: distrust a snapshot taken after it."""
         if self.ring is not None:
-            self.ring.doubt(attempt - 1)
+            self.ring.drop_unproven_after(attempt - 1)
         if self._snapshot_attempt == attempt:
             self._snapshot_attempt = attempt - self._policy.snapshot_every
 
@@ -152,7 +152,7 @@ class Recovery:
     def _take_snapshot(self, attempt: int, *, wait: bool) -> Snapshot | None:
         """All ranks take snapshots at the same attempts: a rank whose memory is not ready leaves this one out."""
         self._snapshot_attempt = attempt
-        if self.ring is None or self.ring.off is not None:
+        if self.ring is None or self.ring.disabled_reason is not None:
             return None
         self._train_state.scaler = self.pipeline.scaler
         snapshot = self.ring.take(attempt, self._reader.step, wait=wait)
@@ -170,11 +170,11 @@ class Recovery:
             self._reader.note("ring", message, attempt=self.pipeline.attempt)
             if self._reader.journal.rank == 0:
                 log.info("surefoot: %s", message)
-        place = ring.home if ring.off is None else "nowhere"
+        place = ring.location if ring.disabled_reason is None else "nowhere"
         if place != self._reported_place:
             self._reported_place = place
             self._reader.note("ring", ring.describe(), attempt=self.pipeline.attempt)
-            if ring.off is not None:
+            if ring.disabled_reason is not None:
                 log.warning("surefoot: the run cannot be rewound if it has to be: %s", ring.describe())
 
     def state_dict(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class Recovery:
         attempt = self.pipeline.attempt
         self._reader.drain(self.pipeline, judge=False)  # rows of updates that are undone now: written, not judged
         if self._shadow is not None:
-            self._shadow.take()
+            self._shadow.reset()
         self.pipeline.reset_after_rewind()
         self._snapshot_attempt = self.pipeline.attempt
         self._reader.rewound(state.attempt, state.step)

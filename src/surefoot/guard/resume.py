@@ -77,7 +77,7 @@ class Resumer:
             if "order" in state:
                 self._reader.order.load_state_dict(state["order"])
             applier = self._recovery.reins
-            for optimizers, overrides in self._reader.judge.restraints:
+            for optimizers, overrides in self._reader.judge.overrides_by_optimizer:
                 if overrides != StepOverrides() and applier.unsupported_reason(overrides) is None:
                     applier.set(overrides, optimizers)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -94,14 +94,14 @@ class Resumer:
         A run whose verification fails is not stopped. Where the state is the saved one bit for bit and the loss
         differs, the cause lies outside the checkpoint, and an older one would have the same problem.
         """
-        proof = resumed.proof
+        proof = resumed.replay
         message = f"the state {_STATE[resumed.equal]}"
         values = {"state": resumed.equal, "probe": "none"}
         if proof is None or proof.verdict == "none":
             message += f"; only that is verified: {'' if proof is None else proof.words}".rstrip(": ")
         else:
             message += f"; {proof.words}"
-            values |= {"probe": proof.verdict, "loss": proof.loss, "was": proof.was, "tolerance": proof.tolerance}
+            values |= {"probe": proof.verdict, "loss": proof.loss, "was": proof.saved_loss, "tolerance": proof.tolerance}
         failed = resumed.equal is False or values["probe"] == "differs"
         self._events.record("unproven" if failed else "proved", message, values)
 

@@ -25,7 +25,7 @@ from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.journal.lock import RunDirectoryInUse
 from surefoot.journal.writer import Journal
-from surefoot.judge.multi_optimizer import judge_of
+from surefoot.judge.multi_optimizer import make_judge
 from surefoot.measure.cross_rank import Ranks
 from surefoot.measure.environment import describe
 from surefoot.measure.system import StepTimer
@@ -51,7 +51,7 @@ def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: St
     nobody close the guard."""
     ranks, layout = pipeline.grad_stats.ranks, pipeline.layout
     names, judged = ranks.broadcast((layout.names, _judge_info(context.model, pipeline)))
-    judge = judge_of(context.policy, names, **judged)
+    judge = make_judge(context.policy, names, **judged)
     journal = _open_journal(ranks, context.run_dir, _run_json(context, pipeline))
     weakref.finalize(context.optimizers[0], journal.close)
     reader = MetricsReader(
@@ -72,8 +72,8 @@ def _judge_info(model: nn.Module, pipeline: StepPipeline) -> dict[str, Any]:
     """What a judge needs besides the names of the tensors; written to `run.json`, so that a run can be judged again."""
     owners = {id(p): type(m).__name__ for m in model.modules() for p in m._parameters.values() if p is not None}
     optimizers = [getattr(g.optimizer, "optim", g.optimizer) for g in pipeline.gates]  # inside a sharded one
-    owned = pipeline.layout.scopes[-1].stop
-    scopes = [[span.start, span.stop] for span in pipeline.layout.scopes]
+    owned = pipeline.layout.optimizer_spans[-1].stop
+    scopes = [[span.start, span.stop] for span in pipeline.layout.optimizer_spans]
     return {
         "kinds": [owners.get(id(p), "").removeprefix("FSDP") for p in pipeline.layout.params],
         "owned": owned,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.judge.history import History
-from surefoot.judge.policy import MANIFOLD, NOTHING, WHILE
+from surefoot.judge.policy import STRONG_RATIO, NEGLIGIBLE_FRACTION, WINDOW_ROWS
 from surefoot.measure.block_layout import MAX_MICROBATCHES, SummarySlot
 from surefoot.measure.grad_stats import GradStats, HostBlock
 from surefoot.measure.rank_agreement import SharedSlot, setting
@@ -73,7 +73,7 @@ class RankExchange:
         """A step of optimizer `k` begins, before any override changes its learning rate."""
         self._settings[k] = lr_and_momentum(self._optimizers[k])
         if self._compare_at is None:  # early enough to know soon whether the loop keeps the weights equal
-            self._compare_at = {attempt + WHILE // 2, attempt + WHILE}
+            self._compare_at = {attempt + WINDOW_ROWS // 2, attempt + WINDOW_ROWS}
 
     def gather(self, values: Mapping[SharedSlot, float | Tensor], *, stepping: int | None) -> Tensor:
         """The totals over all ranks; `stepping` is the optimizer that is stepping, if any."""
@@ -166,7 +166,7 @@ def step_metrics_from(
             norm_limit=limit if math.isfinite(limit) else NAN,
             clip=clip if context.clips_by_norm else NAN,
             clip_factor=factor if context.clips_by_norm else NAN,
-            clip_fraction=history.clip_share(factor) if context.clips_by_norm else NAN,
+            clip_fraction=history.clip_fraction(factor) if context.clips_by_norm else NAN,
             lr=lr if context.lr is None else context.lr,
             momentum=context.momentum,
             loss_scale=NAN if not context.scaled else scale if context.agreed_scale is None else context.agreed_scale,

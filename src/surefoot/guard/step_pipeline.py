@@ -96,7 +96,7 @@ class StepPipeline:
     @property
     def matches_optimizers(self) -> bool:
         """Whether the optimizers still hold the tensors this was built for."""
-        return self.layout.fits(self._optimizers)
+        return self.layout.matches(self._optimizers)
 
     @property
     def iteration_ended(self) -> bool:
@@ -167,7 +167,7 @@ class StepPipeline:
         else:
             self.grad_stats.measure(loss * weight / scale, scale=scale)
         self._grads_measured = True
-        self._measured_grads = see_grads(self.layout.params[: self.layout.scopes[-1].stop])
+        self._measured_grads = see_grads(self.layout.params[: self.layout.optimizer_spans[-1].stop])
         if scale is None:
             return
         gate, block = self.gates[self.order.expected], self.grad_stats.block
@@ -176,7 +176,7 @@ class StepPipeline:
         if self._shadow is not None:  # the GradScaler may skip the step, and no hook would run
             self.buffer_check.count()
             gate.decide(block.summary, said=block.verdict, scaled=True, joint=None, commit=False)
-            self._shadow.settle(gate.memory.buffers_tainted, keep=False)
+            self._shadow.commit_or_revert(gate.memory.buffers_tainted, keep=False)
 
     def _begin_attempt(self) -> None:
         if self._stepped:
@@ -222,7 +222,7 @@ class StepPipeline:
         if not self._grads_measured:
             self.grad_stats.measure(None, scale=None)
             self._grads_measured = True
-            self._measured_grads = see_grads(self.layout.params[: self.layout.scopes[-1].stop])
+            self._measured_grads = see_grads(self.layout.params[: self.layout.optimizer_spans[-1].stop])
         if self._totals is None:
             # By the loop's own clipping, or by another backward whose loss was not watched.
             self._grads_changed = grad_identity.changed(self._measured_grads)
@@ -270,14 +270,14 @@ class StepPipeline:
             verdict = self.grad_stats.block.verdict
             verdict[VerdictSlot.VERDICT] = verdict[VerdictSlot.VERDICT].clamp(min=float(Verdict.NONFINITE))
         if self._shadow is not None:
-            self._shadow.settle(gate.buffers_tainted)
+            self._shadow.commit_or_revert(gate.buffers_tainted)
         gate.refresh_thresholds()
         self.order.step(k, self.attempt)
         self._send(k)
         self.nan_tracer.end_attempt(self.attempt)
         self._stepped.add(k)
         # Only the optimizer's own parameters: a loop need not zero gradients that no optimizer uses.
-        self._used_grads = see_grads(self.layout.params[self.layout.scopes[k]])
+        self._used_grads = see_grads(self.layout.params[self.layout.optimizer_spans[k]])
         if self._alternating.alternates(k):
             measured = self._alternating.after_step(k, self.grad_stats, list(self._model.buffers()))
         else:
@@ -301,7 +301,7 @@ class StepPipeline:
         totals = self.grad_stats.block.summary if last else self._gather(stepping=None)
         self.gates[k].decide(totals, said=verdict, scaled=scaled, joint=None, commit=False)
         if self._shadow is not None and not scaled:  # with loss scaling `backward_ended` has done this
-            self._shadow.settle(self.gates[k].memory.buffers_tainted, keep=False)
+            self._shadow.commit_or_revert(self.gates[k].memory.buffers_tainted, keep=False)
         verdict[VerdictSlot.VERDICT] = verdict[VerdictSlot.VERDICT].where(
             verdict[VerdictSlot.VERDICT] > 0, float(Verdict.DISCARDED)
         )

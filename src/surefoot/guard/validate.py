@@ -160,7 +160,7 @@ def check_extra(given: object) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise Misuse(f"attach: extra= must be a mapping of names to objects, not {type(given).__name__}.")
     for name, value in given.items():
-        if not isinstance(value, Stateful | Generator) or isinstance(value, type):
+        if not isinstance(value, Stateful | RandomGenerator) or isinstance(value, type):
             raise Misuse(
                 f"attach: extra[{name!r}] is a {type(value).__name__}, which cannot be rewound with the run. It needs "
                 "state_dict and load_state_dict, or get_state and set_state."

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.journal.append_file import AppendFile
-from surefoot.process_identity import place, running, start_time
+from surefoot.process_identity import pid_scope, is_running, start_time
 
 _SIZE = 512
 _ACQUIRE_ATTEMPTS = 20
@@ -125,8 +125,8 @@ class WriterLock:
 
     def _alive(self, path: Path, content: bytes) -> bool:
         owner = _owner(content)
-        if all(owner.get(key) == value for key, value in place().items()):
-            alive = running(owner.get("pid"), owner.get("start"))
+        if all(owner.get(key) == value for key, value in pid_scope().items()):
+            alive = is_running(owner.get("pid"), owner.get("start"))
             if alive is not None:
                 return alive
         interval = owner.get("interval")
@@ -142,7 +142,7 @@ class WriterLock:
     def _refusal(self, owner: dict[str, Any]) -> str:
         who = f"process {owner.get('pid', '?')} on {owner.get('host', 'an unknown host')}"
         stop = "stop that process"
-        if owner.get("pid") == self._pid and all(owner.get(key) == value for key, value in place().items()):
+        if owner.get("pid") == self._pid and all(owner.get(key) == value for key, value in pid_scope().items()):
             who, stop = f"this very process ({self._pid})", "close its journal first"
         return (
             f"{self.path.parent} is in use: {who} has been writing to it since {owner.get('since', 'an unknown time')}."

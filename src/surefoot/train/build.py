@@ -38,7 +38,7 @@ class RunParts:
     forward: Callable[..., Any]
     """The model to call: compiled if the recipe says so."""
     loss: LossFunction
-    data: Opened
+    data: WatchedFile
     optimizers: list[Optimizer]
     schedules: list[LambdaLR]
     precision: Precision
@@ -116,7 +116,7 @@ def total_steps(recipe: Recipe, data: TrainingData) -> int:
     """Updates of the whole run."""
     if recipe.steps is not None:
         return recipe.steps
-    per_epoch = math.ceil(len(data.train) / recipe.batch.accumulate)
+    per_epoch = math.ceil(len(data.train_loader) / recipe.batch.accumulate)
     return max(1, round((recipe.epochs or 1) * per_epoch))
 
 
@@ -130,7 +130,7 @@ def run_dir_of(recipe: Recipe) -> Path:
     return Path(recipe.run_dir or f"runs/{recipe.name}")
 
 
-def _open_data(recipe: Recipe, world: World) -> Opened:
+def _open_data(recipe: Recipe, world: World) -> WatchedFile:
     spec = recipe.data
     custom: dict[str, Any] = {}
     if spec.kind == "own":
@@ -147,7 +147,7 @@ def _open_data(recipe: Recipe, world: World) -> Opened:
         rank=world.rank,
         world_size=world.size,
         batch_size=recipe.batch.size,
-        pin=world.device.type == "cuda",
+        pin_memory=world.device.type == "cuda",
         **custom,
     )
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from surefoot.gate.veto import FUSED, unwrap, veto_method_of
+from surefoot.gate.veto import FUSED_CLASSES, unwrap_optimizer, veto_method_of
 from surefoot.train.factories import find_factory
 from surefoot.train.recipe.schema import OPTIMIZER_DEFAULTS, OptimizerSection
 
@@ -42,7 +42,7 @@ class OptimizerPlan:
             optimizer = self.cls(self.groups, **self.arguments)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"optimizer: {_name(self.cls)} refused its arguments: {error}") from error
-        optimizer = unwrap(optimizer)
+        optimizer = unwrap_optimizer(optimizer)
         veto_method_of(optimizer)
         return optimizer
 
@@ -205,7 +205,7 @@ def _parameters_of(cls: Callable[..., Any]) -> dict[str, Any]:
 
 def _can_fuse(cls: Callable[..., Any], params: list[nn.Parameter], spec: OptimizerSection) -> bool:
     """Whether one fused kernel can make all updates; the guard can then refuse one without a device sync."""
-    if spec.fused is False or cls not in FUSED:
+    if spec.fused is False or cls not in FUSED_CLASSES:
         return False
     if any(spec.options.get(other) for other in ("foreach", "differentiable")):
         return False

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from surefoot.actions.force_float32 import widened
+from surefoot.actions.force_float32 import to_float32
 from surefoot.train.recipe.schema import PrecisionSection
 
 _DTYPES = {
@@ -51,7 +51,7 @@ class Precision:
         for p in model.parameters():
             p.data = to_float32(p.data)
         for buffer in model.buffers():
-            buffer.data = widened(buffer.data)
+            buffer.data = to_float32(buffer.data)
         float32_modules = self.float32_modules(model)
         if self.autocasts:
             norms = [module for module in model.modules() if isinstance(module, _NORMS.get(self._device, _ALL_NORMS))]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from surefoot import parallel
 from surefoot.journal.output_files import save_figure
 from surefoot.journal.reader import Run, read
-from surefoot.models import write
+from surefoot.models import write_mark
 from surefoot.parallel import World
 from surefoot.records import Verdict
 from surefoot.sinks.progress import format_duration
@@ -133,7 +133,7 @@ def text_sample(parts: RunParts) -> dict[str, str]:
     model = parts.model if is_sharded else parallel.bare(parts.model)
     model.eval()
     with parts.precision.forward():
-        tokens = write(
+        tokens = write_mark(
             model,
             prompt,
             tokens=sample.tokens,
@@ -148,7 +148,7 @@ def text_sample(parts: RunParts) -> dict[str, str]:
 
 def plot_loss(run_dir: Path, world: World) -> dict[str, str]:
     """Plot the loss over the run to `loss.png`, if matplotlib is installed."""
-    if not world.first or not (run_dir / "signals").exists():
+    if not world.is_main or not (run_dir / "signals").exists():
         return {}
     try:
         from matplotlib.figure import Figure

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from surefoot.actions.stop import TrainingStopped
-from surefoot.guard.run_info import introduced
+from surefoot.guard.run_info import extra_run_info
 from surefoot.journal.lock import WriterLock
 from surefoot.train import exit_codes
 from surefoot.train.recipe import Recipe, RecipeError, as_plain, differences
@@ -78,7 +78,7 @@ def recorded(
         record["data"] = {"hash": data.hash, "samples": data.samples, "tokens": data.tokens}
     if effective_batch is not None:
         record["config"] = {"effective_batch": effective_batch}
-    return introduced(record)
+    return extra_run_info(record)
 
 
 def check_resumable(recipe: Recipe, run_dir: Path) -> None:

@@ -110,7 +110,7 @@ def _train(parts: RunParts, guard: Guard, invocation: Invocation, result: RunRes
         recipe.name,
         total_steps=parts.total,
         every=recipe.log.every,
-        is_first=world.first,
+        is_first=world.is_main,
         rank=world.rank,
         output=PlainConsole(sys.stderr) if invocation.quiet else None,
     ) as console:
@@ -147,7 +147,7 @@ def _open_sinks(parts: RunParts, run_dir: Path, start: int) -> Sinks:
     return open_sinks(
         recipe.log,
         run_dir,
-        is_first=parts.world.first,
+        is_first=parts.world.is_main,
         name=recipe.name,
         config=as_plain(recipe),
         resumed_at=start or None,
@@ -176,7 +176,7 @@ def _fill_result(parts: RunParts, guard: Guard, reporter: Reporter, result: RunR
     if result.code == exit_codes.DONE:  # else the guard has not read every row
         result.refused = max(0, parts.step - guard.step)
     result.loss = finite_mean(guard.history[0])
-    if result.code == exit_codes.DONE and parts.world.first and not isinstance(guard, UnprotectedGuard):
+    if result.code == exit_codes.DONE and parts.world.is_main and not isinstance(guard, UnprotectedGuard):
         with suppress(OSError, ValueError, KeyError):  # an unreadable journal does not fail a finished run
             result.loss = final_losses(result.run_dir)[0]
     result.eval_loss = reporter.evaluations[-1][1] if reporter.evaluations else None

@@ -47,7 +47,7 @@ class UnprotectedGuard(OffGuard):
             self._current_step, self._losses = self.step, []
         self._losses.append(loss.detach())
         self._lr = float(self._schedule.optimizer.param_groups[0]["lr"])
-        self._samples += samples_in(batch)
+        self._samples += count_samples(batch)
         return loss
 
     def report(self, **values: float) -> None:

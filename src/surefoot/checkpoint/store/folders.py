@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from surefoot.checkpoint.store.files import Files
-from surefoot.process_identity import place, running, start_time
+from surefoot.process_identity import pid_scope, is_running, start_time
 
 FOREIGN_DRAFT_SECONDS = 24 * 3600.0
 """Seconds without a write after which a draft of another host, whose process cannot be checked, counts as dead."""
@@ -44,7 +44,7 @@ def free_name(taken: Collection[str], step: int, attempt: int) -> str:
 
 def temp_name(kind: str, about: str = "") -> str:
     """A temporary name, unique across processes and hosts, that identifies the process that made it."""
-    host = re.sub(r"[^A-Za-z0-9]", "", place()["host"])[:24] or "host"
+    host = re.sub(r"[^A-Za-z0-9]", "", pid_scope()["host"])[:24] or "host"
     pid = os.getpid()
     return f".{kind}-{about or 'it'}-{host}-{_host_id()}-{pid}-{start_time(pid) or 0}-{secrets.token_hex(8)}"
 
@@ -60,7 +60,7 @@ def owner_is_running(name: str) -> bool | None:
     match = _TEMPORARY.fullmatch(name)
     if match is None or match[2] != _host_id():
         return None
-    return running(int(match[3]), int(match[4]))
+    return is_running(int(match[3]), int(match[4]))
 
 
 def is_mine(name: str) -> bool:
@@ -72,7 +72,7 @@ def is_mine(name: str) -> bool:
 
 @cache
 def _host_id() -> str:
-    return hashlib.sha256(repr(sorted(place().items())).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr(sorted(pid_scope().items())).encode()).hexdigest()[:12]
 
 
 def remove_checkpoint(folder: Path, files: Files) -> None:

@@ -44,9 +44,9 @@ def is_run_dir(path: str | os.PathLike[str]) -> bool:
 def run_dir_of(file: str) -> Path | None:
     """The run directory a file belongs to, or None."""
     path = Path(file)
-    if path.name == RUN or (path.name.startswith("events") and path.suffix == ".jsonl"):
+    if path.name == RUN_JSON or (path.name.startswith("events") and path.suffix == ".jsonl"):
         return path.parent if is_run_dir(path.parent) else None
-    return path.parent.parent if path.parent.name == SIGNALS and is_run_dir(path.parent.parent) else None
+    return path.parent.parent if path.parent.name == SIGNALS_DIR and is_run_dir(path.parent.parent) else None
 
 
 def read_run_dir(path: str | os.PathLike[str]) -> LogTable:

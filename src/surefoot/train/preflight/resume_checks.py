@@ -66,7 +66,7 @@ def resume(uninterrupted: Trial, recipe: Recipe, world: World, folder: Path) -> 
         return
     before = run_trial(recipe, world, folder, TrialLimit(updates=cut))
     after = run_trial(recipe, world, folder, TrialLimit(updates=2 * cut)) if before.error is None else before
-    if not world.first or uninterrupted.run is None or after.run is None:
+    if not world.is_main or uninterrupted.run is None or after.run is None:
         return
     error = before.error or after.error
     if error is not None:
@@ -126,7 +126,7 @@ def float32_fallback(recipe: Recipe, world: World, folder: Path) -> CheckItem:
     if trial.error is not None:
         return failed(name, f"an update in float32 fails: {trial.error}", fix)
     losses = applied(trial.run, "loss") if trial.run is not None else np.empty(0)
-    if (world.first and not np.isfinite(losses).all()) or not trial.steps:
+    if (world.is_main and not np.isfinite(losses).all()) or not trial.steps:
         return failed(name, "an update in float32 has no finite loss", "Precision is not the cause: check the data.")
     return ok(name, f"one update in float32 works, loss {losses[0]:.4f}" if len(losses) else "one update works")
 

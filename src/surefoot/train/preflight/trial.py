@@ -82,7 +82,7 @@ class TrialFolder:
 
     def __init__(self, recipe: Recipe, world: World) -> None:
         parent = run_dir_of(recipe).absolute().parent
-        self._is_first = world.first
+        self._is_first = world.is_main
         self._new_parents = [folder for folder in (parent, *parent.parents) if not folder.exists()]
         self.path = parallel.from_first(world, parent / f".check-{uuid4().hex[:8]}")
         try:
@@ -163,7 +163,7 @@ def run_trial(recipe: Recipe, world: World, folder: Path, limit: TrialLimit, *, 
         trial.error = error
     trial.steps = parts.step
     trial.facts.unreadable = parts.data.bad
-    if world.first and folder.is_dir():
+    if world.is_main and folder.is_dir():
         trial.run = read(folder)
     return trial
 
