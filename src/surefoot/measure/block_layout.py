@@ -196,7 +196,7 @@ class HostBlock:
 
     def __init__(self, raw: np.ndarray, layout: BlockLayout) -> None:
         self._raw, self._layout = raw, layout
-        values = layout.slots.unpack_from(raw)
+        values = layout.slots.unpack_from(raw.data)
         self.verdict: tuple[float, ...] = values[:_NUM_VERDICT]
         """See `VerdictSlot`."""
         self.summary: tuple[float, ...] = values[_NUM_VERDICT:]
