@@ -95,7 +95,7 @@ def test_a_pipe_is_read() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["nowhere.log"], "nowhere.log is not there"),
+        (["nowhere.log"], "nowhere.log does not exist"),
         (["GOOD", "--loss", "los"], "did you mean 'loss'"),
         (["GOOD", "--plot", "x.txt"], "pictures end in .png"),
         (["GOOD", "--compare"], "--compare takes two finished logs"),
@@ -122,7 +122,7 @@ def test_a_page_that_cannot_be_written_does_not_cost_the_answer(good: Path) -> N
 def test_one_log_of_several_that_cannot_be_read_hides_no_other(good: Path, tmp_path: Path) -> None:
     result = run(tmp_path / "nowhere.log", good)
     assert result.exit_code == 2
-    assert "nowhere.log is not there" in result.stderr
+    assert "nowhere.log does not exist" in result.stderr
     assert "HEALTHY" in result.stdout
     told = json.loads(run(tmp_path / "nowhere.log", good, "--json").stdout)
     assert [one["verdict"] for one in told] == ["unknown", "healthy"]

@@ -385,7 +385,7 @@ def test_code_in_a_checkpoint_is_named_and_not_run(tmp_path: Path, call: Any, na
     words = f"open({str(mark)!r}, 'w')" if call is eval else f"touch {mark}"
     weights = {"a.weight": torch.randn(4, 4), "harm": Harm(call, words)}
     torch.save(weights, tmp_path / "model.pt", _use_new_zipfile_serialization=new)
-    with pytest.raises(UnreadableInput, match=rf"{name}.*not done"):
+    with pytest.raises(UnreadableInput, match=rf"{name}.*not (?:called|loaded)"):
         diagnose_checkpoint(tmp_path / "model.pt")
     assert not mark.exists()
 
@@ -503,7 +503,7 @@ def test_a_cut_archive_of_torch_is_told(tmp_path: Path) -> None:
     torch.save(trained("regression")[0].state_dict(), tmp_path / "model.pt")
     data = (tmp_path / "model.pt").read_bytes()
     (tmp_path / "model.pt").write_bytes(data[: len(data) // 2])
-    with pytest.raises(UnreadableInput, match="Was the disk full"):
+    with pytest.raises(UnreadableInput, match="The disk may have been full"):
         diagnose_checkpoint(tmp_path / "model.pt")
 
 
@@ -568,7 +568,7 @@ except UnreadableInput as error:
     run = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
     first, second = run.stdout.splitlines()
     assert first == "healthy"
-    assert "torch is not installed here" in second
+    assert "torch is not installed" in second
     assert "safetensors" in second
 
 

@@ -125,7 +125,7 @@ def test_a_line_that_is_still_being_written_is_not_judged(tmp_path: Path) -> Non
     path.write_text("step,loss\n1,2.5\n2,2.25\n3,2.1")
     log = open_log(str(path), columns={})
     assert log.grown()
-    half, whole = log.diagnose(quiet=False), log.answer(quiet=True)
+    half, whole = log.diagnose(quiet=False), log.diagnose(quiet=True)
     log.close()
     assert half is not None
     assert half.last_step == 2

@@ -88,7 +88,7 @@ def archive(name: str) -> bytes:
         (b"SQLite format 3\0" + bytes(50), "database"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n", "git lfs pull"),
         (b"GGUF\3\0\0\0", "GGUF model"),
-        (gzip.compress(b"", mtime=0)[:12], "unpacked|empty"),
+        (gzip.compress(b"", mtime=0)[:12], "decompressed|empty"),
     ],
 )
 def test_what_is_no_log_is_named(tmp_path: Path, content: bytes, words: str) -> None:
@@ -116,7 +116,7 @@ def test_logs_are_no_checkpoints(tmp_path: Path, content: str) -> None:
 
 
 def test_what_is_not_there_or_not_allowed(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableInput, match="is not there"):
+    with pytest.raises(UnreadableInput, match="does not exist"):
         detect.read_log(tmp_path / "missing.csv")
     with pytest.raises(UnreadableInput, match="cannot be read"):
         detect.read_log("a\0b")

@@ -191,7 +191,7 @@ def test_a_loss_that_is_null_to_the_end_was_nan(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"name": "x"}', '[["a", "b"]]', '{"a":' * 5000])
 def test_json_without_numbers_says_so(tmp_path: Path, content: str) -> None:
-    with pytest.raises(UnreadableInput, match="holds no"):
+    with pytest.raises(UnreadableInput, match="contains no"):
         read(tmp_path, content)
 
 

@@ -65,7 +65,7 @@ def test_the_exception_in_a_console_log_goes_with_the_numbers_beside_it(tmp_path
 
 def test_a_folder_without_logs_says_so(tmp_path: Path) -> None:
     (tmp_path / "readme.md").write_text("nothing here")
-    with pytest.raises(UnreadableInput, match="no log in it"):
+    with pytest.raises(UnreadableInput, match="no readable log"):
         detect.read_log(tmp_path)
 
 

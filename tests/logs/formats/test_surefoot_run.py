@@ -46,7 +46,7 @@ def test_a_run_gives_its_numbers_and_what_was_said_of_them(run: Path) -> None:
     assert "loss_scale" not in table.columns
     assert table.settings["diagnosed"] == "learning_rate@40"
     assert table.settings["decided"] == "rewind@40"
-    assert any("learning_rate (75 % sure)" in note for note in table.notes)
+    assert any("learning_rate (75 % confidence)" in note for note in table.notes)
     assert any("the loss is NaN" in note for note in table.notes)
 
 
@@ -65,7 +65,7 @@ def test_a_run_among_other_things_is_found(run: Path) -> None:
 
 def test_a_run_that_recorded_nothing_says_so(tmp_path: Path) -> None:
     Journal(tmp_path / "run", info={}, on_failure=pytest.fail).close()
-    with pytest.raises(UnreadableInput, match="recorded nothing yet"):
+    with pytest.raises(UnreadableInput, match="nothing was recorded yet"):
         detect.read_log(tmp_path / "run")
 
 

@@ -43,7 +43,7 @@ def test_odd_numbers_can_be_drawn(losses: list[float], tmp_path: Path) -> None:
 
 
 def test_a_suffix_that_is_no_picture_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableInput, match=r"run\.txt: pictures end in \.png, \.svg, \.pdf"):
+    with pytest.raises(UnreadableInput, match=r"run\.txt: the file name must end in \.png, \.svg, \.pdf"):
         draw_picture(failed(), tmp_path / "run.txt")
 
 
