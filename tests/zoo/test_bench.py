@@ -124,14 +124,14 @@ def test_an_alarm_before_the_onset_sees_nothing() -> None:
 
 
 def test_false_alarms_are_counted_where_a_control_differs_from_its_twin() -> None:
-    wolf, control = (
+    score, control = (
         FalseAlarmScore(),
         next(s for s in all_scenarios().values() if s.healthy and s.onset == 150 and s.name != "twin"),
     )
-    wolf.add(control, (10, 149, 150, 200))
-    assert (wolf.steps, wolf.count, wolf.runs_disturbed) == (control.settings.steps - 150, 2, 1)
-    wolf.add(control.twin, (10, 149))
-    assert wolf.count == 4
+    score.add(control, (10, 149, 150, 200))
+    assert (score.steps, score.count, score.runs_disturbed) == (control.settings.steps - 150, 2, 1)
+    score.add(control.twin, (10, 149))
+    assert score.count == 4
 
 
 def test_shares_of_endings() -> None:
