@@ -99,7 +99,7 @@ def test_a_model_whose_code_has_changed_is_reported_and_resumes(
     (told,) = verdicts(tmp_path)
     assert told["name"] == "unproven"
     assert (told["values"]["state"], told["values"]["probe"]) == (True, "differs")
-    assert "code changed" in told["detail"]
+    assert "code or step_fn changed" in told["detail"]
     assert any("code changed" in record.message for record in caplog.records if record.levelname == "WARNING")
 
 
@@ -139,7 +139,7 @@ def test_a_step_fn_that_fails_is_told_once_and_costs_nothing_but_the_proof(
     assert len(losses) == 14
     assert len([r for r in caplog.records if "labels" in r.message]) == 1
     Loop(tmp_path, step).guard.close()
-    assert "no batch to run again" in verdicts(tmp_path)[-1]["detail"]
+    assert "no batch to replay" in verdicts(tmp_path)[-1]["detail"]
 
 
 def test_a_compiled_model_is_not_compiled_again_for_it(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ def attach_tensors(detached: Any, live: Any, tensor: Callable[[TensorSlot, Any],
     if type(detached) in _PLAIN:
         return detached
     if isinstance(detached, TensorSlot | WrapperTensor):
-        wrapper, attach = isinstance(detached, WrapperTensor), lambda part, now: attach_tensors(part, now, tensor)
-        return unflatten_wrapper(detached, live, attach) if wrapper else tensor(detached, live)
+        attach = lambda part, now: attach_tensors(part, now, tensor)  # noqa: E731
+        return tensor(detached, live) if isinstance(detached, TensorSlot) else unflatten_wrapper(detached, live, attach)
     if isinstance(detached, NestedState):
         detached.owner.load_state_dict(attach_tensors(detached.state, None, tensor))
         return detached.owner
