@@ -89,6 +89,6 @@ def rewind_latency(size: str = "124m", device: str | None = None) -> str:
     return (
         f"rewind: {statistics.median(rewinds):.1f} ms (max {max(rewinds):.1f}), taking the snapshot "
         f"{statistics.median(takes):.1f} ms; {count_parameters(model) / 1e6:.0f} M parameters with AdamW, "
-        f"{format_bytes(snapshot.copy.nbytes)} in {'device' if snapshot.copy.home == 'device' else 'host'} memory; "
+        f"{format_bytes(snapshot.copy.nbytes)} in {'device' if snapshot.copy.location == 'device' else 'host'} memory; "
         f"{describe_machine(device)}"
     )

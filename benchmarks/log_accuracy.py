@@ -160,7 +160,9 @@ def _cross_validate(logs: Sequence[LabelledLog], say: Callable[[str], None]) -> 
 def _threshold_choices() -> Iterator[SymptomThresholds]:
     """The default thresholds, each one changed by itself, and every two changed together."""
     yield DEFAULT_THRESHOLDS
-    moves = [(name, value) for name, values in GRID.items() for value in values if value != getattr(DEFAULT_THRESHOLDS, name)]
+    moves = [
+        (name, value) for name, values in GRID.items() for value in values if value != getattr(DEFAULT_THRESHOLDS, name)
+    ]
     for name, value in moves:
         yield replace(DEFAULT_THRESHOLDS, **{name: value})
     for (one, first), (other, second) in itertools.combinations(moves, 2):

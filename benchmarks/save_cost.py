@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from benchmarks.overhead import describe_machine
-from surefoot.checkpoint.format.load import unflatten_wrapper
+from surefoot.checkpoint.format.load import load_checkpoint
 from surefoot.checkpoint.saver import AsyncSaver
 from surefoot.checkpoint.snapshot_memory import Location, format_bytes
 from surefoot.checkpoint.store import CheckpointStore
@@ -234,7 +234,7 @@ def _save_methods(loop: StepLoop, state: TrainState, root: Path) -> dict[str, Ca
 
 
 def _surefoot_saves(state: TrainState, folder: Path, home: Location) -> list[SaveMethod]:
-    saving = AsyncSaver(state, CheckpointStore(folder), run_dir_of=home)
+    saving = AsyncSaver(state, CheckpointStore(folder), location=home)
     saving.preallocate()
     while saving.busy:
         time.sleep(0.05)
@@ -320,7 +320,7 @@ def _restore(loop: StepLoop, state: TrainState, root: Path) -> str:
 
     def restore() -> float:
         start = time.perf_counter()
-        unflatten_wrapper(newest.folder, state, AsyncSaver(state, CheckpointStore(root)).names())
+        load_checkpoint(newest.folder, state, AsyncSaver(state, CheckpointStore(root)).names())
         loop.synchronize()
         return time.perf_counter() - start
 

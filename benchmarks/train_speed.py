@@ -63,7 +63,7 @@ def main(source: str, overrides: Sequence[str], seconds: float, say: Callable[[s
         saving = recipe.model_copy(
             update={"checkpoints": recipe.checkpoints.model_copy(update={"every": size * SAVE_EVERY})}
         )
-        with attached(parts, PathArg(source), saving) as guard:
+        with attach_guard(parts, Invocation(source), saving) as guard:
             blocks = BlockTimer(parts, bare, size, say)
             with contextlib.suppress(MeasurementDone):
                 train(parts, guard, blocks)
@@ -82,7 +82,7 @@ class HandWrittenLoop:
         self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, 1_000_000)
         self._dtype = parts.precision.compute
         self._accumulate = recipe.batch.accumulate
-        self._batches: Iterator[Any] = itertools.cycle(list(itertools.islice(parts.data.train, _CACHED_BATCHES)))
+        self._batches: Iterator[Any] = itertools.cycle(list(itertools.islice(parts.data.train_loader, _CACHED_BATCHES)))
 
     def step(self) -> None:
         half = self._dtype is not torch.float32
@@ -117,11 +117,12 @@ class _BlockSeconds:
     bare: list[float] = field(default_factory=list)
 
 
-class BlockTimer(Telling):
+class BlockTimer(Reporter):
     """Is called at every update of the engine, and runs a block of the hand-written loop in between."""
 
-    def __init__(self, parts: Datasets, bare: HandWrittenLoop, size: int, say: Callable[[str], None]) -> None:
-        super().__init__(Console(parts.recipe, False, parts.total), Sinks({}), parts.total)
+    def __init__(self, parts: RunParts, bare: HandWrittenLoop, size: int, say: Callable[[str], None]) -> None:
+        console = RunConsole(parts.recipe.name, total_steps=parts.total, every=parts.recipe.log.every, is_first=False)
+        super().__init__(console, Sinks({}), parts.total)
         self._device, self._bare, self._say = parts.world.device, bare, say
         self.size = size
         self.measured = _BlockSeconds()
@@ -150,7 +151,7 @@ class BlockTimer(Telling):
             self._began = time.perf_counter()
 
 
-def _table(parts: Datasets, blocks: BlockTimer) -> str:
+def _table(parts: RunParts, blocks: BlockTimer) -> str:
     recipe, device = parts.recipe, parts.world.device
     engine, bare = blocks.measured.engine[1:], blocks.measured.bare[1:]
     ratios = [b / e for e, b in zip(engine, bare, strict=True)]
@@ -173,9 +174,9 @@ def _table(parts: Datasets, blocks: BlockTimer) -> str:
     return "\n".join(lines)
 
 
-def _utilisation(parts: Datasets, speed: float) -> str:
+def _utilisation(parts: RunParts, speed: float) -> str:
     """Model FLOPs, 6 N + 12 L d T per token, relative to the device's peak."""
-    model = parallel.bare(parts.model)
+    model = parallel.unwrap_model(parts.model)
     peak = next((flops for name, flops in PEAK_FLOPS.items() if name in _device_name(parts.world.device)), None)
     if peak is None or not isinstance(model, Decoder):
         return "-"

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.chaos.training_run import RunPlan
 from benchmarks.chaos.trials import ChaosBench, FaultTally, log_tail, store_of
-from surefoot.checkpoint.store import CheckpointWarning, CheckpointStore, StoredCheckpoint
+from surefoot.checkpoint.store import CheckpointStore, CheckpointWarning, StoredCheckpoint
 from surefoot.checkpoint.store.manifest import MARK
 
 YEAR = 365.25 * 86400
@@ -170,11 +170,11 @@ def plant_code(bench: ChaosBench, count: int) -> FaultTally:
 def _write_malicious(file: Path, trace: Path, *, sealed: bool) -> None:
     file.write_bytes(pickle.dumps(_MaliciousPickle(trace)))
     if sealed:
-        from surefoot.checkpoint.store.entry import found
         from surefoot.checkpoint.store.files import hash_file
         from surefoot.checkpoint.store.manifest import NAME, Manifest
+        from surefoot.checkpoint.store.stored_checkpoint import read_checkpoint
 
-        checkpoint = found(file.parent)
+        checkpoint = read_checkpoint(file.parent)
         files = {**checkpoint.files, file.name: hash_file(file)}
         about = dict(checkpoint.about)
         data = Manifest(step=checkpoint.step, attempt=checkpoint.attempt or 0, about=about, files=files).as_bytes()

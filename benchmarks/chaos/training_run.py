@@ -26,6 +26,7 @@ from surefoot.checkpoint.standalone import Checkpoints
 from surefoot.checkpoint.store import files, store
 from surefoot.data import make_loader
 from surefoot.guard.attached import AttachedGuard
+from surefoot.guard.checkpointer import Checkpointer
 
 T = TypeVar("T")
 SAMPLES, WIDTH = 101, 12
@@ -231,8 +232,8 @@ def _checkpointed(run: ChaosRun) -> Iterator[tuple[int, Callable[[Tensor, Tensor
         def wait(done: int) -> None:
             if plan.mode == "waiting":
                 assert isinstance(guard, AttachedGuard)
-                assert guard._anchor is not None
-                guard._anchor._keeping.heard(wait=True)
+                assert isinstance(guard._checkpointer, Checkpointer)
+                guard._checkpointer._manager.poll(wait=True)
             after_update(done)
 
         yield guard.step, guard.watch, wait

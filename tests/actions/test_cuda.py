@@ -158,6 +158,6 @@ def test_no_more_waits_than_the_bare_loop(tensor: bool, frozen: bool, tmp_path: 
         clip=(0.5,),
         norm_ceiling=(math.inf,),
     )
-    assert count_synchronisations(attached, steps=20) <= before
+    assert count_host_syncs(attached, steps=20) <= before
     assert not guard.disabled
     guard.close()

@@ -136,7 +136,7 @@ def test_an_emergency_checkpoint_holds_the_frozen_part(tmp_path: Path) -> None:
         optimizer.zero_grad()
     assert guard._recovery.ring.base_nbytes == nbytes(frozen)
     guard._checkpointer._manager.close()
-    (kept,) = Store(tmp_path / "checkpoints").all()
+    (kept,) = CheckpointStore(tmp_path / "checkpoints").all()
     assert kept.kind == "emergency"
     guard.__exit__(RuntimeError, RuntimeError("the plug is pulled"), None)
     other, again = adapted(width=16)

@@ -156,13 +156,13 @@ def test_ceilings_are_those_of_the_optimizer_they_are_for(tmp_path: Path) -> Non
     guard: Any = gan.guard
     for i in range(5):
         one_each(gan, i)
-    guard._recovery.reins.set(StepOverrides(loss_ceiling=1e-9), (1,))
+    guard._recovery.overrides.set(StepOverrides(loss_ceiling=1e-9), (1,))
     for i in range(5, 8):
         one_each(gan, i)
-    guard._recovery.reins.set(StepOverrides(norm_ceiling=(1e-9,)), (0,))
+    guard._recovery.overrides.set(StepOverrides(norm_ceiling=(1e-9,)), (0,))
     for i in range(8, 10):
         one_each(gan, i)
-    guard._recovery.reins.set(StepOverrides())
+    guard._recovery.overrides.set(StepOverrides())
     one_each(gan, 10)
     guard.close()
     assert refusals(tmp_path / "run", 0).tolist() == [False] * 8 + [True] * 2 + [False]

@@ -16,10 +16,10 @@ from benchmarks.zoo.other_rules import ALARM_RULES
 from benchmarks.zoo.scenario import TWIN, Scenario
 from benchmarks.zoo.verify import HARM_RATIO
 from surefoot.gate.clip import Clip, ClipUnit
-from surefoot.gate.rule import NormRule, VerdictSlot, make_decider, new_gate_memory
+from surefoot.gate.rule import NormRule, make_decider, new_gate_memory
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.measure.block_layout import HEAD_BYTES, SummarySlot
+from surefoot.measure.block_layout import UNITS_START, SummarySlot, VerdictSlot
 from surefoot.records import Cause, Diagnosis, Finding, StepMetrics, Verdict
 
 PER_STEPS = 100_000
@@ -82,11 +82,13 @@ def with_gate_verdicts(rows: Iterable[StepMetrics]) -> Iterator[StepMetrics]:
     memory = new_gate_memory(0, [ClipUnit(0, slice(0, 1), Clip())], torch.device("cpu"))
     decide = make_decider(memory, rule)
     for row in rows:
-        totals = torch.zeros(HEAD_BYTES + 2, dtype=torch.float64)
-        totals[SummarySlot.LOSS], totals[SummarySlot.ACTIVE_RANKS], totals[HEAD_BYTES] = row.loss, 1.0, row.norm**2
+        totals = torch.zeros(UNITS_START + 2, dtype=torch.float64)
+        totals[SummarySlot.LOSS], totals[SummarySlot.ACTIVE_RANKS], totals[UNITS_START] = row.loss, 1.0, row.norm**2
         said = torch.zeros(len(VerdictSlot), dtype=torch.float64)
-        decide(totals, said=said, scaled=False, joint=None, commit=True)
-        yield replace(row, verdict=Verdict(int(said[VerdictSlot.VERDICT])), norm_limit=float(said[VerdictSlot.NORM_LIMIT]))
+        decide(totals, out=said, scaled=False, joint=None, commit=True)
+        yield replace(
+            row, verdict=Verdict(int(said[VerdictSlot.VERDICT])), norm_limit=float(said[VerdictSlot.NORM_LIMIT])
+        )
 
 
 @dataclass(slots=True)

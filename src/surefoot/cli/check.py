@@ -59,7 +59,7 @@ def _plot_schedule(recipe: Recipe, path: Path, source: str, *, force: bool) -> i
 
     try:
         check_output(path, inputs=[source], force=force)
-        lr, total = peak_lr_and_steps(recipe, parallel.start(recipe.device, recipe.parallel.timeout))
+        lr, total = peak_lr_and_steps(recipe, parallel.init_distributed(recipe.device, recipe.parallel.timeout))
         plotted = plot_schedule(recipe.schedule, lr, total, path, inputs=[source], force=force)
     except (ValueError, OSError) as error:
         typer.echo(f"surefoot check: {error}", err=True)

@@ -75,7 +75,7 @@ def _with_messages(work: Callable[[], int]) -> int:
     """Bad input becomes one message and exit code 2."""
     try:
         return work()
-    except (UnreadableSample, OutputRefused) as error:
+    except (UnreadableInput, OutputRefused) as error:
         print(f"surefoot checkpoints: {error}", file=sys.stderr)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -94,15 +94,15 @@ def _store(run: Path) -> CheckpointStore:
 def _checkpoint_folder(run: Path) -> Path:
     """The folder of checkpoints: inside the run directory, or `run` itself."""
     if not run.exists():
-        raise UnreadableSample(f"{run} does not exist. Name the run_dir given to surefoot.attach")
+        raise UnreadableInput(f"{run} does not exist. Name the run_dir given to surefoot.attach")
     if not run.is_dir():
-        raise UnreadableSample(f"{run} is a file. Name the run_dir given to surefoot.attach")
+        raise UnreadableInput(f"{run} is a file. Name the run_dir given to surefoot.attach")
     inside = run / "checkpoints"
     if inside.is_dir():
         return inside
     if run.name == "checkpoints" or (run / "run.json").exists() or any(run.glob("step-*")):
         return run if run.name == "checkpoints" or not (run / "run.json").exists() else inside
-    raise UnreadableSample(f"{run} is not a run directory: it holds neither checkpoints nor a run.json")
+    raise UnreadableInput(f"{run} is not a run directory: it holds neither checkpoints nor a run.json")
 
 
 def _find(store: CheckpointStore, which: str) -> StoredCheckpoint:
@@ -111,10 +111,10 @@ def _find(store: CheckpointStore, which: str) -> StoredCheckpoint:
     for checkpoint in stored:
         if which in (checkpoint.name, str(checkpoint.step), "newest"):
             if not checkpoint.seal:
-                raise UnreadableSample(f"{checkpoint.name} cannot be used: {', '.join(map(str, checkpoint.problems))}")
+                raise UnreadableInput(f"{checkpoint.name} cannot be used: {', '.join(map(str, checkpoint.problems))}")
             return checkpoint
     steps = ", ".join(str(checkpoint.step) for checkpoint in stored[:8]) or "none"
-    raise UnreadableSample(f"{store.root} has no checkpoint {which}; its steps are {steps}")
+    raise UnreadableInput(f"{store.root} has no checkpoint {which}; its steps are {steps}")
 
 
 def _list(store: CheckpointStore, *, as_json: bool, verify: bool) -> int:
@@ -226,14 +226,14 @@ def _export(store: CheckpointStore, checkpoint: StoredCheckpoint, out: Path, wei
     check_output(out, new=True)
     problems = store.verify(checkpoint).problems
     if problems:
-        raise UnreadableSample(f"{checkpoint.name} is damaged ({', '.join(map(str, problems[:3]))}). Export another one")
+        raise UnreadableInput(f"{checkpoint.name} is damaged ({', '.join(map(str, problems[:3]))}). Export another one")
     try:
         export = importlib.import_module("surefoot.checkpoint.format.export").export
     except ModuleNotFoundError as error:
         what = "torch, which is not installed" if error.name == "torch" else "a part that this version does not have"
-        raise UnreadableSample(f"export needs {what}") from None
+        raise UnreadableInput(f"export needs {what}") from None
     try:
         count = export(checkpoint.folder, out, source=weights)
     except ValueError as error:
-        raise UnreadableSample(str(error)) from None
+        raise UnreadableInput(str(error)) from None
     return {"words": f"{count} tensors written to {out}", "tensors": count, "out": str(out)}

@@ -10,8 +10,8 @@ from typing import Any
 import xxhash
 
 from surefoot.checkpoint.store import StoredCheckpoint
-from surefoot.logs.checkpoint import safefile
-from surefoot.logs.table import UnreadableSample
+from surefoot.inspect import safetensors_file
+from surefoot.logs.log_diagnosis import UnreadableInput
 
 _CHUNK = 1 << 20
 _MAX_SHOWN = 20
@@ -44,7 +44,7 @@ class CheckpointComparison:
 
 
 def compare(first: StoredCheckpoint, second: StoredCheckpoint) -> CheckpointComparison:
-    """Compare two checkpoints with readable manifests; raises Unreadable for a file that cannot be read."""
+    """Compare two checkpoints with readable manifests; raises UnreadableInput for a file that cannot be read."""
     comparison = CheckpointComparison(first.name, second.name, _group(first.files, second.files))
     # With another number of ranks, tensors lie in other files: compare all files that are not equal.
     same = {name for name in comparison.files["the same"] if name.endswith(".safetensors")}
@@ -71,16 +71,16 @@ def _tensors(checkpoint: StoredCheckpoint, ignored: set[str]) -> dict[str, list[
     for file in sorted(checkpoint.files):
         if file.endswith(".safetensors") and file not in ignored:
             path = checkpoint.folder / file
-            table, start = safefile.header(path)
+            table, start = safetensors_file.read_header(path)
             for name, entry in table.items():
                 if name != "__metadata__":
-                    kind, shape, begin, end = safefile.entry_of(path, name, entry)
+                    kind, shape, begin, end = safetensors_file.parse_entry(path, name, entry)
                     digests[name].append((kind, shape, _hash(path, start + begin, end - begin)))
     return digests
 
 
 def _names(checkpoint: StoredCheckpoint, file: str) -> list[str]:
-    return [name for name in safefile.header(checkpoint.folder / file)[0] if name != "__metadata__"]
+    return [name for name in safetensors_file.read_header(checkpoint.folder / file)[0] if name != "__metadata__"]
 
 
 def _hash(path: Path, start: int, size: int) -> str:
@@ -90,7 +90,7 @@ def _hash(path: Path, start: int, size: int) -> str:
         while size:
             part = stream.read(min(size, _CHUNK))
             if not part:
-                raise UnreadableSample(f"{path} is truncated")
+                raise UnreadableInput(f"{path} is truncated")
             digest.update(part)
             size -= len(part)
     return digest.hexdigest()

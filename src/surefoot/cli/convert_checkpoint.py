@@ -20,17 +20,17 @@ MAX_EXPANDED_BYTES = 1 << 30
 
 
 def convert(source: Path, out: Path) -> dict[str, Any]:
-    """Write all tensors of `source` to `out`, and everything else to a .json beside it; raises Unreadable."""
+    """Write all tensors of `source` to `out`, and everything else to a .json beside it; raises UnreadableInput."""
     out = out if out.suffix == ".safetensors" else out.with_name(out.name + ".safetensors")
     json_file = out.with_suffix(".json")
     for path in (out, json_file):
         check_output(path, inputs=[source], new=True)
     if not source.is_file():
-        raise UnreadableSample(
+        raise UnreadableInput(
             f"{source} {'is a folder' if source.is_dir() else 'does not exist'}. Name a file of torch.save"
         )
     tensors: dict[str, Any] = {}
-    rest = _split_tensors(torchfile.load_plain(source), "", tensors, 0)
+    rest = _split_tensors(torch_file.load_strict(source), "", tensors, 0)
     if not tensors:
         raise UnreadableInput(f"{source} holds no tensors")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -47,14 +47,14 @@ def _check_space(source: Path, out: Path, tensors: Mapping[str, Any]) -> None:
     for name, tensor in tensors.items():
         size, stored = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
         if size > max(stored, MAX_EXPANDED_BYTES):
-            raise UnreadableSample(
+            raise UnreadableInput(
                 f"{source} cannot be converted: {name[:200]} is a view of shape {list(tensor.shape)[:8]} of"
                 f" {size:,} bytes, of which the file stores {stored:,} bytes. Save the tensor it was expanded from"
             )
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     memory, disk = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), shutil.disk_usage(out.parent).free
     if size > min(memory, disk):
-        raise UnreadableSample(
+        raise UnreadableInput(
             f"{source} cannot be converted: its tensors take {size:,} bytes, and this machine has"
             f" {memory:,} bytes of memory and {disk:,} bytes free at {out.parent}. Convert it on a larger machine"
         )
@@ -72,7 +72,7 @@ def _save(source: Path, out: Path, tensors: Mapping[str, Any]) -> None:
         raise
     except Exception as error:  # from torch or safetensors: too large, an unsupported dtype, a full disk
         message = " ".join(str(error).split())[:200]
-        raise UnreadableSample(f"{source} cannot be converted: {type(error).__name__}, {message}") from None
+        raise UnreadableInput(f"{source} cannot be converted: {type(error).__name__}, {message}") from None
 
 
 def _split_tensors(value: Any, path: str, tensors: dict[str, Any], depth: int) -> Any:
@@ -80,7 +80,7 @@ def _split_tensors(value: Any, path: str, tensors: dict[str, Any], depth: int) -
     import torch
 
     if depth > _MAX_DEPTH:
-        raise UnreadableSample(f"values are nested more than {_MAX_DEPTH} levels deep at {path[:100]}")
+        raise UnreadableInput(f"values are nested more than {_MAX_DEPTH} levels deep at {path[:100]}")
     if isinstance(value, torch.Tensor):
         return {"tensor": _add_tensor(value, path or "tensor", tensors)}
     if isinstance(value, dict):
@@ -96,7 +96,7 @@ def _join(path: str, key: object) -> str:
 
 def _add_tensor(tensor: Any, name: str, tensors: dict[str, Any]) -> str:
     if str(tensor.layout) != "torch.strided" or tensor.is_quantized or tensor.is_complex():
-        raise UnreadableSample(f"{name} is sparse, quantised or complex, which safetensors cannot hold")
+        raise UnreadableInput(f"{name} is sparse, quantised or complex, which safetensors cannot hold")
     while name in tensors or name == "__metadata__":  # reserved by the format
         name += "_"
     tensors[name] = tensor.detach()

@@ -54,7 +54,7 @@ def with_exit_code(work: Callable[[], int]) -> int:
     """Turn every error into an exit code and one message, never a traceback."""
     try:
         return work()
-    except (UnreadableSample, OutputRefused) as error:
+    except (UnreadableInput, OutputRefused) as error:
         print_error(str(error))
     except BrokenPipeError:
         # The reader of the pipe left, as after `| head`; Python would fail again when it flushes at exit.
@@ -93,9 +93,9 @@ def _printable(text: str, encoding: str | None) -> str:
 
 def _show(paths: Sequence[str], options: DiagnoseOptions) -> int:
     if options.plot is not None:
-        from surefoot.logs.showing.picture import check
+        from surefoot.logs.report.matplotlib_plot import check_can_draw
 
-        check(options.plot)
+        check_can_draw(options.plot)
     _check_targets(paths, options)
     if options.compare:
         return _compare(paths, options)
@@ -116,33 +116,33 @@ def _check_targets(paths: Sequence[str], options: DiagnoseOptions) -> None:
 
 def _compare(paths: Sequence[str], options: DiagnoseOptions) -> int:
     if len(paths) != 2 or options.follow:
-        raise UnreadableSample(f"--compare takes two finished logs, not {len(paths)}, and no --follow")
-    from surefoot.logs.showing import compare_page
-    from surefoot.logs.showing.compare import compare
+        raise UnreadableInput(f"--compare takes two finished logs, not {len(paths)}, and no --follow")
+    from surefoot.logs.report import comparison_page
+    from surefoot.logs.report.comparison import compare_logs
 
     first, second = (diagnose_file(path, options.columns) for path in paths)
-    comparison = compare(first, second)
+    comparison = compare_logs(first, second)
     width, colour = terminal()
-    text = compare_page.as_text(comparison, width=width, colour=colour, encoding=sys.stdout.encoding)
+    text = comparison_page.as_text(comparison, width=width, colour=colour, encoding=sys.stdout.encoding)
     print_text(as_json(comparison.as_json()) if options.as_json else text)
     if options.plot is not None:
-        compare_page.draw(comparison, options.plot, inputs=paths, force=options.force)
+        comparison_page.draw(comparison, options.plot, inputs=paths, force=options.force)
         print_notice(f"plot written to {options.plot}")
     if options.html is not None:
-        compare_page.write(comparison, options.html, inputs=paths, force=options.force)
+        comparison_page.write(comparison, options.html, inputs=paths, force=options.force)
         print_notice(f"page written to {options.html}")
-    return TROUBLE if comparison.trouble else FINE
+    return TROUBLE if comparison.is_trouble else FINE
 
 
 def _follow(paths: Sequence[str], options: DiagnoseOptions) -> int:
     if len(paths) != 1:
-        raise UnreadableSample(f"--follow takes one log, not {len(paths)}")
+        raise UnreadableInput(f"--follow takes one log, not {len(paths)}")
     if options.on not in ON:
-        raise UnreadableSample(f"--on {options.on} is unknown. Use {' or '.join(ON)}")
-    from surefoot.logs.following.follow import follow, opened
+        raise UnreadableInput(f"--on {options.on} is unknown. Use {' or '.join(ON)}")
+    from surefoot.logs.follow.follow import follow, open_log
 
     path = paths[0]
-    log = opened(path, columns=options.columns)
+    log = open_log(path, columns=options.columns)
     if path != "-" and not os.path.exists(path):
         print_notice(f"{path} does not exist yet: waiting for it")
     reported: list[LogDiagnosis] = []
@@ -152,11 +152,11 @@ def _follow(paths: Sequence[str], options: DiagnoseOptions) -> int:
         print_text(json.dumps(answer.as_json(), allow_nan=False) + "\n" if options.as_json else _line(answer))
 
     try:
-        last = follow(log, speak=report, until=ON[options.on], timeout=options.timeout)
+        last = follow(log, on_news=report, until=ON[options.on], timeout=options.timeout)
     finally:
         log.close()
     if last is None:
-        raise UnreadableSample(f"{path}: nothing readable was written to it")
+        raise UnreadableInput(f"{path}: nothing readable was written to it")
     if not options.as_json:
         print_text("\n" if reported else "")
         _pages([last])
@@ -168,7 +168,7 @@ def _follow(paths: Sequence[str], options: DiagnoseOptions) -> int:
 
 def _line(answer: LogDiagnosis) -> str:
     """A diagnosis in one line, with the time of day."""
-    from surefoot.logs.showing.words import clean
+    from surefoot.logs.report.wording import clean
 
     return f"{time.strftime('%H:%M:%S')}  {answer.verdict.upper():<8} {clean(answer.sentence)}\n"
 
@@ -179,7 +179,7 @@ def _diagnose(paths: Sequence[str], options: DiagnoseOptions) -> int:
     for path in paths:
         try:
             answers.append(diagnose_file(path, options.columns))
-        except UnreadableSample as error:
+        except UnreadableInput as error:
             if len(paths) == 1:
                 raise
             print_error(str(error))
@@ -198,7 +198,7 @@ def _diagnose(paths: Sequence[str], options: DiagnoseOptions) -> int:
 
 
 def diagnose_file(path: str, columns: Mapping[str, str]) -> LogDiagnosis:
-    from surefoot.logs.diagnosing import diagnose
+    from surefoot.logs.diagnose_log import diagnose
 
     with _progress():
         return diagnose(path, columns=columns or None)
@@ -261,16 +261,16 @@ def _pages(answers: Sequence[LogDiagnosis]) -> None:
 def _write(answers: Sequence[LogDiagnosis], options: DiagnoseOptions, inputs: Sequence[str]) -> None:
     """Write the --plot and --html files; several diagnoses go to numbered files."""
     if options.plot is not None:
-        from surefoot.logs.showing.picture import draw
+        from surefoot.logs.report.matplotlib_plot import draw_picture
 
         for answer, path in zip(answers, _numbered(options.plot, len(answers)), strict=True):
-            draw(answer, path, inputs=inputs, force=options.force)
+            draw_picture(answer, path, inputs=inputs, force=options.force)
             print_notice(f"plot written to {path}")
     if options.html is not None:
-        from surefoot.logs.showing.webpage import write
+        from surefoot.logs.report.html_page import write_page
 
         for answer, path in zip(answers, _numbered(options.html, len(answers)), strict=True):
-            write(answer, path, inputs=inputs, force=options.force)
+            write_page(answer, path, inputs=inputs, force=options.force)
             print_notice(f"page written to {path}")
 
 

@@ -112,10 +112,10 @@ def overrides_of(steps: int, seed: int) -> tuple[str, ...]:
 def run_demo(overrides: Sequence[str], faults: Mapping[str, int], emit: Emit) -> DemoResult:
     """Train the recipe with these faults until it ends or its weights are NaN."""
     recipe = load(SOURCE, overrides)[0]
-    world = parallel.start(recipe.device, recipe.parallel.timeout)
+    world = parallel.init_distributed(recipe.device, recipe.parallel.timeout)
     parts = build(recipe, world)
     result = DemoResult()
-    loader = PoisonedLoader(parts.data.train, faults.get("poison", -1))
+    loader = PoisonedLoader(parts.data.train_loader, faults.get("poison", -1))
     loss = _recording(parts.loss, result.losses)
     faulty = replace(parts, loss=loss, data=replace(parts.data, train=cast(Any, loader)))
     with attach_guard(parts, Invocation(SOURCE, tuple(overrides))) as guard:

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.checkpoint.buffers import BufferShadow
-from surefoot.gate.skip_step import SkippableStep, StepRefused
-from surefoot.gate.veto import VetoMethod
+from surefoot.gate.veto import SkippableStep, StepRefused, VetoMethod
 from surefoot.guard import validate
 from surefoot.guard.batches import Batches, FetchHook, HasFetchHook
 from surefoot.guard.context import GuardContext
@@ -190,7 +189,7 @@ class AttachedGuard(Guard):
     def _backward_began(self, first_gradient: Tensor | None) -> None:
         self._backward_check.pending = False
         pipeline = self._pipeline
-        if pipeline.find_stale_grads() and self._recovery.reins.zero_stale_grads():
+        if pipeline.find_stale_grads() and self._recovery.overrides.zero_stale_grads():
             pipeline.stale_grads_zeroed()
         if first_gradient is not None and pipeline.scaler is None:
             factor = abs(float(first_gradient))  # a wait for the device, once, at the first backward of the run

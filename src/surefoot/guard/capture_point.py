@@ -12,7 +12,14 @@ import time
 from dataclasses import replace
 
 from surefoot.checkpoint.pending_save import EarlierState
-from surefoot.checkpoint.rng import RngStates, changed_generators, changed_host_generators, torch_rng_changed, set_rng_states, replace_torch_states
+from surefoot.checkpoint.rng import (
+    RngStates,
+    changed_generators,
+    changed_host_generators,
+    replace_torch_states,
+    set_rng_states,
+    torch_rng_changed,
+)
 from surefoot.guard.data_position import LOADER_KEY, DataPosition
 from surefoot.guard.step_pipeline import StepPipeline
 

@@ -12,7 +12,7 @@ import torch
 
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.dataloader import position_of
-from surefoot.checkpoint.manager import CheckpointManager
+from surefoot.checkpoint.manager import CheckpointManager, SaveInterval
 from surefoot.checkpoint.pending_save import EarlierState
 from surefoot.checkpoint.rank_rendezvous import RankGroup
 from surefoot.checkpoint.replay_check import ReplayCheck
@@ -71,9 +71,9 @@ class Checkpointer:
             context.run_dir / FOLDER,
             self._train_state,
             on_event=self._events.record,
-            team=RankGroup(ranks.rank, ranks.world_size, token),
-            pace=SaveInterval(policy.save_every, policy.save_seconds if single else float("inf")),
-            probe=self._replay_check,
+            group=RankGroup(ranks.rank, ranks.world_size, token),
+            interval=SaveInterval(policy.save_every, policy.save_seconds if single else float("inf")),
+            replay_check=self._replay_check,
         )
         self._resumer = Resumer(context, self._manager, events=self._events, reader=reader, recovery=recovery)
         self._emergency = EmergencySaver(
@@ -219,7 +219,7 @@ class Checkpointer:
         self._manager.poll()
         self._preemption.propose(attempt)
         if self._timed_saves is not None and self._timed_saves.due(0):
-            self._timed_saves.done(0)
+            self._timed_saves.reset(0)
             self._consensus.propose("save", attempt)
         self._due = self._consensus.take_due(attempt) or self._due
         step = self._reader.step

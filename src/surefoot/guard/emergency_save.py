@@ -49,7 +49,7 @@ class EmergencySaver:
     def iteration_ended(self, loader_state: Callable[[], dict[str, Any]], *, no_save_running: bool) -> bool:
         """Begin a save if one is wanted and no rank is writing; returns whether one began."""
         if self._saving is not None and self._manager.idle:
-            self._saving.held = False
+            self._saving.in_use = False
             self._saving = None
         if not self._save_wanted or not no_save_running:
             return False
@@ -57,7 +57,7 @@ class EmergencySaver:
         snapshot = self._newest_good()
         if snapshot is None:
             return False
-        self._saving, snapshot.held = snapshot, True
+        self._saving, snapshot.in_use = snapshot, True
         copy = checkpoint_copy(snapshot.copy, self._train_state, loader_state(), {})
         state = {**guard_state(self._reader), "rewound": [snapshot.attempt, snapshot.step]}
         self._manager.save_copy(copy, snapshot.step, snapshot.attempt, state)
@@ -71,7 +71,7 @@ class EmergencySaver:
         ring.verify()
         good = {s.attempt: s for s in ring.snapshots if s.good and s.step > 0}
         try:
-            shared = self._recovery.shared(sorted(good))
+            shared = self._recovery.common_attempts(sorted(good))
         except CannotAct:
             return None
         snapshot = good[max(shared)] if shared else None

@@ -7,8 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.checkpoint.buffer_check import REPEATS
-from surefoot.gate.rule import VerdictSlot
+from surefoot.checkpoint.buffers import EXEMPT_AFTER
 from surefoot.guard.iteration_order import IterationOrder
 from surefoot.guard.step_metrics import StepContext, bad_buffers, step_metrics_from, worst_tensors
 from surefoot.guard.step_pipeline import StepPipeline
@@ -126,10 +125,10 @@ class MetricsReader:
                 pipeline.nan_tracer.arm()
             else:
                 self._locate(row, origin)
-        for name in pipeline.buffer_check.exempted():
+        for name in pipeline.buffer_check.take_exempted():
             message = (
-                f"buffer {name} became non-finite in {REPEATS} updates in a row while loss and gradients were finite: "
-                "this is taken as intended, and the buffer is no longer checked"
+                f"buffer {name} became non-finite in {EXEMPT_AFTER} updates in a row while loss and gradients were "
+                "finite: this is taken as intended, and the buffer is no longer checked"
             )
             if self.journal.rank == 0:
                 log.warning("surefoot: %s", message)

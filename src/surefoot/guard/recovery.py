@@ -21,10 +21,10 @@ from surefoot.actions.stop import TrainingStopped
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import TrainState
-from surefoot.gate.rule import VerdictSlot
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
+from surefoot.measure.block_layout import VerdictSlot
 from surefoot.records import EVENT_MARK, Action, Decision
 
 log = logging.getLogger("surefoot")
@@ -40,7 +40,7 @@ class Recovery:
     ) -> None:
         policy = self._policy = context.policy
         self.pipeline = pipeline
-        self.reins = OverrideApplier(context.model, context.optimizers, pipeline.gates)
+        self.overrides = OverrideApplier(context.model, context.optimizers, pipeline.gates)
         self._reader = reader
         self._shadow = shadow
         self._train_state = TrainState(
@@ -139,12 +139,12 @@ class Recovery:
         for old, gate in zip(self.pipeline.gates, pipeline.gates, strict=True):
             gate.options = old.options
         self.pipeline = pipeline
-        self.reins.replace_gates(pipeline.gates)
+        self.overrides.replace_gates(pipeline.gates)
 
     def release(self) -> None:
         """Lift all overrides and free the snapshots."""
         self._report_messages()
-        self.reins.release()
+        self.overrides.release()
         self.ring = None
 
     # -- snapshots
@@ -218,15 +218,17 @@ class Recovery:
     def scaler(self) -> Any:
         return self.pipeline.scaler
 
-    def shared(self, attempts: Sequence[int]) -> Sequence[int]:
+    def common_attempts(self, attempts: Sequence[int]) -> Sequence[int]:
         ranks, newest = self.pipeline.grad_stats.ranks, self.pipeline.grad_stats.block.verdict[VerdictSlot.ACTIVE_RANKS]
         # Rows are read two steps late, and a rank may have gone since. Reading `newest` waits for the device, which is
         # fine: this is called for rewinds only.
-        if ranks.world_size > 1 and min(self._reader.ranks_alive, float(newest)) < ranks.world_size:  # it would not answer
+        if (
+            ranks.world_size > 1 and min(self._reader.ranks_alive, float(newest)) < ranks.world_size
+        ):  # it would not answer
             raise CannotAct("a rank has lost its protection, so the ranks cannot be rewound together")
         return ranks.intersect(attempts, self._policy.max_snapshots)
 
-    def went_back(self, state: Snapshot) -> None:
+    def rewound(self, state: Snapshot) -> None:
         attempt = self.pipeline.attempt
         self._reader.drain(self.pipeline, judge=False)  # rows of updates that are undone now: written, not judged
         if self._shadow is not None:

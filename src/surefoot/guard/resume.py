@@ -76,7 +76,7 @@ class Resumer:
                 self._reader.judge.rewound(*state["rewound"])
             if "order" in state:
                 self._reader.order.load_state_dict(state["order"])
-            applier = self._recovery.reins
+            applier = self._recovery.overrides
             for optimizers, overrides in self._reader.judge.overrides_by_optimizer:
                 if overrides != StepOverrides() and applier.unsupported_reason(overrides) is None:
                     applier.set(overrides, optimizers)
@@ -98,10 +98,15 @@ class Resumer:
         message = f"the state {_STATE[resumed.equal]}"
         values = {"state": resumed.equal, "probe": "none"}
         if proof is None or proof.verdict == "none":
-            message += f"; only that is verified: {'' if proof is None else proof.words}".rstrip(": ")
+            message += f"; only that is verified: {'' if proof is None else proof.message}".rstrip(": ")
         else:
-            message += f"; {proof.words}"
-            values |= {"probe": proof.verdict, "loss": proof.loss, "was": proof.saved_loss, "tolerance": proof.tolerance}
+            message += f"; {proof.message}"
+            values |= {
+                "probe": proof.verdict,
+                "loss": proof.loss,
+                "was": proof.saved_loss,
+                "tolerance": proof.tolerance,
+            }
         failed = resumed.equal is False or values["probe"] == "differs"
         self._events.record("unproven" if failed else "proved", message, values)
 
@@ -112,7 +117,7 @@ class Resumer:
         count = len(self._events.pipeline.gates)
         self._caution = StepOverrides(lr_factor=0.5, clip=(0.5,) * count)
         self._relax_at_step = self._reader.step + self._policy.relax_after
-        self._recovery.reins.set(self._caution)
+        self._recovery.overrides.set(self._caution)
         self._events.record(
             "careful", "resumed after a crash with half the learning rate, and gradients clipped at 0.5"
         )
@@ -121,7 +126,7 @@ class Resumer:
         """A row was read: lift the caution if the run has been healthy for long enough."""
         if self._caution is None or self._reader.step < self._relax_at_step:
             return
-        if self._recovery.reins.lift(self._caution):  # else the judge has set overrides of its own
+        if self._recovery.overrides.lift(self._caution):  # else the judge has set overrides of its own
             message = f"{self._policy.relax_after} updates were healthy: the learning rate is the loop's again"
             self._events.record("loosened", message)
         self._caution = None

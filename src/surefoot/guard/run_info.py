@@ -61,7 +61,9 @@ def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: St
     reader.note("attached", "; ".join(g.veto_reason for g in pipeline.gates), attempt=journal.last_attempt + 1)
     for gate in pipeline.gates:
         if gate.veto_method is VetoMethod.HOST and on_accelerator(layout.params) and journal.rank == 0:
-            log.log(logging.WARNING if has_fused_form(gate.optimizer) else logging.INFO, "surefoot: %s", gate.veto_reason)
+            log.log(
+                logging.WARNING if has_fused_form(gate.optimizer) else logging.INFO, "surefoot: %s", gate.veto_reason
+            )
     return reader
 
 

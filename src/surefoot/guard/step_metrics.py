@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,10 +13,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.judge.history import History
-from surefoot.judge.policy import STRONG_RATIO, NEGLIGIBLE_FRACTION, WINDOW_ROWS
-from surefoot.measure.block_layout import MAX_MICROBATCHES, SummarySlot
-from surefoot.measure.grad_stats import GradStats, HostBlock
-from surefoot.measure.rank_agreement import SharedSlot, setting
+from surefoot.judge.thresholds import NEGLIGIBLE_FRACTION, STRONG_RATIO, WINDOW_ROWS
+from surefoot.measure.block_layout import (
+    MAX_MICROBATCHES,
+    HostBlock,
+    SharedSlot,
+    SummarySlot,
+    VerdictSlot,
+    settings_index,
+)
+from surefoot.measure.grad_stats import GradStats
 from surefoot.measure.system import SystemReading
 from surefoot.records import NAN, JudgedBy, StepMetrics, Verdict
 
@@ -79,7 +86,7 @@ class RankExchange:
         """The totals over all ranks; `stepping` is the optimizer that is stepping, if any."""
         host = self._grad_stats.shared_values
         if host is not None:
-            values = {**values, SharedSlot.COMPARED: self._checksum_unsent}
+            values = {**values, SharedSlot.REPLICAS_MEASURED: self._checksum_unsent}
             pairs = [self._settings[k] if k == stepping else lr_and_momentum(o) for k, o in enumerate(self._optimizers)]
             host.write([values.get(slot, NAN) for slot in SharedSlot] + [number for pair in pairs for number in pair])
             self._checksum_unsent = False
@@ -103,6 +110,22 @@ def lr_and_momentum(optimizer: Optimizer) -> tuple[float | Tensor, float]:
     return group.get("lr", NAN), NAN if isinstance(momentum, Tensor) else float(momentum)
 
 
+_READ_VERDICT = itemgetter(
+    VerdictSlot.VERDICT,
+    VerdictSlot.NORM,
+    VerdictSlot.NONFINITE,
+    VerdictSlot.NORM_LIMIT,
+    VerdictSlot.CLIP_THRESHOLD,
+    VerdictSlot.CLIP_FACTOR,
+    VerdictSlot.LOSS,
+    VerdictSlot.LOSS_SCALE,
+    VerdictSlot.LR,
+    VerdictSlot.WEIGHT_NORM,
+    VerdictSlot.NONFINITE_PARAMS,
+    VerdictSlot.UPDATE_RATIO,
+)
+"""Reads the slots in one call; 12 lookups by enum member would take longer than the rest of the row."""
+_NONFINITE_BUFFERS = int(SummarySlot.NONFINITE_BUFFERS)  # read in every row; enum member access is slow on Python 3.11
 _VERDICTS = tuple(Verdict)
 _VETOED = (Verdict.NONFINITE, Verdict.NORM_OUTLIER, Verdict.OVERFLOW)
 
@@ -125,14 +148,14 @@ def step_metrics_from(
     discarded = False
     if len(block.rank_losses) > 1:
         agreed = block.shared
-        discarded = agreed[SharedSlot.DROPPED] > 0
+        discarded = agreed[SharedSlot.DISCARDED] > 0
         context = _agreed(context, agreed, repeated=repeated)
-        if agreed[SharedSlot.COMPARED] == 1.0 and not repeated:
+        if agreed[SharedSlot.REPLICAS_MEASURED] == 1.0 and not repeated:
             replicas, odd_rank = _compare_replicas(block.replica_checksums, run)
         if block.verdict[0] == Verdict.APPLIED:
-            history.unequal.append(bool(agreed[SharedSlot.UNEQUAL] > 0))
-    # All at once, in the order of `VerdictSlot`: indexing each slot by name takes longer than the rest.
-    code, norm, nonfinite, limit, clip, factor, loss, scale, lr, weight_norm, bad_params, ratio, _ = block.verdict
+            history.unequal.append(bool(agreed[SharedSlot.APPLIED_GRADS_DIFFER] > 0))
+    values = _READ_VERDICT(block.verdict)
+    code, norm, nonfinite, limit, clip, factor, loss, scale, lr, weight_norm, bad_params, ratio = values
     verdict = _VERDICTS[int(code)]
     if discarded and verdict is Verdict.APPLIED:
         verdict = Verdict.DISCARDED  # on some ranks; all of them must judge the same
@@ -140,7 +163,7 @@ def step_metrics_from(
     loss = loss if context.watched else NAN
     d1, d2 = history.add(loss, norm)
     system = context.system
-    buffers: list[int] = np.flatnonzero(block.buffer_nonfinite).tolist() if summary[SummarySlot.NONFINITE_BUFFERS] > 0 else []
+    buffers: list[int] = np.flatnonzero(block.buffer_nonfinite).tolist() if summary[_NONFINITE_BUFFERS] > 0 else []
     # Where only a buffer went wrong, the gradients do not show which micro-batch did it.
     buffers_only = bool(buffers) and math.isfinite(loss) and math.isfinite(norm) and nonfinite == 0
     blames_microbatch = vetoed and context.watched and not buffers_only
@@ -203,21 +226,21 @@ def _agreed(context: StepContext, agreed: np.ndarray, *, repeated: bool) -> Step
 
     Times and memory stay this rank's own: nothing is decided by them.
     """
-    slot = setting(context.optimizer)
+    slot = settings_index(context.optimizer)
     # The first row of an attempt has these; the rows of other optimizers have not.
     once = {"stale_grads": NAN, "samples": NAN, "has_weight_stats": False, "has_input_stats": False}
     if not repeated:
         once = {
-            "stale_grads": float(agreed[SharedSlot.LEFT_OVER]),
+            "stale_grads": float(agreed[SharedSlot.STALE_GRADS]),
             "samples": float(agreed[SharedSlot.SAMPLES]),
-            "has_weight_stats": agreed[SharedSlot.WEIGHED] == 1.0,
-            "has_input_stats": agreed[SharedSlot.FED] == 1.0,
+            "has_weight_stats": agreed[SharedSlot.WEIGHTS_MEASURED] == 1.0,
+            "has_input_stats": agreed[SharedSlot.INPUTS_MEASURED] == 1.0,
         }
     return context._replace(
-        watched=agreed[SharedSlot.WATCHED] > 0,
-        grads_changed=agreed[SharedSlot.CHANGED] == 1.0,
-        scaled=bool(np.isfinite(agreed[SharedSlot.SCALE])),
-        agreed_scale=float(agreed[SharedSlot.SCALE]),
+        watched=agreed[SharedSlot.HAS_LOSS] > 0,
+        grads_changed=agreed[SharedSlot.GRADS_CHANGED] == 1.0,
+        scaled=bool(np.isfinite(agreed[SharedSlot.LOSS_SCALE])),
+        agreed_scale=float(agreed[SharedSlot.LOSS_SCALE]),
         lr=float(agreed[slot]),
         momentum=float(agreed[slot + 1]),
         **once,

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.checkpoint.buffer_check import BufferCheck
-from surefoot.checkpoint.buffers import BufferShadow
+from surefoot.checkpoint.buffers import BufferCheck, BufferShadow
 from surefoot.gate.clip import clip_units
 from surefoot.gate.gate import Gate
 from surefoot.gate.rule import NormRule
@@ -26,10 +25,9 @@ from surefoot.guard.context import GuardContext
 from surefoot.guard.grad_identity import SeenGrad, see_grads
 from surefoot.guard.iteration_order import IterationOrder
 from surefoot.guard.step_metrics import RankExchange, StepContext, lr_and_momentum
-from surefoot.measure.alternating import AlternatingWeights
-from surefoot.measure.batch_stats import measure_batch, find_float_tensor
-from surefoot.measure.block_layout import SummarySlot
-from surefoot.measure.grad_stats import VERDICT, GradStats, HostBlock
+from surefoot.measure.batch_stats import find_float_tensor, measure_batch
+from surefoot.measure.block_layout import HostBlock, SharedSlot, SummarySlot, VerdictSlot
+from surefoot.measure.grad_stats import GradStats
 from surefoot.measure.layout import ParamLayout, layout_params, to_local
 from surefoot.measure.nan_tracer import NanTracer
 from surefoot.measure.readback import AsyncReadback
@@ -72,7 +70,7 @@ class StepPipeline:
         self._exchange = RankExchange(self.grad_stats, optimizers)
         self._system = SystemMonitor(self.device, every=policy.system_every)
         self._readback: AsyncReadback[StepContext] = AsyncReadback(self.grad_stats.raw.numel(), self.device)
-        self._verdicts = block.verdict.new_zeros(len(self.gates), VERDICT)
+        self._verdicts = block.verdict.new_zeros(len(self.gates), len(VerdictSlot))
         self._totals: Tensor | None = None
         self._stepped: set[int] = set()
         """Optimizers that have stepped in the current attempt."""
@@ -171,11 +169,11 @@ class StepPipeline:
         if scale is None:
             return
         gate, block = self.gates[self.order.expected], self.grad_stats.block
-        block.verdict[VerdictSlot.SCALE] = scale.to(self.device, non_blocking=True)
+        block.verdict[VerdictSlot.LOSS_SCALE] = scale.to(self.device, non_blocking=True)
         self._measured_scale = scale, scale._version
         if self._shadow is not None:  # the GradScaler may skip the step, and no hook would run
             self.buffer_check.count()
-            gate.decide(block.summary, said=block.verdict, scaled=True, joint=None, commit=False)
+            gate.decide(block.summary, out=block.verdict, scaled=True, joint=None, commit=False)
             self._shadow.commit_or_revert(gate.memory.buffers_tainted, keep=False)
 
     def _begin_attempt(self) -> None:
@@ -195,7 +193,7 @@ class StepPipeline:
         coming = self.attempt + (k in self._stepped)  # with a closure the backward of this attempt is still to come
         self._exchange.before_step(k, coming)
         if self._alternating.alternates(k):
-            unchanged = self._alternating.before_step(k, curious=self.check_weights)
+            unchanged = self._alternating.before_step(k, check_now=self.check_weights)
             if unchanged is not None:
                 self.grad_stats.block.summary[SummarySlot.UNCHANGED_FRACTION] = unchanged
             self.gates[k].before_step()
@@ -236,7 +234,7 @@ class StepPipeline:
             if j not in self._stepped:
                 self.gates[j].decide(self._totals, out=self._verdicts[j], scaled=scaled, joint=None, commit=False)
         joint = torch.stack([self._verdicts[j, VerdictSlot.VERDICT] for j in others]).amax() if others else None
-        gate.decide(self._totals, said=verdict, scaled=scaled, joint=joint, commit=True)
+        gate.decide(self._totals, out=verdict, scaled=scaled, joint=joint, commit=True)
         if others:
             self._verdicts[k].copy_(verdict)
         if not self._policy.observe:
@@ -246,12 +244,12 @@ class StepPipeline:
         """The totals over all ranks; `stepping` is None where the gradients were discarded without a step."""
         scale = self.loss_scale()
         values: dict[SharedSlot, float | Tensor] = {
-            SharedSlot.WEIGHED: self._has_weight_stats(self.order.expected if stepping is None else stepping),
-            SharedSlot.FED: self._inputs_measured,
-            SharedSlot.CHANGED: self._grads_changed and len(self.gates) == 1,
-            SharedSlot.WATCHED: self.grad_stats.num_microbatches > 0,
-            SharedSlot.DROPPED: stepping is None,
-            SharedSlot.LEFT_OVER: self._stale_grads,
+            SharedSlot.WEIGHTS_MEASURED: self._has_weight_stats(self.order.expected if stepping is None else stepping),
+            SharedSlot.INPUTS_MEASURED: self._inputs_measured,
+            SharedSlot.GRADS_CHANGED: self._grads_changed and len(self.gates) == 1,
+            SharedSlot.HAS_LOSS: self.grad_stats.num_microbatches > 0,
+            SharedSlot.DISCARDED: stepping is None,
+            SharedSlot.STALE_GRADS: self._stale_grads,
             SharedSlot.SAMPLES: self.samples,
             SharedSlot.LOSS_SCALE: NAN if scale is None else scale,
         }
@@ -265,7 +263,7 @@ class StepPipeline:
         """Undo what the gate did for the step, settle the buffers, send the numbers and measure the weights."""
         self.in_line_search = False
         gate = self.gates[k]
-        gate.after_step(buffers_tainted=gate.veto_method is VetoMethod.COPY and self.buffer_check.found())
+        gate.after_step(buffers_tainted=gate.veto_method is VetoMethod.COPY and self.buffer_check.any_nonfinite())
         if gate.veto_method is VetoMethod.COPY and gate.refused:
             verdict = self.grad_stats.block.verdict
             verdict[VerdictSlot.VERDICT] = verdict[VerdictSlot.VERDICT].clamp(min=float(Verdict.NONFINITE))
@@ -299,14 +297,14 @@ class StepPipeline:
             self.buffer_check.count()
         self.set_saving(True)
         totals = self.grad_stats.block.summary if last else self._gather(stepping=None)
-        self.gates[k].decide(totals, said=verdict, scaled=scaled, joint=None, commit=False)
+        self.gates[k].decide(totals, out=verdict, scaled=scaled, joint=None, commit=False)
         if self._shadow is not None and not scaled:  # with loss scaling `backward_ended` has done this
             self._shadow.commit_or_revert(self.gates[k].memory.buffers_tainted, keep=False)
         verdict[VerdictSlot.VERDICT] = verdict[VerdictSlot.VERDICT].where(
             verdict[VerdictSlot.VERDICT] > 0, float(Verdict.DISCARDED)
         )
         if last:
-            verdict[VerdictSlot.ALIVE] = self.grad_stats.ranks.world_size  # there was no gather
+            verdict[VerdictSlot.ACTIVE_RANKS] = self.grad_stats.ranks.world_size  # there was no gather
         self.order.step(None, self.attempt)
         self._send(k)
         self._begin_attempt()
@@ -367,7 +365,7 @@ class StepPipeline:
             np.flatnonzero(block.buffer_nonfinite).tolist() if block.summary[SummarySlot.NONFINITE_BUFFERS] > 0 else []
         )
         alone = math.isfinite(block.verdict[VerdictSlot.LOSS]) and math.isfinite(norm) and nonfinite == 0
-        self.buffer_check.follow(context.attempt, bad, alone=alone, landed=verdict == Verdict.APPLIED)
+        self.buffer_check.learn_exempt(context.attempt, bad, alone=alone, applied=verdict == Verdict.APPLIED)
 
     # -- rewind and release
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.journal.append_file import AppendFile
-from surefoot.process_identity import pid_scope, is_running, start_time
+from surefoot.process_identity import is_running, pid_scope, start_time
 
 _SIZE = 512
 _ACQUIRE_ATTEMPTS = 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from surefoot.data.corpus import WatchedFile
+from surefoot.data.corpus import TrainingData
 from surefoot.guard.attach import Guard
 from surefoot.sinks.base import Sinks
 from surefoot.sinks.console import RunConsole
@@ -26,7 +26,7 @@ class LoopListener(Protocol):
 class Reporter:
     """A `LoopListener` that reports progress to the guard, the console and the sinks."""
 
-    def __init__(self, console: RunConsole, sinks: Sinks, total: int, *, data: WatchedFile | None = None) -> None:
+    def __init__(self, console: RunConsole, sinks: Sinks, total: int, *, data: TrainingData | None = None) -> None:
         self._console, self._sinks, self._total, self._data = console, sinks, total, data
         self._reported_samples = 0
         self.evaluations: list[tuple[int, float]] = []
@@ -60,7 +60,7 @@ class Reporter:
 
     def _report_unreadable(self) -> None:
         """Report samples that turned out unreadable since the last call; the summary has their total."""
-        bad = [] if self._data is None else self._data.bad
+        bad = [] if self._data is None else self._data.unreadable
         for sample in bad[self._reported_samples : _NAMED_SAMPLES]:
             self._console.print(f"  note: skipped an unreadable sample: {sample}")
         self._reported_samples = len(bad)

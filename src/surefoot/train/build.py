@@ -38,7 +38,7 @@ class RunParts:
     forward: Callable[..., Any]
     """The model to call: compiled if the recipe says so."""
     loss: LossFunction
-    data: WatchedFile
+    data: TrainingData
     optimizers: list[Optimizer]
     schedules: list[LambdaLR]
     precision: Precision
@@ -77,20 +77,22 @@ def build(recipe: Recipe, world: World) -> RunParts:
     model = make_model(recipe)
     parameters = sum(p.numel() for p in model.parameters())
     strategy = recipe.parallel.strategy
-    is_sharded = parallel.shards(strategy, world)
+    is_sharded = parallel.shards_weights(strategy, world)
     precision = Precision(recipe.precision, world.device, sharded=is_sharded)
     precision.prepare(model)
     speed.checkpoint_activations(model, recipe.speed.checkpoint_activations)
-    model, notes = parallel.synchronised(model, world, samples=recipe.batch.size, accumulate=recipe.batch.accumulate)
+    model, notes = parallel.sync_batch_norms(
+        model, world, samples=recipe.batch.size, accumulate=recipe.batch.accumulate
+    )
     if recipe.speed.compile and is_sharded:
-        for block in parallel.blocks_of(model):
+        for block in parallel.find_blocks(model):
             block.forward = speed.compiled(block.forward, True)
     float32_modules = precision.float32_modules(model) if is_sharded else ()
-    model = parallel.spread(model, strategy, world, compute=precision.compute, keep_float32=float32_modules)
+    model = parallel.wrap_model(model, strategy, world, compute_dtype=precision.compute, keep_float32=float32_modules)
     forward = speed.compiled(model, recipe.speed.compile and not is_sharded)
     lr = scaled_lr(recipe.optimizer, effective_batch(recipe, world))
     optimizers = [
-        parallel.optimizer_for(optimizer, strategy, world)
+        parallel.shard_optimizer(optimizer, strategy, world)
         for optimizer in make_optimizers(model, recipe.optimizer, lr=lr)
     ]
     total = total_steps(recipe, data)
@@ -130,7 +132,7 @@ def run_dir_of(recipe: Recipe) -> Path:
     return Path(recipe.run_dir or f"runs/{recipe.name}")
 
 
-def _open_data(recipe: Recipe, world: World) -> WatchedFile:
+def _open_data(recipe: Recipe, world: World) -> TrainingData:
     spec = recipe.data
     custom: dict[str, Any] = {}
     if spec.kind == "own":
@@ -138,7 +140,7 @@ def _open_data(recipe: Recipe, world: World) -> WatchedFile:
             raise RecipeError("data.dataset: missing; kind own needs module:name of what makes the dataset")
         custom["dataset"] = call_factory("data.dataset", spec.dataset)
         if spec.held_out_dataset is not None:
-            custom["held_out"] = call_factory("data.held_out_dataset", spec.held_out_dataset)
+            custom["eval_dataset"] = call_factory("data.held_out_dataset", spec.held_out_dataset)
         if spec.collate is not None:
             custom["collate"] = find_factory("data.collate", spec.collate)
     return open_data(

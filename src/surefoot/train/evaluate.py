@@ -22,16 +22,16 @@ def compute_loss(parts: RunParts, batch: Any) -> tuple[Tensor, int | None]:
 @torch.no_grad()
 def evaluate(parts: RunParts) -> float | None:
     """The mean loss on held-out data over all ranks; None without such data."""
-    if parts.data.held_out is None:
+    if parts.data.eval_loader is None:
         return None
     losses, counts = [], 0
     with undisturbed(parts.model, parts.world.device):
-        for number, batch in enumerate(parts.data.held_out):
+        for number, batch in enumerate(parts.data.eval_loader):
             if number == parts.recipe.evaluation.batches:
                 break
             loss, count = compute_loss(parts, to_device(batch, parts.world.device))
             losses.append(loss.double())
             counts += 1 if count is None else count
     total_loss = float(torch.stack(losses).sum()) if losses else 0.0
-    total_loss, counts = parallel.total(parts.world, total_loss), parallel.total(parts.world, counts)
+    total_loss, counts = parallel.all_reduce_sum(parts.world, total_loss), parallel.all_reduce_sum(parts.world, counts)
     return total_loss / counts if counts else None

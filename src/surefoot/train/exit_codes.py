@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from surefoot.guard.signal_handlers import SIGNALS, ZooResult
+from surefoot.guard.signal_handlers import SIGNALS, ExitCodeKeeper
 from surefoot.train.recipe.errors import RecipeError
 
 DONE, FAILED, USAGE, RESTART, DO_NOT_RESTART = 0, 1, 2, 75, 76
@@ -75,12 +75,12 @@ class _EndOnSignal:
     """Ends the run at the first signal; a second Ctrl-C, from someone who does not want to wait, counts too."""
 
     def __init__(self) -> None:
-        self.ending: ZooResult | None = None
+        self.ending: ExitCodeKeeper | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.ending is not None and number != signal.SIGINT:
             return
-        self.ending = self.ending or ZooResult(RESTART)
+        self.ending = self.ending or ExitCodeKeeper(RESTART)
         raise ReceivedSignal(number)
 
 

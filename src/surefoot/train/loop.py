@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from surefoot import parallel
-from surefoot.checkpoint.side_effect_free import side_effect_free
 from surefoot.guard.attach import Guard
 from surefoot.sinks.reporter import LoopListener
 from surefoot.train import speed
@@ -48,7 +47,7 @@ def train(parts: RunParts, guard: Guard, listener: LoopListener) -> None:
 def _updates(parts: RunParts) -> Iterator[MicroBatches[Any]]:
     """The micro-batches of each update, epoch after epoch, until the run is complete."""
     while parts.step < parts.total:
-        for batches in MicroBatchGroups(parts.data.train, parts.recipe.batch.accumulate):
+        for batches in MicroBatchGroups(parts.data.train_loader, parts.recipe.batch.accumulate):
             yield batches
             if parts.step >= parts.total:
                 return
@@ -59,10 +58,10 @@ def _backward(parts: RunParts, guard: Guard, batches: MicroBatches[Any]) -> int 
     world, scaler = parts.world, parts.precision.scaler
     counts = [target_count(batch) for batch in batches]
     known = [count for count in counts if count is not None]
-    total_count = parallel.total(world, sum(known)) if len(known) == len(counts) else None
+    total_count = parallel.all_reduce_sum(world, sum(known)) if len(known) == len(counts) else None
     for number, batch in enumerate(batches):
         batch = to_device(batch, world.device)
-        with parallel.exchanging(parts.model, number == len(batches) - 1):
+        with parallel.grad_sync(parts.model, number == len(batches) - 1):
             loss, count = compute_loss(parts, batch)
             if count is None:
                 weight = 1.0 / len(batches)

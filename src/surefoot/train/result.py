@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from surefoot import parallel
 from surefoot.journal.output_files import save_figure
 from surefoot.journal.reader import Run, read
-from surefoot.models import write_mark
+from surefoot.models import generate
 from surefoot.parallel import World
 from surefoot.records import Verdict
 from surefoot.sinks.progress import format_duration
@@ -129,14 +129,14 @@ def text_sample(parts: RunParts) -> dict[str, str]:
     if not sample.tokens or tokenizer is None:
         return {}
     prompt = tokenizer.encode(sample.prompt) or [0]
-    is_sharded = parallel.shards(parts.recipe.parallel.strategy, parts.world)
-    model = parts.model if is_sharded else parallel.bare(parts.model)
+    is_sharded = parallel.shards_weights(parts.recipe.parallel.strategy, parts.world)
+    model = parts.model if is_sharded else parallel.unwrap_model(parts.model)
     model.eval()
     with parts.precision.forward():
-        tokens = write_mark(
+        tokens = generate(
             model,
             prompt,
-            tokens=sample.tokens,
+            max_new_tokens=sample.tokens,
             context=parts.recipe.data.context,
             device=parts.world.device,
             temperature=sample.temperature,

@@ -43,11 +43,11 @@ def run(recipe: Recipe, invocation: Invocation) -> RunResult:
     try:
         with exit_codes.restartable():
             check_installed(recipe.log)
-            world = parallel.start(recipe.device, recipe.parallel.timeout)
-            result.is_first = world.first
-            inconsistencies = parallel.same_everywhere(world)
+            world = parallel.init_distributed(recipe.device, recipe.parallel.timeout)
+            result.is_first = world.is_main
+            inconsistencies = parallel.check_versions(world)
             check_resumable(recipe, result.run_dir)
-            if world.first and recipe.protection.mode != "off":
+            if world.is_main and recipe.protection.mode != "off":
                 check_not_in_use(result.run_dir)
             parts = build(recipe, world)
             parts.notes.extend([*inconsistencies, *remarks(recipe)])
@@ -69,7 +69,7 @@ def run(recipe: Recipe, invocation: Invocation) -> RunResult:
         result.seconds = time.monotonic() - start
         if world is not None:
             failed = lost_rank or result.code not in (exit_codes.DONE, exit_codes.RESTART)
-            parallel.end(world, failed=failed)
+            parallel.shutdown(world, failed=failed)
     return result
 
 
@@ -96,8 +96,8 @@ def attach_guard(parts: RunParts, invocation: Invocation, recipe: Recipe | None 
             policy=policy,
             scheduler=parts.schedules,
             scaler=parts.precision.scaler,
-            ring=protection.snapshot_memory,
-            loader=parts.data.train,
+            snapshot_memory=protection.snapshot_memory,
+            loader=parts.data.train_loader,
             resume=not policy.observe,
         )
 
@@ -115,7 +115,7 @@ def _train(parts: RunParts, guard: Guard, invocation: Invocation, result: RunRes
         output=PlainConsole(sys.stderr) if invocation.quiet else None,
     ) as console:
         reporter = Reporter(console, sinks, parts.total, data=parts.data)
-        unreadable = len(parts.data.bad)
+        unreadable = len(parts.data.unreadable)
         reporter.subscribe(guard)
         console.start(_header(parts, result.run_dir, start))
         for note in parts.notes:
@@ -130,7 +130,7 @@ def _train(parts: RunParts, guard: Guard, invocation: Invocation, result: RunRes
                 train(parts, guard, reporter)
             guard.close()
             reporter.report_latest(guard)
-            result.unreadable = unreadable + parallel.total(world, len(parts.data.bad) - unreadable)
+            result.unreadable = unreadable + parallel.all_reduce_sum(world, len(parts.data.unreadable) - unreadable)
             result.code = exit_codes.DONE
         finally:
             sinks.close(result.code)

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from surefoot.checkpoint.store.files import Files
-from surefoot.process_identity import pid_scope, is_running, start_time
+from surefoot.process_identity import is_running, pid_scope, start_time
 
 FOREIGN_DRAFT_SECONDS = 24 * 3600.0
 """Seconds without a write after which a draft of another host, whose process cannot be checked, counts as dead."""

@@ -48,9 +48,9 @@ def check(
     """
     if switched_off():
         raise RecipeError("SUREFOOT=off is set in the environment, so nothing would be measured: unset it to check")
-    world = parallel.start(recipe.device, recipe.parallel.timeout)
-    report = CheckReport(recipe.name, [], is_first=world.first)
-    progress = on_progress if world.first else lambda message: None
+    world = parallel.init_distributed(recipe.device, recipe.parallel.timeout)
+    report = CheckReport(recipe.name, [], is_first=world.is_main)
+    progress = on_progress if world.is_main else lambda message: None
     trial_folder = TrialFolder(recipe, world)
 
     def hung(message: str) -> None:
@@ -66,7 +66,7 @@ def check(
                 report.items.append(item)
         complete = True
     finally:
-        parallel.end(world, failed=not complete)
+        parallel.shutdown(world, failed=not complete)
     return report
 
 
@@ -82,7 +82,7 @@ def _items(
         watchdog.beat(f"update {step + 1} of the trial")
         progress(f"trial: update {step} of {options.steps}" + ("" if loss is None else f", loss {loss:.4f}"))
 
-    yield _recipe_item(recipe, parallel.same_everywhere(world))
+    yield _recipe_item(recipe, parallel.check_versions(world))
     progress("building the model, opening the data")
     if world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(world.device)

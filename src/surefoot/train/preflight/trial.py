@@ -13,7 +13,7 @@ from uuid import uuid4
 from torch import nn
 
 from surefoot import parallel
-from surefoot.data.problem import Unreadable
+from surefoot.data.data_error import UnreadableSample
 from surefoot.guard.attach import Guard
 from surefoot.journal.reader import Run, read
 from surefoot.parallel import World
@@ -46,7 +46,7 @@ class TrialFacts:
     embeddings: frozenset[str]
     """Tensors of which only the rows in use have a gradient."""
     notes: list[str]
-    unreadable: list[Unreadable]
+    unreadable: list[UnreadableSample]
     eval_batches: int | None
 
 
@@ -84,7 +84,7 @@ class TrialFolder:
         parent = run_dir_of(recipe).absolute().parent
         self._is_first = world.is_main
         self._new_parents = [folder for folder in (parent, *parent.parents) if not folder.exists()]
-        self.path = parallel.from_first(world, parent / f".check-{uuid4().hex[:8]}")
+        self.path = parallel.broadcast(world, parent / f".check-{uuid4().hex[:8]}")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -121,7 +121,7 @@ class _TrialListener:
         world, seconds = self._parts.world, self._limit.seconds
         if seconds < float("inf") and (world.size == 1 or self._parts.step % _CLOCK_EVERY == 0):
             time_is_up = time.monotonic() - self._start > seconds
-            if parallel.total(world, int(time_is_up)):
+            if parallel.all_reduce_sum(world, int(time_is_up)):
                 raise TimeIsUp
 
     def evaluated(self, guard: Guard, step: int, loss: float | None) -> None:
@@ -147,7 +147,11 @@ def run_trial(recipe: Recipe, world: World, folder: Path, limit: TrialLimit, *, 
     parts = build(_trial_recipe(recipe, folder), world)
     trial = Trial(_facts(parts))
     trial.wanted = min(limit.updates, parts.total)
-    loader = cast(Any, _InspectedLoader(parts.data.train, trial.train_data)) if inspect_data else parts.data.train
+    loader = (
+        cast(Any, _InspectedLoader(parts.data.train_loader, trial.train_data))
+        if inspect_data
+        else parts.data.train_loader
+    )
     limited = replace(parts, total=trial.wanted, data=replace(parts.data, train=loader))
     try:
         with attach_guard(parts, Invocation("check")) as guard:
@@ -162,20 +166,20 @@ def run_trial(recipe: Recipe, world: World, folder: Path, limit: TrialLimit, *, 
     except Exception as error:
         trial.error = error
     trial.steps = parts.step
-    trial.facts.unreadable = parts.data.bad
+    trial.facts.unreadable = parts.data.unreadable
     if world.is_main and folder.is_dir():
         trial.run = read(folder)
     return trial
 
 
 def _evaluate(parts: RunParts, trial: Trial) -> None:
-    if parts.data.held_out is None:
+    if parts.data.eval_loader is None:
         return
     start = time.monotonic()
     trial.eval_loss = evaluate(parts)
     trial.eval_seconds = time.monotonic() - start
     trial.eval_data = DataStats()
-    for number, batch in enumerate(trial.eval_data.observe(parts.data.held_out)):
+    for number, batch in enumerate(trial.eval_data.observe(parts.data.eval_loader)):
         if number + 1 >= parts.recipe.evaluation.batches:
             break
         del batch
@@ -195,7 +199,7 @@ def _trial_recipe(recipe: Recipe, folder: Path) -> Recipe:
 
 def _facts(parts: RunParts) -> TrialFacts:
     vocab = parts.recipe.model.arguments.get("vocab")
-    eval_loader = parts.data.held_out
+    eval_loader = parts.data.eval_loader
     return TrialFacts(
         total=parts.total,
         parameters=parts.parameters,
