@@ -1,4 +1,4 @@
-"""DataSection of every kind in small, and how it is opened, for the tests of this folder."""
+"""Data of every kind in small, and how it is opened, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from surefoot.data.corpus import TrainingData, open_data
-from surefoot.train.recipe.schema import Data
+from surefoot.train.recipe.schema import DataSection
 
 
 def opened(kind: str = "text", /, *, batch_size: int = 4, rank: int = 0, world: int = 1, **fields: Any) -> TrainingData:
@@ -21,7 +21,7 @@ def opened(kind: str = "text", /, *, batch_size: int = 4, rank: int = 0, world: 
     for name in ("path", "held_out_path"):
         if name in fields:
             fields[name] = [str(one) for one in (fields[name] if isinstance(fields[name], list) else [fields[name]])]
-    spec = Data(kind=kind, **{"context": 8, **fields})  # pyright: ignore[reportArgumentType]
+    spec = DataSection(kind=kind, **{"context": 8, **fields})  # pyright: ignore[reportArgumentType]
     return open_data(spec, seed=3, batch_size=batch_size, rank=rank, world_size=world, **given)
 
 

@@ -156,7 +156,7 @@ def test_adaptive_is_the_percentile_of_the_accepted_norms(fused: bool, attach: A
     assert rows["clip_factor"][landed].tolist() == pytest.approx(wanted.tolist(), rel=1e-4)
 
 
-@pytest.mark.parametrize(("norm", "threshold"), [(0.2, clips.LEAST), (5000.0, clips.MOST), (20.0, 20.0)])
+@pytest.mark.parametrize(("norm", "threshold"), [(0.2, clips.ADAPTIVE_MIN), (5000.0, clips.ADAPTIVE_MAX), (20.0, 20.0)])
 def test_adaptive_stays_within_bounds(norm: float, threshold: float, attach: Attach, read: Read) -> None:
     model = Dial()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

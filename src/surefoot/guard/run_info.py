@@ -27,8 +27,7 @@ from surefoot.journal.lock import RunDirectoryInUse
 from surefoot.journal.writer import Journal
 from surefoot.judge.multi_optimizer import make_judge
 from surefoot.measure.cross_rank import Ranks
-from surefoot.measure.environment import describe
-from surefoot.measure.system import StepTimer
+from surefoot.measure.system import StepTimer, describe_environment
 
 log = logging.getLogger("surefoot")
 _PROPORTIONAL = (torch.optim.SGD, torch.optim.ASGD, torch.optim.LBFGS)
@@ -126,7 +125,7 @@ def _run_json(context: GuardContext, pipeline: StepPipeline) -> dict[str, Any]:
         "optimizers": optimizers,
         "processes": pipeline.grad_stats.ranks.world_size,
     }
-    info = {"config": config, "data": None} | describe(pipeline.device)
+    info = {"config": config, "data": None} | describe_environment(pipeline.device)
     for name, extra in _EXTRA.get().items():
         value = info.get(name)
         info[name] = {**value, **extra} if isinstance(value, Mapping) and isinstance(extra, Mapping) else extra

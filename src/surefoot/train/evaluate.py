@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from surefoot import parallel
+from surefoot.checkpoint.side_effect_free import side_effect_free
 from surefoot.train.accumulation import check_loss, to_device
 from surefoot.train.build import RunParts
-from surefoot.train.undisturbed import undisturbed
 
 
 def compute_loss(parts: RunParts, batch: Any) -> tuple[Tensor, int | None]:
@@ -25,7 +25,7 @@ def evaluate(parts: RunParts) -> float | None:
     if parts.data.eval_loader is None:
         return None
     losses, counts = [], 0
-    with undisturbed(parts.model, parts.world.device):
+    with side_effect_free(parts.model):
         for number, batch in enumerate(parts.data.eval_loader):
             if number == parts.recipe.evaluation.batches:
                 break
