@@ -270,7 +270,7 @@ def replay(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="Change one setting, such as max_norm_ratio=10 or thresholds.jump=8; may be repeated.",
+            help="Change one setting, such as max_norm_ratio=10 or thresholds.norm_jump_ratio=8; may be repeated.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the decisions as JSON.")] = False,

@@ -252,7 +252,7 @@ def _plant_disk_fault(plan: RunPlan) -> None:
     if plan.disk_fault:
         failing = _FailingFiles(plan.disk_fault, plan.fault_at, struck=side_file(plan, "struck"))
         _patch(store, "Files", lambda: failing)
-        _patch(manager, "PATIENCE", 1.0)
+        _patch(manager, "STALL_TIMEOUT", 1.0)
 
 
 def _patch(module: ModuleType, name: str, value: object) -> None:

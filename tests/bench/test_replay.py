@@ -134,8 +134,8 @@ def test_it_needs_no_torch() -> None:
     [
         (["--policy", "dare"], "--policy dare is unknown. Use observe or protect"),
         (["--set", "max_norm_rato=10"], "Did you mean max_norm_ratio?"),
-        (["--set", "jump=10"], "Did you mean thresholds.jump?"),
-        (["--set", "thresholds.jmp=10"], "Did you mean thresholds.jump?"),
+        (["--set", "norm_jump_ratio=10"], "Did you mean thresholds.norm_jump_ratio?"),
+        (["--set", "thresholds.norm_jmp_ratio=10"], "Did you mean thresholds.norm_jump_ratio?"),
         (["--set", "colour=10"], "Use one of observe, max_norm_ratio"),
         (["--set", "max_norm_ratio"], "has no value"),
         (["--set", "max_consecutive_vetoes=many"], "max_consecutive_vetoes must be a whole number"),
@@ -337,7 +337,9 @@ def test_every_attach_has_its_own_judge(tmp_path: Path) -> None:
 
 
 def test_a_policy_survives_the_round_trip_through_run_json() -> None:
-    policy = Policy(max_norm_ratio=math.inf, max_consecutive_vetoes=7, thresholds=Thresholds(jump=9.5, window=17))
+    policy = Policy(
+        max_norm_ratio=math.inf, max_consecutive_vetoes=7, thresholds=Thresholds(norm_jump_ratio=9.5, baseline_rows=17)
+    )
     assert policy_from((loads_object(dumps({"policy": asdict(policy)})) or {})["policy"]) == policy
 
 

@@ -108,7 +108,7 @@ def test_on_the_host_the_memory_of_the_base_is_made_behind_the_runs_back(monkeyp
     assert ring.take(0, 0, wait=False) is None
     come.set()
     for attempt in range(1, 5):
-        while ring._allocating is not None and not ring._allocating.over:
+        while ring._allocating is not None and not ring._allocating.done:
             time.sleep(0.001)
         train(model, optimizer, attempt)
         assert ring.take(attempt, attempt, wait=False) is not None

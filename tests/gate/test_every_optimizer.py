@@ -164,7 +164,7 @@ def test_a_run_that_goes_back_goes_on_as_if_it_had_never_been_there(
         pytest.skip(OUTSIDE[name])
     run, without = start(name, "with"), start(name, "without")
     whole: TrainState = run.guard._recovery._train_state  # pyright: ignore[reportAttributeAccessIssue]
-    first = whole.take()
+    first = whole.capture()
     for i in (7, 8):
         run.train(i)
     whole.restore(first)

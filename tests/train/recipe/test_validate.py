@@ -27,7 +27,7 @@ def refused(*overrides: str, source: str = "lm-tiny") -> str:
         ("checkpoint.every=1", "checkpoints"),
         ("precision.dtype=bfloat16", "precision.compute"),
         ("protection.policy.snapshot_evry=5", "snapshot_every"),
-        ("protection.policy.thresholds.jmp=5", "jump"),
+        ("protection.policy.thresholds.norm_jmp_ratio=5", "norm_jump_ratio"),
     ],
 )
 def test_a_key_that_does_not_exist_is_answered_with_the_one_that_was_meant(wrong: str, right: str) -> None:
@@ -131,11 +131,11 @@ def test_what_runs_but_may_not_be_wanted_is_remarked() -> None:
 def test_fields_of_the_policy_and_intervals_of_the_checkpoints_make_one_policy() -> None:
     overrides = [
         "protection.policy.max_consecutive_vetoes=5",
-        "protection.policy.thresholds.jump=8",
+        "protection.policy.thresholds.norm_jump_ratio=8",
         "protection.mode=observe",
     ]
     policy = policy_of(load("lm-tiny", overrides)[0])
-    assert (policy.max_consecutive_vetoes, policy.thresholds.jump, policy.observe, policy.save_every) == (
+    assert (policy.max_consecutive_vetoes, policy.thresholds.norm_jump_ratio, policy.observe, policy.save_every) == (
         5,
         8.0,
         True,

@@ -152,7 +152,7 @@ def run_trial(recipe: Recipe, world: World, folder: Path, limit: TrialLimit, *, 
         if inspect_data
         else parts.data.train_loader
     )
-    limited = replace(parts, total=trial.wanted, data=replace(parts.data, train=loader))
+    limited = replace(parts, total=trial.wanted, data=replace(parts.data, train_loader=loader))
     try:
         with attach_guard(parts, Invocation("check")) as guard:
             try:
