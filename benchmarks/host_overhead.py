@@ -37,8 +37,8 @@ WIDTH = 8
 STEPS, WARMUP_STEPS = 400, 50
 PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "watch": ((AttachedGuard, "watch"), (AttachedGuard, "_backward_began"), (AttachedGuard, "_backward_ended")),
-    "measure": ((GradStats, "measure"), (GradStats, "totals"), (GradStats, "measure_weights")),
-    "gate": ((AttachedGuard, "_before_step"), (Gate, "apply"), (Gate, "after"), (Gate, "refresh")),
+    "measure": ((GradStats, "measure"), (GradStats, "gather_totals"), (GradStats, "measure_weights")),
+    "gate": ((AttachedGuard, "_before_step"), (Gate, "apply"), (Gate, "after_step"), (Gate, "refresh_thresholds")),
     "readback": (
         (AttachedGuard, "_after_step"),
         (AsyncReadback, "send"),
@@ -47,7 +47,12 @@ PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     ),
     "judge": ((Judge, "update"),),
     "journal": ((Journal, "row"),),
-    "snapshots": ((Recovery, "round_ended"), (Recovery, "begin"), (SnapshotRing, "settle"), (SnapshotRing, "prove")),
+    "snapshots": (
+        (Recovery, "iteration_ended"),
+        (Recovery, "forward_began"),
+        (SnapshotRing, "before_update"),
+        (SnapshotRing, "mark_good"),
+    ),
 }
 """The methods that make up each part."""
 

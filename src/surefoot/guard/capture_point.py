@@ -221,10 +221,10 @@ class CapturePoint:
             return self._with_host_rng(self._earlier, self._rng_at_eval)
         if self.fetches_announced:
             now = self._read(pipeline, due=True, fetching=True)
-            return replace(now, chance=self._rng_at_eval, inexact=(DURING_EVAL,))
+            return replace(now, rng_states=self._rng_at_eval, inexact=(DURING_EVAL,))
         earlier = self._earlier or self._read(pipeline, due=True)
         rng = earlier.rng_states or replace_torch_states(self._rng_at_eval, self._torch_rng)
-        return replace(earlier, chance=rng, inexact=(DURING_EVAL, *self._late(earlier)))
+        return replace(earlier, rng_states=rng, inexact=(DURING_EVAL, *self._late(earlier)))
 
     def at_close(self, pipeline: StepPipeline) -> EarlierState | None:
         """At the end of the run, which may be resumed to train on; None for the state as it is now."""
@@ -237,7 +237,7 @@ class CapturePoint:
             used = torch_rng_changed(self._torch_rng, self._position.torch_rng_states(pipeline))
             return EarlierState({}, inexact=(RNG_USED_AT_END,)) if used else None
         rng = self._earlier.rng_states or replace_torch_states(now, self._torch_rng)
-        return replace(self._earlier, chance=rng, inexact=self._late(self._earlier))
+        return replace(self._earlier, rng_states=rng, inexact=self._late(self._earlier))
 
     def _late(self, earlier: EarlierState) -> tuple[str, ...]:
         """A loader whose state is slow to read was not read in time."""
@@ -250,7 +250,7 @@ class CapturePoint:
             return replace(earlier, inexact=late)
         used = [] if self._last_rng is None else changed_host_generators(self._last_rng, now)
         reasons = (HOST_RNG_USED.format(" and ".join(used)),) if used else ()
-        return replace(earlier, chance=replace_torch_states(now, self._torch_rng), inexact=(*reasons, *late))
+        return replace(earlier, rng_states=replace_torch_states(now, self._torch_rng), inexact=(*reasons, *late))
 
     def _read(self, pipeline: StepPipeline, *, due: bool, fetching: bool = False) -> EarlierState:
         """Read the position in the data and the random states; only what is cheap to read unless a save is `due`."""
