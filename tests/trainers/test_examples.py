@@ -47,12 +47,12 @@ def test_every_example_is_run():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, "dead_run"}
 
 
-def test_the_dead_run_is_told_as_the_readme_has_it(tmp_path):
+def test_the_dead_run_is_diagnosed_as_the_guide_shows(tmp_path):
     log = subprocess.run([sys.executable, str(EXAMPLES / "dead_run.py")], capture_output=True, check=True).stdout
     (tmp_path / "train.log").write_bytes(log)
     answer = surefoot.diagnose(tmp_path / "train.log")
-    readme = " ".join((EXAMPLES.parent / "README.md").read_text(encoding="utf-8").split())
-    assert f"FAILED {answer.sentence}" in readme
+    guide = " ".join((EXAMPLES.parent / "docs" / "guide.md").read_text(encoding="utf-8").split())
+    assert f"FAILED {answer.sentence}" in guide
     assert answer.causes[0].cause is Cause.LEARNING_RATE
 
 
