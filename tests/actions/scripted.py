@@ -58,7 +58,7 @@ def script(guard: Any, plan: Mapping[int, Mapping[str, Any]], **options: Any) ->
 
 def set_overrides(guard: Any, **values: Any) -> None:
     """Set overrides from the next step on, as a decision would."""
-    guard._footing.overrides.set(StepOverrides(**values))
+    guard._recovery.overrides.set(StepOverrides(**values))
 
 
 class Watched(Run):

@@ -45,7 +45,7 @@ def test_back_to_the_bit(way: str, scaled: bool, where: str, attach: Attach, mon
     for i in range(12):
         run.train(i, 1.0 if i < 8 else 50.0)
     assert judge.rewinds == [(7, 8)]
-    assert {s.copy.home for s in guard._recovery.ring.states} == {where}
+    assert {s.copy.location for s in guard._recovery.ring.snapshots} == {where}
     for i in range(12, 20):
         run.train(i)
     twin = build()
@@ -107,7 +107,7 @@ def test_frozen_weights_are_kept_once(
         optimizer.step()
         optimizer.zero_grad()
         torch.cuda.synchronize()  # states on the host come as soon as their memory is there
-        while guard._recovery.ring._making is not None and not guard._recovery.ring._making.done:
+        while guard._recovery.ring._allocating is not None and not guard._recovery.ring._allocating.done:
             time.sleep(0.001)
         kept = state_of(model, optimizer)[:-1] if i == (11 if moved else 15) else kept
     ring = guard._recovery.ring
@@ -115,7 +115,7 @@ def test_frozen_weights_are_kept_once(
     assert equal(kept, state_of(model, optimizer)[:-1])
     assert {s.copy.location for s in ring.snapshots} == {where}
     assert ring.base_nbytes <= sum(p.nbytes for p in model.base.parameters())
-    assert len(ring.states) >= 3
+    assert len(ring.snapshots) >= 3
     assert not guard.disabled
     guard.close()
     said = [e for e in read().events if e.get("name") == "ring" and "base.weight" in e["detail"]]

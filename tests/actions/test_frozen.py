@@ -43,7 +43,7 @@ def test_a_run_with_adapters_goes_back_as_if_nothing_had_been(attach: Attach) ->
         train(*twin, i)
     assert equal(state_of(*twin), state_of(model, optimizer))
     ring = guard._recovery.ring
-    held = {t.untyped_storage().data_ptr(): t.nbytes for s in ring.states for t in s.copy.tensors}
+    held = {t.untyped_storage().data_ptr(): t.nbytes for s in ring.snapshots for t in s.copy.tensors}
     frozen = nbytes(model.base.parameters())
     assert len(ring.snapshots) == 4
     assert sum(held.values()) < frozen * 1.5
@@ -106,7 +106,7 @@ def test_weights_thawed_on_the_way_go_back_to_their_frozen_values(attach: Attach
     for i in range(20, 30):
         train(model, optimizer, i, guard.watch)
         ring = guard._recovery.ring
-        if ring.states[-1].attempt == i:
+        if ring.snapshots[-1].attempt == i:
             kept = state_of(model, optimizer)
     assert not model.base.weight.equal(frozen)
     assert len(judge.rewinds) == 2

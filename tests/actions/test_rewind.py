@@ -144,7 +144,7 @@ def test_no_snapshot_is_taken_during_trouble(attach: Attach) -> None:
     for i in range(11):
         judge.quiet = not 3 <= i <= 8
         train(model, optimizer, guard.watch, i)
-    assert [s.attempt for s in guard._recovery.ring.states] == [-1, 9]
+    assert [s.attempt for s in guard._recovery.ring.snapshots] == [-1, 9]
 
 
 def test_no_snapshot_is_taken_between_microbatches(attach: Attach) -> None:
@@ -291,7 +291,7 @@ def test_without_a_good_snapshot_the_judge_is_told(
     assert judge.failures == ["no snapshots are kept"] * 2
     assert judge.rewinds == []
     assert guard.step == 6
-    assert not guard.lost
+    assert not guard.disabled
     assert "half the rate cannot be done: no snapshots are kept" in caplog.text
     guard.close()
     assert len([e for e in read().events if e.get("name") == "failed"]) == 2
@@ -303,7 +303,7 @@ def test_no_snapshot_from_before_the_onset(attach: Attach) -> None:
     guard = attach(model, optimizer, policy=EVERY4)
     judge = script(guard, {9: BACK | {"overrides": surefoot_restraint(0.5)}})
     guard._recovery.forward_began()
-    for state in guard._recovery.ring.states:
+    for state in guard._recovery.ring.snapshots:
         state.attempt = 50
     judge.proves = 100
     for i in range(14):
@@ -313,7 +313,7 @@ def test_no_snapshot_from_before_the_onset(attach: Attach) -> None:
     for i in range(14, 20):
         train(model, optimizer, guard.watch, i)
     assert "no good snapshot" in judge.failures[0]
-    assert guard._footing.overrides.active.lr_factor == 0.5, "the overrides of a failed rewind are not applied"
+    assert guard._recovery.overrides.active.lr_factor == 0.5, "the overrides of a failed rewind are not applied"
 
 
 def surefoot_restraint(rate: float) -> Any:

@@ -274,7 +274,7 @@ def test_a_ceiling_refuses_in_the_same_step(what: str, name: str, attach: Attach
     norms = guard._reader.history.norms
     top = 3 * max(norms) if what == "norm" else 1e9
     set_overrides(
-        guard, norm_ceiling=(top,), loss_ceiling=1e9 if what == "norm" else 3 * max(guard._desk.history.losses)
+        guard, norm_ceiling=(top,), loss_ceiling=1e9 if what == "norm" else 3 * max(guard._reader.history.losses)
     )
     train(model, optimizer, guard.watch, 4)
     before = snapshot(model, optimizer)
@@ -416,7 +416,7 @@ def test_rewind_and_reset(attach: Attach) -> None:
         kept = snapshot(model) if i == 7 else kept
     assert same(kept, snapshot(model))
     assert not optimizer.state
-    assert guard._footing.overrides.active.lr_factor == 0.5
+    assert guard._recovery.overrides.active.lr_factor == 0.5
     train(model, optimizer, guard.watch, 12)
     assert not guard.disabled
 
@@ -486,4 +486,4 @@ def test_force_float32_fails_for_bfloat16_weights(attach: Attach) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert judge.failures == ["the model cannot compute in float32: it has weights in torch.bfloat16"]
-    assert guard._footing.overrides.active == StepOverrides(), "no part of the decision is done"
+    assert guard._recovery.overrides.active == StepOverrides(), "no part of the decision is done"

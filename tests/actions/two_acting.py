@@ -44,7 +44,7 @@ def trial(kind: str, lacking: bool, out: Path) -> dict[str, Any]:
     for i in range(12):
         run.train(2 * i + rank, 1.0 if i < 8 else 30.0)
         if lacking and rank == 1 and i == 9:
-            guard._recovery.ring._forget(guard._recovery.ring.states[-1])
+            guard._recovery.ring._forget(guard._recovery.ring.snapshots[-1])
     for i in range(12, 16):
         run.train(2 * i + rank)
     twin = watched(kind)

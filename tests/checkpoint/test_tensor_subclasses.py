@@ -106,7 +106,7 @@ def test_protection_stays_on_and_the_run_goes_back_in_place(name: str, attach: A
     optimizer = build(name, model)
     guard = attach(model, optimizer, policy=surefoot.Policy(snapshot_every=2))
     train(model, optimizer, guard.watch, range(4))
-    whole = guard._footing._whole
+    whole = guard._recovery._train_state
     copy = whole.capture()
     then = contents(model, optimizer)
     held = [id(v) for state in optimizer.state.values() for v in state.values() if type(v) is not Tensor]

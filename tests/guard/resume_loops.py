@@ -81,7 +81,7 @@ class Job:
     def loss(self, step: int, loss: Tensor) -> None:
         os.write(self._losses, f"{step} {float(loss.detach()).hex()}\n".encode())
         if self._manager is not None:  # such short steps would all be over before the first save is
-            self._manager.heard(wait=True)
+            self._manager.poll(wait=True)
         if dist.is_initialized():  # processes need a while to agree on the step at which they end
             time.sleep(0.1)
 

@@ -55,7 +55,7 @@ class Run:
         self.optimizer.zero_grad()
         manager: Any = getattr(self.guard._checkpointer, "_manager", None)  # type: ignore[attr-defined]
         if manager is not None:
-            manager.heard(wait=True)
+            manager.poll(wait=True)
 
     def pull_the_plug(self) -> None:
         self.guard.__exit__(RuntimeError, RuntimeError("the plug is pulled"), None)

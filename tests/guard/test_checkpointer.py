@@ -80,7 +80,7 @@ def test_a_run_goes_on_bit_for_bit_however_its_model_is_called(tmp_path: Path, f
     straight.guard.close()
     killed = Loop(forward, tmp_path / "b")
     killed.to(22)
-    killed.guard._checkpointer._manager.heard(wait=True)  # type: ignore[attr-defined]
+    killed.guard._checkpointer._manager.poll(wait=True)  # type: ignore[attr-defined]
     kept = [one.step for one in CheckpointStore(tmp_path / "b" / "checkpoints").all()]
     killed.guard.__exit__(RuntimeError, RuntimeError("the plug is pulled"), None)
     again = Loop(forward, tmp_path / "b")
