@@ -182,8 +182,8 @@ def test_a_run_of_another_version(
 
 
 def test_a_missing_run_or_one_without_rows(tmp_path: Path, copied: Callable[[str], Path]) -> None:
-    assert "not there" in typed(tmp_path / "nowhere").stderr
-    assert "is not the directory of a run" in typed(tmp_path).stderr
+    assert "does not exist" in typed(tmp_path / "nowhere").stderr
+    assert "is not a run directory" in typed(tmp_path).stderr
     run = copied(REFUSED)
     shutil.rmtree(run / "signals")
     assert "no rows to replay" in typed(run).stderr
@@ -294,7 +294,7 @@ class Loop:
 @pytest.mark.parametrize("optimizers", [1, 2, 3])
 @pytest.mark.parametrize("ring", [None, False])
 def test_the_judge_is_given_the_same_in_the_same_order(optimizers: int, ring: bool | None, tmp_path: Path) -> None:
-    loop = Loop(tmp_path / "run", optimizers, ring=ring)
+    loop = Loop(tmp_path / "run", optimizers, snapshot_memory=ring)
     spy = loop.spy({6: Action.REWIND, 14: Action.RELAX, 20: Action.REWIND, 21: Action.REWIND})
     loop.train(30, drops=(7, 8, 16, 22))
     loop.guard.close()
@@ -303,7 +303,7 @@ def test_the_judge_is_given_the_same_in_the_same_order(optimizers: int, ring: bo
 
 
 def test_the_same_after_parameters_were_added(tmp_path: Path) -> None:
-    loop = Loop(tmp_path / "run", ring=False)
+    loop = Loop(tmp_path / "run", snapshot_memory=False)
     spy = loop.spy({7: Action.REWIND, 12: Action.REWIND})
     loop.train(8)
     loop.model.append(nn.Linear(4, 4))

@@ -97,7 +97,7 @@ def test_a_pipe_is_read() -> None:
     [
         (["nowhere.log"], "nowhere.log does not exist"),
         (["GOOD", "--loss", "los"], "did you mean 'loss'"),
-        (["GOOD", "--plot", "x.txt"], "pictures end in .png"),
+        (["GOOD", "--plot", "x.txt"], "the file name must end in .png"),
         (["GOOD", "--compare"], "--compare takes two finished logs"),
         (["GOOD", "GOOD", "--follow"], "--follow takes one log"),
         (["GOOD", "--follow", "--on", "tuesday"], "Use failed or warning"),

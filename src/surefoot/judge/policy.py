@@ -74,7 +74,9 @@ class Policy:
         if wrong:
             raise ValueError(f"Policy: {', '.join(wrong)} must be at least 1.")
         if not self.max_snapshots >= 2:
-            raise ValueError("Policy: max_snapshots must be at least 2; attach(..., ring=False) keeps no snapshots.")
+            raise ValueError(
+                "Policy: max_snapshots must be at least 2; attach(..., snapshot_memory=False) keeps no snapshots."
+            )
         if not self.probe_every >= 0:
             raise ValueError("Policy: probe_every must be at least 0.")
         if not self.system_every >= 0.0:
