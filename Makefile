@@ -35,16 +35,16 @@ demo: $(STAMP) ## watch a training run survive three planted faults (about two m
 test: lint ## lint, then the whole test suite, a file a core
 	@$(PYTEST)
 
-portable: $(STAMP) ## the tests that train once more, with the arithmetic of another processor
+portable: $(STAMP) ## the tests that train, again with another processor's arithmetic
 	@$(OTHER_CPU) $(PYTEST) -m trains
 
-lint: $(STAMP) ## style, types, and which room may import which
+lint: $(STAMP) ## style, types, import contracts
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/basedpyright --level error
 	@$(BIN)/lint-imports --no-logo
 
-format: $(STAMP) ## put the code into the house style
+format: $(STAMP) ## apply the code style
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format --quiet .
 
