@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from benchmarks.recorded_run import JudgeNotice, RecordedAttach, read_attaches
 from surefoot.journal.strict_json import dumps
@@ -46,7 +47,7 @@ class DecisionPair:
     def differing_fields(self) -> list[str]:
         if self.then is None or self.now is None:
             return []
-        then, now = self.then.as_json(), self.now.as_json()
+        then, now = _compared(self.then), _compared(self.now)
         return [name for name in then if dumps(then[name]) != dumps(now[name])]
 
 
@@ -192,8 +193,15 @@ def _mark_hypothetical(pairs: Sequence[DecisionPair]) -> list[DecisionPair]:
 
 
 def _serialized(decision: Decision | None) -> str:
-    """The whole decision as the journal writes it."""
-    return "" if decision is None else dumps(decision.as_json())
+    """Everything about a decision that must be the same in a replay, as the journal writes it."""
+    return "" if decision is None else dumps(_compared(decision))
+
+
+def _compared(decision: Decision) -> dict[str, Any]:
+    """All fields but the reason: a journal of another version words it differently."""
+    fields = decision.as_json()
+    del fields["reason"]
+    return fields
 
 
 # -- the gate's verdicts under another policy

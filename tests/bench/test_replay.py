@@ -202,11 +202,22 @@ def test_rows_of_another_schema(copied: Callable[[str], Path]) -> None:
 def test_the_first_difference_is_shown(copied: Callable[[str], Path]) -> None:
     run = copied(REFUSED)
     told = (run / "events.jsonl").read_text()
-    (run / "events.jsonl").write_text(told.replace('"reason":"', '"reason":"once ', 1))
+    lines = told.splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if '"kind":"decision"' in line)
+    changed = lines[first].replace('"cause":"unknown"', '"cause":"drift"')
+    assert changed != lines[first]
+    (run / "events.jsonl").write_text("".join([*lines[:first], changed, *lines[first + 1 :]]))
     result = typed(run)
     assert result.exit_code == 1
-    assert "differs in reason" in result.stdout
-    assert "once " in result.stdout
+    assert "differs in cause" in result.stdout
+    assert "drift" in result.stdout
+
+
+def test_another_wording_of_a_reason_is_no_difference(copied: Callable[[str], Path]) -> None:
+    run = copied(REFUSED)
+    told = (run / "events.jsonl").read_text()
+    (run / "events.jsonl").write_text(told.replace('"reason":"', '"reason":"once ', 1))
+    assert typed(run).exit_code == 0
 
 
 def test_missing_per_tensor_rows_are_noted(copied: Callable[[str], Path]) -> None:
