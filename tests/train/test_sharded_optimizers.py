@@ -23,4 +23,4 @@ def test_muon_on_shards_differs_by_its_rounding_to_bfloat16_only(told: dict[str,
 
 @pytest.mark.parametrize("name", ["lamb", "rprop"])
 def test_what_cannot_step_on_shards_is_refused_with_the_way_out(told: dict[str, Any], name: str) -> None:
-    assert "cannot step on shards of weights. Use parallel.how=data, or another optimizer" in told[name]
+    assert "cannot step on sharded weights. Use parallel.strategy=data, or another optimizer" in told[name]

@@ -36,6 +36,6 @@ def test_a_process_that_is_killed_goes_on_to_the_same_weights_and_moments(tmp_pa
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     resumed = train(recipe)
     assert resumed.returncode == exit_codes.DONE, resumed.stderr
-    assert ", going on from " in resumed.stdout
+    assert ", resuming from " in resumed.stdout
     assert show(small(tmp_path / "whole", **parts), ()) == exit_codes.DONE
     assert same(saved(tmp_path / "run"), saved(tmp_path / "whole" / "run"))

@@ -63,7 +63,7 @@ def test_a_recipe_that_is_wrong(
         ),
         ({"model": "own_parts:huge"}, r"1,099,513 M parameters take .* GB .* smaller"),
         ({"model": "own_parts:points"}, "returned a TensorDataset, not a torch.nn.Module"),
-        ({"data": OWN | {"dataset": "own_parts:Noisy"}}, "expected a dataset with a length and samples by number"),
+        ({"data": OWN | {"dataset": "own_parts:Noisy"}}, "expected a dataset with __len__ and __getitem__"),
         ({"data": OWN | {"dataset": "own_parts:nothing"}}, "the dataset has 0 samples"),
         ({"data": {"path": ["texts"]}}, "texts"),
     ],

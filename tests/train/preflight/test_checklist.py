@@ -174,7 +174,7 @@ def test_texts_that_are_cut_are_told(tmp_path: Path) -> None:
     data = {"kind": "text", "path": str(texts), "context": 32, "packing": False, "held_out": 0.2}
     _, items = _checked(_recipe(tmp_path, model=model, data=data, loss="surefoot.models:next_token"), steps=12)
     assert items["data: unreadable or cut"].status is CheckStatus.WARNING
-    assert "cut" in items["data: unreadable or cut"].message
+    assert "truncated" in items["data: unreadable or cut"].message
     assert items["speed"].values["tokens_per_s"] > 0
 
 
