@@ -96,7 +96,7 @@ def test_a_pipe_is_read() -> None:
     ("arguments", "told"),
     [
         (["nowhere.log"], "nowhere.log does not exist"),
-        (["GOOD", "--loss", "los"], "did you mean 'loss'"),
+        (["GOOD", "--loss", "los"], "Did you mean 'loss'"),
         (["GOOD", "--plot", "x.txt"], "the file name must end in .png"),
         (["GOOD", "--compare"], "--compare takes two finished logs"),
         (["GOOD", "GOOD", "--follow"], "--follow takes one log"),

@@ -96,5 +96,5 @@ def test_a_column_can_be_named() -> None:
 
 def test_a_column_that_is_not_there_is_told_with_the_nearest() -> None:
     log = table({"step": 0, "train_loss": 1.0})
-    with pytest.raises(UnreadableInput, match=r"no column 'trian_loss'; did you mean 'train_loss'\?"):
+    with pytest.raises(UnreadableInput, match=r"no column 'trian_loss'\. Did you mean 'train_loss'\?"):
         extract_curves(log, {"loss": "trian_loss"})

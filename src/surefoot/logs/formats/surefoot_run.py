@@ -146,7 +146,8 @@ def _add_rows(scalars: reader.Scalars, builder: TableBuilder) -> None:
     refused = int((broken | (verdicts == Verdict.NORM_OUTLIER)).sum())
     if refused:
         builder.settings["refused"] = float(refused)
-        builder.note(f"{refused} updates were vetoed before they reached the weights")
+        updates = "1 update was" if refused == 1 else f"{refused:,} updates were"
+        builder.note(f"{updates} refused before reaching the weights")
 
 
 def _note_events(events: list[dict[str, Any]], builder: TableBuilder) -> None:

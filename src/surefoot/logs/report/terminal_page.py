@@ -134,7 +134,8 @@ def _small_print(diagnosis: LogDiagnosis, fine: bool) -> Iterator[Text]:
     for note in notes[:MAX_NOTES]:
         yield Text(f"note: {clean(note, 200)}", style="dim")
     if len(notes) > MAX_NOTES:
-        yield Text(f"{len(notes) - MAX_NOTES} more notes: --json has them all", style="dim")
+        more = len(notes) - MAX_NOTES
+        yield Text(f"{more} more {'note' if more == 1 else 'notes'} with --json", style="dim")
     if parts := source_parts(diagnosis):
         yield Text((" · " if fine else " | ").join(parts), style="dim")
 

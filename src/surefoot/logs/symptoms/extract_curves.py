@@ -47,9 +47,9 @@ def _find_column(table: LogTable, name: str) -> str:
     if name in table.columns:
         return name
     near = difflib.get_close_matches(name, list(table.columns), 1, 0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f" Did you mean {near[0]!r}?" if near else ""
     names = ", ".join(sorted(table.columns)[:40])
-    raise UnreadableInput(f"{table.path} has no column {name!r}{hint} There are: {names}")
+    raise UnreadableInput(f"{table.path} has no column {name!r}.{hint} Its columns: {names}")
 
 
 @dataclass(frozen=True, slots=True)
