@@ -33,7 +33,7 @@ class SurefootProtector(Protector):
     def watch(self, loss: Tensor, batch: MicroBatch) -> Tensor:
         return loss if self._guard is None else self._guard.watch(loss, batch.x)
 
-    def examine(self, run: ZooRun) -> None:
+    def evaluate(self, run: ZooRun) -> None:
         if self._guard is not None:
             self._guard.report(eval_loss=run.eval_loss())
 
