@@ -21,17 +21,30 @@ DENSE_MEASUREMENT = {"weights_every": 10, "system_every": 0.05, "snapshot_every"
 class SurefootProtector(Protector):
     """Attaches surefoot to the run, with its own run directory."""
 
-    def __init__(self, run_dir: Path, *, observe: bool) -> None:
+    def __init__(self, run_dir: Path, *, observe: bool, trials: bool = True) -> None:
         self._run_dir = run_dir
         self._observe = observe
+        self._trials = trials
+        """Give surefoot a `step_fn`, so that it can run trials."""
+        self._run: ZooRun | None = None
         self._guard: Guard | None = None
 
     def begin(self, run: ZooRun, model: nn.Module) -> None:
         policy = Policy(observe=self._observe, **DENSE_MEASUREMENT)
-        self._guard = surefoot.attach(model, run.optimizer, run_dir=self._run_dir, policy=policy, scaler=run.scaler)
+        self._run = run
+        self._guard = surefoot.attach(
+            model,
+            run.optimizer,
+            run_dir=self._run_dir,
+            policy=policy,
+            scaler=run.scaler,
+            step_fn=run.loss_again if self._trials else None,
+        )
 
     def watch(self, loss: Tensor, batch: MicroBatch) -> Tensor:
-        return loss if self._guard is None else self._guard.watch(loss, batch.x)
+        if self._guard is None or self._run is None:
+            return loss
+        return self._guard.watch(loss, {"x": batch.x, "y": batch.y, "extra": batch.extra, "step": self._run.step})
 
     def evaluate(self, run: ZooRun) -> None:
         if self._guard is not None:

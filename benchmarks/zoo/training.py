@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -155,6 +155,14 @@ class ZooRun:
         for hook in self._loss_hooks:
             loss = hook(self.step, loss)
         return loss
+
+    def loss_again(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+        """The loss of a batch of an earlier step, faults of that step included: what the loop would call `step_fn`."""
+        now, self.step = self.step, batch["step"]
+        try:
+            return self.loss(model, MicroBatch(batch["x"], batch["y"], batch["extra"]))
+        finally:
+            self.step = now
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -321,6 +321,30 @@ class Outcome(Event):
     values: dict[str, Any] = field(default_factory=dict)
 
 
+class TrialResult(StrEnum):
+    """What came of a trial."""
+
+    CONTINUED = "continued"
+    """The run continues from the branch that helped."""
+    REWOUND = "rewound"
+    """Nothing that was trained since the snapshot is worth keeping."""
+    LEFT_ALONE = "left_alone"
+    """No branch ends better than the run as it is, which goes on untouched."""
+    NOT_RUN = "not_run"
+    """A trial was not possible; `detail` says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialEvent(Event):
+    """A trial: short runs from a snapshot over kept batches, each with one thing changed."""
+
+    kind: ClassVar[str] = "trial"
+    result: TrialResult
+    detail: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+    """The snapshot, the branches with their probe losses, and what follows from them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointEvent(Event):
     """Something that happened to a checkpoint: saved, not saved, resumed from, marked."""

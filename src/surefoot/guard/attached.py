@@ -27,6 +27,7 @@ from surefoot.guard.null_checkpointer import NullCheckpointer
 from surefoot.guard.recovery import Recovery
 from surefoot.guard.run_info import open_metrics_reader
 from surefoot.guard.step_pipeline import StepPipeline
+from surefoot.guard.trial_control import make_trials
 from surefoot.measure.system import StepTimer, count_samples
 from surefoot.records import Action, Event, JudgedBy, StepMetrics
 
@@ -58,6 +59,9 @@ class AttachedGuard(Guard):
             self._reader = open_metrics_reader(context, self._pipeline, self._timer)
             self._recovery = Recovery(context, self._pipeline, self._reader, shadow=self._buffer_shadow)
             self._pipeline.attempt = self._reader.journal.last_attempt + 1
+            self._recovery.trials = make_trials(
+                self, context, self._pipeline, self._reader, self._recovery.train_state, self._recovery.loss_scale
+            )
             if context.resume:
                 from surefoot.guard.checkpointer import Checkpointer  # imports torch.distributed.checkpoint, slowly
 
@@ -141,6 +145,8 @@ class AttachedGuard(Guard):
     def forward_began(self) -> None:
         self._timer.forward_began()
         self._recovery.forward_began()
+        if self._recovery.trials is not None and torch.is_grad_enabled():
+            self._recovery.trials.recorder.forward_began()
         self._checkpointer.forward_began()
         if self._recovery.pending and torch.is_grad_enabled() and self._pipeline.grads_discarded():
             # On an overflow a GradScaler does not call optimizer.step(), so the iteration has to be ended here.
@@ -170,6 +176,8 @@ class AttachedGuard(Guard):
         self._checkpointer.loss_watched(batch)
         first, self._loss_watched = not self._loss_watched, True
         value, samples = loss.detach(), count_samples(batch)
+        if self._recovery.trials is not None:
+            self._recovery.trials.recorder.watched(batch)
         self._pipeline.record_inputs(batch)
         if progress is LOSS:
             self._pipeline.judged_by = JudgedBy.LOSS
@@ -242,6 +250,8 @@ class AttachedGuard(Guard):
             self._replace_pipeline()
         self._pipeline.before_step(k)
         self._recovery.before_step(k)
+        if self._recovery.trials is not None:
+            self._recovery.trials.recorder.before_step(k)
         self._checkpointer.before_step()
         if not callable(closure):
             self._pipeline.decide(k)
@@ -284,6 +294,8 @@ class AttachedGuard(Guard):
         self._training_thread = threading.get_ident()
         self._recovery.after_step(k)
         self._pipeline.after_step(k)
+        if self._recovery.trials is not None:
+            self._recovery.trials.recorder.step_ended(self._pipeline.attempt)
         withdrawn = self._pipeline.order.withdrawn
         if withdrawn is not None:  # that attempt did not end its iteration after all: nothing may resume from there
             self._recovery.withdraw(withdrawn)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.actions.action_context import CannotAct
@@ -24,6 +25,7 @@ from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
+from surefoot.guard.trial_control import TrialControl
 from surefoot.measure.block_layout import VerdictSlot
 from surefoot.records import EVENT_MARK, Action, Decision
 
@@ -43,23 +45,23 @@ class Recovery:
         self.overrides = OverrideApplier(context.model, context.optimizers, pipeline.gates)
         self._reader = reader
         self._shadow = shadow
-        self._train_state = TrainState(
+        self.train_state = TrainState(
             context.model,
             context.optimizers,
             scheduler=context.schedulers,
             extra={**context.extra, GATE_MEMORY: self},
             groups=bool(context.schedulers),
         )
-        self._train_state.step_changes = {id(gate.optimizer): gate.options for gate in pipeline.gates}
+        self.train_state.step_changes = {id(gate.optimizer): gate.options for gate in pipeline.gates}
         self.ring: SnapshotRing | None = None
         if context.snapshot_memory != 0 and not policy.observe:
             self.ring = SnapshotRing(
-                self._train_state,
+                self.train_state,
                 size=policy.max_snapshots,
                 max_age=policy.snapshot_reach,
                 budget_bytes=context.snapshot_memory,
             )
-        self._prefilled = [(o, bool(o.state)) for o in self._train_state.optimizers]
+        self._prefilled = [(o, bool(o.state)) for o in self.train_state.optimizers]
         """The optimizers, each with whether it had state before its first step, as Adagrad does."""
         self._snapshot_attempt: int | None = None
         """The attempt after which a snapshot was last taken, or should have been."""
@@ -68,6 +70,10 @@ class Recovery:
         self._reported_place = ""
         """Where snapshots live, as last reported; "nowhere" if off."""
         self._decisions: list[Decision] = []
+        self._rewound_to = -1
+        """The attempt after which the state was taken that the run was last rewound to."""
+        self.trials: TrialControl | None = None
+        """Runs trials before a decision is applied; None where that is not possible."""
         self.on_rewind: Callable[[int], None] | None = None
         """Called with the attempt that the run was rewound to."""
         self.on_stop: Callable[[], None] | None = None
@@ -102,6 +108,8 @@ class Recovery:
                 if snapshot.attempt == self._reader.last_attempt:
                     snapshot.step = self._reader.step  # only now it is known which updates were applied
             self.ring.mark_good(self._reader.judge.proven)
+        if self.trials is not None and self._reader.latest is not None:
+            self.trials.recorder.row_read(self._reader.latest)
         self._decisions += decisions
         if any(d.action is Action.STOP for d in decisions):
             self._reader.journal.flush()
@@ -154,7 +162,7 @@ class Recovery:
         self._snapshot_attempt = attempt
         if self.ring is None or self.ring.disabled_reason is not None:
             return None
-        self._train_state.scaler = self.pipeline.scaler
+        self.train_state.scaler = self.pipeline.scaler
         snapshot = self.ring.take(attempt, self._reader.step, wait=wait)
         self._report_ring(self.ring)
         return snapshot
@@ -192,7 +200,7 @@ class Recovery:
         self._report_messages()
         for decision in decisions:
             try:
-                result = apply(decision, self)
+                result = self._try_and_apply(decision)
             except TrainingStopped:
                 if self.on_stop is not None:
                     self.on_stop()
@@ -206,6 +214,32 @@ class Recovery:
             else:
                 level = logging.INFO if decision.action is Action.RELAX else logging.WARNING
                 self._log_decision(level, decision, result)
+
+    def _try_and_apply(self, decision: Decision) -> str:
+        """Apply a decision, or what a trial finds to be better; returns what was done, in words."""
+        latest = self._reader.latest
+        if self.trials is None or self.ring is None or latest is None:
+            return apply(decision, self)
+        tried = self.trials.consider(decision, self.ring, latest, self.pipeline.attempt)
+        if tried is None:
+            self._reader.judge.dismissed(decision)
+            return "left alone: no trial ended better than the run as it is"
+        if isinstance(tried, Decision):
+            result = apply(tried, self)
+            if tried.action is Action.REWIND:
+                self.trials.recorder.forget_after(self._rewound_to)
+            return result
+        state = tried.snapshot
+        updates = self.trials.continue_from(tried, self.ring)
+        state.step += updates
+        self.rewound(state)
+        state.step -= updates
+        if decision.overrides is not None:
+            self.overrides.set(decision.overrides, decision.optimizers)
+        return f"continued from step {state.step} with {updates} of the updates since: {tried.conclusion.best.value}"
+
+    def loss_scale(self) -> Tensor | None:
+        return self.pipeline.loss_scale()
 
     def _log_decision(self, level: int, decision: Decision, result: str) -> None:
         if self._reader.journal.rank == 0 and decision.action is not Action.REFUSE:
@@ -229,7 +263,7 @@ class Recovery:
         return ranks.intersect(attempts, self._policy.max_snapshots)
 
     def rewound(self, state: Snapshot) -> None:
-        attempt = self.pipeline.attempt
+        attempt, self._rewound_to = self.pipeline.attempt, state.attempt
         self._reader.drain(self.pipeline, judge=False)  # rows of updates that are undone now: written, not judged
         if self._shadow is not None:
             self._shadow.reset()

@@ -198,6 +198,12 @@ class Judge:
             if incident is not None:
                 incident.findings = [f for f in incident.findings if f.detector != "replicas"]
 
+    def dismissed(self, decision: Decision) -> None:
+        """A trial showed that nothing is wrong with the run: the incident is over, and nothing changes."""
+        self._remediation.action_withdrawn()
+        self._rewind_pending, self._blind_until = False, -1
+        self._tracker.close()
+
     def located(self, row: StepMetrics, module: str, kind: str, *, inputs: bool, weights: bool) -> list[Event]:
         """The module in which a non-finite value first appeared was found, after its row was judged."""
         cause, reason = cause_at_module(module, kind, inputs=inputs, weights=weights)

@@ -58,6 +58,9 @@ class Policy:
     snapshot_reach: int = 150
     """How many attempts back the oldest snapshot may lie: some trouble shows only long after it began."""
 
+    trial_seconds: float = 10.0
+    """With `step_fn=`: the longest time one trial may take; 0 runs none."""
+
     save_every: int = 1000
     """Steps between two checkpoints on disk, when `resume=` asks for checkpoints."""
     save_seconds: float = 3600.0

@@ -202,6 +202,12 @@ class Remediation:
         self._updates_since = -1
         self.overrides = self._previous_overrides
 
+    def action_withdrawn(self) -> None:
+        """The last decision was not carried out, because nothing was wrong."""
+        self.actions -= 1
+        self._updates_since = -1
+        self.overrides = self._previous_overrides
+
     @property
     def _last_remedy(self) -> str:
         return "" if self._last is None else self._last.remedy

@@ -1,0 +1,172 @@
+"""Tries decisions out before they are applied: a trial says what helps, and the run continues from that branch."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Callable
+from contextlib import contextmanager
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Protocol
+
+from surefoot.actions.action_context import CannotAct
+from surefoot.checkpoint.rng import get_rng_states, set_rng_states
+from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
+from surefoot.checkpoint.train_state import TrainState
+from surefoot.gate.veto import VetoMethod
+from surefoot.guard.context import GuardContext
+from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard.step_pipeline import StepPipeline
+from surefoot.records import EVENT_MARK, Action, Cause, Decision, Diagnosis, StepMetrics, TrialEvent, TrialResult
+from surefoot.trials.branches import BranchId
+from surefoot.trials.kept_steps import NotKept, StepRecorder
+from surefoot.trials.runner import Trial, TrialRunner
+from surefoot.trials.sandbox import Sandbox, StepFnFailed
+
+log = logging.getLogger("surefoot")
+FIRST_PAUSE = 10
+"""Attempts after a trial in which nothing helped, until the next one; twice as many after each further such trial."""
+MAX_PAUSE = 160
+PREFERRED = (Cause.LEARNING_RATE, Cause.MOMENTUM, Cause.BAD_BATCH, Cause.WEIGHTS_DAMAGED, Cause.TRANSIENT)
+"""Which of several causes that a trial leaves open is named where the judge has named none of them."""
+
+
+class HasSwitch(Protocol):
+    """A guard whose hooks can be switched off."""
+
+    disabled: bool
+
+
+class TrialControl:
+    """Runs trials of one attached run and continues from the branch that helps."""
+
+    def __init__(
+        self,
+        guard: HasSwitch,
+        context: GuardContext,
+        pipeline: StepPipeline,
+        reader: MetricsReader,
+        train_state: TrainState,
+        loss_scale: Callable[[], Any],
+    ) -> None:
+        assert context.step_fn is not None
+        self._guard, self._context, self._reader = guard, context, reader
+        self._train_state = train_state
+        self.recorder = StepRecorder(context.optimizers, max_steps=context.policy.snapshot_reach)
+        sandbox = Sandbox(context.model, context.optimizers, context.step_fn, train_state, loss_scale=loss_scale)
+        self._runner = TrialRunner(sandbox, self.recorder)
+        self._pause, self._paused_until = FIRST_PAUSE, -1
+        self._spent = 0.0
+        """Seconds that trials have taken."""
+
+    def consider(self, decision: Decision, ring: SnapshotRing, row: StepMetrics, attempt: int) -> Decision | Trial | None:
+        """What to do instead of this decision: nothing (None), another decision, or continue from a trial's branch."""
+        if not _is_tried(decision, row):
+            return decision
+        if attempt <= self._paused_until:
+            return None
+        try:
+            trial = self._run(decision, ring)
+        except (NotKept, StepFnFailed, CannotAct) as why:
+            self._record(decision, TrialResult.NOT_RUN, str(why), {})
+            return decision
+        best = trial.conclusion.best
+        self._spent += trial.seconds
+        if not trial.conclusion.harmed:
+            self._paused_until, self._pause = attempt + self._pause, min(2 * self._pause, MAX_PAUSE)
+            self._record(decision, TrialResult.LEFT_ALONE, trial.conclusion.detail, trial.as_json())
+            return None
+        self._pause = FIRST_PAUSE
+        decision = self._name_cause(decision, trial)
+        result = TrialResult.REWOUND if best is BranchId.REWIND else TrialResult.CONTINUED
+        self._record(decision, result, trial.conclusion.detail, trial.as_json())
+        return replace(decision, action=Action.REWIND) if best is BranchId.REWIND else trial
+
+    def _run(self, decision: Decision, ring: SnapshotRing) -> Trial:
+        onset = decision.max_attempt if decision.max_attempt >= 0 else decision.attempt
+        ring.verify()
+        early = [s for s in ring.snapshots if s.attempt < onset]
+        if not early:
+            raise NotKept(f"there is no snapshot from before attempt {onset}")
+        seconds = self._context.policy.trial_seconds
+        with self._guard_off():
+            return self._runner.run(early[-1], onset, deadline=seconds, try_float32=decision.cause in FLOAT32_CAUSES)
+
+    def continue_from(self, trial: Trial, ring: SnapshotRing) -> int:
+        """Put the run into the state at the end of the trial's best branch; returns the updates it holds since the
+        snapshot."""
+        schedulers = [(s, copy.deepcopy(s.state_dict())) for s in self._context.schedulers]
+        scaler = self._train_state.scaler
+        scaler_state = None if scaler is None else copy.deepcopy(scaler.state_dict())
+        options = [[dict(group) for group in o.param_groups] for o in self._context.optimizers]
+        rng_states = get_rng_states(set())
+        with self._guard_off():
+            count = self._runner.retake(trial, lambda: ring.rewind(trial.snapshot))
+        for scheduler, state in schedulers:
+            scheduler.load_state_dict(state)
+        if scaler is not None and scaler_state:
+            scaler.load_state_dict(scaler_state)
+        for optimizer, groups in zip(self._context.optimizers, options, strict=True):
+            for group, before in zip(optimizer.param_groups, groups, strict=True):
+                group.update(before)
+        set_rng_states(rng_states)
+        return count
+
+    @contextmanager
+    def _guard_off(self) -> Iterator[None]:
+        """Hooks of the guard do nothing: neither forward passes nor watched losses of a trial are the run's."""
+        self._guard.disabled = True
+        try:
+            yield
+        finally:
+            self._guard.disabled = False
+
+    def _name_cause(self, decision: Decision, trial: Trial) -> Decision:
+        causes = trial.conclusion.causes
+        if not causes or decision.cause in causes:
+            return decision
+        cause = next((c for c in PREFERRED if c in causes), sorted(causes)[0])
+        where: dict[str, Any] = {"step": decision.step, "attempt": decision.attempt, "time": decision.time}
+        evidence = {"trial": trial.as_json()}
+        diagnosis = Diagnosis(
+            **where, cause=cause, confidence=0.95, evidence=evidence, detail=f"by trial: {trial.conclusion.detail}"
+        )
+        self._reader.journal.event(diagnosis)
+        return replace(decision, cause=cause)
+
+    def _record(self, decision: Decision, result: TrialResult, detail: str, values: dict[str, Any]) -> None:
+        rank = self._reader.journal.rank
+        where: dict[str, Any] = {"step": decision.step, "attempt": decision.attempt, "time": decision.time, "rank": rank}
+        self._reader.journal.event(TrialEvent(**where, result=result, detail=detail, values=values))
+        if result is not TrialResult.NOT_RUN:
+            log.info("surefoot: step %d: trial: %s", decision.step, detail, extra={EVENT_MARK: True})
+
+
+FLOAT32_CAUSES = (Cause.PRECISION_OVERFLOW, Cause.PRECISION_UNDERFLOW)
+
+
+def _is_tried(decision: Decision, row: StepMetrics) -> bool:
+    """Whether the state of the run is in question: not where updates are refused, or only the precision is."""
+    overrides = decision.overrides
+    acts = decision.action in (Action.REWIND, Action.CONSTRAIN)
+    precision = decision.loss_scale > 0 or (decision.action is Action.CONSTRAIN and overrides is not None and overrides.float32)
+    return acts and not precision and row.applied
+
+
+def make_trials(
+    guard: HasSwitch, context: GuardContext, pipeline: StepPipeline, reader: MetricsReader, train_state: TrainState,
+    loss_scale: Callable[[], Any],
+) -> TrialControl | None:
+    """Trials for this run, if its `step_fn` and its optimizer allow them."""
+    possible = (
+        context.step_fn is not None
+        and context.snapshot_memory != 0
+        and not context.policy.observe
+        and context.policy.trial_seconds > 0
+        and len(context.optimizers) == 1
+        and pipeline.grad_stats.ranks.world_size == 1
+        and all(gate.veto_method is not VetoMethod.COPY for gate in pipeline.gates)
+    )
+    return TrialControl(guard, context, pipeline, reader, train_state, loss_scale) if possible else None

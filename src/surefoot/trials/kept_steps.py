@@ -1,0 +1,194 @@
+"""Keeps the last steps of a run, so that a trial can take them again: batches, random states, optimizer options."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from surefoot.checkpoint.rng import RngStates, get_torch_rng_states
+from surefoot.records import StepMetrics
+
+MAX_BATCH_BYTES = 1 << 30
+"""Bytes of batches that are kept at most; older steps are dropped first."""
+Options = list[dict[str, Any]]
+"""The options of each parameter group of one optimizer, without its parameters."""
+
+
+class NotKept(Exception):
+    """The steps that a trial needs are not kept; the message says why."""
+
+
+@dataclass(slots=True)
+class KeptStep:
+    """What one update was made of."""
+
+    attempt: int
+    """-1 until the update is complete."""
+    rng_states: RngStates
+    """Random states of torch before its first forward pass."""
+    batches: list[Any] = field(default_factory=list)
+    """One batch for each micro-batch."""
+    versions: list[int] = field(default_factory=list)
+    """Version counters of their tensors: a loop may have written other values into them since."""
+    options: list[Options] = field(default_factory=list)
+    """Options of each optimizer inside its step, overrides included."""
+    row: StepMetrics | None = None
+    """What was measured; arrives two steps later."""
+    left_out: bool = False
+    """The run continues from a branch without this step."""
+
+    @property
+    def applied(self) -> bool:
+        return self.row is None or self.row.applied
+
+    def intact(self) -> bool:
+        return [t._version for t in tensors_in(self.batches)] == self.versions
+
+
+class StepRecorder:
+    """Keeps the last `max_steps` steps, as far as their batches fit into `max_bytes`.
+
+    Batches are kept by reference. A loop that fills the same tensors again and again is noticed by their version
+    counters; from then on they are copied.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], *, max_steps: int, max_bytes: int = MAX_BATCH_BYTES) -> None:
+        self._optimizers = optimizers
+        self._steps: deque[KeptStep] = deque()
+        self._max_steps, self._max_bytes = max_steps, max_bytes
+        self._bytes = 0
+        self._current: KeptStep | None = None
+        self._devices: set[torch.device] = {p.device for o in optimizers for g in o.param_groups for p in g["params"]}
+        self._devices = {device for device in self._devices if device.type == "cuda"}
+        self._copy_batches = False
+
+    def __iter__(self) -> Iterator[KeptStep]:
+        return iter(self._steps)
+
+    @property
+    def newest_attempt(self) -> int:
+        return self._steps[-1].attempt if self._steps else -1
+
+    # -- called in every step
+
+    def forward_began(self) -> None:
+        """A forward pass begins; the first one after a step begins the next update."""
+        if self._current is None:
+            self._current = KeptStep(-1, get_torch_rng_states(self._devices))
+
+    def watched(self, batch: Any) -> None:
+        if self._current is None:
+            return
+        if self._steps and not self._copy_batches and not self._steps[-1].intact():
+            self._copy_batches = True
+        kept = copied(batch) if self._copy_batches else batch
+        self._current.batches.append(kept)
+        self._current.versions += [t._version for t in tensors_in(kept)]
+
+    def before_step(self, k: int) -> None:
+        """Optimizer `k` is about to step, with the overrides in force."""
+        if self._current is not None:
+            self._current.options.append(options_of(self._optimizers[k]))
+
+    def step_ended(self, attempt: int) -> None:
+        """The update is complete: keep it, and drop what is too old."""
+        if self._current is None:
+            return
+        self._current.attempt = attempt
+        self._steps.append(self._current)
+        self._bytes += num_bytes(self._current.batches)
+        self._current = None
+        while len(self._steps) > self._max_steps or (self._bytes > self._max_bytes and self._steps):
+            self._bytes -= num_bytes(self._steps.popleft().batches)
+
+    def row_read(self, row: StepMetrics) -> None:
+        for step in reversed(self._steps):
+            if step.attempt <= row.attempt:
+                if step.attempt == row.attempt:
+                    step.row = row
+                return
+
+    # -- called by trials
+
+    def since(self, first: int) -> list[KeptStep]:
+        """The steps from this attempt on, unchanged, without those that a trial has left out; raises `NotKept`."""
+        if not self._steps or self._steps[0].attempt > first:
+            raise NotKept(f"the batches since attempt {first} are not all kept any more")
+        steps = [s for s in self._steps if s.attempt >= first and not s.left_out]
+        changed = next((s for s in steps if not s.batches or not s.intact()), None)
+        if changed is not None:
+            raise NotKept(
+                f"the batch of attempt {changed.attempt} was changed after its step"
+                if changed.batches
+                else "guard.watch was given no batch: guard.watch(loss, batch)"
+            )
+        return steps
+
+    def before(self, attempt: int, count: int) -> list[KeptStep]:
+        """Up to `count` applied and unchanged steps right before an attempt, oldest first."""
+        earlier = [s for s in self._steps if s.attempt < attempt and _usable_probe(s)]
+        return earlier[-count:] if count else []
+
+    def replaced(self, losses: Mapping[int, float], norms: Mapping[int, float], *, since: int) -> None:
+        """The run continues from a branch: steps from this attempt on that are not in it are left out."""
+        for step in self._steps:
+            if step.attempt >= since:
+                step.left_out |= step.attempt not in losses
+                if step.row is not None and not step.left_out:
+                    step.row = replace(step.row, loss=losses[step.attempt], norm=norms[step.attempt])
+
+    def forget_after(self, attempt: int) -> None:
+        """Steps after this attempt belong to a run that was undone."""
+        while self._steps and self._steps[-1].attempt > attempt:
+            self._bytes -= num_bytes(self._steps.pop().batches)
+
+
+def _usable_probe(step: KeptStep) -> bool:
+    return step.applied and not step.left_out and bool(step.batches) and step.intact()
+
+
+def options_of(optimizer: Optimizer) -> Options:
+    """The options of its parameter groups; tensors among them are copied."""
+    return [
+        {name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested containers, and in the fields of dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_in(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            yield from tensors_in(getattr(value, name))
+
+
+def num_bytes(value: Any) -> int:
+    return sum(t.nbytes for t in tensors_in(value))
+
+
+def copied(value: Any) -> Any:
+    """A batch with its tensors copied; what is no container of them is kept as it is."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return type(value)({name: copied(part) for name, part in value.items()})
+    if type(value) in (list, tuple):
+        return type(value)(copied(part) for part in value)
+    return value

@@ -1,0 +1,253 @@
+"""Runs a trial: branch after branch from a snapshot, the cheapest telling one first, until it is clear what helps."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from surefoot.checkpoint.copies import StateCopy
+from surefoot.checkpoint.snapshots import Snapshot
+from surefoot.records import Cause, StepMetrics
+from surefoot.trials.branches import BranchId, BranchResult
+from surefoot.trials.conclusion import Conclusion, Deviation, Difference, conclude, first_difference
+from surefoot.trials.kept_steps import KeptStep, NotKept, Options, StepRecorder
+from surefoot.trials.sandbox import Sandbox
+
+NUM_PROBES = 6
+"""Probe batches, from before the snapshot."""
+UNIT_TOLERANCE = 0.02
+"""A loss that differs from step_fn's by a smaller fraction is the same."""
+STANDS_OUT_SIGMAS = 4.0
+"""Sigmas of the loss above normal from which a batch is suspected."""
+STANDS_OUT_NORM = 2.0
+"""The same for the gradient norm, as a multiple of the largest one before."""
+SETTING_CHANGE = 1.05
+"""A learning rate, or a momentum's memory, that has risen by this factor may be a cause."""
+LOWER_LR_FACTORS = {BranchId.LOWER_LR: 0.3, BranchId.LOWEST_LR: 0.1}
+
+
+@dataclass(slots=True)
+class Trial:
+    """One trial: what was tried, and what was found."""
+
+    snapshot: Snapshot
+    onset: int
+    steps: list[KeptStep]
+    probes: list[KeptStep]
+    suspects: frozenset[int] = frozenset()
+    """Attempts whose batches stand out."""
+    changed: frozenset[Cause] = frozenset()
+    """Causes among the settings that have changed since the snapshot."""
+    loss_factor: float = 1.0
+    """What the loop multiplies step_fn's loss by."""
+    reference: tuple[float, ...] = ()
+    """Losses of the probes at the snapshot."""
+    results: dict[BranchId, BranchResult] = field(default_factory=dict)
+    difference: Difference = Difference(Deviation.NONE)
+    conclusion: Conclusion = Conclusion(harmed=False)
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "snapshot": self.snapshot.attempt,
+            "onset": self.onset,
+            "replayed": len(self.steps),
+            "probes": len(self.probes),
+            "reference": statistics.fmean(self.reference) if self.reference else math.nan,
+            "branches": [result.as_json() for result in self.results.values()],
+            "deviation": self.difference.kind.value,
+            "deviation_attempt": self.difference.attempt,
+            "suspects": sorted(self.suspects),
+            "best": self.conclusion.best.value,
+            "causes": sorted(cause.value for cause in self.conclusion.causes),
+            "seconds": round(self.seconds, 3),
+        }
+
+
+class TrialRunner:
+    """Runs trials over the kept steps of one run."""
+
+    def __init__(self, sandbox: Sandbox, recorder: StepRecorder) -> None:
+        self._sandbox, self._recorder = sandbox, recorder
+
+    def run(self, snapshot: Snapshot, onset: int, *, deadline: float, try_float32: bool) -> Trial:
+        """Find out what helps a run that went wrong at attempt `onset`; raises `NotKept` or `StepFnFailed`."""
+        began = time.perf_counter()
+        trial = self._prepare(snapshot, onset)
+        sandbox, results = self._sandbox, trial.results
+        with sandbox.opened() as now:
+            results[BranchId.NOTHING] = BranchResult(BranchId.NOTHING, tuple(sandbox.losses(trial.probes)))
+            sandbox.restore(snapshot.copy)
+            trial.reference = tuple(sandbox.losses(trial.probes))
+            trial.loss_factor = self._loss_factor(trial)
+            results[BranchId.REPLAY] = self._run_branch(BranchId.REPLAY, trial)
+            rows = {s.attempt: s.row for s in trial.steps if s.row is not None}
+            trial.difference = first_difference(rows, results[BranchId.REPLAY], onset)
+            for branch in self._telling_branches(trial, try_float32=try_float32):
+                if time.perf_counter() - began > deadline:
+                    break
+                results[branch] = self._run_branch(branch, trial, now)
+        trial.conclusion = conclude(
+            results, trial.reference, trial.difference, trial.changed, clipped=any(map(_clips, trial.probes))
+        )
+        trial.seconds = time.perf_counter() - began
+        return trial
+
+    def _prepare(self, snapshot: Snapshot, onset: int) -> Trial:
+        first = snapshot.attempt + 1
+        steps = self._recorder.since(first)
+        probes = self._recorder.before(first, NUM_PROBES)
+        if len(probes) < NUM_PROBES // 2:  # of a run that has just begun: hold out some of its steps
+            known = [s for s in steps if s.row is not None and s.applied]
+            probes = known[:: max(1, len(known) // NUM_PROBES)][:NUM_PROBES]
+            held_out = {s.attempt for s in probes}
+            steps = [s for s in steps if s.attempt not in held_out]
+        if not probes or not steps:
+            raise NotKept("too few batches are kept")
+        rows = [s.row for s in steps if s.row is not None]
+        return Trial(
+            snapshot, onset, steps, probes, find_suspects(steps, onset), changed_settings(probes[-1], steps)
+        ) if rows else _nothing_read()
+
+    def _telling_branches(self, trial: Trial, *, try_float32: bool) -> list[BranchId]:
+        if trial.difference.kind is Deviation.LOSS:
+            return [BranchId.OLD_WEIGHTS]
+        branches = [BranchId.OLD_SETTINGS] if trial.changed else []
+        branches += [BranchId.SKIP, BranchId.CLIP]
+        return branches + ([BranchId.FLOAT32] if try_float32 else [])
+
+    def _loss_factor(self, trial: Trial) -> float:
+        """What the loop multiplies step_fn's loss by, such as a weight; 1 where that is unknown."""
+        row = trial.steps[0].row
+        if row is None or trial.steps[0].attempt >= trial.onset or not math.isfinite(row.loss):
+            return 1.0
+        (loss,) = self._sandbox.losses(trial.steps[:1])
+        ratio = row.loss / loss if loss else math.nan
+        return ratio if math.isfinite(ratio) and abs(ratio - 1.0) > UNIT_TOLERANCE else 1.0
+
+    def retake(self, trial: Trial, rewind: Callable[[], None]) -> int:
+        """Take the steps of the best branch once more, after `rewind`, and keep what they lead to; returns how many
+        updates that were. What is kept of these steps is then about the run as it continues."""
+        branch = trial.conclusion.best
+        with self._sandbox.borrowed():
+            rewind()
+            with self._sandbox.float32(enabled=branch is BranchId.FLOAT32):
+                losses, norms = self.take_steps(branch, trial)
+        self._recorder.replaced(losses, norms, since=trial.snapshot.attempt + 1)
+        return len(losses)
+
+    # -- one branch
+
+    def _run_branch(self, branch: BranchId, trial: Trial, now: StateCopy | None = None) -> BranchResult:
+        began = time.perf_counter()
+        sandbox = self._sandbox
+        if branch is BranchId.OLD_WEIGHTS and now is not None:
+            sandbox.restore(trial.snapshot.copy)
+            weights = sandbox.weights.capture()
+            sandbox.restore(now)
+            sandbox.weights.restore(weights)
+        else:
+            sandbox.restore(trial.snapshot.copy)
+        with sandbox.float32(enabled=branch is BranchId.FLOAT32):
+            losses, norms = self.take_steps(branch, trial)
+        probe_losses = tuple(sandbox.losses(trial.probes))
+        return BranchResult(branch, probe_losses, losses, norms, time.perf_counter() - began)
+
+    def take_steps(self, branch: BranchId, trial: Trial) -> tuple[dict[int, float], dict[int, float]]:
+        """Train the steps of a branch from the state the model is in; returns losses and norms by attempt."""
+        old = trial.probes[-1].options
+        usual = usual_norm(trial.probes)
+        losses: dict[int, float] = {}
+        norms: dict[int, float] = {}
+        for step in trial.steps:
+            if branch is BranchId.SKIP and step.attempt in trial.suspects:
+                continue
+            options: Sequence[Options] = step.options
+            if branch is BranchId.OLD_SETTINGS:
+                options = old
+            elif branch in LOWER_LR_FACTORS:
+                options = scaled_lr(old, LOWER_LR_FACTORS[branch])
+            losses[step.attempt], norms[step.attempt] = self._sandbox.train_step(
+                step,
+                options=options,
+                loss_factor=trial.loss_factor,
+                max_norm=usual if branch is BranchId.CLIP else loop_clip(step),
+                apply=step.applied,
+            )
+        return losses, norms
+
+
+def _nothing_read() -> Trial:
+    raise NotKept("no numbers of the steps since the snapshot have arrived yet")
+
+
+def find_suspects(steps: Sequence[KeptStep], onset: int) -> frozenset[int]:
+    """Attempts from the onset on whose loss or gradient norm stands out from those before, or that were refused; all
+    of them where none does."""
+    before = [s.row for s in steps if s.row is not None and s.attempt < onset and s.row.applied]
+    after = [s for s in steps if s.attempt >= onset]
+    everything = frozenset(s.attempt for s in after)
+    if len(before) < 4:
+        return everything
+    losses = [row.loss for row in before]
+    median = statistics.median(losses)
+    sigma = 1.5 * statistics.median(abs(loss - median) for loss in losses) + 1e-3 * abs(median)
+    max_norm = STANDS_OUT_NORM * max((row.norm for row in before if row.norm > 0), default=math.inf)
+
+    def stands_out(row: StepMetrics) -> bool:
+        return not row.applied or not row.loss < median + STANDS_OUT_SIGMAS * sigma or row.norm > max_norm
+
+    return frozenset(s.attempt for s in after if s.row is not None and stands_out(s.row)) or everything
+
+
+def changed_settings(before: KeptStep, steps: Sequence[KeptStep]) -> frozenset[Cause]:
+    """The causes among learning rate and momentum: those that are higher in any step than they were before."""
+    causes: set[Cause] = set()
+    for step in steps:
+        for old, new in zip(_groups(before), _groups(step), strict=False):
+            if _risen(float(old.get("lr", 0.0)), float(new.get("lr", 0.0))):
+                causes |= {Cause.LEARNING_RATE, Cause.SCHEDULE}
+            if _risen(_memory(old), _memory(new)):
+                causes.add(Cause.MOMENTUM)
+    return frozenset(causes)
+
+
+def _groups(step: KeptStep) -> list[dict[str, Any]]:
+    return [group for options in step.options for group in options]
+
+
+def _risen(old: float, new: float) -> bool:
+    return new > SETTING_CHANGE * old
+
+
+def _memory(group: dict[str, Any]) -> float:
+    """About how many updates a momentum averages over."""
+    momentum = float(group.get("momentum") or group.get("betas", (0.0,))[0])
+    return 1.0 / (1.0 - momentum) if momentum < 1.0 else math.inf
+
+
+def scaled_lr(options: Sequence[Options], factor: float) -> list[Options]:
+    return [[{**group, "lr": group["lr"] * factor} for group in groups] for groups in options]
+
+
+def usual_norm(steps: Sequence[KeptStep]) -> float:
+    norms = [s.row.norm for s in steps if s.row is not None and s.row.norm > 0]
+    return statistics.median(norms) if norms else math.inf
+
+
+def loop_clip(step: KeptStep) -> float:
+    """The norm that this step's gradients were clipped at, by the loop or by the guard."""
+    row = step.row
+    if row is None:
+        return math.inf
+    if row.applied_norm < 0.999 * row.norm:
+        return row.applied_norm
+    return row.clip if row.clip_factor < 1.0 else math.inf
+
+
+def _clips(step: KeptStep) -> bool:
+    return loop_clip(step) < math.inf

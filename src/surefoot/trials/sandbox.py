@@ -1,0 +1,179 @@
+"""Trains a run in a sandbox: whatever is tried inside, afterwards the run is bit for bit as it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.actions.force_float32 import ForceFloat32
+from surefoot.checkpoint.copies import StateCopy
+from surefoot.checkpoint.rng import set_rng_states
+from surefoot.checkpoint.train_state import TrainState
+from surefoot.trials.kept_steps import KeptStep, Options
+
+StepFn = Callable[[nn.Module, Any], Tensor]
+
+
+class StepFnFailed(Exception):
+    """The user's step_fn raised, or returned no loss; the message says what."""
+
+
+class Sandbox:
+    """One model and its optimizers, trained by `step_fn` without the loop and without the guard's hooks."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        step_fn: StepFn,
+        train_state: TrainState,
+        *,
+        loss_scale: Callable[[], Tensor | None],
+    ) -> None:
+        self._model, self._optimizers, self._step_fn = model, optimizers, step_fn
+        self._train_state = train_state
+        """Restores the whole run, with everything a step might touch."""
+        self.weights = TrainState(model, [])
+        self.training = TrainState(model, list(optimizers))
+        """Weights and optimizer state alone."""
+        self._loss_scale = loss_scale
+        self._params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+
+    @contextmanager
+    def opened(self) -> Iterator[StateCopy]:
+        """Yields a copy of the run as it is; on leaving, the run is that again."""
+        grads = [(p, p.grad) for p in self._params]
+        modes = [(m, m.training) for m in self._model.modules()]
+        options = [[dict(group) for group in o.param_groups] for o in self._optimizers]
+        now = self._train_state.capture()
+        with ExitStack() as stack:
+            for p in self._params:
+                p.grad = None
+            stack.enter_context(torch.enable_grad())
+            if torch.is_autocast_enabled(self._device.type):  # the loop's own; step_fn has its own, too
+                stack.enter_context(torch.autocast(self._device.type, enabled=False))
+            try:
+                yield now
+            finally:
+                self._train_state.restore(now)
+                for optimizer, groups in zip(self._optimizers, options, strict=True):
+                    for group, before in zip(optimizer.param_groups, groups, strict=True):
+                        group.update(before)
+                for module, training in modes:
+                    module.training = training
+                for p, grad in grads:
+                    p.grad = grad
+                torch.clear_autocast_cache()
+
+    @contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """Train the run itself: its gradients are dropped, everything else is left as it becomes."""
+        with ExitStack() as stack:
+            for p in self._params:
+                p.grad = None
+            stack.enter_context(torch.enable_grad())
+            if torch.is_autocast_enabled(self._device.type):
+                stack.enter_context(torch.autocast(self._device.type, enabled=False))
+            yield
+        torch.clear_autocast_cache()
+
+    @property
+    def _device(self) -> torch.device:
+        return self._params[0].device
+
+    def restore(self, state: StateCopy) -> None:
+        """Continue from a snapshot of the whole run."""
+        self._train_state.restore(state)
+
+    # -- one update
+
+    def train_step(
+        self,
+        step: KeptStep,
+        *,
+        options: Sequence[Options],
+        loss_factor: float = 1.0,
+        max_norm: float = math.inf,
+        apply: bool = True,
+    ) -> tuple[float, float]:
+        """Take a kept step again, with these options; returns loss and gradient norm.
+
+        An update whose gradients are not finite is refused, as by the gate.
+        """
+        loss = self._backward(step, loss_factor)
+        norm = self._clip(max_norm)
+        if apply and math.isfinite(norm) and math.isfinite(loss):
+            for optimizer, groups in zip(self._optimizers, options, strict=True):
+                for group, values in zip(optimizer.param_groups, groups, strict=True):
+                    group.update(values)
+                _bare_step(optimizer)
+        for p in self._params:
+            p.grad = None
+        return loss, norm
+
+    def _backward(self, step: KeptStep, loss_factor: float) -> float:
+        set_rng_states(step.rng_states)
+        scale = self._loss_scale()
+        factor = loss_factor / len(step.batches)
+        total = 0.0
+        for batch in step.batches:
+            loss = self._loss(batch)
+            (loss * factor if scale is None else loss * (factor * scale.to(loss.device))).backward()
+            total += float(loss.detach()) * factor
+        grads = [p.grad for p in self._params if p.grad is not None]
+        if scale is not None and grads:
+            torch._foreach_div_(grads, scale.to(grads[0].device))
+        return total
+
+    def _loss(self, batch: Any) -> Tensor:
+        torch.clear_autocast_cache()
+        try:
+            loss = self._step_fn(self._model, batch)
+        except Exception as error:
+            raise StepFnFailed(f"step_fn failed on a kept batch: {type(error).__name__}: {error}") from error
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise StepFnFailed(f"step_fn must return the loss, a tensor with one element, not {type(loss).__name__}")
+        return loss.reshape(())
+
+    def _clip(self, max_norm: float) -> float:
+        grads = [p.grad for p in self._params if p.grad is not None]
+        if not grads:
+            return math.nan
+        norm = float(torch.nn.utils.get_total_norm(grads))
+        if norm > max_norm:
+            torch._foreach_mul_(grads, max_norm / norm)
+        return norm
+
+    # -- probes
+
+    @torch.no_grad()
+    def losses(self, steps: Sequence[KeptStep]) -> list[float]:
+        """The loss of each of these steps with the weights as they are; buffers may change."""
+        result: list[float] = []
+        for step in steps:
+            set_rng_states(step.rng_states)
+            result.append(sum(float(self._loss(batch)) for batch in step.batches) / len(step.batches))
+        return result
+
+    @contextmanager
+    def float32(self, *, enabled: bool) -> Iterator[None]:
+        """The model computes in float32 inside, where it can."""
+        force = ForceFloat32(self._model)
+        force.set_enabled(enabled and force.unsupported_reason() is None)
+        try:
+            yield
+        finally:
+            force.set_enabled(False)
+
+
+def _bare_step(optimizer: Optimizer) -> None:
+    """The optimizer's own step, without the hooks on it and without what schedulers put around it."""
+    step: Any = type(optimizer).step
+    step = step.__wrapped__ if getattr(step, "hooked", False) and hasattr(step, "__wrapped__") else step
+    step(optimizer)
