@@ -214,6 +214,8 @@ class AttachedGuard(Guard):
         if self._pipeline.in_line_search:
             return
         self._pipeline.backward_ended(loss, weight.detach())
+        if self._recovery.trials is not None:
+            self._recovery.trials.recorder.backward_ended(weight.detach())
         so_far = self._pipeline.samples
         self._pipeline.samples = samples if math.isnan(so_far) else so_far + samples
 

@@ -110,6 +110,7 @@ class Recovery:
             self.ring.mark_good(self._reader.judge.proven)
         if self.trials is not None and self._reader.latest is not None:
             self.trials.recorder.row_read(self._reader.latest)
+            self.trials.recorder.trust(self._reader.judge.proven)
         self._decisions += decisions
         if any(d.action is Action.STOP for d in decisions):
             self._reader.journal.flush()

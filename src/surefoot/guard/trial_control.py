@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
 from surefoot.actions.action_context import CannotAct
 from surefoot.checkpoint.rng import get_rng_states, set_rng_states
-from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
+from surefoot.checkpoint.snapshots import SnapshotRing
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.gate.veto import VetoMethod
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
-from surefoot.records import EVENT_MARK, Action, Cause, Decision, Diagnosis, StepMetrics, TrialEvent, TrialResult
+from surefoot.records import (
+    EVENT_MARK,
+    Action,
+    Cause,
+    Decision,
+    Diagnosis,
+    StepMetrics,
+    StepOverrides,
+    TrialEvent,
+    TrialResult,
+)
 from surefoot.trials.branches import BranchId
 from surefoot.trials.kept_steps import NotKept, StepRecorder
 from surefoot.trials.runner import Trial, TrialRunner
@@ -61,7 +69,9 @@ class TrialControl:
         self._spent = 0.0
         """Seconds that trials have taken."""
 
-    def consider(self, decision: Decision, ring: SnapshotRing, row: StepMetrics, attempt: int) -> Decision | Trial | None:
+    def consider(
+        self, decision: Decision, ring: SnapshotRing, row: StepMetrics, attempt: int
+    ) -> Decision | Trial | None:
         """What to do instead of this decision: nothing (None), another decision, or continue from a trial's branch."""
         if not _is_tried(decision, row):
             return decision
@@ -92,7 +102,7 @@ class TrialControl:
             raise NotKept(f"there is no snapshot from before attempt {onset}")
         seconds = self._context.policy.trial_seconds
         with self._guard_off():
-            return self._runner.run(early[-1], onset, deadline=seconds, try_float32=decision.cause in FLOAT32_CAUSES)
+            return self._runner.run(early, onset, deadline=seconds, try_float32=decision.cause in FLOAT32_CAUSES)
 
     def continue_from(self, trial: Trial, ring: SnapshotRing) -> int:
         """Put the run into the state at the end of the trial's best branch; returns the updates it holds since the
@@ -138,7 +148,12 @@ class TrialControl:
 
     def _record(self, decision: Decision, result: TrialResult, detail: str, values: dict[str, Any]) -> None:
         rank = self._reader.journal.rank
-        where: dict[str, Any] = {"step": decision.step, "attempt": decision.attempt, "time": decision.time, "rank": rank}
+        where: dict[str, Any] = {
+            "step": decision.step,
+            "attempt": decision.attempt,
+            "time": decision.time,
+            "rank": rank,
+        }
         self._reader.journal.event(TrialEvent(**where, result=result, detail=detail, values=values))
         if result is not TrialResult.NOT_RUN:
             log.info("surefoot: step %d: trial: %s", decision.step, detail, extra={EVENT_MARK: True})
@@ -149,14 +164,18 @@ FLOAT32_CAUSES = (Cause.PRECISION_OVERFLOW, Cause.PRECISION_UNDERFLOW)
 
 def _is_tried(decision: Decision, row: StepMetrics) -> bool:
     """Whether the state of the run is in question: not where updates are refused, or only the precision is."""
-    overrides = decision.overrides
-    acts = decision.action in (Action.REWIND, Action.CONSTRAIN)
-    precision = decision.loss_scale > 0 or (decision.action is Action.CONSTRAIN and overrides is not None and overrides.float32)
-    return acts and not precision and row.applied
+    if decision.action not in (Action.REWIND, Action.CONSTRAIN) or not row.applied:
+        return False
+    precision_only = decision.action is Action.CONSTRAIN and (decision.overrides or StepOverrides()).float32
+    return not precision_only and not decision.loss_scale > 0
 
 
 def make_trials(
-    guard: HasSwitch, context: GuardContext, pipeline: StepPipeline, reader: MetricsReader, train_state: TrainState,
+    guard: HasSwitch,
+    context: GuardContext,
+    pipeline: StepPipeline,
+    reader: MetricsReader,
+    train_state: TrainState,
     loss_scale: Callable[[], Any],
 ) -> TrialControl | None:
     """Trials for this run, if its `step_fn` and its optimizer allow them."""

@@ -9,7 +9,7 @@ from surefoot.records import Cause, Event
 
 Emit = Callable[[int, str, str, str | None], None]
 """Receives one line: step, label (finding, cause, action, outcome, would, failed), text, style."""
-SYSTEM_DETECTORS = frozenset({"pace", "bottleneck", "memory"})
+SYSTEM_DETECTORS = frozenset({"slow_steps", "idle_device", "memory_growth"})
 """Detectors that look at the machine and not at the training."""
 APPLIED_TO_CONFIRM = 5
 """Attempts to wait after the last refusal before reporting that refusing helped."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot import parallel
 from surefoot.checkpoint.side_effect_free import side_effect_free
@@ -17,6 +18,16 @@ def compute_loss(parts: RunParts, batch: Any) -> tuple[Tensor, int | None]:
     """Forward pass and loss in the recipe's precision, as (mean, None) or (sum, count)."""
     with parts.precision.forward():
         return check_loss(parts.loss(parts.forward, batch), parts.recipe.loss.factory)
+
+
+def step_fn_of(parts: RunParts) -> Callable[[nn.Module, Any], Tensor]:
+    """The loss of a batch that the loop has watched, for the guard to compute again."""
+
+    def step_fn(model: nn.Module, batch: Any) -> Tensor:
+        loss, count = compute_loss(parts, batch)
+        return loss if count is None else loss / max(count, 1)
+
+    return step_fn
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from surefoot.sinks.console import PlainConsole, RunConsole
 from surefoot.sinks.reporter import Reporter
 from surefoot.train import exit_codes
 from surefoot.train.build import RunParts, build, run_dir_of
+from surefoot.train.evaluate import step_fn_of
 from surefoot.train.loop import train
 from surefoot.train.recipe import Recipe, RecipeError, as_plain, policy_of, remarks
 from surefoot.train.result import RunResult, final_losses, finite_mean, summary_extras
@@ -99,6 +100,7 @@ def attach_guard(parts: RunParts, invocation: Invocation, recipe: Recipe | None 
             snapshot_memory=protection.snapshot_memory,
             loader=parts.data.train_loader,
             resume=not policy.observe,
+            step_fn=step_fn_of(parts) if parts.world.size == 1 else None,
         )
 
 

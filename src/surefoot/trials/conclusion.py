@@ -1,4 +1,4 @@
-"""What the branches of a trial mean: whether the run was harmed, by what kind of thing, and which branch to continue."""
+"""What the branches of a trial mean: whether the run was harmed, by what, and from which branch to continue."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from surefoot.records import Cause, StepMetrics
-from surefoot.trials.branches import BranchId, BranchResult, gain, is_better
+from surefoot.trials.branches import BranchId, BranchResult, is_better
 
 LOSS_TOLERANCE = 0.03
 """Relative difference of a loss from its replay that rounding explains."""
 NORM_TOLERANCE = 0.15
 """The same for gradient norms, which scatter more."""
-NOISE_FACTOR = 5.0
-"""Differences beyond this many usual ones before the onset count as a deviation."""
+LASTING_SHARE = 0.6
+"""The share of the steps from a deviation on that must deviate too."""
 OPTIMIZER_HARM = 0.1
 """The optimizer state is damaged when steps with it end this fraction worse than with the one of the snapshot."""
 
@@ -36,6 +36,9 @@ WEIGHT_CAUSES = frozenset(
     {Cause.WEIGHTS_DAMAGED, Cause.DEAD_UNITS, Cause.VANISHING_GRADIENT, Cause.LOGIT_GROWTH, Cause.TRANSIENT}
 )
 """Causes that lie in weights which no update explains."""
+UNIT_CAUSES = frozenset({Cause.ACCUMULATION})
+GRADIENT_CAUSES = frozenset({Cause.TRANSIENT, Cause.ACCUMULATION, Cause.PRECISION_UNDERFLOW})
+PRECISION_CAUSES = frozenset({Cause.PRECISION_OVERFLOW, Cause.PRECISION_UNDERFLOW})
 
 
 class Deviation(StrEnum):
@@ -73,30 +76,26 @@ class Conclusion:
     detail: str = ""
 
 
-def first_difference(rows: Mapping[int, StepMetrics], replay: BranchResult, onset: int) -> Difference:
-    """Where the run, as recorded, first differs from its replay by more than it usually does before the onset."""
-    earlier = [
-        (_relative(rows[k].loss, replay.losses[k]), _relative(rows[k].norm, replay.norms[k]))
-        for k in replay.losses
-        if k in rows and k < onset
-    ]
-    usual_loss, usual_norm = (_lower_quartile(values) for values in zip(*earlier, strict=True)) if earlier else (0.0, 0.0)
-    loss_limit, norm_limit = LOSS_TOLERANCE + NOISE_FACTOR * usual_loss, NORM_TOLERANCE + NOISE_FACTOR * usual_norm
-    for attempt in sorted(replay.losses.keys() & rows.keys()):
+SAME = Difference(Deviation.NONE)
+NOTHING_FOUND = Conclusion(harmed=False)
+
+
+def first_difference(rows: Mapping[int, StepMetrics], replay: BranchResult) -> Difference:
+    """Where the run, as recorded, first differs from its replay, and from there on in most of its steps."""
+    attempts = sorted(replay.losses.keys() & rows.keys())
+    loss_off = [_relative(rows[k].loss, replay.losses[k]) for k in attempts]
+    norm_off = [_relative(rows[k].norm, replay.norms[k]) for k in attempts]
+    differs = [a > LOSS_TOLERANCE or b > NORM_TOLERANCE for a, b in zip(loss_off, norm_off, strict=True)]
+    for i, attempt in enumerate(attempts):
+        if not differs[i] or sum(differs[i:]) < LASTING_SHARE * len(differs[i:]):
+            continue
         row, loss, norm = rows[attempt], replay.losses[attempt], replay.norms[attempt]
-        off, norm_off = _relative(row.loss, loss), _relative(row.norm, norm)
-        if off > loss_limit:
-            factor = row.loss / loss if loss and math.isfinite(loss) else math.inf
-            same = math.isfinite(factor) and _relative(row.norm, factor * norm) <= norm_limit
-            return Difference(Deviation.UNIT if same and factor > 0 else Deviation.LOSS, attempt, factor)
-        if norm_off > norm_limit:
+        if loss_off[i] <= LOSS_TOLERANCE:
             return Difference(Deviation.GRADIENT, attempt)
-    return Difference(Deviation.NONE)
-
-
-def _lower_quartile(values: Sequence[float]) -> float:
-    """The trouble may have begun some steps before the onset, so the median would be too high."""
-    return sorted(values)[len(values) // 4]
+        factor = row.loss / loss if loss and math.isfinite(loss) else math.inf
+        same = 0 < factor < math.inf and _relative(row.norm, factor * norm) <= LOSS_TOLERANCE
+        return Difference(Deviation.UNIT if same else Deviation.LOSS, attempt, factor)
+    return SAME
 
 
 def _relative(value: float, other: float) -> float:
@@ -118,7 +117,8 @@ def conclude(
     `clipped` says that the loop clipped before."""
     nothing = results[BranchId.NOTHING].probe_losses
     best = BranchId.NOTHING
-    for branch in _candidates(difference, changed):
+    harmed = is_better(reference, nothing)
+    for branch in _candidates(difference, changed, harmed=harmed):
         losses = results[branch].probe_losses if branch in results else (math.inf,)
         if branch not in results or not is_better(losses, nothing):
             continue
@@ -128,50 +128,55 @@ def conclude(
         return Conclusion(False, detail="no branch ends better than the run as it is")
     ended = results[best].probe_losses
     detail = f"{best.value}: probe loss {statistics.fmean(ended):.4g}, {statistics.fmean(nothing):.4g} as it is"
-    causes = _causes(results, difference, best, changed, clipped=clipped)
+    causes = _causes(results, difference, changed, clipped=clipped)
     if is_better(reference, ended):  # nothing that was trained since is worth keeping
         return Conclusion(True, BranchId.REWIND, causes, detail)
     return Conclusion(True, best, causes, detail)
 
 
-def _candidates(difference: Difference, changed: frozenset[Cause]) -> Iterator[BranchId]:
-    """The branches to continue from, those that lose least first."""
+def _candidates(difference: Difference, changed: frozenset[Cause], *, harmed: bool) -> Iterator[BranchId]:
+    """The branches to continue from, those that lose least first.
+
+    Smaller updates make nearly any loss lower for a while: they count only where the run is worse than it was.
+    """
     if difference.kind is not Deviation.NONE:
         yield BranchId.REPLAY
-    if changed:
+    if changed and harmed:
         yield BranchId.OLD_SETTINGS
     yield BranchId.SKIP
-    yield BranchId.CLIP
-    yield BranchId.FLOAT32
+    if harmed:
+        yield BranchId.CLIP
+        yield BranchId.FLOAT32
 
 
 def _causes(
     results: Mapping[BranchId, BranchResult],
     difference: Difference,
-    best: BranchId,
     changed: frozenset[Cause],
     *,
     clipped: bool,
 ) -> frozenset[Cause]:
-    nothing = results[BranchId.NOTHING].probe_losses
-    cures = {b for b, r in results.items() if b is not BranchId.NOTHING and is_better(r.probe_losses, nothing)}
-    if difference.kind is Deviation.UNIT:
-        return frozenset({Cause.ACCUMULATION})
-    if difference.kind is Deviation.GRADIENT:
-        return frozenset({Cause.TRANSIENT, Cause.ACCUMULATION, Cause.PRECISION_UNDERFLOW})
+    """The causes that explain what cures and where the run differs from its replay."""
     if difference.kind is Deviation.LOSS:
-        replay, old_weights = results.get(BranchId.REPLAY), results.get(BranchId.OLD_WEIGHTS)
-        if replay is None or old_weights is None:
-            return WEIGHT_CAUSES | {Cause.OPTIMIZER_STATE}
-        harm = old_weights.probe_loss > (1.0 + OPTIMIZER_HARM) * replay.probe_loss
-        damaged = not math.isfinite(old_weights.probe_loss) or (harm and gain(replay.probe_losses, old_weights.probe_losses) > 1)
-        return frozenset({Cause.OPTIMIZER_STATE}) if damaged else WEIGHT_CAUSES
-    if changed and BranchId.OLD_SETTINGS in cures:
-        return changed
-    if BranchId.FLOAT32 in cures:
-        return frozenset({Cause.PRECISION_OVERFLOW, Cause.PRECISION_UNDERFLOW})
-    if BranchId.CLIP in cures and clipped:
-        return frozenset({Cause.EXPLODING_GRADIENT})
-    if BranchId.SKIP in cures:
-        return DATA_CAUSES
-    return frozenset()
+        return _causes_in_state(results)
+    if difference.kind is not Deviation.NONE:
+        return UNIT_CAUSES if difference.kind is Deviation.UNIT else GRADIENT_CAUSES
+    nothing = results[BranchId.NOTHING].probe_losses
+    by_cure = (
+        (BranchId.OLD_SETTINGS, changed),
+        (BranchId.FLOAT32, PRECISION_CAUSES),
+        (BranchId.CLIP, frozenset({Cause.EXPLODING_GRADIENT}) if clipped else frozenset[Cause]()),
+        (BranchId.SKIP, DATA_CAUSES),
+    )
+    cures = (c for b, c in by_cure if c and b in results and is_better(results[b].probe_losses, nothing))
+    return next(cures, frozenset())
+
+
+def _causes_in_state(results: Mapping[BranchId, BranchResult]) -> frozenset[Cause]:
+    """Weights or optimizer state were changed by something else than updates: which of the two."""
+    replay, old_weights = results[BranchId.REPLAY], results.get(BranchId.OLD_WEIGHTS)
+    if old_weights is None:
+        return WEIGHT_CAUSES | {Cause.OPTIMIZER_STATE}
+    worse = not old_weights.probe_loss <= (1.0 + OPTIMIZER_HARM) * replay.probe_loss
+    harmed = worse and is_better(replay.probe_losses, old_weights.probe_losses)
+    return frozenset({Cause.OPTIMIZER_STATE}) if harmed else WEIGHT_CAUSES

@@ -15,6 +15,10 @@ from torch.optim import Optimizer
 from surefoot.checkpoint.rng import RngStates, get_torch_rng_states
 from surefoot.records import StepMetrics
 
+NUM_PROBES = 8
+"""Batches kept to compare states by; their ages grow like those of backups."""
+FIRST_PROBE_GAP = 4
+"""Steps between two batches that become probes, at least."""
 MAX_BATCH_BYTES = 1 << 30
 """Bytes of batches that are kept at most; older steps are dropped first."""
 Options = list[dict[str, Any]]
@@ -35,6 +39,8 @@ class KeptStep:
     """Random states of torch before its first forward pass."""
     batches: list[Any] = field(default_factory=list)
     """One batch for each micro-batch."""
+    weights: list[Tensor] = field(default_factory=list)
+    """The weight of each micro-batch's loss, times whatever the loop multiplies all of them by."""
     versions: list[int] = field(default_factory=list)
     """Version counters of their tensors: a loop may have written other values into them since."""
     options: list[Options] = field(default_factory=list)
@@ -47,6 +53,13 @@ class KeptStep:
     @property
     def applied(self) -> bool:
         return self.row is None or self.row.applied
+
+    def loss_weights(self) -> list[float]:
+        """The share of each micro-batch in the loss; waits for the device."""
+        count = len(self.batches)
+        weights = [float(weight) for weight in self.weights] if len(self.weights) == count else [1.0] * count
+        total = sum(weights)
+        return [weight / total for weight in weights] if total else [1.0 / count] * count
 
     def intact(self) -> bool:
         return [t._version for t in tensors_in(self.batches)] == self.versions
@@ -68,6 +81,8 @@ class StepRecorder:
         self._devices: set[torch.device] = {p.device for o in optimizers for g in o.param_groups for p in g["params"]}
         self._devices = {device for device in self._devices if device.type == "cuda"}
         self._copy_batches = False
+        self._probes: list[KeptStep] = []
+        """Steps of which it is known that the run was healthy, oldest first."""
 
     def __iter__(self) -> Iterator[KeptStep]:
         return iter(self._steps)
@@ -92,6 +107,11 @@ class StepRecorder:
         self._current.batches.append(kept)
         self._current.versions += [t._version for t in tensors_in(kept)]
 
+    def backward_ended(self, weight: Tensor) -> None:
+        """The gradient that backward began with says how much the loss counts."""
+        if self._current is not None:
+            self._current.weights.append(weight)
+
     def before_step(self, k: int) -> None:
         """Optimizer `k` is about to step, with the overrides in force."""
         if self._current is not None:
@@ -107,6 +127,18 @@ class StepRecorder:
         self._current = None
         while len(self._steps) > self._max_steps or (self._bytes > self._max_bytes and self._steps):
             self._bytes -= num_bytes(self._steps.popleft().batches)
+
+    def trust(self, attempt: int) -> None:
+        """Steps up to this attempt were healthy: keep some of them as probes."""
+        newest = self._probes[-1].attempt if self._probes else -FIRST_PROBE_GAP
+        if attempt < newest + FIRST_PROBE_GAP:
+            return
+        step = next((s for s in reversed(self._steps) if s.attempt <= attempt and _usable_probe(s)), None)
+        if step is None or step.attempt < newest + FIRST_PROBE_GAP:
+            return
+        self._probes.append(step)
+        if len(self._probes) > NUM_PROBES:
+            del self._probes[_most_crowded([s.attempt for s in self._probes])]
 
     def row_read(self, row: StepMetrics) -> None:
         for step in reversed(self._steps):
@@ -131,10 +163,9 @@ class StepRecorder:
             )
         return steps
 
-    def before(self, attempt: int, count: int) -> list[KeptStep]:
-        """Up to `count` applied and unchanged steps right before an attempt, oldest first."""
-        earlier = [s for s in self._steps if s.attempt < attempt and _usable_probe(s)]
-        return earlier[-count:] if count else []
+    def probes(self, before: int) -> list[KeptStep]:
+        """The probes from before an attempt, oldest first."""
+        return [s for s in self._probes if s.attempt < before and s.intact()]
 
     def replaced(self, losses: Mapping[int, float], norms: Mapping[int, float], *, since: int) -> None:
         """The run continues from a branch: steps from this attempt on that are not in it are left out."""
@@ -148,6 +179,14 @@ class StepRecorder:
         """Steps after this attempt belong to a run that was undone."""
         while self._steps and self._steps[-1].attempt > attempt:
             self._bytes -= num_bytes(self._steps.pop().batches)
+        self._probes = [s for s in self._probes if s.attempt <= attempt]
+
+
+def _most_crowded(attempts: Sequence[int]) -> int:
+    """The index of the one whose neighbours are closest, measured by its age; neither the first nor the last two."""
+    newest = attempts[-1] + 1
+    gaps = {i: (attempts[i + 1] - attempts[i - 1]) / (newest - attempts[i]) for i in range(1, len(attempts) - 1)}
+    return min(gaps, key=lambda i: gaps[i])
 
 
 def _usable_probe(step: KeptStep) -> bool:
@@ -157,7 +196,11 @@ def _usable_probe(step: KeptStep) -> bool:
 def options_of(optimizer: Optimizer) -> Options:
     """The options of its parameter groups; tensors among them are copied."""
     return [
-        {name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"}
+        {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in group.items()
+            if name != "params"
+        }
         for group in optimizer.param_groups
     ]
 

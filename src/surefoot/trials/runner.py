@@ -12,13 +12,23 @@ from typing import Any
 from surefoot.checkpoint.copies import StateCopy
 from surefoot.checkpoint.snapshots import Snapshot
 from surefoot.records import Cause, StepMetrics
-from surefoot.trials.branches import BranchId, BranchResult
-from surefoot.trials.conclusion import Conclusion, Deviation, Difference, conclude, first_difference
+from surefoot.trials.branches import BranchId, BranchResult, is_better
+from surefoot.trials.conclusion import (
+    NOTHING_FOUND,
+    SAME,
+    Conclusion,
+    Deviation,
+    Difference,
+    conclude,
+    first_difference,
+)
 from surefoot.trials.kept_steps import KeptStep, NotKept, Options, StepRecorder
 from surefoot.trials.sandbox import Sandbox
 
-NUM_PROBES = 6
-"""Probe batches, from before the snapshot."""
+MIN_PROBES = 3
+"""With fewer probe batches, some steps since the snapshot are held out from all branches."""
+HELD_OUT = 6
+"""How many of them."""
 UNIT_TOLERANCE = 0.02
 """A loss that differs from step_fn's by a smaller fraction is the same."""
 STANDS_OUT_SIGMAS = 4.0
@@ -42,13 +52,15 @@ class Trial:
     """Attempts whose batches stand out."""
     changed: frozenset[Cause] = frozenset()
     """Causes among the settings that have changed since the snapshot."""
+    options_before: list[Options] = field(default_factory=list)
+    """Options of the optimizers before the onset."""
     loss_factor: float = 1.0
     """What the loop multiplies step_fn's loss by."""
     reference: tuple[float, ...] = ()
     """Losses of the probes at the snapshot."""
     results: dict[BranchId, BranchResult] = field(default_factory=dict)
-    difference: Difference = Difference(Deviation.NONE)
-    conclusion: Conclusion = Conclusion(harmed=False)
+    difference: Difference = SAME
+    conclusion: Conclusion = NOTHING_FOUND
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -74,19 +86,22 @@ class TrialRunner:
     def __init__(self, sandbox: Sandbox, recorder: StepRecorder) -> None:
         self._sandbox, self._recorder = sandbox, recorder
 
-    def run(self, snapshot: Snapshot, onset: int, *, deadline: float, try_float32: bool) -> Trial:
-        """Find out what helps a run that went wrong at attempt `onset`; raises `NotKept` or `StepFnFailed`."""
+    def run(self, snapshots: Sequence[Snapshot], onset: int, *, deadline: float, try_float32: bool) -> Trial:
+        """Find out what helps a run that went wrong at attempt `onset`, from one of these snapshots (oldest first);
+        raises `NotKept` or `StepFnFailed`."""
         began = time.perf_counter()
-        trial = self._prepare(snapshot, onset)
-        sandbox, results = self._sandbox, trial.results
+        sandbox = self._sandbox
         with sandbox.opened() as now:
+            trial = self._prepare(*self._newest_sound(snapshots, onset))
+            results = trial.results
+            sandbox.restore(now)
             results[BranchId.NOTHING] = BranchResult(BranchId.NOTHING, tuple(sandbox.losses(trial.probes)))
-            sandbox.restore(snapshot.copy)
+            sandbox.restore(trial.snapshot.copy)
             trial.reference = tuple(sandbox.losses(trial.probes))
             trial.loss_factor = self._loss_factor(trial)
             results[BranchId.REPLAY] = self._run_branch(BranchId.REPLAY, trial)
             rows = {s.attempt: s.row for s in trial.steps if s.row is not None}
-            trial.difference = first_difference(rows, results[BranchId.REPLAY], onset)
+            trial.difference = first_difference(rows, results[BranchId.REPLAY])
             for branch in self._telling_branches(trial, try_float32=try_float32):
                 if time.perf_counter() - began > deadline:
                     break
@@ -97,21 +112,36 @@ class TrialRunner:
         trial.seconds = time.perf_counter() - began
         return trial
 
+    def _newest_sound(self, snapshots: Sequence[Snapshot], onset: int) -> tuple[Snapshot, int]:
+        """The newest snapshot that no older one is better than by the probes, and the onset: the trouble may have
+        begun before it was seen."""
+        sound, probes = snapshots[0], self._recorder.probes(onset)
+        best: list[float] = []
+        for snapshot in snapshots if len(probes) >= MIN_PROBES else ():
+            self._sandbox.restore(snapshot.copy)
+            losses = self._sandbox.losses(probes)
+            if best and is_better(best, losses):
+                return sound, min(onset, sound.attempt + 1)
+            best = losses if not best or is_better(losses, best) else best
+            sound = snapshot
+        return (sound if best else snapshots[-1]), onset
+
     def _prepare(self, snapshot: Snapshot, onset: int) -> Trial:
         first = snapshot.attempt + 1
         steps = self._recorder.since(first)
-        probes = self._recorder.before(first, NUM_PROBES)
-        if len(probes) < NUM_PROBES // 2:  # of a run that has just begun: hold out some of its steps
+        probes = self._recorder.probes(first)
+        if len(probes) < MIN_PROBES:  # of a run that has just begun: hold out some of its steps
             known = [s for s in steps if s.row is not None and s.applied]
-            probes = known[:: max(1, len(known) // NUM_PROBES)][:NUM_PROBES]
+            probes = known[:: max(1, len(known) // HELD_OUT)][:HELD_OUT]
             held_out = {s.attempt for s in probes}
             steps = [s for s in steps if s.attempt not in held_out]
         if not probes or not steps:
             raise NotKept("too few batches are kept")
-        rows = [s.row for s in steps if s.row is not None]
-        return Trial(
-            snapshot, onset, steps, probes, find_suspects(steps, onset), changed_settings(probes[-1], steps)
-        ) if rows else _nothing_read()
+        if all(s.row is None for s in steps):
+            raise NotKept("no numbers of the steps since the snapshot have arrived yet")
+        suspects = find_suspects(steps, onset)
+        changed = changed_settings(probes[-1], steps)
+        return Trial(snapshot, onset, steps, probes, suspects, changed, options_before=probes[-1].options)
 
     def _telling_branches(self, trial: Trial, *, try_float32: bool) -> list[BranchId]:
         if trial.difference.kind is Deviation.LOSS:
@@ -159,7 +189,7 @@ class TrialRunner:
 
     def take_steps(self, branch: BranchId, trial: Trial) -> tuple[dict[int, float], dict[int, float]]:
         """Train the steps of a branch from the state the model is in; returns losses and norms by attempt."""
-        old = trial.probes[-1].options
+        old = trial.options_before
         usual = usual_norm(trial.probes)
         losses: dict[int, float] = {}
         norms: dict[int, float] = {}
@@ -179,10 +209,6 @@ class TrialRunner:
                 apply=step.applied,
             )
         return losses, norms
-
-
-def _nothing_read() -> Trial:
-    raise NotKept("no numbers of the steps since the snapshot have arrived yet")
 
 
 def find_suspects(steps: Sequence[KeptStep], onset: int) -> frozenset[int]:

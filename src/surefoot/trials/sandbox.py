@@ -120,10 +120,9 @@ class Sandbox:
     def _backward(self, step: KeptStep, loss_factor: float) -> float:
         set_rng_states(step.rng_states)
         scale = self._loss_scale()
-        factor = loss_factor / len(step.batches)
         total = 0.0
-        for batch in step.batches:
-            loss = self._loss(batch)
+        for batch, weight in zip(step.batches, step.loss_weights(), strict=True):
+            loss, factor = self._loss(batch), loss_factor * weight
             (loss * factor if scale is None else loss * (factor * scale.to(loss.device))).backward()
             total += float(loss.detach()) * factor
         grads = [p.grad for p in self._params if p.grad is not None]
@@ -158,7 +157,8 @@ class Sandbox:
         result: list[float] = []
         for step in steps:
             set_rng_states(step.rng_states)
-            result.append(sum(float(self._loss(batch)) for batch in step.batches) / len(step.batches))
+            weighted = zip(step.batches, step.loss_weights(), strict=True)
+            result.append(sum(float(self._loss(batch)) * weight for batch, weight in weighted))
         return result
 
     @contextmanager
