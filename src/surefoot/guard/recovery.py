@@ -28,6 +28,7 @@ from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.guard.trial_control import TrialControl
 from surefoot.measure.block_layout import VerdictSlot
 from surefoot.records import EVENT_MARK, Action, Decision
+from surefoot.trials.runner import Trial
 
 log = logging.getLogger("surefoot")
 GATE_MEMORY = "surefoot.gates"
@@ -109,8 +110,7 @@ class Recovery:
                     snapshot.step = self._reader.step  # only now it is known which updates were applied
             self.ring.mark_good(self._reader.judge.proven)
         if self.trials is not None and self._reader.latest is not None:
-            self.trials.recorder.row_read(self._reader.latest)
-            self.trials.recorder.trust(self._reader.judge.proven)
+            self.trials.row_read(self._reader.latest)
         self._decisions += decisions
         if any(d.action is Action.STOP for d in decisions):
             self._reader.journal.flush()
@@ -128,6 +128,7 @@ class Recovery:
     def iteration_ended(self) -> None:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
         self._apply_decisions()
+        self._try_suspicion()
         if self.ring is not None and not self._ring_prepared:
             self._ring_prepared = True
             self.ring.preallocate()
@@ -223,21 +224,48 @@ class Recovery:
             return apply(decision, self)
         tried = self.trials.consider(decision, self.ring, latest, self.pipeline.attempt)
         if tried is None:
-            self._reader.judge.dismissed(decision)
+            self.trials.dismissed(decision)
             return "left alone: no trial ended better than the run as it is"
-        if isinstance(tried, Decision):
-            result = apply(tried, self)
-            if tried.action is Action.REWIND:
+        return self._carry_out(*tried)
+
+    def _carry_out(self, decision: Decision, trial: Trial | None) -> str:
+        """Apply a decision that a trial has led to, if there was one."""
+        assert self.ring is not None
+        assert self.trials is not None
+        if trial is None:
+            result = apply(decision, self)
+            if decision.action is Action.REWIND:
                 self.trials.recorder.forget_after(self._rewound_to)
-            return result
-        state = tried.snapshot
-        updates = self.trials.continue_from(tried, self.ring)
-        state.step += updates
+        else:
+            result = self._continue_from(trial, self.ring)
+            if decision.overrides is not None:
+                self.overrides.set(decision.overrides, decision.optimizers)
+        self.trials.carried_out(decision)
+        return result
+
+    def _try_suspicion(self) -> None:
+        """Run a trial about an incident that was just diagnosed, if any."""
+        suspicion = None if self.trials is None else self.trials.take_suspicion(self.pipeline.attempt)
+        if suspicion is None or self.trials is None or self.ring is None or self._reader.latest is None:
+            return
+        tried = self.trials.consider(suspicion, self.ring, self._reader.latest, self.pipeline.attempt)
+        if tried is None or tried[0] is suspicion:
+            return
+        self._reader.journal.event(tried[0])
+        self._carry_out(*tried)
+
+    def _continue_from(self, trial: Trial, ring: SnapshotRing) -> str:
+        """Put the run into the state that the trial's best branch ends in."""
+        assert self.trials is not None
+        state = trial.snapshot
+        step = state.step
+        updates = self.trials.continue_from(trial, ring)
+        state.step += updates  # for everything that follows the run
         self.rewound(state)
-        state.step -= updates
-        if decision.overrides is not None:
-            self.overrides.set(decision.overrides, decision.optimizers)
-        return f"continued from step {state.step} with {updates} of the updates since: {tried.conclusion.best.value}"
+        state.step = step
+        return (
+            f"continued from step {step + updates}: {updates} updates since step {step}, {trial.conclusion.best.value}"
+        )
 
     def loss_scale(self) -> Tensor | None:
         return self.pipeline.loss_scale()

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
-from surefoot.actions.action_context import CannotAct
 from surefoot.checkpoint.rng import get_rng_states, set_rng_states
 from surefoot.checkpoint.snapshots import SnapshotRing
 from surefoot.checkpoint.train_state import TrainState
@@ -17,6 +16,7 @@ from surefoot.gate.veto import VetoMethod
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
+from surefoot.judge.judge import Judge
 from surefoot.records import (
     EVENT_MARK,
     Action,
@@ -27,11 +27,13 @@ from surefoot.records import (
     StepOverrides,
     TrialEvent,
     TrialResult,
+    Verdict,
 )
 from surefoot.trials.branches import BranchId
+from surefoot.trials.conclusion import WEIGHT_CAUSES
 from surefoot.trials.kept_steps import NotKept, StepRecorder
 from surefoot.trials.runner import Trial, TrialRunner
-from surefoot.trials.sandbox import Sandbox, StepFnFailed
+from surefoot.trials.sandbox import Sandbox, StepFn, StepFnFailed
 
 log = logging.getLogger("surefoot")
 FIRST_PAUSE = 10
@@ -39,6 +41,8 @@ FIRST_PAUSE = 10
 MAX_PAUSE = 160
 PREFERRED = (Cause.LEARNING_RATE, Cause.MOMENTUM, Cause.BAD_BATCH, Cause.WEIGHTS_DAMAGED, Cause.TRANSIENT)
 """Which of several causes that a trial leaves open is named where the judge has named none of them."""
+
+SETTING_CAUSES = frozenset({Cause.LEARNING_RATE, Cause.SCHEDULE, Cause.MOMENTUM})
 
 
 class HasSwitch(Protocol):
@@ -54,45 +58,72 @@ class TrialControl:
         self,
         guard: HasSwitch,
         context: GuardContext,
-        pipeline: StepPipeline,
+        step_fn: StepFn,
         reader: MetricsReader,
+        judge: Judge,
         train_state: TrainState,
         loss_scale: Callable[[], Any],
     ) -> None:
-        assert context.step_fn is not None
-        self._guard, self._context, self._reader = guard, context, reader
+        self._guard, self._context, self._reader, self._judge = guard, context, reader, judge
         self._train_state = train_state
         self.recorder = StepRecorder(context.optimizers, max_steps=context.policy.snapshot_reach)
-        sandbox = Sandbox(context.model, context.optimizers, context.step_fn, train_state, loss_scale=loss_scale)
+        sandbox = Sandbox(context.model, context.optimizers, step_fn, train_state, loss_scale=loss_scale)
         self._runner = TrialRunner(sandbox, self.recorder)
+        self._suspicion: Decision | None = None
         self._pause, self._paused_until = FIRST_PAUSE, -1
-        self._spent = 0.0
-        """Seconds that trials have taken."""
+
+    def row_read(self, row: StepMetrics) -> None:
+        """A row was read and judged."""
+        self.recorder.row_read(row)
+        self.recorder.trust(self._judge.proven)
+        self._suspicion = self._judge.take_suspicion() or self._suspicion
+
+    def take_suspicion(self, attempt: int) -> Decision | None:
+        """A rewind that is worth a trial, though the judge would not act by its rules alone."""
+        suspicion, self._suspicion = self._suspicion, None
+        return suspicion if attempt > self._paused_until else None
 
     def consider(
         self, decision: Decision, ring: SnapshotRing, row: StepMetrics, attempt: int
-    ) -> Decision | Trial | None:
-        """What to do instead of this decision: nothing (None), another decision, or continue from a trial's branch."""
+    ) -> tuple[Decision, Trial | None] | None:
+        """The decision to apply, and the trial to continue from; None if the run is better left alone."""
         if not _is_tried(decision, row):
-            return decision
-        if attempt <= self._paused_until:
-            return None
+            return decision, None
         try:
             trial = self._run(decision, ring)
-        except (NotKept, StepFnFailed, CannotAct) as why:
+        except (NotKept, StepFnFailed) as why:
             self._record(decision, TrialResult.NOT_RUN, str(why), {})
-            return decision
+            return decision, None
         best = trial.conclusion.best
-        self._spent += trial.seconds
         if not trial.conclusion.harmed:
             self._paused_until, self._pause = attempt + self._pause, min(2 * self._pause, MAX_PAUSE)
             self._record(decision, TrialResult.LEFT_ALONE, trial.conclusion.detail, trial.as_json())
-            return None
+            return (decision, None) if decision.action is Action.ACCEPT and self._can_be_learnt(decision) else None
         self._pause = FIRST_PAUSE
         decision = self._name_cause(decision, trial)
+        overrides = overrides_for(trial.conclusion.causes, decision.overrides)
+        decision = replace(decision, action=Action.REWIND, overrides=overrides)
         result = TrialResult.REWOUND if best is BranchId.REWIND else TrialResult.CONTINUED
         self._record(decision, result, trial.conclusion.detail, trial.as_json())
-        return replace(decision, action=Action.REWIND) if best is BranchId.REWIND else trial
+        return decision, None if best is BranchId.REWIND else trial
+
+    def _can_be_learnt(self, decision: Decision) -> bool:
+        """Whether the data that was refused so far should be let in; the judge's word counts where no trial can say."""
+        with self._guard_off():
+            learnt = self._runner.can_be_learnt(decision.attempt - self._context.policy.max_consecutive_vetoes)
+        if learnt is False:
+            detail = "the refused batches teach nothing about each other: they are refused as long as they come"
+            self._record(decision, TrialResult.LEFT_ALONE, detail, {})
+        return learnt is not False
+
+    def carried_out(self, decision: Decision) -> None:
+        """This decision was applied."""
+        if decision.action is Action.REWIND:
+            self._judge.carried_out(decision)
+
+    def dismissed(self, decision: Decision) -> None:
+        """This decision was not applied, because the run is better left alone."""
+        self._judge.dismissed(decision)
 
     def _run(self, decision: Decision, ring: SnapshotRing) -> Trial:
         onset = decision.max_attempt if decision.max_attempt >= 0 else decision.attempt
@@ -162,12 +193,27 @@ class TrialControl:
 FLOAT32_CAUSES = (Cause.PRECISION_OVERFLOW, Cause.PRECISION_UNDERFLOW)
 
 
+def overrides_for(causes: frozenset[Cause], overrides: StepOverrides | None) -> StepOverrides | None:
+    """Of the overrides that go with a decision, those that answer what a trial found; all where it found no cause."""
+    if overrides is None or not causes:
+        return overrides
+    if causes & (WEIGHT_CAUSES | {Cause.OPTIMIZER_STATE}) and Cause.ACCUMULATION not in causes:
+        return StepOverrides()  # it came from outside, and is over
+    if causes <= SETTING_CAUSES:
+        return StepOverrides(max_lr=overrides.max_lr, max_momentum=overrides.max_momentum)
+    return overrides
+
+
 def _is_tried(decision: Decision, row: StepMetrics) -> bool:
     """Whether the state of the run is in question: not where updates are refused, or only the precision is."""
-    if decision.action not in (Action.REWIND, Action.CONSTRAIN) or not row.applied:
+    if decision.action not in (Action.REWIND, Action.CONSTRAIN, Action.ACCEPT) or not _state_may_be_bad(row):
         return False
     precision_only = decision.action is Action.CONSTRAIN and (decision.overrides or StepOverrides()).float32
     return not precision_only and not decision.loss_scale > 0
+
+
+def _state_may_be_bad(row: StepMetrics) -> bool:
+    return row.applied or row.verdict is Verdict.NORM_OUTLIER
 
 
 def make_trials(
@@ -179,13 +225,13 @@ def make_trials(
     loss_scale: Callable[[], Any],
 ) -> TrialControl | None:
     """Trials for this run, if its `step_fn` and its optimizer allow them."""
+    policy, judge = context.policy, reader.judge
+    wanted = not policy.observe and policy.trial_seconds > 0 and context.snapshot_memory != 0
     possible = (
-        context.step_fn is not None
-        and context.snapshot_memory != 0
-        and not context.policy.observe
-        and context.policy.trial_seconds > 0
-        and len(context.optimizers) == 1
+        len(context.optimizers) == 1
         and pipeline.grad_stats.ranks.world_size == 1
         and all(gate.veto_method is not VetoMethod.COPY for gate in pipeline.gates)
     )
-    return TrialControl(guard, context, pipeline, reader, train_state, loss_scale) if possible else None
+    if context.step_fn is None or not wanted or not possible or not isinstance(judge, Judge):
+        return None
+    return TrialControl(guard, context, context.step_fn, reader, judge, train_state, loss_scale)

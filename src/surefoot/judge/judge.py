@@ -136,6 +136,8 @@ class Judge:
         self._rewind_pending = False
         self._blind_until = -1
         """Updates up to this attempt were made before the last decision took effect."""
+        self._suspicion: Decision | None = None
+        """A rewind proposed for an incident that was just diagnosed."""
         self.decisions_paused = False
         """Another judge of the same run has decided to rewind: decide nothing until then."""
 
@@ -198,9 +200,18 @@ class Judge:
             if incident is not None:
                 incident.findings = [f for f in incident.findings if f.detector != "replicas"]
 
+    def take_suspicion(self) -> Decision | None:
+        """A rewind that a trial may find worthwhile, though the rules alone would not act; returned once."""
+        suspicion, self._suspicion = self._suspicion, None
+        return suspicion
+
+    def carried_out(self, decision: Decision) -> None:
+        """A trial has led to this decision, or has changed its overrides."""
+        self._remediation.carried_out(decision)
+
     def dismissed(self, decision: Decision) -> None:
         """A trial showed that nothing is wrong with the run: the incident is over, and nothing changes."""
-        self._remediation.action_withdrawn()
+        self._remediation.withdraw(decision)
         self._rewind_pending, self._blind_until = False, -1
         self._tracker.close()
 
@@ -244,8 +255,11 @@ class Judge:
         if refused and not silent:
             reason = "; ".join(f.detail for f in findings if f.detector in ("nonfinite", "norm_outlier"))
             events.append(self._decision(row, Action.REFUSE, reason))
+        self._suspicion = None
         events += self._diagnose(row)
-        events += self._decide(row, events)
+        decisions = self._decide(row, events)
+        self._suspicion = None if decisions else self._suspicion
+        events += decisions
         self.baselines.add(row)
         if self._tracker.incident is None and row.applied:
             self.proven = max(self.proven, row.attempt - self.policy.healthy_steps_to_trust)
@@ -282,7 +296,10 @@ class Judge:
         if len(incident.steps) <= min_steps and not self._severity(incident):
             return []
         incident.diagnosed = True
-        return [*diagnose_incident(row, incident, has_good_state=self.proven >= 0)]
+        diagnoses = [*diagnose_incident(row, incident, has_good_state=self.proven >= 0)]
+        if not self._rewind_pending and self._blind_until < 0:
+            self._suspicion = self._remediation.proposal(row, incident, diagnoses)
+        return diagnoses
 
     def _severity(self, incident: Incident) -> str:
         return is_severe(incident, adaptive=self._adaptive, clipped=bool(self.overrides.clip))

@@ -228,13 +228,6 @@ class MultiOptimizerJudge:
             if group.members == decision.optimizers:
                 group.judge.failed(decision, why)
 
-    def dismissed(self, decision: Decision) -> None:
-        if self._joint_judge is not None:
-            self._joint_judge.dismissed(decision)
-        for group in self._groups:
-            if group.members == decision.optimizers:
-                group.judge.dismissed(decision)
-
     # -- the state of the run
 
     def _active_judges(self) -> list[Judge]:

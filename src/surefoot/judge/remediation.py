@@ -20,12 +20,13 @@ from surefoot.judge.remedies import (
     LOW_SCALE_REMEDIES,
     REMEDIES_BY_CAUSE,
     REPLICA_REMEDIES,
+    REWIND,
     STALE_GRADS_REMEDIES,
     Remedy,
 )
 from surefoot.judge.severity import raised_without_harm, rescaled_at_onset
 from surefoot.judge.thresholds import CLEAR_RATIO, HUGE_RATIO, REPEAT_COUNT, WINDOW_ROWS
-from surefoot.records import Action, Cause, Decision, Event, Outcome, StepMetrics, StepOverrides, Verdict
+from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Outcome, StepMetrics, StepOverrides, Verdict
 
 NO_OVERRIDES = StepOverrides()
 
@@ -146,6 +147,7 @@ class Remediation:
         has_ceiling = self.overrides.norm_ceiling or math.isfinite(self.overrides.loss_ceiling)
         if not has_ceiling or refused < 2 * REPEAT_COUNT or row.verdict is not Verdict.NORM_OUTLIER:
             return []
+        self._previous_overrides = self.overrides
         self.overrides = replace(self.overrides, norm_ceiling=(), loss_ceiling=math.inf)
         reason = f"{refused} finite updates in a row stood out alike, even after a rewind: this is the new normal"
         return [self._decision(row, Action.ACCEPT, reason, overrides=self.overrides)]
@@ -202,10 +204,38 @@ class Remediation:
         self._updates_since = -1
         self.overrides = self._previous_overrides
 
-    def action_withdrawn(self) -> None:
-        """The last decision was not carried out, because nothing was wrong."""
-        self.actions -= 1
-        self._updates_since = -1
+    def proposal(self, row: StepMetrics, incident: Incident, diagnoses: Sequence[Event]) -> Decision | None:
+        """The rewind to try out for an incident that does not call for an action by itself."""
+        causes = [event.cause for event in diagnoses if isinstance(event, Diagnosis)]
+        if not causes or not row.applied:
+            return None
+        return self._decision(
+            row,
+            Action.REWIND,
+            f"an incident of cause {causes[0]} is suspected",
+            remedy=REWIND.text,
+            cause=causes[0],
+            overrides=self._overrides_for(REWIND, incident),
+            max_attempt=_max_sound_attempt(incident),
+        )
+
+    def carried_out(self, decision: Decision) -> None:
+        """This decision is in force, as a trial has shaped it."""
+        if decision.overrides is not None:
+            self.overrides = decision.overrides
+        self.actions += decision.attempt != (self._last.attempt if self._last else -1)
+        self._last = decision
+        self._healthy_updates = self._refusals = 0
+        # The trial has shown that it helps, and little was lost: neither an outcome to wait for nor a failure.
+        self.failures, self._tried, self._updates_since = 0, [], -1
+
+    def withdraw(self, decision: Decision) -> None:
+        """This decision was not carried out: a trial showed that nothing is wrong."""
+        if decision.action is Action.ACCEPT:  # the data does harm: go on refusing it
+            self._waiting_out = True
+        else:
+            self.actions -= 1
+            self._updates_since = -1
         self.overrides = self._previous_overrides
 
     @property

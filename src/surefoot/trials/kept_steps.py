@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,8 @@ class KeptStep:
     """Options of each optimizer inside its step, overrides included."""
     row: StepMetrics | None = None
     """What was measured; arrives two steps later."""
+    max_norm: float | None = None
+    """The norm its gradients were clipped at; None where only the row can tell."""
     left_out: bool = False
     """The run continues from a branch without this step."""
 
@@ -63,6 +66,16 @@ class KeptStep:
 
     def intact(self) -> bool:
         return [t._version for t in tensors_in(self.batches)] == self.versions
+
+
+@dataclass(frozen=True, slots=True)
+class TakenStep:
+    """A kept step that was taken again in a branch."""
+
+    loss: float
+    norm: float
+    options: Sequence[Options]
+    max_norm: float
 
 
 class StepRecorder:
@@ -167,13 +180,17 @@ class StepRecorder:
         """The probes from before an attempt, oldest first."""
         return [s for s in self._probes if s.attempt < before and s.intact()]
 
-    def replaced(self, losses: Mapping[int, float], norms: Mapping[int, float], *, since: int) -> None:
-        """The run continues from a branch: steps from this attempt on that are not in it are left out."""
+    def replaced(self, taken: Mapping[int, TakenStep], *, since: int) -> None:
+        """The run continues from a branch: steps from this attempt on are as they were in it, or left out."""
         for step in self._steps:
-            if step.attempt >= since:
-                step.left_out |= step.attempt not in losses
-                if step.row is not None and not step.left_out:
-                    step.row = replace(step.row, loss=losses[step.attempt], norm=norms[step.attempt])
+            if step.attempt < since:
+                continue
+            again = taken.get(step.attempt)
+            step.left_out |= again is None
+            if again is not None:
+                step.options, step.max_norm = list(again.options), again.max_norm
+                if step.row is not None:
+                    step.row = replace(step.row, loss=again.loss, norm=again.norm)
 
     def forget_after(self, attempt: int) -> None:
         """Steps after this attempt belong to a run that was undone."""
@@ -222,6 +239,22 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 def num_bytes(value: Any) -> int:
     return sum(t.nbytes for t in tensors_in(value))
+
+
+def rolled(value: Any, index: int, *, only: bool) -> Any:
+    """A batch in which the tensor of this index (in the order of `tensors_in`) is paired with other samples."""
+    counter = itertools.count()
+
+    def change(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            if next(counter) != index or part.dim() == 0:
+                return part
+            return part.flip(-1) if only else part.roll(1, 0)
+        if isinstance(part, dict):
+            return {name: change(item) for name, item in part.items()}
+        return type(part)(change(item) for item in part) if type(part) in (list, tuple) else part
+
+    return change(value)
 
 
 def copied(value: Any) -> Any:

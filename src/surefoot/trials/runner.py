@@ -22,7 +22,7 @@ from surefoot.trials.conclusion import (
     conclude,
     first_difference,
 )
-from surefoot.trials.kept_steps import KeptStep, NotKept, Options, StepRecorder
+from surefoot.trials.kept_steps import KeptStep, NotKept, Options, StepRecorder, TakenStep, rolled, tensors_in
 from surefoot.trials.sandbox import Sandbox
 
 MIN_PROBES = 3
@@ -37,6 +37,8 @@ STANDS_OUT_NORM = 2.0
 """The same for the gradient norm, as a multiple of the largest one before."""
 SETTING_CHANGE = 1.05
 """A learning rate, or a momentum's memory, that has risen by this factor may be a cause."""
+UNSEEN_BATCHES = 3
+"""Refused batches that are not trained on when it is tried whether the others teach anything about them."""
 LOWER_LR_FACTORS = {BranchId.LOWER_LR: 0.3, BranchId.LOWEST_LR: 0.1}
 
 
@@ -159,6 +161,25 @@ class TrialRunner:
         ratio = row.loss / loss if loss else math.nan
         return ratio if math.isfinite(ratio) and abs(ratio - 1.0) > UNIT_TOLERANCE else 1.0
 
+    def can_be_learnt(self, first: int) -> bool | None:
+        """Whether the batches refused since an attempt hold something to learn: after training on most of them, the
+        loss of the others must rise when their inputs are paired with other targets; None where that is unknown."""
+        refused = [s for s in self._recorder.since(first) if not s.applied]
+        last = refused[-UNSEEN_BATCHES:]
+        mixed = [mixed_batches(step.batches) for step in last]
+        if len(refused) <= UNSEEN_BATCHES or not all(mixed):
+            return None
+        sandbox = self._sandbox
+        with sandbox.opened():
+            for step in refused[:-UNSEEN_BATCHES]:
+                sandbox.train_step(step, options=step.options, max_norm=loop_clip(step))
+            plain = sandbox.losses(last)
+            # The tensor that holds the targets is not known: mixing at least one of them must do harm.
+            rolled = [
+                [sandbox.loss_of(step, batches) for step, batches in zip(last, way, strict=True)] for way in zip(*mixed)
+            ]
+        return any(is_better(plain, losses) for losses in rolled)
+
     def retake(self, trial: Trial, rewind: Callable[[], None]) -> int:
         """Take the steps of the best branch once more, after `rewind`, and keep what they lead to; returns how many
         updates that were. What is kept of these steps is then about the run as it continues."""
@@ -166,9 +187,9 @@ class TrialRunner:
         with self._sandbox.borrowed():
             rewind()
             with self._sandbox.float32(enabled=branch is BranchId.FLOAT32):
-                losses, norms = self.take_steps(branch, trial)
-        self._recorder.replaced(losses, norms, since=trial.snapshot.attempt + 1)
-        return len(losses)
+                taken = self._take_steps(branch, trial)
+        self._recorder.replaced(taken, since=trial.snapshot.attempt + 1)
+        return len(taken)
 
     # -- one branch
 
@@ -183,16 +204,16 @@ class TrialRunner:
         else:
             sandbox.restore(trial.snapshot.copy)
         with sandbox.float32(enabled=branch is BranchId.FLOAT32):
-            losses, norms = self.take_steps(branch, trial)
+            taken = self._take_steps(branch, trial)
         probe_losses = tuple(sandbox.losses(trial.probes))
+        losses, norms = {k: s.loss for k, s in taken.items()}, {k: s.norm for k, s in taken.items()}
         return BranchResult(branch, probe_losses, losses, norms, time.perf_counter() - began)
 
-    def take_steps(self, branch: BranchId, trial: Trial) -> tuple[dict[int, float], dict[int, float]]:
-        """Train the steps of a branch from the state the model is in; returns losses and norms by attempt."""
+    def _take_steps(self, branch: BranchId, trial: Trial) -> dict[int, TakenStep]:
+        """Train the steps of a branch from the state the model is in."""
         old = trial.options_before
         usual = usual_norm(trial.probes)
-        losses: dict[int, float] = {}
-        norms: dict[int, float] = {}
+        taken: dict[int, TakenStep] = {}
         for step in trial.steps:
             if branch is BranchId.SKIP and step.attempt in trial.suspects:
                 continue
@@ -201,14 +222,19 @@ class TrialRunner:
                 options = old
             elif branch in LOWER_LR_FACTORS:
                 options = scaled_lr(old, LOWER_LR_FACTORS[branch])
-            losses[step.attempt], norms[step.attempt] = self._sandbox.train_step(
-                step,
-                options=options,
-                loss_factor=trial.loss_factor,
-                max_norm=usual if branch is BranchId.CLIP else loop_clip(step),
-                apply=step.applied,
+            max_norm = usual if branch is BranchId.CLIP else loop_clip(step)
+            loss, norm = self._sandbox.train_step(
+                step, options=options, loss_factor=trial.loss_factor, max_norm=max_norm, apply=step.applied
             )
-        return losses, norms
+            taken[step.attempt] = TakenStep(loss, norm, options, max_norm)
+        return taken
+
+
+def mixed_batches(batches: Sequence[Any]) -> list[list[Any]]:
+    """The batches with inputs paired with targets of other samples: for each of their tensors, it alone rolled by one
+    sample; where there is only one tensor, its positions reversed."""
+    count = len(list(tensors_in(batches[0])))
+    return [[rolled(batch, i, only=count == 1) for batch in batches] for i in range(count)]
 
 
 def find_suspects(steps: Sequence[KeptStep], onset: int) -> frozenset[int]:
@@ -268,8 +294,8 @@ def usual_norm(steps: Sequence[KeptStep]) -> float:
 def loop_clip(step: KeptStep) -> float:
     """The norm that this step's gradients were clipped at, by the loop or by the guard."""
     row = step.row
-    if row is None:
-        return math.inf
+    if step.max_norm is not None or row is None:
+        return math.inf if step.max_norm is None else step.max_norm
     if row.applied_norm < 0.999 * row.norm:
         return row.applied_norm
     return row.clip if row.clip_factor < 1.0 else math.inf

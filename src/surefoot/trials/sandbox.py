@@ -151,15 +151,16 @@ class Sandbox:
 
     # -- probes
 
-    @torch.no_grad()
     def losses(self, steps: Sequence[KeptStep]) -> list[float]:
         """The loss of each of these steps with the weights as they are; buffers may change."""
-        result: list[float] = []
-        for step in steps:
-            set_rng_states(step.rng_states)
-            weighted = zip(step.batches, step.loss_weights(), strict=True)
-            result.append(sum(float(self._loss(batch)) * weight for batch, weight in weighted))
-        return result
+        return [self.loss_of(step, step.batches) for step in steps]
+
+    @torch.no_grad()
+    def loss_of(self, step: KeptStep, batches: Sequence[Any]) -> float:
+        """The loss of a step on these batches."""
+        set_rng_states(step.rng_states)
+        weighted = zip(batches, step.loss_weights(), strict=True)
+        return sum(float(self._loss(batch)) * weight for batch, weight in weighted)
 
     @contextmanager
     def float32(self, *, enabled: bool) -> Iterator[None]:
