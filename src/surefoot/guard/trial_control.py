@@ -70,6 +70,7 @@ class TrialControl:
         sandbox = Sandbox(context.model, context.optimizers, step_fn, train_state, loss_scale=loss_scale)
         self._runner = TrialRunner(sandbox, self.recorder)
         self._suspicion: Decision | None = None
+        self._tried_suspicion: Decision | None = None
         self._pause, self._paused_until = FIRST_PAUSE, -1
 
     def row_read(self, row: StepMetrics) -> None:
@@ -81,6 +82,7 @@ class TrialControl:
     def take_suspicion(self, attempt: int) -> Decision | None:
         """A rewind that is worth a trial, though the judge would not act by its rules alone."""
         suspicion, self._suspicion = self._suspicion, None
+        self._tried_suspicion = suspicion
         return suspicion if attempt > self._paused_until else None
 
     def consider(
@@ -95,10 +97,10 @@ class TrialControl:
             self._record(decision, TrialResult.NOT_RUN, str(why), {})
             return decision, None
         best = trial.conclusion.best
-        if not trial.conclusion.harmed:
+        if not trial.conclusion.harmed or (decision is self._tried_suspicion and self._is_new_data(trial)):
             self._paused_until, self._pause = attempt + self._pause, min(2 * self._pause, MAX_PAUSE)
             self._record(decision, TrialResult.LEFT_ALONE, trial.conclusion.detail, trial.as_json())
-            return (decision, None) if decision.action is Action.ACCEPT and self._can_be_learnt(decision) else None
+            return self._without_harm(decision)
         self._pause = FIRST_PAUSE
         decision = self._name_cause(decision, trial)
         overrides = overrides_for(trial.conclusion.causes, decision.overrides)
@@ -106,6 +108,21 @@ class TrialControl:
         result = TrialResult.REWOUND if best is BranchId.REWIND else TrialResult.CONTINUED
         self._record(decision, result, trial.conclusion.detail, trial.as_json())
         return decision, None if best is BranchId.REWIND else trial
+
+    def _is_new_data(self, trial: Trial) -> bool:
+        """Only the data is different, and it is being learnt: that is no harm, though the old data is unlearnt."""
+        if trial.conclusion.best is not BranchId.SKIP:
+            return False
+        with self._guard_off():
+            return self._runner.depends_on_pairs(trial.steps) is not False
+
+    def _without_harm(self, decision: Decision) -> tuple[Decision, Trial | None] | None:
+        """What is left of a decision when nothing is wrong with the run's state: what it overrides from here on."""
+        if decision.action is Action.ACCEPT:
+            return (decision, None) if self._can_be_learnt(decision) else None
+        if decision.action is Action.STOP or decision is self._tried_suspicion:
+            return None
+        return replace(decision, action=Action.CONSTRAIN, reset_optimizer=False), None
 
     def _can_be_learnt(self, decision: Decision) -> bool:
         """Whether the data that was refused so far should be let in; the judge's word counts where no trial can say."""
@@ -118,7 +135,7 @@ class TrialControl:
 
     def carried_out(self, decision: Decision) -> None:
         """This decision was applied."""
-        if decision.action is Action.REWIND:
+        if decision.action in (Action.REWIND, Action.CONSTRAIN):
             self._judge.carried_out(decision)
 
     def dismissed(self, decision: Decision) -> None:
@@ -206,10 +223,11 @@ def overrides_for(causes: frozenset[Cause], overrides: StepOverrides | None) -> 
 
 def _is_tried(decision: Decision, row: StepMetrics) -> bool:
     """Whether the state of the run is in question: not where updates are refused, or only the precision is."""
-    if decision.action not in (Action.REWIND, Action.CONSTRAIN, Action.ACCEPT) or not _state_may_be_bad(row):
+    if decision.action is Action.REFUSE or decision.action is Action.RELAX or not _state_may_be_bad(row):
         return False
-    precision_only = decision.action is Action.CONSTRAIN and (decision.overrides or StepOverrides()).float32
-    return not precision_only and not decision.loss_scale > 0
+    overrides = decision.overrides or StepOverrides()
+    precision_only = decision.action is Action.CONSTRAIN and overrides.float32
+    return not precision_only and not decision.loss_scale > 0 and not overrides.rewarmup_steps
 
 
 def _state_may_be_bad(row: StepMetrics) -> bool:

@@ -38,7 +38,7 @@ from surefoot.judge.remediation import Remediation
 from surefoot.judge.remedies import EQUAL_WEIGHTS
 from surefoot.judge.severity import is_severe
 from surefoot.judge.stop_reasons import overflow_reason, refused_reason
-from surefoot.judge.thresholds import BASELINE_ROWS, REPEAT_COUNT, UPDATES_IN_FLIGHT, WINDOW_ROWS
+from surefoot.judge.thresholds import BASELINE_ROWS, RECENT_ROWS, REPEAT_COUNT, UPDATES_IN_FLIGHT, WINDOW_ROWS
 from surefoot.records import Action, Cause, Decision, Event, Finding, Pattern, StepMetrics, StepOverrides, Verdict
 
 REFUSED = (Verdict.NONFINITE, Verdict.NORM_OUTLIER)
@@ -206,8 +206,10 @@ class Judge:
         return suspicion
 
     def carried_out(self, decision: Decision) -> None:
-        """A trial has led to this decision, or has changed its overrides."""
+        """A trial has led to this decision, or has changed it."""
         self._remediation.carried_out(decision)
+        if decision.action is Action.CONSTRAIN:
+            self._rewind_pending, self._blind_until = False, self._attempt + UPDATES_IN_FLIGHT
 
     def dismissed(self, decision: Decision) -> None:
         """A trial showed that nothing is wrong with the run: the incident is over, and nothing changes."""
@@ -297,9 +299,15 @@ class Judge:
             return []
         incident.diagnosed = True
         diagnoses = [*diagnose_incident(row, incident, has_good_state=self.proven >= 0)]
-        if not self._rewind_pending and self._blind_until < 0:
+        if not self._rewind_pending and self._blind_until < 0 and self._half_lost(incident):
             self._suspicion = self._remediation.proposal(row, incident, diagnoses)
         return diagnoses
+
+    def _half_lost(self, incident: Incident) -> bool:
+        """The loss has risen by at least half of what it had fallen since the run began."""
+        recent = sorted(list(self.baselines.recent_losses)[-RECENT_ROWS:])
+        learnt = incident.start_loss - incident.normal_loss
+        return learnt > 0 and bool(recent) and recent[len(recent) // 2] > incident.normal_loss + learnt / 2
 
     def _severity(self, incident: Incident) -> str:
         return is_severe(incident, adaptive=self._adaptive, clipped=bool(self.overrides.clip))

@@ -223,6 +223,8 @@ class Remediation:
         """This decision is in force, as a trial has shaped it."""
         if decision.overrides is not None:
             self.overrides = decision.overrides
+        if decision.action is Action.CONSTRAIN:
+            return
         self.actions += decision.attempt != (self._last.attempt if self._last else -1)
         self._last = decision
         self._healthy_updates = self._refusals = 0
@@ -233,10 +235,9 @@ class Remediation:
         """This decision was not carried out: a trial showed that nothing is wrong."""
         if decision.action is Action.ACCEPT:  # the data does harm: go on refusing it
             self._waiting_out = True
+            self.overrides = self._previous_overrides
         else:
-            self.actions -= 1
-            self._updates_since = -1
-        self.overrides = self._previous_overrides
+            self.failures, self._tried, self._updates_since = 0, [], -1
 
     @property
     def _last_remedy(self) -> str:

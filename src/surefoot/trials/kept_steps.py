@@ -241,7 +241,7 @@ def num_bytes(value: Any) -> int:
     return sum(t.nbytes for t in tensors_in(value))
 
 
-def rolled(value: Any, index: int, *, only: bool) -> Any:
+def roll_tensor(value: Any, index: int, *, only: bool) -> Any:
     """A batch in which the tensor of this index (in the order of `tensors_in`) is paired with other samples."""
     counter = itertools.count()
 

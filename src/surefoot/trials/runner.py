@@ -22,7 +22,7 @@ from surefoot.trials.conclusion import (
     conclude,
     first_difference,
 )
-from surefoot.trials.kept_steps import KeptStep, NotKept, Options, StepRecorder, TakenStep, rolled, tensors_in
+from surefoot.trials.kept_steps import KeptStep, NotKept, Options, StepRecorder, TakenStep, roll_tensor, tensors_in
 from surefoot.trials.sandbox import Sandbox
 
 MIN_PROBES = 3
@@ -165,19 +165,27 @@ class TrialRunner:
         """Whether the batches refused since an attempt hold something to learn: after training on most of them, the
         loss of the others must rise when their inputs are paired with other targets; None where that is unknown."""
         refused = [s for s in self._recorder.since(first) if not s.applied]
-        last = refused[-UNSEEN_BATCHES:]
-        mixed = [mixed_batches(step.batches) for step in last]
-        if len(refused) <= UNSEEN_BATCHES or not all(mixed):
+        if len(refused) <= UNSEEN_BATCHES:
             return None
-        sandbox = self._sandbox
-        with sandbox.opened():
+        with self._sandbox.opened():
             for step in refused[:-UNSEEN_BATCHES]:
-                sandbox.train_step(step, options=step.options, max_norm=loop_clip(step))
-            plain = sandbox.losses(last)
-            # The tensor that holds the targets is not known: mixing at least one of them must do harm.
-            rolled = [
-                [sandbox.loss_of(step, batches) for step, batches in zip(last, way, strict=True)] for way in zip(*mixed)
-            ]
+                self._sandbox.train_step(step, options=step.options, max_norm=loop_clip(step))
+            return self._depends_on_pairs(refused)
+
+    def depends_on_pairs(self, steps: Sequence[KeptStep]) -> bool | None:
+        """Whether the loss of the last of these steps rises when their inputs are paired with other targets."""
+        with self._sandbox.opened():
+            return self._depends_on_pairs(steps)
+
+    def _depends_on_pairs(self, steps: Sequence[KeptStep]) -> bool | None:
+        sandbox, last = self._sandbox, steps[-UNSEEN_BATCHES:]
+        mixed = [mixed_batches(step.batches) for step in last]
+        if not all(mixed):
+            return None
+        plain = sandbox.losses(last)
+        # Which tensor holds the targets is not known: mixing at least one of them must do harm.
+        ways = zip(*mixed, strict=True)
+        rolled = [[sandbox.loss_of(s, batches) for s, batches in zip(last, way, strict=True)] for way in ways]
         return any(is_better(plain, losses) for losses in rolled)
 
     def retake(self, trial: Trial, rewind: Callable[[], None]) -> int:
@@ -234,7 +242,7 @@ def mixed_batches(batches: Sequence[Any]) -> list[list[Any]]:
     """The batches with inputs paired with targets of other samples: for each of their tensors, it alone rolled by one
     sample; where there is only one tensor, its positions reversed."""
     count = len(list(tensors_in(batches[0])))
-    return [[rolled(batch, i, only=count == 1) for batch in batches] for i in range(count)]
+    return [[roll_tensor(batch, i, only=count == 1) for batch in batches] for i in range(count)]
 
 
 def find_suspects(steps: Sequence[KeptStep], onset: int) -> frozenset[int]:
