@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from adapted import Adapted, adapted, equal, follow, state_of, taught, train
+from frozen_models import Adapted, adapted, equal, follow, state_of, taught, train
 
 from surefoot.checkpoint import copies, snapshot_memory, snapshots
 from surefoot.checkpoint.checksums import Checksummer, leaves, portable_checksum

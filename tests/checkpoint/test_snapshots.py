@@ -13,12 +13,12 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rewinding import Run, same, whole
+from rewind_runs import Run, same, whole
 
 from surefoot.checkpoint import copies, snapshot_memory, snapshots
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 
-SCRIPT = Path(__file__).parent / "two_rewinding.py"
+SCRIPT = Path(__file__).parent / "two_rank_snapshots.py"
 
 
 def ring_of(run: Run, **options: Any) -> SnapshotRing:

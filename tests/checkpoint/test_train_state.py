@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 sys.path.insert(0, str(Path(__file__).parent))
-import rewinding
-from rewinding import Run, same, whole
+import rewind_runs
+from rewind_runs import Run, same, whole
 
 from surefoot.checkpoint.train_state import StateCopy
 
@@ -52,7 +52,7 @@ def leaves_and_returns(build: Callable[[], Run], *, location: Any = "device") ->
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::DeprecationWarning:torch")
-@pytest.mark.parametrize(("name", "way"), rewinding.ways())
+@pytest.mark.parametrize(("name", "way"), rewind_runs.ways())
 def test_every_optimizer_trains_on_as_if_it_had_never_left(name: str, way: str) -> None:
     leaves_and_returns(lambda: Run(name, way))
 

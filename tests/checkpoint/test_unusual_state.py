@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rewinding import Run, same, whole
+from rewind_runs import Run, same, whole
 
 from surefoot.checkpoint.train_state import TrainState
 

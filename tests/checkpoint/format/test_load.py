@@ -17,8 +17,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-import rewinding
-from rewinding import Run, same, whole
+import rewind_runs
+from rewind_runs import Run, same, whole
 from save_and_load import hashed, load, save, there_and_back
 
 from surefoot.checkpoint.format.param_names import name_state
@@ -53,7 +53,7 @@ def goes_on(build: Callable[[], Run], folder: Path, **more: Callable[[Run], Any]
     assert same(run.contents(), resumed.contents())
 
 
-@pytest.mark.parametrize(("name", "way"), [w for w in rewinding.ways() if w[1] != "compiled"])
+@pytest.mark.parametrize(("name", "way"), [w for w in rewind_runs.ways() if w[1] != "compiled"])
 def test_every_optimizer_goes_on_as_if_nothing_had_been(name: str, way: str, tmp_path: Path) -> None:
     goes_on(lambda: Run(name, way), tmp_path)
 

@@ -29,7 +29,7 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no f
 
 @forks
 def test_a_crash_at_any_change_of_the_disk_leaves_whole_checkpoints_only(quick: Path) -> None:
-    program = HERE / "crashing.py"
+    program = HERE / "crash_store.py"
     done = subprocess.run(
         [sys.executable, str(program), str(quick)], env=ENV, capture_output=True, text=True, check=False
     )
@@ -132,7 +132,7 @@ SAVING = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
-from crashing import CheckpointStore, save
+from crash_store import CheckpointStore, save
 store = CheckpointStore(Path({root!r}))
 store.clean()
 newest = store.newest()
