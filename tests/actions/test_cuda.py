@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from frozen_models import Adapted, equal, inputs, state_of
+from frozen_models import AdapterModel, equal, inputs, state_of
 from loops import net, same, snapshot
 from scripted_judge import Watched, script, set_overrides
 
@@ -96,7 +96,7 @@ def test_snapshots_share_one_copy_of_frozen_weights(
             snapshot_memory, "free_bytes", lambda device: 0 if device.type == "cuda" else real_free_bytes(device)
         )
     torch.manual_seed(0)
-    model = Adapted(512, torch.bfloat16).cuda()
+    model = AdapterModel(512, torch.bfloat16).cuda()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01, fused=True)
     guard = attach(model, optimizer, policy=EVERY4)
     judge = script(guard, {17: {"action": Action.REWIND}})

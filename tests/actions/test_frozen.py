@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from frozen_models import Adapted, adapted, equal, follow, inputs, state_of, taught, train
+from frozen_models import AdapterModel, adapter_run, equal, follow, inputs, state_of, teacher_student_run, train
 from scripted_judge import script
 from torch import nn
 
@@ -30,7 +30,7 @@ def nbytes(tensors: Any) -> int:
 
 
 def test_rewind_of_a_run_with_adapters_is_bit_identical(attach: Attach) -> None:
-    model, optimizer = adapted()
+    model, optimizer = adapter_run()
     guard = attach(model, optimizer, policy=EVERY4)
     judge = script(guard, {17: BACK})
     for i in range(20):
@@ -38,7 +38,7 @@ def test_rewind_of_a_run_with_adapters_is_bit_identical(attach: Attach) -> None:
     assert judge.rewinds == [(15, 16)]
     for i in range(20, 26):
         train(model, optimizer, i, guard.watch)
-    twin = adapted()
+    twin = adapter_run()
     for i in [*range(16), *range(20, 26)]:
         train(*twin, i)
     assert equal(state_of(*twin), state_of(model, optimizer))
@@ -53,7 +53,7 @@ def test_rewind_of_a_run_with_adapters_is_bit_identical(attach: Attach) -> None:
 @pytest.mark.parametrize("how", ["data", "version", "rebind"])
 def test_teacher_is_rewound_with_the_run(how: str, attach: Attach, read: Read, caplog: Any) -> None:
     caplog.set_level(logging.INFO, "surefoot")
-    model, optimizer = taught()
+    model, optimizer = teacher_student_run()
     guard = attach(model, optimizer, policy=EVERY4)
     judge = script(guard, {17: BACK})
     expected = None
@@ -75,7 +75,7 @@ def test_teacher_is_rewound_with_the_run(how: str, attach: Attach, read: Read, c
 
 
 def test_snapshot_after_an_unnoticed_change_to_frozen_weights_is_not_used(attach: Attach) -> None:
-    model, optimizer = adapted()
+    model, optimizer = adapter_run()
     guard = attach(model, optimizer, policy=EVERY4)
     judge = script(guard, {17: BACK})
     expected = None
@@ -91,7 +91,7 @@ def test_snapshot_after_an_unnoticed_change_to_frozen_weights_is_not_used(attach
 
 
 def test_unfrozen_weights_are_rewound_to_their_frozen_values(attach: Attach) -> None:
-    model, optimizer = adapted()
+    model, optimizer = adapter_run()
     guard = attach(model, optimizer, policy=EVERY4)
     judge = script(guard, {17: BACK | {"max_attempt": 12}, 27: BACK})
     frozen = model.base.weight.detach().clone()
@@ -115,7 +115,7 @@ def test_unfrozen_weights_are_rewound_to_their_frozen_values(attach: Attach) -> 
 
 
 def test_emergency_checkpoint_includes_frozen_weights(tmp_path: Path) -> None:
-    def attached(model: Adapted, optimizer: torch.optim.Optimizer) -> Any:
+    def attached(model: AdapterModel, optimizer: torch.optim.Optimizer) -> Any:
         policy = surefoot.Policy(
             save_every=10_000,
             snapshot_every=5,
@@ -126,7 +126,7 @@ def test_emergency_checkpoint_includes_frozen_weights(tmp_path: Path) -> None:
         )
         return surefoot.attach(model, optimizer, run_dir=tmp_path, resume=True, policy=policy)
 
-    model, optimizer = adapted(width=16)
+    model, optimizer = adapter_run(width=16)
     guard = attached(model, optimizer)
     frozen = [p.detach().clone() for p in model.base.parameters()]
     for i in range(46):
@@ -139,7 +139,7 @@ def test_emergency_checkpoint_includes_frozen_weights(tmp_path: Path) -> None:
     (checkpoint,) = CheckpointStore(tmp_path / "checkpoints").all()
     assert checkpoint.kind == "emergency"
     guard.__exit__(RuntimeError, RuntimeError("the plug is pulled"), None)
-    other_model, other_optimizer = adapted(width=16)
+    other_model, other_optimizer = adapter_run(width=16)
     nn.init.zeros_(other_model.base.weight)
     resumed = attached(other_model, other_optimizer)
     assert resumed.step == checkpoint.step > 0

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
-from frozen_models import Adapted, inputs
+from frozen_models import AdapterModel, inputs
 from scripted_judge import script
 
 import surefoot
@@ -24,7 +24,7 @@ from surefoot.records import Action
 
 def build(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model: nn.Module = Adapted(64)
+    model: nn.Module = AdapterModel(64)
     if kind == "fsdp2":
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     else:
