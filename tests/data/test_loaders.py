@@ -312,7 +312,7 @@ def test_one_rank_resumes_from_two_and_two_from_one(tmp_path: Path) -> None:
     begun = make_loader(Numbers(LENGTH), 5, seed=11)
     first = read(begun, 7)
     (tmp_path / "begun.json").write_text(json.dumps(begun.state_dict()))
-    for process in [started(reader_processes.read_in_company, tmp_path, rank) for rank in (0, 1)]:
+    for process in [started(reader_processes.read_on_two_ranks, tmp_path, rank) for rank in (0, 1)]:
         process.join()
         assert process.exitcode == 0
     one, two = (json.loads((tmp_path / f"results-{rank}.json").read_text()) for rank in (0, 1))
