@@ -324,7 +324,7 @@ def test_frozen_params_of_any_dtype_and_layout_are_rewound(kind: str) -> None:
         "scalar": lambda: torch.tensor(2.5),
     }
     frozen_param = nn.Parameter(make[kind](), requires_grad=False)
-    model.register_parameter("held", frozen_param)
+    model.register_parameter("extra", frozen_param)
     ring = filled(model, optimizer, size=3)
     assert len(ring.snapshots) == 3
     if kind != "meta":

@@ -122,19 +122,19 @@ def test_an_unreadable_run_json_is_kept_as_earlier(tmp_path: Path) -> None:
 
 
 def test_a_torn_line_does_not_damage_the_next(tmp_path: Path) -> None:
-    whole = b'{"kind":"note","attempt":4,"name":"a"}\n{"kind":"note","attempt":5,"name":"torn"}\n'
-    first = whole.index(b"\n") + 1
-    for end in range(len(whole) + 1):
+    content = b'{"kind":"note","attempt":4,"name":"a"}\n{"kind":"note","attempt":5,"name":"torn"}\n'
+    first = content.index(b"\n") + 1
+    for end in range(len(content) + 1):
         run_dir = tmp_path / str(end % 2)
         run_dir.mkdir(exist_ok=True)
-        (run_dir / "events.jsonl").write_bytes(whole[:end])
+        (run_dir / "events.jsonl").write_bytes(content[:end])
         journal = open_journal(run_dir, rank=0)
         journal.event(note("new"))
         journal.close()
         run = read(run_dir)
         assert run.events[-1]["name"] == "new"
-        assert len(run.events) == 1 + (end >= first - 1) + (end >= len(whole) - 1)
-        assert run.skipped == (0 < end < first - 1) + (first < end < len(whole) - 1)
+        assert len(run.events) == 1 + (end >= first - 1) + (end >= len(content) - 1)
+        assert run.skipped == (0 < end < first - 1) + (first < end < len(content) - 1)
 
 
 def test_other_ranks_write_their_events_and_nothing_else(tmp_path: Path) -> None:

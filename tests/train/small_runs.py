@@ -33,12 +33,12 @@ def small_recipe(folder: Path, **sections: Any) -> str:
     """Write a recipe file with these sections changed, and return its path."""
     rng = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, count in (("texts", TEXTS), ("held", HELD_OUT)):
+    for name, count in (("texts", TEXTS), ("held_out", HELD_OUT)):
         texts = ["".join(rng.choices("abcde ", k=rng.randint(4, 24))) for _ in range(count)]
         _write(folder / f"{name}.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
     recipe = RECIPE | {"run_dir": str(folder / "run")}
     if sections.get("data", {}).get("kind") != "own":
-        paths = {"path": [str(folder / "texts.jsonl")], "held_out_path": [str(folder / "held.jsonl")]}
+        paths = {"path": [str(folder / "texts.jsonl")], "held_out_path": [str(folder / "held_out.jsonl")]}
         recipe["data"] = recipe["data"] | paths
     for name, section in sections.items():
         merged = isinstance(section, dict) and name not in ("model", "loss") and section.get("kind") != "own"

@@ -47,7 +47,7 @@ def test_mean_loss_and_sum_loss_with_count_train_alike(tmp_path: Path) -> None:
     accumulated = losses(
         tmp_path / "parts", **sections, loss="custom_parts:sum_loss", batch={"size": 3, "accumulate": 3}
     )
-    one_batch = losses(tmp_path / "whole", **sections, loss="custom_parts:sum_loss", batch={"size": 9})
+    one_batch = losses(tmp_path / "one_batch", **sections, loss="custom_parts:sum_loss", batch={"size": 9})
     assert len(mean) == 22  # 86 samples, 8 per update, two epochs
     np.testing.assert_allclose(mean, summed, rtol=1e-5)
     np.testing.assert_allclose(accumulated, one_batch, rtol=1e-4)  # 86 samples end with a group of 3 and 2

@@ -16,7 +16,7 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run."""
-    folder = tmp_path_factory.mktemp("whole")
+    folder = tmp_path_factory.mktemp("finished")
     assert show(small_recipe(folder, sample={"prompt": "ab", "tokens": 8}), ()) == exit_codes.DONE
     return folder
 

@@ -163,7 +163,7 @@ def resume_same_world_size(kind: str, folder: Path) -> tuple[dict[str, bool], di
     other_state = resumed.train_state
     dist.barrier()
     restored = load(other_state, folder / kind, **rank_options())
-    results = {"hash": hashed(other_state) == before, "no notes": not restored.notes, "whole": not left}
+    results = {"hash": hashed(other_state) == before, "no notes": not restored.notes, "complete": not left}
     results["loaded"] = equal(saved_state, resumed.gathered())
     results["own"] = (
         resumed.own.state["n"] == dist.get_rank() and resumed.own.state["t"].tolist() == [dist.get_rank()] * 3
