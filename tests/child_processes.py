@@ -53,21 +53,21 @@ def _parents() -> dict[int, int]:
 
 def descendants(root: int) -> set[int]:
     """The children of a process and their children, as long as none in between has ended."""
-    parents, found = _parents(), {root}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {root}
+    parents, tree = _parents(), {root}
+    while more := {pid for pid, parent in parents.items() if parent in tree} - tree:
+        tree |= more
+    return tree - {root}
 
 
 def marked(mark: str) -> set[int]:
     """The processes with this marker in their environment, or with one that starts with it."""
-    prefix, found = f"{MARK}={mark}".encode(), set()
+    prefix, pids = f"{MARK}={mark}".encode(), set()
     for pid in _parents():
         with contextlib.suppress(OSError):
             variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
             if any(variable.startswith(prefix) for variable in variables):
-                found.add(pid)
-    return found - {os.getpid()}
+                pids.add(pid)
+    return pids - {os.getpid()}
 
 
 def gone(look: Callable[[], Iterable[int]], seconds: float = GRACE) -> list[str]:
@@ -148,8 +148,8 @@ class Watch:
 
     def left(self) -> set[int]:
         """Its processes that still run, without this process's own helpers."""
-        found = descendants(os.getpid()) | marked(self.mark)
-        return {pid for pid in found if not any(helper in command_of(pid) for helper in HELPERS)}
+        pids = descendants(os.getpid()) | marked(self.mark)
+        return {pid for pid in pids if not any(helper in command_of(pid) for helper in HELPERS)}
 
 
 class MainWatch(Watch):

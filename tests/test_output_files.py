@@ -52,15 +52,15 @@ def test_empty_file_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".jpg", ".webp"])
 def test_surefoots_figures_are_replaced_and_others_are_not(suffix: str, tmp_path: Path) -> None:
-    ours, theirs = tmp_path / f"ours{suffix}", tmp_path / f"theirs{suffix}"
+    own_figure, foreign_figure = tmp_path / f"ours{suffix}", tmp_path / f"theirs{suffix}"
     figure = Figure()
     figure.subplots().plot([1, 2])
-    save_figure(figure, ours)
-    save_figure(figure, ours)  # an earlier output
-    assert is_surefoot_output(ours)
-    figure.savefig(theirs)
+    save_figure(figure, own_figure)
+    save_figure(figure, own_figure)  # an earlier output
+    assert is_surefoot_output(own_figure)
+    figure.savefig(foreign_figure)
     with pytest.raises(OutputRefused, match="surefoot did not write it"):
-        save_figure(figure, theirs)
+        save_figure(figure, foreign_figure)
 
 
 def test_input_is_never_replaced_under_any_name(tmp_path: Path) -> None:

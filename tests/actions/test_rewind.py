@@ -200,8 +200,8 @@ def test_alternating_optimizers_are_rewound(attach: Attach) -> None:
     guard = attach(model, sides, policy=EVERY4)
     judge = script(guard, {14: BACK, 25: BACK})
     for i in range(20):
-        made = model["maker"](batch(i))
-        for side, sign, seen in ((sides[0], 1.0, made.detach()), (sides[1], -1.0, made)):
+        generated = model["maker"](batch(i))
+        for side, sign, seen in ((sides[0], 1.0, generated.detach()), (sides[1], -1.0, generated)):
             side.zero_grad()
             guard.watch(sign * model["judge"](seen).mean(), None).backward()
             side.step()

@@ -24,8 +24,8 @@ Make = Callable[[Net], Optimizer]
 
 def two_groups(model: Net, lr: Any) -> list[dict[str, Any]]:
     rest = [*model.norm.parameters(), *model.last.parameters()]
-    other = lr * 0.1 if isinstance(lr, Tensor) else 0.1 * lr
-    return [{"params": list(model.first.parameters()), "lr": lr}, {"params": rest, "lr": other}]
+    plain_model = lr * 0.1 if isinstance(lr, Tensor) else 0.1 * lr
+    return [{"params": list(model.first.parameters()), "lr": lr}, {"params": rest, "lr": plain_model}]
 
 
 OPTIMIZERS: dict[str, Make] = {
@@ -58,13 +58,13 @@ def by_hand(model: Net, optimizer: Optimizer, i: int, factor: float, momentum: f
 
 
 def pair(name: str) -> tuple[Net, Optimizer, Net, Optimizer]:
-    model, other = net(), net()
-    return model, OPTIMIZERS[name](model), other, OPTIMIZERS[name](other)
+    model, plain_model = net(), net()
+    return model, OPTIMIZERS[name](model), plain_model, OPTIMIZERS[name](plain_model)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_rewarmup_and_removal(name: str, attach: Attach, read: Read) -> None:
-    model, optimizer, other, plain = pair(name)
+    model, optimizer, plain_model, plain_optimizer = pair(name)
     guard = attach(model, optimizer)
     rates = [g["lr"] for g in optimizer.param_groups]
     values = copy.deepcopy(rates)
@@ -74,10 +74,10 @@ def test_rewarmup_and_removal(name: str, attach: Attach, read: Read) -> None:
         if i == 10:
             set_overrides(guard)
         train(model, optimizer, guard.watch, i)
-        by_hand(other, plain, i, [1, 1, 1, 0.125, 0.25, 0.375, 0.5, 0.5, 0.5, 0.5, 1, 1][i])
+        by_hand(plain_model, plain_optimizer, i, [1, 1, 1, 0.125, 0.25, 0.375, 0.5, 0.5, 0.5, 0.5, 1, 1][i])
         assert all(a is b["lr"] for a, b in zip(rates, optimizer.param_groups, strict=True)), "the very same object"
         assert rates == values
-    assert same(snapshot(model, optimizer), snapshot(other, plain))
+    assert same(snapshot(model, optimizer), snapshot(plain_model, plain_optimizer))
     guard.close()
     assert read().scalars["lr"].tolist() == pytest.approx([float(rates[0])] * 12), (
         "the journal records what the loop set"
@@ -86,25 +86,25 @@ def test_rewarmup_and_removal(name: str, attach: Attach, read: Read) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_lr_is_capped(name: str, attach: Attach) -> None:
-    model, optimizer, other, plain = pair(name)
+    model, optimizer, plain_model, plain_optimizer = pair(name)
     guard = attach(model, optimizer)
     first = float(optimizer.param_groups[0]["lr"])
     set_overrides(guard, max_lr=(first / 4,), lr_factor=0.5)
     for i in range(4):
         train(model, optimizer, guard.watch, i)
-        by_hand(other, plain, i, 0.125)
-    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+        by_hand(plain_model, plain_optimizer, i, 0.125)
+    for param, plain_param in zip(model.parameters(), plain_model.parameters(), strict=True):
+        torch.testing.assert_close(param, plain_param, rtol=1e-5, atol=1e-7)
     set_overrides(guard, max_lr=(first * 4,))  # far above the loop's lr
     train(model, optimizer, guard.watch, 4)
-    by_hand(other, plain, 4, 1.0)
-    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+    by_hand(plain_model, plain_optimizer, 4, 1.0)
+    for param, plain_param in zip(model.parameters(), plain_model.parameters(), strict=True):
+        torch.testing.assert_close(param, plain_param, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_momentum_is_capped(name: str, attach: Attach, read: Read) -> None:
-    model, optimizer, other, plain = pair(name)
+    model, optimizer, plain_model, plain_optimizer = pair(name)
     guard = attach(model, optimizer)
     for i in range(8):
         if i == 2:
@@ -112,8 +112,8 @@ def test_momentum_is_capped(name: str, attach: Attach, read: Read) -> None:
         if i == 6:
             set_overrides(guard, max_momentum=(0.99,))
         train(model, optimizer, guard.watch, i)
-        by_hand(other, plain, i, 1.0, 0.5 if 2 <= i < 6 else math.inf)
-    assert same(snapshot(model, optimizer), snapshot(other, plain))
+        by_hand(plain_model, plain_optimizer, i, 1.0, 0.5 if 2 <= i < 6 else math.inf)
+    assert same(snapshot(model, optimizer), snapshot(plain_model, plain_optimizer))
     guard.close()
     assert read().scalars["momentum"].tolist() == pytest.approx([0.9] * 8), "the journal records what the loop set"
 
@@ -125,28 +125,28 @@ def test_schedulers_do_not_see_the_overridden_lr(schedule: str, attach: Attach, 
         "CosineAnnealingLR": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 12),
         "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
     }
-    model, optimizer, other, plain = pair("SGD")
-    mine, theirs = make[schedule](optimizer), make[schedule](plain)
-    guard = attach(model, optimizer, scheduler=mine)
+    model, optimizer, plain_model, plain_optimizer = pair("SGD")
+    guarded_schedule, plain_schedule = make[schedule](optimizer), make[schedule](plain_optimizer)
+    guard = attach(model, optimizer, scheduler=guarded_schedule)
     expected: list[float] = []
     for i in range(10):
         if i == 2:
             set_overrides(guard, lr_factor=0.25)
-        expected.append(plain.param_groups[0]["lr"])
+        expected.append(plain_optimizer.param_groups[0]["lr"])
         train(model, optimizer, guard.watch, i)
-        by_hand(other, plain, i, 1.0 if i < 2 else 0.25)
-        mine.step()
-        theirs.step()
-    assert same(snapshot(model, optimizer), snapshot(other, plain))
-    assert mine.state_dict().keys() == theirs.state_dict().keys()
-    assert mine.get_last_lr() == theirs.get_last_lr()
+        by_hand(plain_model, plain_optimizer, i, 1.0 if i < 2 else 0.25)
+        guarded_schedule.step()
+        plain_schedule.step()
+    assert same(snapshot(model, optimizer), snapshot(plain_model, plain_optimizer))
+    assert guarded_schedule.state_dict().keys() == plain_schedule.state_dict().keys()
+    assert guarded_schedule.get_last_lr() == plain_schedule.get_last_lr()
     guard.close()
     assert read().scalars["lr"].tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["SGD", "SGD tensor"])
 def test_capped_lr_decays_with_the_schedule(name: str, attach: Attach) -> None:
-    model, optimizer, other, plain = pair(name)
+    model, optimizer, plain_model, plain_optimizer = pair(name)
     guard = attach(model, optimizer)
     set_by_loop = [g["lr"] for g in optimizer.param_groups]
     set_overrides(guard, max_lr=(float(set_by_loop[0]) / 4,))
@@ -154,22 +154,22 @@ def test_capped_lr_decays_with_the_schedule(name: str, attach: Attach) -> None:
         for group, rate in zip(optimizer.param_groups, set_by_loop, strict=True):
             group["lr"] = part * rate
         train(model, optimizer, guard.watch, i)
-        by_hand(other, plain, i, part / 4 if part > 0.25 else part)  # an lr below the cap is unchanged
-    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+        by_hand(plain_model, plain_optimizer, i, part / 4 if part > 0.25 else part)  # an lr below the cap is unchanged
+    for param, plain_param in zip(model.parameters(), plain_model.parameters(), strict=True):
+        torch.testing.assert_close(param, plain_param, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("zero_stale", [True, False])
 def test_stale_grads_are_zeroed_only_by_override(zero_stale: bool, attach: Attach, read: Read) -> None:
-    model, optimizer, other, plain = pair("SGD")
+    model, optimizer, plain_model, plain_optimizer = pair("SGD")
     guard = attach(model, optimizer)
     set_overrides(guard, zero_stale_grads=zero_stale)
     for i in range(5):
         guard.watch(loss_of(model, batch(i))).backward()
         optimizer.step()  # without zero_grad
-        train(other, plain, bare, i)
+        train(plain_model, plain_optimizer, bare, i)
     guard.close()
-    assert same(snapshot(model, optimizer), snapshot(other, plain)) is zero_stale
+    assert same(snapshot(model, optimizer), snapshot(plain_model, plain_optimizer)) is zero_stale
     assert read().scalars["stale_grads"][1:].tolist() == [0.5 if zero_stale else 1.0] * 4
 
 
@@ -179,21 +179,21 @@ def test_each_optimizer_has_its_own_cap(attach: Attach) -> None:
         rest = [*model.norm.parameters(), *model.last.parameters()]
         return model, [torch.optim.SGD(model.first.parameters(), lr=0.1), torch.optim.SGD(rest, lr=0.01)]
 
-    (model, optimizers), (other, plain) = build(), build()
+    (model, optimizers), (plain_model, plain_optimizer) = build(), build()
     guard = attach(model, optimizers)
     set_overrides(guard, max_lr=(0.05, 1.0), lr_factor=0.5)
     for i in range(4):
         train(model, optimizers, guard.watch, i)
-        for o, lr in zip(plain, (0.025, 0.005), strict=True):
+        for o, lr in zip(plain_optimizer, (0.025, 0.005), strict=True):
             o.param_groups[0]["lr"] = lr
-        train(other, plain, bare, i)
-    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0.0)
+        train(plain_model, plain_optimizer, bare, i)
+    for param, plain_param in zip(model.parameters(), plain_model.parameters(), strict=True):
+        torch.testing.assert_close(param, plain_param, rtol=1e-6, atol=0.0)
 
 
 def test_override_applies_inside_a_closure(attach: Attach) -> None:
-    model, other = net(), net()
-    optimizer, plain = (torch.optim.LBFGS(m.parameters(), lr=0.1, max_iter=3) for m in (model, other))
+    model, plain_model = net(), net()
+    optimizer, plain_optimizer = (torch.optim.LBFGS(m.parameters(), lr=0.1, max_iter=3) for m in (model, plain_model))
     guard = attach(model, optimizer)
     set_overrides(guard, lr_factor=0.5)
 
@@ -208,9 +208,9 @@ def test_override_applies_inside_a_closure(attach: Attach) -> None:
 
     for i in range(3):
         step(model, optimizer, guard.watch, i)
-        plain.param_groups[0]["lr"] = 0.05
-        step(other, plain, bare, i)
-    assert same(snapshot(model), snapshot(other))
+        plain_optimizer.param_groups[0]["lr"] = 0.05
+        step(plain_model, plain_optimizer, bare, i)
+    assert same(snapshot(model), snapshot(plain_model))
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
@@ -313,21 +313,21 @@ def test_ceiling_of_one_optimizer_refuses_both(attach: Attach, read: Read) -> No
 @pytest.mark.parametrize("name", ["SGD", "SGD fused", "AdamW plain", "AdamW fused", "AdamW fused tensor"])
 @pytest.mark.parametrize("user_clip", [None, 0.5, "groups", "value"])
 def test_clip_override_combines_with_the_users_clip(user_clip: Any, name: str, attach: Attach, read: Read) -> None:
-    model, optimizer, other, plain = pair(name)
+    model, optimizer, plain_model, plain_optimizer = pair(name)
     option = {"groups": [0.5, None], "value": {"value": 0.05}}.get(user_clip, user_clip)
     guard = attach(model, optimizer, clip=option)
-    theirs = [[*other.first.parameters()], [*other.norm.parameters(), *other.last.parameters()]]
+    plain_groups = [[*plain_model.first.parameters()], [*plain_model.norm.parameters(), *plain_model.last.parameters()]]
 
     def clip(max_norm: float) -> None:
         if user_clip == "groups":
-            nn.utils.clip_grad_norm_(theirs[0], min(0.5, max_norm))
-            nn.utils.clip_grad_norm_(theirs[1], max_norm)
+            nn.utils.clip_grad_norm_(plain_groups[0], min(0.5, max_norm))
+            nn.utils.clip_grad_norm_(plain_groups[1], max_norm)
             return
         nn.utils.clip_grad_norm_(
-            other.parameters(), min(max_norm, user_clip if isinstance(user_clip, float) else math.inf)
+            plain_model.parameters(), min(max_norm, user_clip if isinstance(user_clip, float) else math.inf)
         )
         if user_clip == "value":
-            nn.utils.clip_grad_value_(other.parameters(), 0.05)
+            nn.utils.clip_grad_value_(plain_model.parameters(), 0.05)
 
     for i in range(9):
         if i == 3:
@@ -335,11 +335,11 @@ def test_clip_override_combines_with_the_users_clip(user_clip: Any, name: str, a
         if i == 6:
             set_overrides(guard)
         train(model, optimizer, guard.watch, i)
-        loss_of(other, batch(i)).backward()
+        loss_of(plain_model, batch(i)).backward()
         clip(0.1 if 3 <= i < 6 else math.inf)
-        plain.step()
-        plain.zero_grad()
-    for (param_name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
+        plain_optimizer.step()
+        plain_optimizer.zero_grad()
+    for (param_name, a), b in zip(model.named_parameters(), plain_model.parameters(), strict=True):
         if param_name != "first.bias":  # its gradient is only rounding error, which Adam amplifies
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     guard.close()
@@ -367,16 +367,16 @@ def test_new_gates_get_the_same_ceilings(attach: Attach) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_after_a_reset_the_next_step_is_like_the_first(name: str, attach: Attach) -> None:
-    model, optimizer, other, plain = pair(name)
+    model, optimizer, plain_model, plain_optimizer = pair(name)
     guard = attach(model, optimizer)
     script(guard, {3: {"reset_optimizer": True}})
     for i in range(9):
         if i == 6:
             assert not optimizer.state
-            plain.state.clear()
+            plain_optimizer.state.clear()
         train(model, optimizer, guard.watch, i)
-        train(other, plain, bare, i)
-    assert same(snapshot(model, optimizer), snapshot(other, plain))
+        train(plain_model, plain_optimizer, bare, i)
+    assert same(snapshot(model, optimizer), snapshot(plain_model, plain_optimizer))
     before = snapshot(model, optimizer)
     train(model, optimizer, guard.watch, 9, "nan")
     assert same(before, snapshot(model, optimizer))
@@ -384,16 +384,18 @@ def test_after_a_reset_the_next_step_is_like_the_first(name: str, attach: Attach
 
 def test_reset_of_an_optimizer_that_creates_state_in_init(attach: Attach) -> None:
     """Adagrad creates its state in __init__: without it, its next step raises KeyError in some versions of torch."""
-    model, other = net(), net()
-    optimizer, plain = (torch.optim.Adagrad(m.parameters(), initial_accumulator_value=0.5) for m in (model, other))
+    model, plain_model = net(), net()
+    optimizer, plain_optimizer = (
+        torch.optim.Adagrad(m.parameters(), initial_accumulator_value=0.5) for m in (model, plain_model)
+    )
     guard = attach(model, optimizer)
     script(guard, {3: {"reset_optimizer": True}})
     for i in range(9):
         if i == 6:
-            plain = torch.optim.Adagrad(other.parameters(), initial_accumulator_value=0.5)
+            plain_optimizer = torch.optim.Adagrad(plain_model.parameters(), initial_accumulator_value=0.5)
         train(model, optimizer, guard.watch, i)
-        train(other, plain, bare, i)
-    assert same(snapshot(model, optimizer), snapshot(other, plain))
+        train(plain_model, plain_optimizer, bare, i)
+    assert same(snapshot(model, optimizer), snapshot(plain_model, plain_optimizer))
 
 
 @pytest.mark.parametrize("name", ["SGD fused", "AdamW fused", "AdamW plain"])

@@ -31,12 +31,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def optimizer_variants() -> list[tuple[str, str]]:
     """Every optimizer class with every implementation that torch offers for it."""
-    found: list[tuple[str, str]] = []
+    variants: list[tuple[str, str]] = []
     for name in CLASSES:
         parameters = inspect.signature(getattr(torch.optim, name)).parameters
-        found.append((name, "closure" if name == "LBFGS" else "plain"))
-        found += [(name, implementation) for implementation in ("foreach", "fused") if implementation in parameters]
-    return [*found, ("AdamW", "closure"), ("AdamW", "compiled"), ("SGD", "compiled")]
+        variants.append((name, "closure" if name == "LBFGS" else "plain"))
+        variants += [(name, implementation) for implementation in ("foreach", "fused") if implementation in parameters]
+    return [*variants, ("AdamW", "closure"), ("AdamW", "compiled"), ("SGD", "compiled")]
 
 
 class Net(nn.Module):

@@ -72,11 +72,11 @@ def test_works_without_torch(run: Path) -> None:
 
 
 def test_compare_names_the_files_and_tensors_that_differ(run: Path) -> None:
-    found = json.loads(invoke("compare", run, "10", "step-00000020", "--json").stdout)
-    assert found["files"]["different"] == ["weights.safetensors"]
-    assert found["files"]["the same"] == ["rest.json"]
-    assert found["tensors"]["different"] == ["model.weight"]
-    assert found["tensors"]["the same"] == ["model.bias"]
+    comparison = json.loads(invoke("compare", run, "10", "step-00000020", "--json").stdout)
+    assert comparison["files"]["different"] == ["weights.safetensors"]
+    assert comparison["files"]["the same"] == ["rest.json"]
+    assert comparison["tensors"]["different"] == ["model.weight"]
+    assert comparison["tensors"]["the same"] == ["model.bias"]
     assert "different: model.weight" in invoke("compare", run, "10", "newest").stdout
     same = json.loads(invoke("compare", run, "10", "10", "--json").stdout)
     assert same["tensors"]["the same"] == ["model.bias", "model.weight"]

@@ -343,10 +343,10 @@ def test_random_numbers_in_workers_depend_on_the_batch_only() -> None:
         assert loader.dataset.kind == "noisy"  # type: ignore[attr-defined]
         if position is not None:
             loader.load_state_dict(position)
-        found = []
+        batches_and_states = []
         for batch in loader:
-            found.append((batch.tolist(), loader.state_dict()))
-        return found
+            batches_and_states.append((batch.tolist(), loader.state_dict()))
+        return batches_and_states
 
     two = read(2)
     assert [batch for batch, _ in read(1, two[1][1])] == [batch for batch, _ in two[2:]]

@@ -35,10 +35,10 @@ class Flawed(Dataset[int]):
 
 
 def read_batches(data: Any, most: int) -> list[list[int]]:
-    found: list[list[int]] = []
-    while len(found) < most:
-        found += [batch.tolist() for batch in islice(data.train_loader, most - len(found))]
-    return found
+    batches: list[list[int]] = []
+    while len(batches) < most:
+        batches += [batch.tolist() for batch in islice(data.train_loader, most - len(batches))]
+    return batches
 
 
 @pytest.mark.parametrize("workers", [0, 2])

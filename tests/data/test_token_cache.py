@@ -34,13 +34,13 @@ def test_tokens_from_files_are_those_from_memory(tmp_path: Path, monkeypatch: py
     path = write_texts(tmp_path / "texts") if kind == "text" else write_chats(tmp_path / "a.jsonl")
     (path / "blob" if kind == "text" else tmp_path / "b.jsonl").write_bytes(b"\0 no\n")
     fields: dict[str, Any] = {"path": path if kind == "text" else tmp_path / "*.jsonl", "context": 64}
-    made, found = (opened(kind, cache=tmp_path / "cache", **fields) for _ in range(2))
+    written, cached = (opened(kind, cache=tmp_path / "cache", **fields) for _ in range(2))
     monkeypatch.setattr(corpus, "_MAX_IN_MEMORY_BYTE_TOKENS", 1 << 30)
     memory = opened(kind, **fields)
-    assert all_targets(made) == all_targets(found) == all_targets(memory)
-    assert made.unreadable == found.unreadable == memory.unreadable
-    assert len(made.unreadable) == 1
-    assert made.notes == found.notes == memory.notes
+    assert all_targets(written) == all_targets(cached) == all_targets(memory)
+    assert written.unreadable == cached.unreadable == memory.unreadable
+    assert len(written.unreadable) == 1
+    assert written.notes == cached.notes == memory.notes
 
 
 def open_slowly(folder: Path, results_queue: Any) -> None:

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 @pytest.mark.parametrize("mode", optimizer_matrix.MODES)
 def test_refused_step_leaves_no_trace(mode: str, tmp_path: Path) -> None:
     torch._dynamo.reset()
-    for name, way, fault, when in optimizer_matrix.cells():
-        if way != mode or (name == "Adagrad" and "fused" in mode):  # torch has no fused Adagrad on CUDA
+    for name, cell_mode, fault, when in optimizer_matrix.cells():
+        if cell_mode != mode or (name == "Adagrad" and "fused" in mode):  # torch has no fused Adagrad on CUDA
             continue
         if "compiled" in mode and name not in ("AdamW", "SGD", "NAdam"):  # compiling takes long; the hooks are the same
             continue

@@ -43,8 +43,8 @@ class Reader(nn.Module):
         self.register_buffer("inv_freq", 1e4 ** -torch.linspace(0, 1, 8))
         self.register_buffer("position_ids", torch.arange(8))
 
-    def forward(self, words: Tensor) -> Tensor:
-        return self.head(self.layers(self.embed(words), mask=self.causal))
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layers(self.embed(tokens), mask=self.causal))
 
 
 class Recurrent(nn.Module):

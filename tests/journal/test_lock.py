@@ -74,12 +74,12 @@ def heartbeat(path: Path) -> Iterator[None]:
 def test_a_second_writer_gets_owner_time_and_advice(tmp_path: Path, contender: Contender) -> None:
     contender.take(tmp_path)
     assert contender.read_reply() == "won"
-    with pytest.raises(RunDirectoryInUse) as caught:
+    with pytest.raises(RunDirectoryInUse) as error:
         WriterLock(tmp_path, interval=QUICK).acquire()
     since = json.loads((tmp_path / "writer.lock").read_text())["since"]
     pid = str(contender.process.pid)
-    for words in (str(tmp_path), pid, since, "another run_dir", "stop that process", "writer.lock"):
-        assert words in str(caught.value)
+    for message_part in (str(tmp_path), pid, since, "another run_dir", "stop that process", "writer.lock"):
+        assert message_part in str(error.value)
     assert contender.end() == 1
     assert WriterLock(tmp_path, interval=QUICK).acquire().is_held()
 

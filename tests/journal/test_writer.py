@@ -247,10 +247,10 @@ def test_a_stalled_disk_drops_rows_before_events_and_counts_them(tmp_path: Path)
     for attempt in range(70):
         journal.event(note("waits", attempt))
     with (tmp_path / "events.jsonl").open() as pipe:
-        found = [json.loads(pipe.readline()) for _ in range(42)]
+        events = [json.loads(pipe.readline()) for _ in range(42)]
     journal.close()
-    assert [event["name"] for event in found] == ["blocks", "journal_lost", *["waits"] * 40]
-    assert found[1]["values"] == {"rows": 30, "events": 30, "unwritable": 0}
+    assert [event["name"] for event in events] == ["blocks", "journal_lost", *["waits"] * 40]
+    assert events[1]["values"] == {"rows": 30, "events": 30, "unwritable": 0}
     assert read(tmp_path).scalars["attempt"].tolist() == list(range(20))
 
 

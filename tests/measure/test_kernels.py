@@ -53,10 +53,10 @@ def test_sizes_around_a_chunk(kernels: torch.device) -> None:
 
     generator = torch.Generator().manual_seed(0)
     sizes = (0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 7)
-    made = [torch.randn(n, generator=generator) + 5.0 * i for i, n in enumerate(sizes)]
-    made[-1][2 * CHUNK :] = math.inf  # a chunk without a single number
-    made[-2][CHUNK : CHUNK + 3] = 0.0
-    tensors: list[Tensor | None] = [t.to(kernels) for t in made]
+    host_tensors = [torch.randn(n, generator=generator) + 5.0 * i for i, n in enumerate(sizes)]
+    host_tensors[-1][2 * CHUNK :] = math.inf  # a chunk without a single number
+    host_tensors[-2][CHUNK : CHUNK + 3] = 0.0
+    tensors: list[Tensor | None] = [t.to(kernels) for t in host_tensors]
     for row, tensor in zip(fused(tensors, kernels)(tensors), tensors, strict=True):
         assert tensor is not None
         assert_row(row, tensor)
@@ -104,12 +104,12 @@ def test_absent_and_empty_tensors(kernels: torch.device) -> None:
 
 def test_bitwise_repeatable_at_any_address(cuda: torch.device) -> None:
     generator = torch.Generator().manual_seed(0)
-    made = [torch.randn(n, generator=generator).to(d) for n in (5, 300_000, 70_001) for d in DTYPES[:3]]
+    host_tensors = [torch.randn(n, generator=generator).to(d) for n in (5, 300_000, 70_001) for d in DTYPES[:3]]
     first: Tensor | None = None
     all_tensors: list[list[Tensor]] = []
-    measure = fused(list(made), cuda)
+    measure = fused(list(host_tensors), cuda)
     for _ in range(20):
-        now = [t.to(cuda) for t in made]
+        now = [t.to(cuda) for t in host_tensors]
         all_tensors.append(now)
         out = measure(list(now))
         first = out if first is None else first

@@ -51,8 +51,8 @@ def train_two_ranks(
     if compiled and strategy in ("zero2", "zero3"):
         for block in parallel.find_blocks(unwrapped):
             block.compile(backend="eager")
-    kept = [unwrapped.get_submodule("blocks.0.mlp"), unwrapped.get_submodule("norm")] if keep else []
-    model: Any = parallel.wrap_model(unwrapped, strategy, world, compute_dtype=compute, keep_float32=kept)
+    float32_modules = [unwrapped.get_submodule("blocks.0.mlp"), unwrapped.get_submodule("norm")] if keep else []
+    model: Any = parallel.wrap_model(unwrapped, strategy, world, compute_dtype=compute, keep_float32=float32_modules)
     if compiled and strategy in ("data", "zero1"):
         model = torch.compile(model, backend="eager")
     optimizer = parallel.shard_optimizer(make_optimizer(model), strategy, world)

@@ -95,14 +95,14 @@ class Run:
 
     def weights(self) -> dict[str, Tensor]:
         """Full parameters with their optimizer state."""
-        found = {}
+        tensors = {}
         optimizer = getattr(self.optimizer, "optim", self.optimizer)
         for name, p in self.model.named_parameters():
             name = name.removeprefix("module.")
-            found[name] = full_tensor(p)
+            tensors[name] = full_tensor(p)
             for key, value in optimizer.state.get(p, {}).items():
-                found[f"{name}.{key}"] = full_tensor(value)
-        return found
+                tensors[f"{name}.{key}"] = full_tensor(value)
+        return tensors
 
     def gathered(self) -> dict[str, Tensor]:
         """`weights` of all ranks merged."""

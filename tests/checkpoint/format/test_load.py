@@ -222,11 +222,13 @@ def alike(a: Any, b: Any) -> bool:
 
 
 def test_extra_state_of_any_plain_type_is_restored(tmp_path: Path) -> None:
-    then, now = AnyState(7), AnyState(0)
+    saved_object, loaded_object = AnyState(7), AnyState(0)
     run = Run()
-    save_then_load(train_state_of(run, extra={"odd": then}), train_state_of(Run(), extra={"odd": now}), tmp_path)
-    assert alike(AnyState(7).state, now.state)
-    assert now.state["window"].maxlen == 5
+    save_then_load(
+        train_state_of(run, extra={"odd": saved_object}), train_state_of(Run(), extra={"odd": loaded_object}), tmp_path
+    )
+    assert alike(AnyState(7).state, loaded_object.state)
+    assert loaded_object.state["window"].maxlen == 5
 
 
 def test_state_that_cannot_be_saved_is_listed_and_unchanged(tmp_path: Path) -> None:
@@ -237,12 +239,12 @@ def test_state_that_cannot_be_saved_is_listed_and_unchanged(tmp_path: Path) -> N
         state_dict = AnyState.state_dict
         load_state_dict = AnyState.load_state_dict
 
-    then, now = Holder(1), Holder(2)
-    left_out = save(train_state_of(Run(), extra={"it": then}), tmp_path).left_out
+    saved_object, loaded_object = Holder(1), Holder(2)
+    left_out = save(train_state_of(Run(), extra={"it": saved_object}), tmp_path).left_out
     assert [part.split(" ")[0] for part in left_out] == ["extra.it.call", "extra.it.sparse", "extra.it.path"]
-    load(train_state_of(Run(), extra={"it": now}), tmp_path)
-    assert now.state["n"] == 1
-    assert now.state["path"] == Path("2")
+    load(train_state_of(Run(), extra={"it": loaded_object}), tmp_path)
+    assert loaded_object.state["n"] == 1
+    assert loaded_object.state["path"] == Path("2")
 
 
 def test_averaged_weights_and_generators_are_restored(tmp_path: Path) -> None:
@@ -308,17 +310,17 @@ def bits(tensor: Tensor) -> list[int]:
 
 
 def test_tensors_of_every_dtype_and_layout_are_bit_identical(tmp_path: Path) -> None:
-    then, now = Tensors(4.0), Tensors(1.0)
-    then.later = torch.ones(2)
-    before = {name: t.data_ptr() for name, t in now.named_parameters()}
-    states = [TrainState(m, torch.optim.SGD([m.scalar], lr=0.1)) for m in (then, now)]
+    saved_model, loaded_model = Tensors(4.0), Tensors(1.0)
+    saved_model.later = torch.ones(2)
+    before = {name: t.data_ptr() for name, t in loaded_model.named_parameters()}
+    states = [TrainState(m, torch.optim.SGD([m.scalar], lr=0.1)) for m in (saved_model, loaded_model)]
     assert save_then_load(*states, tmp_path).notes == []
-    for (name, a), (other, b) in zip(_all(then), _all(now), strict=True):
+    for (name, a), (other, b) in zip(_all(saved_model), _all(loaded_model), strict=True):
         assert name == other
         assert a.dtype == b.dtype
         assert bits(a) == bits(b), name
-    assert {name: t.data_ptr() for name, t in now.named_parameters()} == before
-    assert now.expanded.stride() == (0, 0)
+    assert {name: t.data_ptr() for name, t in loaded_model.named_parameters()} == before
+    assert loaded_model.expanded.stride() == (0, 0)
 
 
 def _all(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -326,21 +328,21 @@ def _all(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def test_non_persistent_buffer_may_change_shape(tmp_path: Path) -> None:
-    then, now = nn.Linear(2, 2), nn.Linear(2, 2)
-    then.register_buffer("cache", torch.ones(5), persistent=False)
-    now.register_buffer("cache", torch.ones(3), persistent=False)
-    save(TrainState(then, torch.optim.SGD(then.parameters())), tmp_path)
-    (note,) = load(TrainState(now, torch.optim.SGD(now.parameters())), tmp_path).notes
+    saved_model, loaded_model = nn.Linear(2, 2), nn.Linear(2, 2)
+    saved_model.register_buffer("cache", torch.ones(5), persistent=False)
+    loaded_model.register_buffer("cache", torch.ones(3), persistent=False)
+    save(TrainState(saved_model, torch.optim.SGD(saved_model.parameters())), tmp_path)
+    (note,) = load(TrainState(loaded_model, torch.optim.SGD(loaded_model.parameters())), tmp_path).notes
     assert "keeps its value" in note
-    assert now.cache.shape == (3,)
+    assert loaded_model.cache.shape == (3,)
 
 
 def test_buffer_of_another_shape_is_replaced(tmp_path: Path) -> None:
-    then, now = nn.Linear(2, 2), nn.Linear(2, 2)
-    then.register_buffer("seen", torch.ones(5))
-    now.register_buffer("seen", torch.zeros(3))
-    save_then_load(*(TrainState(m, torch.optim.SGD(m.parameters())) for m in (then, now)), tmp_path)
-    assert now.seen.equal(torch.ones(5))
+    saved_model, loaded_model = nn.Linear(2, 2), nn.Linear(2, 2)
+    saved_model.register_buffer("seen", torch.ones(5))
+    loaded_model.register_buffer("seen", torch.zeros(3))
+    save_then_load(*(TrainState(m, torch.optim.SGD(m.parameters())) for m in (saved_model, loaded_model)), tmp_path)
+    assert loaded_model.seen.equal(torch.ones(5))
 
 
 # -- model structure
@@ -364,29 +366,29 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
-    then, now = Tied(), Tied()
-    pieces = save(TrainState(then, adam(then)), tmp_path)
+    saved_model, loaded_model = Tied(), Tied()
+    pieces = save(TrainState(saved_model, adam(saved_model)), tmp_path)
     assert [name for name in pieces.shards if name.startswith("model.")] == ["model.table.weight"]
-    assert load(TrainState(now, adam(now)), tmp_path).notes == []
-    assert now.head.weight is now.table.weight
-    assert now.head.weight.equal(then.head.weight)
+    assert load(TrainState(loaded_model, adam(loaded_model)), tmp_path).notes == []
+    assert loaded_model.head.weight is loaded_model.table.weight
+    assert loaded_model.head.weight.equal(saved_model.head.weight)
 
 
 def test_weights_that_are_no_longer_tied_get_the_same_values(tmp_path: Path) -> None:
-    then, now = Tied(), Tied(tied=False)
-    save(TrainState(then, torch.optim.SGD([then.table.weight])), tmp_path)
-    (note,) = load(TrainState(now, torch.optim.SGD([now.table.weight])), tmp_path).notes
+    saved_model, loaded_model = Tied(), Tied(tied=False)
+    save(TrainState(saved_model, torch.optim.SGD([saved_model.table.weight])), tmp_path)
+    (note,) = load(TrainState(loaded_model, torch.optim.SGD([loaded_model.table.weight])), tmp_path).notes
     assert note.startswith("tied when saved but not now")
-    assert now.head.weight.equal(then.table.weight)
-    assert now.table.weight.equal(then.table.weight)
+    assert loaded_model.head.weight.equal(saved_model.table.weight)
+    assert loaded_model.table.weight.equal(saved_model.table.weight)
 
 
 def test_newly_tied_weights_are_noted(tmp_path: Path) -> None:
-    then, now = Tied(tied=False), Tied()
-    save(TrainState(then, torch.optim.SGD([then.table.weight])), tmp_path)
-    (note,) = load(TrainState(now, torch.optim.SGD([now.table.weight])), tmp_path).notes
+    saved_model, loaded_model = Tied(tied=False), Tied()
+    save(TrainState(saved_model, torch.optim.SGD([saved_model.table.weight])), tmp_path)
+    (note,) = load(TrainState(loaded_model, torch.optim.SGD([loaded_model.table.weight])), tmp_path).notes
     assert note.startswith("tied now but not when saved")
-    assert now.head.weight.equal(then.table.weight)
+    assert loaded_model.head.weight.equal(saved_model.table.weight)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -410,9 +412,9 @@ def test_several_optimizers_and_parameters_outside_the_model(tmp_path: Path) -> 
         rest.step()
         return TrainState(model, [adam(model[0]), rest]), alone
 
-    (one, then), (two, now) = build(1), build(2)
+    (one, saved_param), (two, loaded_param) = build(1), build(2)
     save_then_load(one, two, tmp_path)
-    assert then.equal(now)
+    assert saved_param.equal(loaded_param)
     assert two.optimizers[1].param_groups[1]["lr"] == 0.5
 
 

@@ -48,13 +48,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def assert_refused(state: TrainState, folder: Path, *words: str, **rank_options: int) -> None:
+def assert_refused(state: TrainState, folder: Path, *messages: str, **rank_options: int) -> None:
     """Loading is refused with a message that contains these words, and the run is unchanged."""
     before = hashed(state)
     with pytest.raises(CheckpointMismatch) as error:
         load(state, folder, **rank_options)
-    for word in words:
-        assert word in str(error.value), str(error.value)
+    for message_part in messages:
+        assert message_part in str(error.value), str(error.value)
     assert hashed(state) == before
 
 
@@ -63,7 +63,7 @@ def two_groups(m: Any) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize(
-    ("build", "words"),
+    ("build", "messages"),
     [
         (lambda: run(net(2, 3, 2, 2)), ["another model", "not in the checkpoint: model.2.weight, model.2.bias"]),
         (lambda: run(net(2, 3)), ["another model", "only in the checkpoint: model.1.bias, model.1.weight"]),
@@ -84,8 +84,10 @@ def two_groups(m: Any) -> torch.optim.Optimizer:
     ],
     ids=["layer more", "layer less", "wider", "type", "class", "groups", "fewer parameters", "two optimizers"],
 )
-def test_checkpoint_of_another_run_is_refused(build: Callable[[], TrainState], words: list[str], saved: Path) -> None:
-    assert_refused(build(), saved, *words)
+def test_checkpoint_of_another_run_is_refused(
+    build: Callable[[], TrainState], messages: list[str], saved: Path
+) -> None:
+    assert_refused(build(), saved, *messages)
 
 
 def test_checkpoint_of_the_same_run_is_accepted(saved: Path) -> None:
@@ -142,7 +144,7 @@ def test_missing_files_of_a_rank_are_named(damaged: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
+    ("changes", "message_part"),
     [
         ({"schema": 2}, "schema 2, and this version reads 1"),
         ({"schema": None}, "schema"),
@@ -155,9 +157,9 @@ def test_missing_files_of_a_rank_are_named(damaged: Path) -> None:
         ({"guard": {"$tensor": "nowhere"}}, "lacks the tensor nowhere"),
     ],
 )
-def test_invalid_json_fields_are_refused(changes: dict[str, Any], word: str, damaged: Path) -> None:
+def test_invalid_json_fields_are_refused(changes: dict[str, Any], message_part: str, damaged: Path) -> None:
     edit(damaged, **changes)
-    assert_refused(run(net(2, 3, 2)), damaged, word)
+    assert_refused(run(net(2, 3, 2)), damaged, message_part)
 
 
 def test_state_with_a_missing_tensor_is_refused(damaged: Path) -> None:

@@ -79,14 +79,14 @@ DAMAGES = [flip, flip, flip, truncate, zero, swap, lose, lengthen, folder_instea
 
 
 def test_random_damage_is_always_detected_and_the_previous_checkpoint_used(quick: Path, save: Saver) -> None:
-    made = quick / "made"
-    store = CheckpointStore(made)
+    template = quick / "template"
+    store = CheckpointStore(template)
     save(store, 10)
-    newer = made / save(store, 20)
+    newer = template / save(store, 20)
     for number in range(200):
         rng = random.Random(number)
         root = quick / str(number)
-        shutil.copytree(made, root)
+        shutil.copytree(template, root)
         name = rng.choice(NAMES)
         damage = rng.choice(DAMAGES)
         damage(root / newer.name / name, rng)

@@ -185,7 +185,7 @@ for step in range(1, 8):
             store.commit(draft)
     except SaveFailed as failure:
         kinds.append(failure.kind)
-print("full" in kinds, len(store.all()) >= 2, not any(store.verify(kept).problems for kept in store.all()))
+print("full" in kinds, len(store.all()) >= 2, not any(store.verify(c).problems for c in store.all()))
 os.system(f"mount -o remount,ro {sys.argv[1]}")
 try:
     store.draft(9, 9)

@@ -44,11 +44,11 @@ def test_last_three_are_kept() -> None:
 
 def test_best_by_metric_is_kept_in_both_modes() -> None:
     losses = {1: 3.0, 2: 1.0, 3: 1.0, 4: float("nan"), 5: 2.0, 6: 4.0, 7: 3.0}
-    kept = [checkpoint_at(step, metrics={"loss": loss}) for step, loss in losses.items()]
-    assert steps_kept(kept, Retention(best="loss", apart=0)) == [2, 5, 6, 7]
-    assert steps_kept(kept, Retention(best="loss", mode="max", apart=0)) == [5, 6, 7]
-    assert steps_kept(kept, Retention(best="accuracy", apart=0)) == [5, 6, 7]
-    odd = [checkpoint_at(1, metrics="none"), checkpoint_at(2, metrics={"loss": "nan"}), *kept[2:]]
+    checkpoints = [checkpoint_at(step, metrics={"loss": loss}) for step, loss in losses.items()]
+    assert steps_kept(checkpoints, Retention(best="loss", apart=0)) == [2, 5, 6, 7]
+    assert steps_kept(checkpoints, Retention(best="loss", mode="max", apart=0)) == [5, 6, 7]
+    assert steps_kept(checkpoints, Retention(best="accuracy", apart=0)) == [5, 6, 7]
+    odd = [checkpoint_at(1, metrics="none"), checkpoint_at(2, metrics={"loss": "nan"}), *checkpoints[2:]]
     assert steps_kept(odd, Retention(best="loss", apart=0)) == [3, 5, 6, 7]
 
 
@@ -63,20 +63,20 @@ def test_last_two_emergency_checkpoints_are_kept() -> None:
 
 
 def test_one_checkpoint_per_hour_is_kept() -> None:
-    kept = [checkpoint_at(step, seconds=step * HOUR / 3) for step in range(12)]
-    assert steps_kept(kept, Retention()) == [0, 3, 6, 9, 10, 11]
-    assert steps_kept(kept, Retention(spaced=2)) == [6, 9, 10, 11]
+    checkpoints = [checkpoint_at(step, seconds=step * HOUR / 3) for step in range(12)]
+    assert steps_kept(checkpoints, Retention()) == [0, 3, 6, 9, 10, 11]
+    assert steps_kept(checkpoints, Retention(spaced=2)) == [6, 9, 10, 11]
     stamped = [checkpoint_at(step, time=1.7e9 + step * HOUR / 3) for step in range(12)]
     assert steps_kept(stamped, Retention()) == [0, 3, 6, 9, 10, 11]
 
 
 def test_pruning_at_every_save_equals_pruning_once() -> None:
-    kept: list[StoredCheckpoint] = []
+    checkpoints: list[StoredCheckpoint] = []
     for step in range(40):
-        kept.append(checkpoint_at(step, seconds=step * HOUR / 4))
-        removed = {checkpoint.name for checkpoint in removable(kept, Retention(spaced=5))}
-        kept = [checkpoint for checkpoint in kept if checkpoint.name not in removed]
-    assert [checkpoint.step for checkpoint in kept] == [20, 24, 28, 32, 36, 37, 38, 39]
+        checkpoints.append(checkpoint_at(step, seconds=step * HOUR / 4))
+        removed = {checkpoint.name for checkpoint in removable(checkpoints, Retention(spaced=5))}
+        checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.name not in removed]
+    assert [checkpoint.step for checkpoint in checkpoints] == [20, 24, 28, 32, 36, 37, 38, 39]
 
 
 def test_suspect_is_removed_once_a_newer_one_is_healthy() -> None:
@@ -103,17 +103,17 @@ def test_suspect_is_removed_once_a_newer_one_is_healthy() -> None:
         ],
         ORDERED,
     )
-    assert [kept.step for kept in first] == [4, 1, 2]
+    assert [checkpoints.step for checkpoints in first] == [4, 1, 2]
 
 
 def test_suspect_checkpoints_do_not_displace_good_ones() -> None:
-    kept = [
+    checkpoints = [
         checkpoint_at(1),
         checkpoint_at(2),
         checkpoint_at(3),
         *(checkpoint_at(step, "suspect") for step in range(4, 12)),
     ]
-    assert steps_kept(kept) == [1, 2, 3, 9, 10, 11]
+    assert steps_kept(checkpoints) == [1, 2, 3, 9, 10, 11]
 
 
 def test_newest_healthy_checkpoint_is_always_kept() -> None:
@@ -129,14 +129,14 @@ def test_damaged_checkpoints_do_not_count_and_are_removed() -> None:
         3,
         4,
     ]
-    kept = [
+    checkpoints = [
         checkpoint_at(1, wrong="missing"),
         checkpoint_at(2),
         checkpoint_at(3, wrong="missing"),
         checkpoint_at(4),
         checkpoint_at(5),
     ]
-    assert steps_kept(kept) == [2, 3, 4, 5]
+    assert steps_kept(checkpoints) == [2, 3, 4, 5]
 
 
 def test_never_fewer_than_two_are_kept() -> None:
@@ -145,7 +145,7 @@ def test_never_fewer_than_two_are_kept() -> None:
         Retention(last=0)
 
 
-checkpoints = st.lists(
+checkpoint_strategy = st.lists(
     st.tuples(
         st.sampled_from(get_args(Health)),
         st.sampled_from(["regular", "emergency", "best"]),
@@ -156,20 +156,25 @@ checkpoints = st.lists(
 )
 
 
-@given(checkpoints, st.integers(1, 4))
+@given(checkpoint_strategy, st.integers(1, 4))
 def test_clock_jumps_never_remove_more(drawn: list[tuple[Health, str, float]], last: int) -> None:
     clock = 1.7e9
-    kept = []
+    checkpoints = []
     for step, (health, kind, jump) in enumerate(drawn):
         clock += 0.0 if jump != jump else jump
-        kept.append(checkpoint_at(step, health, kind=kind, time=clock if jump == jump else jump))
-    with_clock, without = steps_kept(kept, Retention(last=last)), steps_kept(kept, Retention(last=last, apart=0))
+        checkpoints.append(checkpoint_at(step, health, kind=kind, time=clock if jump == jump else jump))
+    with_clock, without = (
+        steps_kept(checkpoints, Retention(last=last)),
+        steps_kept(checkpoints, Retention(last=last, apart=0)),
+    )
     assert set(without) <= set(with_clock)
     assert len(without) >= 2
-    healthy = [checkpoint.step for checkpoint in kept if checkpoint.health == "healthy"]
+    healthy = [checkpoint.step for checkpoint in checkpoints if checkpoint.health == "healthy"]
     assert not healthy or healthy[-1] in without
     regular = [
-        checkpoint.step for checkpoint in kept if checkpoint.health != "suspect" and checkpoint.kind != "emergency"
+        checkpoint.step
+        for checkpoint in checkpoints
+        if checkpoint.health != "suspect" and checkpoint.kind != "emergency"
     ]
     assert set(regular[-last:]) <= set(without)
 
