@@ -29,7 +29,7 @@ def test_modules_in_the_working_directory_are_imported(
     shutil.copy(Path(__file__).with_name("custom_parts.py"), tmp_path / "mine_alone.py")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    data = {"kind": "own", "dataset": {"factory": "mine_alone:points", "many": 120}}
+    data = {"kind": "own", "dataset": {"factory": "mine_alone:points", "count": 120}}
     model = {"factory": "mine_alone:classifier", "width": 8}
     values = losses(tmp_path, steps=60, model=model, data=data, loss="mine_alone:mean_loss")
     assert len(values) == 60
