@@ -164,14 +164,14 @@ def train(
     model = setup.model().to(device)
     optimizers = setup.optimizers(model)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizers[0], 0.05, total_steps=steps) if setup.schedule else None
-    trace = RunRecord()
+    record = RunRecord()
 
     def loop(watch: Watch) -> None:
         for _ in range(steps):
             for _ in range(setup.num_microbatches):
                 loss = watch(*setup.loss(model, normal))
                 (loss / setup.num_microbatches).backward()
-                trace.losses.append(loss.detach())
+                record.losses.append(loss.detach())
             if setup.clip:
                 nn.utils.clip_grad_norm_(model.parameters(), setup.clip)
             for o in optimizers:
@@ -192,7 +192,7 @@ def train(
             guard.close()
             if guard.step != steps:
                 raise AssertionError(f"{setup.name}: the guard counted {guard.step} of {steps} updates as applied")
-    trace.state = {
+    record.state = {
         "model": model.state_dict(),
         "gradients": {name: p.grad for name, p in model.named_parameters()},
         "optimizers": [o.state_dict() for o in optimizers],
@@ -200,7 +200,7 @@ def train(
         "random": _random_states(device),
         "data": data.get_state(),
     }
-    return trace
+    return record
 
 
 def _random_states(device: str) -> dict[str, Any]:
@@ -212,10 +212,10 @@ def _random_states(device: str) -> dict[str, Any]:
     return states | ({"cuda": torch.cuda.get_rng_state()} if device == "cuda" else {})
 
 
-def differences(one: RunRecord, other: RunRecord) -> list[str]:
+def differences(first: RunRecord, second: RunRecord) -> list[str]:
     """The parts in which two runs differ; empty when every bit is equal."""
-    parts = [*_differences(one.state, other.state, "")]
-    for i, (a, b) in enumerate(zip(one.losses, other.losses, strict=True)):
+    parts = [*_differences(first.state, second.state, "")]
+    for i, (a, b) in enumerate(zip(first.losses, second.losses, strict=True)):
         if not torch.equal(a, b):
             parts.insert(0, f"losses, first at backward {i}")
             break
@@ -261,21 +261,21 @@ def main(
     """Compare all setups over `steps` updates in total; returns the exit code, 1 when any bit differs."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     chosen = training_setups()
-    share = max(steps // len(chosen), 1)
-    say(f"{share * len(chosen):,} updates on {device} with torch {torch.__version__}, bare and attached")
+    steps_per_setup = max(steps // len(chosen), 1)
+    say(f"{steps_per_setup * len(chosen):,} updates on {device} with torch {torch.__version__}, bare and attached")
     say(f"{'family':<44}{'policy':<10}{'updates':>8}{'seconds':>9}   result")
     # On CUDA the bare loop is first compared with itself: without repeatability a comparison proves nothing.
     others: list[str | None] = [None, *policies] if device == "cuda" else [*policies]
     differing = 0
     with _deterministic(device):
         for setup in chosen:
-            bare = train(setup, share, None, device=device)
+            bare = train(setup, steps_per_setup, None, device=device)
             for policy in others:
                 start = time.perf_counter()
-                parts = differences(bare, train(setup, share, policy, device=device))
+                parts = differences(bare, train(setup, steps_per_setup, policy, device=device))
                 differing += bool(parts)
                 result = "equal" if not parts else f"DIFFERS: {', '.join(parts[:5])}"
-                took = time.perf_counter() - start
-                say(f"{setup.name:<44}{policy or 'bare':<10}{share:>8,}{took:>9.1f}   {result}")
+                seconds = time.perf_counter() - start
+                say(f"{setup.name:<44}{policy or 'bare':<10}{steps_per_setup:>8,}{seconds:>9.1f}   {result}")
     say("every bit is equal" if not differing else f"{differing} of {len(chosen) * len(others)} comparisons differ")
     return int(differing > 0)

@@ -81,12 +81,12 @@ class HealthyTally:
 
 def tasks(split: Split, steps: int, first_seed: int = FIRST_SEED) -> Iterator[HealthyTask]:
     """The controls of a split, seed after seed, until they have this many healthy steps in total."""
-    taken, seed = 0, first_seed
-    while taken < steps:
+    total_steps, seed = 0, first_seed
+    while total_steps < steps:
         for kind in CONTROLS.values():
             for scenario in kind.scenarios(split):
                 if scenario.settings.seed == SEEDS[split][0]:
-                    taken += scenario.settings.steps - scenario.onset
+                    total_steps += scenario.settings.steps - scenario.onset
                     yield HealthyTask(kind.name, scenario.settings.family, split, seed)
         seed += 1
 

@@ -148,9 +148,9 @@ class OverheadLoop:
 
 def _optimizers(name: str, model: nn.Module) -> list[Optimizer]:
     if name == "Muon":
-        flat = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n]
+        matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n]
         rest = [p for n, p in model.named_parameters() if p.dim() != 2 or "embed" in n]
-        return [torch.optim.Muon(flat, lr=1e-3), torch.optim.AdamW(rest, lr=1e-4, fused=True)]
+        return [torch.optim.Muon(matrices, lr=1e-3), torch.optim.AdamW(rest, lr=1e-4, fused=True)]
     return [torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True if name == "fused AdamW" else None)]
 
 
@@ -246,10 +246,10 @@ def result_lines(r: OverheadResult) -> list[str]:
     lines: list[str] = []
     for name, ratio in r.ratios.items():
         low, high = r.spread[name]
-        waits = f"{r.synchronisations[name]:.1f}" if name in r.synchronisations else "-"
+        syncs = f"{r.synchronisations[name]:.1f}" if name in r.synchronisations else "-"
         lines.append(
             f"| {r.parameters / 1e6:,.0f} M | {r.plan.optimizer} | {mode} | {name} | {r.bare_ms * ratio:.2f} | "
-            f"{ratio:.3f} | {low:.3f}-{high:.3f} | {r.means[name]:.3f} | {waits} |"
+            f"{ratio:.3f} | {low:.3f}-{high:.3f} | {r.means[name]:.3f} | {syncs} |"
         )
     return lines
 

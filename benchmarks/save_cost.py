@@ -233,26 +233,26 @@ def _save_methods(loop: StepLoop, state: TrainState, root: Path) -> dict[str, Ca
     return methods
 
 
-def _surefoot_saves(state: TrainState, folder: Path, home: Location) -> list[SaveMethod]:
-    saving = AsyncSaver(state, CheckpointStore(folder), location=home)
-    saving.preallocate()
-    while saving.busy:
+def _surefoot_saves(state: TrainState, folder: Path, location: Location) -> list[SaveMethod]:
+    saver = AsyncSaver(state, CheckpointStore(folder), location=location)
+    saver.preallocate()
+    while saver.busy:
         time.sleep(0.05)
 
     def begin() -> None:
         number = next(numbers)
-        saving.write(saving.capture(number), number, {})
+        saver.write(saver.capture(number), number, {})
 
     def over() -> bool:
-        return saving._save_task is None or saving._save_task.done
+        return saver._save_task is None or saver._save_task.done
 
     def end() -> None:
-        outcome = saving.result(wait=True)
+        outcome = saver.result(wait=True)
         if outcome is None or outcome.error:
             raise RuntimeError(f"not saved: {outcome.error if outcome else 'no save was running'}")
 
     numbers = itertools.count(1)
-    return [SaveMethod(begin, saving.before_update, over, end)] * SAVES_PER_METHOD
+    return [SaveMethod(begin, saver.before_update, over, end)] * SAVES_PER_METHOD
 
 
 def _torch_save(loop: StepLoop, root: Path) -> SaveMethod:
@@ -284,22 +284,22 @@ def _no_op() -> None:
 
 
 def _line(name: str, loop: StepLoop, make: Callable[[], list[SaveMethod]]) -> str:
-    stalls, calls, beside, after = [], [], [], []
-    plain = 0.0
+    stalls, calls, step_ratios, write_seconds = [], [], [], []
+    median_step = 0.0
     for method in make():
-        plain = plain or _median_step_without_save(loop)  # after the method has allocated its buffers
+        median_step = median_step or _median_step_without_save(loop)  # after the method has allocated its buffers
         times = loop.timed_steps(method)
-        began = time.perf_counter()
-        while not method.over() and time.perf_counter() - began < MAX_WRITE_SECONDS:
-            beside.append(loop.timed_steps().median_step / plain)
+        write_start = time.perf_counter()
+        while not method.over() and time.perf_counter() - write_start < MAX_WRITE_SECONDS:
+            step_ratios.append(loop.timed_steps().median_step / median_step)
         method.end()
-        after.append(time.perf_counter() - began)
+        write_seconds.append(time.perf_counter() - write_start)
         stalls.append(1e3 * times.stall)
         calls.append(1e3 * times.call_seconds)
-    training = f"{statistics.median(beside):.3f}" if beside else "-"
+    training = f"{statistics.median(step_ratios):.3f}" if step_ratios else "-"
     return (
         f"| {name} | {stalls[0]:.1f} | {statistics.median(stalls[1:]):.1f} | {max(stalls[1:]):.1f} |"
-        f" {statistics.median(calls):.1f} | {training} | {statistics.median(after):.1f} |"
+        f" {statistics.median(calls):.1f} | {training} | {statistics.median(write_seconds):.1f} |"
     )
 
 

@@ -167,9 +167,9 @@ def _table(parts: RunParts, blocks: BlockTimer) -> str:
         "| loop | tokens/s | relative to hand-written | model FLOP utilisation |",
         "|---|---|---|---|",
     ]
-    for name, spent in (("surefoot train, guard and checkpoints on", engine), ("hand-written", bare)):
-        speed = tokens / statistics.median(spent)
-        ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})" if spent is engine else "1"
+    for name, times in (("surefoot train, guard and checkpoints on", engine), ("hand-written", bare)):
+        speed = tokens / statistics.median(times)
+        ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})" if times is engine else "1"
         lines.append(f"| {name} | {speed:,.0f} | {ratio} | {_utilisation(parts, speed)} |")
     return "\n".join(lines)
 

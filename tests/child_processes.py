@@ -1,7 +1,7 @@
-"""No process outlives the tests: looked for after each test module and at the end, and killed with a killed pytest.
+"""Finds and kills processes that outlive the tests: after each test module, at the end, and when pytest is killed.
 
-Every process that a test run starts carries the same mark in its environment, and hands it on to what it starts itself,
-into other sessions too, as torchrun does. A watchdog outside kills all that carry it when pytest was killed.
+Every process of a test run inherits the same marker in its environment, also across sessions, as under torchrun. A
+watchdog process kills all processes with that marker when pytest itself has been killed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 MARK = "SUREFOOT_TEST_RUN"
 GRACE = 10.0
-"""Seconds in which a process that was told to end may do so."""
+"""Seconds that a process has to end by itself."""
 HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"torch/_inductor/compile_worker")
-"""Started once for a whole Python process, by Python and torch themselves, and ended with it."""
+"""Started once per Python process, by Python and torch themselves, and ended with it."""
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
 
@@ -41,7 +41,7 @@ def command_of(pid: int) -> bytes:
 
 
 def _parents() -> dict[int, int]:
-    """The parent of each process that runs; the dead that nobody has waited for are left out."""
+    """The parent of each running process; zombies are left out."""
     parents: dict[int, int] = {}
     for pid in (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -52,40 +52,40 @@ def _parents() -> dict[int, int]:
 
 
 def descendants(root: int) -> set[int]:
-    """The processes that this one started, and what they started, as long as none in between has ended."""
-    parents, found = _parents(), {root}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {root}
+    """The children of a process and their children, as long as none in between has ended."""
+    parents, tree = _parents(), {root}
+    while more := {pid for pid, parent in parents.items() if parent in tree} - tree:
+        tree |= more
+    return tree - {root}
 
 
 def marked(mark: str) -> set[int]:
-    """The processes that were started with this mark in their environment, or one that begins so."""
-    wanted, found = f"{MARK}={mark}".encode(), set()
+    """The processes with this marker in their environment, or with one that starts with it."""
+    prefix, pids = f"{MARK}={mark}".encode(), set()
     for pid in _parents():
         with contextlib.suppress(OSError):
             variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
-            if any(each.startswith(wanted) for each in variables):
-                found.add(pid)
-    return found - {os.getpid()}
+            if any(variable.startswith(prefix) for variable in variables):
+                pids.add(pid)
+    return pids - {os.getpid()}
 
 
 def gone(look: Callable[[], Iterable[int]], seconds: float = GRACE) -> list[str]:
-    """Wait for processes to end by themselves, kill those that do not, and tell which these were."""
+    """Wait for processes to end by themselves, kill those that do not, and return their command lines."""
     until = time.monotonic() + seconds
     if set(look()):
-        gc.collect()  # a loader in a cycle of references ends its workers only when it is collected
+        gc.collect()  # a loader in a reference cycle ends its workers only when it is collected
     while left := set(look()):
         if time.monotonic() > until:
-            told = [f"{pid}: {command_of(pid).decode(errors='replace')[:300]}" for pid in sorted(left)]
+            command_lines = [f"{pid}: {command_of(pid).decode(errors='replace')[:300]}" for pid in sorted(left)]
             kill(look)
-            return told
+            return command_lines
         time.sleep(0.05)
     return []
 
 
 def kill(look: Callable[[], Iterable[int]], seconds: float = GRACE) -> None:
-    """Kill what is found until nothing is: what is killed may have started another just before."""
+    """Kill until no process is found: one that is killed may have started another just before."""
     until = time.monotonic() + seconds
     while (left := set(look())) and time.monotonic() < until:
         for pid in left:
@@ -96,7 +96,7 @@ def kill(look: Callable[[], Iterable[int]], seconds: float = GRACE) -> None:
 
 @contextlib.contextmanager
 def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    """A process that is killed at the end with all that it has started, also in sessions of their own."""
+    """A process that is killed on exit with all its descendants, also those in other sessions."""
     with subprocess.Popen(command, **options) as process:
         try:
             yield process
@@ -108,7 +108,7 @@ def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[Any
 
 
 def run(command: list[str], *, timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run` of which nothing is left when the time is over."""
+    """`subprocess.run` that also kills all descendants on a timeout."""
     pipe = subprocess.PIPE
     with started(command, stdout=pipe, stderr=pipe, text=True, **options) as process:
         out, error = process.communicate(timeout=timeout)
@@ -116,22 +116,22 @@ def run(command: list[str], *, timeout: float, **options: Any) -> subprocess.Com
 
 
 def _born(pid: int) -> bytes | None:
-    """When a process began; None when it has ended."""
+    """Start time of a process; None when it has ended."""
     try:
-        words = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if words[0] in (b"Z", b"X") else words[19]
+    return None if fields[0] in (b"Z", b"X") else fields[19]
 
 
 class Watch:
-    """What one pytest process has started."""
+    """The processes that one pytest process has started."""
 
     def __init__(self, run: str) -> None:
         self.run = run
         self.mark = f"{run}-{os.getpid()}"
         os.environ[MARK] = self.mark
-        # A process that is forked and runs on in this program has no environment of its own to be marked.
+        # A forked child that does not exec has no environment of its own that could carry the marker.
         os.register_at_fork(before=self._about_to_fork, after_in_child=self._forked)
         self._prctl, self._parent = ctypes.CDLL(None).prctl, os.getpid()
 
@@ -140,36 +140,36 @@ class Watch:
 
     def _forked(self) -> None:
         self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != self._parent:  # it was killed before
+        if os.getppid() != self._parent:  # the parent is already gone
             os._exit(1)
 
     def end(self) -> None:
         os.environ.pop(MARK, None)
 
     def left(self) -> set[int]:
-        """What still runs of it, without the helpers of this process itself."""
-        found = descendants(os.getpid()) | marked(self.mark)
-        return {pid for pid in found if not any(helper in command_of(pid) for helper in HELPERS)}
+        """Its processes that still run, without this process's own helpers."""
+        pids = descendants(os.getpid()) | marked(self.mark)
+        return {pid for pid in pids if not any(helper in command_of(pid) for helper in HELPERS)}
 
 
-class Owner(Watch):
-    """The same for the pytest process that was typed, which also answers for those of xdist."""
+class MainWatch(Watch):
+    """The same for the main pytest process, which also covers the xdist workers."""
 
     def __init__(self) -> None:
         super().__init__(uuid.uuid4().hex)
         bare = {name: value for name, value in os.environ.items() if name != MARK}
-        nothing = subprocess.DEVNULL
+        devnull = subprocess.DEVNULL
         command = [sys.executable, "-S", "-E", str(Path(__file__).resolve()), str(os.getpid()), self.run]
         self._watchdog = subprocess.Popen(
-            command, env=bare, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+            command, env=bare, stdin=devnull, stdout=devnull, stderr=devnull, start_new_session=True
         )
 
     def left(self) -> set[int]:
         return super().left() - {self._watchdog.pid}
 
     def left_by_all(self) -> set[int]:
-        """What still runs of the whole test run."""
-        helpers = {pid for pid in descendants(os.getpid()) if any(each in command_of(pid) for each in HELPERS)}
+        """Processes of the test run that still run."""
+        helpers = {pid for pid in descendants(os.getpid()) if any(variable in command_of(pid) for variable in HELPERS)}
         return (descendants(os.getpid()) | marked(self.run)) - {self._watchdog.pid} - helpers
 
     def end(self) -> None:
@@ -179,7 +179,7 @@ class Owner(Watch):
 
 
 def watch(parent: int, run: str) -> None:
-    """The watchdog: when pytest has ended without having ended it, kill what carries the mark."""
+    """The watchdog: when pytest has died without stopping it, kill every marked process."""
     while os.getppid() == parent:
         time.sleep(0.5)
     kill(lambda: marked(run))

@@ -19,11 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from child_processes import run as run_to_the_end
 from leftovers import pytest_configure, pytest_runtest_teardown, pytest_sessionfinish  # noqa: F401 - pytest's hooks
 
-# On a busy machine threads that wait for each other make small tensors many times slower.
+# On a busy machine, intra-op threads make operations on small tensors many times slower.
 torch.set_num_threads(1)
 
-# A shell that runs us in the background ignores SIGINT, and nohup ignores SIGHUP; every process we start would inherit
-# that.
+# A shell that runs pytest in the background ignores SIGINT, and nohup ignores SIGHUP; child processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -35,15 +34,15 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     inductor_cache = tempfile.TemporaryDirectory(prefix="surefoot-inductor-", ignore_cleanup_errors=True)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = inductor_cache.name
 
-# No test asserts a time, so hypothesis has no deadline. Its examples are the same each time: of some thousand noisy
-# curves a few rightly get another diagnosis, and main must not fail by chance. To look for new ones:
+# No test asserts a time, so hypothesis has no deadline. Its examples are deterministic: among thousands of noisy curves
+# a few rightly get another diagnosis, and main must not fail at random. To explore new examples:
 # pytest --hypothesis-profile=explore
 hypothesis.settings.register_profile("surefoot", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile("surefoot")
 
 LONG = ("zoo/test_bench.py", "demo/test_demo.py", "chaos/test_chaos.py", "parallel/test_two_processes.py")
-"""Files that take minutes: started first, so that no core waits for one of them at the end."""
+"""Files that take minutes: run first, so that no xdist worker is left with one at the end."""
 TRAINS = (
     "actions/test_step_overrides.py",
     "actions/test_rewind.py",
@@ -56,17 +55,17 @@ TRAINS = (
     "models/test_decoder.py",
     "parallel/test_two_processes.py",
     "checkpoint/test_snapshots.py",
-    "train/test_own_parts.py",
+    "train/test_custom_parts.py",
     "train/test_precision.py",
     "train/test_sharded_optimizers.py",
-    "train/test_two_engines.py",
+    "train/test_two_rank_train.py",
     "trainers/test_accelerate.py",
     "trainers/test_hf_trainer.py",
     "trainers/test_lightning.py",
     "zoo/test_bench.py",
     "zoo/test_other_rules.py",
 )
-"""Files whose tests depend on the result of a training run: `make portable` runs them as on another processor."""
+"""Files whose tests depend on training results: `make portable` runs them with another CPU capability."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -95,7 +94,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> TwoProcesses:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Also after a test that took more."""
+    """Reset the thread count, also after a test that raised it."""
     torch.set_num_threads(1)
 
 

@@ -15,16 +15,16 @@ import pytest
 from surefoot.background import BackgroundTask, BackgroundWorker
 
 
-def test_a_task_runs_once_in_the_first_thread_that_needs_it() -> None:
-    by: list[str] = []
-    task = BackgroundTask(lambda: by.append(threading.current_thread().name))
+def test_task_runs_once_in_the_first_thread_that_needs_it() -> None:
+    thread_names: list[str] = []
+    task = BackgroundTask(lambda: thread_names.append(threading.current_thread().name))
     threads = [threading.Thread(target=task.run, name=f"thread {k}") for k in range(4)]
     for t in threads:
         t.start()
     task.result()
     for t in threads:
         t.join()
-    assert len(by) == 1
+    assert len(thread_names) == 1
 
 
 def test_result_waits_for_the_thread_that_runs_the_task() -> None:
@@ -65,13 +65,13 @@ def test_result_raises_the_error_of_the_task() -> None:
     assert worker.submit(lambda: 7).result() == 7
 
 
-def test_a_worker_and_its_work_are_collected() -> None:
+def test_worker_and_its_tasks_are_garbage_collected() -> None:
     class Thing:
         pass
 
     worker, thing = BackgroundWorker("short-lived"), Thing()
     seen = weakref.ref(thing)
-    worker.submit(lambda kept=thing: kept).result()
+    worker.submit(lambda captured=thing: captured).result()
     del thing
     until = time.monotonic() + 10
     while seen() is not None and time.monotonic() < until:
@@ -107,8 +107,8 @@ print("over", flush=True)
 """
 
 
-def test_a_process_that_exits_during_a_task_exits_cleanly() -> None:
-    """A thread that comes back from C++ to an interpreter that is gone would take the process down."""
+def test_process_exit_during_a_task_is_clean() -> None:
+    """A thread that returns from C++ after the interpreter has shut down would crash the process."""
     done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.split("\n"), done.stderr) == (0, ["over", "cut short", ""], "")
 
@@ -121,7 +121,7 @@ import surefoot.background
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
-group = dist.group.WORLD  # someone still knows it when it is destroyed
+group = dist.group.WORLD  # a reference survives its destruction
 core = min(os.sched_getaffinity(0))
 for thread in map(int, os.listdir("/proc/self/task")):  # on a busy machine the group's threads come late
     os.sched_setaffinity(thread, {core})
@@ -135,9 +135,9 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are told apart as Linux names them")
-def test_a_process_that_exits_after_a_collective_exits_cleanly(tmp_path: Path) -> None:
-    """Torch's threads would give them back to an interpreter that is gone: without care most such pairs abort."""
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are recognised by their Linux names")
+def test_process_exit_after_a_collective_is_clean(tmp_path: Path) -> None:
+    """Torch's threads would release tensors into a finalized interpreter: unhandled, most such pairs abort."""
     for k in range(4):
         command = [sys.executable, "-c", EXCHANGED]
         pair = [

@@ -1,4 +1,4 @@
-"""A pytest run that leaves a process behind fails, and one that is killed takes everything it started along."""
+"""A pytest run that leaves a process behind fails, and a killed one leaves no process behind."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_hangs():
 
 
 def command(*options: str) -> list[str]:
-    mine = [
+    fixed_options = [
         "-W",
         "ignore::pytest.PytestWarning",
         "-p",
@@ -74,14 +74,14 @@ def command(*options: str) -> list[str]:
         "--rootdir",
         ".",
     ]
-    return [sys.executable, "-m", "pytest", *mine, *options]
+    return [sys.executable, "-m", "pytest", *fixed_options, *options]
 
 
-def environment(where: Path) -> dict[str, str]:
-    """For a test run of its own, which this one is no part of."""
+def environment(folder: Path) -> dict[str, str]:
+    """Environment for a separate test run that is not part of this one."""
     for name, text in {"quick": QUICK, "test_leaves": LEAVES, "test_clean": CLEAN, "test_hangs": HANGS}.items():
-        (where / f"{name}.py").write_text(text)
-    path = os.pathsep.join([str(where), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        (folder / f"{name}.py").write_text(text)
+    path = os.pathsep.join([str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     return {name: value for name, value in os.environ.items() if name != MARK} | {"PYTHONPATH": path}
 
 
@@ -92,17 +92,19 @@ def runs(pid: str) -> bool:
         return False
 
 
-def until(holds: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool]) -> None:
     limit = time.monotonic() + 60
-    while not holds():
+    while not condition():
         assert time.monotonic() < limit, "waited for 60 s"
         time.sleep(0.05)
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_test_that_leaves_a_process_behind_fails_and_the_process_is_killed(tmp_path: Path, workers: str) -> None:
-    words = command("-n", workers, "test_leaves.py", "test_clean.py")
-    done = subprocess.run(words, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False)
+def test_test_that_leaves_a_process_behind_fails_and_the_process_is_killed(tmp_path: Path, workers: str) -> None:
+    pytest_command = command("-n", workers, "test_leaves.py", "test_clean.py")
+    done = subprocess.run(
+        pytest_command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1, done.stdout
     assert "test_leaves.py left processes behind, now killed:" in done.stdout
     assert "sleep 600" in done.stdout
@@ -110,16 +112,18 @@ def test_a_test_that_leaves_a_process_behind_fails_and_the_process_is_killed(tmp
     assert not any(runs(pid) for pid in (tmp_path / "pids").read_text().split())
 
 
-def test_a_test_run_that_leaves_nothing_behind_passes(tmp_path: Path) -> None:
-    words = command("test_clean.py")
-    done = subprocess.run(words, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False)
+def test_clean_test_run_passes(tmp_path: Path) -> None:
+    pytest_command = command("test_clean.py")
+    done = subprocess.run(
+        pytest_command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_killed_pytest_leaves_nothing_behind(tmp_path: Path, workers: str, number: signal.Signals) -> None:
+def test_killed_pytest_leaves_no_process_behind(tmp_path: Path, workers: str, number: signal.Signals) -> None:
     with started(command("-n", workers, "test_hangs.py"), cwd=tmp_path, env=environment(tmp_path)) as run:
         until((tmp_path / "ready").exists)
         pids = (tmp_path / "pids").read_text().split()

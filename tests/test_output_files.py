@@ -1,4 +1,4 @@
-"""Files that a user names as output: what surefoot did not write is left alone."""
+"""Output files named by the user: files that surefoot did not write are not replaced."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def write(path: Path, text: str, **options: bool) -> None:
         draft.write_text(text)
 
 
-def test_a_new_file_is_written_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_new_file_is_written_without_leftovers(tmp_path: Path) -> None:
     write(tmp_path / "new.html", "page")
     assert [path.name for path in tmp_path.iterdir()] == ["new.html"]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file_and_leaves_no_draft(tmp_path: Path) -> None:
     path = tmp_path / "old.txt"
     path.write_text(NOTES)
     with pytest.raises(ZeroDivisionError), output_file(path, force=True) as draft:
@@ -34,7 +34,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_surefoot_did_not_write_is_replaced_only_by_force(tmp_path: Path) -> None:
+def test_foreign_files_are_replaced_only_with_force(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(NOTES)
     with pytest.raises(OutputRefused, match=r"notes\.txt already exists.*another file, or pass --force"):
@@ -44,26 +44,26 @@ def test_what_surefoot_did_not_write_is_replaced_only_by_force(tmp_path: Path) -
     assert path.read_text() == "page"
 
 
-def test_an_empty_file_holds_nothing_to_lose(tmp_path: Path) -> None:
+def test_empty_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "made.html").touch()
     write(tmp_path / "made.html", "page")
     assert (tmp_path / "made.html").read_text() == "page"
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".jpg", ".webp"])
-def test_a_saved_figure_is_recognised_and_other_programs_are_not(suffix: str, tmp_path: Path) -> None:
-    ours, theirs = tmp_path / f"ours{suffix}", tmp_path / f"theirs{suffix}"
+def test_surefoots_figures_are_replaced_and_others_are_not(suffix: str, tmp_path: Path) -> None:
+    own_figure, foreign_figure = tmp_path / f"ours{suffix}", tmp_path / f"theirs{suffix}"
     figure = Figure()
     figure.subplots().plot([1, 2])
-    save_figure(figure, ours)
-    save_figure(figure, ours)  # an earlier output
-    assert is_surefoot_output(ours)
-    figure.savefig(theirs)
+    save_figure(figure, own_figure)
+    save_figure(figure, own_figure)  # an earlier output
+    assert is_surefoot_output(own_figure)
+    figure.savefig(foreign_figure)
     with pytest.raises(OutputRefused, match="surefoot did not write it"):
-        save_figure(figure, theirs)
+        save_figure(figure, foreign_figure)
 
 
-def test_the_input_is_never_replaced_under_any_name(tmp_path: Path) -> None:
+def test_input_is_never_replaced_under_any_name(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text("step 1 loss 2\n")
     os.link(log, tmp_path / "hard")
@@ -73,7 +73,7 @@ def test_the_input_is_never_replaced_under_any_name(tmp_path: Path) -> None:
             check_output(tmp_path / name, inputs=[str(log)], force=True)
 
 
-def test_a_part_of_the_folder_that_is_read_is_never_replaced(tmp_path: Path) -> None:
+def test_file_inside_the_input_folder_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     events = tmp_path / "run" / "events.jsonl"
     events.write_text("{}\n")
@@ -98,7 +98,7 @@ def test_devices_pipes_and_folders_are_never_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink()
 
 
-def test_a_link_stays_one_and_what_it_leads_to_is_protected(tmp_path: Path) -> None:
+def test_link_stays_a_link_and_its_target_is_protected(tmp_path: Path) -> None:
     (tmp_path / "new").symlink_to(tmp_path / "real.html")
     write(tmp_path / "new", "page")
     assert (tmp_path / "new").is_symlink()
@@ -110,7 +110,7 @@ def test_a_link_stays_one_and_what_it_leads_to_is_protected(tmp_path: Path) -> N
     assert (tmp_path / "notes.txt").read_text() == NOTES
 
 
-def test_with_new_no_file_is_replaced_even_with_force(tmp_path: Path) -> None:
+def test_new_true_replaces_no_file_even_with_force(tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("x")
     with pytest.raises(OutputRefused, match="name a new file"):
         check_output(tmp_path / "weights", new=True, force=True)

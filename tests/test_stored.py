@@ -1,4 +1,4 @@
-"""What earlier versions wrote is still read: a run directory with its checkpoints, and recipes.
+"""Files of earlier versions are still read: a run directory with its checkpoints, and recipes.
 
 `stored/attached` was written by version 0.1.0 as of commit eb0af31: 100 attempts of a small model, a NaN batch at
 attempt 60, weights multiplied by 100 at attempt 80 and the rewind that followed, and checkpoints of steps 50 and 61.
@@ -30,13 +30,13 @@ def run_dir(tmp_path: Path) -> Path:
     return Path(shutil.copytree(STORED / "attached", tmp_path / "run"))
 
 
-def parts() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+def build() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 50)
 
 
-def test_a_stored_run_is_read(run_dir: Path) -> None:
+def test_stored_run_is_read(run_dir: Path) -> None:
     run = surefoot.read(run_dir)
     assert run.scalars["attempt"].tolist() == list(range(100))
     refused = run.scalars["verdict"] != 0
@@ -49,8 +49,8 @@ def test_a_stored_run_is_read(run_dir: Path) -> None:
     assert {e["cause"] for e in run.events if e["kind"] == "diagnosis"} >= {"weights_damaged"}
 
 
-def test_a_stored_run_goes_on_from_its_newest_checkpoint(run_dir: Path) -> None:
-    model, optimizer, schedule = parts()
+def test_stored_run_resumes_from_its_newest_checkpoint(run_dir: Path) -> None:
+    model, optimizer, schedule = build()
     with surefoot.attach(model, optimizer, run_dir=run_dir, resume=True, scheduler=schedule) as guard:
         assert guard.step == 61
         assert float(optimizer.state[next(model.parameters())]["step"]) == 61
@@ -71,17 +71,17 @@ def test_a_stored_run_goes_on_from_its_newest_checkpoint(run_dir: Path) -> None:
     assert not [note for note in resumed["values"]["notes"] if "judge" in note], "the judge loads its old state"
 
 
-def test_a_stored_run_is_diagnosed_and_its_checkpoints_are_verified(run_dir: Path) -> None:
-    found = CliRunner().invoke(app, ["diagnose", str(run_dir), "--json"])
-    assert found.exit_code == 1, found.output
-    answer = json.loads(found.output)
-    assert answer["verdict"] == "warning"
-    assert "weights_damaged" in [cause["cause"] for cause in answer["causes"]]
-    listed = CliRunner().invoke(app, ["checkpoints", "verify", str(run_dir), "--json"])
-    assert listed.exit_code == 0, listed.output
+def test_stored_run_is_diagnosed_and_its_checkpoints_verify(run_dir: Path) -> None:
+    result = CliRunner().invoke(app, ["diagnose", str(run_dir), "--json"])
+    assert result.exit_code == 1, result.output
+    diagnosis = json.loads(result.output)
+    assert diagnosis["verdict"] == "warning"
+    assert "weights_damaged" in [cause["cause"] for cause in diagnosis["causes"]]
+    verified = CliRunner().invoke(app, ["checkpoints", "verify", str(run_dir), "--json"])
+    assert verified.exit_code == 0, verified.output
 
 
 @pytest.mark.parametrize("path", sorted(STORED.glob("recipes/*.yaml")), ids=lambda path: path.stem)
-def test_a_stored_recipe_is_accepted(path: Path) -> None:
+def test_stored_recipe_is_accepted(path: Path) -> None:
     (recipe,) = load(str(path))
     assert recipe.name == path.stem

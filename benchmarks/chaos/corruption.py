@@ -70,7 +70,7 @@ CORRUPTIONS: dict[str, Corruption] = {
 
 def saved_run(bench: ChaosBench) -> RunPlan:
     """A finished run of two ranks with several checkpoints, made once."""
-    plan = RunPlan(run=str(bench.folder / "whole"), steps=30, save_every=7, mode="waiting", strategy="ddp")
+    plan = RunPlan(run=str(bench.folder / "uninterrupted"), steps=30, save_every=7, mode="waiting", strategy="ddp")
     if not Path(plan.run).exists() and any(bench.run_to_end(plan, 2)):
         raise RuntimeError(f"an uninterrupted run failed: {log_tail(plan)}")
     return plan
@@ -110,7 +110,7 @@ def _check_fallback(root: Path, expected: str, damage: list[str]) -> str:
     if chosen is None or chosen.name != expected:
         return f"{None if chosen is None else chosen.name} was chosen"
     message = " ".join(str(w.message) for w in caught if issubclass(w.category, CheckpointWarning))
-    unnamed = [one for one in damage if one.rpartition(" ")[2] not in message]
+    unnamed = [description for description in damage if description.rpartition(" ")[2] not in message]
     return f"the warning does not name {unnamed}: {message}" if unnamed else ""
 
 
@@ -125,7 +125,7 @@ def _resume_after_corruption(bench: ChaosBench, tally: FaultTally) -> str:
     first_step = int(Path(f"{plan.run}.begun-0").read_text())
     if first_step != previous.step:
         error = error or f"it resumed from step {first_step}, and step {previous.step} was intact"
-    tally.record(error, "a whole run after a bit flip")
+    tally.record(error, "a complete run after a bit flip")
     return f"a run whose newest checkpoint was corrupted resumed from step {first_step} and ended bit-equal"
 
 
@@ -188,20 +188,20 @@ def shift_clocks(bench: ChaosBench, count: int) -> FaultTally:
     """Shift the clock, or the files' times, by a year between two runs of the same job."""
     tally = FaultTally("clock, or the files' times, shifted a year back or forward", "the right checkpoint is chosen")
     for k in range(count):
-        way, years = ("clock", "dates")[k // 2 % 2], 1 if k % 2 else -1
+        shifted, years = ("clock", "dates")[k // 2 % 2], 1 if k % 2 else -1
         plan = RunPlan(run=bench.new_run_path("clock"), steps=14 + k, save_every=5, mode="waiting")
         bench.run_to_end(plan)
-        if way == "dates":
+        if shifted == "dates":
             _set_mtimes(store_of(plan).newest(), years)
-        later = replace(plan, steps=30 + k, clock_years=years if way == "clock" else 0)
+        later = replace(plan, steps=30 + k, clock_years=years if shifted == "clock" else 0)
         first = bench.run_to_end(later)
-        then = replace(later, steps=40 + k, clock_years=0)
-        codes = first + bench.run_to_end(then)
+        final = replace(later, steps=40 + k, clock_years=0)
+        codes = first + bench.run_to_end(final)
         first_step = int(Path(f"{plan.run}.begun-0").read_text())
-        error = log_tail(plan) if any(codes) else bench.compare(then)
+        error = log_tail(plan) if any(codes) else bench.compare(final)
         if first_step != 30 + k:
             error = error or f"it resumed from step {first_step}, not from {30 + k}"
-        tally.record(error, f"{way} by {years} years, {plan.run}")
+        tally.record(error, f"{shifted} by {years} years, {plan.run}")
     return tally
 
 

@@ -102,10 +102,10 @@ class ForkServer:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
+        reply = self._process.stdout.readline()
+        if not reply:
             raise RuntimeError(f"the fork server exited with {self._process.wait()}")
-        return json.loads(answer)
+        return json.loads(reply)
 
     def __enter__(self) -> Self:
         return self

@@ -75,9 +75,9 @@ def _kill_once(bench: ChaosBench, plan: RunPlan, world: int) -> tuple[int, str]:
     if bench.rng.random() < 0.8:
         _wait_until(lambda: first_step_file.exists() or ranks[0].exit_code is not None)
     time.sleep(bench.rng.random() * 0.6)
-    first = bench.rng.choice(ranks)
+    victim = bench.rng.choice(ranks)
     failed = [process.exit_code for process in ranks if process.exit_code not in (None, 0)]
-    first.kill()
+    victim.kill()
     if world > 1:
         time.sleep(bench.rng.random() * 0.2)
         for process in ranks:
@@ -197,8 +197,8 @@ def resume_combinations(bench: ChaosBench, count: int) -> FaultTally:
         error = "" if killed or not any(codes) else log_tail(plan)
         codes = bench.run_to_end(replace(plan, workers=2 - workers if bench.rng.random() < 0.5 else workers), world)
         error = error or ("".join(f"{code}: {log_tail(plan)}" for code in codes if code) or bench.compare(plan, world))
-        where = "mid-epoch" if mid_epoch else "at an epoch's end"
-        case = f"{strategy}, {world} ranks, {precision}, accumulation {accumulate}, {workers} workers, {where}"
+        position = "mid-epoch" if mid_epoch else "at an epoch's end"
+        case = f"{strategy}, {world} ranks, {precision}, accumulation {accumulate}, {workers} workers, {position}"
         tally.record(error, f"{case}, {'killed' if killed else 'ended'}, {plan.run}")
     return tally
 

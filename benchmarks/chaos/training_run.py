@@ -128,9 +128,9 @@ class ChaosRun:
                     return
 
     def _loss(self, x: Tensor) -> Tensor:
-        kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(self.plan.precision)
-        auto = torch.autocast("cpu", dtype=kind) if kind is not None else contextlib.nullcontext()
-        with auto:
+        dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(self.plan.precision)
+        autocast = torch.autocast("cpu", dtype=dtype) if dtype is not None else contextlib.nullcontext()
+        with autocast:
             return (self.model(x) - x).float().pow(2).mean()
 
     def _write(self, done: int, micro: int, loss: Tensor) -> None:
@@ -202,9 +202,11 @@ def _checkpointed(run: ChaosRun) -> Iterator[tuple[int, Callable[[Tensor, Tensor
             time.sleep(plan.pause)
 
     if plan.mode in ("checkpoints", "sync"):
-        parts: dict[str, Any] = {"scheduler": run.scheduler, "loader": run.loader}
+        loop_state: dict[str, Any] = {"scheduler": run.scheduler, "loader": run.loader}
         every = plan.save_every if plan.mode == "checkpoints" else 1 << 60
-        with Checkpoints(plan.run, run.model, run.optimizer, scaler=run.scaler, every=every, **parts) as checkpoints:
+        with Checkpoints(
+            plan.run, run.model, run.optimizer, scaler=run.scaler, every=every, **loop_state
+        ) as checkpoints:
             checkpoints.resume()
 
             def after(done: int) -> None:

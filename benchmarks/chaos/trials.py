@@ -91,14 +91,14 @@ class ChaosBench:
 
     def compare(self, plan: RunPlan, world: int = 1) -> str:
         """The first difference from the uninterrupted run; empty when every bit is equal."""
-        ours, theirs = read_losses(plan, world), self.uninterrupted(plan, world)
-        if ours.mismatch:
-            return ours.mismatch
-        for rank, (a, b) in enumerate(zip(ours.losses, theirs.losses, strict=True)):
+        resumed, reference_run = read_losses(plan, world), self.uninterrupted(plan, world)
+        if resumed.mismatch:
+            return resumed.mismatch
+        for rank, (a, b) in enumerate(zip(resumed.losses, reference_run.losses, strict=True)):
             differing = [step for step in b if a.get(step) != b[step]]
             if differing or a.keys() - b.keys():
                 return f"the loss of step {(differing or sorted(a.keys() - b.keys()))[0]} on rank {rank} differs"
-        for a, b in zip(ours.ends, theirs.ends, strict=True):
+        for a, b in zip(resumed.ends, reference_run.ends, strict=True):
             differing = [part for part in b if a.get(part) != b[part]]
             if differing:
                 return f"in the final state {', '.join(differing)} differ"

@@ -108,10 +108,10 @@ def _tags(rng: Generator, samples: int) -> MicroBatch:
 def _captions(rng: Generator, samples: int) -> MicroBatch:
     """An image, and a token sequence that begins with its class."""
     picture = _images(rng, samples, 3)
-    words = _markov_tokens(rng, samples, 9, 16)
-    words[:, 0] = picture.y
-    words[:, 3] = picture.y
-    caption = torch.cat([torch.zeros(samples, 1, dtype=torch.int64), words], dim=1)
+    tokens = _markov_tokens(rng, samples, 9, 16)
+    tokens[:, 0] = picture.y
+    tokens[:, 3] = picture.y
+    caption = torch.cat([torch.zeros(samples, 1, dtype=torch.int64), tokens], dim=1)
     return MicroBatch(picture.x, caption[:, 1:], caption[:, :-1])
 
 

@@ -74,9 +74,9 @@ class _ZScoreStats:
         deviation = math.sqrt(self.variance)
         z = (norm - self.mean) / (deviation + 1e-6)
         clip = self.mean + 2.5 * deviation * 2.5 / z if z > 2.5 else None
-        taken = norm if clip is None else clip
-        self.mean = 0.97 * self.mean + 0.03 * taken
-        self.variance = 0.97 * self.variance + 0.03 * (taken - self.mean) * (taken - self.mean)
+        entered = norm if clip is None else clip
+        self.mean = 0.97 * self.mean + 0.03 * entered
+        self.variance = 0.97 * self.variance + 0.03 * (entered - self.mean) * (entered - self.mean)
         return clip
 
 
@@ -234,10 +234,10 @@ def _percentile(values: Sequence[float], share: float) -> float:
     if not values or any(math.isnan(value) for value in values):
         return math.nan
     ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
+    position = share * (len(ordered) - 1)
+    low = int(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
 ALARM_RULES: tuple[Callable[[], AlarmRule], ...] = (

@@ -17,7 +17,7 @@ from surefoot.actions.apply import set_loss_scale
 LOW_AT = 60
 
 
-def test_a_run_whose_loss_scale_was_set_far_too_low_learns_on(tmp_path: Path) -> None:
+def test_collapsed_loss_scale_is_reset_and_training_continues(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
@@ -34,13 +34,13 @@ def test_a_run_whose_loss_scale_was_set_far_too_low_learns_on(tmp_path: Path) ->
         scaler.update()
         optimizer.zero_grad()
     guard.close()
-    decided = [e for e in surefoot.read(tmp_path / "run").events if e["kind"] == "decision"]
-    assert [(e["action"], e["loss_scale"]) for e in decided] == [("constrain", 2.0**10)]
+    decisions = [e for e in surefoot.read(tmp_path / "run").events if e["kind"] == "decision"]
+    assert [(e["action"], e["loss_scale"]) for e in decisions] == [("constrain", 2.0**10)]
     assert scaler.get_scale() == 2.0**10
     assert guard.step == 100, "no step was lost"
 
 
 @pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu", enabled=False)])
-def test_without_a_loss_scale_there_is_nothing_to_set(scaler: Any) -> None:
+def test_set_loss_scale_needs_an_enabled_grad_scaler(scaler: Any) -> None:
     with pytest.raises(CannotAct, match="pass your GradScaler as scaler="):
         set_loss_scale(SimpleNamespace(scaler=scaler), 1024.0)  # pyright: ignore[reportArgumentType]

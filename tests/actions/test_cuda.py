@@ -1,4 +1,4 @@
-"""Actions on CUDA: ceilings and lr without a wait, snapshots on the device and in host memory."""
+"""Actions on CUDA: ceilings and lr without a host sync, snapshots on the device and in host memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from adapted import Adapted, equal, inputs, state_of
+from frozen_models import AdapterModel, equal, inputs, state_of
 from loops import net, same, snapshot
-from scripted import Watched, script, set_overrides
+from scripted_judge import Watched, script, set_overrides
 
 import surefoot
 from benchmarks.host_syncs import count_host_syncs
@@ -27,16 +27,18 @@ EVERY4 = surefoot.Policy(snapshot_every=4)
 
 
 @pytest.mark.parametrize("where", ["device", "host"])
-@pytest.mark.parametrize(("way", "scaled"), [("plain", False), ("fused", False), ("fused", True)])
-def test_back_to_the_bit(way: str, scaled: bool, where: str, attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
-    if where == "host":  # as on a device that is full
-        honest = snapshot_memory.free_bytes
+@pytest.mark.parametrize(("implementation", "scaled"), [("plain", False), ("fused", False), ("fused", True)])
+def test_rewind_is_bit_identical_on_cuda(
+    implementation: str, scaled: bool, where: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "host":  # as when the device is full
+        real_free_bytes = snapshot_memory.free_bytes
         monkeypatch.setattr(
-            snapshot_memory, "free_bytes", lambda device: 0 if device.type == "cuda" else honest(device)
+            snapshot_memory, "free_bytes", lambda device: 0 if device.type == "cuda" else real_free_bytes(device)
         )
 
     def build() -> Watched:
-        return Watched("AdamW", way, device="cuda", scaled=scaled).scheduled()
+        return Watched("AdamW", implementation, device="cuda", scaled=scaled).scheduled()
 
     run = build()
     guard = attach(run.model, run.optimizer, policy=EVERY4, scheduler=run.schedulers, scaler=run.scaler)
@@ -51,12 +53,12 @@ def test_back_to_the_bit(way: str, scaled: bool, where: str, attach: Attach, mon
     twin = build()
     for i in [*range(8), *range(12, 20)]:
         twin.train(i)
-    for mine, theirs in zip(run.model.parameters(), twin.model.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)  # products on a GPU may differ by a bit
+    for param, expected_param in zip(run.model.parameters(), twin.model.parameters(), strict=True):
+        torch.testing.assert_close(param, expected_param, rtol=1e-5, atol=1e-7)  # products on a GPU may differ by a bit
 
 
 @pytest.mark.parametrize("what", ["norm", "loss"])
-def test_a_ceiling_refuses_on_the_device(what: str, attach: Attach, read: Read) -> None:
+def test_norm_and_loss_ceilings_refuse_on_the_device(what: str, attach: Attach, read: Read) -> None:
     model = net().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     guard = attach(model, optimizer)
@@ -85,52 +87,52 @@ def test_a_ceiling_refuses_on_the_device(what: str, attach: Attach, read: Read) 
 
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("where", ["device", "host"])
-def test_frozen_weights_are_kept_once(
+def test_snapshots_share_one_copy_of_frozen_weights(
     where: str, moved: bool, attach: Attach, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if where == "host":
-        honest = snapshot_memory.free_bytes
+        real_free_bytes = snapshot_memory.free_bytes
         monkeypatch.setattr(
-            snapshot_memory, "free_bytes", lambda device: 0 if device.type == "cuda" else honest(device)
+            snapshot_memory, "free_bytes", lambda device: 0 if device.type == "cuda" else real_free_bytes(device)
         )
     torch.manual_seed(0)
-    model = Adapted(512, torch.bfloat16).cuda()
+    model = AdapterModel(512, torch.bfloat16).cuda()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01, fused=True)
     guard = attach(model, optimizer, policy=EVERY4)
     judge = script(guard, {17: {"action": Action.REWIND}})
-    kept: Any = None
+    expected: Any = None
     for i in range(20):
-        if moved and i == 14:  # between the states of attempts 11 and 15
+        if moved and i == 14:  # between the snapshots of attempts 11 and 15
             model.base.weight.data.neg_()
         x = inputs(i, 512).cuda()
         guard.watch((model(x) - x).square().mean(), x).backward()
         optimizer.step()
         optimizer.zero_grad()
-        torch.cuda.synchronize()  # states on the host come as soon as their memory is there
+        torch.cuda.synchronize()  # host snapshots are taken as soon as their memory is allocated
         while guard._recovery.ring._allocating is not None and not guard._recovery.ring._allocating.done:
             time.sleep(0.001)
-        kept = state_of(model, optimizer)[:-1] if i == (11 if moved else 15) else kept
+        expected = state_of(model, optimizer)[:-1] if i == (11 if moved else 15) else expected
     ring = guard._recovery.ring
     assert judge.rewinds == [(11, 12) if moved else (15, 16)]
-    assert equal(kept, state_of(model, optimizer)[:-1])
+    assert equal(expected, state_of(model, optimizer)[:-1])
     assert {s.copy.location for s in ring.snapshots} == {where}
     assert ring.base_nbytes <= sum(p.nbytes for p in model.base.parameters())
     assert len(ring.snapshots) >= 3
     assert not guard.disabled
     guard.close()
-    said = [e for e in read().events if e.get("name") == "ring" and "base.weight" in e["detail"]]
-    assert len(said) == moved
+    events = [e for e in read().events if e.get("name") == "ring" and "base.weight" in e["detail"]]
+    assert len(events) == moved
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("tensor", [False, True])
-def test_no_more_waits_than_the_bare_loop(tensor: bool, frozen: bool, tmp_path: Path) -> None:
+def test_no_more_host_syncs_than_the_bare_loop(tensor: bool, frozen: bool, tmp_path: Path) -> None:
     model = Decoder(SIZES["tiny"]).cuda()
     if frozen:
         for p in list(model.parameters())[1:-4]:
             p.requires_grad_(False)
-    rate = torch.tensor(1e-3, device="cuda") if tensor else 1e-3
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=rate, fused=True)
+    lr = torch.tensor(1e-3, device="cuda") if tensor else 1e-3
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr, fused=True)
     batch = torch.randint(0, 256, (4, 65), device="cuda")
 
     def bare() -> None:

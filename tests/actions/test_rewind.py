@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from loops import Net, bare, batch, loss_of, net, same, snapshot, train
-from rewinding import same as same_run
-from scripted import Watched, script
+from rewind_runs import same as same_run
+from scripted_judge import Watched, script
 from torch import Tensor, nn
 
 import surefoot
@@ -24,7 +24,7 @@ BACK = {"action": Action.REWIND}
 EVERY4 = surefoot.Policy(snapshot_every=4)
 
 
-WAYS = [
+OPTIMIZER_VARIANTS = [
     ("AdamW", "plain", False),
     ("AdamW", "foreach", False),
     ("AdamW", "fused", False),
@@ -40,40 +40,40 @@ WAYS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Detected call")  # of a compiled step
-@pytest.mark.parametrize(("name", "way", "scaled"), WAYS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Detected call")  # from a compiled step
+@pytest.mark.parametrize(("name", "implementation", "scaled"), OPTIMIZER_VARIANTS)
 def test_rewind_is_bit_identical_and_training_continues(
-    name: str, way: str, scaled: bool, attach: Attach, read: Read
+    name: str, implementation: str, scaled: bool, attach: Attach, read: Read
 ) -> None:
     torch._dynamo.reset()
-    run = Watched(name, way, scaled=scaled).scheduled()
+    run = Watched(name, implementation, scaled=scaled).scheduled()
     guard = attach(run.model, run.optimizer, policy=EVERY4, scheduler=run.schedulers, scaler=run.scaler)
     run.watch = guard.watch
     judge = script(guard, {9: BACK})
     for i in range(8):
         run.train(i)
-    then = run.contents()
+    expected = run.contents()
     for i in range(8, 12):
         run.train(i, 50.0)
-    assert same_run(then, run.contents()), "model, optimizer, buffers, schedule, loss scale and random numbers"
+    assert same_run(expected, run.contents()), "model, optimizer, buffers, schedule, loss scale and random numbers"
     assert judge.rewinds == [(7, 8)]
     for i in range(12, 20):
         run.train(i)
-    twin = Watched(name, way, scaled=scaled).scheduled()
+    twin = Watched(name, implementation, scaled=scaled).scheduled()
     for i in [*range(8), *range(12, 20)]:
         twin.train(i)
     assert same_run(twin.contents(), run.contents())
     guard.close()
     rows = read().scalars
-    assert rows["attempt"].tolist() == list(range(20)), "every attempt is written down once"
+    assert rows["attempt"].tolist() == list(range(20)), "every attempt is recorded once"
     assert rows["step"].tolist() == [*range(12), *range(8, 16)]
-    assert judge.seen == [*range(10), *range(12, 20)], "what was under way then is of a time that is gone"
+    assert judge.seen == [*range(10), *range(12, 20)], "rows in flight at the rewind are dropped"
     assert guard.step == 16
     (note,) = [e for e in read().events if e.get("name") == "rewound"]
     assert note["values"] == {"step": 8, "attempt": 7}
 
 
-def test_a_run_that_fails_at_once_rewinds_to_its_start(attach: Attach) -> None:
+def test_run_that_fails_at_once_rewinds_to_its_start(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
     guard = attach(model, optimizer)
@@ -90,7 +90,7 @@ def test_a_run_that_fails_at_once_rewinds_to_its_start(attach: Attach) -> None:
 
 
 @pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
-def test_the_start_is_where_training_starts(without: Callable[[], Any], attach: Attach) -> None:
+def test_first_snapshot_is_taken_when_training_starts(without: Callable[[], Any], attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     guard = attach(model, optimizer)
@@ -99,7 +99,7 @@ def test_the_start_is_where_training_starts(without: Callable[[], Any], attach: 
     with without():
         model(batch(0))
     model.train()
-    model.load_state_dict(net(7).state_dict())  # a loop that examines the model first, and then loads a checkpoint
+    model.load_state_dict(net(7).state_dict())  # a loop that inspects the model first and then loads a checkpoint
     start = snapshot(model)
     for i in range(6):
         train(model, optimizer, guard.watch, i)
@@ -114,26 +114,28 @@ def test_snapshots_from_after_the_onset_are_skipped(attach: Attach) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
     judge = script(guard, {9: BACK | {"max_attempt": 7}})
-    kept = None
+    expected = None
     for i in range(12):
         train(model, optimizer, guard.watch, i)
-        kept = snapshot(model, optimizer) if i == 3 else kept
+        expected = snapshot(model, optimizer) if i == 3 else expected
     assert judge.rewinds == [(3, 4)]
-    assert same(kept, snapshot(model, optimizer))
+    assert same(expected, snapshot(model, optimizer))
 
 
-@pytest.mark.parametrize(("dated", "to"), [(True, (7, 8)), (False, (-1, 0))])
-def test_with_a_known_onset_an_unconfirmed_snapshot_is_used(dated: bool, to: tuple[int, int], attach: Attach) -> None:
+@pytest.mark.parametrize(("onset_known", "to"), [(True, (7, 8)), (False, (-1, 0))])
+def test_with_a_known_onset_an_unconfirmed_snapshot_is_used(
+    onset_known: bool, to: tuple[int, int], attach: Attach
+) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
-    judge = script(guard, {9: BACK | {"max_attempt": 8, "onset_known": dated}}, proves=100)
-    kept = {-1: snapshot(model)}
+    judge = script(guard, {9: BACK | {"max_attempt": 8, "onset_known": onset_known}}, proves=100)
+    snapshots = {-1: snapshot(model)}
     for i in range(12):
         train(model, optimizer, guard.watch, i)
-        kept[i] = snapshot(model)
+        snapshots[i] = snapshot(model)
     assert judge.rewinds == [to]
-    assert same(kept[to[0]], snapshot(model))
+    assert same(snapshots[to[0]], snapshot(model))
 
 
 def test_no_snapshot_is_taken_during_trouble(attach: Attach) -> None:
@@ -191,15 +193,15 @@ def test_two_optimizers_rewind_together(fused: bool, attach: Attach, read: Read)
     assert read().scalars["step"].tolist()[20:24] == [10, 10, 8, 8]
 
 
-def test_alternating_optimizers(attach: Attach) -> None:
+def test_alternating_optimizers_are_rewound(attach: Attach) -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict({"maker": nn.Linear(4, 4), "judge": nn.Linear(4, 1)})
     sides = [torch.optim.Adam(model[name].parameters(), lr=1e-3) for name in ("judge", "maker")]
     guard = attach(model, sides, policy=EVERY4)
     judge = script(guard, {14: BACK, 25: BACK})
     for i in range(20):
-        made = model["maker"](batch(i))
-        for side, sign, seen in ((sides[0], 1.0, made.detach()), (sides[1], -1.0, made)):
+        generated = model["maker"](batch(i))
+        for side, sign, seen in ((sides[0], 1.0, generated.detach()), (sides[1], -1.0, generated)):
             side.zero_grad()
             guard.watch(sign * model["judge"](seen).mean(), None).backward()
             side.step()
@@ -207,7 +209,7 @@ def test_alternating_optimizers(attach: Attach) -> None:
     assert len(judge.rewinds) == 2
 
 
-def test_the_gate_memory_is_rewound(attach: Attach) -> None:
+def test_gate_memory_is_rewound(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     guard = attach(model, optimizer, policy=EVERY4, clip="adaptive")
@@ -215,13 +217,13 @@ def test_the_gate_memory_is_rewound(attach: Attach) -> None:
     memory = guard._pipeline.gates[0].memory
     for i in range(8):
         train(model, optimizer, guard.watch, i)
-    then = {k: v.clone() for k, v in memory.state_dict().items()}
+    expected = {k: v.clone() for k, v in memory.state_dict().items()}
     for i in range(8, 11):
         train(model, optimizer, guard.watch, i, "burst")
-    assert memory.baseline[1] > 100 * then["baseline"][1], "before the warm-up a large gradient lands"
+    assert memory.baseline[1] > 100 * expected["baseline"][1], "during warmup a large gradient is applied"
     train(model, optimizer, guard.watch, 11)
-    assert memory.baseline[1] == then["baseline"][1]
-    assert torch.equal(memory.norms.nan_to_num(), then["norms"].nan_to_num())
+    assert memory.baseline[1] == expected["baseline"][1]
+    assert torch.equal(memory.norms.nan_to_num(), expected["norms"].nan_to_num())
 
 
 def test_weight_stats_from_before_the_rewind_are_dropped(attach: Attach, read: Read) -> None:
@@ -236,11 +238,11 @@ def test_weight_stats_from_before_the_rewind_are_dropped(attach: Attach, read: R
                 model.last.weight.fill_(math.nan)
     guard.close()
     bad = read().scalars["nonfinite_params"]
-    assert math.isnan(bad[12]), "measured on weights that are gone"
+    assert math.isnan(bad[12]), "measured before the rewind"
     assert bad[13] == 0
 
 
-def test_an_unregistered_scheduler_is_not_rewound(attach: Attach, read: Read) -> None:
+def test_unregistered_scheduler_is_not_rewound(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
@@ -251,8 +253,8 @@ def test_an_unregistered_scheduler_is_not_rewound(attach: Attach, read: Read) ->
         schedule.step()
     guard.close()
     assert judge.rewinds
-    wanted = [0.05 * (1 + math.cos(math.pi * i / 20)) for i in range(20)]
-    assert read().scalars["lr"].tolist() == pytest.approx(wanted)
+    expected = [0.05 * (1 + math.cos(math.pi * i / 20)) for i in range(20)]
+    assert read().scalars["lr"].tolist() == pytest.approx(expected)
 
 
 def test_extra_state_is_rewound(attach: Attach) -> None:
@@ -262,24 +264,24 @@ def test_extra_state_is_rewound(attach: Attach) -> None:
     draws = torch.Generator().manual_seed(3)
     guard = attach(model, optimizer, policy=EVERY4, extra={"average": average, "draws": draws})
     script(guard, {9: BACK})
-    kept: list[Any] = []
-    # What is changed after the step is taken with the next state, so it goes back by one more.
+    states: list[Any] = []
+    # Changes after the step are captured by the next snapshot, so they are rewound one step further.
     for i in range(12):
-        kept.append([snapshot(average), draws.get_state()])
+        states.append([snapshot(average), draws.get_state()])
         x = torch.randn(8, 4, generator=draws)
         guard.watch(loss_of(model, x), x).backward()
-        kept[-1][1] = draws.get_state()
+        states[-1][1] = draws.get_state()
         optimizer.step()
         optimizer.zero_grad()
         if i < 11:
             average.update_parameters(model)
-    assert same(kept[7], [snapshot(average), draws.get_state()])
+    assert same(states[7], [snapshot(average), draws.get_state()])
 
 
-# -- when it cannot be done -------------------------------------------------------------------------------------------
+# -- rewinds that fail -----------------------------------------------------------------------------------------------
 
 
-def test_without_a_good_snapshot_the_judge_is_told(
+def test_judge_is_notified_when_there_is_no_good_snapshot(
     attach: Attach, read: Read, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = net()
@@ -297,32 +299,32 @@ def test_without_a_good_snapshot_the_judge_is_told(
     assert len([e for e in read().events if e.get("name") == "failed"]) == 2
 
 
-def test_no_snapshot_from_before_the_onset(attach: Attach) -> None:
+def test_rewind_fails_without_a_snapshot_from_before_the_onset(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
-    judge = script(guard, {9: BACK | {"overrides": surefoot_restraint(0.5)}})
+    judge = script(guard, {9: BACK | {"overrides": lr_override(0.5)}})
     guard._recovery.forward_began()
     for state in guard._recovery.ring.snapshots:
         state.attempt = 50
     judge.proves = 100
     for i in range(14):
         train(model, optimizer, guard.watch, i)
-    assert judge.rewinds == [(50, 0)], "the start is good whatever else is"
-    judge.plan[14] = BACK | {"max_attempt": 40, "overrides": surefoot_restraint(0.25)}
+    assert judge.rewinds == [(50, 0)], "the start is always a good snapshot"
+    judge.plan[14] = BACK | {"max_attempt": 40, "overrides": lr_override(0.25)}
     for i in range(14, 20):
         train(model, optimizer, guard.watch, i)
     assert "no good snapshot" in judge.failures[0]
     assert guard._recovery.overrides.active.lr_factor == 0.5, "the overrides of a failed rewind are not applied"
 
 
-def surefoot_restraint(rate: float) -> Any:
+def lr_override(lr_factor: float) -> Any:
     from surefoot.records import StepOverrides
 
-    return StepOverrides(lr_factor=rate)
+    return StepOverrides(lr_factor=lr_factor)
 
 
-def test_a_model_that_has_changed_since(attach: Attach) -> None:
+def test_rewind_fails_when_the_model_has_changed(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
@@ -340,7 +342,7 @@ def test_a_model_that_has_changed_since(attach: Attach) -> None:
     assert not same(before, snapshot(model))
 
 
-def test_a_rewind_that_fails_half_way_ends_the_protection(
+def test_rewind_that_fails_half_way_disables_the_guard(
     attach: Attach, read: Read, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = net()
@@ -372,15 +374,15 @@ def test_no_memory_for_snapshots_is_logged_once(attach: Attach, read: Read, capl
     guard.close()
     notes = [e["detail"] for e in read().events if e.get("name") == "ring"]
     assert "1 of 2 snapshots" in notes[0]
-    assert len(notes) == 2, "with the optimizer's state there is no room any more"
+    assert len(notes) == 2, "with optimizer state the snapshots no longer fit"
     assert "do not fit in the budget of 1 kB" in notes[1]
     assert len([r for r in caplog.records if "cannot be rewound" in r.getMessage()]) == 1
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
+# -- console ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_line_on_the_console(attach: Attach, caplog: pytest.LogCaptureFixture) -> None:
+def test_rewind_prints_one_line(attach: Attach, caplog: pytest.LogCaptureFixture) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
@@ -395,31 +397,31 @@ def test_one_line_on_the_console(attach: Attach, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("reason", ["it diverged", "it diverged."])
-def test_a_stop_restores_the_last_good_model(attach: Attach, read: Read, reason: str) -> None:
+def test_stop_restores_the_last_good_model(attach: Attach, read: Read, reason: str) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
     script(guard, {9: {"action": Action.STOP, "reason": reason, "max_attempt": 8}})
-    kept = None
+    expected = None
     with pytest.raises(surefoot.TrainingStopped, match=r"it diverged\. The model is back at step 8\."):
         for i in range(20):
             train(model, optimizer, guard.watch, i)
-            kept = snapshot(model, optimizer) if i == 7 else kept
-    assert same(kept, snapshot(model, optimizer))
+            expected = snapshot(model, optimizer) if i == 7 else expected
+    assert same(expected, snapshot(model, optimizer))
     guard.close()
-    assert read().scalars["attempt"].tolist() == list(range(12)), "not one row is missing"
+    assert read().scalars["attempt"].tolist() == list(range(12)), "no row is missing"
 
 
-@pytest.mark.parametrize("before", [-1, 8])
-def test_a_stop_without_snapshots_leaves_the_model_alone(before: int, attach: Attach) -> None:
+@pytest.mark.parametrize("max_attempt", [-1, 8])
+def test_stop_without_snapshots_leaves_the_model_unchanged(max_attempt: int, attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, snapshot_memory=False)
-    script(guard, {9: {"action": Action.STOP, "reason": "it diverged.", "max_attempt": before}})
+    script(guard, {9: {"action": Action.STOP, "reason": "it diverged.", "max_attempt": max_attempt}})
     with pytest.raises(surefoot.TrainingStopped) as caught:
         for i in range(20):
             train(model, optimizer, guard.watch, i)
-    assert ("as the run left it: no snapshots are kept" in str(caught.value)) == (before >= 0)
+    assert ("as the run left it: no snapshots are kept" in str(caught.value)) == (max_attempt >= 0)
 
 
 # -- observing --------------------------------------------------------------------------------------------------------
@@ -429,8 +431,8 @@ def test_observe_does_not_act(attach: Attach, read: Read) -> None:
     model, other = net(), net()
     optimizer, plain = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, other))
     guard = attach(model, optimizer, policy=surefoot.Policy(observe=True, snapshot_every=4))
-    asked = {"overrides": surefoot_restraint(0.5), "reset_optimizer": True, "applied": False}
-    judge = script(guard, {9: BACK | asked, 10: {"action": Action.STOP, "applied": False}})
+    request = {"overrides": lr_override(0.5), "reset_optimizer": True, "applied": False}
+    judge = script(guard, {9: BACK | request, 10: {"action": Action.STOP, "applied": False}})
     for i in range(14):
         train(model, optimizer, guard.watch, i)
         train(other, plain, bare, i)

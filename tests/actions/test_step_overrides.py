@@ -1,4 +1,4 @@
-"""Overrides change the steps exactly, and leave no trace outside of them."""
+"""Overrides change exactly the steps they apply to and leave nothing else changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from loops import Net, bare, batch, hooks_on, loss_of, net, same, snapshot, train
-from scripted import script, set_overrides
+from scripted_judge import script, set_overrides
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -24,8 +24,8 @@ Make = Callable[[Net], Optimizer]
 
 def two_groups(model: Net, lr: Any) -> list[dict[str, Any]]:
     rest = [*model.norm.parameters(), *model.last.parameters()]
-    other = lr * 0.1 if isinstance(lr, Tensor) else 0.1 * lr
-    return [{"params": list(model.first.parameters()), "lr": lr}, {"params": rest, "lr": other}]
+    plain_model = lr * 0.1 if isinstance(lr, Tensor) else 0.1 * lr
+    return [{"params": list(model.first.parameters()), "lr": lr}, {"params": rest, "lr": plain_model}]
 
 
 OPTIMIZERS: dict[str, Make] = {
@@ -44,7 +44,7 @@ OPTIMIZERS: dict[str, Make] = {
 
 def by_hand(model: Net, optimizer: Optimizer, i: int, factor: float, momentum: float = math.inf) -> None:
     """One step of the bare loop with lr and momentum set for this step only."""
-    kept = [dict(g) for g in optimizer.param_groups]
+    original_groups = [dict(g) for g in optimizer.param_groups]
     for g in optimizer.param_groups:
         if factor != 1.0:
             g["lr"] = g["lr"] * factor
@@ -53,18 +53,18 @@ def by_hand(model: Net, optimizer: Optimizer, i: int, factor: float, momentum: f
         if "betas" in g:
             g["betas"] = (min(g["betas"][0], momentum), g["betas"][1])
     train(model, optimizer, bare, i)
-    for g, was in zip(optimizer.param_groups, kept, strict=True):
+    for g, was in zip(optimizer.param_groups, original_groups, strict=True):
         g.update({k: was[k] for k in ("lr", "momentum", "betas") if k in was})
 
 
 def pair(name: str) -> tuple[Net, Optimizer, Net, Optimizer]:
-    model, other = net(), net()
-    return model, OPTIMIZERS[name](model), other, OPTIMIZERS[name](other)
+    model, plain_model = net(), net()
+    return model, OPTIMIZERS[name](model), plain_model, OPTIMIZERS[name](plain_model)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_rewarmup_and_removal(name: str, attach: Attach, read: Read) -> None:
-    model, optimizer, other, plain = pair(name)
+    model, optimizer, plain_model, plain_optimizer = pair(name)
     guard = attach(model, optimizer)
     rates = [g["lr"] for g in optimizer.param_groups]
     values = copy.deepcopy(rates)
@@ -74,35 +74,37 @@ def test_rewarmup_and_removal(name: str, attach: Attach, read: Read) -> None:
         if i == 10:
             set_overrides(guard)
         train(model, optimizer, guard.watch, i)
-        by_hand(other, plain, i, [1, 1, 1, 0.125, 0.25, 0.375, 0.5, 0.5, 0.5, 0.5, 1, 1][i])
+        by_hand(plain_model, plain_optimizer, i, [1, 1, 1, 0.125, 0.25, 0.375, 0.5, 0.5, 0.5, 0.5, 1, 1][i])
         assert all(a is b["lr"] for a, b in zip(rates, optimizer.param_groups, strict=True)), "the very same object"
         assert rates == values
-    assert same(snapshot(model, optimizer), snapshot(other, plain))
+    assert same(snapshot(model, optimizer), snapshot(plain_model, plain_optimizer))
     guard.close()
-    assert read().scalars["lr"].tolist() == pytest.approx([float(rates[0])] * 12), "told is what the loop has set"
+    assert read().scalars["lr"].tolist() == pytest.approx([float(rates[0])] * 12), (
+        "the journal records what the loop set"
+    )
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_capped_lr(name: str, attach: Attach) -> None:
-    model, optimizer, other, plain = pair(name)
+def test_lr_is_capped(name: str, attach: Attach) -> None:
+    model, optimizer, plain_model, plain_optimizer = pair(name)
     guard = attach(model, optimizer)
     first = float(optimizer.param_groups[0]["lr"])
     set_overrides(guard, max_lr=(first / 4,), lr_factor=0.5)
     for i in range(4):
         train(model, optimizer, guard.watch, i)
-        by_hand(other, plain, i, 0.125)
-    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
-    set_overrides(guard, max_lr=(first * 4,))  # far above what the loop has set
+        by_hand(plain_model, plain_optimizer, i, 0.125)
+    for param, plain_param in zip(model.parameters(), plain_model.parameters(), strict=True):
+        torch.testing.assert_close(param, plain_param, rtol=1e-5, atol=1e-7)
+    set_overrides(guard, max_lr=(first * 4,))  # far above the loop's lr
     train(model, optimizer, guard.watch, 4)
-    by_hand(other, plain, 4, 1.0)
-    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+    by_hand(plain_model, plain_optimizer, 4, 1.0)
+    for param, plain_param in zip(model.parameters(), plain_model.parameters(), strict=True):
+        torch.testing.assert_close(param, plain_param, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_capped_momentum(name: str, attach: Attach, read: Read) -> None:
-    model, optimizer, other, plain = pair(name)
+def test_momentum_is_capped(name: str, attach: Attach, read: Read) -> None:
+    model, optimizer, plain_model, plain_optimizer = pair(name)
     guard = attach(model, optimizer)
     for i in range(8):
         if i == 2:
@@ -110,41 +112,41 @@ def test_capped_momentum(name: str, attach: Attach, read: Read) -> None:
         if i == 6:
             set_overrides(guard, max_momentum=(0.99,))
         train(model, optimizer, guard.watch, i)
-        by_hand(other, plain, i, 1.0, 0.5 if 2 <= i < 6 else math.inf)
-    assert same(snapshot(model, optimizer), snapshot(other, plain))
+        by_hand(plain_model, plain_optimizer, i, 1.0, 0.5 if 2 <= i < 6 else math.inf)
+    assert same(snapshot(model, optimizer), snapshot(plain_model, plain_optimizer))
     guard.close()
-    assert read().scalars["momentum"].tolist() == pytest.approx([0.9] * 8), "told is what the loop has set"
+    assert read().scalars["momentum"].tolist() == pytest.approx([0.9] * 8), "the journal records what the loop set"
 
 
 @pytest.mark.parametrize("schedule", ["ExponentialLR", "CosineAnnealingLR", "OneCycleLR"])
-def test_schedulers_see_their_own_lr(schedule: str, attach: Attach, read: Read) -> None:
+def test_schedulers_do_not_see_the_overridden_lr(schedule: str, attach: Attach, read: Read) -> None:
     make: dict[str, Callable[[Optimizer], Any]] = {
         "ExponentialLR": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.8),
         "CosineAnnealingLR": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 12),
         "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
     }
-    model, optimizer, other, plain = pair("SGD")
-    mine, theirs = make[schedule](optimizer), make[schedule](plain)
-    guard = attach(model, optimizer, scheduler=mine)
-    wanted: list[float] = []
+    model, optimizer, plain_model, plain_optimizer = pair("SGD")
+    guarded_schedule, plain_schedule = make[schedule](optimizer), make[schedule](plain_optimizer)
+    guard = attach(model, optimizer, scheduler=guarded_schedule)
+    expected: list[float] = []
     for i in range(10):
         if i == 2:
             set_overrides(guard, lr_factor=0.25)
-        wanted.append(plain.param_groups[0]["lr"])
+        expected.append(plain_optimizer.param_groups[0]["lr"])
         train(model, optimizer, guard.watch, i)
-        by_hand(other, plain, i, 1.0 if i < 2 else 0.25)
-        mine.step()
-        theirs.step()
-    assert same(snapshot(model, optimizer), snapshot(other, plain))
-    assert mine.state_dict().keys() == theirs.state_dict().keys()
-    assert mine.get_last_lr() == theirs.get_last_lr()
+        by_hand(plain_model, plain_optimizer, i, 1.0 if i < 2 else 0.25)
+        guarded_schedule.step()
+        plain_schedule.step()
+    assert same(snapshot(model, optimizer), snapshot(plain_model, plain_optimizer))
+    assert guarded_schedule.state_dict().keys() == plain_schedule.state_dict().keys()
+    assert guarded_schedule.get_last_lr() == plain_schedule.get_last_lr()
     guard.close()
-    assert read().scalars["lr"].tolist() == pytest.approx(wanted)
+    assert read().scalars["lr"].tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["SGD", "SGD tensor"])
-def test_a_capped_lr_decays_with_the_schedule(name: str, attach: Attach) -> None:
-    model, optimizer, other, plain = pair(name)
+def test_capped_lr_decays_with_the_schedule(name: str, attach: Attach) -> None:
+    model, optimizer, plain_model, plain_optimizer = pair(name)
     guard = attach(model, optimizer)
     set_by_loop = [g["lr"] for g in optimizer.param_groups]
     set_overrides(guard, max_lr=(float(set_by_loop[0]) / 4,))
@@ -152,23 +154,23 @@ def test_a_capped_lr_decays_with_the_schedule(name: str, attach: Attach) -> None
         for group, rate in zip(optimizer.param_groups, set_by_loop, strict=True):
             group["lr"] = part * rate
         train(model, optimizer, guard.watch, i)
-        by_hand(other, plain, i, part / 4 if part > 0.25 else part)  # a rate below the cap is left as it is
-    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+        by_hand(plain_model, plain_optimizer, i, part / 4 if part > 0.25 else part)  # an lr below the cap is unchanged
+    for param, plain_param in zip(model.parameters(), plain_model.parameters(), strict=True):
+        torch.testing.assert_close(param, plain_param, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_stale_grads_are_zeroed_only_by_override(asked: bool, attach: Attach, read: Read) -> None:
-    model, optimizer, other, plain = pair("SGD")
+@pytest.mark.parametrize("zero_stale", [True, False])
+def test_stale_grads_are_zeroed_only_by_override(zero_stale: bool, attach: Attach, read: Read) -> None:
+    model, optimizer, plain_model, plain_optimizer = pair("SGD")
     guard = attach(model, optimizer)
-    set_overrides(guard, zero_stale_grads=asked)
+    set_overrides(guard, zero_stale_grads=zero_stale)
     for i in range(5):
         guard.watch(loss_of(model, batch(i))).backward()
-        optimizer.step()  # and nobody empties the gradients
-        train(other, plain, bare, i)
+        optimizer.step()  # without zero_grad
+        train(plain_model, plain_optimizer, bare, i)
     guard.close()
-    assert same(snapshot(model, optimizer), snapshot(other, plain)) is asked
-    assert read().scalars["stale_grads"][1:].tolist() == [0.5 if asked else 1.0] * 4
+    assert same(snapshot(model, optimizer), snapshot(plain_model, plain_optimizer)) is zero_stale
+    assert read().scalars["stale_grads"][1:].tolist() == [0.5 if zero_stale else 1.0] * 4
 
 
 def test_each_optimizer_has_its_own_cap(attach: Attach) -> None:
@@ -177,21 +179,21 @@ def test_each_optimizer_has_its_own_cap(attach: Attach) -> None:
         rest = [*model.norm.parameters(), *model.last.parameters()]
         return model, [torch.optim.SGD(model.first.parameters(), lr=0.1), torch.optim.SGD(rest, lr=0.01)]
 
-    (model, optimizers), (other, plain) = build(), build()
+    (model, optimizers), (plain_model, plain_optimizer) = build(), build()
     guard = attach(model, optimizers)
     set_overrides(guard, max_lr=(0.05, 1.0), lr_factor=0.5)
     for i in range(4):
         train(model, optimizers, guard.watch, i)
-        for o, lr in zip(plain, (0.025, 0.005), strict=True):
+        for o, lr in zip(plain_optimizer, (0.025, 0.005), strict=True):
             o.param_groups[0]["lr"] = lr
-        train(other, plain, bare, i)
-    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0.0)
+        train(plain_model, plain_optimizer, bare, i)
+    for param, plain_param in zip(model.parameters(), plain_model.parameters(), strict=True):
+        torch.testing.assert_close(param, plain_param, rtol=1e-6, atol=0.0)
 
 
-def test_inside_a_closure(attach: Attach) -> None:
-    model, other = net(), net()
-    optimizer, plain = (torch.optim.LBFGS(m.parameters(), lr=0.1, max_iter=3) for m in (model, other))
+def test_override_applies_inside_a_closure(attach: Attach) -> None:
+    model, plain_model = net(), net()
+    optimizer, plain_optimizer = (torch.optim.LBFGS(m.parameters(), lr=0.1, max_iter=3) for m in (model, plain_model))
     guard = attach(model, optimizer)
     set_overrides(guard, lr_factor=0.5)
 
@@ -206,13 +208,13 @@ def test_inside_a_closure(attach: Attach) -> None:
 
     for i in range(3):
         step(model, optimizer, guard.watch, i)
-        plain.param_groups[0]["lr"] = 0.05
-        step(other, plain, bare, i)
-    assert same(snapshot(model), snapshot(other))
+        plain_optimizer.param_groups[0]["lr"] = 0.05
+        step(plain_model, plain_optimizer, bare, i)
+    assert same(snapshot(model), snapshot(plain_model))
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_an_error_in_the_step_does_not_keep_the_override(attach: Attach) -> None:
+def test_error_in_the_step_removes_the_override(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard = attach(model, optimizer)
@@ -225,7 +227,7 @@ def test_an_error_in_the_step_does_not_keep_the_override(attach: Attach) -> None
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_an_lr_set_during_the_step_stays(attach: Attach) -> None:
+def test_lr_set_during_the_step_is_kept(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard = attach(model, optimizer)
@@ -241,7 +243,7 @@ def test_an_lr_set_during_the_step_stays(attach: Attach) -> None:
     assert optimizer.param_groups[0]["lr"] == 0.07
 
 
-def test_a_decision_replaces_the_overrides_of_the_last(attach: Attach) -> None:
+def test_new_decision_replaces_earlier_overrides(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard = attach(model, optimizer)
@@ -249,14 +251,16 @@ def test_a_decision_replaces_the_overrides_of_the_last(attach: Attach) -> None:
     plan = {
         1: {"overrides": StepOverrides(lr_factor=0.5)},
         3: {"overrides": StepOverrides(lr_factor=0.25), "action": Action.CONSTRAIN},
-        4: {"reason": "nothing is asked", "action": Action.ACCEPT},
+        4: {"reason": "no overrides", "action": Action.ACCEPT},
         5: {"overrides": StepOverrides(), "action": Action.RELAX},
     }
     script(guard, plan)
     optimizer.register_step_pre_hook(lambda *_: inside.append(optimizer.param_groups[0]["lr"]))
     for i in range(10):
         train(model, optimizer, guard.watch, i)
-    assert inside == [0.1] * 4 + [0.05] * 2 + [0.025] * 2 + [0.1] * 2, "decided two rows later, from the next step on"
+    assert inside == [0.1] * 4 + [0.05] * 2 + [0.025] * 2 + [0.1] * 2, (
+        "decided two rows later and applied from the next step"
+    )
 
 
 # -- the gate ---------------------------------------------------------------------------------------------------------
@@ -264,7 +268,7 @@ def test_a_decision_replaces_the_overrides_of_the_last(attach: Attach) -> None:
 
 @pytest.mark.parametrize("name", ["SGD", "SGD fused", "AdamW plain", "AdamW fused"])
 @pytest.mark.parametrize("what", ["norm", "loss"])
-def test_a_ceiling_refuses_in_the_same_step(what: str, name: str, attach: Attach, read: Read) -> None:
+def test_ceiling_refuses_in_the_same_step(what: str, name: str, attach: Attach, read: Read) -> None:
     model = net()
     optimizer = OPTIMIZERS[name](model)
     guard = attach(model, optimizer)
@@ -292,7 +296,7 @@ def test_a_ceiling_refuses_in_the_same_step(what: str, name: str, attach: Attach
     assert judge.seen[-1] == 7
 
 
-def test_of_two_optimizers_one_ceiling_refuses_both(attach: Attach, read: Read) -> None:
+def test_ceiling_of_one_optimizer_refuses_both(attach: Attach, read: Read) -> None:
     model = net()
     rest = [*model.norm.parameters(), *model.last.parameters()]
     optimizers = [torch.optim.SGD(model.first.parameters(), lr=0.1), torch.optim.SGD(rest, lr=0.01)]
@@ -307,21 +311,23 @@ def test_of_two_optimizers_one_ceiling_refuses_both(attach: Attach, read: Read) 
 
 
 @pytest.mark.parametrize("name", ["SGD", "SGD fused", "AdamW plain", "AdamW fused", "AdamW fused tensor"])
-@pytest.mark.parametrize("own", [None, 0.5, "groups", "value"])
-def test_a_clip_on_top_of_the_users_own(own: Any, name: str, attach: Attach, read: Read) -> None:
-    model, optimizer, other, plain = pair(name)
-    option = {"groups": [0.5, None], "value": {"value": 0.05}}.get(own, own)
+@pytest.mark.parametrize("user_clip", [None, 0.5, "groups", "value"])
+def test_clip_override_combines_with_the_users_clip(user_clip: Any, name: str, attach: Attach, read: Read) -> None:
+    model, optimizer, plain_model, plain_optimizer = pair(name)
+    option = {"groups": [0.5, None], "value": {"value": 0.05}}.get(user_clip, user_clip)
     guard = attach(model, optimizer, clip=option)
-    theirs = [[*other.first.parameters()], [*other.norm.parameters(), *other.last.parameters()]]
+    plain_groups = [[*plain_model.first.parameters()], [*plain_model.norm.parameters(), *plain_model.last.parameters()]]
 
-    def clip(asked: float) -> None:
-        if own == "groups":
-            nn.utils.clip_grad_norm_(theirs[0], min(0.5, asked))
-            nn.utils.clip_grad_norm_(theirs[1], asked)
+    def clip(max_norm: float) -> None:
+        if user_clip == "groups":
+            nn.utils.clip_grad_norm_(plain_groups[0], min(0.5, max_norm))
+            nn.utils.clip_grad_norm_(plain_groups[1], max_norm)
             return
-        nn.utils.clip_grad_norm_(other.parameters(), min(asked, own if isinstance(own, float) else math.inf))
-        if own == "value":
-            nn.utils.clip_grad_value_(other.parameters(), 0.05)
+        nn.utils.clip_grad_norm_(
+            plain_model.parameters(), min(max_norm, user_clip if isinstance(user_clip, float) else math.inf)
+        )
+        if user_clip == "value":
+            nn.utils.clip_grad_value_(plain_model.parameters(), 0.05)
 
     for i in range(9):
         if i == 3:
@@ -329,17 +335,17 @@ def test_a_clip_on_top_of_the_users_own(own: Any, name: str, attach: Attach, rea
         if i == 6:
             set_overrides(guard)
         train(model, optimizer, guard.watch, i)
-        loss_of(other, batch(i)).backward()
+        loss_of(plain_model, batch(i)).backward()
         clip(0.1 if 3 <= i < 6 else math.inf)
-        plain.step()
-        plain.zero_grad()
-    for (which, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
-        if which != "first.bias":  # its gradient is nothing but rounding, which Adam makes much of
+        plain_optimizer.step()
+        plain_optimizer.zero_grad()
+    for (param_name, a), b in zip(model.named_parameters(), plain_model.parameters(), strict=True):
+        if param_name != "first.bias":  # its gradient is only rounding error, which Adam amplifies
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     guard.close()
-    told = read().scalars["clip"].tolist()
-    assert told[3:6] == pytest.approx([0.1] * 3)
-    assert told[6:] == pytest.approx([0.5 if own in (0.5, "groups") else math.nan] * 3, nan_ok=True)
+    clip_norms = read().scalars["clip"].tolist()
+    assert clip_norms[3:6] == pytest.approx([0.1] * 3)
+    assert clip_norms[6:] == pytest.approx([0.5 if user_clip in (0.5, "groups") else math.nan] * 3, nan_ok=True)
     assert all(c < 1.0 for c in read().scalars["clip_factor"].tolist()[3:6])
 
 
@@ -356,42 +362,44 @@ def test_new_gates_get_the_same_ceilings(attach: Attach) -> None:
     assert same(before, snapshot(model))
 
 
-# -- the optimizers' state --------------------------------------------------------------------------------------------
+# -- optimizer state --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_reset_makes_the_next_step_like_the_first(name: str, attach: Attach) -> None:
-    model, optimizer, other, plain = pair(name)
+def test_after_a_reset_the_next_step_is_like_the_first(name: str, attach: Attach) -> None:
+    model, optimizer, plain_model, plain_optimizer = pair(name)
     guard = attach(model, optimizer)
     script(guard, {3: {"reset_optimizer": True}})
     for i in range(9):
         if i == 6:
             assert not optimizer.state
-            plain.state.clear()
+            plain_optimizer.state.clear()
         train(model, optimizer, guard.watch, i)
-        train(other, plain, bare, i)
-    assert same(snapshot(model, optimizer), snapshot(other, plain))
+        train(plain_model, plain_optimizer, bare, i)
+    assert same(snapshot(model, optimizer), snapshot(plain_model, plain_optimizer))
     before = snapshot(model, optimizer)
     train(model, optimizer, guard.watch, 9, "nan")
     assert same(before, snapshot(model, optimizer))
 
 
-def test_a_reset_of_an_optimizer_that_has_state_before_its_first_step(attach: Attach) -> None:
-    """Adagrad makes its state when it is made: without any, its next step raises KeyError in some versions of torch."""
-    model, other = net(), net()
-    optimizer, plain = (torch.optim.Adagrad(m.parameters(), initial_accumulator_value=0.5) for m in (model, other))
+def test_reset_of_an_optimizer_that_creates_state_in_init(attach: Attach) -> None:
+    """Adagrad creates its state in __init__: without it, its next step raises KeyError in some versions of torch."""
+    model, plain_model = net(), net()
+    optimizer, plain_optimizer = (
+        torch.optim.Adagrad(m.parameters(), initial_accumulator_value=0.5) for m in (model, plain_model)
+    )
     guard = attach(model, optimizer)
     script(guard, {3: {"reset_optimizer": True}})
     for i in range(9):
         if i == 6:
-            plain = torch.optim.Adagrad(other.parameters(), initial_accumulator_value=0.5)
+            plain_optimizer = torch.optim.Adagrad(plain_model.parameters(), initial_accumulator_value=0.5)
         train(model, optimizer, guard.watch, i)
-        train(other, plain, bare, i)
-    assert same(snapshot(model, optimizer), snapshot(other, plain))
+        train(plain_model, plain_optimizer, bare, i)
+    assert same(snapshot(model, optimizer), snapshot(plain_model, plain_optimizer))
 
 
 @pytest.mark.parametrize("name", ["SGD fused", "AdamW fused", "AdamW plain"])
-def test_a_veto_right_after_a_reset(name: str, attach: Attach) -> None:
+def test_veto_right_after_a_reset(name: str, attach: Attach) -> None:
     model = net()
     optimizer = OPTIMIZERS[name](model)
     guard = attach(model, optimizer)
@@ -405,16 +413,16 @@ def test_a_veto_right_after_a_reset(name: str, attach: Attach) -> None:
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
-def test_rewind_and_reset(attach: Attach) -> None:
+def test_rewind_with_optimizer_reset(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     guard = attach(model, optimizer, policy=surefoot.Policy(snapshot_every=4))
     script(guard, {9: {"action": Action.REWIND, "reset_optimizer": True, "overrides": StepOverrides(lr_factor=0.5)}})
-    kept = None
+    expected = None
     for i in range(12):
         train(model, optimizer, guard.watch, i)
-        kept = snapshot(model) if i == 7 else kept
-    assert same(kept, snapshot(model))
+        expected = snapshot(model) if i == 7 else expected
+    assert same(expected, snapshot(model))
     assert not optimizer.state
     assert guard._recovery.overrides.active.lr_factor == 0.5
     train(model, optimizer, guard.watch, 12)
@@ -424,8 +432,8 @@ def test_rewind_and_reset(attach: Attach) -> None:
 # -- precision --------------------------------------------------------------------------------------------------------
 
 
-class Seeing(nn.Module):
-    """Records the dtype of its product."""
+class DtypeRecorder(nn.Module):
+    """Records the dtypes of its inputs and of its matrix product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -436,23 +444,23 @@ class Seeing(nn.Module):
         out = self.linear(x) * mask
         self.seen += [self.linear(x).dtype, x.dtype, mask.dtype]
         if fail:
-            raise KeyError("the user's own")
+            raise KeyError("the user's error")
         return out
 
 
-def test_force_float32(attach: Attach) -> None:
+def test_force_float32_disables_autocast_inside_the_model(attach: Attach) -> None:
     torch.manual_seed(0)
-    model = Seeing()
+    model = DtypeRecorder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
-    half, whole = torch.bfloat16, torch.float32
+    half, full = torch.bfloat16, torch.float32
 
     def step(i: int, *, fail: bool = False) -> list[torch.dtype]:
         model.seen.clear()
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(batch(i).to(half), mask=torch.ones(4, dtype=half), fail=fail).float().square().mean()
             assert torch.is_autocast_enabled("cpu")
-            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is half, "outside of the model nothing changes"
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is half, "nothing changes outside the model"
         guard.watch(loss, None).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -460,15 +468,15 @@ def test_force_float32(attach: Attach) -> None:
 
     assert step(0) == [half] * 3
     set_overrides(guard, float32=True)
-    assert step(1) == [whole] * 3
-    assert step(2) == [whole] * 3
+    assert step(1) == [full] * 3
+    assert step(2) == [full] * 3
     with pytest.raises(KeyError):
         step(3, fail=True)
-    assert step(4) == [whole] * 3, "an error on the way leaves nothing open"
+    assert step(4) == [full] * 3, "an error in forward leaves no context open"
     copied = copy.deepcopy(model)
     with torch.autocast("cpu", torch.bfloat16):
         copied(batch(0), mask=torch.ones(4))
-    assert copied.seen[-3] is half, "a copy is not asked for anything"
+    assert copied.seen[-3] is half, "a copy of the model is not affected"
     set_overrides(guard)
     assert step(5) == [half] * 3
     set_overrides(guard, float32=True)
@@ -486,4 +494,4 @@ def test_force_float32_fails_for_bfloat16_weights(attach: Attach) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert judge.failures == ["the model cannot compute in float32: it has weights in torch.bfloat16"]
-    assert guard._recovery.overrides.active == StepOverrides(), "no part of the decision is done"
+    assert guard._recovery.overrides.active == StepOverrides(), "no part of the decision is applied"

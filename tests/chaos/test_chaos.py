@@ -1,4 +1,4 @@
-"""Real runs, really killed: the short form of `surefoot bench chaos`, with the same code."""
+"""Training processes are killed and resumed: the quick form of `surefoot bench chaos`, with the same code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosBench]:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_run_survives(name: str, bench: ChaosBench) -> None:
+def test_run_survives(name: str, bench: ChaosBench) -> None:
     fault = FAULTS[name]
     tally = fault.run(bench, fault.quick_trials)
     assert tally.tried >= max(1, fault.quick_trials)
@@ -29,14 +29,14 @@ def test_a_run_survives(name: str, bench: ChaosBench) -> None:
     assert f"| {tally.tried:,} | {tally.tried:,} | 0 |" in table([tally])
 
 
-def test_a_healthy_run_that_is_saved_is_the_same_as_one_that_is_not(bench: ChaosBench) -> None:
+def test_saving_does_not_change_a_healthy_run(bench: ChaosBench) -> None:
     plan = RunPlan(run=bench.new_run_path("healthy"), steps=40, save_every=3)
     assert bench.run_to_end(plan) == [0]
     assert bench.compare(plan) == ""
 
 
-def test_a_run_that_does_not_go_on_is_told_as_lost(bench: ChaosBench) -> None:
-    """The control: where nothing is saved, a kill is not survived."""
+def test_run_that_cannot_resume_is_reported_as_lost(bench: ChaosBench) -> None:
+    """Negative control: without checkpoints, a kill loses the run."""
     plan = RunPlan(run=bench.new_run_path("bare"), steps=60, mode="bare", signal_after=(20, 9))
     assert bench.run_to_end(plan) == [-9]
     assert "loss of step 20" in bench.compare(plan)

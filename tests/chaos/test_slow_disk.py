@@ -1,4 +1,4 @@
-"""A disk on which a save takes longer than an interval, and several processes: none of them leaves a save out."""
+"""When a save takes longer than the save interval, no rank skips a save."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from benchmarks.chaos.training_run import RunPlan
 from benchmarks.chaos.trials import ChaosBench, checkpoint_events
 
 SOON = 15
-"""Steps within which the end of a save is known to all processes, and the next has begun."""
+"""Steps within which all ranks know that a save has ended and the next one has begun."""
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_save_that_fell_due_during_another_begins_as_soon_as_that_has_ended(tmp_path: Path, world: int) -> None:
+def test_save_that_falls_due_during_another_begins_when_that_ends(tmp_path: Path, world: int) -> None:
     with ForkServer() as server:
         bench = ChaosBench(tmp_path, server)
         spread = "ddp" if world > 1 else "none"
@@ -25,9 +25,9 @@ def test_a_save_that_fell_due_during_another_begins_as_soon_as_that_has_ended(tm
         )
         assert not any(bench.run_to_end(plan, world))
         assert bench.compare(plan, world) == ""
-    told = [(e["values"]["step"], e["step"]) for e in checkpoint_events(plan) if e["name"] == "saved"]
+    saves = [(e["values"]["step"], e["step"]) for e in checkpoint_events(plan) if e["name"] == "saved"]
     assert not [e for e in checkpoint_events(plan) if e["name"] == "failed"]
-    assert len(told) >= 2  # on a busy machine a save may take most of the run
-    for (began, ended), (following, _) in pairwise(told):
+    assert len(saves) >= 2  # on a busy machine a save may take most of the run
+    for (began, ended), (following, _) in pairwise(saves):
         assert following - began >= 30 or following == 240  # the last is taken when the run ends
         assert following <= max(began + 30, ended) + SOON

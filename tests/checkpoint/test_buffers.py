@@ -1,4 +1,4 @@
-"""The shadow of the buffers: what a refused batch left in them is taken out again, and nothing else is."""
+"""Buffer shadows: changes that a refused batch made to buffers are reverted, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from surefoot.checkpoint.buffers import SMALL, BufferShadow
 
 
-class Holder(nn.Module):
-    """Buffers of many kinds beside a batch norm."""
+class BufferModel(nn.Module):
+    """Buffers of many kinds and a batch norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,22 +29,22 @@ class Holder(nn.Module):
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device here")
+        pytest.skip("needs a CUDA device")
     return torch.device(request.param)
 
 
 @pytest.fixture(params=["host", "device"])
 def verdict(request: pytest.FixtureRequest, device: torch.device) -> Callable[[bool], bool | Tensor]:
-    """A refusal as the host knows it, or as it lies on the device."""
+    """Makes a verdict as a bool on the host or as a tensor on the device."""
     if request.param == "host":
         return bool
     return lambda refused: torch.tensor(float(refused), device=device)
 
 
-def train(model: Holder, value: float) -> None:
-    """What a forward pass in training leaves in the buffers."""
-    here = model.mean.device
-    model.norm(torch.full((8, 4), value, device=here) * torch.randn(8, 4, device=here))
+def train(model: BufferModel, value: float) -> None:
+    """Change the buffers as a forward pass in training does."""
+    device_of_model = model.mean.device
+    model.norm(torch.full((8, 4), value, device=device_of_model) * torch.randn(8, 4, device=device_of_model))
     model.mean.add_(value)
     model.mask.logical_not_()
     model.count.add_(1)
@@ -60,8 +60,10 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_refused_traces_go_accepted_ones_stay(device: torch.device, verdict: Callable[[bool], bool | Tensor]) -> None:
-    model = Holder().to(device)
+def test_refused_changes_are_reverted_and_accepted_ones_kept(
+    device: torch.device, verdict: Callable[[bool], bool | Tensor]
+) -> None:
+    model = BufferModel().to(device)
     shadow = BufferShadow(model)
     for turn in range(6):
         train(model, 1.0 + turn)
@@ -76,10 +78,10 @@ def test_refused_traces_go_accepted_ones_stay(device: torch.device, verdict: Cal
         assert same(accepted, contents(model)), "refused again with nothing in between"
 
 
-def test_buffers_that_all_lie_in_a_row(device: torch.device, verdict: Callable[[bool], bool | Tensor]) -> None:
-    model = Holder().to(device)
+def test_contiguous_buffers(device: torch.device, verdict: Callable[[bool], bool | Tensor]) -> None:
+    model = BufferModel().to(device)
     del model.turned
-    model.turned = torch.zeros(0)  # an attribute and no buffer: the rest can go in one launch
+    model.turned = torch.zeros(0)  # an attribute and no buffer: the rest is contiguous
     shadow = BufferShadow(model)
     for refused in (False, True, True, False, True):
         before = contents(model)
@@ -89,8 +91,8 @@ def test_buffers_that_all_lie_in_a_row(device: torch.device, verdict: Callable[[
         assert same(before if refused else after, contents(model))
 
 
-def test_a_first_update_can_be_refused_too(device: torch.device, verdict: Callable[[bool], bool | Tensor]) -> None:
-    model = Holder().to(device)
+def test_first_update_can_be_refused(device: torch.device, verdict: Callable[[bool], bool | Tensor]) -> None:
+    model = BufferModel().to(device)
     shadow = BufferShadow(model)
     start = contents(model)
     train(model, math.nan)
@@ -98,8 +100,8 @@ def test_a_first_update_can_be_refused_too(device: torch.device, verdict: Callab
     assert same(start, contents(model))
 
 
-def test_looking_without_keeping(device: torch.device, verdict: Callable[[bool], bool | Tensor]) -> None:
-    model = Holder().to(device)
+def test_keep_false_checks_without_committing(device: torch.device, verdict: Callable[[bool], bool | Tensor]) -> None:
+    model = BufferModel().to(device)
     shadow = BufferShadow(model)
     start = contents(model)
     train(model, 2.0)
@@ -107,10 +109,10 @@ def test_looking_without_keeping(device: torch.device, verdict: Callable[[bool],
     shadow.commit_or_revert(verdict(False), keep=False)
     assert same(after, contents(model))
     shadow.commit_or_revert(verdict(True))
-    assert same(start, contents(model)), "what was not kept is undone by a later refusal"
+    assert same(start, contents(model)), "an update with keep=False is reverted by a later refusal"
 
 
-def test_large_batch_norm_buffers_are_followed_though_their_version_stays() -> None:
+def test_large_batch_norm_buffers_are_tracked_without_version_changes() -> None:
     model = nn.BatchNorm1d(SMALL // 4 + 1)
     shadow = BufferShadow(model)
     model(torch.randn(2, SMALL // 4 + 1))
@@ -122,8 +124,8 @@ def test_large_batch_norm_buffers_are_followed_though_their_version_stays() -> N
 
 
 @pytest.mark.parametrize("times", [1, 2, 3, 4])
-def test_a_large_buffer_that_every_forward_pass_makes_anew(times: int) -> None:
-    model = Holder()
+def test_large_buffer_replaced_in_every_forward(times: int) -> None:
+    model = BufferModel()
     shadow = BufferShadow(model)
     for _ in range(3):
         for _ in range(times):
@@ -136,8 +138,8 @@ def test_a_large_buffer_that_every_forward_pass_makes_anew(times: int) -> None:
         assert same(accepted, contents(model))
 
 
-def test_loading_a_checkpoint_starts_over() -> None:
-    model = Holder()
+def test_load_state_dict_resets_the_shadow() -> None:
+    model = BufferModel()
     shadow = BufferShadow(model)
     state = model.state_dict()
     state["mean"] = torch.full((3,), 9.0)
@@ -147,8 +149,8 @@ def test_loading_a_checkpoint_starts_over() -> None:
     assert model.mean.tolist() == [9.0] * 3
 
 
-def test_loading_into_a_part_of_the_model_starts_over_too() -> None:
-    model = Holder()
+def test_load_state_dict_of_a_submodule_resets_the_shadow() -> None:
+    model = BufferModel()
     shadow = BufferShadow(model)
     state = model.norm.state_dict()
     state["running_mean"] = torch.full((4,), 9.0)
@@ -159,25 +161,25 @@ def test_loading_into_a_part_of_the_model_starts_over_too() -> None:
     assert model.norm.running_mean.tolist() == [9.0] * 4
 
 
-def test_a_buffer_that_is_replaced_is_followed() -> None:
-    model = Holder()
+def test_replaced_buffer_is_tracked() -> None:
+    model = BufferModel()
     shadow = BufferShadow(model)
     model.mean = torch.full((3,), 4.0)
     shadow.commit_or_revert(False)
     train(model, math.nan)
     shadow.commit_or_revert(True)
     assert model.mean.tolist() == [4.0] * 3
-    model.mean = torch.zeros(7)  # another shape: a cache that has grown
+    model.mean = torch.zeros(7)  # another shape, like a cache that has grown
     shadow.commit_or_revert(False)
     train(model, math.nan)
     shadow.commit_or_revert(True)
     assert model.mean.tolist() == [0.0] * 7
 
 
-def test_a_cache_that_grows_in_a_refused_batch_does_not_save_the_others_damage(
+def test_buffer_resized_in_a_refused_batch_does_not_stop_the_revert(
     verdict: Callable[[bool], bool | Tensor],
 ) -> None:
-    model = Holder()
+    model = BufferModel()
     shadow = BufferShadow(model)
     train(model, 1.0)
     shadow.commit_or_revert(verdict(False))
@@ -189,13 +191,13 @@ def test_a_cache_that_grows_in_a_refused_batch_does_not_save_the_others_damage(
     assert model.large.isfinite().all()
 
 
-@pytest.mark.parametrize("how", ["none", "gone", "new"])
-def test_buffers_that_come_and_go_on_the_way(how: str) -> None:
-    model = Holder()
+@pytest.mark.parametrize("change", ["none", "gone", "new"])
+def test_added_and_removed_buffers(change: str) -> None:
+    model = BufferModel()
     shadow = BufferShadow(model)
-    if how == "none":
+    if change == "none":
         model.mean = None
-    elif how == "gone":
+    elif change == "gone":
         del model.mean
     else:
         model.register_buffer("more", torch.zeros(2))
@@ -206,8 +208,8 @@ def test_buffers_that_come_and_go_on_the_way(how: str) -> None:
     shadow.commit_or_revert(False)
 
 
-def test_a_buffer_given_up_in_an_accepted_update_stays_away(verdict: Callable[[bool], bool | Tensor]) -> None:
-    model = Holder()
+def test_buffer_removed_in_an_accepted_update_stays_removed(verdict: Callable[[bool], bool | Tensor]) -> None:
+    model = BufferModel()
     shadow = BufferShadow(model)
     model.mean = None
     shadow.commit_or_revert(verdict(False))
@@ -218,8 +220,8 @@ def test_a_buffer_given_up_in_an_accepted_update_stays_away(verdict: Callable[[b
     assert model.norm.running_mean.isfinite().all()
 
 
-def test_a_buffer_of_two_modules_is_put_back_once_and_whole() -> None:
-    model = nn.Sequential(Holder(), Holder())
+def test_buffer_shared_by_two_modules_is_reverted_once() -> None:
+    model = nn.Sequential(BufferModel(), BufferModel())
     model[1].mean = model[0].mean
     shadow = BufferShadow(model)
     train(model[0], 1.0)
@@ -230,15 +232,15 @@ def test_a_buffer_of_two_modules_is_put_back_once_and_whole() -> None:
     assert same(accepted, contents(model))
 
 
-def test_a_model_without_buffers() -> None:
+def test_model_without_buffers() -> None:
     model = nn.Linear(2, 2)
     shadow = BufferShadow(model)
     shadow.commit_or_revert(True)
     shadow.commit_or_revert(torch.tensor(1.0))
 
 
-def test_closing_lets_go_of_the_model() -> None:
-    model = Holder()
+def test_close_removes_all_hooks() -> None:
+    model = BufferModel()
     shadow = BufferShadow(model)
     shadow.close()
     shadow.close()
@@ -246,8 +248,8 @@ def test_closing_lets_go_of_the_model() -> None:
         assert not module._load_state_dict_post_hooks
 
 
-def test_no_gradient_is_recorded() -> None:
-    model = Holder()
+def test_shadows_record_no_gradient() -> None:
+    model = BufferModel()
     shadow = BufferShadow(model)
     model.mean = nn.functional.softplus(torch.zeros(3, requires_grad=True))
     shadow.commit_or_revert(False)

@@ -1,4 +1,4 @@
-"""Warnings about the position of loaders of all kinds, and that they are true."""
+"""What each kind of data loader loses on a resume, and that the warnings about it are true."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Stream(IterableDataset[int]):
         return iter(range(23))
 
 
-class Remembering(Stream):
-    """As streaming datasets elsewhere: it keeps its place itself."""
+class StatefulStream(Stream):
+    """A streaming dataset that saves its own position."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"at": 3}
@@ -42,24 +42,24 @@ def seeded() -> torch.Generator:
 
 
 def warning_of(loader: object) -> str:
-    told = position_of(loader)
-    assert told.stateful is None
-    assert told.warning is not None
-    return told.warning
+    position = position_of(loader)
+    assert position.stateful is None
+    assert position.warning is not None
+    return position.warning
 
 
 # -- loaders without a state
 
 
-def test_a_plain_loader_loses_its_place_in_the_epoch() -> None:
-    words = warning_of(DataLoader(Numbers(), batch_size=4, drop_last=True))
-    assert "place in the epoch" in words
-    assert "the order" not in words
-    assert words.endswith("Use surefoot.data.make_loader(dataset, 4, seed=0, shuffle=False, drop_last=True).")
+def test_plain_loader_loses_its_position_in_the_epoch() -> None:
+    warning = warning_of(DataLoader(Numbers(), batch_size=4, drop_last=True))
+    assert "place in the epoch" in warning
+    assert "the order" not in warning
+    assert warning.endswith("Use surefoot.data.make_loader(dataset, 4, seed=0, shuffle=False, drop_last=True).")
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ({"shuffle": True}, "shuffled by torch's global generator"),
         ({"shuffle": True, "generator": seeded()}, "shuffled by a generator, which has advanced"),
@@ -69,33 +69,33 @@ def test_a_plain_loader_loses_its_place_in_the_epoch() -> None:
         ({"num_workers": 2}, "drawn in its workers"),
     ],
 )
-def test_a_plain_loader_is_told_what_else_it_loses(options: dict[str, Any], said: str) -> None:
-    words = warning_of(DataLoader(Numbers(), batch_size=4, **options))
-    assert said in words
-    assert "make_loader(dataset, 4, seed=0" in words
+def test_warning_names_what_else_a_plain_loader_loses(options: dict[str, Any], expected: str) -> None:
+    warning = warning_of(DataLoader(Numbers(), batch_size=4, **options))
+    assert expected in warning
+    assert "make_loader(dataset, 4, seed=0" in warning
 
 
-def test_a_batch_sampler_is_looked_into() -> None:
-    words = warning_of(DataLoader(Numbers(), batch_sampler=BatchSampler(RandomSampler(Numbers()), 6, drop_last=True)))
-    assert "shuffled by torch's global generator" in words
-    assert "make_loader(dataset, 6, seed=0, drop_last=True)" in words
+def test_batch_sampler_is_inspected() -> None:
+    warning = warning_of(DataLoader(Numbers(), batch_sampler=BatchSampler(RandomSampler(Numbers()), 6, drop_last=True)))
+    assert "shuffled by torch's global generator" in warning
+    assert "make_loader(dataset, 6, seed=0, drop_last=True)" in warning
 
 
-def test_a_stream_in_a_plain_loader() -> None:
-    words = warning_of(DataLoader(Stream(), batch_size=4))
-    assert "place in the stream" in words
-    assert "StatefulDataLoader(dataset, batch_size=4" in words
-    assert "give Stream state_dict and load_state_dict" in words
-    assert "and give" not in warning_of(DataLoader(Remembering(), batch_size=4))
+def test_iterable_dataset_in_a_plain_loader() -> None:
+    warning = warning_of(DataLoader(Stream(), batch_size=4))
+    assert "place in the stream" in warning
+    assert "StatefulDataLoader(dataset, batch_size=4" in warning
+    assert "give Stream state_dict and load_state_dict" in warning
+    assert "and give" not in warning_of(DataLoader(StatefulStream(), batch_size=4))
 
 
-def test_a_generator_and_a_list() -> None:
+def test_generator_and_list_as_loader() -> None:
     assert "a generator runs forward once" in warning_of(i for i in range(3))
     assert "skip_ahead(loader, n)" in warning_of([1, 2, 3])
 
 
-@pytest.mark.parametrize("thing", [None, 3, DataLoader, Remembering])
-def test_what_is_no_loader_is_refused(thing: object) -> None:
+@pytest.mark.parametrize("thing", [None, 3, DataLoader, StatefulStream])
+def test_object_that_is_no_loader_is_refused(thing: object) -> None:
     with pytest.raises(TypeError, match="must be iterable or have a state_dict"):
         position_of(thing)
 
@@ -103,13 +103,13 @@ def test_what_is_no_loader_is_refused(thing: object) -> None:
 # -- loaders with a state
 
 
-def test_anything_that_keeps_its_own_place_is_taken_at_its_word() -> None:
-    stream = Remembering()
+def test_stateful_loader_is_trusted() -> None:
+    stream = StatefulStream()
     assert position_of(stream) == LoaderPosition(stream)
     assert position_of(stream).warning is None
 
 
-def test_our_loader_and_our_sampler_are_exact() -> None:
+def test_surefoots_loader_and_sampler_are_exact() -> None:
     pytest.importorskip("torchdata")
     from surefoot.data import Sampler, make_loader
 
@@ -117,27 +117,27 @@ def test_our_loader_and_our_sampler_are_exact() -> None:
         assert position_of(loader) == LoaderPosition(loader)
 
 
-def test_what_is_drawn_in_workers_is_told() -> None:
+def test_random_numbers_in_workers_are_warned_about() -> None:
     module = pytest.importorskip("torchdata.stateful_dataloader")
-    said = position_of(module.StatefulDataLoader(Numbers(), 4, num_workers=2, generator=seeded()))
-    assert said.stateful is not None
-    assert said.warning is not None
-    assert "draws in worker processes" in said.warning
-    assert said.warning.endswith("Use surefoot.data.make_loader(dataset, 4, seed=0, shuffle=False, num_workers=2).")
+    position = position_of(module.StatefulDataLoader(Numbers(), 4, num_workers=2, generator=seeded()))
+    assert position.stateful is not None
+    assert position.warning is not None
+    assert "draws in worker processes" in position.warning
+    assert position.warning.endswith("Use surefoot.data.make_loader(dataset, 4, seed=0, shuffle=False, num_workers=2).")
 
 
-def test_a_loop_over_guard_batches_is_not_told_of_seeds() -> None:
+def test_guard_batches_needs_no_seed_warning() -> None:
     module = pytest.importorskip("torchdata.stateful_dataloader")
-    said = position_of(module.StatefulDataLoader(Numbers(), 4))
-    assert said.warning_for(announced=True) is None
-    without = said.warning_for(announced=False)
-    assert without is not None
-    assert "each loop over the loader draws a seed" in without
-    assert "guard.batches(loader)" in without
+    position = position_of(module.StatefulDataLoader(Numbers(), 4))
+    assert position.warning_for(announced=True) is None
+    warning_without_batches = position.warning_for(announced=False)
+    assert warning_without_batches is not None
+    assert "each loop over the loader draws a seed" in warning_without_batches
+    assert "guard.batches(loader)" in warning_without_batches
 
 
 def loaders_of_torchdata() -> dict[str, Any]:
-    from torchdata.stateful_dataloader.sampler import RandomSampler as Remembered
+    from torchdata.stateful_dataloader.sampler import RandomSampler as StatefulRandomSampler
 
     return {
         "plain": {},
@@ -145,7 +145,7 @@ def loaders_of_torchdata() -> dict[str, Any]:
         "shuffled": {"shuffle": True},
         "one generator for both": {"shuffle": True, "generator": seeded()},
         "torch's sampler": {"sampler": RandomSampler(Numbers(), generator=seeded()), "generator": seeded()},
-        "its own sampler": {"sampler": Remembered(Numbers(), generator=seeded()), "generator": seeded()},
+        "its own sampler": {"sampler": StatefulRandomSampler(Numbers(), generator=seeded()), "generator": seeded()},
     }
 
 
@@ -160,29 +160,29 @@ LOST = {
 
 
 @pytest.mark.parametrize("kind", LOST)
-def test_what_is_said_of_torchdatas_loader_is_what_happens(kind: str) -> None:
-    """Trained on and resumed: the warning names what differs, and nothing that does not."""
+def test_warnings_about_stateful_dataloader_are_true(kind: str) -> None:
+    """After a resume the warning names exactly what differs."""
     module = pytest.importorskip("torchdata.stateful_dataloader")
 
-    def made() -> Any:
+    def build() -> Any:
         return module.StatefulDataLoader(Numbers(), 4, **loaders_of_torchdata()[kind])
 
-    said = position_of(made())
-    assert said.stateful is not None
-    assert [words.split(" (")[0].removesuffix(" of the epochs") for words in said.inexact] == LOST[kind]
-    assert said.warning is None or "generator=torch.Generator()" in said.warning
+    position = position_of(build())
+    assert position.stateful is not None
+    assert [warning.split(" (")[0].removesuffix(" of the epochs") for warning in position.inexact] == LOST[kind]
+    assert position.warning is None or "generator=torch.Generator()" in position.warning
     torch.manual_seed(0)
-    loader, seen, cut = made(), [], 8  # the second batch of the second epoch
+    loader, batches, cut_at = build(), [], 8  # the second batch of the second epoch
     state: Any = None
     for _ in range(3):
         for batch in loader:
-            seen.append(batch.tolist())
-            if len(seen) == cut:
+            batches.append(batch.tolist())
+            if len(batches) == cut_at:
                 state = loader.state_dict(), torch.get_rng_state()
-    at_the_end = torch.get_rng_state()
-    resumed = made()
+    final_rng_state = torch.get_rng_state()
+    resumed = build()
     resumed.load_state_dict(state[0])
     torch.set_rng_state(state[1])
-    again = seen[:cut] + [batch.tolist() for _ in range(2) for batch in resumed]
-    assert (again == seen) is ("the order" not in LOST[kind])
-    assert torch.equal(torch.get_rng_state(), at_the_end) is ("torch's random numbers" not in LOST[kind])
+    resumed_batches = batches[:cut_at] + [batch.tolist() for _ in range(2) for batch in resumed]
+    assert (resumed_batches == batches) is ("the order" not in LOST[kind])
+    assert torch.equal(torch.get_rng_state(), final_rng_state) is ("torch's random numbers" not in LOST[kind])

@@ -1,4 +1,4 @@
-"""All snapshots share one copy of the frozen parameters, and every change to one of them is noticed."""
+"""All snapshots share one copy of the frozen parameters, and every change to these is detected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from adapted import Adapted, adapted, equal, follow, state_of, taught, train
+from frozen_models import AdapterModel, adapter_run, equal, follow, state_of, teacher_student_run, train
 
 from surefoot.checkpoint import copies, snapshot_memory, snapshots
 from surefoot.checkpoint.checksums import Checksummer, leaves, portable_checksum
@@ -23,9 +23,9 @@ from surefoot.checkpoint.train_state import TrainState
 
 
 def storages(ring: SnapshotRing) -> int:
-    """Bytes of the distinct storages that the states of a ring hold."""
-    held = [t.untyped_storage() for state in ring.snapshots for t in state.copy.tensors]
-    return sum({s.data_ptr(): s.nbytes() for s in held}.values())
+    """Bytes of the distinct storages of all snapshots in a ring."""
+    all_storages = [t.untyped_storage() for state in ring.snapshots for t in state.copy.tensors]
+    return sum({s.data_ptr(): s.nbytes() for s in all_storages}.values())
 
 
 def nbytes(tensors: Any) -> int:
@@ -33,7 +33,7 @@ def nbytes(tensors: Any) -> int:
 
 
 def filled(model: nn.Module, optimizer: torch.optim.Optimizer, *, size: int = 4, **options: Any) -> SnapshotRing:
-    """A ring with `size` states, one after each update."""
+    """A ring with `size` snapshots, one after each update."""
     ring = SnapshotRing(TrainState(model, optimizer), size=size, **options)
     for attempt in range(size):
         train(model, optimizer, attempt)
@@ -46,8 +46,8 @@ def filled(model: nn.Module, optimizer: torch.optim.Optimizer, *, size: int = 4,
 # -- memory
 
 
-def test_four_snapshots_hold_the_frozen_part_once() -> None:
-    model, optimizer = adapted()
+def test_four_snapshots_share_one_copy_of_frozen_params() -> None:
+    model, optimizer = adapter_run()
     ring = filled(model, optimizer)
     frozen = nbytes(model.base.parameters())
     trained = nbytes([model.down.weight, model.up.weight])
@@ -58,29 +58,29 @@ def test_four_snapshots_hold_the_frozen_part_once() -> None:
     assert "of shared frozen parameters" in ring.describe()
 
 
-def test_a_budget_counts_the_frozen_part_once() -> None:
-    model, optimizer = adapted()
+def test_budget_counts_frozen_params_once() -> None:
+    model, optimizer = adapter_run()
     frozen = nbytes(model.base.parameters())
     train(model, optimizer, 0)
-    own = sum(TrainState(model, optimizer).collect().nbytes.values()) - frozen
-    ring = filled(model, optimizer, budget_bytes=frozen + 4 * own)
+    trained_nbytes = sum(TrainState(model, optimizer).collect().nbytes.values()) - frozen
+    ring = filled(model, optimizer, budget_bytes=frozen + 4 * trained_nbytes)
     assert (ring.disabled_reason, len(ring.snapshots)) == (None, 4)
-    ring = filled(model, optimizer, size=3, budget_bytes=frozen + 3 * own)
+    ring = filled(model, optimizer, size=3, budget_bytes=frozen + 3 * trained_nbytes)
     assert len(ring.snapshots) == 3
-    ring = SnapshotRing(TrainState(model, optimizer), size=4, budget_bytes=frozen + 2 * own - 1)
+    ring = SnapshotRing(TrainState(model, optimizer), size=4, budget_bytes=frozen + 2 * trained_nbytes - 1)
     assert ring.take(0, 0) is None
     assert ring.disabled_reason is not None
     assert "of frozen parameters do not fit in the budget" in ring.disabled_reason
 
 
-def test_memory_of_the_base_goes_when_nothing_refers_to_it() -> None:
-    model, optimizer = adapted()
+def test_base_is_freed_when_no_snapshot_refers_to_it() -> None:
+    model, optimizer = adapter_run()
     ring = filled(model, optimizer, size=3)
     frozen = nbytes(model.base.parameters())
     model.base.requires_grad_(True)
     before = ring.nbytes
     ring.take(10, 10)
-    assert ring.base_nbytes == frozen, "older states refer to it"
+    assert ring.base_nbytes == frozen, "older snapshots refer to it"
     for attempt in (11, 12, 13):
         ring.mark_good(attempt)
         assert ring.take(attempt, attempt) is not None
@@ -88,25 +88,25 @@ def test_memory_of_the_base_goes_when_nothing_refers_to_it() -> None:
     assert ring.nbytes > before
 
 
-def test_on_the_host_the_memory_of_the_base_is_made_behind_the_runs_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_memory_of_the_base_is_allocated_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         snapshots, "plan_snapshots", lambda nbytes, budget, count, base: snapshot_memory.SnapshotPlan("host", count, "")
     )
-    come, real = threading.Event(), copies.StateCopy.allocate_for
+    memory_ready, real = threading.Event(), copies.StateCopy.allocate_for
 
     def allocate_for(self: copies.StateCopy, look: copies.LiveState) -> copies.StateCopy:
         if threading.current_thread() is not threading.main_thread():
-            assert come.wait(10)
+            assert memory_ready.wait(10)
         elif not self.fits(look):
             raise AssertionError("the run waits for memory")
         return real(self, look)
 
     monkeypatch.setattr(copies.StateCopy, "allocate_for", allocate_for)
-    model, optimizer = adapted()
+    model, optimizer = adapter_run()
     train(model, optimizer, 0)
     ring = SnapshotRing(TrainState(model, optimizer), size=3)
     assert ring.take(0, 0, wait=False) is None
-    come.set()
+    memory_ready.set()
     for attempt in range(1, 5):
         while ring._allocating is not None and not ring._allocating.done:
             time.sleep(0.001)
@@ -114,15 +114,15 @@ def test_on_the_host_the_memory_of_the_base_is_made_behind_the_runs_back(monkeyp
         assert ring.take(attempt, attempt, wait=False) is not None
         ring.mark_good(attempt)
     assert storages(ring) < 1.5 * nbytes(model.base.parameters())
-    then = state_of(model, optimizer)
+    expected = state_of(model, optimizer)
     train(model, optimizer, 9, factor=100.0)
     model.base.weight.data.add_(1)
     ring.rewind(ring.snapshots[-1])
-    assert equal(then, state_of(model, optimizer))
+    assert equal(expected, state_of(model, optimizer))
 
 
-def test_when_memory_runs_out_for_the_base_the_ring_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, optimizer = adapted()
+def test_out_of_memory_for_the_base_disables_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = adapter_run()
     real = torch.empty_like
 
     def empty_like(of: Tensor, **options: Any) -> Tensor:
@@ -138,28 +138,28 @@ def test_when_memory_runs_out_for_the_base_the_ring_says_so(monkeypatch: pytest.
     assert ring.nbytes == 0
 
 
-# -- going back
+# -- rewinding
 
 
-def test_a_frozen_part_that_stayed_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, optimizer = adapted()
+def test_rewind_does_not_write_unchanged_frozen_params(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = adapter_run()
     ring = filled(model, optimizer)
-    then = state_of(model, optimizer)
+    expected = state_of(model, optimizer)
     train(model, optimizer, 50, factor=1e3)
     written: list[int] = []
     real = torch._foreach_copy_
     monkeypatch.setattr(torch, "_foreach_copy_", lambda a, b: (written.extend(t.data_ptr() for t in a), real(a, b)))
     ring.rewind(ring.snapshots[-1])
-    assert equal(then, state_of(model, optimizer))
+    assert equal(expected, state_of(model, optimizer))
     assert model.down.weight.data_ptr() in written
     assert model.base.weight.data_ptr() not in written
 
 
 @pytest.mark.parametrize("damage", ["one bit", "sign", "swapped rows", "data", "version"])
-def test_a_damaged_frozen_part_is_put_back_and_no_later_state_is_trusted(damage: str) -> None:
-    model, optimizer = adapted()
+def test_damaged_frozen_params_are_restored_and_later_snapshots_dropped(damage: str) -> None:
+    model, optimizer = adapter_run()
     ring = filled(model, optimizer)
-    then, weight = state_of(model, optimizer), model.base.weight
+    expected, weight = state_of(model, optimizer), model.base.weight
     if damage == "one bit":
         weight.data.view(torch.int32)[3, 5] ^= 1 << 12
     elif damage == "sign":
@@ -173,56 +173,56 @@ def test_a_damaged_frozen_part_is_put_back_and_no_later_state_is_trusted(damage:
             weight.mul_(1.5)
     torch.manual_seed(9)
     ring.take(10, 10)
-    moved = state_of(model, optimizer)
+    damaged_state = state_of(model, optimizer)
     ring.verify()
-    seen = damage == "version"
-    assert [s.attempt for s in ring.snapshots] == ([1, 2, 3, 10] if seen else [1, 2, 3])
-    assert len(ring.messages) == (0 if seen else 1)
-    if not seen:
+    noticed_by_version = damage == "version"
+    assert [s.attempt for s in ring.snapshots] == ([1, 2, 3, 10] if noticed_by_version else [1, 2, 3])
+    assert len(ring.messages) == (0 if noticed_by_version else 1)
+    if not noticed_by_version:
         assert "base.weight" in ring.messages[0]
         assert "attempt 10 is dropped" in ring.messages[0]
         ring.take(11, 11)
         assert len(ring.messages) == 1
     model.base.weight.data.zero_()
     ring.rewind(ring.snapshots[-1])
-    assert equal(moved, state_of(model, optimizer)), "it was copied in full"
+    assert equal(damaged_state, state_of(model, optimizer)), "copied in full"
     ring.rewind(ring.snapshots[2])
-    assert equal(then, state_of(model, optimizer)), "from the base"
+    assert equal(expected, state_of(model, optimizer)), "from the base"
 
 
 @pytest.mark.parametrize("start", [0, 12])
-@pytest.mark.parametrize("how", ["data", "rebind", "version"])
-def test_a_teacher_goes_back_with_its_student(how: str, start: int) -> None:
-    model, optimizer = taught()
+@pytest.mark.parametrize("update", ["data", "rebind", "version"])
+def test_teacher_is_rewound_with_its_student(update: str, start: int) -> None:
+    model, optimizer = teacher_student_run()
     ring = SnapshotRing(TrainState(model, optimizer), size=4)
     ring.take(-1, 0)
-    seen = {-1: state_of(model, optimizer)}
+    states = {-1: state_of(model, optimizer)}
     for i in range(24):
         ring.before_update()
         train(model, optimizer, i)
         if i >= start:
-            follow(model, how)
+            follow(model, update)
         if i % 4 == 3:
             ring.take(i, i)
             ring.mark_good(i - 8)
-            seen[i] = state_of(model, optimizer)
+            states[i] = state_of(model, optimizer)
     ring.verify()
-    # A tensor that took the place of another in memory can only be told from it by its values.
-    assert len(ring.messages) in {"data": (1,), "rebind": (0, 1)}.get(how, (0,))
+    # A tensor at the address of a freed one can be distinguished from it only by its values.
+    assert len(ring.messages) in {"data": (1,), "rebind": (0, 1)}.get(update, (0,))
     attempts = [s.attempt for s in ring.snapshots]
     assert attempts[-1] == 23
     assert len(attempts) >= 3
     fixed = {
         id(t) for s in ring.snapshots for t in s.copy.tensors if t.shape == (16, 16) and t.equal(model.fixed.weight)
     }
-    assert len(fixed) == 1, "what stays frozen is still kept once"
+    assert len(fixed) == 1, "parameters that stay frozen are stored once"
     for state in reversed(ring.snapshots):
         ring.rewind(state)
-        assert equal(seen[state.attempt], state_of(model, optimizer))
+        assert equal(states[state.attempt], state_of(model, optimizer))
 
 
-def test_a_teacher_moved_past_autograd_costs_no_snapshot_if_it_moves_from_the_start() -> None:
-    model, optimizer = taught()
+def test_teacher_updated_through_data_from_the_start_costs_no_snapshot() -> None:
+    model, optimizer = teacher_student_run()
     ring = SnapshotRing(TrainState(model, optimizer), size=4)
     ring.take(-1, 0)
     for i in range(8):
@@ -235,28 +235,28 @@ def test_a_teacher_moved_past_autograd_costs_no_snapshot_if_it_moves_from_the_st
     assert [s.attempt for s in ring.snapshots] == [-1, 3, 7]
 
 
-# -- parameters that do not stay what they are
+# -- parameters that change
 
 
-def test_weights_loaded_after_the_first_snapshot_become_a_base_of_their_own() -> None:
-    model, optimizer = adapted()
+def test_weights_loaded_after_the_first_snapshot_become_a_second_base() -> None:
+    model, optimizer = adapter_run()
     ring = filled(model, optimizer, size=4)
     first = state_of(model, optimizer)
-    other = Adapted().base
+    other = AdapterModel().base
     model.base.load_state_dict(other.state_dict())
     second = state_of(model, optimizer)
     for attempt in range(10, 13):
         ring.take(attempt, attempt)
         ring.mark_good(attempt)
-    assert ring.base_nbytes == 2 * nbytes(model.base.parameters()), "one is that of the states before"
+    assert ring.base_nbytes == 2 * nbytes(model.base.parameters()), "one belongs to the earlier snapshots"
     ring.rewind(ring.snapshots[-1])
     assert equal(second, state_of(model, optimizer))
     ring.rewind(ring.snapshots[0])
     assert equal(first, state_of(model, optimizer))
 
 
-def test_thawed_parameters_go_back_to_what_they_were_while_frozen() -> None:
-    model, optimizer = adapted()
+def test_unfrozen_params_are_rewound_to_their_frozen_values() -> None:
+    model, optimizer = adapter_run()
     ring = filled(model, optimizer, size=3)
     frozen = [p.detach().clone() for p in model.base.parameters()]
     model.base.requires_grad_(True)
@@ -270,49 +270,49 @@ def test_thawed_parameters_go_back_to_what_they_were_while_frozen() -> None:
     ring.rewind(ring.snapshots[-1])
     assert equal(thawed, state_of(model, optimizer))
     ring.rewind(ring.snapshots[0])
-    assert all(p.equal(was) for p, was in zip(model.base.parameters(), frozen, strict=True))
+    assert all(p.equal(original) for p, original in zip(model.base.parameters(), frozen, strict=True))
 
 
-def test_tied_frozen_parameters_are_one_and_go_back() -> None:
-    model, optimizer = adapted()
+def test_tied_frozen_params_stay_tied() -> None:
+    model, optimizer = adapter_run()
     twin = nn.Linear(256, 256)
     twin.weight = model.base.weight
     model.add_module("twin", twin.requires_grad_(False))
-    view = nn.Parameter(model.base.weight.data, requires_grad=False)  # another parameter on the same memory
+    view = nn.Parameter(model.base.weight.data, requires_grad=False)  # another parameter with the same storage
     model.register_parameter("view", view)
     ring = filled(model, optimizer, size=2)
-    then = state_of(model, optimizer)
+    expected = state_of(model, optimizer)
     model.base.weight.data.add_(1)
     ring.rewind(ring.snapshots[-1])
-    assert equal(then, state_of(model, optimizer))
+    assert equal(expected, state_of(model, optimizer))
     assert twin.weight is model.base.weight
     assert view.data_ptr() == model.base.weight.data_ptr()
 
 
-def test_a_frozen_parameter_on_the_memory_of_a_trained_one_is_copied_in_full() -> None:
-    model, optimizer = adapted()
+def test_frozen_param_that_shares_storage_with_a_trained_one_is_copied() -> None:
+    model, optimizer = adapter_run()
     model.register_parameter("shadow", nn.Parameter(model.up.weight.data, requires_grad=False))
     ring = SnapshotRing(TrainState(model, optimizer), size=4)
-    seen = {}
+    states = {}
     for i in range(6):
         ring.before_update()
         train(model, optimizer, i)
         ring.take(i, i)
-        seen[i] = state_of(model, optimizer)
+        states[i] = state_of(model, optimizer)
     ring.verify()
     assert len(ring.snapshots) >= 2
     for state in reversed(ring.snapshots):
         ring.rewind(state)
-        assert equal(seen[state.attempt], state_of(model, optimizer))
+        assert equal(states[state.attempt], state_of(model, optimizer))
 
 
 FORMS = ["bfloat16", "odd", "transposed", "gaps", "complex", "empty", "int8", "meta", "scalar"]
 
 
 @pytest.mark.parametrize("kind", FORMS)
-def test_frozen_parameters_of_any_form_go_back(kind: str) -> None:
-    model, optimizer = adapted()
-    made: dict[str, Callable[[], Tensor]] = {
+def test_frozen_params_of_any_dtype_and_layout_are_rewound(kind: str) -> None:
+    model, optimizer = adapter_run()
+    make: dict[str, Callable[[], Tensor]] = {
         "bfloat16": lambda: torch.randn(5, 7).bfloat16(),
         "odd": lambda: torch.randn(13).half()[1:],
         "transposed": lambda: torch.randn(6, 4).t(),
@@ -323,21 +323,21 @@ def test_frozen_parameters_of_any_form_go_back(kind: str) -> None:
         "meta": lambda: torch.empty(3, device="meta"),
         "scalar": lambda: torch.tensor(2.5),
     }
-    held = nn.Parameter(made[kind](), requires_grad=False)
-    model.register_parameter("held", held)
+    frozen_param = nn.Parameter(make[kind](), requires_grad=False)
+    model.register_parameter("extra", frozen_param)
     ring = filled(model, optimizer, size=3)
     assert len(ring.snapshots) == 3
     if kind != "meta":
-        was = held.detach().clone()
-        held.data.fill_(1)
+        original = frozen_param.detach().clone()
+        frozen_param.data.fill_(1)
         ring.take(9, 9)
         ring.verify()
         ring.rewind(ring.snapshots[0] if kind == "empty" else ring.snapshots[-1])
-        assert held.equal(was)
+        assert frozen_param.equal(original)
 
 
 class Packed(Tensor):
-    """A weight in 8 bits, as a quantised model has it."""
+    """An 8-bit weight, as in a quantised model."""
 
     @staticmethod
     def __new__(cls, codes: Tensor, scale: Tensor) -> Any:
@@ -365,11 +365,11 @@ class Packed(Tensor):
         raise NotImplementedError(name)
 
 
-def test_a_quantised_frozen_weight_is_kept_once_and_goes_back() -> None:
-    model, optimizer = adapted(width=32)
+def test_quantised_frozen_weight_is_shared_and_rewound() -> None:
+    model, optimizer = adapter_run(width=32)
     codes, scale = torch.randint(-99, 99, (64, 64), dtype=torch.int8), torch.rand(64)
     model.register_parameter("packed", nn.Parameter(Packed(codes, scale), requires_grad=False))
-    was = codes.clone()
+    original = codes.clone()
     ring = filled(model, optimizer, size=3)
     assert len({id(t) for s in ring.snapshots for t in s.copy.tensors if isinstance(t, Packed)}) == 1
     codes.add_(1)
@@ -377,16 +377,16 @@ def test_a_quantised_frozen_weight_is_kept_once_and_goes_back() -> None:
     ring.verify()
     assert [s.attempt for s in ring.snapshots][-1] == 2
     ring.rewind(ring.snapshots[-1])
-    assert codes.equal(was)
+    assert codes.equal(original)
 
 
 # -- checksums
 
 
-def test_a_checksum_tells_any_word_and_any_order_apart() -> None:
+def test_checksum_detects_any_change_and_reordering() -> None:
     torch.manual_seed(0)
     values = torch.randn(70_001)
-    seen = {int(portable_checksum(values))}
+    checksums = {int(portable_checksum(values))}
     for change in (
         lambda t: t.neg(),
         lambda t: t.flip(0),
@@ -395,13 +395,13 @@ def test_a_checksum_tells_any_word_and_any_order_apart() -> None:
         lambda t: t[:-1],
         lambda t: torch.cat([t[:-1], -t[-1:]]),
     ):
-        seen.add(int(portable_checksum(change(values))))
-    assert len(seen) == 7
+        checksums.add(int(portable_checksum(change(values))))
+    assert len(checksums) == 7
     doubles = torch.randn(4096, dtype=torch.float64)
     assert int(portable_checksum(doubles)) != int(portable_checksum(-doubles))
 
 
-def test_checksums_of_several_tensors_come_in_their_order() -> None:
+def test_checksums_of_several_tensors_are_in_order() -> None:
     a, b = torch.randn(3, 5), torch.arange(7, dtype=torch.int16)
     measure = Checksummer().measure
     assert measure([a, b]).values() == [*measure([a]).values(), *measure([b]).values()]
@@ -409,17 +409,17 @@ def test_checksums_of_several_tensors_come_in_their_order() -> None:
     assert leaves(torch.zeros(1).expand(4)) is None
 
 
-def test_checksums_that_fail_cost_memory_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_checksums_cost_only_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise RuntimeError("no kernel image is available")
 
     monkeypatch.setattr(Checksummer, "measure", fail)
-    model, optimizer = adapted()
+    model, optimizer = adapter_run()
     ring = filled(model, optimizer)
     assert (len(ring.snapshots), ring.base_nbytes) == (4, 0)
     (message,) = ring.messages
     assert "no kernel image is available" in message
-    then = state_of(model, optimizer)
+    expected = state_of(model, optimizer)
     model.base.weight.data.zero_()
     ring.rewind(ring.snapshots[-1])
-    assert equal(then, state_of(model, optimizer))
+    assert equal(expected, state_of(model, optimizer))

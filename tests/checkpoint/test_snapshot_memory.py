@@ -21,7 +21,9 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
     return with_free
 
 
-def test_on_the_device_if_half_of_what_is_free_there_will_do(free: Callable[[float, float], None]) -> None:
+def test_snapshots_are_on_the_device_if_they_fit_in_half_of_its_free_memory(
+    free: Callable[[float, float], None],
+) -> None:
     free(100e9, 6e9)
     assert plan_snapshots({GPU: 10**9}, None, 3).location == "device"
     free(100e9, 5.9e9)
@@ -40,27 +42,27 @@ def test_on_the_device_if_half_of_what_is_free_there_will_do(free: Callable[[flo
     assert choice.reason == ("2 snapshots of 1 GB do not fit in half of the free memory (3 GB on cuda:0, 3 GB on cpu)")
 
 
-def test_the_budget_holds_for_all_states_together(free: Callable[[float, float], None]) -> None:
+def test_budget_covers_all_snapshots(free: Callable[[float, float], None]) -> None:
     free(100e9, 100e9)
     assert plan_snapshots({GPU: 10**9}, 3 * 10**9, 3).count == 3
     assert plan_snapshots({GPU: 10**9}, 3 * 10**9 - 1, 3).count == 2
     assert plan_snapshots({GPU: 10**9}, 2 * 10**9 - 1, 3).location is None
 
 
-def test_a_model_on_two_devices_must_fit_on_each(free: Callable[[float, float], None]) -> None:
+def test_model_on_two_devices_must_fit_on_each(free: Callable[[float, float], None]) -> None:
     free(100e9, 6e9)
     assert plan_snapshots({GPU: 10**9, torch.device("cuda", 1): 10**9}, None, 3).location == "device"
     assert plan_snapshots({GPU: 10**9, torch.device("cuda", 1): 2 * 10**9}, None, 3).location == "host"
 
 
-def test_on_a_cpu_there_is_only_one_memory(free: Callable[[float, float], None]) -> None:
+def test_cpu_model_uses_host_memory(free: Callable[[float, float], None]) -> None:
     free(6e9, 0)
     assert plan_snapshots({CPU: 10**9}, None, 3).location == "device"
     free(3e9, 0)
     assert plan_snapshots({CPU: 10**9}, None, 3).location is None
 
 
-def test_processes_on_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_on_one_machine_share_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = snapshot_memory.free_bytes(CPU)
     assert alone > 0
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")

@@ -1,4 +1,4 @@
-"""The snapshot ring: which snapshots stay, which are good, what happens when memory is short, and two ranks."""
+"""The snapshot ring: which snapshots are kept, which are good, shortage of memory, and two ranks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rewinding import Run, same, whole
+from rewind_runs import Run, same, train_state_of
 
 from surefoot.checkpoint import copies, snapshot_memory, snapshots
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 
-SCRIPT = Path(__file__).parent / "two_rewinding.py"
+SCRIPT = Path(__file__).parent / "two_rank_snapshots.py"
 
 
 def ring_of(run: Run, **options: Any) -> SnapshotRing:
-    return SnapshotRing(whole(run), **options)
+    return SnapshotRing(train_state_of(run), **options)
 
 
 def started(**options: Any) -> tuple[Run, SnapshotRing]:
-    run = Run(way="fused")
+    run = Run(implementation="fused")
     run.train(0)
     return run, ring_of(run, **options)
 
@@ -35,21 +35,21 @@ def attempts(ring: SnapshotRing, *, good: bool | None = None) -> list[int]:
     return [s.attempt for s in ring.snapshots if good is None or s.good == good]
 
 
-def taken(ring: SnapshotRing, attempt: int) -> Snapshot:
-    state = ring.take(attempt, attempt)
-    assert state is not None
-    return state
+def take(ring: SnapshotRing, attempt: int) -> Snapshot:
+    snapshot = ring.take(attempt, attempt)
+    assert snapshot is not None
+    return snapshot
 
 
-# -- which states are kept
+# -- which snapshots are kept
 
 
-def test_a_state_is_good_once_the_steps_after_it_were_healthy() -> None:
+def test_snapshot_is_good_once_later_steps_were_healthy() -> None:
     _, ring = started()
     assert ring.describe() == "no snapshots yet"
     assert ring.newest_good() is None
     for attempt in (10, 20, 30):
-        assert not taken(ring, attempt).good
+        assert not take(ring, attempt).good
     assert ring.newest_good() is None
     ring.mark_good(20)
     assert attempts(ring, good=True) == [10, 20]
@@ -64,32 +64,32 @@ def test_a_state_is_good_once_the_steps_after_it_were_healthy() -> None:
     assert "on the model's device" in ring.describe()
 
 
-def test_the_oldest_make_room_for_new_ones() -> None:
+def test_oldest_snapshots_are_replaced() -> None:
     _, ring = started()
     for attempt in range(10, 70, 10):
-        taken(ring, attempt)
+        take(ring, attempt)
         ring.mark_good(attempt)
     assert attempts(ring) == [40, 50, 60]
 
 
-def test_an_old_good_state_stays_as_long_as_it_is_in_reach() -> None:
+def test_old_good_snapshot_is_kept_up_to_max_age() -> None:
     _, ring = started(size=4, max_age=100)
     ages = []
     for attempt in range(0, 400, 10):
-        taken(ring, attempt)
+        take(ring, attempt)
         ring.mark_good(attempt - 10)
         newest = ring.newest_good()
         assert newest is None or newest.attempt == attempt - 10
         ages.append(attempt - attempts(ring)[0])
-    assert max(ages) == 110, "told when the next one is taken"
-    assert ages[20:].count(110) >= 2, "another takes the place of one that has become too old"
+    assert max(ages) == 110, "removed when the next one is taken"
+    assert ages[20:].count(110) >= 2, "a snapshot that is too old is replaced"
     assert min(ages[5:]) >= 20
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_the_last_good_state_is_never_given_up_for_an_unproven_one(size: int) -> None:
+def test_last_good_snapshot_is_never_replaced_by_an_unproven_one(size: int) -> None:
     _, ring = started(size=size)
-    taken(ring, 10)
+    take(ring, 10)
     ring.mark_good(10)
     for attempt in range(20, 120, 10):
         ring.take(attempt, attempt)
@@ -98,8 +98,8 @@ def test_the_last_good_state_is_never_given_up_for_an_unproven_one(size: int) ->
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_states_are_proven_even_where_proof_comes_late(size: int) -> None:
-    """A state every 10 steps and proof after 50: given up for younger ones, none would ever live to be proven."""
+def test_snapshots_are_confirmed_even_with_a_long_delay(size: int) -> None:
+    """A snapshot every 10 steps, confirmed after 50: if newer ones replaced it, none would ever be confirmed."""
     _, ring = started(size=size)
     for attempt in range(0, 500, 10):
         ring.take(attempt, attempt)
@@ -109,30 +109,30 @@ def test_states_are_proven_even_where_proof_comes_late(size: int) -> None:
     assert newest.attempt >= 380
 
 
-def test_doubt_forgets_what_may_hold_the_trouble_and_nothing_else() -> None:
+def test_drop_unproven_after_keeps_earlier_and_confirmed_snapshots() -> None:
     _, ring = started(size=4)
     for attempt in (10, 20, 30, 40):
-        taken(ring, attempt)
+        take(ring, attempt)
     ring.mark_good(20)
     ring.drop_unproven_after(30)
     assert attempts(ring) == [10, 20, 30]
     ring.drop_unproven_after(5)
-    assert attempts(ring) == [10, 20], "what is proven stays"
+    assert attempts(ring) == [10, 20], "confirmed snapshots are kept"
 
 
-def test_a_ring_of_one_is_turned_away() -> None:
+def test_ring_of_size_one_is_refused() -> None:
     run = Run()
     with pytest.raises(ValueError, match=r"needs size >= 2.*size=1"):
         ring_of(run, size=1)
 
 
-# -- going back
+# -- rewinding
 
 
-def test_a_poisoned_run_goes_back_and_trains_on_as_if_nothing_had_been() -> None:
-    straight = Run(way="fused")
+def test_run_with_nan_weights_is_rewound_exactly() -> None:
+    undisturbed = Run(implementation="fused")
     for i in range(8):
-        straight.train(i)
+        undisturbed.train(i)
     run, ring = started()
     for i in range(1, 6):
         run.train(i)
@@ -146,31 +146,31 @@ def test_a_poisoned_run_goes_back_and_trains_on_as_if_nothing_had_been() -> None
     ring.rewind(state)
     for i in range(state.step + 1, 8):
         run.train(i)
-    assert same(straight.contents(), run.contents())
+    assert same(undisturbed.contents(), run.contents())
 
 
-def test_going_far_back_forgets_the_states_after() -> None:
+def test_rewind_drops_later_snapshots() -> None:
     run, ring = started()
     for attempt in (10, 20, 30):
-        taken(ring, attempt)
+        take(ring, attempt)
     ring.mark_good(30)
-    far = ring.newest_good(before=20)
-    assert far is not None
-    ring.rewind(far)
+    earlier = ring.newest_good(before=20)
+    assert earlier is not None
+    ring.rewind(earlier)
     assert attempts(ring) == [10]
     run.train(1)
-    later = taken(ring, 40)
-    ring.rewind(far)
+    later = take(ring, 40)
+    ring.rewind(earlier)
     with pytest.raises(ValueError, match="attempt 40 is not in the ring"):
         ring.rewind(later)
 
 
-def test_in_the_long_run_nothing_new_is_allocated() -> None:
+def test_snapshots_reuse_memory() -> None:
     run, ring = started()
-    seen: set[int] = set()
+    addresses: set[int] = set()
     for attempt in range(30):
         run.train(attempt)
-        seen |= {t.data_ptr() for t in taken(ring, attempt).copy.tensors}
+        addresses |= {t.data_ptr() for t in take(ring, attempt).copy.tensors}
         ring.mark_good(attempt - 1)
         if attempt % 7 == 6:
             state = ring.newest_good()
@@ -178,87 +178,87 @@ def test_in_the_long_run_nothing_new_is_allocated() -> None:
             ring.drop_unproven_after(state.attempt)
             ring.rewind(state)
         if attempt == 3:
-            assert ring.nbytes == 3 * taken(ring, attempt).copy.nbytes
-            known = set(seen)
-    assert seen == known
+            assert ring.nbytes == 3 * take(ring, attempt).copy.nbytes
+            first_addresses = set(addresses)
+    assert addresses == first_addresses
 
 
-# -- a run that grows
+# -- a run whose memory grows
 
 
-def test_states_give_way_to_a_run_that_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_are_dropped_when_the_run_needs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     run, ring = started()
     for attempt in (10, 20, 30):
         run.train(attempt)
-        taken(ring, attempt)
+        take(ring, attempt)
     ring.mark_good(20)
-    held = ring.nbytes
-    monkeypatch.setattr(snapshots, "free_bytes", lambda device: held // 2)
+    nbytes_before = ring.nbytes
+    monkeypatch.setattr(snapshots, "free_bytes", lambda device: nbytes_before // 2)
     run.train(40)
-    taken(ring, 40)
-    assert attempts(ring) == [20, 30, 40], "there is room enough"
-    monkeypatch.setattr(snapshots, "free_bytes", lambda device: held // 2 - 1)
+    take(ring, 40)
+    assert attempts(ring) == [20, 30, 40], "there is enough memory"
+    monkeypatch.setattr(snapshots, "free_bytes", lambda device: nbytes_before // 2 - 1)
     monkeypatch.setattr(
         snapshots, "plan_snapshots", lambda nbytes, budget, count, base: snapshot_memory.SnapshotPlan("host", count, "")
     )
     run.train(50)
-    taken(ring, 50)
-    assert attempts(ring) == [20, 50], "the best one stays"
+    take(ring, 50)
+    assert attempts(ring) == [20, 50], "the newest good one is kept"
     assert [state.copy.location for state in ring.snapshots] == ["device", "host"]
     assert "in host memory" in ring.describe()
     ring.mark_good(50)
-    taken(ring, 60)
-    assert ring.take(70, 70, wait=False) is None, "what lay on the device is no memory for it"
+    take(ring, 60)
+    assert ring.take(70, 70, wait=False) is None, "device memory cannot be reused for a host snapshot"
     run.train(80)
-    taken(ring, 80)
+    take(ring, 80)
     assert {state.copy.location for state in ring.snapshots} == {"host"}
 
 
-def test_a_run_that_takes_all_memory_has_no_states_and_knows_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_free_memory_disables_snapshots_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     _, ring = started()
-    taken(ring, 10)
-    for room in (snapshots, snapshot_memory):
-        monkeypatch.setattr(room, "free_bytes", lambda device: 1)
+    take(ring, 10)
+    for module in (snapshots, snapshot_memory):
+        monkeypatch.setattr(module, "free_bytes", lambda device: 1)
     assert ring.take(20, 20) is None
     assert "do not fit in half of the free memory" in ring.describe()
     assert ring.nbytes == 0
 
 
-# -- memory that takes long to get
+# -- slow allocation
 
 
 @pytest.fixture
 def slow_memory(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """States live on the host, and their memory comes when the test says so."""
-    come = threading.Event()
+    """Snapshots are in host memory, which is allocated only once the event is set."""
+    memory_ready = threading.Event()
     real = copies.StateCopy.allocate_for
 
     def allocate_for(self: copies.StateCopy, look: copies.LiveState) -> copies.StateCopy:
         if self.layouts != look.layouts and threading.current_thread() is not threading.main_thread():
-            assert come.wait(10)
+            assert memory_ready.wait(10)
         return real(self, look)
 
     monkeypatch.setattr(copies.StateCopy, "allocate_for", allocate_for)
     monkeypatch.setattr(
         snapshots, "plan_snapshots", lambda nbytes, budget, count, base: snapshot_memory.SnapshotPlan("host", count, "")
     )
-    return come
+    return memory_ready
 
 
 def ready(ring: SnapshotRing) -> None:
-    """Wait until the memory of the next state is there."""
+    """Wait until the memory of the next snapshot is allocated."""
     assert ring._allocating is not None
     ring._allocating.run()
 
 
-def test_a_run_does_not_wait_for_the_memory_of_its_states(slow_memory: threading.Event) -> None:
+def test_training_does_not_wait_for_snapshot_memory(slow_memory: threading.Event) -> None:
     run, ring = started()
-    taken(ring, 0)  # who asks to wait is served at once
+    take(ring, 0)  # wait=True takes it at once
     ring.mark_good(0)
     ring.preallocate()
     for attempt in (10, 20):
         run.train(attempt)
-        assert ring.take(attempt, attempt, wait=False) is None, "its memory is still being made"
+        assert ring.take(attempt, attempt, wait=False) is None, "its memory is still being allocated"
     assert attempts(ring) == [0]
     slow_memory.set()
     for attempt in (30, 40):
@@ -267,17 +267,17 @@ def test_a_run_does_not_wait_for_the_memory_of_its_states(slow_memory: threading
         assert ring.take(attempt, attempt, wait=False) is not None
         ring.mark_good(attempt)
     assert attempts(ring) == [0, 30, 40]
-    held = ring.nbytes
-    assert ring.take(50, 50, wait=False) is not None, "the memory of the first one serves"
-    assert (attempts(ring), ring.nbytes) == ([30, 40, 50], held)
+    nbytes_before = ring.nbytes
+    assert ring.take(50, 50, wait=False) is not None, "the memory of the first one is reused"
+    assert (attempts(ring), ring.nbytes) == ([30, 40, 50], nbytes_before)
     before = run.contents()
     run.train(60, math.nan)
     ring.rewind(ring.snapshots[-1])
     assert same(before, run.contents())
 
 
-def test_a_run_that_has_grown_since_does_not_use_what_was_made_for_it(slow_memory: threading.Event) -> None:
-    run = Run(way="fused")
+def test_preallocated_memory_of_the_wrong_size_is_not_used(slow_memory: threading.Event) -> None:
+    run = Run(implementation="fused")
     ring = ring_of(run)
     ring.preallocate()
     run.train(0)  # now there is optimizer state
@@ -286,14 +286,14 @@ def test_a_run_that_has_grown_since_does_not_use_what_was_made_for_it(slow_memor
     ready(ring)
     state = ring.take(2, 2, wait=False)
     assert state is not None
-    assert state.copy.layouts == whole(run).collect().layouts
+    assert state.copy.layouts == train_state_of(run).collect().layouts
 
 
-def test_memory_that_never_comes_is_told_when_the_next_state_is_due(
+def test_failed_background_allocation_is_reported_at_the_next_snapshot(
     slow_memory: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, ring = started()
-    taken(ring, 0)
+    take(ring, 0)
     allocations_fail(monkeypatch, MemoryError(), after=0)
     assert ring.take(1, 1, wait=False) is None
     assert ring.disabled_reason is None
@@ -304,11 +304,11 @@ def test_memory_that_never_comes_is_told_when_the_next_state_is_due(
     assert ring.disabled_reason.startswith("out of memory while taking a snapshot")
 
 
-# -- short of memory
+# -- shortage of memory
 
 
 def allocations_fail(monkeypatch: pytest.MonkeyPatch, error: Exception, *, after: int) -> None:
-    """From then on there is no new memory for copies."""
+    """Make allocations for copies fail after `after` calls."""
     real, calls = torch.empty_like, [0]
 
     def empty_like(*args: Any, **kwargs: Any) -> Any:
@@ -329,13 +329,13 @@ SHORTAGES = [
 
 
 @pytest.mark.parametrize("error", SHORTAGES, ids=repr)
-def test_when_memory_runs_out_there_are_fewer_states(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_reduces_the_number_of_snapshots(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     run, ring = started(size=4)
-    many = len(taken(ring, 0).copy.tensors)
-    allocations_fail(monkeypatch, error, after=many + 1)  # room for one more
+    tensors_per_snapshot = len(take(ring, 0).copy.tensors)
+    allocations_fail(monkeypatch, error, after=tensors_per_snapshot + 1)  # room for one more
     for attempt in range(1, 6):
         run.train(attempt)
-        taken(ring, attempt)
+        take(ring, attempt)
         ring.mark_good(attempt)
     assert ring.disabled_reason is None
     assert attempts(ring) == [4, 5]
@@ -343,9 +343,9 @@ def test_when_memory_runs_out_there_are_fewer_states(error: Exception, monkeypat
 
 
 @pytest.mark.parametrize("error", SHORTAGES, ids=repr)
-def test_with_no_memory_for_two_states_the_ring_goes_off(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_for_two_snapshots_disables_the_ring(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     _, ring = started()
-    taken(ring, 0)
+    take(ring, 0)
     ring.mark_good(0)
     allocations_fail(monkeypatch, error, after=0)
     assert ring.take(1, 1) is None
@@ -359,35 +359,35 @@ def test_with_no_memory_for_two_states_the_ring_goes_off(error: Exception, monke
     ring.before_update()
 
 
-def test_other_errors_are_not_taken_for_a_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_not_handled_as_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     _, ring = started()
     allocations_fail(monkeypatch, RuntimeError("CUDA error: an illegal memory access was encountered"), after=0)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         ring.take(0, 0)
 
 
-def test_shrinking_on_request_frees_a_state_at_once() -> None:
+def test_shrink_frees_a_snapshot_at_once() -> None:
     _, ring = started()
     for attempt in (10, 20, 30):
-        taken(ring, attempt)
+        take(ring, attempt)
         ring.mark_good(attempt)
-    one = ring.nbytes // 3
+    nbytes_each = ring.nbytes // 3
     ring.shrink("training ran out of memory")
     assert attempts(ring) == [20, 30]
-    assert ring.nbytes == 2 * one
+    assert ring.nbytes == 2 * nbytes_each
     ring.shrink("training ran out of memory")
     assert ring.disabled_reason == "training ran out of memory"
     assert ring.nbytes == 0
 
 
-def test_a_budget_is_kept_as_the_run_grows() -> None:
-    run = Run(way="fused")
-    weights = whole(run).capture().nbytes
+def test_budget_holds_as_the_run_grows() -> None:
+    run = Run(implementation="fused")
+    weights = train_state_of(run).capture().nbytes
     ring = ring_of(run, size=4, budget_bytes=7 * weights)
-    taken(ring, 0)
-    taken(ring, 1)
+    take(ring, 0)
+    take(ring, 1)
     run.train(0)  # now there is optimizer state
-    later = taken(ring, 2)
+    later = take(ring, 2)
     assert later.copy.nbytes > 2 * weights
     for attempt in range(3, 9):
         ring.mark_good(attempt)
@@ -396,33 +396,33 @@ def test_a_budget_is_kept_as_the_run_grows() -> None:
     assert len(attempts(ring)) == 2
 
 
-def test_a_budget_too_small_is_told_at_the_first_state() -> None:
+def test_budget_that_is_too_small_is_reported_at_the_first_snapshot() -> None:
     _, ring = started(budget_bytes=100)
     assert ring.take(0, 0) is None
     assert ring.disabled_reason is not None
     assert "do not fit in the budget of 100 bytes" in ring.disabled_reason
 
 
-# -- two processes
+# -- two ranks
 
 
 @pytest.fixture(scope="module")
-def told(two_processes: Callable[[Path], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What each of the two processes saw."""
+def results(two_processes: Callable[[Path], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The results of both ranks."""
     return two_processes(SCRIPT)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("kind", ["ddp", "ddp compiled", "fsdp2", "fsdp2 fused", "zero"])
-def test_two_processes_go_back_to_the_same_state(kind: str, rank: int, told: list[dict[str, Any]]) -> None:
-    seen = told[rank][kind]
-    assert seen["attempt"] == 2
-    assert seen["spoilt"], "trouble on one rank has reached the weights of both"
-    assert seen["back"], "put back to the bit"
-    assert seen["in place"]
-    assert seen["made anew"], "also when the optimizer has lost its state"
-    assert seen["on"], "and trains on as if it had never left"
+def test_two_ranks_rewind_to_the_same_snapshot(kind: str, rank: int, results: list[dict[str, Any]]) -> None:
+    result = results[rank][kind]
+    assert result["attempt"] == 2
+    assert result["nonfinite"], "a NaN on one rank has reached the weights of both"
+    assert result["restored"], "restored bit for bit"
+    assert result["in place"]
+    assert result["recreated"], "also when the optimizer has no state"
+    assert result["continues"], "training continues as if nothing had happened"
 
 
-def test_every_placement_of_a_dtensor_goes_back(told: list[dict[str, Any]]) -> None:
-    assert all(seen["placements"] for seen in told)
+def test_dtensors_of_every_placement_are_rewound(results: list[dict[str, Any]]) -> None:
+    assert all(result["placements"] for result in results)

@@ -1,4 +1,4 @@
-"""`Checkpoints`, for a loop that uses nothing else of surefoot."""
+"""`Checkpoints` in a loop that uses nothing else of surefoot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from surefoot.data import make_loader
 
 
 class Loop:
-    """What somebody has, and the few lines that save it."""
+    """A user's training loop and the few lines that save it."""
 
     def __init__(self, run: Path, **options: Any) -> None:
         torch.manual_seed(0)
@@ -50,7 +50,7 @@ class Loop:
         return losses
 
 
-def test_a_loop_goes_on_from_its_last_checkpoint_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+def test_loop_resumes_exactly_from_its_last_checkpoint(tmp_path: Path) -> None:
     unbroken = Loop(tmp_path / "unbroken").train(30)
     first = Loop(tmp_path / "run", every=10)
     assert first.resumed is None
@@ -61,38 +61,38 @@ def test_a_loop_goes_on_from_its_last_checkpoint_as_if_it_had_never_stopped(tmp_
     assert second.train(10) == unbroken[20:]
 
 
-def test_the_loss_of_the_last_update_is_told_with_a_checkpoint(tmp_path: Path) -> None:
+def test_checkpoint_records_the_loss_of_the_last_update(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     losses = loop.train(5)
-    (kept,) = CheckpointStore(tmp_path / "checkpoints").all()
-    assert kept.about["metrics"] == {"loss": losses[-1]}
+    (checkpoint,) = CheckpointStore(tmp_path / "checkpoints").all()
+    assert checkpoint.about["metrics"] == {"loss": losses[-1]}
 
 
-def test_a_metric_that_is_no_number_is_refused_at_once_and_not_when_it_is_saved(tmp_path: Path) -> None:
+def test_non_scalar_metric_is_refused_at_once(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     with pytest.raises(ValueError, match="loss: a metric must be a single number"):
         loop.saved.step(loss=torch.ones(3))
     assert loop.saved.count == 0
 
 
-@pytest.mark.parametrize("amiss", [{"every": 0}, {"seconds": 0.0}])
-def test_a_pace_that_makes_no_sense_is_refused(amiss: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("invalid", [{"every": 0}, {"seconds": 0.0}])
+def test_invalid_save_interval_is_refused(invalid: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="every must be at least 1 and seconds above 0"):
-        Loop(tmp_path, **amiss)
+        Loop(tmp_path, **invalid)
 
 
-def test_what_to_keep_is_said_with_it(tmp_path: Path) -> None:
+def test_retention_is_configurable(tmp_path: Path) -> None:
     Loop(tmp_path, every=5, keep=surefoot.checkpoint.Retention(last=2, spaced=0)).train(40)
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) <= 3
 
 
-def test_a_model_that_is_spread_over_processes_is_not_saved_in_part(tmp_path: Path) -> None:
+def test_sharded_model_is_not_saved_partially(tmp_path: Path) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         mesh = init_device_mesh("cpu", (2,))
         model = nn.Linear(4, 4, bias=False)
-        half = DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)])
-        model.weight = nn.Parameter(half)
+        shard = DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)])
+        model.weight = nn.Parameter(shard)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         assert not surefoot.checkpoint.Checkpoints(tmp_path, model, optimizer).save()
         assert not list((tmp_path / "checkpoints").glob("step-*"))
@@ -100,24 +100,26 @@ def test_a_model_that_is_spread_over_processes_is_not_saved_in_part(tmp_path: Pa
         dist.destroy_process_group()
 
 
-def test_a_hash_is_the_same_in_every_version() -> None:
-    """What a checkpoint of an older version tells is compared with what is computed now."""
+def test_hash_is_stable_across_versions() -> None:
+    """Hashes stored by older versions are compared with hashes computed now."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
-    beside = nn.Linear(1, 1, bias=False)
-    for p in (*model.parameters(), *beside.parameters()):
+    ema = nn.Linear(1, 1, bias=False)
+    for p in (*model.parameters(), *ema.parameters()):
         nn.init.constant_(p, 0.5)
     for p in model.parameters():
         optimizer.state[p] = {"step": torch.tensor(3.0), "exp_avg": torch.full_like(p, 0.25)}
-    whole = TrainState(model, optimizer, extra={"ema": beside})
-    look = whole.collect()
-    plain: Any = {"$a": (1, math.inf), "tensor": look.slot(torch.arange(3))}
-    chance = [(None, 1), (None, 2), (None, 3)]
-    look.rest = replace(look.rest, param_groups=[[{"lr": 0.5}]], rng_states=chance, extra={"more": plain})
-    assert hash_state(look, name_state(whole)) == "139be364b2732349e056eb14958f3b49"
+    train_state = TrainState(model, optimizer, extra={"ema": ema})
+    live_state = train_state.collect()
+    extra_state: Any = {"$a": (1, math.inf), "tensor": live_state.slot(torch.arange(3))}
+    rng_states = [(None, 1), (None, 2), (None, 3)]
+    live_state.rest = replace(
+        live_state.rest, param_groups=[[{"lr": 0.5}]], rng_states=rng_states, extra={"more": extra_state}
+    )
+    assert hash_state(live_state, name_state(train_state)) == "139be364b2732349e056eb14958f3b49"
 
 
 @pytest.mark.parametrize("name", ["Checkpoints", "Resumed", "Retention"])
-def test_what_people_need_of_it_is_found_where_they_look(name: str) -> None:
+def test_public_names_are_importable(name: str) -> None:
     assert name in dir(surefoot.checkpoint)
     assert getattr(surefoot.checkpoint, name).__name__ == name

@@ -1,4 +1,4 @@
-"""Optimizer states that are tensor subclasses made of other tensors: captured, restored, saved and loaded."""
+"""Optimizer states that are wrapper tensor subclasses: captured, restored, saved and loaded."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 import surefoot
 
 
-class Coded(Tensor):
-    """A tensor in 8 bits: whole numbers, and one scale for all of them."""
+class Tensor8bit(Tensor):
+    """An 8-bit tensor: integer codes and one scale."""
 
     @staticmethod
     def __new__(cls, codes: Tensor, scale: Tensor, shape: Any) -> Any:
@@ -28,7 +28,7 @@ class Coded(Tensor):
         return ["codes", "scale"], {"coded": True}
 
     @classmethod
-    def __tensor_unflatten__(cls, parts: Any, context: Any, size: Any = None, stride: Any = None) -> Coded:
+    def __tensor_unflatten__(cls, parts: Any, context: Any, size: Any = None, stride: Any = None) -> Tensor8bit:
         assert context == {"coded": True}
         return cls(parts["codes"], parts["scale"], size)
 
@@ -58,7 +58,7 @@ class Momentum8bit(Optimizer):
                     continue
                 state = self.state[p]
                 if not state:
-                    state["momentum"] = Coded(torch.zeros(p.shape, dtype=torch.int8), torch.zeros(()), p.shape)
+                    state["momentum"] = Tensor8bit(torch.zeros(p.shape, dtype=torch.int8), torch.zeros(()), p.shape)
                 state["momentum"].encode(0.9 * state["momentum"].decoded() + p.grad)
                 p.sub_(group["lr"] * state["momentum"].decoded())
 
@@ -73,12 +73,12 @@ def train(model: nn.Module, optimizer: Optimizer, watch: Callable[..., Tensor], 
 
 
 def contents(model: nn.Module, optimizer: Optimizer) -> list[Tensor]:
-    found = [p.detach().clone() for p in model.parameters()]
+    tensors = [p.detach().clone() for p in model.parameters()]
     for p in model.parameters():
         for value in optimizer.state[p].values():
             parts = [getattr(value, n) for n in value.__tensor_flatten__()[0]] if hasattr(value, "codes") else [value]
-            found += [part.clone() for part in parts]
-    return found
+            tensors += [part.clone() for part in parts]
+    return tensors
 
 
 def net() -> nn.Module:
@@ -92,8 +92,8 @@ def torchao(name: str) -> Callable[..., Optimizer]:
 
 
 def build(name: str, model: nn.Module) -> Optimizer:
-    kind = Momentum8bit if name == "Momentum8bit" else torchao(name)
-    return kind(model.parameters())
+    optimizer_class = Momentum8bit if name == "Momentum8bit" else torchao(name)
+    return optimizer_class(model.parameters())
 
 
 NAMES = ["Momentum8bit", "AdamW8bit", "AdamW4bit", "AdamWFp8"]
@@ -101,28 +101,28 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_protection_stays_on_and_the_run_goes_back_in_place(name: str, attach: Any, read: Any) -> None:
+def test_guard_stays_enabled_and_state_is_restored_in_place(name: str, attach: Any, read: Any) -> None:
     model = net()
     optimizer = build(name, model)
     guard = attach(model, optimizer, policy=surefoot.Policy(snapshot_every=2))
     train(model, optimizer, guard.watch, range(4))
-    whole = guard._recovery._train_state
-    copy = whole.capture()
-    then = contents(model, optimizer)
-    held = [id(v) for state in optimizer.state.values() for v in state.values() if type(v) is not Tensor]
+    train_state = guard._recovery._train_state
+    copy = train_state.capture()
+    expected = contents(model, optimizer)
+    ids_before = [id(v) for state in optimizer.state.values() for v in state.values() if type(v) is not Tensor]
     train(model, optimizer, guard.watch, range(4, 8), bad=6)
-    assert not all(map(torch.equal, then, contents(model, optimizer)))
-    whole.restore(copy)
-    assert all(map(torch.equal, then, contents(model, optimizer)))
-    now = [id(v) for state in optimizer.state.values() for v in state.values() if type(v) is not Tensor]
-    assert held == now, "in place"
+    assert not all(map(torch.equal, expected, contents(model, optimizer)))
+    train_state.restore(copy)
+    assert all(map(torch.equal, expected, contents(model, optimizer)))
+    ids_after = [id(v) for state in optimizer.state.values() for v in state.values() if type(v) is not Tensor]
+    assert ids_before == ids_after, "in place"
     guard.close()
     assert not [e for e in read().events if e.get("name") == "degraded"]
     assert read().scalars["verdict"].tolist() == [0, 0, 0, 0, 0, 0, 1, 0]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_resumed_run_has_the_same_state(name: str, attach: Any, read: Any) -> None:
+def test_resumed_run_has_the_same_state(name: str, attach: Any, read: Any) -> None:
     model = net()
     optimizer = build(name, model)
     guard = attach(model, optimizer, resume=True)
@@ -130,11 +130,11 @@ def test_a_resumed_run_has_the_same_state(name: str, attach: Any, read: Any) -> 
     guard.close()
     saved = contents(model, optimizer)
     assert not [e for e in read().events if e.get("name") == "left_out"]
-    again = net()
-    other = build(name, again)
-    guard = attach(again, other, resume=True)
+    other_model = net()
+    other_optimizer = build(name, other_model)
+    guard = attach(other_model, other_optimizer, resume=True)
     assert guard.step == 5
-    assert all(map(torch.equal, saved, contents(again, other)))
+    assert all(map(torch.equal, saved, contents(other_model, other_optimizer)))
     train(model, optimizer, lambda loss, batch: loss, range(5, 8))
-    train(again, other, guard.watch, range(5, 8))
-    assert all(map(torch.equal, contents(model, optimizer), contents(again, other)))
+    train(other_model, other_optimizer, guard.watch, range(5, 8))
+    assert all(map(torch.equal, contents(model, optimizer), contents(other_model, other_optimizer)))

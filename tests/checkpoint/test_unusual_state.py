@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rewinding import Run, same, whole
+from rewind_runs import Run, same, train_state_of
 
 from surefoot.checkpoint.train_state import TrainState
 
@@ -45,13 +45,13 @@ class Mixed(nn.Module):
         self.register_buffer("nothing", None)
 
 
-def held(model: nn.Module) -> list[Tensor]:
+def initialized_tensors(model: nn.Module) -> list[Tensor]:
     return [t for t in [*model.parameters(), *model.buffers()] if not isinstance(t, nn.UninitializedParameter)]
 
 
 @torch.no_grad()
-def spoil(model: Mixed) -> None:
-    for t in held(model):
+def change_all(model: Mixed) -> None:
+    for t in initialized_tensors(model):
         if t is model.wide:
             t[0].add_(1)
         elif t.dtype is torch.bool:
@@ -69,24 +69,24 @@ def spoil(model: Mixed) -> None:
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_tensors_of_every_kind() -> None:
     model = Mixed()
-    only = nn.Parameter(torch.ones(2))
-    run = TrainState(model, torch.optim.SGD([model.weight, model.brief, only], lr=0.1))
+    outside_param = nn.Parameter(torch.ones(2))
+    run = TrainState(model, torch.optim.SGD([model.weight, model.brief, outside_param], lr=0.1))
     state = run.capture()
     for _ in range(2):
-        before = [t if t.is_meta else t.detach().clone() for t in held(model)]
-        tensors = held(model)
-        spoil(model)
-        only.data.zero_()
+        before = [t if t.is_meta else t.detach().clone() for t in initialized_tensors(model)]
+        tensors = initialized_tensors(model)
+        change_all(model)
+        outside_param.data.zero_()
         run.restore(state)
-        assert all(map(operator.is_, held(model), tensors))
+        assert all(map(operator.is_, initialized_tensors(model), tensors))
         assert all(a.is_meta or a.to_dense().equal(b.to_dense()) for a, b in zip(before, tensors, strict=True))
-        assert only.tolist() == [1.0, 1.0]
+        assert outside_param.tolist() == [1.0, 1.0]
         assert model.tied is model.weight
         assert model.graph._nnz() == 3
         run.capture(state)
 
 
-def test_writing_back_is_not_seen_by_autograd() -> None:
+def test_restore_does_not_bump_version_counters() -> None:
     weight = nn.Parameter(torch.ones(3))
     model = nn.ParameterList([weight])
     run = TrainState(model, torch.optim.SGD(model.parameters()))
@@ -96,37 +96,37 @@ def test_writing_back_is_not_seen_by_autograd() -> None:
     assert weight.requires_grad
 
 
-def test_a_tensor_that_two_states_share_is_shared_again_and_one_of_two_is_not_mixed_up() -> None:
+def test_shared_state_tensors_are_shared_again() -> None:
     weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     optimizer = torch.optim.SGD(weights)
     run = TrainState(nn.ParameterList(weights), optimizer)
-    one = torch.tensor(1.0)
-    optimizer.state[weights[0]], optimizer.state[weights[1]] = {"step": one}, {"step": one}
+    step_tensor = torch.tensor(1.0)
+    optimizer.state[weights[0]], optimizer.state[weights[1]] = {"step": step_tensor}, {"step": step_tensor}
     shared = run.capture()
     optimizer.state[weights[1]] = {"step": torch.tensor(2.0)}
-    apart = run.capture()
-    optimizer.state[weights[1]]["step"] = one
-    run.restore(apart)
+    separate = run.capture()
+    optimizer.state[weights[1]]["step"] = step_tensor
+    run.restore(separate)
     assert [float(optimizer.state[w]["step"]) for w in weights] == [1.0, 2.0]
     run.restore(shared)
     assert optimizer.state[weights[0]]["step"] is optimizer.state[weights[1]]["step"]
 
 
-def test_nested_and_plain_optimizer_state_comes_back() -> None:
+def test_nested_and_plain_optimizer_state_is_restored() -> None:
     run = Run("SGD")
     weight = run.model.get_parameter("last.weight")
     run.optimizer.state[weight] = {"past": [torch.zeros(2), {"at": torch.ones(())}], "n": 3, "pair": (1, torch.ones(1))}
-    then, state = run.contents(), whole(run).capture()
-    held = run.optimizer.state[weight]["past"][0]
-    held.add_(5)
+    expected, state = run.contents(), train_state_of(run).capture()
+    past_tensor = run.optimizer.state[weight]["past"][0]
+    past_tensor.add_(5)
     run.optimizer.state[weight]["past"].append("more")
     run.optimizer.state[weight] |= {"n": 9, "new": torch.ones(1)}
-    whole(run).restore(state)
-    assert same(then, run.contents())
-    assert run.optimizer.state[weight]["past"][0] is held
+    train_state_of(run).restore(state)
+    assert same(expected, run.contents())
+    assert run.optimizer.state[weight]["past"][0] is past_tensor
 
 
-def test_buffers_that_came_went_or_grew() -> None:
+def test_added_removed_and_resized_buffers() -> None:
     model = nn.Module()
     for name in ("gone", "grown", "none"):
         model.register_buffer(name, torch.ones(2))
@@ -141,41 +141,41 @@ def test_buffers_that_came_went_or_grew() -> None:
         "gone": [1.0, 1.0],
         "grown": [1.0, 1.0],
         "none": [1.0, 1.0],
-        "cache": [0.0] * 5,  # the module's own counters know how long it is
+        "cache": [0.0] * 5,  # non-persistent: its size belongs to the module
         "new": [1.0] * 4,
     }
 
 
-def test_nothing_is_touched_when_a_parameter_does_not_fit_any_more() -> None:
+def test_restore_changes_nothing_if_a_parameter_does_not_match() -> None:
     run = Run()
     run.train(0)
-    state = whole(run).capture()
+    state = train_state_of(run).capture()
     run.train(1)
     run.model.get_submodule("last").register_parameter("weight", nn.Parameter(torch.ones(2, 8)))
     before = run.contents()
     with pytest.raises(RuntimeError, match=r"cannot restore the state: last\.weight changed"):
-        whole(run).restore(state)
+        train_state_of(run).restore(state)
     assert same(before, run.contents())
 
 
-def test_a_group_added_since_stays_with_its_rate() -> None:
+def test_param_group_added_after_the_capture_keeps_its_lr() -> None:
     run = Run()
-    state = whole(run).capture()
-    more = nn.Parameter(torch.ones(2))
-    run.optimizer.add_param_group({"params": [more], "lr": 0.5})
-    more.sum().backward()
+    state = train_state_of(run).capture()
+    new_param = nn.Parameter(torch.ones(2))
+    run.optimizer.add_param_group({"params": [new_param], "lr": 0.5})
+    new_param.sum().backward()
     run.optimizer.step()
-    both = whole(run).capture()
+    both = train_state_of(run).capture()
     run.optimizer.param_groups[1]["lr"] = 9.0
-    whole(run).restore(both)
+    train_state_of(run).restore(both)
     assert [g["lr"] for g in run.optimizer.param_groups] == [0.01, 0.5]
-    whole(run).restore(state)
+    train_state_of(run).restore(state)
     assert len(run.optimizer.param_groups) == 2
     assert not run.optimizer.state
 
 
-class Meter:
-    """Something of the loop's own that hands out its state by reference and takes it without copying."""
+class LossMeter:
+    """A user object whose state_dict returns, and load_state_dict keeps, references."""
 
     def __init__(self) -> None:
         self.seen: dict[str, Any] = {"losses": [1.0], "mean": torch.ones(2)}
@@ -187,48 +187,48 @@ class Meter:
         self.seen = state
 
 
-def test_extra_things_go_back_too_as_often_as_need_be() -> None:
-    run, meter, generator = Run(), Meter(), torch.Generator().manual_seed(3)
+def test_extra_state_is_restored_repeatedly() -> None:
+    run, meter, generator = Run(), LossMeter(), torch.Generator().manual_seed(3)
     average = torch.optim.swa_utils.AveragedModel(run.model)
-    state = whole(run, extra={"meter": meter, "generator": generator, "average": average}).capture()
-    there = [p.data_ptr() for p in average.parameters()]
+    state = train_state_of(run, extra={"meter": meter, "generator": generator, "average": average}).capture()
+    addresses = [p.data_ptr() for p in average.parameters()]
     expected = torch.rand(2, generator=generator)
     for _ in range(2):
         meter.seen["losses"].append(2.0)
         meter.seen["mean"].zero_()
         run.train(0)
         average.update_parameters(run.model)
-        whole(run, extra={"meter": meter, "generator": generator, "average": average}).restore(state)
+        train_state_of(run, extra={"meter": meter, "generator": generator, "average": average}).restore(state)
         assert meter.seen["losses"] == [1.0]
         assert meter.seen["mean"].tolist() == [1.0, 1.0]
         assert torch.rand(2, generator=generator).equal(expected)
         assert int(average.n_averaged) == 0
-        assert [p.data_ptr() for p in average.parameters()] == there
+        assert [p.data_ptr() for p in average.parameters()] == addresses
 
 
-def test_extra_things_without_state_are_turned_away() -> None:
+def test_extra_state_without_state_dict_is_refused() -> None:
     run = Run()
     with pytest.raises(
         TypeError, match=r"extra\['loader'\] must have state_dict and load_state_dict.*list has neither"
     ):
-        whole(run, extra={"loader": []})
+        train_state_of(run, extra={"loader": []})
 
 
-def test_a_rate_that_is_a_tensor() -> None:
+def test_tensor_lr_is_restored_in_place() -> None:
     run = Run()
-    rate = torch.tensor(0.25)
-    run.optimizer.param_groups[0]["lr"] = rate
-    state = whole(run).capture()
-    rate.fill_(3.0)
-    whole(run).restore(state)
-    assert run.optimizer.param_groups[0]["lr"] is rate
-    assert rate == 0.25
+    lr = torch.tensor(0.25)
+    run.optimizer.param_groups[0]["lr"] = lr
+    state = train_state_of(run).capture()
+    lr.fill_(3.0)
+    train_state_of(run).restore(state)
+    assert run.optimizer.param_groups[0]["lr"] is lr
+    assert lr == 0.25
 
 
-def test_gradients_of_what_only_an_optimizer_holds_are_dropped_too() -> None:
-    only = nn.Parameter(torch.ones(2))
-    run = TrainState(nn.Linear(1, 1), torch.optim.SGD([only]))
+def test_gradients_of_params_outside_the_model_are_dropped() -> None:
+    outside_param = nn.Parameter(torch.ones(2))
+    run = TrainState(nn.Linear(1, 1), torch.optim.SGD([outside_param]))
     state = run.capture()
-    only.sum().backward()
+    outside_param.sum().backward()
     run.restore(state)
-    assert only.grad is None
+    assert outside_param.grad is None

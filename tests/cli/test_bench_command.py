@@ -26,14 +26,14 @@ def run_surefoot(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
-def test_a_command_works_from_another_directory(tmp_path: Path) -> None:
+def test_command_works_from_another_directory(tmp_path: Path) -> None:
     golden = ROOT / "tests" / "bench" / "golden" / "spike_that_heals-recurrent-11"
     done = run_surefoot("bench", "replay", str(golden), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "all made again" in done.stdout
 
 
-def test_another_projects_benchmarks_package_is_not_used(tmp_path: Path) -> None:
+def test_other_benchmarks_package_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__init__.py").write_text("raise RuntimeError('the wrong package')")
     done = run_surefoot("bench", "--help", cwd=tmp_path)
@@ -42,7 +42,7 @@ def test_another_projects_benchmarks_package_is_not_used(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("arguments", [["bench"], ["bench", "--help"], ["bench", "zoo"], ["bench", "zoo", "--quick"]])
-def test_without_a_checkout_one_message_and_exit_code_2(
+def test_no_checkout_is_one_message_and_exit_code_2(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BENCH_MODULE, "checkout_root", lambda: tmp_path)

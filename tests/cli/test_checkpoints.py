@@ -16,7 +16,7 @@ from surefoot.cli import app
 from surefoot.cli.checkpoint_commands import translate_old_form
 
 
-def asked(*arguments: object) -> Result:
+def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["checkpoints", *map(str, arguments)])
 
 
@@ -34,8 +34,8 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_lists_what_there_is(run: Path) -> None:
-    result = asked("list", run)
+def test_lists_checkpoints(run: Path) -> None:
+    result = invoke("list", run)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["name", "step", "attempt", "age", "size", "kind", "health", "intact"]
@@ -46,20 +46,20 @@ def test_lists_what_there_is(run: Path) -> None:
     ]
     assert "not read" in lines[1]
     assert "healthy" in lines[3]
-    rows = json.loads(asked("list", run / "checkpoints", "--json").stdout)
+    rows = json.loads(invoke("list", run / "checkpoints", "--json").stdout)
     assert [row["step"] for row in rows] == [20, 20, 10]
     assert rows[0]["whole"] is None
     assert rows[2]["metrics"] == {"loss": 0.1}
 
 
 def test_verify_reads_every_byte(run: Path) -> None:
-    result = asked("verify", run, "--json")
+    result = invoke("verify", run, "--json")
     assert result.exit_code == 0
     assert [row["whole"] for row in json.loads(result.stdout)] == [True] * 3
     damaged = run / "checkpoints" / "step-00000020" / "weights.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-    assert asked("list", run).exit_code == 0  # the sizes are right, and no more was looked at
-    result = asked("verify", run)
+    assert invoke("list", run).exit_code == 0  # list checks sizes only
+    result = invoke("verify", run)
     assert result.exit_code == 1
     assert "step-00000020: weights.safetensors: content has changed" in result.stdout
 
@@ -72,13 +72,13 @@ def test_works_without_torch(run: Path) -> None:
 
 
 def test_compare_names_the_files_and_tensors_that_differ(run: Path) -> None:
-    found = json.loads(asked("compare", run, "10", "step-00000020", "--json").stdout)
-    assert found["files"]["different"] == ["weights.safetensors"]
-    assert found["files"]["the same"] == ["rest.json"]
-    assert found["tensors"]["different"] == ["model.weight"]
-    assert found["tensors"]["the same"] == ["model.bias"]
-    assert "different: model.weight" in asked("compare", run, "10", "newest").stdout
-    same = json.loads(asked("compare", run, "10", "10", "--json").stdout)
+    comparison = json.loads(invoke("compare", run, "10", "step-00000020", "--json").stdout)
+    assert comparison["files"]["different"] == ["weights.safetensors"]
+    assert comparison["files"]["the same"] == ["rest.json"]
+    assert comparison["tensors"]["different"] == ["model.weight"]
+    assert comparison["tensors"]["the same"] == ["model.bias"]
+    assert "different: model.weight" in invoke("compare", run, "10", "newest").stdout
+    same = json.loads(invoke("compare", run, "10", "10", "--json").stdout)
     assert same["tensors"]["the same"] == ["model.bias", "model.weight"]
     assert not same["tensors"]["different"]
 
@@ -97,19 +97,19 @@ def test_compare_names_the_files_and_tensors_that_differ(run: Path) -> None:
         (["--convert", "a.pt", "b"], ["convert", "a.pt", "b"]),
     ],
 )
-def test_the_old_form_means_the_subcommand(old: list[str], new: list[str]) -> None:
+def test_old_form_translates_to_the_subcommand(old: list[str], new: list[str]) -> None:
     assert translate_old_form(old) == new
 
 
-def test_the_old_form_still_works(run: Path, tmp_path: Path) -> None:
-    assert [row["whole"] for row in json.loads(asked(run, "--json").stdout)] == [None] * 3
-    assert [row["whole"] for row in json.loads(asked(run, "--verify", "--json").stdout)] == [True] * 3
-    assert asked(run, "--compare", "10", "20").stdout == asked("compare", run, "10", "20").stdout
+def test_old_form_still_works(run: Path, tmp_path: Path) -> None:
+    assert [row["whole"] for row in json.loads(invoke(run, "--json").stdout)] == [None] * 3
+    assert [row["whole"] for row in json.loads(invoke(run, "--verify", "--json").stdout)] == [True] * 3
+    assert invoke(run, "--compare", "10", "20").stdout == invoke("compare", run, "10", "20").stdout
     torch.save({"w": torch.ones(3)}, tmp_path / "model.pt")
-    assert asked("--convert", tmp_path / "model.pt", tmp_path / "old").exit_code == 0
+    assert invoke("--convert", tmp_path / "model.pt", tmp_path / "old").exit_code == 0
     assert load_file(tmp_path / "old.safetensors").keys() == {"w"}
-    assert asked(run, "--compare", "10").exit_code == 2
-    assert asked("--help").exit_code == 0
+    assert invoke(run, "--compare", "10").exit_code == 2
+    assert invoke("--help").exit_code == 0
 
 
 def test_converts_a_plain_checkpoint(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_converts_a_plain_checkpoint(tmp_path: Path) -> None:
     tied = model.state_dict() | {"head": model.weight}
     saved = {"model": tied, "optimizer": optimizer.state_dict(), "step": 7, "loss": float("nan"), "names": ("a", "b")}
     torch.save(saved, tmp_path / "model.pt")
-    result = asked("convert", tmp_path / "model.pt", tmp_path / "out")
+    result = invoke("convert", tmp_path / "model.pt", tmp_path / "out")
     assert result.exit_code == 0, result.output
     tensors = load_file(tmp_path / "out.safetensors")
     assert torch.equal(tensors["model.weight"], model.weight)
@@ -129,7 +129,7 @@ def test_converts_a_plain_checkpoint(tmp_path: Path) -> None:
     rest = json.loads((tmp_path / "out.json").read_text())
     assert (rest["step"], rest["loss"], rest["names"]) == (7, "nan", ["a", "b"])
     assert rest["model"]["weight"] == {"tensor": "model.weight"}
-    assert asked("convert", tmp_path / "model.pt", tmp_path / "out").exit_code == 2  # nothing is written over
+    assert invoke("convert", tmp_path / "model.pt", tmp_path / "out").exit_code == 2  # no file is overwritten
 
 
 ran: list[int] = []
@@ -145,9 +145,9 @@ class Settings:
 
 
 @pytest.mark.parametrize("thing", [Planted(), Settings()], ids=["code", "object"])
-def test_what_may_run_code_is_not_converted(tmp_path: Path, thing: object) -> None:
+def test_pickle_that_may_run_code_is_not_converted(tmp_path: Path, thing: object) -> None:
     torch.save({"model": torch.ones(2), "args": thing}, tmp_path / "model.pt")
-    result = asked("convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
+    result = invoke("convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
     assert result.exit_code == 2
     assert "model.pt" in result.stderr
     assert "a pickle may run any code" in result.stderr
@@ -159,7 +159,7 @@ def test_what_may_run_code_is_not_converted(tmp_path: Path, thing: object) -> No
 def test_bad_input_gets_one_clear_message(run: Path, tmp_path: Path) -> None:
     (tmp_path / "text.pt").write_text("hello")
     (tmp_path / "empty").mkdir()
-    for arguments, words in (
+    for arguments, message in (
         ([], "name a run"),
         (["list", tmp_path / "nowhere"], "does not exist"),
         (["list", tmp_path / "text.pt"], "is a file"),
@@ -171,25 +171,25 @@ def test_bad_input_gets_one_clear_message(run: Path, tmp_path: Path) -> None:
         (["convert", tmp_path / "text.pt", tmp_path / "x"], "text.pt"),
         (["convert", tmp_path, tmp_path / "x"], "a folder"),
     ):
-        result = asked(*arguments)
+        result = invoke(*arguments)
         assert result.exit_code == 2, (arguments, result.output)
-        assert words in result.stderr, arguments
+        assert message in result.stderr, arguments
         assert len(result.stderr.splitlines()) == 1
         assert "Traceback" not in result.output
 
 
-def test_a_run_without_checkpoints_is_no_error(tmp_path: Path) -> None:
+def test_run_without_checkpoints_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    result = asked("list", tmp_path)
+    result = invoke("list", tmp_path)
     assert result.exit_code == 0
     assert "no checkpoints" in result.stdout
-    assert json.loads(asked("list", tmp_path, "--json").stdout) == []
+    assert json.loads(invoke("list", tmp_path, "--json").stdout) == []
 
 
-def test_a_view_far_larger_than_what_is_stored_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_view_far_larger_than_its_storage_is_refused(tmp_path: Path) -> None:
     petabyte = torch.zeros(1).expand(1 << 20, 1 << 28)
     torch.save({"w": petabyte, "b": torch.ones(3)}, tmp_path / "model.pt")
-    result = asked("convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
+    result = invoke("convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
     assert result.exit_code == 2, result.output
     assert "w is a view of shape [1048576, 268435456]" in result.stderr
     assert "the file stores 4 bytes" in result.stderr
@@ -197,7 +197,7 @@ def test_a_view_far_larger_than_what_is_stored_is_refused_in_a_sentence(tmp_path
     assert not list(tmp_path.glob("*out*"))
 
 
-def test_small_views_overlapping_ones_and_a_tensor_called_metadata_are_converted(tmp_path: Path) -> None:
+def test_views_overlaps_and_a_tensor_named_metadata_are_converted(tmp_path: Path) -> None:
     saved = {
         "row": torch.arange(3.0).expand(4, 3),
         "windows": torch.arange(5.0).as_strided((3, 3), (1, 1)),
@@ -205,32 +205,32 @@ def test_small_views_overlapping_ones_and_a_tensor_called_metadata_are_converted
         "__metadata__": torch.ones(1),
     }
     torch.save(saved, tmp_path / "model.pt")
-    result = asked("convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
+    result = invoke("convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
     assert result.exit_code == 0, result.output
     tensors = load_file(tmp_path / "out.safetensors")
     for name, tensor in saved.items():
         assert torch.equal(tensors["__metadata___" if name == "__metadata__" else name], tensor)
 
 
-def test_a_tensor_without_data_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_meta_tensor_is_refused(tmp_path: Path) -> None:
     torch.save({"w": torch.empty(2, device="meta")}, tmp_path / "model.pt")
-    result = asked("convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
+    result = invoke("convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
     assert result.exit_code == 2, result.output
     assert len(result.stderr.splitlines()) == 1
     assert "Traceback" not in result.output
     assert not list(tmp_path.glob("*out*"))
 
 
-def test_exported_and_converted_files_replace_nothing(run: Path, tmp_path: Path) -> None:
+def test_export_and_convert_replace_no_file(run: Path, tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "model.pt")
     (tmp_path / "there.json").write_text("mine")
     (tmp_path / "null.safetensors").symlink_to("/dev/null")
     for arguments in (
-        ["convert", tmp_path / "model.pt", tmp_path / "there.safetensors"],  # its .json is there
+        ["convert", tmp_path / "model.pt", tmp_path / "there.safetensors"],  # its .json exists
         ["convert", tmp_path / "model.pt", tmp_path / "null.safetensors"],
         ["export", run, "10", tmp_path / "null.safetensors"],
     ):
-        result = asked(*arguments)
+        result = invoke(*arguments)
         assert result.exit_code == 2, result.output
         assert len(result.stderr.splitlines()) == 1
     assert (tmp_path / "there.json").read_text() == "mine"

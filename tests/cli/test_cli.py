@@ -47,7 +47,7 @@ def test_bad_usage_is_explained_without_a_traceback(arguments: list[str]) -> Non
 
 
 @pytest.mark.parametrize("command", [["demo"], ["bench", "overhead"]])
-def test_without_torch_it_says_what_to_install(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_names_what_to_install(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""`surefoot diagnose` as somebody with a dead run and a log meets it."""
+"""`surefoot diagnose` on the command line."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from typer.testing import CliRunner, Result
 from surefoot.cli import app
 from surefoot.logs.log_diagnosis import UnreadableInput
 
-command = importlib.import_module("surefoot.cli.diagnose")  # the name alone is also the function's
+command = importlib.import_module("surefoot.cli.diagnose")  # `from surefoot.cli import diagnose` is the function
 
-FALL = np.round(2 + 8 * np.exp(-np.arange(80) / 15) + 0.02 * np.cos(np.arange(80) * 2.4), 4)
+LOSSES = np.round(2 + 8 * np.exp(-np.arange(80) / 15) + 0.02 * np.cos(np.arange(80) * 2.4), 4)
 
 
 def run(*arguments: str | Path, given: str | None = None) -> Result:
@@ -32,19 +32,19 @@ def run(*arguments: str | Path, given: str | None = None) -> Result:
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
     path = tmp_path / "good.jsonl"
-    path.write_text("".join(json.dumps({"step": k, "loss": loss}) + "\n" for k, loss in enumerate(FALL)))
+    path.write_text("".join(json.dumps({"step": k, "loss": loss}) + "\n" for k, loss in enumerate(LOSSES)))
     return path
 
 
 @pytest.fixture
 def bad(tmp_path: Path) -> Path:
     path = tmp_path / "bad.csv"
-    losses = [*FALL[:60].tolist(), *["nan"] * 20]
+    losses = [*LOSSES[:60].tolist(), *["nan"] * 20]
     path.write_text("iteration,train loss\n" + "".join(f"{k},{loss}\n" for k, loss in enumerate(losses)))
     return path
 
 
-def test_trouble_exits_with_1_and_health_with_0(good: Path, bad: Path) -> None:
+def test_failed_run_exits_with_1_and_healthy_run_with_0(good: Path, bad: Path) -> None:
     failed, healthy = run(bad), run(good)
     assert failed.exit_code == 1
     assert failed.stdout.startswith("FAILED  ")
@@ -57,26 +57,31 @@ def test_trouble_exits_with_1_and_health_with_0(good: Path, bad: Path) -> None:
 @pytest.mark.parametrize(("old", "new"), [("--rate", "--lr"), ("--norm", "--grad-norm")])
 def test_old_spellings_of_columns_are_accepted(tmp_path: Path, old: str, new: str) -> None:
     path = tmp_path / "log.csv"
-    path.write_text("step,loss,own\n" + "".join(f"{k},{loss},0.1\n" for k, loss in enumerate(FALL)))
+    path.write_text("step,loss,own\n" + "".join(f"{k},{loss},0.1\n" for k, loss in enumerate(LOSSES)))
     answers = [json.loads(run(path, option, "own", "--json").stdout) for option in (old, new)]
     assert answers[0] == answers[1]
     assert "own" in answers[0]["source"]["columns"].values()
 
 
-def test_too_little_to_tell_exits_with_0(tmp_path: Path) -> None:
+def test_too_short_log_exits_with_0(tmp_path: Path) -> None:
     (tmp_path / "short.csv").write_text("step,loss\n1,2.0\n2,1.9\n")
     result = run(tmp_path / "short.csv")
     assert result.exit_code == 0
     assert result.stdout.startswith("UNKNOWN")
 
 
-def test_json_is_one_object_and_for_several_logs_a_list(good: Path, bad: Path) -> None:
-    told = json.loads(run(bad, "--json").stdout)
-    assert (told["verdict"], told["pattern"], told["onset_step"], told["last_step"]) == ("failed", "nonfinite", 60, 79)
-    assert told["causes"][0].keys() == {"cause", "confidence", "evidence", "advice"}
-    assert told["source"]["format"] == "csv"
+def test_json_is_one_object_or_a_list_for_several_logs(good: Path, bad: Path) -> None:
+    diagnosis = json.loads(run(bad, "--json").stdout)
+    assert (diagnosis["verdict"], diagnosis["pattern"], diagnosis["onset_step"], diagnosis["last_step"]) == (
+        "failed",
+        "nonfinite",
+        60,
+        79,
+    )
+    assert diagnosis["causes"][0].keys() == {"cause", "confidence", "evidence", "advice"}
+    assert diagnosis["source"]["format"] == "csv"
     both = run(good, bad, "--json")
-    assert [one["verdict"] for one in json.loads(both.stdout)] == ["healthy", "failed"]
+    assert [entry["verdict"] for entry in json.loads(both.stdout)] == ["healthy", "failed"]
     assert both.exit_code == 1
 
 
@@ -85,15 +90,15 @@ def test_several_logs_end_with_a_table(good: Path, bad: Path) -> None:
     assert [line.split()[0] for line in table if line[0] != " "] == ["HEALTHY", "FAILED"]
 
 
-def test_a_pipe_is_read() -> None:
-    text = "".join(f"step {k}: loss {loss:.4f}\n" for k, loss in enumerate(FALL))
+def test_pipe_is_read() -> None:
+    text = "".join(f"step {k}: loss {loss:.4f}\n" for k, loss in enumerate(LOSSES))
     result = run("-", given=text)
     assert result.exit_code == 0
     assert result.stdout.startswith("HEALTHY")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["nowhere.log"], "nowhere.log does not exist"),
         (["GOOD", "--loss", "los"], "Did you mean 'loss'"),
@@ -104,39 +109,39 @@ def test_a_pipe_is_read() -> None:
         ([], "PATH"),
     ],
 )
-def test_bad_usage_exits_with_2_and_one_message(arguments: list[str], told: str, good: Path) -> None:
+def test_bad_usage_exits_with_2_and_one_message(arguments: list[str], message: str, good: Path) -> None:
     result = run(*(word.replace("GOOD", str(good)) for word in arguments))
     assert result.exit_code == 2
-    assert told in " ".join(result.stderr.split())
+    assert message in " ".join(result.stderr.split())
     assert result.stdout == ""
     assert "Traceback" not in result.output
 
 
-def test_a_page_that_cannot_be_written_does_not_cost_the_answer(good: Path) -> None:
+def test_unwritable_page_does_not_suppress_the_diagnosis(good: Path) -> None:
     result = run(good, "--html", good / "x.html")
     assert result.exit_code == 2
     assert "cannot be written" in result.stderr
     assert result.stdout.startswith("HEALTHY")
 
 
-def test_one_log_of_several_that_cannot_be_read_hides_no_other(good: Path, tmp_path: Path) -> None:
+def test_unreadable_log_does_not_hide_the_others(good: Path, tmp_path: Path) -> None:
     result = run(tmp_path / "nowhere.log", good)
     assert result.exit_code == 2
     assert "nowhere.log does not exist" in result.stderr
     assert "HEALTHY" in result.stdout
-    told = json.loads(run(tmp_path / "nowhere.log", good, "--json").stdout)
-    assert [one["verdict"] for one in told] == ["unknown", "healthy"]
+    diagnosis = json.loads(run(tmp_path / "nowhere.log", good, "--json").stdout)
+    assert [entry["verdict"] for entry in diagnosis] == ["unknown", "healthy"]
 
 
-def test_a_column_can_be_named(tmp_path: Path) -> None:
+def test_columns_can_be_named(tmp_path: Path) -> None:
     path = tmp_path / "odd.csv"
-    path.write_text("n,wert,lossy\n" + "".join(f"{k},{loss},1\n" for k, loss in enumerate(FALL)))
-    told = json.loads(run(path, "--loss", "wert", "--step", "n", "--json").stdout)
-    assert told["verdict"] == "healthy"
-    assert told["source"]["columns"]["loss"] == "wert"
+    path.write_text("n,wert,lossy\n" + "".join(f"{k},{loss},1\n" for k, loss in enumerate(LOSSES)))
+    diagnosis = json.loads(run(path, "--loss", "wert", "--step", "n", "--json").stdout)
+    assert diagnosis["verdict"] == "healthy"
+    assert diagnosis["source"]["columns"]["loss"] == "wert"
 
 
-def test_pictures_and_pages_are_written_beside_the_answer(good: Path, bad: Path, tmp_path: Path) -> None:
+def test_plots_and_pages_are_written(good: Path, bad: Path, tmp_path: Path) -> None:
     result = run(bad, "--plot", tmp_path / "out" / "run.png", "--html", tmp_path / "out" / "run.html", "--json")
     assert json.loads(result.stdout)["verdict"] == "failed"
     assert "plot written to" in result.stderr
@@ -154,12 +159,12 @@ def test_two_logs_are_compared(good: Path, bad: Path, tmp_path: Path) -> None:
     assert "B failed at 60" in " ".join(result.stdout.split())
     assert (tmp_path / "both.html").exists()
     assert (tmp_path / "both.png").exists()
-    told = json.loads(run("--compare", good, bad, "--json").stdout)
-    assert told["a"]["verdict"] == "healthy"
-    assert told["b"]["verdict"] == "failed"
+    diagnosis = json.loads(run("--compare", good, bad, "--json").stdout)
+    assert diagnosis["a"]["verdict"] == "healthy"
+    assert diagnosis["b"]["verdict"] == "failed"
 
 
-def test_an_error_of_our_own_is_one_line_and_no_traceback(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_is_one_line_without_traceback(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("oh no")
 
@@ -171,7 +176,7 @@ def test_an_error_of_our_own_is_one_line_and_no_traceback(good: Path, monkeypatc
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_an_interrupt_ends_quietly(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_exits_with_130_and_no_output(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -181,7 +186,7 @@ def test_an_interrupt_ends_quietly(good: Path, monkeypatch: pytest.MonkeyPatch) 
     assert result.output == ""
 
 
-def test_a_name_that_is_no_text_can_be_complained_about() -> None:
+def test_error_message_with_an_undecodable_file_name() -> None:
     def unreadable() -> int:
         raise UnreadableInput("\udcff.log is not there")
 
@@ -199,7 +204,7 @@ PIECES = [
 
 @given(pieces=st.lists(st.one_of(st.binary(max_size=30), st.sampled_from(PIECES)), max_size=20))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_the_bytes_are_there_is_an_answer_or_one_message(pieces: list[bytes], tmp_path: Path) -> None:
+def test_any_bytes_give_a_diagnosis_or_one_message(pieces: list[bytes], tmp_path: Path) -> None:
     (tmp_path / "any").write_bytes(b"".join(pieces))
     result = run(tmp_path / "any", "--json")
     assert result.exit_code in (0, 1, 2)
@@ -210,20 +215,20 @@ def test_whatever_the_bytes_are_there_is_an_answer_or_one_message(pieces: list[b
         json.loads(result.stdout)
 
 
-def test_the_example_that_dies_is_found_dead(tmp_path: Path) -> None:
+def test_example_dead_run_is_diagnosed_as_failed(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "dead_run.py"
     log = subprocess.run([sys.executable, example], capture_output=True, text=True, check=True).stdout
-    told = json.loads(run("-", "--json", given=log).stdout)
-    assert told["verdict"] == "failed"
-    assert {"learning_rate", "exploding_gradient"} & {one["cause"] for one in told["causes"][:2]}
+    diagnosis = json.loads(run("-", "--json", given=log).stdout)
+    assert diagnosis["verdict"] == "failed"
+    assert {"learning_rate", "exploding_gradient"} & {entry["cause"] for entry in diagnosis["causes"][:2]}
 
 
-# -- as processes of their own
+# -- in a separate process
 
 SUREFOOT = [sys.executable, "-m", "surefoot", "diagnose"]
 
 
-def test_piped_it_is_plain_and_in_an_old_terminal_ascii(bad: Path) -> None:
+def test_piped_output_is_plain_ascii_in_an_ascii_terminal(bad: Path) -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "FORCE_COLOR": "1"}
     done = subprocess.run([*SUREFOOT, bad], capture_output=True, env=env, check=False)
     assert done.returncode == 1
@@ -231,7 +236,7 @@ def test_piped_it_is_plain_and_in_an_old_terminal_ascii(bad: Path) -> None:
     assert b"\x1b" not in done.stdout
 
 
-def test_nobody_who_reads_on_is_no_reason_to_complain(bad: Path) -> None:
+def test_closed_stdout_is_no_error(bad: Path) -> None:
     process = subprocess.Popen([*SUREFOOT, bad], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.close()
@@ -243,7 +248,7 @@ def test_nobody_who_reads_on_is_no_reason_to_complain(bad: Path) -> None:
 
 def test_follow_exits_with_1_when_the_run_dies(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
-    path.write_text("".join(f"step {k} loss {loss}\n" for k, loss in enumerate(FALL)))
+    path.write_text("".join(f"step {k} loss {loss}\n" for k, loss in enumerate(LOSSES)))
     process = subprocess.Popen([*SUREFOOT, "--follow", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with path.open("a") as log:
         for step in range(80, 92):
@@ -257,8 +262,8 @@ def test_follow_exits_with_1_when_the_run_dies(tmp_path: Path) -> None:
     assert err == ""
 
 
-def test_follow_reads_a_pipe_and_ends_with_it() -> None:
-    text = "".join(f"step {k} loss {loss}\n" for k, loss in enumerate(FALL))
+def test_follow_ends_with_the_pipe() -> None:
+    text = "".join(f"step {k} loss {loss}\n" for k, loss in enumerate(LOSSES))
     done = subprocess.run([*SUREFOOT, "-f", "-", "--json"], input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert json.loads(done.stdout)["verdict"] == "healthy"
@@ -277,7 +282,7 @@ def test_follow_ends_cleanly_on_ctrl_c(good: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--html", "--plot"])
-def test_a_log_is_never_replaced_by_its_own_page_or_picture(bad: Path, option: str) -> None:
+def test_input_log_is_never_replaced_by_its_page_or_plot(bad: Path, option: str) -> None:
     log = bad.rename(bad.with_suffix(".png"))  # a suffix that a picture may have
     before = log.read_bytes()
     (log.parent / "link.png").symlink_to(log)
@@ -292,7 +297,7 @@ def test_a_log_is_never_replaced_by_its_own_page_or_picture(bad: Path, option: s
     assert log.read_bytes() == before
 
 
-def test_a_log_from_a_pipe_is_not_replaced_either(bad: Path) -> None:
+def test_input_log_redirected_to_stdin_is_not_replaced(bad: Path) -> None:
     command = [sys.executable, "-m", "surefoot", "diagnose", "-", "--html", str(bad), "--force"]
     with bad.open("rb") as log:
         done = subprocess.run(command, stdin=log, capture_output=True, text=True, check=False)
@@ -301,7 +306,7 @@ def test_a_log_from_a_pipe_is_not_replaced_either(bad: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["html", "png"])
-def test_files_that_are_not_surefoots_are_replaced_only_by_force(good: Path, tmp_path: Path, suffix: str) -> None:
+def test_foreign_files_are_replaced_only_with_force(good: Path, tmp_path: Path, suffix: str) -> None:
     option, target = {"html": "--html", "png": "--plot"}[suffix], tmp_path / f"mine.{suffix}"
     target.write_text("my own work")
     result = run(good, option, target)
@@ -309,7 +314,7 @@ def test_files_that_are_not_surefoots_are_replaced_only_by_force(good: Path, tmp
     assert f"{target} already exists and surefoot did not write it. Name another file, or pass --force" in (
         result.stderr.replace("\n", " ")
     )
-    assert result.stdout == ""  # said before a long log is read
+    assert result.stdout == ""  # refused before a long log is read
     assert target.read_text() == "my own work"
     assert run(good, option, target, "--force").exit_code == 0
     assert run(good, option, target).exit_code == 0  # an earlier output of surefoot
@@ -317,7 +322,7 @@ def test_files_that_are_not_surefoots_are_replaced_only_by_force(good: Path, tmp
 
 
 @pytest.mark.parametrize("option", ["--html", "--plot"])
-def test_a_device_or_a_link_to_one_is_not_replaced_by_a_file(good: Path, tmp_path: Path, option: str) -> None:
+def test_device_or_link_to_one_is_not_replaced(good: Path, tmp_path: Path, option: str) -> None:
     link = tmp_path / "null.png"
     link.symlink_to("/dev/null")
     result = run(good, option, link, "--force")
@@ -326,13 +331,13 @@ def test_a_device_or_a_link_to_one_is_not_replaced_by_a_file(good: Path, tmp_pat
     assert link.is_symlink()
 
 
-def test_the_page_and_the_picture_of_one_run_need_two_files(good: Path, tmp_path: Path) -> None:
+def test_page_and_plot_need_two_files(good: Path, tmp_path: Path) -> None:
     result = run(good, "--html", tmp_path / "a.png", "--plot", tmp_path / "a.png")
     assert result.exit_code == 2
     assert "Name two files" in result.stderr
 
 
-def test_follow_does_not_call_a_loss_healthy_that_leapt_and_stays_high() -> None:
+def test_follow_reports_failed_for_a_loss_that_stays_high_after_a_jump() -> None:
     losses = [*(2.2 + 7.8 * np.exp(-np.arange(5000) / 900)), *(6.5 + 4.5 * np.exp(-np.arange(72) / 20))]
     noise = np.random.default_rng(0).normal(0, 0.02, len(losses))
     log = "".join(f"step {k} loss {loss:.4f}\n" for k, loss in enumerate(losses * np.exp(noise)))

@@ -1,4 +1,4 @@
-"""Data of every kind in small, and how it is opened, for the tests of this folder."""
+"""Small data of every kind, and helpers to open it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from surefoot.train.recipe.schema import DataSection
 
 
 def opened(kind: str = "text", /, *, batch_size: int = 4, rank: int = 0, world: int = 1, **fields: Any) -> TrainingData:
-    given = {
+    options = {
         name: fields.pop(name) for name in ("dataset", "collate", "cache", "segments", "pin_memory") if name in fields
     }
     if "held_out_set" in fields:
-        given["eval_dataset"] = fields.pop("held_out_set")
+        options["eval_dataset"] = fields.pop("held_out_set")
     for name in ("path", "held_out_path"):
         if name in fields:
-            fields[name] = [str(one) for one in (fields[name] if isinstance(fields[name], list) else [fields[name]])]
+            fields[name] = [
+                str(entry) for entry in (fields[name] if isinstance(fields[name], list) else [fields[name]])
+            ]
     spec = DataSection(kind=kind, **{"context": 8, **fields})  # pyright: ignore[reportArgumentType]
-    return open_data(spec, seed=3, batch_size=batch_size, rank=rank, world_size=world, **given)
+    return open_data(spec, seed=3, batch_size=batch_size, rank=rank, world_size=world, **options)
 
 
 def write_texts(folder: Path, count: int = 20) -> Path:
-    """Texts of different lengths, no two alike."""
+    """Distinct texts of different lengths."""
     folder.mkdir(parents=True, exist_ok=True)
     for i in range(count):
         words = " ".join(f"w{i}x{j}" for j in range(5 + i * 7 % 11))
@@ -54,27 +56,27 @@ def write_chats(path: Path, count: int = 20) -> Path:
 
 
 def write_tokenizer(folder: Path, **config: Any) -> Path:
-    """A small tokenizer of Hugging Face, made on the spot: words, and an end of text."""
+    """Train and save a small Hugging Face tokenizer with an end-of-text token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=300,
         show_progress=False,
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    made.train_from_iterator(["the assistant says it is so", "the user says what it is"] * 5, trainer)
-    made.enable_truncation(4)  # as left behind by some trainings: texts must not be cut by it
+    tokenizer.train_from_iterator(["the assistant says it is so", "the user says what it is"] * 5, trainer)
+    tokenizer.enable_truncation(4)  # some saved tokenizers have this set; texts must not be truncated by it
     folder.mkdir(parents=True, exist_ok=True)
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 
-def told(batch: dict[str, Any]) -> list[int]:
-    """The targets that count, in a row."""
+def counted_targets(batch: dict[str, Any]) -> list[int]:
+    """The targets that are not ignored, as one list."""
     targets = batch["targets"].flatten()
     return targets[targets != -100].tolist()

@@ -1,4 +1,4 @@
-"""Conversations: what of them is learned, how they share a sample, and lines that are none."""
+"""Conversations: which tokens are targets, packing, and invalid lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torchdata")
 sys.path.insert(0, str(Path(__file__).parent))
-from corpora import opened, told, write_chats, write_tokenizer
+from corpora import counted_targets, opened, write_chats, write_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -24,25 +24,27 @@ def write(path: Path, *lines: Any) -> Path:
     return path
 
 
-def one(role: str, content: str) -> dict[str, str]:
+def turn(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
 def test_only_assistant_tokens_and_their_end_are_targets(tmp_path: Path) -> None:
-    talk = {"messages": [one("system", "be kind"), one("user", "2+2?"), one("assistant", "4"), one("user", "sure?")]}
-    path = write(tmp_path / "a.jsonl", talk, {"prompt": "hello", "response": "good day"})
+    chat = {
+        "messages": [turn("system", "be kind"), turn("user", "2+2?"), turn("assistant", "4"), turn("user", "sure?")]
+    }
+    path = write(tmp_path / "a.jsonl", chat, {"prompt": "hello", "response": "good day"})
     data = opened("chat", path=path, held_out=0, packing=False, shuffle=False, context=100, batch_size=1)
     first, second = data.train_loader
-    assert bytes(told(first)) == b"4\0"
+    assert bytes(counted_targets(first)) == b"4\0"
     assert bytes(first["inputs"][0].tolist()).startswith(b"<|system|>\nbe kind\n<|user|>\n2+2?\n<|assistant|>\n4\0<|us")
-    assert bytes(told(second)) == b"good day\0"
+    assert bytes(counted_targets(second)) == b"good day\0"
     assert second["count"] == 9
 
 
 def test_packed_conversations_share_samples_and_none_is_cut(tmp_path: Path) -> None:
     data = opened("chat", path=write_chats(tmp_path / "a.jsonl", 50), held_out=0, context=150, batch_size=100)
     (batch,) = data.train_loader
-    answers = bytes(told(batch)).split(b"\0")[:-1]
+    answers = bytes(counted_targets(batch)).split(b"\0")[:-1]
     assert sorted(answers) == sorted((f"it is {i}" * (1 + i % 3)).encode() for i in range(50))
     assert batch["inputs"].shape == (data.samples, 150)
     assert data.samples < 25
@@ -61,7 +63,7 @@ def test_with_segments_conversations_of_a_sample_are_numbered(tmp_path: Path) ->
 
 
 def test_invalid_conversations_are_named_with_the_reason(tmp_path: Path) -> None:
-    good = {"messages": [one("user", "a"), one("assistant", "b")]}
+    good = {"messages": [turn("user", "a"), turn("assistant", "b")]}
     path = write(
         tmp_path / "a.jsonl",
         good,
@@ -71,17 +73,17 @@ def test_invalid_conversations_are_named_with_the_reason(tmp_path: Path) -> None
         {"text": "hello"},
         {"messages": []},
         {"messages": [{"role": "user"}]},
-        {"messages": [one("user", "alone")]},
+        {"messages": [turn("user", "alone")]},
         good,
     )
     data = opened("chat", path=path, held_out=0, context=50, packing=False)
     assert data.samples == 2
-    named = {one.name.rsplit(" ", 1)[1]: one.reason for one in data.unreadable}
-    assert list(named) == ["2", "4", "5", "6", "7", "8"]
-    assert named["2"].startswith("not JSON: Expecting value")
-    assert named["5"] == "expected messages, or prompt and response; got text"
-    assert named["7"] == "message 1 needs a role and content, both text"
-    assert named["8"] == "the assistant says nothing in it"
+    reasons = {sample.name.rsplit(" ", 1)[1]: sample.reason for sample in data.unreadable}
+    assert list(reasons) == ["2", "4", "5", "6", "7", "8"]
+    assert reasons["2"].startswith("not JSON: Expecting value")
+    assert reasons["5"] == "expected messages, or prompt and response; got text"
+    assert reasons["7"] == "message 1 needs a role and content, both text"
+    assert reasons["8"] == "the assistant says nothing in it"
 
 
 def test_a_conversation_whose_answer_is_beyond_the_context_is_skipped_with_a_note(tmp_path: Path) -> None:
@@ -111,21 +113,26 @@ def test_the_tokenizers_own_template_is_used(tmp_path: Path, beside: bool) -> No
     folder = write_tokenizer(tmp_path / "tokenizer", **config)
     if beside:
         (folder / "chat_template.jinja").write_text(TEMPLATE)
-    talk = {
+    chat = {
         "messages": [
-            one("user", "what is it"),
-            one("assistant", "so it is"),
-            one("user", "and?"),
-            one("assistant", "so"),
+            turn("user", "what is it"),
+            turn("assistant", "so it is"),
+            turn("user", "and?"),
+            turn("assistant", "so"),
         ]
     }
     data = opened(
-        "chat", path=write(tmp_path / "a.jsonl", talk), tokenizer=str(folder), held_out=0, context=60, packing=False
+        "chat",
+        path=write(tmp_path / "a.jsonl", chat),
+        tokenizer=str(folder),
+        held_out=0,
+        context=60,
+        packing=False,
     )
     batch = next(iter(data.train_loader))
     assert data.tokenizer is not None
     inner = data.tokenizer.inner  # pyright: ignore[reportAttributeAccessIssue]
-    assert inner.decode(told(batch), skip_special_tokens=False) == "so it is<|im_end|>\nso<|im_end|>\n"
+    assert inner.decode(counted_targets(batch), skip_special_tokens=False) == "so it is<|im_end|>\nso<|im_end|>\n"
     assert inner.decode(batch["inputs"][0].tolist(), skip_special_tokens=False).startswith(
         "<|im_start|>user\nwhat is it<|im_end|>\n<|im_start|>assistant\nso it is<|im_end|>\n"
     )

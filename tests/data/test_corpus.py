@@ -1,4 +1,4 @@
-"""Data as a recipe names it: split, cut, shared among ranks, gone on with; and what is said when it is wrong."""
+"""Data from a recipe: splitting, packing, ranks, resuming, and error messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("torchdata")
 sys.path.insert(0, str(Path(__file__).parent))
-from corpora import opened, told, write_chats, write_texts, write_tokens
+from corpora import counted_targets, opened, write_chats, write_texts, write_tokens
 
 from surefoot.data.corpus import check_vocab
 from surefoot.data.data_error import DataError
@@ -24,10 +24,10 @@ def numbers(path: Path) -> list[int]:
     return np.fromfile(path, "uint16").tolist()
 
 
-# -- what comes out
+# -- batches
 
 
-def test_pythons_own_library_needs_no_path_and_holds_texts_out() -> None:
+def test_python_library_needs_no_path_and_holds_texts_out() -> None:
     data = opened("library", context=64, limit=300_000)
     batch = next(iter(data.train_loader))
     assert batch["inputs"].shape == batch["targets"].shape == (4, 64)
@@ -44,7 +44,7 @@ def test_every_token_is_a_target_exactly_once_per_epoch(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "a.bin", 45)
     data = opened("tokens", path=path, held_out=0, shuffle=False, batch_size=100)
     (batch,) = data.train_loader
-    assert told(batch) == numbers(path)[1:]
+    assert counted_targets(batch) == numbers(path)[1:]
     assert batch["inputs"].shape == (6, 8)
     assert batch["count"] == data.tokens == 44
     assert batch["inputs"].flatten()[:44].tolist() == numbers(path)[:44]
@@ -80,7 +80,7 @@ def test_segments_number_the_texts_of_a_sample_and_no_target_crosses(tmp_path: P
     assert batch["count"] == 7
 
 
-# -- held out
+# -- held-out data
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -94,21 +94,21 @@ def test_no_text_and_no_copy_of_one_is_in_both_splits(tmp_path: Path, packing: b
         rows = [row.tolist() for batch in batches for row in batch["inputs"]]
         return {bytes(part).decode() for row in rows for part in bytes(row).split(b"\0") if len(part) > 10}
 
-    train, held = texts(data.train_loader), texts(data.eval_loader)
-    whole = {path.read_text() for path in tmp_path.rglob("*.txt")}
-    assert held
+    train, eval_texts = texts(data.train_loader), texts(data.eval_loader)
+    complete_texts = {path.read_text() for path in tmp_path.rglob("*.txt")}
+    assert eval_texts
     assert train
-    whole_held = held & whole
-    assert whole_held
-    assert not whole_held & train
+    complete_eval_texts = eval_texts & complete_texts
+    assert complete_eval_texts
+    assert not complete_eval_texts & train
 
 
-def test_of_tokens_and_of_a_single_text_the_tail_is_held_out(tmp_path: Path) -> None:
+def test_the_tail_of_tokens_and_of_a_single_text_is_held_out(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "a.bin", 200)
     data = opened("tokens", path=path, held_out=0.25, shuffle=False, batch_size=100)
-    assert told(next(iter(data.train_loader))) == numbers(path)[1:150]
+    assert counted_targets(next(iter(data.train_loader))) == numbers(path)[1:150]
     assert data.eval_loader is not None
-    assert sorted(told(next(iter(data.eval_loader)))) == sorted(numbers(path)[151:])
+    assert sorted(counted_targets(next(iter(data.eval_loader)))) == sorted(numbers(path)[151:])
 
     (tmp_path / "one.txt").write_text("abcdefghij" * 20)
     single = opened(path=tmp_path / "one.txt", held_out=0.25)
@@ -116,19 +116,19 @@ def test_of_tokens_and_of_a_single_text_the_tail_is_held_out(tmp_path: Path) -> 
     assert single.eval_loader is not None
 
 
-def test_held_out_path_is_used_whole_for_eval(tmp_path: Path) -> None:
-    train, held = write_tokens(tmp_path / "a.bin", 100), write_tokens(tmp_path / "b.bin", 33)
-    data = opened("tokens", path=train, held_out_path=held, batch_size=100)
+def test_all_of_held_out_path_is_used_for_eval(tmp_path: Path) -> None:
+    train, held_out = write_tokens(tmp_path / "a.bin", 100), write_tokens(tmp_path / "b.bin", 33)
+    data = opened("tokens", path=train, held_out_path=held_out, batch_size=100)
     assert data.tokens == 99
     assert data.notes == []
     assert data.eval_loader is not None
-    assert sorted(told(next(iter(data.eval_loader)))) == sorted(numbers(held)[1:])
+    assert sorted(counted_targets(next(iter(data.eval_loader)))) == sorted(numbers(held_out)[1:])
 
 
 def test_eval_texts_that_are_also_in_the_training_data_are_noted(tmp_path: Path) -> None:
-    train, held = write_texts(tmp_path / "a"), write_texts(tmp_path / "b", 4)
-    (held / "text-000.txt").write_text("a text that stands nowhere else")
-    assert opened(path=train, held_out_path=held).notes == ["3 of 4 held-out texts are also in the training data"]
+    train, held_out = write_texts(tmp_path / "a"), write_texts(tmp_path / "b", 4)
+    (held_out / "text-000.txt").write_text("a text that is nowhere else")
+    assert opened(path=train, held_out_path=held_out).notes == ["3 of 4 held-out texts are also in the training data"]
 
 
 def test_eval_batches_are_disjoint_by_rank_and_equally_many(tmp_path: Path) -> None:
@@ -138,19 +138,19 @@ def test_eval_batches_are_disjoint_by_rank_and_equally_many(tmp_path: Path) -> N
     assert len({len(list(share)) for share in shares if share}) == 1
     assert len(set().union(*samples)) == sum(map(len, samples)) == 75
     assert shares[0] is not None
-    again = [[told(batch) for batch in shares[0]] for _ in range(2)]
+    again = [[counted_targets(batch) for batch in shares[0]] for _ in range(2)]
     assert again[0] == again[1]
 
 
-def test_every_rank_has_something_to_evaluate_on_however_little_there_is(tmp_path: Path) -> None:
+def test_every_rank_has_eval_batches_even_with_little_data(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "a.bin", 100)
     for rank in range(4):
-        held = opened("tokens", path=path, held_out=0.1, rank=rank, world=4, batch_size=1).eval_loader
-        assert held is not None
-        assert len(list(held)) == 1
+        eval_loader = opened("tokens", path=path, held_out=0.1, rank=rank, world=4, batch_size=1).eval_loader
+        assert eval_loader is not None
+        assert len(list(eval_loader)) == 1
 
 
-# -- stopped and gone on with
+# -- resuming
 
 
 def make(kind: str, folder: Path) -> dict[str, Any]:
@@ -161,10 +161,10 @@ def make(kind: str, folder: Path) -> dict[str, Any]:
     return {"path": write_texts(folder / "texts")}
 
 
-def texts_of(loader: Any, most: int) -> list[list[int]]:
+def targets_by_batch(loader: Any, most: int) -> list[list[int]]:
     seen: list[list[int]] = []
     while len(seen) < most:
-        seen += [told(batch) for batch in islice(loader, most - len(seen))]
+        seen += [counted_targets(batch) for batch in islice(loader, most - len(seen))]
     return seen
 
 
@@ -173,18 +173,18 @@ def texts_of(loader: Any, most: int) -> list[list[int]]:
 )
 def test_a_run_resumes_with_the_next_batch(tmp_path: Path, kind: str, before: int, after: int) -> None:
     fields = make(kind, tmp_path)
-    whole = texts_of(opened(kind, **fields).train_loader, 40)  # more than one epoch of each
+    expected = targets_by_batch(opened(kind, **fields).train_loader, 40)  # more than one epoch of each
     first = opened(kind, workers=before, **fields)
-    seen = texts_of(first.train_loader, 11)
+    seen = targets_by_batch(first.train_loader, 11)
     second = opened(kind, workers=after, **fields)
     second.train_loader.load_state_dict(json.loads(json.dumps(first.train_loader.state_dict())))
-    assert seen + texts_of(second.train_loader, 29) == whole
+    assert seen + targets_by_batch(second.train_loader, 29) == expected
 
 
 def test_a_run_of_two_ranks_resumes_with_one_and_with_four(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "a.bin", 2001)
     pair = [opened("tokens", path=path, held_out=0, rank=rank, world=2) for rank in range(2)]
-    seen = [tokens for data in pair for tokens in texts_of(data.train_loader, 7)]
+    seen = [tokens for data in pair for tokens in targets_by_batch(data.train_loader, 7)]
     state = pair[0].train_loader.state_dict()
     assert state == pair[1].train_loader.state_dict()
     for world in (1, 4):
@@ -192,18 +192,18 @@ def test_a_run_of_two_ranks_resumes_with_one_and_with_four(tmp_path: Path) -> No
         for rank in range(world):
             data = opened("tokens", path=path, held_out=0, rank=rank, world=world)
             data.train_loader.load_state_dict(state)
-            rest += [told(batch) for batch in data.train_loader]
-        every = sorted(token for tokens in seen + rest for token in tokens)
-        left_out = 2000 - len(every)
+            rest += [counted_targets(batch) for batch in data.train_loader]
+        all_tokens = sorted(token for tokens in seen + rest for token in tokens)
+        left_out = 2000 - len(all_tokens)
         assert 0 <= left_out < 8 * 4 * world  # the last batch, when not full
         if not left_out:
-            assert every == sorted(numbers(path)[1:])
+            assert all_tokens == sorted(numbers(path)[1:])
 
 
-# -- what is wrong is said
+# -- error messages
 
 
-def refusal(*args: Any, **fields: Any) -> str:
+def error_of(*args: Any, **fields: Any) -> str:
     with pytest.raises(DataError) as caught:
         opened(*args, **fields)
     return str(caught.value)
@@ -215,27 +215,27 @@ def test_each_invalid_setting_gets_one_message_with_a_way_out(tmp_path: Path) ->
     (tmp_path / "void" / "a.txt").write_text("")
     (tmp_path / "short.txt").write_text("abc")
     texts = write_texts(tmp_path / "texts")
-    assert "data.kind text needs data.path" in refusal()
-    assert f"Did you mean {texts}?" in refusal(path=tmp_path / "textes")
-    assert "has no file" in refusal(path=tmp_path / "empty")
-    assert "has no file that ends in .jsonl" in refusal("chat", path=texts)
-    assert "no file matches" in refusal(path=tmp_path / "*.md")
-    assert "there is no text in" in refusal(path=tmp_path / "void")
-    assert "shorten data.context" in refusal(path=tmp_path / "short.txt")
-    assert "data.tokenizer: there is no file" in refusal(path=texts, tokenizer="nowhere")
-    assert "data.packing must be true" in refusal("tokens", path=tmp_path / "short.txt", packing=False)
-    assert "remove it" in refusal("library", path=texts)
+    assert "data.kind text needs data.path" in error_of()
+    assert f"Did you mean {texts}?" in error_of(path=tmp_path / "textes")
+    assert "has no file" in error_of(path=tmp_path / "empty")
+    assert "has no file that ends in .jsonl" in error_of("chat", path=texts)
+    assert "no file matches" in error_of(path=tmp_path / "*.md")
+    assert "there is no text in" in error_of(path=tmp_path / "void")
+    assert "shorten data.context" in error_of(path=tmp_path / "short.txt")
+    assert "data.tokenizer: there is no file" in error_of(path=texts, tokenizer="nowhere")
+    assert "data.packing must be true" in error_of("tokens", path=tmp_path / "short.txt", packing=False)
+    assert "remove it" in error_of("library", path=texts)
 
 
 def test_a_token_file_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "a.bin", 101)
-    assert "has 202 bytes, which is no multiple of the 4 bytes of one uint32" in refusal(
+    assert "has 202 bytes, which is no multiple of the 4 bytes of one uint32" in error_of(
         "tokens", path=path, dtype="uint32"
     )
 
 
 def test_fewer_samples_than_ranks_are_refused(tmp_path: Path) -> None:
-    assert "a step needs at least 8" in refusal(
+    assert "a step needs at least 8" in error_of(
         "tokens", path=write_tokens(tmp_path / "a.bin", 30), held_out=0, world=8, batch_size=1
     )
 
@@ -250,23 +250,23 @@ def test_a_vocabulary_too_small_is_noticed_before_the_first_step(tmp_path: Path)
         check_vocab(texts, 100)
 
 
-def test_one_token_beyond_the_vocabulary_deep_in_a_file_costs_its_sample_only(tmp_path: Path) -> None:
+def test_one_token_beyond_the_vocabulary_skips_only_its_sample(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     tokens = np.ones(200_000, np.uint16)
     tokens[100_003] = 60_000
     tokens.tofile(path)
     data = opened("tokens", path=path, context=100, batch_size=50)
     check_vocab(data, 1000)
-    assert {token for batch in data.train_loader for token in told(batch)} == {1}
-    assert [str(one) for one in data.unreadable] == [
+    assert {token for batch in data.train_loader for token in counted_targets(batch)} == {1}
+    assert [str(sample) for sample in data.unreadable] == [
         "sample 1000: ValueError: token 60000 is beyond the model's vocabulary of 1000"
     ]
 
 
-# -- its name
+# -- content hash
 
 
-def test_the_hash_is_of_the_content_and_for_huge_files_of_samples(tmp_path: Path) -> None:
+def test_the_hash_covers_the_content_or_samples_of_huge_files(tmp_path: Path) -> None:
     from surefoot.data.source_files import fingerprint_files
 
     path = tmp_path / "a.txt"

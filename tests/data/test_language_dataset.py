@@ -1,4 +1,4 @@
-"""Windows over any parts of any texts, and texts put together in samples: nothing is lost, nothing comes twice."""
+"""Windows over text streams and packed texts: no token is lost or repeated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=30)
 
 
 def store_of(lengths: list[int]) -> TokenStore:
-    """Texts whose tokens are their places in the whole."""
+    """Texts whose tokens are their positions in the store."""
     offsets = np.r_[0, np.cumsum(lengths)].astype(np.int64)
     return TokenStore(MemoryTokens(np.arange(offsets[-1])), offsets, np.arange(len(lengths), dtype=np.uint64))
 
@@ -50,7 +50,7 @@ def test_packed_groups_fit_and_contain_each_text_once(lengths: list[int], room: 
     groups = pack_lengths(lengths, room)
     assert sorted(chain(*groups)) == list(range(len(lengths)))
     assert all(sum(lengths[i] for i in group) <= room for group in groups)
-    assert sum(sum(lengths[i] for i in group) <= room / 2 for group in groups) <= 1  # else two would have been one
+    assert sum(sum(lengths[i] for i in group) <= room / 2 for group in groups) <= 1  # else two would fit into one
 
 
 def test_a_shorter_sample_is_padded_with_ignored_targets() -> None:

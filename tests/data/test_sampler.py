@@ -1,4 +1,4 @@
-"""The order of samples and the place in it: nothing lost or repeated, whatever changes in between."""
+"""The order of samples and the position in it: no sample is lost or repeated, whatever changes in between."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GOLDEN = {
     1000000: [561620, 553451, 985491, 728362, 626100],
     1000000000000: [349350292955, 496357752530, 622495364870, 676904965055, 717541290013],
 }
-quick = settings(max_examples=50, deadline=None)
+fewer_examples = settings(max_examples=50, deadline=None)
 
 
 def epochs(sampler: Sampler, count: int) -> list[list[int]]:
@@ -40,21 +40,21 @@ def ranks(length: int, batch_size: int, world_size: int, **options: Any) -> list
 
 
 def steps(world: list[Sampler], most: int | None = None) -> list[list[list[int]]]:
-    """What all ranks get in each step, in lockstep, until the epoch ends or `most` steps are done."""
+    """The batches of all ranks step by step, until the epoch ends or `most` steps are done."""
     loops = [iter(sampler) for sampler in world]
-    told: list[list[list[int]]] = []
-    while most is None or len(told) < most:
+    batches_by_step: list[list[list[int]]] = []
+    while most is None or len(batches_by_step) < most:
         step = [next(loop, None) for loop in loops]
-        assert (None in step) == all(one is None for one in step), "ranks disagree about the end of the epoch"
+        assert (None in step) == all(batch is None for batch in step), "ranks disagree about the end of the epoch"
         if None in step:
             break
-        told.append(step)  # pyright: ignore[reportArgumentType]
+        batches_by_step.append(step)  # pyright: ignore[reportArgumentType]
     assert len({json.dumps(sampler.state_dict()) for sampler in world}) == 1
-    return told
+    return batches_by_step
 
 
-def flat(told: list[list[list[int]]]) -> list[int]:
-    return [sample for step in told for share in step for sample in share]
+def flat(batches_by_step: list[list[list[int]]]) -> list[int]:
+    return [sample for step in batches_by_step for share in step for sample in share]
 
 
 # -- the order
@@ -62,7 +62,7 @@ def flat(told: list[list[list[int]]]) -> list[int]:
 
 @settings(max_examples=20, deadline=None)
 @given(length=st.one_of(st.integers(1, 300), st.integers(65_530, 65_550), st.sampled_from([2**18, 2**18 - 1, 300_007])))
-def test_every_sample_has_one_place(length: int) -> None:
+def test_every_sample_has_one_position(length: int) -> None:
     order = EpochOrder(length, seed=1, epoch=2, shuffle=True)
     places = np.arange(length)
     samples = order.samples(places)
@@ -71,12 +71,14 @@ def test_every_sample_has_one_place(length: int) -> None:
 
 
 def test_the_order_never_changes() -> None:
-    """Written down once: with another order a saved run would go on with samples it has seen."""
-    told = {n: EpochOrder(n, seed=7, epoch=3, shuffle=True).samples(np.arange(5)).tolist() for n in (5, 10**6, 10**12)}
-    assert told == GOLDEN
+    """With another order, a resumed run would repeat samples."""
+    orders = {
+        n: EpochOrder(n, seed=7, epoch=3, shuffle=True).samples(np.arange(5)).tolist() for n in (5, 10**6, 10**12)
+    }
+    assert orders == GOLDEN
 
 
-def test_small_orders_are_all_as_likely() -> None:
+def test_small_orders_are_equally_likely() -> None:
     trials = 6000
     for n in (3, 4):
         seen = Counter(
@@ -84,12 +86,12 @@ def test_small_orders_are_all_as_likely() -> None:
             for i in range(trials)
         )
         expected = trials / factorial(n)
-        chi = sum((seen[p] - expected) ** 2 / expected for p in permutations(range(n)))
-        assert chi < 3 * factorial(n)
+        chi_square = sum((seen[p] - expected) ** 2 / expected for p in permutations(range(n)))
+        assert chi_square < 3 * factorial(n)
 
 
 def test_large_orders_are_well_mixed() -> None:
-    """Neighbours end up anywhere, in every epoch anew."""
+    """Neighbouring samples are spread out, in every epoch."""
     n = 1_000_000
     for epoch in range(3):
         samples = EpochOrder(n, seed=0, epoch=epoch, shuffle=True).samples(np.arange(100_000)).astype(float)
@@ -106,15 +108,15 @@ def test_a_billion_samples_take_no_memory_and_access_is_fast() -> None:
 def test_seed_and_epoch_decide_the_order_and_nothing_else() -> None:
     first, again, other = Sampler(50, 50, seed=1), Sampler(50, 50, seed=1), Sampler(50, 50, seed=2)
     assert epochs(first, 3) == epochs(again, 3)
-    one, two, _ = (tuple(batch) for batch in epochs(Sampler(50, 50, seed=1), 3))
-    assert one != two
-    assert epochs(other, 1) != [list(one)]
+    first_epoch, second_epoch, _ = (tuple(batch) for batch in epochs(Sampler(50, 50, seed=1), 3))
+    assert first_epoch != second_epoch
+    assert epochs(other, 1) != [list(first_epoch)]
     later = Sampler(50, 50, seed=1)
     later.set_epoch(1)
-    assert epochs(later, 1) == [list(two)]
+    assert epochs(later, 1) == [list(second_epoch)]
 
 
-def test_without_shuffling_samples_come_as_they_are() -> None:
+def test_without_shuffling_samples_are_in_order() -> None:
     assert epochs(Sampler(7, 3, seed=0, shuffle=False), 2) == [[0, 1, 2], [3, 4, 5], [6]] * 2
 
 
@@ -128,18 +130,18 @@ def test_the_last_batch_is_smaller_or_left_out() -> None:
 # -- stopped and resumed
 
 
-@quick
+@fewer_examples
 @given(length=SIZES, batch_size=st.integers(1, 12), cut=st.integers(0, 80), drop_last=st.booleans(), data=st.data())
-def test_a_resumed_run_sees_what_an_unbroken_one_sees(
+def test_a_resumed_sampler_yields_the_same_batches(
     length: int, batch_size: int, cut: int, drop_last: bool, data: st.DataObject
 ) -> None:
     options: dict[str, Any] = {"seed": 3, "shuffle": data.draw(st.booleans()), "drop_last": drop_last}
     if drop_last and length < batch_size:
         return
-    whole = epochs(Sampler(length, batch_size, **options), 4)
+    expected = epochs(Sampler(length, batch_size, **options), 4)
     sampler = Sampler(length, batch_size, **options)
     seen: list[list[int]] = []
-    while len(seen) < min(cut, len(whole)):
+    while len(seen) < min(cut, len(expected)):
         for batch in sampler:
             seen.append(batch)
             if len(seen) == cut:
@@ -147,10 +149,10 @@ def test_a_resumed_run_sees_what_an_unbroken_one_sees(
     resumed = Sampler(length, batch_size, **options)
     resumed.load_state_dict(through_json(sampler))
     seen += epochs(resumed, 4 - resumed.epoch)
-    assert seen == whole
+    assert seen == expected
 
 
-def test_saved_at_the_last_batch_an_epoch_first_comes_to_its_end() -> None:
+def test_a_state_saved_at_the_last_batch_ends_the_epoch_first() -> None:
     sampler = Sampler(4, 2, seed=0)
     loop = iter(sampler)
     next(loop), next(loop)
@@ -163,7 +165,7 @@ def test_saved_at_the_last_batch_an_epoch_first_comes_to_its_end() -> None:
     assert len(list(resumed)) == 2
 
 
-def test_setting_the_epoch_it_is_in_leaves_a_resumed_run_where_it_was() -> None:
+def test_setting_the_current_epoch_keeps_the_position() -> None:
     sampler = Sampler(10, 2, seed=0)
     loop = iter(sampler)
     next(loop)
@@ -177,9 +179,9 @@ def test_setting_the_epoch_it_is_in_leaves_a_resumed_run_where_it_was() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.* samples are left in the epoch")
-@quick
+@fewer_examples
 @given(length=st.integers(8, 90), draws=st.data())
-def test_ranks_may_change_and_no_sample_is_lost_or_repeated(length: int, draws: st.DataObject) -> None:
+def test_the_number_of_ranks_may_change_without_losing_samples(length: int, draws: st.DataObject) -> None:
     seen: list[int] = []
     state = None
     for _ in range(draws.draw(st.integers(1, 4))):
@@ -197,27 +199,27 @@ def test_ranks_may_change_and_no_sample_is_lost_or_repeated(length: int, draws: 
         seen += [sample for batch in last for sample in batch]
     order = flat(steps(ranks(length, 1, 1)))
     assert list(dict.fromkeys(seen)) == order
-    assert len(seen) - len(order) <= 3  # fewer samples were left than there were ranks
+    assert len(seen) - len(order) <= 3  # fewer samples were left than there are ranks
 
 
-@quick
+@fewer_examples
 @given(length=SIZES, batch_size=st.integers(1, 6), world_size=st.sampled_from([1, 2, 3, 4, 7]))
 def test_ranks_share_every_sample_and_always_have_one(length: int, batch_size: int, world_size: int) -> None:
     if length < world_size:
         with pytest.raises(ValueError, match="a step needs at least"):
             ranks(length, batch_size, world_size)
         return
-    told = steps(ranks(length, batch_size, world_size))
-    assert sorted(flat(told)) == list(range(length))
-    assert len(told) == len(ranks(length, batch_size, world_size)[0])
-    for step in told:
+    batches_by_step = steps(ranks(length, batch_size, world_size))
+    assert sorted(flat(batches_by_step)) == list(range(length))
+    assert len(batches_by_step) == len(ranks(length, batch_size, world_size)[0])
+    for step in batches_by_step:
         sizes = [len(share) for share in step]
         assert min(sizes) >= 1
         assert max(sizes) - min(sizes) <= 1
-        assert max(sizes) <= batch_size + (step is told[-1])
+        assert max(sizes) <= batch_size + (step is batches_by_step[-1])
 
 
-def test_the_batch_of_all_ranks_is_the_same_for_any_number_of_them() -> None:
+def test_the_global_batch_does_not_depend_on_the_number_of_ranks() -> None:
     one, two, four = (
         [flat([step]) for step in steps(ranks(53, batch_size, world_size))]
         for batch_size, world_size in ((8, 1), (4, 2), (2, 4))
@@ -232,18 +234,18 @@ def test_with_fewer_samples_than_ranks_left_some_repeat_with_a_warning() -> None
     for sampler in world:
         sampler.load_state_dict(through_json(alone))
     with pytest.warns(UserWarning, match="2 samples are left in the epoch for 4 ranks"):
-        told = steps(world)
-    assert [len(share) for share in told[0]] == [1, 1, 1, 1]
-    assert len(told) == 1
-    assert len(set(flat(told))) == 2
+        batches_by_step = steps(world)
+    assert [len(share) for share in batches_by_step[0]] == [1, 1, 1, 1]
+    assert len(batches_by_step) == 1
+    assert len(set(flat(batches_by_step))) == 2
 
 
 # -- banned samples
 
 
-@quick
+@fewer_examples
 @given(length=st.integers(4, 60), batch_size=st.integers(1, 6), cut=st.integers(0, 10), data=st.data())
-def test_banned_samples_never_come_again_and_the_others_keep_their_order(
+def test_banned_samples_are_skipped_and_the_others_keep_their_order(
     length: int, batch_size: int, cut: int, data: st.DataObject
 ) -> None:
     banned = data.draw(st.sets(st.integers(0, length - 1), min_size=1, max_size=length - 2))
@@ -269,7 +271,7 @@ def test_banned_samples_never_come_again_and_the_others_keep_their_order(
     assert not banned & set(flat(steps(world)))
 
 
-def test_a_ban_in_the_middle_of_a_loop_holds_from_the_next_batch_on() -> None:
+def test_a_ban_takes_effect_with_the_next_batch() -> None:
     sampler = Sampler(9, 3, seed=0, shuffle=False)
     loop = iter(sampler)
     assert next(loop) == [0, 1, 2]
@@ -313,16 +315,16 @@ BAD: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("state", "words"), BAD, ids=[words for _, words in BAD])
-def test_a_state_that_is_damaged_or_of_other_data_is_refused(state: Any, words: str) -> None:
+@pytest.mark.parametrize(("state", "message"), BAD, ids=[message for _, message in BAD])
+def test_a_state_that_is_damaged_or_of_other_data_is_refused(state: Any, message: str) -> None:
     sampler = Sampler(10, 2, seed=1)
     before = sampler.state_dict()
-    with pytest.raises(WrongPosition, match=words):
+    with pytest.raises(WrongPosition, match=message):
         sampler.load_state_dict(state)
     assert sampler.state_dict() == before
 
 
-@quick
+@fewer_examples
 @given(st.recursive(st.none() | st.integers() | st.floats() | st.text(), lambda x: st.lists(x, max_size=3)), st.data())
 def test_any_damaged_field_raises_wrong_position(value: Any, data: st.DataObject) -> None:
     sampler = Sampler(10, 2, seed=1)
@@ -333,7 +335,7 @@ def test_any_damaged_field_raises_wrong_position(value: Any, data: st.DataObject
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size"),
         ({"world_size": 2, "rank": 2}, "rank 2 is out of range"),
@@ -342,6 +344,6 @@ def test_any_damaged_field_raises_wrong_position(value: Any, data: st.DataObject
         ({"drop_last": True, "batch_size": 11}, "there would be no batch at all"),
     ],
 )
-def test_invalid_options_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Sampler(**{"dataset": 10, "batch_size": 2, "seed": 0, **options})

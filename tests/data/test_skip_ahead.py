@@ -1,4 +1,4 @@
-"""Passing over what was seen, for loaders that keep no place."""
+"""Skipping batches that were already read, for loaders without a state."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from surefoot.data import Sampler, skip_ahead
 
 class Counting(Dataset[int]):
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.fetched: list[int] = []
 
     def __len__(self) -> int:
         return 23
 
     def __getitem__(self, index: int) -> int:
-        self.asked.append(index)
+        self.fetched.append(index)
         return index
 
 
@@ -34,16 +34,16 @@ def loader_of(kind: str, data: Dataset[int]) -> DataLoader[Any]:
 
 
 @pytest.mark.parametrize("kind", ["in order", "shuffled", "distributed"])
-def test_the_rest_of_an_epoch_comes_and_the_beginning_is_not_read(kind: str) -> None:
-    whole = [batch.tolist() for batch in loader_of(kind, Counting())]
-    for n in (0, 1, len(whole), len(whole) + 1):
+def test_skipped_batches_are_not_read(kind: str) -> None:
+    expected = [batch.tolist() for batch in loader_of(kind, Counting())]
+    for n in (0, 1, len(expected), len(expected) + 1):
         data = Counting()
         rest = [batch.tolist() for batch in skip_ahead(loader_of(kind, data), n)]
-        assert rest == whole[n:]
-        assert data.asked == [sample for batch in rest for sample in batch]
+        assert rest == expected[n:]
+        assert data.fetched == [sample for batch in rest for sample in batch]
 
 
-def test_the_loader_itself_stays_whole() -> None:
+def test_the_loader_itself_is_unchanged() -> None:
     loader = loader_of("in order", Counting())
     assert len(list(skip_ahead(loader, 4))) == 2
     assert len(list(loader)) == 6

@@ -1,4 +1,4 @@
-"""Texts tokenized once for all: several processes at once, one of them killed, and files found damaged."""
+"""The token cache: several processes at once, one of them killed, and damaged files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torchdata")
 sys.path.insert(0, str(Path(__file__).parent))
-from corpora import opened, told, write_chats, write_texts
+from corpora import counted_targets, opened, write_chats, write_texts
 
 from surefoot.data import corpus
 from surefoot.data.data_error import DataError
@@ -21,12 +21,12 @@ from surefoot.data.tokenizers import ByteTokenizer
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def _never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "_MAX_IN_MEMORY_BYTE_TOKENS", 0)
 
 
-def everything(data: Any) -> list[list[int]]:
-    return [told(batch) for batch in data.train_loader]
+def all_targets(data: Any) -> list[list[int]]:
+    return [counted_targets(batch) for batch in data.train_loader]
 
 
 @pytest.mark.parametrize("kind", ["text", "chat"])
@@ -34,45 +34,45 @@ def test_tokens_from_files_are_those_from_memory(tmp_path: Path, monkeypatch: py
     path = write_texts(tmp_path / "texts") if kind == "text" else write_chats(tmp_path / "a.jsonl")
     (path / "blob" if kind == "text" else tmp_path / "b.jsonl").write_bytes(b"\0 no\n")
     fields: dict[str, Any] = {"path": path if kind == "text" else tmp_path / "*.jsonl", "context": 64}
-    made, found = (opened(kind, cache=tmp_path / "cache", **fields) for _ in range(2))
+    written, cached = (opened(kind, cache=tmp_path / "cache", **fields) for _ in range(2))
     monkeypatch.setattr(corpus, "_MAX_IN_MEMORY_BYTE_TOKENS", 1 << 30)
     memory = opened(kind, **fields)
-    assert everything(made) == everything(found) == everything(memory)
-    assert made.unreadable == found.unreadable == memory.unreadable
-    assert len(made.unreadable) == 1
-    assert made.notes == found.notes == memory.notes
+    assert all_targets(written) == all_targets(cached) == all_targets(memory)
+    assert written.unreadable == cached.unreadable == memory.unreadable
+    assert len(written.unreadable) == 1
+    assert written.notes == cached.notes == memory.notes
 
 
-def open_slowly(folder: Path, answers: Any) -> None:
-    """In a process of its own; writes down that it did the work."""
+def open_slowly(folder: Path, results_queue: Any) -> None:
+    """Run in a separate process; records whether it tokenized."""
     corpus._MAX_IN_MEMORY_BYTE_TOKENS = 0
-    usual = ByteTokenizer.encode_many
+    real_encode_many = ByteTokenizer.encode_many
 
     def encode_many(self: ByteTokenizer, texts: Any) -> Any:
         (folder / f"worked-{os.getpid()}").touch()
-        return usual(self, texts)
+        return real_encode_many(self, texts)
 
     ByteTokenizer.encode_many = encode_many  # pyright: ignore[reportAttributeAccessIssue]
     data = opened(path=folder / "texts", cache=folder / "cache")
-    answers.put((data.hash, data.tokens, everything(data)))
+    results_queue.put((data.hash, data.tokens, all_targets(data)))
 
 
 def test_one_of_several_processes_tokenizes_and_the_others_wait(tmp_path: Path) -> None:
     write_texts(tmp_path / "texts")
     context = multiprocessing.get_context("fork")
-    answers = context.Queue()
-    ranks = [context.Process(target=open_slowly, args=(tmp_path, answers)) for _ in range(4)]
+    results_queue = context.Queue()
+    ranks = [context.Process(target=open_slowly, args=(tmp_path, results_queue)) for _ in range(4)]
     for rank in ranks:
         rank.start()
-    told_by = [answers.get(timeout=60) for _ in ranks]
+    results = [results_queue.get(timeout=60) for _ in ranks]
     for rank in ranks:
         rank.join()
         assert rank.exitcode == 0
-    assert all(one == told_by[0] for one in told_by)
+    assert all(result == results[0] for result in results)
     assert len(list(tmp_path.glob("worked-*"))) == 1
 
 
-def die_at_work(folder: Path) -> None:
+def die_while_tokenizing(folder: Path) -> None:
     corpus._MAX_IN_MEMORY_BYTE_TOKENS = 0
     ByteTokenizer.encode_many = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # pyright: ignore
     opened(path=folder / "texts", cache=folder / "cache")
@@ -80,7 +80,7 @@ def die_at_work(folder: Path) -> None:
 
 def test_when_the_tokenizing_process_is_killed_the_next_starts_over(tmp_path: Path) -> None:
     write_texts(tmp_path / "texts")
-    victim = multiprocessing.get_context("fork").Process(target=die_at_work, args=(tmp_path,))
+    victim = multiprocessing.get_context("fork").Process(target=die_while_tokenizing, args=(tmp_path,))
     victim.start()
     victim.join()
     assert victim.exitcode == -signal.SIGKILL
@@ -99,8 +99,8 @@ def test_changed_texts_are_tokenized_again(tmp_path: Path) -> None:
 def test_damaged_files_are_refused_with_what_to_delete(tmp_path: Path) -> None:
     texts = write_texts(tmp_path / "texts")
     opened(path=texts, cache=tmp_path / "cache")
-    (kept,) = (tmp_path / "cache").rglob("tokens.bin")
-    kept.write_bytes(kept.read_bytes()[:-1])
+    (token_file,) = (tmp_path / "cache").rglob("tokens.bin")
+    token_file.write_bytes(token_file.read_bytes()[:-1])
     with pytest.raises(DataError, match=r"are damaged \(tokens.bin has the wrong size\): delete that folder"):
         opened(path=texts, cache=tmp_path / "cache")
 

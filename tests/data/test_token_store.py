@@ -1,4 +1,4 @@
-"""Files of token numbers: NumPy's and raw ones, several in a row, and one far larger than is read of it."""
+"""Token files: NumPy and raw, several joined, and one far larger than memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torchdata")
 sys.path.insert(0, str(Path(__file__).parent))
-from corpora import opened, told, write_tokens
+from corpora import counted_targets, opened, write_tokens
 
 from surefoot.data.corpus import check_vocab
 from surefoot.data.data_error import DataError
@@ -20,16 +20,16 @@ from surefoot.data.token_store import FileTokens, JoinedTokens, open_token_file
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds, pages of mapped files too."""
+    """Resident memory of this process in bytes, with pages of mapped files."""
     psutil = pytest.importorskip("psutil")
     return psutil.Process().memory_info().rss
 
 
-def test_two_gigabytes_of_tokens_take_next_to_no_memory(tmp_path: Path) -> None:
+def test_a_2_gb_token_file_takes_almost_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "huge.bin"
     with path.open("wb") as file:
-        file.truncate(2 << 30)  # a hole: no disk is used either
-    opened("tokens", path=write_tokens(tmp_path / "small.bin"))  # what any opening takes
+        file.truncate(2 << 30)  # sparse: it uses no disk space
+    opened("tokens", path=write_tokens(tmp_path / "small.bin"))  # warm up
     before = resident()
     data = opened("tokens", path=path, context=1024, batch_size=16)
     check_vocab(data, 1000)
@@ -42,21 +42,21 @@ def test_two_gigabytes_of_tokens_take_next_to_no_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32", "int64"])
-def test_numbers_of_every_width_are_read(tmp_path: Path, dtype: str) -> None:
+def test_tokens_of_every_dtype_are_read(tmp_path: Path, dtype: str) -> None:
     raw = write_tokens(tmp_path / "a.bin", 33, dtype, vocab=200)
     tokens = np.fromfile(raw, dtype)
     np.save(tmp_path / "b.npy", tokens)
-    for name in ("a.bin", "b.npy"):  # NumPy's says itself what it holds
-        given = dtype if name == "a.bin" else "uint16"
-        data = opened("tokens", path=tmp_path / name, dtype=given, held_out=0, shuffle=False)
-        assert told(next(iter(data.train_loader))) == tokens[1:].tolist()
+    for name in ("a.bin", "b.npy"):  # a NumPy file names its dtype
+        dtype_option = dtype if name == "a.bin" else "uint16"
+        data = opened("tokens", path=tmp_path / name, dtype=dtype_option, held_out=0, shuffle=False)
+        assert counted_targets(next(iter(data.train_loader))) == tokens[1:].tolist()
 
 
 def test_several_files_are_joined(tmp_path: Path) -> None:
     for i in range(4):
         np.arange(i * 10, i * 10 + 10, dtype=np.uint16).tofile(tmp_path / f"{i}.bin")
     data = opened("tokens", path=tmp_path, held_out=0, shuffle=False, batch_size=100)
-    assert told(next(iter(data.train_loader))) == list(range(1, 40))
+    assert counted_targets(next(iter(data.train_loader))) == list(range(1, 40))
     assert data.samples == 5
     joined = JoinedTokens([open_token_file(tmp_path / f"{i}.bin", "uint16") for i in range(4)])
     assert joined.read(9, 22).tolist() == list(range(9, 31))
@@ -85,7 +85,7 @@ def test_a_negative_token_is_noticed(tmp_path: Path) -> None:
 
 def test_a_spawned_worker_opens_the_file_itself(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "a.bin", 50)
-    here = FileTokens(path, np.dtype("uint16"), length=50)
-    here.read(0, 5)
-    there = pickle.loads(pickle.dumps(here))
-    assert there.read(7, 9).tolist() == here.read(7, 9).tolist()
+    opened_here = FileTokens(path, np.dtype("uint16"), length=50)
+    opened_here.read(0, 5)
+    unpickled = pickle.loads(pickle.dumps(opened_here))
+    assert unpickled.read(7, 9).tolist() == opened_here.read(7, 9).tolist()

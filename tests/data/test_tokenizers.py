@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, and those of Hugging Face with the settings they come with."""
+"""Byte and Hugging Face tokenizers with their settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_text_ends_with_the_tokenizers_end_token(tmp_path: Path) -> None:
     assert make_tokenizer(str(named)).end == 2
 
 
-def test_texts_in_tokens_of_a_tokenizer_are_whole(tmp_path: Path) -> None:
+def test_tokenized_texts_decode_to_the_originals(tmp_path: Path) -> None:
     texts, folder = write_texts(tmp_path / "texts", 5), write_tokenizer(tmp_path / "tokenizer")
     data = opened(path=texts, tokenizer=str(folder), held_out=0, shuffle=False, batch_size=1000)
     assert data.tokenizer is not None

@@ -50,84 +50,90 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shown(out: Path, _small: None) -> tuple[str, list[DemoResult]]:
-    """What one short demo prints, and what came of its three runs."""
+    """The output of one short demo and the results of its three runs."""
     results: list[DemoResult] = []
 
-    def noting(*given: Any) -> DemoResult:
+    def record_result(*given: Any) -> DemoResult:
         results.append(runs.run_demo(*given))
         return results[-1]
 
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
-        patch.setattr(present, "run_demo", noting)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as stdout:
+        patch.setattr(present, "run_demo", record_result)
         present.show(steps=STEPS, out=out, seed=SEED)
-    return printed.getvalue(), results
+    return stdout.getvalue(), results
 
 
 @pytest.fixture(scope="module")
-def told(shown: tuple[str, list[DemoResult]]) -> str:
+def printed(shown: tuple[str, list[DemoResult]]) -> str:
     return shown[0]
 
 
-def events(told: str) -> list[tuple[int, str, str]]:
-    """Step, label and first line of what was told of the third run."""
-    third = told[told.index("\n3  ") :]
-    return [(int(m[1]), m[2], m[3]) for m in re.finditer(r"^   step +(\d+)   (\w+) +(.*)$", third, re.MULTILINE)]
+def events(text: str) -> list[tuple[int, str, str]]:
+    """Step, label and first line of each event printed for the third run."""
+    third_run = text[text.index("\n3  ") :]
+    return [(int(m[1]), m[2], m[3]) for m in re.finditer(r"^   step +(\d+)   (\w+) +(.*)$", third_run, re.MULTILINE)]
 
 
-def test_it_tells_what_was_seen_why_what_was_done_and_whether_it_helped(told: str) -> None:
-    story = events(told)
-    moments = [(label, words) for step, label, words in story if MOMENTS <= step < RATE]
-    assert {"fault", "finding", "cause", "action", "outcome"} == {label for label, _ in moments}
-    assert any(label == "cause" and words.startswith("The optimizer's state is damaged") for label, words in moments)
-    assert any(label == "action" and re.match(r"rewound to step \d+, ", words) for label, words in moments)
-    assert any(label == "outcome" and words.startswith("it helped: the loss is") for label, words in moments)
+def test_prints_finding_cause_action_and_outcome_of_each_fault(printed: str) -> None:
+    printed_events = events(printed)
+    moments_events = [(label, text) for step, label, text in printed_events if MOMENTS <= step < RATE]
+    assert {"fault", "finding", "cause", "action", "outcome"} == {label for label, _ in moments_events}
     assert any(
-        label == "cause" and words.startswith("The learning rate is too high")
-        for step, label, words in story
+        label == "cause" and text.startswith("The optimizer's state is damaged") for label, text in moments_events
+    )
+    assert any(label == "action" and re.match(r"rewound to step \d+, ", text) for label, text in moments_events)
+    assert any(label == "outcome" and text.startswith("it helped: the loss is") for label, text in moments_events)
+    assert any(
+        label == "cause" and text.startswith("The learning rate is too high")
+        for step, label, text in printed_events
         if RATE <= step < POISON
     )
-    assert (POISON, "action", "refused the update: weights and optimizer state are unchanged") in story
+    assert (POISON, "action", "refused the update: weights and optimizer state are unchanged") in printed_events
     assert any(
-        step >= POISON and label == "cause" and words.startswith("A batch was far") for step, label, words in story
+        step >= POISON and label == "cause" and text.startswith("A batch was far")
+        for step, label, text in printed_events
     )
     assert any(
-        step > POISON and label == "outcome" and "updates are applied again" in words for step, label, words in story
+        step > POISON and label == "outcome" and "updates are applied again" in text
+        for step, label, text in printed_events
     )
 
 
-def test_it_is_told_while_it_happens_and_without_a_flood(told: str) -> None:
-    steps = [step for step, _, _ in events(told)]
+def test_events_are_printed_in_order_and_not_too_many(printed: str) -> None:
+    steps = [step for step, _, _ in events(printed)]
     assert all(after > before - 60 for before, after in itertools.pairwise(steps))
     assert len(steps) < 40
-    assert len(set(events(told))) == len(steps)
+    assert len(set(events(printed))) == len(steps)
 
 
-def test_the_bare_loop_dies_and_the_guarded_one_ends_near_the_undisturbed(told: str) -> None:
-    guarded = re.search(r"^   faults and surefoot +[\d.]+ +x ([\d.]+)", told, re.MULTILINE)
-    bare = re.search(r"^   faults +NaN +dead; before that [\d.]+, x ([\d.]+)", told, re.MULTILINE)
+def test_bare_loop_dies_and_guarded_loop_ends_near_the_undisturbed_one(printed: str) -> None:
+    guarded = re.search(r"^   faults and surefoot +[\d.]+ +x ([\d.]+)", printed, re.MULTILINE)
+    bare = re.search(r"^   faults +NaN +dead; before that [\d.]+, x ([\d.]+)", printed, re.MULTILINE)
     assert guarded
     assert bare
     assert float(guarded[1]) < 1.05 < float(bare[1])
 
 
-def test_until_the_first_fault_nothing_is_changed(shown: tuple[str, list[DemoResult]]) -> None:
+def test_runs_are_identical_until_the_first_fault(shown: tuple[str, list[DemoResult]]) -> None:
     undisturbed, _, guarded = (run.losses for run in shown[1])
     assert guarded[:MOMENTS] == undisturbed[:MOMENTS]
 
 
-def test_every_run_makes_all_its_updates_or_dies(shown: tuple[str, list[DemoResult]]) -> None:
+def test_every_run_makes_all_updates_or_dies(shown: tuple[str, list[DemoResult]]) -> None:
     undisturbed, bare, guarded = shown[1]
     assert undisturbed.updates == guarded.updates == STEPS
-    assert len(guarded.losses) > STEPS  # what was taken back is made again
+    assert len(guarded.losses) > STEPS  # rewound updates are repeated
     assert bare.dead
     assert len(bare.losses) < STEPS
 
 
 def test_each_of_the_first_two_faults_harms_the_bare_loop(shown: tuple[str, list[DemoResult]]) -> None:
-    """Each by itself, against the undisturbed run on the same batches: how much it harms differs from run to run."""
+    """Each fault alone against the undisturbed run on the same batches; the harm differs from run to run."""
     undisturbed, bare, _ = (run.losses for run in shown[1])
-    alone = runs.run_demo((*runs.overrides_of(STEPS, SEED), *runs.UNPROTECTED), {"rate": RATE}, lambda *_: None).losses
-    for harmed, at in ((bare, MOMENTS), (alone, RATE)):
+    one_fault = runs.run_demo(
+        (*runs.overrides_of(STEPS, SEED), *runs.UNPROTECTED), {"rate": RATE}, lambda *_: None
+    ).losses
+    for harmed, at in ((bare, MOMENTS), (one_fault, RATE)):
         assert harmed[: at + 1] == undisturbed[: at + 1], "until the fault it is the same run"
         after = slice(at + 1, at + 20)
         ratios = [a / b for a, b in zip(harmed[after], undisturbed[after], strict=True)]
@@ -135,13 +141,13 @@ def test_each_of_the_first_two_faults_harms_the_bare_loop(shown: tuple[str, list
         assert max(ratios) > 1.1, ratios
 
 
-def test_it_draws(told: str, out: Path) -> None:
+def test_writes_the_loss_plot(printed: str, out: Path) -> None:
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert str(out / "loss.png") in told
+    assert str(out / "loss.png") in printed
 
 
-def test_a_second_demo_leaves_the_first_one_alone_and_needs_no_matplotlib(
-    told: str, out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_second_demo_keeps_the_first_one_and_works_without_matplotlib(
+    printed: str, out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = surefoot.read(out / "run-1").scalars["loss"].tolist()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -152,39 +158,39 @@ def test_a_second_demo_leaves_the_first_one_alone_and_needs_no_matplotlib(
     assert surefoot.read(out / "run-2").scalars.rows >= 50
 
 
-def test_a_run_that_is_stopped_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = (*runs.overrides_of(50, 0), "protection.policy.limit=1", f"run_dir={tmp_path / 'run'}")
+def test_stopped_run_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = (*runs.overrides_of(50, 0), "protection.policy.limit=1", f"run_dir={tmp_path / 'run'}")
     with present.without_warnings():
-        result = runs.run_demo(wanted, {"poison": 30}, present.print_line)
+        result = runs.run_demo(overrides, {"poison": 30}, present.print_line)
     assert len(result.losses) < 35
     assert "stopped  surefoot stopped the run" in capsys.readouterr().out
 
 
-def test_a_run_without_an_evaluation_has_no_result() -> None:
+def test_run_without_evaluation_has_nan_eval_loss() -> None:
     assert math.isnan(DemoResult().eval_loss)
 
 
-def test_the_command_that_is_printed_is_the_recipe_that_was_run(told: str, out: Path) -> None:
-    command = re.search(r"^   surefoot train (lm-tiny \S.*)$", told, re.MULTILINE)
+def test_printed_command_gives_the_recipe_that_was_run(printed: str, out: Path) -> None:
+    command = re.search(r"^   surefoot train (lm-tiny \S.*)$", printed, re.MULTILINE)
     assert command
     source, *overrides = shlex.split(command[1])
     resolved = json.loads((out / "run-1" / "run.json").read_text(encoding="utf-8"))["recipe"]["resolved"]
     assert [key for key, _, _ in differences(resolved, load(source, overrides)[0])] == ["run_dir"]
 
 
-def test_what_to_try_next_can_be_typed(told: str, out: Path) -> None:
-    told_next = told[told.index("What to try next") :]
-    assert f"surefoot diagnose {out / 'run-1'}" in told_next
-    answer = CliRunner().invoke(app, ["diagnose", str(out / "run-1"), "--json"])
-    assert json.loads(answer.stdout)["source"]["points"] > 0
+def test_suggested_commands_work(printed: str, out: Path) -> None:
+    suggestions = printed[printed.index("What to try next") :]
+    assert f"surefoot diagnose {out / 'run-1'}" in suggestions
+    result = CliRunner().invoke(app, ["diagnose", str(out / "run-1"), "--json"])
+    assert json.loads(result.stdout)["source"]["points"] > 0
     assert CliRunner().invoke(app, ["recipes"]).exit_code == 0
 
 
-def test_it_shows_what_the_model_writes(told: str) -> None:
-    assert re.search(r"^   \| def __init__\(self.*\n   \| ", told, re.MULTILINE)
+def test_prints_a_sample_of_the_model(printed: str) -> None:
+    assert re.search(r"^   \| def __init__\(self.*\n   \| ", printed, re.MULTILINE)
 
 
-def test_only_one_batch_is_poisoned_however_often_the_data_begins_anew() -> None:
+def test_only_one_batch_is_poisoned_over_several_epochs() -> None:
     clean = [{"targets": torch.zeros(4, 2, dtype=torch.int64)} for _ in range(3)]
     loader = PoisonedLoader(clean, 4)
     seen = [int((batch["targets"] < 0).sum()) for _ in range(3) for batch in loader]
@@ -192,7 +198,7 @@ def test_only_one_batch_is_poisoned_however_often_the_data_begins_anew() -> None
     assert not any((batch["targets"] < 0).any() for batch in clean)
 
 
-def test_a_folder_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here already", encoding="utf-8")
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "file" / "demo")])
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""The gate on CUDA: the same matrix, and no more synchronisations than the bare loop."""
+"""The gate on CUDA: the same matrix, and no more host syncs than the bare loop."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from benchmarks.host_syncs import count_host_syncs
 from surefoot.models.decoder import SIZES, Decoder, next_token_loss
 
 sys.path.insert(0, str(Path(__file__).parent))
-import cells
+import optimizer_matrix
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("mode", cells.MODES)
+@pytest.mark.parametrize("mode", optimizer_matrix.MODES)
 def test_refused_step_leaves_no_trace(mode: str, tmp_path: Path) -> None:
     torch._dynamo.reset()
-    for name, way, fault, when in cells.cells():
-        if way != mode or (name == "Adagrad" and "fused" in mode):  # torch has no fused Adagrad on CUDA
+    for name, cell_mode, fault, when in optimizer_matrix.cells():
+        if cell_mode != mode or (name == "Adagrad" and "fused" in mode):  # torch has no fused Adagrad on CUDA
             continue
         if "compiled" in mode and name not in ("AdamW", "SGD", "NAdam"):  # compiling takes long; the hooks are the same
             continue
         run_dir = tmp_path / f"{name}-{fault}-{when}"
-        cells.refused_step_leaves_no_trace(name, mode, fault, when, run_dir=run_dir, device="cuda", backend="inductor")
+        optimizer_matrix.refused_step_leaves_no_trace(
+            name, mode, fault, when, run_dir=run_dir, device="cuda", backend="inductor"
+        )
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
-def test_no_more_waits_than_the_bare_loop(clip: float | None, tmp_path: Path) -> None:
+def test_no_more_host_syncs_than_the_bare_loop(clip: float | None, tmp_path: Path) -> None:
     model = Decoder(SIZES["tiny"]).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     batch = torch.randint(0, 256, (4, 65), device="cuda")
@@ -75,6 +77,6 @@ def test_buffers_of_a_refused_batch_are_restored_on_the_device(tmp_path: Path) -
         optimizer.step()
         optimizer.zero_grad()
         if i == 8:
-            assert cells.same(before, dict(model.state_dict()))
+            assert optimizer_matrix.same(before, dict(model.state_dict()))
     guard.close()
     assert all(bool(v.isfinite().all()) for v in model.state_dict().values())

@@ -1,4 +1,4 @@
-"""A refused batch and a rewind leave no trace in any optimizer: weights, state, groups and counters, bit for bit."""
+"""A refused batch and a rewind leave no trace in any optimizer's weights, state, groups and counters, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from torch.optim import Optimizer
 import surefoot
 from surefoot.checkpoint.train_state import TrainState
 
-more = pytest.importorskip("pytorch_optimizer.optimizer", reason="pytorch_optimizer is not installed")
+pytorch_optimizer = pytest.importorskip("pytorch_optimizer.optimizer", reason="pytorch_optimizer is not installed")
 
-OTHERS: dict[str, Any] = dict(more.OPTIMIZERS)
-OWN = {
+OTHERS: dict[str, Any] = dict(pytorch_optimizer.OPTIMIZERS)
+TORCH_OPTIMIZERS = {
     name: kind
     for name, kind in vars(torch.optim).items()
     if inspect.isclass(kind) and issubclass(kind, Optimizer) and kind is not Optimizer
 }
-NAMES = [*(f"torch.{name}" for name in sorted(OWN)), *sorted(OTHERS)]
+NAMES = [*(f"torch.{name}" for name in sorted(TORCH_OPTIMIZERS)), *sorted(OTHERS)]
 SKIPPED = {
-    "torch.SparseAdam": "takes sparse gradients only; test_matrix.py has it",
+    "torch.SparseAdam": "takes sparse gradients only; tested in test_matrix.py",
     "adalomo": "steps inside backward",
     "lomo": "steps inside backward",
     "distributedmuon": "needs a process group",
     "demo": "needs einops and a process group",
-    "bsam": "fails by itself, without a guard too",
+    "bsam": "fails without a guard too",
 }
-OUTSIDE = {"magma": "keeps averages in a mapping of its own, outside of its state"}
-"""Those that do not go back whole, and why."""
+NOT_RESTORED = {"magma": "keeps averages outside of its state"}
+"""Optimizers that are not restored completely, and why."""
 CLOSURE = {"torch.LBFGS", "lbfgs", "alig"}
 CREATES_GRAPH = {"adahessian", "sophiah"}
 MATRICES = {"torch.Muon", "spectralsphere"}
 GROUPED = {"adago", "adamuon", "muon", "muonclip", "normuon"}
-"""Want to be told which parameters are matrices."""
+"""Take a use_muon flag per parameter group."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "torch.SGD": {"lr": 1e-2, "momentum": 0.9},
     "ranger21": {"num_iterations": 20},
 }
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the optimizers' own
+pytestmark = pytest.mark.filterwarnings("ignore")  # from the optimizers
 
 
 class Net(nn.Module):
@@ -57,7 +57,7 @@ class Net(nn.Module):
 
 
 class Run:
-    """One model, its optimizer and the loop around them."""
+    """A model, its optimizer and the training loop."""
 
     def __init__(self, name: str, run_dir: Path) -> None:
         torch.manual_seed(0)
@@ -67,7 +67,7 @@ class Run:
         self.guard = surefoot.attach(self.model, self.optimizer, run_dir=run_dir)
 
     def train(self, i: int, *, bad: bool = False) -> None:
-        torch.manual_seed(100 + i)  # some draw random numbers in their step
+        torch.manual_seed(100 + i)  # some optimizers draw random numbers in step()
         x = torch.randn(16, 6, generator=torch.Generator().manual_seed(i))
         target = x.sum(1).sin()
         if bad:
@@ -91,7 +91,7 @@ class Run:
         return copy.deepcopy(
             {
                 "weights": dict(self.model.state_dict()),
-                "state": {names.get(p, str(p)): held for p, held in o.state.items()},
+                "state": {names.get(p, str(p)): state for p, state in o.state.items()},
                 "groups": [{k: v for k, v in group.items() if k != "params"} for group in o.param_groups],
                 "attributes": {k: v for k, v in vars(o).items() if type(v) in (int, float, bool)},
             }
@@ -106,7 +106,7 @@ class Run:
 
 
 def build(name: str, model: nn.Module) -> Optimizer:
-    kind = OWN[name.removeprefix("torch.")] if name.startswith("torch.") else OTHERS[name]
+    kind = TORCH_OPTIMIZERS[name.removeprefix("torch.")] if name.startswith("torch.") else OTHERS[name]
     options = OPTIONS.get(name, {"lr": 1e-3} if name.startswith("torch.") else {})
     if name == "adammini":
         return kind(model, **options)
@@ -117,13 +117,13 @@ def build(name: str, model: nn.Module) -> Optimizer:
 
 
 def differences(a: Any, b: Any, at: str = "") -> list[str]:
-    """Where two nested contents are not the same to the bit."""
+    """Paths at which two nested values are not bit-identical."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        alike = a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
-        return [] if alike else [at]
+        equal = a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+        return [] if equal else [at]
     if isinstance(a, dict) and isinstance(b, dict):
-        lacking = [f"{at}/{k}" for k in a.keys() ^ b.keys()]
-        return lacking + [d for k in a.keys() & b.keys() for d in differences(a[k], b[k], f"{at}/{k}")]
+        missing = [f"{at}/{k}" for k in a.keys() ^ b.keys()]
+        return missing + [d for k in a.keys() & b.keys() for d in differences(a[k], b[k], f"{at}/{k}")]
     if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
         return [d for i, pair in enumerate(zip(a, b, strict=True)) for d in differences(*pair, f"{at}/{i}")]
     plain = isinstance(a, int | float | str | bool | None)
@@ -145,7 +145,7 @@ def start(tmp_path: Path) -> Callable[[str, str], Run]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_refused_batch_leaves_no_trace(name: str, start: Callable[[str, str], Run]) -> None:
+def test_refused_batch_leaves_no_trace(name: str, start: Callable[[str, str], Run]) -> None:
     run, without = start(name, "with"), start(name, "without")
     for i in (0, 1, 2, 3, 4, 5):
         run.train(i, bad=i == 3)
@@ -157,23 +157,21 @@ def test_a_refused_batch_leaves_no_trace(name: str, start: Callable[[str, str], 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_that_goes_back_goes_on_as_if_it_had_never_been_there(
-    name: str, start: Callable[[str, str], Run]
-) -> None:
-    if name in OUTSIDE:
-        pytest.skip(OUTSIDE[name])
+def test_restored_run_continues_exactly(name: str, start: Callable[[str, str], Run]) -> None:
+    if name in NOT_RESTORED:
+        pytest.skip(NOT_RESTORED[name])
     run, without = start(name, "with"), start(name, "without")
-    whole: TrainState = run.guard._recovery._train_state  # pyright: ignore[reportAttributeAccessIssue]
-    first = whole.capture()
+    train_state: TrainState = run.guard._recovery._train_state  # pyright: ignore[reportAttributeAccessIssue]
+    first = train_state.capture()
     for i in (7, 8):
         run.train(i)
-    whole.restore(first)
+    train_state.restore(first)
     for i in (0, 1, 2):
         run.train(i)
-    second = whole.capture()
+    second = train_state.capture()
     for i in (3, 4):
         run.train(i)
-    whole.restore(second)
+    train_state.restore(second)
     run.train(5)
     for i in (0, 1, 2, 5):
         without.train(i)

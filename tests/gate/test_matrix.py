@@ -11,9 +11,9 @@ import torch
 import surefoot
 
 sys.path.insert(0, str(Path(__file__).parent))
-import cells
+import optimizer_matrix
 
-WARMUP = cells.WARMUP
+WARMUP = optimizer_matrix.WARMUP
 
 
 @pytest.fixture(autouse=True)
@@ -23,22 +23,22 @@ def one_thread() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::DeprecationWarning:torch")
-@pytest.mark.parametrize(("name", "mode", "fault", "when"), list(cells.cells()))
+@pytest.mark.parametrize(("name", "mode", "fault", "when"), list(optimizer_matrix.cells()))
 def test_refused_step_leaves_no_trace(name: str, mode: str, fault: str, when: str, tmp_path: Path) -> None:
-    cells.refused_step_leaves_no_trace(name, mode, fault, when, run_dir=tmp_path, device="cpu")
+    optimizer_matrix.refused_step_leaves_no_trace(name, mode, fault, when, run_dir=tmp_path, device="cpu")
 
 
-@pytest.mark.parametrize("fault", cells.FAULTS)
+@pytest.mark.parametrize("fault", optimizer_matrix.FAULTS)
 @pytest.mark.parametrize("fused", [True, False])
 def test_two_optimizers_on_one_model_refuse_together(fused: bool, fault: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = cells.Dense()
+    model = optimizer_matrix.Dense()
     first = torch.optim.AdamW(model.first.parameters(), fused=fused)
     last = torch.optim.SGD(model.last.parameters(), lr=0.01, momentum=0.9, fused=fused)
     guard = surefoot.attach(model, [first, last], run_dir=tmp_path, policy=surefoot.Policy(warmup=WARMUP - 1))
 
     def train(i: int, fault: str | None = None) -> None:
-        x, y, _ = cells.batch(i)
+        x, y, _ = optimizer_matrix.batch(i)
         loss = guard.watch((model(x) - y).square().mean(), x)
         first.zero_grad()
         last.zero_grad()
@@ -54,10 +54,10 @@ def test_two_optimizers_on_one_model_refuse_together(fused: bool, fault: str, tm
 
     for i in range(WARMUP):
         train(i)
-    before = cells.snapshot(model, first, last)
+    before = optimizer_matrix.snapshot(model, first, last)
     train(WARMUP, fault)
-    assert cells.same(before["optimizers"], cells.snapshot(model, first, last)["optimizers"])
-    assert cells.same(before["model"], cells.snapshot(model, first, last)["model"])
+    assert optimizer_matrix.same(before["optimizers"], optimizer_matrix.snapshot(model, first, last)["optimizers"])
+    assert optimizer_matrix.same(before["model"], optimizer_matrix.snapshot(model, first, last)["model"])
     train(WARMUP + 1)
     guard.close()
     scalars = surefoot.read(tmp_path).scalars

@@ -18,7 +18,7 @@ OPTIMIZERS = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adamax", "Ad
 
 
 class Net(nn.Module):
-    """Two batch norms over the input, so that one large feature reaches their statistics and nothing else."""
+    """Two batch norms on the input, so that one large value reaches only their statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def finite(model: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_infinite_running_variance_is_refused_and_named(name: str, attach: Attach, read: Read) -> None:
+def test_infinite_running_variance_is_refused_and_named(name: str, attach: Attach, read: Read) -> None:
     torch.manual_seed(0)
     model = Net()
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=1e-3)
@@ -58,14 +58,14 @@ def test_an_infinite_running_variance_is_refused_and_named(name: str, attach: At
         train(model, optimizer, guard, i, bad=i == 4)
     guard.close()
     assert finite(model)
-    assert bool(model.eval()(batch(99)).isfinite().all()), "evaluation goes on"
+    assert bool(model.eval()(batch(99)).isfinite().all()), "evaluation still works"
     run = read()
     assert run.scalars["verdict"].tolist() == [0, 0, 0, 0, 1, 0, 0, 0]
     assert run.scalars["nonfinite_buffers"].tolist() == [0, 0, 0, 0, 2, 0, 0, 0]
     refused = [e for e in run.events if e.get("action") == "refuse"]
     assert [e["reason"] for e in refused] == ["the batch made buffer norm.running_var and 1 more non-finite"]
-    told = next(e["values"]["buffers"] for e in run.events if e.get("name") == "buffers")
-    assert [b["name"] for b in told] == ["norm.running_var", "second.running_var"]
+    buffers = next(e["values"]["buffers"] for e in run.events if e.get("name") == "buffers")
+    assert [b["name"] for b in buffers] == ["norm.running_var", "second.running_var"]
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -91,7 +91,7 @@ def test_one_bad_microbatch_of_an_accumulated_update(bad_index: int, scaled: boo
     assert read().scalars["verdict"].tolist() == [0, 0, 1, 0]
 
 
-def test_a_line_search_that_taints_a_buffer_is_undone(attach: Attach, read: Read) -> None:
+def test_line_search_that_makes_a_buffer_nonfinite_is_reverted(attach: Attach, read: Read) -> None:
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
@@ -116,8 +116,8 @@ def test_a_line_search_that_taints_a_buffer_is_undone(attach: Attach, read: Read
     assert read().scalars["verdict"].tolist() == [0, 0, 1, 0]
 
 
-class Own(nn.Module):
-    """Whatever a test does to its buffer in a forward pass."""
+class BufferModel(nn.Module):
+    """Changes its buffer in each forward pass as the test says."""
 
     def __init__(self, start: Tensor, change: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -138,19 +138,19 @@ def _longer_mask(model: Any) -> None:
     model.held = torch.full((len(model.held) + 1,), math.inf)
 
 
-MEANT = {
-    "mask of -inf, made in the first forward": (torch.zeros(3, 3), _mask),
+INTENDED = {
+    "mask of -inf, created in the first forward": (torch.zeros(3, 3), _mask),
     "mask of -inf, written again each time": (torch.full((3, 3), -math.inf).triu(1), _mask),
     "NaN as a placeholder": (torch.full((3,), math.nan), lambda model: model.held.add_(1)),
     "cache that grows": (torch.zeros(2), _longer_mask),
-    "whole numbers": (torch.zeros(3, dtype=torch.int64), lambda model: model.held.add_(1)),
+    "integers": (torch.zeros(3, dtype=torch.int64), lambda model: model.held.add_(1)),
 }
 
 
-@pytest.mark.parametrize("case", MEANT)
-def test_buffers_that_are_meant_to_be_nonfinite(case: str, attach: Attach, read: Read) -> None:
-    start, change = MEANT[case]
-    model = Own(start.clone(), change)
+@pytest.mark.parametrize("case", INTENDED)
+def test_intentionally_nonfinite_buffers_are_accepted(case: str, attach: Attach, read: Read) -> None:
+    start, change = INTENDED[case]
+    model = BufferModel(start.clone(), change)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
     for i in range(6):
@@ -159,10 +159,10 @@ def test_buffers_that_are_meant_to_be_nonfinite(case: str, attach: Attach, read:
     assert read().scalars["verdict"].tolist() == [0] * 6
 
 
-def test_a_buffer_that_is_infinite_batch_after_batch_is_taken_as_intended(
+def test_buffer_that_stays_infinite_is_accepted_as_intended(
     attach: Attach, read: Read, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = Own(torch.zeros(2), lambda model: model.held.fill_(math.inf))
+    model = BufferModel(torch.zeros(2), lambda model: model.held.fill_(math.inf))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
     for i in range(12):
@@ -174,13 +174,13 @@ def test_a_buffer_that_is_infinite_batch_after_batch_is_taken_as_intended(
     assert "buffer held became non-finite in 3 updates in a row" in caplog.text
 
 
-def test_a_buffer_that_is_replaced_in_each_forward_is_checked_too(attach: Attach, read: Read) -> None:
+def test_buffer_replaced_in_each_forward_is_checked(attach: Attach, read: Read) -> None:
     values = iter([1.0, 2.0, math.nan, 3.0])
 
     def replace(model: Any) -> None:
         model.held = model.held * 0.9 + next(values)
 
-    model = Own(torch.zeros(2), replace)
+    model = BufferModel(torch.zeros(2), replace)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
     for i in range(4):

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parent / "two_processes.py"
+SCRIPT = Path(__file__).parent / "two_rank_gate.py"
 KINDS = ("ddp", "ddp fused", "fsdp2", "fsdp2 fused", "zero")
 
 
 @pytest.fixture(scope="module")
-def told(two_processes: Callable[[Path], list[list[dict[str, Any]]]]) -> list[list[dict[str, Any]]]:
+def results(two_processes: Callable[[Path], list[list[dict[str, Any]]]]) -> list[list[dict[str, Any]]]:
     """The results of both ranks."""
     return two_processes(SCRIPT)
 
@@ -21,23 +21,23 @@ def told(two_processes: Callable[[Path], list[list[dict[str, Any]]]]) -> list[li
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("fault", ["nan", "burst", "buffer"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_trouble_on_one_rank_is_refused_by_all(
-    kind: str, fault: str, rank: int, told: list[list[dict[str, Any]]]
+def test_fault_on_one_rank_is_refused_by_all(
+    kind: str, fault: str, rank: int, results: list[list[dict[str, Any]]]
 ) -> None:
-    seen = next(t for t in told[rank] if t.get("kind") == kind and t["fault"] == fault)
-    assert seen["held"], "weights, optimizer state and buffers are bit-identical after the refusal"
-    assert seen["landed"], "the next healthy update lands"
-    assert seen["verdicts"] == [0] * 6 + [2 if fault == "burst" else 1, 0]
+    result = next(t for t in results[rank] if t.get("kind") == kind and t["fault"] == fault)
+    assert result["unchanged"], "weights, optimizer state and buffers are bit-identical after the refusal"
+    assert result["applied"], "the next healthy update is applied"
+    assert result["verdicts"] == [0] * 6 + [2 if fault == "burst" else 1, 0]
     if fault == "buffer":
-        assert seen["refusals"] == ["the batch made buffer body.0.running_var non-finite"]
+        assert result["refusals"] == ["the batch made buffer body.0.running_var non-finite"]
     else:
-        assert seen["named"] == [-1] * 6 + [1, -1]
-    assert seen["steps"] == 7
-    assert seen["measured"][:6] == pytest.approx(seen["norms"][:6], rel=1e-5)
-    assert seen["ways"] == ("device" if "fused" in kind else "host")
+        assert result["named"] == [-1] * 6 + [1, -1]
+    assert result["steps"] == 7
+    assert result["measured"][:6] == pytest.approx(result["norms"][:6], rel=1e-5)
+    assert result["veto_methods"] == ("device" if "fused" in kind else "host")
 
 
 @pytest.mark.parametrize("placement", ["rows", "columns", "replicate", "partial"])
-def test_every_placement_counts_each_element_once(placement: str, told: list[list[dict[str, Any]]]) -> None:
+def test_stats_count_each_element_once_for_every_placement(placement: str, results: list[list[dict[str, Any]]]) -> None:
     for rank in (0, 1):
-        assert told[rank][-1][placement] < 1e-6
+        assert results[rank][-1][placement] < 1e-6

@@ -1,4 +1,4 @@
-"""Checkpoints of real models, trained a little: healthy ones are called so, planted damage is found and named."""
+"""Checkpoints of small trained models: healthy ones are reported healthy, planted damage is found and named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 class Reader(nn.Module):
-    """A small transformer with what healthy ones have: padding, a mask of -Inf, tied weights, a buffer of positions."""
+    """A small transformer with what healthy ones have: padding, a mask of -inf, tied weights, position buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,8 +43,8 @@ class Reader(nn.Module):
         self.register_buffer("inv_freq", 1e4 ** -torch.linspace(0, 1, 8))
         self.register_buffer("position_ids", torch.arange(8))
 
-    def forward(self, words: Tensor) -> Tensor:
-        return self.head(self.layers(self.embed(words), mask=self.causal))
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layers(self.embed(tokens), mask=self.causal))
 
 
 class Recurrent(nn.Module):
@@ -108,7 +108,7 @@ def saved(path: Path, value: Any) -> LogDiagnosis:
     return diagnose_checkpoint(path)
 
 
-def put(index: Any, value: float) -> Callable[[Tensor], None]:
+def set_value(index: Any, value: float) -> Callable[[Tensor], None]:
     def change(tensor: Tensor) -> None:
         tensor[index] = value
 
@@ -117,46 +117,51 @@ def put(index: Any, value: float) -> Callable[[Tensor], None]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("form", ["weights", "full", "module", "old", "half"])
-def test_a_healthy_checkpoint_is_called_healthy(tmp_path: Path, family: str, form: str) -> None:
+def test_healthy_checkpoint_is_reported_healthy(tmp_path: Path, family: str, form: str) -> None:
     model, optimizer = trained(family)
     file = tmp_path / "model.pt"
     if form == "weights":
-        answer = saved(file, model.state_dict())
+        diagnosis = saved(file, model.state_dict())
     elif form == "full":
-        answer = saved(file, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 8, "loss": 0.5})
-        assert answer.last_step == 8
+        diagnosis = saved(
+            file, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 8, "loss": 0.5}
+        )
+        assert diagnosis.last_step == 8
     elif form == "module":
-        answer = saved(file, model)
-        assert "not loaded" in " ".join(answer.notes)
+        diagnosis = saved(file, model)
+        assert "not loaded" in " ".join(diagnosis.notes)
     elif form == "old":
         torch.save(model.state_dict(), file, _use_new_zipfile_serialization=False)
-        answer = diagnose_checkpoint(file)
+        diagnosis = diagnose_checkpoint(file)
     else:
-        answer = saved(file, model.to(torch.bfloat16).state_dict())
-    assert answer.verdict is RunHealth.HEALTHY, answer.sentence
-    assert not answer.causes
-    assert answer.source["tensors"] > 3
-    assert answer.source["parameters"] == sum(p.numel() for p in model.parameters())
+        diagnosis = saved(file, model.to(torch.bfloat16).state_dict())
+    assert diagnosis.verdict is RunHealth.HEALTHY, diagnosis.sentence
+    assert not diagnosis.causes
+    assert diagnosis.source["tensors"] > 3
+    assert diagnosis.source["parameters"] == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_safetensors_are_read_in_every_precision(tmp_path: Path, reader: State_, dtype: torch.dtype) -> None:
-    state = {name: one.clone().to(dtype) if one.is_floating_point() else one.clone() for name, one in reader.items()}
+    state = {
+        name: tensor.clone().to(dtype) if tensor.is_floating_point() else tensor.clone()
+        for name, tensor in reader.items()
+    }
     save_file(state, tmp_path / "model.safetensors")
-    answer = diagnose_checkpoint(tmp_path / "model.safetensors")
-    assert answer.verdict is RunHealth.HEALTHY, answer.sentence
+    diagnosis = diagnose_checkpoint(tmp_path / "model.safetensors")
+    assert diagnosis.verdict is RunHealth.HEALTHY, diagnosis.sentence
     norm = max(float(p.double().norm()) for name, p in state.items() if "causal" not in name and p.is_floating_point())
-    assert answer.source["largest_norm"]["norm"] == pytest.approx(norm, rel=1e-2)
+    assert diagnosis.source["largest_norm"]["norm"] == pytest.approx(norm, rel=1e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
-def test_eight_bit_floats_have_their_values(tmp_path: Path, dtype: torch.dtype, form: str) -> None:
+def test_float8_values_are_read(tmp_path: Path, dtype: torch.dtype, form: str) -> None:
     values = torch.randn(64, 64).to(dtype)
     file = tmp_path / f"model.{form}"
     torch.save({"a.weight": values}, file) if form == "pt" else save_file({"a.weight": values}, file)
-    answer = diagnose_checkpoint(file)
-    assert answer.source["largest_norm"]["norm"] == pytest.approx(float(values.float().norm()), rel=1e-5)
+    diagnosis = diagnose_checkpoint(file)
+    assert diagnosis.source["largest_norm"]["norm"] == pytest.approx(float(values.float().norm()), rel=1e-5)
     raw = values.view(torch.uint8).clone()
     raw[3, 3] = 0x7F
     broken = {"a.weight": raw.view(dtype)}
@@ -166,100 +171,111 @@ def test_eight_bit_floats_have_their_values(tmp_path: Path, dtype: torch.dtype, 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
-def test_values_that_are_no_numbers_are_found_and_counted(
-    tmp_path: Path, reader: State_, value: float, form: str
-) -> None:
-    state = changed(reader, layers__layers__2__linear1__weight=put((3, slice(0, 5)), value))
+def test_nonfinite_values_are_found_and_counted(tmp_path: Path, reader: State_, value: float, form: str) -> None:
+    state = changed(reader, layers__layers__2__linear1__weight=set_value((3, slice(0, 5)), value))
     state.pop("head.weight")
     file = tmp_path / f"model.{form}"
     torch.save(state, file) if form == "pt" else save_file(state, file)
-    answer = diagnose_checkpoint(file)
-    assert answer.verdict is RunHealth.FAILED
-    assert answer.pattern is Pattern.NONFINITE
-    assert answer.causes[0].cause is Cause.WEIGHTS_DAMAGED
-    assert "layers.layers.2.linear1.weight" in answer.causes[0].evidence[0]
-    assert "5 " in answer.causes[0].evidence[0]
-    assert "1 of 32 rows" in answer.causes[0].evidence[0]
+    diagnosis = diagnose_checkpoint(file)
+    assert diagnosis.verdict is RunHealth.FAILED
+    assert diagnosis.pattern is Pattern.NONFINITE
+    assert diagnosis.causes[0].cause is Cause.WEIGHTS_DAMAGED
+    assert "layers.layers.2.linear1.weight" in diagnosis.causes[0].evidence[0]
+    assert "5 " in diagnosis.causes[0].evidence[0]
+    assert "1 of 32 rows" in diagnosis.causes[0].evidence[0]
 
 
-def test_infinities_of_float16_are_an_overflow(tmp_path: Path, reader: State_) -> None:
-    state = changed(reader, layers__layers__2__linear1__weight=put((3, 3), 1e6))
-    answer = saved(tmp_path / "model.pt", {name: one.half() for name, one in state.items()})
-    assert answer.verdict is RunHealth.FAILED
-    assert answer.causes[0].cause is Cause.PRECISION_OVERFLOW
+def test_infinities_in_float16_are_an_overflow(tmp_path: Path, reader: State_) -> None:
+    state = changed(reader, layers__layers__2__linear1__weight=set_value((3, 3), 1e6))
+    diagnosis = saved(tmp_path / "model.pt", {name: tensor.half() for name, tensor in state.items()})
+    assert diagnosis.verdict is RunHealth.FAILED
+    assert diagnosis.causes[0].cause is Cause.PRECISION_OVERFLOW
 
 
-def test_weights_near_the_end_of_float16_are_a_warning(tmp_path: Path, reader: State_) -> None:
-    state = changed(reader, layers__layers__2__norm1__weight=put(3, 60000.0))
-    answer = saved(tmp_path / "model.pt", {name: one.half() for name, one in state.items()})
-    assert Cause.PRECISION_OVERFLOW in {one.cause for one in answer.causes}
+def test_weights_near_the_float16_limit_are_a_warning(tmp_path: Path, reader: State_) -> None:
+    state = changed(reader, layers__layers__2__norm1__weight=set_value(3, 60000.0))
+    diagnosis = saved(tmp_path / "model.pt", {name: tensor.half() for name, tensor in state.items()})
+    assert Cause.PRECISION_OVERFLOW in {tensor.cause for tensor in diagnosis.causes}
 
 
-def test_a_lone_giant_is_damage_and_many_are_an_explosion(tmp_path: Path, reader: State_) -> None:
-    answer = saved(tmp_path / "a.pt", changed(reader, layers__layers__2__linear1__weight=put((3, 3), 1e30)))
-    assert answer.verdict is RunHealth.FAILED
-    assert answer.causes[0].cause is Cause.WEIGHTS_DAMAGED
-    grown = {name: one * 1e9 if one.is_floating_point() and "layers" in name else one for name, one in reader.items()}
-    answer = saved(tmp_path / "b.pt", grown)
-    assert answer.verdict is RunHealth.FAILED
-    assert answer.causes[0].cause is Cause.EXPLODING_GRADIENT
+def test_one_huge_value_is_damage_and_many_are_an_explosion(tmp_path: Path, reader: State_) -> None:
+    diagnosis = saved(tmp_path / "a.pt", changed(reader, layers__layers__2__linear1__weight=set_value((3, 3), 1e30)))
+    assert diagnosis.verdict is RunHealth.FAILED
+    assert diagnosis.causes[0].cause is Cause.WEIGHTS_DAMAGED
+    grown = {
+        name: tensor * 1e9 if tensor.is_floating_point() and "layers" in name else tensor
+        for name, tensor in reader.items()
+    }
+    diagnosis = saved(tmp_path / "b.pt", grown)
+    assert diagnosis.verdict is RunHealth.FAILED
+    assert diagnosis.causes[0].cause is Cause.EXPLODING_GRADIENT
 
 
-def test_a_layer_out_of_all_proportion_to_its_siblings_is_named(tmp_path: Path, reader: State_) -> None:
-    answer = saved(tmp_path / "model.pt", changed(reader, layers__layers__4__linear2__weight=lambda one: one.mul_(60)))
-    assert answer.verdict is RunHealth.WARNING
-    assert "layers.layers.4.linear2.weight" in answer.sentence
+def test_layer_much_larger_than_its_siblings_is_named(tmp_path: Path, reader: State_) -> None:
+    diagnosis = saved(
+        tmp_path / "model.pt", changed(reader, layers__layers__4__linear2__weight=lambda tensor: tensor.mul_(60))
+    )
+    assert diagnosis.verdict is RunHealth.WARNING
+    assert "layers.layers.4.linear2.weight" in diagnosis.sentence
 
 
-def test_outliers_of_trained_norm_layers_are_no_trouble(tmp_path: Path, reader: State_) -> None:
+def test_outliers_of_trained_norm_layers_are_healthy(tmp_path: Path, reader: State_) -> None:
     state = changed(
-        reader, layers__layers__4__norm2__weight=put(3, 40.0), layers__layers__1__norm2__weight=lambda one: one.mul_(5)
+        reader,
+        layers__layers__4__norm2__weight=set_value(3, 40.0),
+        layers__layers__1__norm2__weight=lambda tensor: tensor.mul_(5),
     )
     assert saved(tmp_path / "model.pt", state).verdict is RunHealth.HEALTHY
 
 
-def test_a_layer_of_zeros_is_found(tmp_path: Path, reader: State_) -> None:
-    answer = saved(tmp_path / "model.pt", changed(reader, layers__layers__4__linear2__weight=lambda one: one.zero_()))
-    assert answer.verdict is RunHealth.WARNING
-    assert "layers.layers.4.linear2.weight" in answer.sentence
-    assert "only zeros" in answer.sentence
+def test_layer_of_zeros_is_found(tmp_path: Path, reader: State_) -> None:
+    diagnosis = saved(
+        tmp_path / "model.pt", changed(reader, layers__layers__4__linear2__weight=lambda tensor: tensor.zero_())
+    )
+    assert diagnosis.verdict is RunHealth.WARNING
+    assert "layers.layers.4.linear2.weight" in diagnosis.sentence
+    assert "only zeros" in diagnosis.sentence
 
 
-def test_zero_biases_and_zero_embeddings_are_no_trouble(tmp_path: Path, reader: State_) -> None:
-    state = {name: one.clone().zero_() if name.endswith("linear1.bias") else one for name, one in reader.items()}
-    state = changed(state, embed__weight=put(slice(0, 9), 0.0))
-    answer = saved(tmp_path / "model.pt", state)
-    assert answer.verdict is RunHealth.HEALTHY
-    assert any("9 of 40 rows are zero" in note for note in answer.notes)
+def test_zero_biases_and_zero_embeddings_are_healthy(tmp_path: Path, reader: State_) -> None:
+    state = {
+        name: tensor.clone().zero_() if name.endswith("linear1.bias") else tensor for name, tensor in reader.items()
+    }
+    state = changed(state, embed__weight=set_value(slice(0, 9), 0.0))
+    diagnosis = saved(tmp_path / "model.pt", state)
+    assert diagnosis.verdict is RunHealth.HEALTHY
+    assert any("9 of 40 rows are zero" in note for note in diagnosis.notes)
 
 
 def test_dead_units_are_counted(tmp_path: Path, reader: State_) -> None:
-    answer = saved(tmp_path / "model.pt", changed(reader, layers__layers__0__linear1__weight=put(slice(0, 20), 0.0)))
-    assert answer.verdict is RunHealth.WARNING
-    assert answer.causes[0].cause is Cause.DEAD_UNITS
-    assert "20 of 32" in answer.sentence
+    diagnosis = saved(
+        tmp_path / "model.pt", changed(reader, layers__layers__0__linear1__weight=set_value(slice(0, 20), 0.0))
+    )
+    assert diagnosis.verdict is RunHealth.WARNING
+    assert diagnosis.causes[0].cause is Cause.DEAD_UNITS
+    assert "20 of 32" in diagnosis.sentence
 
 
-def test_an_adapter_that_was_never_trained_is_told(tmp_path: Path) -> None:
+def test_untrained_adapter_is_reported(tmp_path: Path) -> None:
     def adapter(b: float) -> State_:
         names = [f"base_model.model.layers.{n}.q_proj.lora_{half}.weight" for n in range(3) for half in "AB"]
         return {name: torch.randn(8, 8) * (b if "lora_B" in name else 1) for name in names}
 
     save_file(adapter(0.0), tmp_path / "new.safetensors")
     save_file(adapter(0.01), tmp_path / "trained.safetensors")
-    answer = diagnose_checkpoint(tmp_path / "new.safetensors")
-    assert answer.verdict is RunHealth.WARNING
-    assert answer.causes[0].cause is Cause.NOT_UPDATING
-    assert "3 of 3" in answer.sentence
+    diagnosis = diagnose_checkpoint(tmp_path / "new.safetensors")
+    assert diagnosis.verdict is RunHealth.WARNING
+    assert diagnosis.causes[0].cause is Cause.NOT_UPDATING
+    assert "3 of 3" in diagnosis.sentence
     assert diagnose_checkpoint(tmp_path / "trained.safetensors").verdict is RunHealth.HEALTHY
 
 
-def test_a_model_that_stands_at_its_start_is_told(tmp_path: Path) -> None:
-    answer = saved(tmp_path / "model.pt", Reader().state_dict())
-    assert answer.verdict is RunHealth.WARNING
-    assert "untrained" in answer.sentence
-    answer = saved(tmp_path / "half.pt", Reader().to(torch.bfloat16).state_dict())
-    assert answer.causes[0].cause is Cause.PRECISION_UNDERFLOW
+def test_untrained_model_is_reported(tmp_path: Path) -> None:
+    diagnosis = saved(tmp_path / "model.pt", Reader().state_dict())
+    assert diagnosis.verdict is RunHealth.WARNING
+    assert "untrained" in diagnosis.sentence
+    diagnosis = saved(tmp_path / "half.pt", Reader().to(torch.bfloat16).state_dict())
+    assert diagnosis.causes[0].cause is Cause.PRECISION_UNDERFLOW
 
 
 @pytest.mark.parametrize(
@@ -270,21 +286,23 @@ def test_a_model_that_stands_at_its_start_is_told(tmp_path: Path) -> None:
         (0.0, RunHealth.WARNING, Cause.ZERO_VARIANCE),
     ],
 )
-def test_impossible_statistics_of_a_batch_norm(tmp_path: Path, value: float, verdict: RunHealth, cause: Cause) -> None:
+def test_impossible_batch_norm_statistics_are_found(
+    tmp_path: Path, value: float, verdict: RunHealth, cause: Cause
+) -> None:
     state = trained("convolutional")[0].state_dict()
-    answer = saved(tmp_path / "model.pt", changed(state, **{"1__running_var": put(slice(0, 12), value)}))
-    assert answer.verdict is verdict
-    assert answer.causes[0].cause is cause
+    diagnosis = saved(tmp_path / "model.pt", changed(state, **{"1__running_var": set_value(slice(0, 12), value)}))
+    assert diagnosis.verdict is verdict
+    assert diagnosis.causes[0].cause is cause
 
 
-def test_an_infinite_running_mean_is_no_mask(tmp_path: Path) -> None:
+def test_infinite_running_mean_is_not_taken_for_a_mask(tmp_path: Path) -> None:
     state = trained("convolutional")[0].state_dict()
-    answer = saved(tmp_path / "model.pt", changed(state, **{"1__running_mean": put(2, INF)}))
-    assert answer.pattern is Pattern.NONFINITE
+    diagnosis = saved(tmp_path / "model.pt", changed(state, **{"1__running_mean": set_value(2, INF)}))
+    assert diagnosis.pattern is Pattern.NONFINITE
 
 
-def full(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """A whole checkpoint whose optimizer was changed."""
+def checkpoint_with(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """A full checkpoint with a changed optimizer state."""
     model, optimizer = trained("recurrent")
     state = optimizer.state_dict()
     change(state)
@@ -297,65 +315,71 @@ def full(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         (lambda s: s["state"][1]["exp_avg"].fill_(NAN), RunHealth.FAILED, Cause.OPTIMIZER_STATE),
         (lambda s: s["state"][1]["exp_avg_sq"].fill_(INF), RunHealth.FAILED, Cause.OPTIMIZER_STATE),
         (lambda s: s["state"][1]["exp_avg_sq"].neg_(), RunHealth.FAILED, Cause.OPTIMIZER_STATE),
-        (lambda s: [one["exp_avg_sq"].zero_() for one in s["state"].values()], RunHealth.WARNING, Cause.NOT_UPDATING),
+        (
+            lambda s: [tensor["exp_avg_sq"].zero_() for tensor in s["state"].values()],
+            RunHealth.WARNING,
+            Cause.NOT_UPDATING,
+        ),
         (lambda s: s["param_groups"][0].update(lr=NAN), RunHealth.FAILED, Cause.LEARNING_RATE),
         (lambda s: s["param_groups"][0].update(lr=5e3), RunHealth.WARNING, Cause.LEARNING_RATE),
         (lambda s: s["param_groups"][0].update(lr=0.0), RunHealth.WARNING, Cause.NOT_UPDATING),
     ],
 )
-def test_a_bad_optimizer_is_found(
+def test_bad_optimizer_state_is_found(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], verdict: RunHealth, cause: Cause
 ) -> None:
-    answer = saved(tmp_path / "model.pt", full(change))
-    assert answer.verdict is verdict
-    assert answer.causes[0].cause is cause
-    assert answer.last_step == 8
+    diagnosis = saved(tmp_path / "model.pt", checkpoint_with(change))
+    assert diagnosis.verdict is verdict
+    assert diagnosis.causes[0].cause is cause
+    assert diagnosis.last_step == 8
 
 
-def test_moments_bear_the_names_of_their_weights(tmp_path: Path) -> None:
-    answer = saved(tmp_path / "model.pt", full(lambda state: state["state"][8]["exp_avg"].fill_(NAN)))
-    assert "exp_avg of out.weight" in answer.causes[0].evidence[0]
+def test_moments_are_named_after_their_weights(tmp_path: Path) -> None:
+    diagnosis = saved(tmp_path / "model.pt", checkpoint_with(lambda state: state["state"][8]["exp_avg"].fill_(NAN)))
+    assert "exp_avg of out.weight" in diagnosis.causes[0].evidence[0]
 
 
-def test_a_rate_of_zero_at_the_end_of_a_schedule_is_no_trouble(tmp_path: Path) -> None:
-    answer = saved(tmp_path / "a.pt", full(lambda state: state["param_groups"][0].update(lr=0.0, initial_lr=1e-3)))
-    assert answer.verdict is RunHealth.HEALTHY
+def test_zero_lr_at_the_end_of_a_schedule_is_healthy(tmp_path: Path) -> None:
+    diagnosis = saved(
+        tmp_path / "a.pt", checkpoint_with(lambda state: state["param_groups"][0].update(lr=0.0, initial_lr=1e-3))
+    )
+    assert diagnosis.verdict is RunHealth.HEALTHY
 
 
-def test_step_counters_that_disagree_are_told_not_judged(tmp_path: Path) -> None:
-    answer = saved(tmp_path / "model.pt", full(lambda state: state["state"][3]["step"].fill_(2)))
-    assert answer.verdict is RunHealth.HEALTHY
-    assert any("disagree" in note for note in answer.notes)
+def test_disagreeing_step_counters_are_noted(tmp_path: Path) -> None:
+    diagnosis = saved(tmp_path / "model.pt", checkpoint_with(lambda state: state["state"][3]["step"].fill_(2)))
+    assert diagnosis.verdict is RunHealth.HEALTHY
+    assert any("disagree" in note for note in diagnosis.notes)
 
 
 @pytest.mark.parametrize(
     ("scale", "verdict"), [(65536.0, RunHealth.HEALTHY), (0.25, RunHealth.WARNING), (0.0, RunHealth.FAILED)]
 )
-def test_a_collapsed_loss_scale_is_told(tmp_path: Path, scale: float, verdict: RunHealth) -> None:
+def test_collapsed_loss_scale_is_reported(tmp_path: Path, scale: float, verdict: RunHealth) -> None:
     scaler = {"scale": scale, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
-    answer = saved(tmp_path / "model.pt", {"model": trained("regression")[0].state_dict(), "scaler": scaler})
-    assert answer.verdict is verdict
+    diagnosis = saved(tmp_path / "model.pt", {"model": trained("regression")[0].state_dict(), "scaler": scaler})
+    assert diagnosis.verdict is verdict
 
 
-def test_a_loss_of_nan_in_the_checkpoint_is_told(tmp_path: Path) -> None:
+def test_nan_loss_in_the_checkpoint_is_reported(tmp_path: Path) -> None:
     weights = trained("regression")[0].state_dict()
     assert saved(tmp_path / "a.pt", {"model": weights, "val_loss": NAN}).verdict is RunHealth.WARNING
     assert saved(tmp_path / "b.pt", {"model": weights, "best_loss": INF, "epoch": 3}).last_step == 3
 
 
-def test_a_flipped_bit_that_torch_does_not_notice_is_found(tmp_path: Path) -> None:
+def test_bit_flip_that_torch_does_not_detect_is_found(tmp_path: Path) -> None:
     weights = trained("regression")[0].state_dict()
     torch.save(weights, tmp_path / "model.pt")
     data = bytearray((tmp_path / "model.pt").read_bytes())
     data[data.find(weights["0.weight"].numpy().tobytes()) + 1] ^= 1
     (tmp_path / "model.pt").write_bytes(data)
-    answer = diagnose_checkpoint(tmp_path / "model.pt")
-    assert answer.verdict is RunHealth.FAILED
-    assert "checksum" in answer.sentence
+    diagnosis = diagnose_checkpoint(tmp_path / "model.pt")
+    assert diagnosis.verdict is RunHealth.FAILED
+    assert "checksum" in diagnosis.sentence
 
 
-def test_settings_and_numpy_values_beside_the_weights_do_no_harm(tmp_path: Path) -> None:
-    beside = {
+def test_settings_and_numpy_values_are_ignored(tmp_path: Path) -> None:
+    other_values = {
         "args": argparse.Namespace(lr=0.1),
         "best": np.float64(3.0),
         "curve": np.arange(3.0),
@@ -363,13 +387,13 @@ def test_settings_and_numpy_values_beside_the_weights_do_no_harm(tmp_path: Path)
         "counts": defaultdict(list, {"a": [1]}),
         "order": OrderedDict(a=1),
     }
-    answer = saved(tmp_path / "model.pt", {"model": trained("regression")[0].state_dict(), **beside})
-    assert answer.verdict is RunHealth.HEALTHY
-    assert "argparse.Namespace" in answer.notes[0]
+    diagnosis = saved(tmp_path / "model.pt", {"model": trained("regression")[0].state_dict(), **other_values})
+    assert diagnosis.verdict is RunHealth.HEALTHY
+    assert "argparse.Namespace" in diagnosis.notes[0]
 
 
-class Harm:
-    """Would leave a file behind if a pickle of it were run."""
+class MaliciousPickle:
+    """Creates a file when unpickled."""
 
     def __init__(self, call: Callable[..., Any], *args: str) -> None:
         self.call, self.args = call, args
@@ -381,16 +405,16 @@ class Harm:
 @pytest.mark.parametrize("new", [True, False])
 @pytest.mark.parametrize(("call", "name"), [(os.system, "system"), (eval, "eval"), (subprocess.Popen, "Popen")])
 def test_code_in_a_checkpoint_is_named_and_not_run(tmp_path: Path, call: Any, name: str, new: bool) -> None:
-    mark = tmp_path / "ran"
-    words = f"open({str(mark)!r}, 'w')" if call is eval else f"touch {mark}"
-    weights = {"a.weight": torch.randn(4, 4), "harm": Harm(call, words)}
+    created_file = tmp_path / "ran"
+    code = f"open({str(created_file)!r}, 'w')" if call is eval else f"touch {created_file}"
+    weights = {"a.weight": torch.randn(4, 4), "harm": MaliciousPickle(call, code)}
     torch.save(weights, tmp_path / "model.pt", _use_new_zipfile_serialization=new)
     with pytest.raises(UnreadableInput, match=rf"{name}.*not (?:called|loaded)"):
         diagnose_checkpoint(tmp_path / "model.pt")
-    assert not mark.exists()
+    assert not created_file.exists()
 
 
-def test_quantised_weights_are_left_out_and_said(tmp_path: Path) -> None:
+def test_quantised_weights_are_skipped_and_counted(tmp_path: Path) -> None:
     state = {"a.qweight": torch.zeros(64, 64, dtype=torch.int32), "b.weight": torch.randn(8, 8)}
     save_file(state, tmp_path / "model.safetensors")
     assert diagnose_checkpoint(tmp_path / "model.safetensors").source["skipped"] == {"quantised weights": 1}
@@ -398,13 +422,13 @@ def test_quantised_weights_are_left_out_and_said(tmp_path: Path) -> None:
     assert diagnose_checkpoint(tmp_path / "all.safetensors").verdict is RunHealth.UNKNOWN
 
 
-def test_a_stretched_tensor_of_any_shape_takes_no_time(tmp_path: Path) -> None:
-    answer = saved(tmp_path / "model.pt", {"a.weight": torch.ones(1).expand(1 << 50), "b.weight": torch.randn(8, 8)})
-    assert answer.source["parameters"] == 65
+def test_expanded_tensor_of_any_shape_is_fast(tmp_path: Path) -> None:
+    diagnosis = saved(tmp_path / "model.pt", {"a.weight": torch.ones(1).expand(1 << 50), "b.weight": torch.randn(8, 8)})
+    assert diagnosis.source["parameters"] == 65
 
 
 def sharded(folder: Path, state: State_) -> None:
-    """Two shards, the index, an optimizer and the trainer's state, as the Hugging Face trainer leaves them."""
+    """Two shards, the index, an optimizer and the trainer's state, as HF Trainer writes them."""
     folder.mkdir(exist_ok=True)
     names = sorted(state)
     places = {name: f"model-0000{1 + (index % 2)}-of-00002.safetensors" for index, name in enumerate(names)}
@@ -416,24 +440,24 @@ def sharded(folder: Path, state: State_) -> None:
     (folder / "training_args.bin").write_bytes(b"\x80\x04nothing")
 
 
-def test_a_sharded_folder_is_one_checkpoint(tmp_path: Path, reader: State_) -> None:
+def test_sharded_folder_is_one_checkpoint(tmp_path: Path, reader: State_) -> None:
     sharded(tmp_path, reader)
     assert is_checkpoint_folder(tmp_path)
-    answer = diagnose_checkpoint(tmp_path)
-    assert answer.verdict is RunHealth.HEALTHY, answer.sentence
-    assert answer.last_step == 500
-    assert answer.source["tensors"] == len(reader) - 1
+    diagnosis = diagnose_checkpoint(tmp_path)
+    assert diagnosis.verdict is RunHealth.HEALTHY, diagnosis.sentence
+    assert diagnosis.last_step == 500
+    assert diagnosis.source["tensors"] == len(reader) - 1
 
 
-def test_a_missing_shard_is_told(tmp_path: Path, reader: State_) -> None:
+def test_missing_shard_is_reported(tmp_path: Path, reader: State_) -> None:
     sharded(tmp_path, reader)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    answer = diagnose_checkpoint(tmp_path)
-    assert answer.verdict is RunHealth.FAILED
-    assert "model-00002-of-00002.safetensors" in answer.sentence
+    diagnosis = diagnose_checkpoint(tmp_path)
+    assert diagnosis.verdict is RunHealth.FAILED
+    assert "model-00002-of-00002.safetensors" in diagnosis.sentence
 
 
-def test_a_folder_without_weights_is_none(tmp_path: Path) -> None:
+def test_folder_without_weights_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "trainer_state.json").write_text("{}")
     assert not is_checkpoint_folder(tmp_path)
     assert not is_checkpoint_folder(tmp_path / "nowhere")
@@ -474,13 +498,13 @@ def entry(first: int, last: int, shape: Any = (2,), dtype: Any = "F32") -> dict[
         (b"\x80\x04\x95\0\0\0", "cannot be read as a checkpoint"),
     ],
 )
-def test_damaged_files_are_refused_in_words(tmp_path: Path, data: bytes, message: str) -> None:
+def test_damaged_files_are_refused_with_a_message(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "model").write_bytes(data)
     with pytest.raises(UnreadableInput, match=message):
         diagnose_checkpoint(tmp_path / "model")
 
 
-def test_a_name_that_stands_twice_among_very_many_is_told_at_once(tmp_path: Path) -> None:
+def test_duplicate_name_among_many_is_found_quickly(tmp_path: Path) -> None:
     names = [f"blocks.{number}.weight" for number in range(120_000)]
     text = ",".join(f'"{name}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for name in [*names, names[-1]])
     (tmp_path / "model").write_bytes(header(f"{{{text}}}".encode()))
@@ -488,18 +512,18 @@ def test_a_name_that_stands_twice_among_very_many_is_told_at_once(tmp_path: Path
         diagnose_checkpoint(tmp_path / "model")
 
 
-def test_a_shape_of_very_many_dimensions_is_refused_at_once(tmp_path: Path) -> None:
+def test_huge_number_of_dimensions_is_refused_quickly(tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(header({"a": entry(0, 8, [1 << 61] * 300_000)}, b"\0" * 8))
     with pytest.raises(UnreadableInput, match="impossible"):
         diagnose_checkpoint(tmp_path / "model")
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UnreadableInput, match="cannot be read"):
         diagnose_checkpoint(tmp_path / "nothing.pt")
 
 
-def test_a_cut_archive_of_torch_is_told(tmp_path: Path) -> None:
+def test_truncated_torch_archive_is_reported(tmp_path: Path) -> None:
     torch.save(trained("regression")[0].state_dict(), tmp_path / "model.pt")
     data = (tmp_path / "model.pt").read_bytes()
     (tmp_path / "model.pt").write_bytes(data[: len(data) // 2])
@@ -507,7 +531,7 @@ def test_a_cut_archive_of_torch_is_told(tmp_path: Path) -> None:
         diagnose_checkpoint(tmp_path / "model.pt")
 
 
-def test_an_archive_with_a_damaged_directory_is_told(tmp_path: Path) -> None:
+def test_archive_with_a_damaged_directory_is_reported(tmp_path: Path) -> None:
     torch.save(trained("regression")[0].state_dict(), tmp_path / "model.pt")
     data = (tmp_path / "model.pt").read_bytes()
     spans_disks = struct.pack("<4sIQI", b"PK\x06\x07", 0, 0, 7)
@@ -516,14 +540,14 @@ def test_an_archive_with_a_damaged_directory_is_told(tmp_path: Path) -> None:
         diagnose_checkpoint(tmp_path / "model.pt")
 
 
-def test_a_program_of_torchscript_is_told(tmp_path: Path) -> None:
-    (tmp_path / "model.pt").write_bytes(scripted())
+def test_torchscript_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(torchscript_archive())
     with pytest.raises(UnreadableInput, match="TorchScript"):
         diagnose_checkpoint(tmp_path / "model.pt")
 
 
-def scripted() -> bytes:
-    """What marks an archive as a program: its constants beside its data."""
+def torchscript_archive() -> bytes:
+    """An archive that looks like TorchScript: it has constants."""
     import io
     import zipfile
 
@@ -534,7 +558,7 @@ def scripted() -> bytes:
     return out.getvalue()
 
 
-def test_checkpoints_are_told_by_content() -> None:
+def test_checkpoint_files_are_recognised_by_content() -> None:
     weights = {"a": torch.zeros(2)}
     assert is_checkpoint_file(save(weights))
     assert is_checkpoint_file(header({"a": entry(0, 8)}))
@@ -543,15 +567,15 @@ def test_checkpoints_are_told_by_content() -> None:
     assert not is_checkpoint_file(b"")
 
 
-def test_progress_ends_at_the_whole(tmp_path: Path, reader: State_) -> None:
-    told: list[tuple[int, int]] = []
+def test_progress_is_reported_up_to_the_end(tmp_path: Path, reader: State_) -> None:
+    progress: list[tuple[int, int]] = []
     torch.save(reader, tmp_path / "model.pt")
-    diagnose_checkpoint(tmp_path / "model.pt", lambda done, total: told.append((done, total)))
-    assert told == sorted(told)
-    assert 0.9 < told[-1][0] / told[-1][1] <= 1
+    diagnose_checkpoint(tmp_path / "model.pt", lambda done, total: progress.append((done, total)))
+    assert progress == sorted(progress)
+    assert 0.9 < progress[-1][0] / progress[-1][1] <= 1
 
 
-def test_without_torch_safetensors_are_read_and_torch_files_refused(tmp_path: Path) -> None:
+def test_safetensors_are_read_without_torch(tmp_path: Path) -> None:
     save_file({"a.weight": torch.randn(4, 4)}, tmp_path / "model.safetensors")
     torch.save({"a.weight": torch.randn(4, 4)}, tmp_path / "model.pt")
     code = """
@@ -589,7 +613,7 @@ def _torch_bytes(new: bool) -> bytes:
     noise=st.binary(max_size=40),
 )
 @settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_cut_and_spliced_files_never_end_in_a_traceback(
+def test_truncated_and_spliced_files_never_crash(
     tmp_path: Path, sample: bytes, cuts: list[tuple[float, float]], noise: bytes
 ) -> None:
     data = sample
@@ -598,13 +622,13 @@ def test_cut_and_spliced_files_never_end_in_a_traceback(
     (tmp_path / "model").write_bytes(data)
     is_checkpoint_file(data[: 1 << 16])
     try:
-        answer = diagnose_checkpoint(tmp_path / "model")
+        diagnosis = diagnose_checkpoint(tmp_path / "model")
     except UnreadableInput:
         return
-    assert answer.sentence
+    assert diagnosis.sentence
 
 
-def test_a_folder_of_weights_alone_is_looked_at_and_one_with_a_log_is_read(tmp_path: Path, reader: State_) -> None:
+def test_folder_with_a_log_is_diagnosed_from_the_log(tmp_path: Path, reader: State_) -> None:
     from surefoot.logs.diagnose_log import diagnose
 
     sharded(tmp_path / "step", reader)
@@ -612,6 +636,6 @@ def test_a_folder_of_weights_alone_is_looked_at_and_one_with_a_log_is_read(tmp_p
     assert diagnose(tmp_path / "step").source["format"] == "checkpoint folder"
     losses = [{"step": step, "loss": 3.0 / step} for step in range(1, 20)]
     (tmp_path / "step" / "trainer_state.json").write_text(json.dumps({"log_history": losses}))
-    answer = diagnose(tmp_path / "step")
-    assert answer.source["format"] == "trainer_state"
-    assert any("the folder also contains weights" in note for note in answer.notes)
+    diagnosis = diagnose(tmp_path / "step")
+    assert diagnosis.source["format"] == "trainer_state"
+    assert any("the folder also contains weights" in note for note in diagnosis.notes)

@@ -19,9 +19,9 @@ PROGRAM = Path(__file__).with_name("writing_process.py")
 
 
 @contextmanager
-def started(what: str, run_dir: Path) -> Iterator[subprocess.Popen[str]]:
+def started(mode: str, run_dir: Path) -> Iterator[subprocess.Popen[str]]:
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(PROGRAM), what, str(run_dir)]
+    command = [sys.executable, str(PROGRAM), mode, str(run_dir)]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -31,14 +31,14 @@ def started(what: str, run_dir: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def gaps(attempts: Sequence[int] | np.ndarray, apart: int = 1) -> int:
-    """How often some are missing; none may stand twice or out of order."""
+def gaps(attempts: Sequence[int] | np.ndarray, step: int = 1) -> int:
+    """The number of gaps; attempts must be increasing."""
     assert (np.diff(attempts) > 0).all()
-    return np.count_nonzero(np.diff(attempts) > apart)
+    return np.count_nonzero(np.diff(attempts) > step)
 
 
 def check(run: Run, *, kills: int) -> None:
-    """What stands there is whole, in order, once, and says what was written; only the end before a kill may be lost."""
+    """All rows and events are intact, in order and unique; only the last ones before a kill may be missing."""
     attempts = run.scalars["attempt"]
     assert gaps(attempts) <= kills
     assert run.scalars["loss"].tolist() == attempts.tolist()
@@ -47,7 +47,7 @@ def check(run: Run, *, kills: int) -> None:
     assert layers["w0"]["norm"].tolist() == layers.attempts.tolist()
     fourth = layers["w3"]["norm"] if "w3" in layers else np.empty(0)
     assert (np.isnan(fourth) | (fourth == layers.attempts[: len(fourth)])).all()
-    assert gaps([event["attempt"] for event in run.events], apart=5) <= kills
+    assert gaps([event["attempt"] for event in run.events], step=5) <= kills
     assert run.info["schema"] == SCHEMA
     assert run.skipped == 0
     assert run.notes == []
@@ -58,7 +58,7 @@ def test_a_run_killed_repeatedly_reads_as_one(tmp_path: Path) -> None:
     rows = 0
     for kill in range(4):
         with started("write", tmp_path):
-            for _ in range(3):  # a live run is as readable as a dead one
+            for _ in range(3):  # a live run can be read too
                 time.sleep(rng.random() * 0.1)
                 check(read(tmp_path), kills=kill)
         run = read(tmp_path)

@@ -19,7 +19,7 @@ QUICK = 0.05
 
 
 class Contender:
-    """Another process that tries to take the locks it is told to."""
+    """Another process that tries to acquire the locks it is sent."""
 
     def __init__(self) -> None:
         env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -31,19 +31,19 @@ class Contender:
         self.process.stdin.write(f"{run_dir}\n")
         self.process.stdin.flush()
 
-    def answer(self) -> str:
+    def read_reply(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def end(self) -> int:
-        """End the process; how many of the locks it won it then still held."""
+        """End the process; return how many of its locks it still held."""
         return int(self.process.communicate()[0])
 
 
 @pytest.fixture
 def contender() -> Iterator[Contender]:
     contender = Contender()
-    assert contender.answer() == "ready"
+    assert contender.read_reply() == "ready"
     with contender.process:
         yield contender
         contender.process.kill()
@@ -54,8 +54,8 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 @contextmanager
-def beating(path: Path) -> Iterator[None]:
-    """Stands in for a writer on another host, which we know by its beats alone."""
+def heartbeat(path: Path) -> Iterator[None]:
+    """Simulate a writer on another host, visible only by its heartbeat."""
     stop = threading.Event()
 
     def beat() -> None:
@@ -73,13 +73,13 @@ def beating(path: Path) -> Iterator[None]:
 
 def test_a_second_writer_gets_owner_time_and_advice(tmp_path: Path, contender: Contender) -> None:
     contender.take(tmp_path)
-    assert contender.answer() == "won"
-    with pytest.raises(RunDirectoryInUse) as caught:
+    assert contender.read_reply() == "won"
+    with pytest.raises(RunDirectoryInUse) as error:
         WriterLock(tmp_path, interval=QUICK).acquire()
     since = json.loads((tmp_path / "writer.lock").read_text())["since"]
     pid = str(contender.process.pid)
-    for words in (str(tmp_path), pid, since, "another run_dir", "stop that process", "writer.lock"):
-        assert words in str(caught.value)
+    for message_part in (str(tmp_path), pid, since, "another run_dir", "stop that process", "writer.lock"):
+        assert message_part in str(error.value)
     assert contender.end() == 1
     assert WriterLock(tmp_path, interval=QUICK).acquire().is_held()
 
@@ -94,9 +94,9 @@ def test_the_same_process_is_advised_to_close_first(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_killed_owner_is_taken_over_even_unreaped(tmp_path: Path, contender: Contender) -> None:
     contender.take(tmp_path)
-    assert contender.answer() == "won"
+    assert contender.read_reply() == "won"
     contender.process.kill()
-    os.waitid(os.P_PID, contender.process.pid, os.WEXITED | os.WNOWAIT)  # dead, yet a zombie until this test ends
+    os.waitid(os.P_PID, contender.process.pid, os.WEXITED | os.WNOWAIT)  # dead, but a zombie until this test ends
     lock = WriterLock(tmp_path, interval=1000).acquire()
     assert lock.is_held()
     assert [path.name for path in tmp_path.iterdir()] == ["writer.lock"]
@@ -114,7 +114,10 @@ def test_a_reused_pid_is_not_the_owner(tmp_path: Path) -> None:
 def test_an_owner_on_another_host_is_alive_while_it_refreshes(tmp_path: Path, where: dict[str, Any]) -> None:
     WriterLock(tmp_path, interval=QUICK).acquire()
     edit(tmp_path / "writer.lock", token="another", pid=1, **where)
-    with beating(tmp_path / "writer.lock"), pytest.raises(RunDirectoryInUse, match=where.get("host", "in use")):
+    with (
+        heartbeat(tmp_path / "writer.lock"),
+        pytest.raises(RunDirectoryInUse, match=where.get("host", "in use")),
+    ):
         WriterLock(tmp_path, interval=QUICK, watch=40).acquire()
     assert WriterLock(tmp_path, interval=QUICK).acquire().is_held()
 
@@ -148,8 +151,8 @@ WriterLock(pathlib.Path(sys.argv[1]), interval=0.05).acquire()
 """
 
 
-def left_behind(run_dir: Path, number: int) -> None:
-    """What contenders find: nothing, an owner that died here, one that fell silent elsewhere, an empty file."""
+def make_abandoned_lock(run_dir: Path, number: int) -> None:
+    """A run directory without a lock, or with that of a dead local owner, of a silent remote one, or an empty file."""
     run_dir.mkdir()
     if number % 4:
         WriterLock(run_dir).acquire()
@@ -165,16 +168,16 @@ def left_behind(run_dir: Path, number: int) -> None:
 
 def test_of_many_contenders_exactly_one_wins_every_time(tmp_path: Path) -> None:
     contenders = [Contender() for _ in range(4)]
-    assert [contender.answer() for contender in contenders] == ["ready"] * 4
+    assert [contender.read_reply() for contender in contenders] == ["ready"] * 4
     wins = 0
     for number in range(8):
         run_dir = tmp_path / str(number)
-        left_behind(run_dir, number)
+        make_abandoned_lock(run_dir, number)
         for contender in contenders:
             contender.take(run_dir)
-        answers = [contender.answer() for contender in contenders]
-        assert answers.count("won") == 1
-        assert sum(answer.startswith("lost: ") for answer in answers) == 3
+        replies = [contender.read_reply() for contender in contenders]
+        assert replies.count("won") == 1
+        assert sum(reply.startswith("lost: ") for reply in replies) == 3
         wins += 1
     assert sum(contender.end() for contender in contenders) == wins
 

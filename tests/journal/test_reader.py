@@ -15,11 +15,11 @@ from surefoot.journal.row_file import RowHeader, map_rows
 from surefoot.records import LAYER_STATS, Note, StepMetrics
 
 
-def lines(path: Path, *contents: object) -> None:
+def write_lines(path: Path, *contents: object) -> None:
     path.write_text("".join(json.dumps(content) + "\n" for content in contents))
 
 
-def recorded(run_dir: Path) -> None:
+def write_run(run_dir: Path) -> None:
     journal = Journal(run_dir, info={"seed": 3}, on_failure=pytest.fail)
     journal.layout(["a", "b"], [10, 20])
     stats = np.arange(16, dtype=np.float32).reshape(2, 8)
@@ -34,7 +34,7 @@ def recorded(run_dir: Path) -> None:
 
 
 def test_read_returns_scalars_info_and_events(tmp_path: Path) -> None:
-    recorded(tmp_path)
+    write_run(tmp_path)
     run = surefoot.read(tmp_path)
     assert run.scalars["loss"][:2].tolist() == [2.5, 1.5]
     assert np.isnan(run.scalars["loss"][2:]).all()
@@ -52,7 +52,7 @@ def test_read_returns_scalars_info_and_events(tmp_path: Path) -> None:
 
 
 def test_layers_by_name_across_a_change_of_tensors(tmp_path: Path) -> None:
-    recorded(tmp_path)
+    write_run(tmp_path)
     layers = read(tmp_path).layers
     assert list(layers) == ["a", "b", "c"]
     assert layers.numels == {"a": 10, "b": 20, "c": 30}
@@ -62,15 +62,15 @@ def test_layers_by_name_across_a_change_of_tensors(tmp_path: Path) -> None:
     np.testing.assert_array_equal(layers["c"]["sub"], [math.nan, math.nan, 100])
     np.testing.assert_array_equal(layers.grid("norm"), np.stack([layers[name]["norm"] for name in layers], axis=1))
     assert tuple(layers["a"]) == LAYER_STATS
-    for wrong in (lambda: layers["d"], lambda: layers["a"]["median"], lambda: layers.grid("median")):
+    for lookup in (lambda: layers["d"], lambda: layers["a"]["median"], lambda: layers.grid("median")):
         with pytest.raises(KeyError, match="there are"):
-            wrong()
+            lookup()
     assert "3 tensors, 3 rows" in repr(layers)
     assert "'a', 3 rows" in repr(layers["a"])
 
 
 def test_reading_writes_nothing(tmp_path: Path) -> None:
-    recorded(tmp_path)
+    write_run(tmp_path)
 
     def state() -> dict[Path, tuple[int, int]]:
         return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in [tmp_path, *tmp_path.rglob("*")]}
@@ -83,13 +83,13 @@ def test_reading_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_events_of_all_ranks_are_ordered_by_attempt(tmp_path: Path) -> None:
-    lines(
+    write_lines(
         tmp_path / "events.jsonl",
         {"kind": "note", "step": 1, "attempt": 1, "rank": 0, "time": 50.0, "id": "a"},
         {"kind": "unknown", "step": 5, "attempt": 6, "rank": 0, "time": 51.0, "id": "d", "future": [1]},
         {"kind": "note", "step": 5, "attempt": 5, "rank": 0, "time": 40.0, "id": "e"},
     )
-    lines(
+    write_lines(
         tmp_path / "events-rank2.jsonl",
         {"kind": "finding", "step": 1, "attempt": 1, "time": 60.0, "id": "b"},
         {"kind": "finding", "step": 2, "attempt": 2, "time": 10.0, "id": "c"},
@@ -118,14 +118,14 @@ def test_lines_that_cannot_be_parsed_are_counted(tmp_path: Path) -> None:
 def test_damage_anywhere_never_stops_the_reader(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     run_dir = tmp_path_factory.getbasetemp() / "damaged"
     if not run_dir.exists():
-        recorded(run_dir)
+        write_run(run_dir)
         for path in [path for path in run_dir.rglob("*") if path.is_file()]:
             path.with_name(path.name + ".good").write_bytes(path.read_bytes())
     good = data.draw(st.sampled_from(sorted(run_dir.rglob("*.good"))))
-    victim, content = good.with_name(good.name.removesuffix(".good")), good.read_bytes()
+    damaged, content = good.with_name(good.name.removesuffix(".good")), good.read_bytes()
     start = data.draw(st.integers(0, len(content)))
     end = data.draw(st.integers(start, len(content)))
-    victim.write_bytes(content[:start] + data.draw(st.binary(max_size=20)) + content[end:])
+    damaged.write_bytes(content[:start] + data.draw(st.binary(max_size=20)) + content[end:])
     try:
         run = read(run_dir)
         assert all(len(column) == run.scalars.rows for column in run.scalars.values())
@@ -136,13 +136,17 @@ def test_damage_anywhere_never_stops_the_reader(tmp_path_factory: pytest.TempPat
         )
         assert repr(run)
     finally:
-        victim.write_bytes(content)
+        damaged.write_bytes(content)
 
 
 def test_a_directory_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path, words in ((tmp_path / "file", "a file"), (tmp_path / "no", "does not exist"), (tmp_path, "no run.json")):
-        with pytest.raises(ValueError, match=words):
+    for path, error in (
+        (tmp_path / "file", "a file"),
+        (tmp_path / "no", "does not exist"),
+        (tmp_path, "no run.json"),
+    ):
+        with pytest.raises(ValueError, match=error):
             read(path)
 
 
@@ -163,19 +167,19 @@ def test_missing_and_future_files_are_noted(tmp_path: Path) -> None:
 def test_a_file_written_during_the_read_is_not_reported_as_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: int
 ) -> None:
-    recorded(tmp_path)
+    write_run(tmp_path)
     newest = sorted((tmp_path / "signals").glob("layers-*.bin"))[-1]
-    whole = newest.read_bytes()
-    newest.write_bytes(whole[:seen])
+    content = newest.read_bytes()
+    newest.write_bytes(content[:seen])
 
-    def filled_behind(path: Path) -> tuple[RowHeader, np.ndarray]:
+    def fill_after_mapping(path: Path) -> tuple[RowHeader, np.ndarray]:
         try:
             return map_rows(path)
         finally:
             if path == newest:
-                newest.write_bytes(whole)
+                newest.write_bytes(content)
 
-    monkeypatch.setattr(reader, "map_rows", filled_behind)
+    monkeypatch.setattr(reader, "map_rows", fill_after_mapping)
     run = read(tmp_path)
     assert run.notes == []
     assert run.layers.attempts.tolist() == ([0, 1, 2] if seen else [0, 1])

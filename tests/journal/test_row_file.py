@@ -39,16 +39,16 @@ def test_a_torn_tail_costs_only_its_own_row_at_every_byte(tmp_path: Path) -> Non
     file = RowFile(path, SCALARS_HEADER)
     file.append(scalars(0, 1, 2))
     file.close()
-    whole = path.read_bytes()
+    content = path.read_bytes()
     _, start, rows = read_header(path)
     assert rows == 3
-    for end in (*range(0, start, 41), *range(start, len(whole))):
-        path.write_bytes(whole[:end])
+    for end in (*range(0, start, 41), *range(start, len(content))):
+        path.write_bytes(content[:end])
         expected = list(range(max(0, end - start) // SCALARS_HEADER.dtype.itemsize))
         run = read(tmp_path)
         assert run.scalars.rows == len(expected)
         assert end < start or run.scalars["attempt"].tolist() == expected
-        if end >= start:  # whoever writes on cuts off the torn row first
+        if end >= start:  # the next writer truncates the torn row first
             file = RowFile(path, SCALARS_HEADER)
             file.append(scalars(9))
             file.close()
@@ -56,7 +56,7 @@ def test_a_torn_tail_costs_only_its_own_row_at_every_byte(tmp_path: Path) -> Non
             assert load_rows(path, last=2)[1]["attempt"].tolist() == [*expected, 9][-2:]
 
 
-def test_a_torn_header_is_left_alone_and_the_next_file_begun(tmp_path: Path) -> None:
+def test_a_file_with_a_torn_header_is_kept_and_a_new_one_started(tmp_path: Path) -> None:
     folder = tmp_path / "signals"
     folder.mkdir()
     torn = make_segment(folder, "scalars", 4).path
@@ -125,7 +125,7 @@ def test_a_merged_file_replaces_its_sources(tmp_path: Path) -> None:
     names = ["layers-000000.bin", "layers-000001.bin", "layers-000000-000001.bin", "layers-000002.bin"]
     for name in [*names, "scalars-000000.bin", "layers-000009.bin.tmp", "layers-x.bin"]:
         (tmp_path / name).touch()
-    assert [one.path.name for one in list_segments(tmp_path, "layers")] == names[2:]
+    assert [segment.path.name for segment in list_segments(tmp_path, "layers")] == names[2:]
     remove_leftovers(tmp_path)
-    kept = {*names[2:], "scalars-000000.bin", "layers-x.bin"}
-    assert {path.name for path in tmp_path.iterdir()} == kept
+    expected = {*names[2:], "scalars-000000.bin", "layers-x.bin"}
+    assert {path.name for path in tmp_path.iterdir()} == expected

@@ -38,7 +38,7 @@ class Pair:
 
 class Hostile:
     def __repr__(self) -> str:
-        raise RuntimeError("no words")
+        raise RuntimeError("no repr")
 
 
 class Odd(Enum):

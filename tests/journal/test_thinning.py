@@ -49,8 +49,8 @@ class SimulatedRun:
         header = thinning.replace(
             self.header, landed_stride=landed, refused_stride=refused, covers=sum(part.covers for part, _ in old)
         )
-        made = [self.part(rows, header, job.segments[0].segment)] if len(rows) else []
-        self.parts[at : at + len(job.segments)] = made
+        thinned = [self.part(rows, header, job.segments[0].segment)] if len(rows) else []
+        self.parts[at : at + len(job.segments)] = thinned
 
     def part(
         self, rows: np.ndarray, header: thinning.RowHeader, where: thinning.Segment
@@ -64,7 +64,7 @@ class SimulatedRun:
         return np.concatenate([rows["attempt"] for _, rows in self.parts])
 
 
-@pytest.mark.parametrize(  # all but the first long enough to be over budget
+@pytest.mark.parametrize(  # all but the first are over budget
     ("steps", "tensors", "refused_every"),
     [(1_000_000, 300, 0), (200_000, 300, 1), (200_000, 5000, 100), (3000, 100_000, 7)],
 )
@@ -81,7 +81,7 @@ def test_a_million_steps_stay_under_a_gigabyte(steps: int, tensors: int, refused
     assert len(run.parts) < 200
 
 
-def test_rows_kept_of_a_million_steps_cover_all_of_them() -> None:
+def test_thinned_rows_of_a_million_steps_cover_all_of_them() -> None:
     run = SimulatedRun(300, refused_every=1000)
     run.run(1_000_000)
     attempts = run.attempts()
@@ -91,19 +91,19 @@ def test_rows_kept_of_a_million_steps_cover_all_of_them() -> None:
         assert np.diff(aged).max() < 3 * 2 * last / 10_000 * 2
 
 
-def test_kept_rows_are_even_nested_and_fair_to_alternating_optimizers() -> None:
+def test_thinned_rows_are_even_nested_and_fair_to_alternating_optimizers() -> None:
     attempts = np.arange(20_000)
     before = attempts
     for stride in (2, 4, 8, 64):
-        kept = attempts[keep_one_in(attempts, stride)]
-        assert kept[0] == 0
-        assert set(kept) <= set(before)
-        assert math.isclose(len(kept), 20_000 / stride, rel_tol=0.05)
-        assert np.diff(kept).max() <= 4 * stride
+        kept_attempts = attempts[keep_one_in(attempts, stride)]
+        assert kept_attempts[0] == 0
+        assert set(kept_attempts) <= set(before)
+        assert math.isclose(len(kept_attempts), 20_000 / stride, rel_tol=0.05)
+        assert np.diff(kept_attempts).max() <= 4 * stride
         for optimizers in (2, 3):
-            shares = np.bincount(kept % optimizers) / len(kept)
+            shares = np.bincount(kept_attempts % optimizers) / len(kept_attempts)
             assert shares.min() > 0.8 / optimizers
-        before = kept
+        before = kept_attempts
 
 
 def fill(log: LayerWriter, attempts: range, tensors: int = 2) -> None:
@@ -124,7 +124,7 @@ def check(run_dir: Path, *, newest: int, window: int) -> None:
 
 
 def test_files_keep_the_window_refused_updates_and_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # a thousand of them, and no power will fail here
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # a thousand calls; power loss is not tested here
     folder = tmp_path / "signals"
     folder.mkdir()
     log = LayerWriter(folder, window=200, budget=90_000)

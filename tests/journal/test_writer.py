@@ -21,11 +21,11 @@ from surefoot.records import LAYER_STATS, NAN, SCHEMA, Event, Finding, JudgedBy,
 ROW = StepMetrics(step=1, attempt=1, time=1.0)
 
 
-def opened(run_dir: Path, on_failure: Callable[[str], None] = pytest.fail, **options: Any) -> Journal:
+def open_journal(run_dir: Path, on_failure: Callable[[str], None] = pytest.fail, **options: Any) -> Journal:
     return Journal(run_dir, info=options.pop("info", {}), on_failure=on_failure, **options)
 
 
-def numbered(attempt: int, **values: Any) -> StepMetrics:
+def row_at(attempt: int, **values: Any) -> StepMetrics:
     return StepMetrics(step=attempt, attempt=attempt, time=float(attempt), **values)
 
 
@@ -69,7 +69,7 @@ def test_rows_round_trip(
     run_dir = tmp_path_factory.mktemp("run")
     one = st.lists(floats, min_size=tensors * 8, max_size=tensors * 8)
     stats = [np.array(data.draw(one), np.float32).reshape(tensors, 8) for _ in rows]
-    journal = opened(run_dir)
+    journal = open_journal(run_dir)
     journal.layout([f"w{at}" for at in range(tensors)], [1] * tensors)
     for row, values in zip(rows, stats, strict=True):
         journal.row(row, values)
@@ -84,12 +84,12 @@ def test_rows_round_trip(
 
 
 def test_values_are_copied_when_recorded(tmp_path: Path) -> None:
-    journal = opened(tmp_path)
+    journal = open_journal(tmp_path)
     journal.layout(["w"], [1])
     buffer, evidence = np.zeros((1, 8), np.float32), {"loss": [0.0]}
     for attempt in range(50):
         buffer[:], evidence["loss"][0] = attempt, float(attempt)
-        journal.row(numbered(attempt), buffer)
+        journal.row(row_at(attempt), buffer)
         journal.event(Finding(step=attempt, attempt=attempt, detector="d", evidence=evidence))
     journal.close()
     run = read(tmp_path)
@@ -100,10 +100,10 @@ def test_values_are_copied_when_recorded(tmp_path: Path) -> None:
 
 def test_each_attach_continues_after_the_last_attempt(tmp_path: Path) -> None:
     for attach in range(23):
-        journal = opened(tmp_path, info={"attach": attach, "odd": math.nan})
+        journal = open_journal(tmp_path, info={"attach": attach, "odd": math.nan})
         assert journal.last_attempt == 2 * attach - 1
         journal.layout(["w"], [1])
-        journal.row(numbered(2 * attach), np.ones((1, 8), np.float32))
+        journal.row(row_at(2 * attach), np.ones((1, 8), np.float32))
         journal.event(note("later", 2 * attach + 1))
         journal.close()
     run = read(tmp_path)
@@ -117,28 +117,28 @@ def test_each_attach_continues_after_the_last_attempt(tmp_path: Path) -> None:
 
 def test_an_unreadable_run_json_is_kept_as_earlier(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"seed": 3')
-    opened(tmp_path).close()
+    open_journal(tmp_path).close()
     assert read(tmp_path).info["earlier"] == [{"unreadable": '{"seed": 3'}]
 
 
 def test_a_torn_line_does_not_damage_the_next(tmp_path: Path) -> None:
-    whole = b'{"kind":"note","attempt":4,"name":"a"}\n{"kind":"note","attempt":5,"name":"torn"}\n'
-    first = whole.index(b"\n") + 1
-    for end in range(len(whole) + 1):
+    content = b'{"kind":"note","attempt":4,"name":"a"}\n{"kind":"note","attempt":5,"name":"torn"}\n'
+    first = content.index(b"\n") + 1
+    for end in range(len(content) + 1):
         run_dir = tmp_path / str(end % 2)
         run_dir.mkdir(exist_ok=True)
-        (run_dir / "events.jsonl").write_bytes(whole[:end])
-        journal = opened(run_dir, rank=0)
+        (run_dir / "events.jsonl").write_bytes(content[:end])
+        journal = open_journal(run_dir, rank=0)
         journal.event(note("new"))
         journal.close()
         run = read(run_dir)
         assert run.events[-1]["name"] == "new"
-        assert len(run.events) == 1 + (end >= first - 1) + (end >= len(whole) - 1)
-        assert run.skipped == (0 < end < first - 1) + (first < end < len(whole) - 1)
+        assert len(run.events) == 1 + (end >= first - 1) + (end >= len(content) - 1)
+        assert run.skipped == (0 < end < first - 1) + (first < end < len(content) - 1)
 
 
 def test_other_ranks_write_their_events_and_nothing_else(tmp_path: Path) -> None:
-    main, other = opened(tmp_path), opened(tmp_path, rank=3, info={"ignored": 1})
+    main, other = open_journal(tmp_path), open_journal(tmp_path, rank=3, info={"ignored": 1})
     before = {path.name for path in tmp_path.iterdir()}
     other.layout(["w"], [1])
     other.row(ROW, np.ones((1, 8), np.float32))
@@ -157,10 +157,10 @@ def test_a_full_disk_stops_the_journal_and_not_the_training(tmp_path: Path, name
     (tmp_path / "signals").mkdir()
     (tmp_path / name).symlink_to("/dev/full")
     failed = Failed()
-    journal = opened(tmp_path, failed)
+    journal = open_journal(tmp_path, failed)
     journal.layout(["w"], [1])
     for attempt in range(100):
-        journal.row(numbered(attempt), np.ones((1, 8), np.float32))
+        journal.row(row_at(attempt), np.ones((1, 8), np.float32))
         journal.event(note("event", attempt))
     assert failed.called.wait(30)
     assert not journal.flush()
@@ -187,7 +187,7 @@ def test_on_failure_may_raise_or_close_the_journal(tmp_path: Path, trouble: str)
             raise RuntimeError
         journal.close()
 
-    journal = opened(tmp_path, listen)
+    journal = open_journal(tmp_path, listen)
     journal.event(note("lost"))
     assert called.wait(30)
     journal.close()
@@ -201,33 +201,33 @@ def test_on_failure_may_raise_or_close_the_journal(tmp_path: Path, trouble: str)
 def test_a_directory_that_cannot_be_written_is_refused_at_once(tmp_path: Path, where: str, rank: int) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"cannot write a journal to .*Choose a run_dir"):
-        opened(tmp_path / where, rank=rank)
+        open_journal(tmp_path / where, rank=rank)
 
 
 def test_an_error_while_opening_releases_the_lock(tmp_path: Path) -> None:
     (tmp_path / "signals").touch()
     with pytest.raises(ValueError, match="signals"):
-        opened(tmp_path)
+        open_journal(tmp_path)
     assert not (tmp_path / "writer.lock").exists()
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    journal = opened(tmp_path)
+    journal = open_journal(tmp_path)
     with pytest.raises(RunDirectoryInUse):
-        opened(tmp_path)
+        open_journal(tmp_path)
     journal.event(note("still writing"))
     journal.close()
     journal.close()
     journal.event(note("too late"))
     journal.row(ROW)
     assert not journal.flush()
-    opened(tmp_path).close()
+    open_journal(tmp_path).close()
     assert [event["name"] for event in read(tmp_path).events] == ["still writing"]
 
 
 def test_a_lost_lock_stops_the_journal(tmp_path: Path) -> None:
     failed = Failed()
-    journal = opened(tmp_path, failed, limits=JournalLimits(heartbeat=0.02))
+    journal = open_journal(tmp_path, failed, limits=JournalLimits(heartbeat=0.02))
     lock = tmp_path / "writer.lock"
     lock.write_text(json.dumps(json.loads(lock.read_text()) | {"token": "another"}))
     assert failed.called.wait(30)
@@ -238,19 +238,19 @@ def test_a_lost_lock_stops_the_journal(tmp_path: Path) -> None:
 
 def test_a_stalled_disk_drops_rows_before_events_and_counts_them(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "events.jsonl")  # opening it for writing blocks until somebody reads
-    journal = opened(tmp_path, limits=JournalLimits(queue_rows=20, queue_events=60))
+    journal = open_journal(tmp_path, limits=JournalLimits(queue_rows=20, queue_events=60))
     journal.event(note("blocks"))
     while journal._queue._queue.qsize():
         os.sched_yield()
     for attempt in range(50):
-        journal.row(numbered(attempt))
+        journal.row(row_at(attempt))
     for attempt in range(70):
         journal.event(note("waits", attempt))
     with (tmp_path / "events.jsonl").open() as pipe:
-        found = [json.loads(pipe.readline()) for _ in range(42)]
+        events = [json.loads(pipe.readline()) for _ in range(42)]
     journal.close()
-    assert [event["name"] for event in found] == ["blocks", "journal_lost", *["waits"] * 40]
-    assert found[1]["values"] == {"rows": 30, "events": 30, "unwritable": 0}
+    assert [event["name"] for event in events] == ["blocks", "journal_lost", *["waits"] * 40]
+    assert events[1]["values"] == {"rows": 30, "events": 30, "unwritable": 0}
     assert read(tmp_path).scalars["attempt"].tolist() == list(range(20))
 
 
@@ -267,15 +267,15 @@ class Unreadable(Event):
 
 
 def test_invalid_rows_and_events_are_dropped_and_counted(tmp_path: Path) -> None:
-    journal = opened(tmp_path)
+    journal = open_journal(tmp_path)
     ones = np.ones((1, 8), np.float32)
-    journal.row(numbered(0), ones)  # no layout yet
+    journal.row(row_at(0), ones)  # no layout yet
     journal.layout(["w"], [1])
-    journal.row(numbered(1, loss="words"), ones)
-    journal.row(numbered(2, bad_microbatch=2**40), ones)
-    journal.row(numbered(3, loss=1e300, norm=np.float64(2), verdict=Verdict.OVERFLOW), ones)
-    journal.row(numbered(4), np.ones((3, 8), np.float32))
-    journal.row(numbered(5), object())  # pyright: ignore[reportArgumentType]
+    journal.row(row_at(1, loss="words"), ones)
+    journal.row(row_at(2, bad_microbatch=2**40), ones)
+    journal.row(row_at(3, loss=1e300, norm=np.float64(2), verdict=Verdict.OVERFLOW), ones)
+    journal.row(row_at(4), np.ones((3, 8), np.float32))
+    journal.row(row_at(5), object())  # pyright: ignore[reportArgumentType]
     journal.event(Unreadable(step=0, attempt=0))
     journal.event(Strange(step=0, attempt=0, content=object(), more={(1, 2): {3}, None: math.inf}))
     journal.close()
@@ -292,7 +292,7 @@ def test_invalid_rows_and_events_are_dropped_and_counted(tmp_path: Path) -> None
 
 
 def test_a_signal_handler_may_write_in_the_middle_of_a_row(tmp_path: Path) -> None:
-    journal = opened(tmp_path)
+    journal = open_journal(tmp_path)
     handled = 0
 
     def handle(*_: object) -> None:
@@ -304,7 +304,7 @@ def test_a_signal_handler_may_write_in_the_middle_of_a_row(tmp_path: Path) -> No
     signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
     try:
         for attempt in range(3000):
-            journal.row(numbered(attempt))
+            journal.row(row_at(attempt))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -1,4 +1,4 @@
-"""Run as a program: what the tests start, kill and race against each other. Prints "ready" when it has begun."""
+"""Run as a program: a writer that the tests start, kill and race. Prints "ready" when it has started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from surefoot.records import LAYER_STATS, Note, StepMetrics, Verdict
 
 
 def write(run_dir: str) -> None:
-    """Write rows, layers and events without end; layer row number `a` is filled with `a`, so a mix-up shows."""
+    """Write rows, layers and events forever; the layer row of attempt `a` is filled with `a` to detect mix-ups."""
     limits = JournalLimits(window=100, budget=100_000, heartbeat=0.05, sync_seconds=0.05)
     journal = Journal(run_dir, info={}, on_failure=lambda reason: print(reason, flush=True), limits=limits)
     attempt = journal.last_attempt
@@ -35,20 +35,20 @@ def write(run_dir: str) -> None:
 
 
 def contend() -> None:
-    """For each run directory named on the input try to take its lock; keep what was won until the input ends."""
-    held: list[WriterLock] = []
+    """Try to acquire the lock of each run directory read from stdin, and keep it until stdin ends."""
+    locks: list[WriterLock] = []
     print("ready", flush=True)
     for line in sys.stdin:
         try:
-            held.append(WriterLock(Path(line.strip()), interval=0.1).acquire())
+            locks.append(WriterLock(Path(line.strip()), interval=0.1).acquire())
             print("won", flush=True)
         except RunDirectoryInUse as error:
             print(f"lost: {error}", flush=True)
-    print(sum(lock.is_held() for lock in held), flush=True)
+    print(sum(lock.is_held() for lock in locks), flush=True)
 
 
 def fork(run_dir: str) -> None:
-    """A forked child, as a DataLoader worker is, must neither write nor give back the parent's lock."""
+    """A forked child, such as a DataLoader worker, must neither write nor release the parent's lock."""
     journal = Journal(run_dir, info={}, on_failure=print)
     journal.event(Note(step=0, attempt=0, name="parent"))
     child = os.fork()
@@ -57,11 +57,11 @@ def fork(run_dir: str) -> None:
         journal.row(StepMetrics(step=0, attempt=0, time=0.0))
         assert not journal.flush()
         journal.close()
-        sys.exit(0)  # runs the exit handlers, which multiprocessing spares its children
+        sys.exit(0)  # runs the exit handlers, unlike a multiprocessing child
     assert os.waitpid(child, 0)[1] == 0
     assert (Path(run_dir) / "writer.lock").exists()
     journal.event(Note(step=1, attempt=1, name="parent"))
-    print("ready", flush=True)  # and no close(): leaving the program must write and release by itself
+    print("ready", flush=True)  # no close(): exiting must flush and release by itself
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture
 def cuda() -> torch.device:
     if not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device here")
+        pytest.skip("needs a CUDA device")
     return torch.device("cuda", torch.cuda.current_device())
 
 
@@ -29,5 +29,5 @@ def kernels() -> torch.device:
     if os.environ.get("TRITON_INTERPRET") == "1":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device here; test_interpreter.py runs this in Triton's interpreter")
+        pytest.skip("needs a CUDA device; test_interpreter.py runs this in Triton's interpreter")
     return torch.device("cuda", torch.cuda.current_device())

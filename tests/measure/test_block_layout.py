@@ -1,4 +1,4 @@
-"""The block on the device and on the host agree on where every number lies."""
+"""The block has the same layout on the device and on the host."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_slots_count_from_zero(slots: type[SummarySlot] | type[VerdictSlot] | ty
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_what_is_written_on_the_device_is_read_on_the_host(dtype: torch.dtype) -> None:
+def test_values_written_on_the_device_are_read_on_the_host(dtype: torch.dtype) -> None:
     layout = BlockLayout(dtype, tensors=3, units=2, buffers=4, world_size=1, optimizers=1)
     raw = torch.zeros(layout.nbytes, dtype=torch.uint8)
     block = layout.view_device(raw)
@@ -47,7 +47,7 @@ def test_what_is_written_on_the_device_is_read_on_the_host(dtype: torch.dtype) -
 
 
 def test_several_ranks() -> None:
-    """Rank 2 has lost its protection and sends zeros; rank 1 owns no weights and has other gradients than rank 0."""
+    """Rank 2 is disabled and sends zeros; rank 1 owns no weights and has other gradients than rank 0."""
     layout = BlockLayout(torch.float64, tensors=1, units=1, buffers=0, world_size=3, optimizers=2)
     raw = torch.zeros(layout.nbytes, dtype=torch.uint8)
     block = layout.view_device(raw)

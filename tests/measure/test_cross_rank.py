@@ -1,4 +1,4 @@
-"""Merged statistics of the ranks' parts equal the statistics of the whole tensor."""
+"""Merged statistics of shards equal those of the full tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import ABSENT, PLANTED, assert_row, odd_tensor
+from reference_stats import ABSENT, PLANTED, assert_row, odd_tensor
 
 from surefoot.measure.cross_rank import merge_parts
 from surefoot.measure.stats_torch import TorchStats
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def rows(tensors: list[torch.Tensor | None]) -> torch.Tensor:
-    """What one rank measures."""
+    """The statistics that one rank measures."""
     out = torch.zeros(len(tensors), len(LAYER_STATS))
     TorchStats([0 if t is None else t.numel() for t in tensors], CPU).measure(tensors, out=out)
     return out
@@ -33,19 +33,19 @@ def rows(tensors: list[torch.Tensor | None]) -> torch.Tensor:
     planted=st.lists(st.sampled_from(PLANTED), max_size=5).map(tuple),
 )
 def test_random_splits(seed: int, cuts: list[int], exponent: int, offset: float, planted: tuple[float, ...]) -> None:
-    whole = odd_tensor("long", torch.float32, seed=seed, size=10.0**exponent, offset=offset, planted=planted)[:200]
+    full = odd_tensor("long", torch.float32, seed=seed, size=10.0**exponent, offset=offset, planted=planted)[:200]
     edges = [0, *cuts, 200]
-    parts = [whole[a:b] for a, b in pairwise(edges)]
+    parts = [full[a:b] for a, b in pairwise(edges)]
     stats = torch.stack([rows([part]) for part in parts])
     counts = torch.tensor([[float(part.numel())] for part in parts], dtype=torch.float64)
-    assert_row(merge_parts(stats, counts)[0], whole, where=edges)
+    assert_row(merge_parts(stats, counts)[0], full, where=edges)
 
 
 def test_a_replica_on_another_rank_is_counted_once() -> None:
-    whole = odd_tensor("matrix", torch.float32, seed=1, planted=(math.nan, 0.0, 1e-6))
-    stats = torch.stack([rows([whole])] * 3)
-    counts = torch.tensor([[0.0], [float(whole.numel())], [0.0]], dtype=torch.float64)
-    assert_row(merge_parts(stats, counts)[0], whole)
+    full = odd_tensor("matrix", torch.float32, seed=1, planted=(math.nan, 0.0, 1e-6))
+    stats = torch.stack([rows([full])] * 3)
+    counts = torch.tensor([[0.0], [float(full.numel())], [0.0]], dtype=torch.float64)
+    assert_row(merge_parts(stats, counts)[0], full)
 
 
 def test_sharded_replicated_and_absent_tensors() -> None:

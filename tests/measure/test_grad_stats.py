@@ -1,4 +1,4 @@
-"""Everything measured in one step, and the block on the device and on the host."""
+"""All statistics of one step, on the device and on the host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from reference import reference
+from reference_stats import reference
 from torch import nn
 
 from surefoot.measure.block_layout import MAX_MICROBATCHES, UNITS_START, SummarySlot
@@ -58,7 +58,7 @@ def test_gradients_of_accumulated_microbatches(device: torch.device) -> None:
     assert grad_stats.block.summary[: SummarySlot.ACTIVE_RANKS].tolist() == [
         7.0,
         1.0,
-    ]  # the sums of the last update are gone
+    ]  # the sums of the last update are reset
     grad_stats.begin_update()
     grad_stats.measure(None, scale=None)
     assert grad_stats.block.summary[: SummarySlot.ACTIVE_RANKS].tolist() == [0.0, 0.0]
@@ -67,9 +67,9 @@ def test_gradients_of_accumulated_microbatches(device: torch.device) -> None:
 def test_more_microbatches_than_lines(device: torch.device) -> None:
     model = model_on(device)
     grad_stats = stats_of(model, device)
-    one = torch.tensor(2.0, device=device)
+    loss = torch.tensor(2.0, device=device)
     for _ in range(MAX_MICROBATCHES + 6):
-        grad_stats.measure(one, scale=None)
+        grad_stats.measure(loss, scale=None)
     assert grad_stats.block.summary[SummarySlot.LOSS] == 2.0 * (MAX_MICROBATCHES + 6)
     assert grad_stats.block.summary[SummarySlot.NUM_MICROBATCHES] == MAX_MICROBATCHES + 6
 
@@ -90,7 +90,7 @@ def test_a_step_without_a_watched_loss_is_measured(device: torch.device) -> None
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_losses_of_any_kind_add_up_exactly(dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:
     grad_stats = stats_of(model_on(device), device)
-    values = [1.0, 2.0**-12, 2.0**-12]  # the sum is neither a bfloat16 nor a float16
+    values = [1.0, 2.0**-12, 2.0**-12]  # the sum is not representable in bfloat16 or float16
     for value in values:
         grad_stats.measure(torch.full(shape, value, dtype=dtype, device=device), scale=None)
     assert float(grad_stats.block.summary[SummarySlot.LOSS]) == sum(values)
@@ -103,19 +103,19 @@ def test_scaled_gradients_are_measured_unscaled(device: torch.device) -> None:
     (loss * 1024.0).backward()
     grad_stats = stats_of(model, device)
     grad_stats.measure(loss.detach(), scale=torch.tensor(1024.0, device=device))
-    wanted = [reference(p.grad, 1024.0)[0] for p in model.parameters() if p.grad is not None]
-    assert grad_stats.block.stats[:, 0].tolist() == pytest.approx(wanted, rel=1e-5)
+    expected = [reference(p.grad, 1024.0)[0] for p in model.parameters() if p.grad is not None]
+    assert grad_stats.block.stats[:, 0].tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_nonfinite_weights_and_buffers_are_counted(device: torch.device) -> None:
     model = model_on(device)
     grad_stats = stats_of(model, device)
-    wanted = math.sqrt(sum(reference(p)[0] ** 2 for p in model.parameters()))
+    expected = math.sqrt(sum(reference(p)[0] ** 2 for p in model.parameters()))
     change, sampled = torch.tensor(4.0, device=device), torch.tensor(16.0, device=device)
     buffers = [torch.zeros(3, device=device), torch.tensor([1, 2], device=device)]
     grad_stats.measure_weights(change, sampled, buffers)
     summary = grad_stats.block.summary
-    assert math.isclose(math.sqrt(float(summary[SummarySlot.PARAM_SQUARES])), wanted, rel_tol=1e-5)
+    assert math.isclose(math.sqrt(float(summary[SummarySlot.PARAM_SQUARES])), expected, rel_tol=1e-5)
     assert summary[SummarySlot.NONFINITE_PARAMS] == 0
     assert [summary[SummarySlot.UPDATE_SQUARES], summary[SummarySlot.SAMPLED_SQUARES]] == [4.0, 16.0]
     with torch.no_grad():

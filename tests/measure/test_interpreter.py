@@ -1,4 +1,4 @@
-"""Runs test_kernels.py where there is no CUDA device: in Triton's interpreter, chosen before the import."""
+"""Run test_kernels.py without a CUDA device, in Triton's interpreter, which is selected before the import."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_kernels_in_the_interpreter() -> None:
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", str(here / "test_kernels.py")]
-    command += ["-k", "not repeatable and not never_waits"]  # these two ask a real device
+    command += ["-k", "not repeatable and not never_waits"]  # these two need a CUDA device
     done = subprocess.run(command, env=env, cwd=here, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout, done.stdout[-1000:]

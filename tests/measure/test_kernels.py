@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference import ABSENT, LAYOUTS, PLANTED, assert_row, odd_tensor
+from reference_stats import ABSENT, LAYOUTS, PLANTED, assert_row, odd_tensor
 from torch import Tensor
 
 from surefoot.gate import rule as rules
@@ -24,11 +24,11 @@ def fused(tensors: list[Tensor | None], device: torch.device, numels: list[int] 
     """A function that measures tensors of these sizes with Triton."""
     from surefoot.measure.stats_triton import TritonStats
 
-    each = TritonStats(numels or [11 if t is None else t.numel() for t in tensors], device)
+    stats = TritonStats(numels or [11 if t is None else t.numel() for t in tensors], device)
 
     def measure(tensors: list[Tensor | None], scale: float | None = None) -> Tensor:
         out = torch.full((len(tensors), len(LAYER_STATS)), 7.7, device=device)
-        each.measure(tensors, out=out, scale=None if scale is None else torch.tensor(scale, device=device))
+        stats.measure(tensors, out=out, scale=None if scale is None else torch.tensor(scale, device=device))
         return out.cpu()
 
     return measure
@@ -53,10 +53,10 @@ def test_sizes_around_a_chunk(kernels: torch.device) -> None:
 
     generator = torch.Generator().manual_seed(0)
     sizes = (0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 7)
-    made = [torch.randn(n, generator=generator) + 5.0 * i for i, n in enumerate(sizes)]
-    made[-1][2 * CHUNK :] = math.inf  # a chunk without a single number
-    made[-2][CHUNK : CHUNK + 3] = 0.0
-    tensors: list[Tensor | None] = [t.to(kernels) for t in made]
+    host_tensors = [torch.randn(n, generator=generator) + 5.0 * i for i, n in enumerate(sizes)]
+    host_tensors[-1][2 * CHUNK :] = math.inf  # a chunk without a single number
+    host_tensors[-2][CHUNK : CHUNK + 3] = 0.0
+    tensors: list[Tensor | None] = [t.to(kernels) for t in host_tensors]
     for row, tensor in zip(fused(tensors, kernels)(tensors), tensors, strict=True):
         assert tensor is not None
         assert_row(row, tensor)
@@ -75,12 +75,12 @@ def test_tensors_that_start_anywhere(dtype: torch.dtype, kernels: torch.device) 
 def test_gradients_at_new_addresses_and_absent_ones(kernels: torch.device) -> None:
     start: list[Tensor | None] = [torch.ones(50, device=kernels) * i for i in range(5)]
     measure = fused(start, kernels)
-    held: list[list[Tensor | None]] = []
+    all_tensors: list[list[Tensor | None]] = []
     for turn in range(8):
         now: list[Tensor | None] = [
             None if (turn + i) % 4 == 0 else torch.randn(50, device=kernels) + turn for i in range(5)
         ]
-        held.append(now)  # so that the next turn's tensors lie elsewhere
+        all_tensors.append(now)  # so that the next tensors have other addresses
         for row, tensor in zip(measure(now), now, strict=True):
             if tensor is None:
                 assert row.tolist() == ABSENT
@@ -104,13 +104,13 @@ def test_absent_and_empty_tensors(kernels: torch.device) -> None:
 
 def test_bitwise_repeatable_at_any_address(cuda: torch.device) -> None:
     generator = torch.Generator().manual_seed(0)
-    made = [torch.randn(n, generator=generator).to(d) for n in (5, 300_000, 70_001) for d in DTYPES[:3]]
+    host_tensors = [torch.randn(n, generator=generator).to(d) for n in (5, 300_000, 70_001) for d in DTYPES[:3]]
     first: Tensor | None = None
-    held: list[list[Tensor]] = []
-    measure = fused(list(made), cuda)
+    all_tensors: list[list[Tensor]] = []
+    measure = fused(list(host_tensors), cuda)
     for _ in range(20):
-        now = [t.to(cuda) for t in made]
-        held.append(now)
+        now = [t.to(cuda) for t in host_tensors]
+        all_tensors.append(now)
         out = measure(list(now))
         first = out if first is None else first
         assert torch.equal(out, first)
@@ -126,16 +126,16 @@ def test_measuring_never_waits_for_the_device(cuda: torch.device) -> None:
         torch.randn(4, 5, device=cuda).t(),
         torch.randn(5, 1, device=cuda).expand(5, 7),
     ]
-    each = TritonStats([7 if t is None else t.numel() for t in tensors], cuda)
+    stats = TritonStats([7 if t is None else t.numel() for t in tensors], cuda)
     out = torch.zeros(len(tensors), len(LAYER_STATS), device=cuda)
     scale = torch.tensor(2.0, device=cuda)
-    each.measure(tensors, out=out, scale=scale)
+    stats.measure(tensors, out=out, scale=scale)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        each.measure(tensors, out=out, scale=scale)
+        stats.measure(tensors, out=out, scale=scale)
         moved = [None if t is None else t.clone() for t in tensors]
-        each.measure(moved, out=out, scale=scale)
+        stats.measure(moved, out=out, scale=scale)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -186,14 +186,14 @@ def test_both_deciders_agree(optimizer: int, clips: str, kernels: torch.device) 
     rule = rules.NormRule(100.0, 20, 0.99)
     memories = [rules.new_gate_memory(optimizer, units, kernels) for _ in range(2)]
     deciders = (rules.torch_decider(memories[0], rule), rules.triton_decider(memories[1], rule))
-    if clips == "adaptive":  # as after 990 updates, so that the ring soon turns over
+    if clips == "adaptive":  # as after 990 updates, so that the ring wraps soon
         for m in memories:
             m.norms[:, :990] = torch.rand(len(m.units), 990, generator=torch.Generator().manual_seed(7)).to(kernels)
             m.baseline.copy_(torch.tensor([1.0, 1.0, 990.0]))
             m.refresh_thresholds()
     seen: set[int] = set()
     for i in range(100):
-        if i == 70:  # from here on with ceilings, each of which is met now and then
+        if i == 70:  # from here on with ceilings, each of which is exceeded sometimes
             for m in memories:
                 m.ceilings.copy_(torch.tensor([1.125, 0.75, 0.25]))
         totals = _totals(i, generator).to(kernels)
@@ -206,7 +206,7 @@ def test_both_deciders_agree(optimizer: int, clips: str, kernels: torch.device) 
             a, b = (getattr(m, name) for m in memories)
             torch.testing.assert_close(a, b, rtol=1e-6, atol=0.0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
         if totals[SummarySlot.NONFINITE_BUFFERS] > 0 and joint is None:
-            assert decisions[0][VerdictSlot.VERDICT] == Verdict.NONFINITE, "an overflow spares buffers"
+            assert decisions[0][VerdictSlot.VERDICT] == Verdict.NONFINITE, "an overflow has finite buffers"
         seen.add(int(decisions[0][VerdictSlot.VERDICT]))
         assert decisions[0][VerdictSlot.NORM_LIMIT] <= (math.inf if i < 70 else 1.125)
         assert decisions[0][VerdictSlot.CLIP_THRESHOLD] <= (math.inf if i < 70 else 0.25)
@@ -219,7 +219,7 @@ def test_both_deciders_agree(optimizer: int, clips: str, kernels: torch.device) 
 
 
 def _totals(i: int, generator: torch.Generator) -> Tensor:
-    """Sums of a summary: healthy, broken in loss, gradients or buffers, far too large, or all zero."""
+    """Sums of a summary: healthy, non-finite loss, gradients or buffers, far too large, or all zero."""
     totals = torch.rand(UNITS_START + 6, generator=generator, dtype=torch.float64)
     totals[1] = 1 + i % 3
     totals[UNITS_START + 1 :: 2] = 0.0
@@ -240,56 +240,56 @@ def _totals(i: int, generator: torch.Generator) -> Tensor:
 
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("refused", [0.0, 1.0])
-def test_buffers_are_copied_the_way_the_device_decided(refused: float, keep: bool, kernels: torch.device) -> None:
+def test_buffers_are_committed_or_reverted_on_the_device(refused: float, keep: bool, kernels: torch.device) -> None:
     from surefoot.checkpoint.kernels import commit_or_revert
 
     sizes = (1, 7, 1024, 40_001)
     live = [torch.randint(0, 255, (n,), dtype=torch.uint8).to(kernels) for n in sizes]
-    kept = [torch.randint(0, 255, (n,), dtype=torch.uint8).to(kernels) for n in sizes]
-    before_live, before_kept = [t.clone() for t in live], [t.clone() for t in kept]
-    rows = [*(t.data_ptr() for t in live), *(t.data_ptr() for t in kept), *sizes]
+    shadow = [torch.randint(0, 255, (n,), dtype=torch.uint8).to(kernels) for n in sizes]
+    before_live, before_shadow = [t.clone() for t in live], [t.clone() for t in shadow]
+    rows = [*(t.data_ptr() for t in live), *(t.data_ptr() for t in shadow), *sizes]
     table = torch.tensor(rows, dtype=torch.int64, device=kernels)
     commit_or_revert[(len(sizes), 16)](table, torch.tensor(refused, device=kernels), len(sizes), KEEP=keep, BLOCK=1024)
-    wanted_live = before_kept if refused else before_live
-    wanted_kept = before_live if keep and not refused else before_kept
-    for a, b, c, d in zip(live, wanted_live, kept, wanted_kept, strict=True):
+    expected_live = before_shadow if refused else before_live
+    expected_shadow = before_live if keep and not refused else before_shadow
+    for a, b, c, d in zip(live, expected_live, shadow, expected_shadow, strict=True):
         assert torch.equal(a, b)
         assert torch.equal(c, d)
 
 
-def test_values_of_buffers_that_became_nonfinite_are_counted(kernels: torch.device) -> None:
+def test_new_nonfinite_buffer_values_are_counted(kernels: torch.device) -> None:
     from surefoot.checkpoint.buffers import FloatPair, kernel_table
     from surefoot.checkpoint.kernels import count_nonfinite
 
     pairs: list[FloatPair] = []
     for number, dtype in enumerate((torch.float16, torch.bfloat16, torch.float32, torch.float64) * 2):
-        kept = torch.linspace(-5, 5, 1 + 5000 * (number % 3)).to(dtype).to(kernels)
-        live = kept.clone()
-        kept[-1:] = -math.inf  # was bad before
+        shadow = torch.linspace(-5, 5, 1 + 5000 * (number % 3)).to(dtype).to(kernels)
+        live = shadow.clone()
+        shadow[-1:] = -math.inf  # already non-finite
         live[-1:] = math.nan
         live[1:4] = torch.tensor([math.nan, math.inf, -math.inf])[: live[1:4].numel()]
         live[4:5] = torch.finfo(dtype).max
-        pairs.append(FloatPair(number, live, kept, of_norm=number < 4))
+        pairs.append(FloatPair(number, live, shadow, of_norm=number < 4))
     counts = torch.zeros(8, dtype=torch.float64, device=kernels)
     total = torch.zeros((), dtype=torch.float64, device=kernels)
     grid = (len(pairs), 16, 1)
     for times in (1, 2):
         count_nonfinite[grid](kernel_table(pairs, kernels), counts, total, len(pairs), BLOCK=1024)
-        wanted = [
+        expected = [
             ((~p.live.isfinite()) & p.shadow.isfinite() & (p.of_norm | (p.live != -math.inf))).sum().item()
             for p in pairs
         ]
-        assert wanted[1:3] == [3, 3], "not -inf where there was a number, in a normalisation layer"
-        assert wanted[4:6] == [2, 2]
-        assert counts.tolist() == [times * n for n in wanted]
-        assert total.item() == times * sum(wanted)
+        assert expected[1:3] == [3, 3], "a new -inf counts in normalisation layers only"
+        assert expected[4:6] == [2, 2]
+        assert counts.tolist() == [times * n for n in expected]
+        assert total.item() == times * sum(expected)
 
 
-def test_checksums_equal_the_portable_ones_and_cover_every_bit(kernels: torch.device) -> None:
+def test_kernel_checksums_equal_the_portable_ones_and_cover_every_bit(kernels: torch.device) -> None:
     from surefoot.checkpoint.checksums import FIRST, POSITION, SECOND, portable_checksum
     from surefoot.checkpoint.kernels import checksum_words
 
-    def fused(tensors: list[torch.Tensor]) -> list[int]:
+    def kernel_checksums(tensors: list[torch.Tensor]) -> list[int]:
         sums = torch.zeros(len(tensors) + 1, dtype=torch.int64, device=kernels)
         places = range(1, len(tensors) + 1)
         rows = [*(t.data_ptr() for t in tensors), *(t.nbytes // 8 for t in tensors), *places]
@@ -304,9 +304,9 @@ def test_checksums_equal_the_portable_ones_and_cover_every_bit(kernels: torch.de
     sizes = (2, 1026, 40_000)
     tensors = [torch.randn(n, generator=generator).to(kernels) for n in sizes]
     tensors += [t.bfloat16()[: len(t) // 4 * 4].clone() for t in tensors[1:]]
-    before = fused(tensors)
+    before = kernel_checksums(tensors)
     assert before == [int(portable_checksum(t)) for t in tensors]
     for t in tensors:
         t.view(torch.int16)[-1] ^= 1
-    after = fused(tensors)
+    after = kernel_checksums(tensors)
     assert all(a != b for a, b in zip(before, after, strict=True))

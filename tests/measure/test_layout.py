@@ -81,14 +81,14 @@ def test_matches_is_false_after_a_parameter_was_replaced() -> None:
     layout = layout_params(model, [optimizer])
     model.weight = nn.Parameter(torch.zeros(2, 2))
     optimizer.param_groups[0]["params"][0] = model.weight
-    assert not layout.matches([optimizer]), "the gradients of the old parameter say nothing about the new one"
+    assert not layout.matches([optimizer]), "the layout holds the old parameter"
 
 
-def test_gradients_are_taken_as_they_are_now() -> None:
+def test_local_grads_returns_the_current_gradients() -> None:
     model = nn.Linear(2, 2)
     params = list(model.parameters())
     assert local_grads(params) == [None, None]
     model.weight.grad = torch.ones(2, 2)
-    found = local_grads(params)
-    assert found[0] is model.weight.grad
-    assert found[1] is None
+    grads = local_grads(params)
+    assert grads[0] is model.weight.grad
+    assert grads[1] is None

@@ -36,9 +36,9 @@ def traced(net: Net, x: Tensor, mask: Tensor | None = None) -> tuple[str, str, b
     tracer.arm()
     net(x, torch.ones(3, 3, dtype=torch.bool) if mask is None else mask)
     tracer.end_attempt(7)
-    found = tracer.trace(7)
-    assert found is not None
-    return found.module, found.module_type, found.inputs, found.weights
+    origin = tracer.trace(7)
+    assert origin is not None
+    return origin.module, origin.module_type, origin.inputs, origin.weights
 
 
 def test_a_fully_masked_attention_row_is_traced_to_attention() -> None:
@@ -49,7 +49,7 @@ def test_a_fully_masked_attention_row_is_traced_to_attention() -> None:
 
 def test_minus_infinity_masks_are_not_reported() -> None:
     mask = torch.ones(3, 3, dtype=torch.bool).tril()
-    assert traced(Net(), torch.randn(2, 3, 4), mask) == ("", "", False, False), "it must have been the loss"
+    assert traced(Net(), torch.randn(2, 3, 4), mask) == ("", "", False, False), "the NaN must come from the loss"
 
 
 def test_a_norm_that_produces_nan_from_finite_values() -> None:
@@ -81,8 +81,8 @@ def test_hooks_are_removed_after_the_last_trace() -> None:
         assert tracer.trace(k) is not None
     assert all(not module._forward_hooks for module in net.modules())
     tracer.arm()
-    assert all(not module._forward_hooks for module in net.modules()), "the question has been answered"
-    copied(x, mask)  # with the idle hooks of a copy
+    assert all(not module._forward_hooks for module in net.modules()), "no more traces are taken"
+    copied(x, mask)  # a copied model has idle hooks
 
 
 def test_evaluation_is_not_traced() -> None:

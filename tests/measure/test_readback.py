@@ -10,40 +10,40 @@ from surefoot.measure.readback import LAG, AsyncReadback
 
 
 def test_rows_arrive_two_sends_later_and_in_order(device: torch.device) -> None:
-    box: AsyncReadback[int] = AsyncReadback(16, device)
+    readback: AsyncReadback[int] = AsyncReadback(16, device)
     row = torch.zeros(16, dtype=torch.uint8, device=device)
     seen: list[int] = []
     for i in range(20):
         row.fill_(i)
-        box.send(row, i)
-        row.fill_(255)  # the device goes on and writes the next numbers over these
-        arrived = list(box.ready())
+        readback.send(row, i)
+        row.fill_(255)  # the device overwrites the buffer
+        arrived = list(readback.ready())
         assert [tag for _, tag in arrived] == ([i - LAG] if i >= LAG else [])
         for content, tag in arrived:
             assert (content == tag).all()
             seen.append(tag)
-            content[:] = 99  # what was handed out is the reader's own
-    assert [tag for _, tag in box.drain()] == [18, 19]
-    assert list(box.drain()) == []
+            content[:] = 99  # the returned array belongs to the reader
+    assert [tag for _, tag in readback.drain()] == [18, 19]
+    assert list(readback.drain()) == []
     assert seen == list(range(18))
     assert LAG == 2
 
 
 def test_drain_waits_for_the_device(cuda: torch.device) -> None:
-    box: AsyncReadback[str] = AsyncReadback(8, cuda)
+    readback: AsyncReadback[str] = AsyncReadback(8, cuda)
     row = torch.zeros(8, dtype=torch.uint8, device=cuda)
     torch.cuda._sleep(50_000_000)
     row.fill_(7)
-    box.send(row, "late")
-    ((content, tag),) = box.drain()
+    readback.send(row, "late")
+    ((content, tag),) = readback.drain()
     assert tag == "late"
     assert np.array_equal(content, np.full(8, 7, dtype=np.uint8))
 
 
 def test_sending_before_receiving_raises() -> None:
-    box: AsyncReadback[int] = AsyncReadback(4, torch.device("cpu"))
+    readback: AsyncReadback[int] = AsyncReadback(4, torch.device("cpu"))
     row = torch.zeros(4, dtype=torch.uint8)
     for i in range(LAG + 1):
-        box.send(row, i)
+        readback.send(row, i)
     with pytest.raises(AssertionError, match="not received"):
-        box.send(row, LAG + 1)
+        readback.send(row, LAG + 1)

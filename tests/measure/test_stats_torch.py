@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import ABSENT, DTYPES, LAYOUTS, PLANTED, assert_row, odd_tensor, reference
+from reference_stats import ABSENT, DTYPES, LAYOUTS, PLANTED, assert_row, odd_tensor, reference
 
 from surefoot.measure.stats_torch import _PIECE, TorchStats, _row_on_device
 from surefoot.records import LAYER_STATS
@@ -18,7 +18,7 @@ SCALES = (None, 1.0, 1024.0, 65536.0, 0.25)
 
 
 def measured(tensor: torch.Tensor | None, *, numel: int | None = None, scale: float | None = None) -> torch.Tensor:
-    """The row of the pass, on the device the tensor is on."""
+    """The measured row, on the tensor's device."""
     device = CPU if tensor is None else tensor.device
     numel = numel if tensor is None or numel is not None else tensor.numel()
     assert numel is not None
@@ -38,7 +38,7 @@ def measured(tensor: torch.Tensor | None, *, numel: int | None = None, scale: fl
     planted=st.lists(st.sampled_from(PLANTED), max_size=4).map(tuple),
     scale=st.sampled_from(SCALES),
 )
-def test_both_forms_agree_with_float64(
+def test_host_and_device_forms_agree_with_float64(
     layout: str,
     dtype: torch.dtype,
     seed: int,
@@ -54,7 +54,7 @@ def test_both_forms_agree_with_float64(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_on_cuda_agrees_with_float64(dtype: torch.dtype, cuda: torch.device) -> None:
+def test_cuda_agrees_with_float64(dtype: torch.dtype, cuda: torch.device) -> None:
     for layout in sorted(LAYOUTS):
         for seed, scale in enumerate(SCALES):
             for planted in ((), PLANTED):
@@ -63,12 +63,12 @@ def test_on_cuda_agrees_with_float64(dtype: torch.dtype, cuda: torch.device) -> 
 
 
 @pytest.mark.parametrize("bad", [(), (5,), (_PIECE + 5,), (3, 2 * _PIECE + 1), tuple(range(_PIECE, 2 * _PIECE))])
-def test_tensors_longer_than_a_piece(bad: tuple[int, ...]) -> None:
+def test_tensors_longer_than_a_chunk(bad: tuple[int, ...]) -> None:
     tensor = torch.randn(2 * _PIECE + 1234, generator=torch.Generator().manual_seed(3)) * 1e-5 + 3e-5
     tensor[: _PIECE // 2] += 1.0  # pieces with means far apart
     if bad:
         tensor[list(bad)] = math.nan
-    # torch itself sums the squares of long float32 tensors on the CPU no closer than this
+    # torch's own sums of squares of long float32 tensors on the CPU are no more accurate
     assert_row(measured(tensor), tensor, close=1e-4)
     assert_row(_row_on_device(tensor, tensor.numel(), None), tensor, close=1e-4)
 
@@ -84,7 +84,7 @@ def test_only_nonfinite_values() -> None:
         assert row[1:].tolist() == [0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 0.0]
 
 
-def test_zeros_that_a_sparse_tensor_does_not_store_count() -> None:
+def test_implicit_zeros_of_a_sparse_tensor_count() -> None:
     tensor = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.tensor([4.0]), (8,), check_invariants=True)
     for row in (measured(tensor), _row_on_device(tensor, 8, None)):
         assert row[4] == 7 / 8
@@ -92,14 +92,14 @@ def test_zeros_that_a_sparse_tensor_does_not_store_count() -> None:
         assert math.isclose(float(row[2]), math.sqrt(2.0), rel_tol=1e-6)
 
 
-def test_a_sparse_tensor_that_stores_nothing_is_all_zeros() -> None:
+def test_an_empty_sparse_tensor_is_all_zeros() -> None:
     tensor = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), torch.empty(0), (8,), check_invariants=True)
     for row in (measured(tensor), _row_on_device(tensor, 8, None)):
         assert row.tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("form", ["host", "device"])
-def test_finite_values_too_large_to_square_in_float32_have_an_infinite_norm(form: str) -> None:
+def test_values_too_large_to_square_in_float32_have_an_infinite_norm(form: str) -> None:
     tensor = torch.tensor([3e38, -3e38, 1.0])
     row = measured(tensor) if form == "host" else _row_on_device(tensor, 3, None)
     assert row[0] == math.inf
@@ -109,21 +109,21 @@ def test_finite_values_too_large_to_square_in_float32_have_an_infinite_norm(form
 
 @pytest.mark.parametrize("value", [1e200, 1e-200])
 @pytest.mark.parametrize("form", ["host", "device"])
-def test_float64_values_beyond_float32_are_still_numbers(form: str, value: float) -> None:
+def test_float64_values_beyond_float32_count_as_finite(form: str, value: float) -> None:
     tensor = torch.tensor([value, 1.0], dtype=torch.float64)
     row = measured(tensor) if form == "host" else _row_on_device(tensor, 2, None)
     assert row[5] == 0
-    assert row[4] == 0, "a number that float32 rounds to zero is no zero"
+    assert row[4] == 0, "a value that float32 rounds to zero does not count as zero"
     assert row[7] == (0.5 if value < 1 else 0.0)
 
 
-def test_measuring_writes_nothing_but_its_row() -> None:
+def test_measuring_writes_only_its_row() -> None:
     tensors = [odd_tensor(layout, torch.float32, seed=1) for layout in sorted(LAYOUTS)]
     copies = [t.clone() for t in tensors]
     out = torch.zeros(len(tensors), len(LAYER_STATS))
     TorchStats([t.numel() for t in tensors], CPU).measure(tensors, out=out, scale=torch.tensor(8.0))
-    for t, was, row in zip(tensors, copies, out, strict=True):
-        assert torch.equal(t.to_dense(), was.to_dense())
+    for t, original, row in zip(tensors, copies, out, strict=True):
+        assert torch.equal(t.to_dense(), original.to_dense())
         assert_row(row, t, 8.0)
 
 
@@ -132,7 +132,7 @@ def test_the_reference_itself() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-45, 1e-38])
-def test_a_collapsed_loss_scale_is_no_error(scale: float) -> None:
+def test_a_tiny_loss_scale_is_no_error(scale: float) -> None:
     tensors = [torch.ones(3), torch.full((2,), 1e-30)]
     out = torch.zeros(2, 8)
     TorchStats([3, 2], torch.device("cpu")).measure(tensors, out=out, scale=torch.tensor(scale))

@@ -35,7 +35,7 @@ def test_the_timer_separates_data_wait_from_compute() -> None:
     clock = StepTimer()
     clock.forward_began()
     first = clock.step_ended()
-    assert all(map(math.isnan, first)), "there is no step before the first"
+    assert all(map(math.isnan, first)), "the first step has no duration"
     assert math.isnan(clock.seconds_for(10))
     clock.forward_began()
     clock.forward_began()  # a second microbatch does not count as data wait
@@ -49,17 +49,17 @@ def test_the_timer_separates_data_wait_from_compute() -> None:
 
 
 def test_the_monitor_reads_only_when_due(device: torch.device) -> None:
-    held = torch.ones(1000, device=device)
+    tensor = torch.ones(1000, device=device)
     machine = SystemMonitor(device, every=5.0)
     reading = machine.read()
-    assert reading.memory >= held.nbytes
+    assert reading.memory >= tensor.nbytes
     assert reading.memory_peak >= reading.memory
     assert math.isnan(reading.utilisation) or 0 <= reading.utilisation <= 1
     assert math.isnan(machine.read().memory), "not due again so soon"
 
 
 def test_the_environment_of_a_run(device: torch.device) -> None:
-    told = describe_environment(device)
-    assert set(told) == {"code", "seeds", "environment"}
-    assert told["environment"]["torch"] == torch.__version__
-    assert describe_environment(device)["seeds"] == told["seeds"], "looking at the random states does not move them"
+    environment = describe_environment(device)
+    assert set(environment) == {"code", "seeds", "environment"}
+    assert environment["environment"]["torch"] == torch.__version__
+    assert describe_environment(device)["seeds"] == environment["seeds"], "reading the RNG states does not change them"

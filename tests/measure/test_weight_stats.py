@@ -1,4 +1,4 @@
-"""How far an update moved the weights, estimated from a sample."""
+"""The relative size of an update, estimated from a sample of the weights."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def test_change_and_size_of_the_sampled_weights(device: torch.device) -> None:
     with torch.no_grad():
         for p in params:
             p.add_(torch.randn_like(p) * 0.01)
-    told = sample.compare()
-    assert told is not None
+    squares = sample.compare()
+    assert squares is not None
     now = [p.detach() for p in params]
-    moved = [p - b for p, b in zip(now, before, strict=True)]
-    strides = [7, 1, 1, 1]  # odd, and so that there are enough of each
-    change = sum(k * p.reshape(-1)[::k].double().square().sum().item() for k, p in zip(strides, moved, strict=True))
+    update = [p - b for p, b in zip(now, before, strict=True)]
+    strides = [7, 1, 1, 1]  # odd, and small enough for sufficient samples
+    change = sum(k * p.reshape(-1)[::k].double().square().sum().item() for k, p in zip(strides, update, strict=True))
     size = sum(k * p.reshape(-1)[::k].double().square().sum().item() for k, p in zip(strides, now, strict=True))
-    assert math.isclose(float(told[0]), change, rel_tol=1e-5)
-    assert math.isclose(float(told[1]), size, rel_tol=1e-5)
+    assert math.isclose(float(squares[0]), change, rel_tol=1e-5)
+    assert math.isclose(float(squares[1]), size, rel_tol=1e-5)
 
 
 def test_the_sample_estimates_the_update_ratio() -> None:
@@ -41,9 +41,9 @@ def test_the_sample_estimates_the_update_ratio() -> None:
     sample.take()
     with torch.no_grad():
         param.mul_(1.0 + 1e-3)
-    told = sample.compare()
-    assert told is not None
-    assert math.isclose(math.sqrt(float(told[0] / told[1])), 1e-3, rel_tol=1e-2)
+    squares = sample.compare()
+    assert squares is not None
+    assert math.isclose(math.sqrt(float(squares[0] / squares[1])), 1e-3, rel_tol=1e-2)
 
 
 def test_a_small_model_is_sampled_densely_enough() -> None:
@@ -51,14 +51,14 @@ def test_a_small_model_is_sampled_densely_enough() -> None:
     params = [nn.Parameter(torch.randn(shape)) for shape in ((48, 16), (48,), (48, 48), (6, 48), (6,))]
     sample = sample_of(params)
     sample.take()
-    whole = math.sqrt(sum(p.detach().square().sum().item() for p in params))
+    weight_norm = math.sqrt(sum(p.detach().square().sum().item() for p in params))
     with torch.no_grad():
         for p in params:
             p.add_(0.01 * torch.randn_like(p).sign())
-    told = sample.compare()
-    assert told is not None
-    moved = 0.01 * math.sqrt(sum(p.numel() for p in params))
-    assert math.isclose(math.sqrt(float(told[0] / told[1])), moved / whole, rel_tol=0.08)
+    squares = sample.compare()
+    assert squares is not None
+    update = 0.01 * math.sqrt(sum(p.numel() for p in params))
+    assert math.isclose(math.sqrt(float(squares[0] / squares[1])), update / weight_norm, rel_tol=0.08)
 
 
 def test_without_a_sample_there_is_no_result() -> None:
@@ -69,17 +69,17 @@ def test_without_a_sample_there_is_no_result() -> None:
     assert sample.compare() is not None
 
 
-def test_frozen_weights_and_those_of_other_ranks_are_left_out() -> None:
+def test_frozen_weights_and_those_of_other_ranks_are_not_sampled() -> None:
     frozen = nn.Parameter(torch.ones(4), requires_grad=False)
-    elsewhere, here = nn.Parameter(torch.ones(4)), nn.Parameter(torch.full((4,), 2.0))
-    sample = sample_of([frozen, elsewhere, here], [1, 0, 1])
+    other_ranks, own = nn.Parameter(torch.ones(4)), nn.Parameter(torch.full((4,), 2.0))
+    sample = sample_of([frozen, other_ranks, own], [1, 0, 1])
     sample.take()
-    told = sample.compare()
-    assert told is not None
-    assert [float(t) for t in told] == [0.0, 16.0]
+    squares = sample.compare()
+    assert squares is not None
+    assert [float(t) for t in squares] == [0.0, 16.0]
 
 
-def test_every_kind_of_weight_can_be_sampled() -> None:
+def test_weights_of_any_dtype_and_layout_can_be_sampled() -> None:
     params = [
         nn.Parameter(torch.full((2,), 1 + 2j)),
         nn.Parameter(torch.ones(6, 2, dtype=torch.bfloat16).t()),
@@ -91,6 +91,6 @@ def test_every_kind_of_weight_can_be_sampled() -> None:
     sample.take()
     with torch.no_grad():
         params[-1].sub_(1.0)
-    told = sample.compare()
-    assert told is not None
-    assert [float(t) for t in told] == [1.0, 10.0 + 12.0 + 3.0 + 1.0]
+    squares = sample.compare()
+    assert squares is not None
+    assert [float(t) for t in squares] == [1.0, 10.0 + 12.0 + 3.0 + 1.0]

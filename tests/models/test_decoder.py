@@ -28,7 +28,7 @@ def test_named_sizes_have_the_size_in_their_name(name: str, millions: float) -> 
     assert count_parameters(model) / 1e6 == pytest.approx(millions, rel=0.02)
 
 
-def test_a_token_never_sees_the_ones_after_it(model: Decoder, tokens: torch.Tensor) -> None:
+def test_attention_is_causal(model: Decoder, tokens: torch.Tensor) -> None:
     changed = tokens[:, :-1].clone()
     changed[:, 8:] = (changed[:, 8:] + 1) % SMALL.vocab
     before, after = model(tokens[:, :-1]), model(changed)
@@ -36,17 +36,17 @@ def test_a_token_never_sees_the_ones_after_it(model: Decoder, tokens: torch.Tens
     assert not torch.allclose(before[:, 8:], after[:, 8:])
 
 
-def test_order_matters(model: Decoder) -> None:
+def test_token_order_matters(model: Decoder) -> None:
     forwards = model(torch.tensor([[1, 2, 3]]))[0, -1]
     backwards = model(torch.tensor([[2, 1, 3]]))[0, -1]
     assert not torch.allclose(forwards, backwards)
 
 
-def test_an_untrained_model_guesses_evenly(model: Decoder, tokens: torch.Tensor) -> None:
+def test_untrained_loss_is_that_of_uniform_predictions(model: Decoder, tokens: torch.Tensor) -> None:
     assert next_token_loss(model, tokens).item() == pytest.approx(torch.tensor(32.0).log().item(), rel=0.05)
 
 
-def test_it_overfits_one_batch(model: Decoder, tokens: torch.Tensor) -> None:
+def test_overfits_one_batch(model: Decoder, tokens: torch.Tensor) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     for _ in range(60):
         next_token_loss(model, tokens).backward()

@@ -1,4 +1,4 @@
-"""The templates in examples/launch, with a stand-in for surefoot that only listens and ends."""
+"""The templates in examples/launch, with a stand-in for surefoot that only handles signals and exits."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ time.sleep(120)
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the templates are for Linux")
 
 
-def launched(where: Path, *options: str) -> subprocess.Popen[bytes]:
-    """torchrun.sh with two processes that run the stand-in."""
-    (where / "surefoot").mkdir()
-    (where / "surefoot" / "__init__.py").write_text("")
-    (where / "surefoot" / "__main__.py").write_text(STAND_IN)
-    environment = {"PYTHON": sys.executable, "PROCESSES": "2", "RESTARTS": "1", "PYTHONPATH": str(where)}
+def start_launcher(folder: Path, *options: str) -> subprocess.Popen[bytes]:
+    """Start torchrun.sh with two ranks that run the stand-in."""
+    (folder / "surefoot").mkdir()
+    (folder / "surefoot" / "__init__.py").write_text("")
+    (folder / "surefoot" / "__main__.py").write_text(STAND_IN)
+    environment = {"PYTHON": sys.executable, "PROCESSES": "2", "RESTARTS": "1", "PYTHONPATH": str(folder)}
     return subprocess.Popen(
-        ["bash", str(LAUNCH / "torchrun.sh"), str(where), *options],
+        ["bash", str(LAUNCH / "torchrun.sh"), str(folder), *options],
         env=os.environ | environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
 
 
-def test_a_signal_reaches_every_process_and_their_wish_to_be_restarted_comes_back(tmp_path: Path) -> None:
-    launcher = launched(tmp_path, "nobody")
+def test_signal_reaches_every_rank_and_the_restart_code_is_returned(tmp_path: Path) -> None:
+    launcher = start_launcher(tmp_path, "nobody")
     began = [tmp_path / f"began-{rank}-0" for rank in (0, 1)]
     while not all(path.exists() and path.read_text() for path in began):
         assert launcher.poll() is None
@@ -53,21 +53,21 @@ def test_a_signal_reaches_every_process_and_their_wish_to_be_restarted_comes_bac
     launcher.send_signal(signal.SIGUSR1)
     assert launcher.wait(timeout=120) == 75
     first, second = (set(yaml.safe_load(path.read_text())) for path in began)
-    assert len(os.sched_getaffinity(0)) < 2 or not first & second, "each is bound to cores of its own"
+    assert len(os.sched_getaffinity(0)) < 2 or not first & second, "each rank is bound to its own cores"
 
 
-def test_one_that_must_not_be_restarted_is_not_although_the_others_wish_it(tmp_path: Path) -> None:
-    assert launched(tmp_path, "rank=1", "76").wait(timeout=120) == 76
+def test_do_not_restart_code_of_one_rank_wins(tmp_path: Path) -> None:
+    assert start_launcher(tmp_path, "rank=1", "76").wait(timeout=120) == 76
     assert not (tmp_path / "began-1-1").exists()
 
 
-def test_without_a_recipe_the_launcher_says_how_it_is_called() -> None:
+def test_launcher_without_a_recipe_prints_its_usage() -> None:
     done = subprocess.run(["bash", str(LAUNCH / "torchrun.sh")], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "torchrun.sh RECIPE" in done.stderr
 
 
-def test_neighbouring_cores_go_to_the_same_process() -> None:
+def test_neighbouring_cores_go_to_the_same_rank() -> None:
     bound = _bound()
     assert [bound.cores_of(range(10_000, 10_007), local, 3) for local in range(3)] == [
         {10_000, 10_001},
@@ -78,12 +78,12 @@ def test_neighbouring_cores_go_to_the_same_process() -> None:
 
 
 @pytest.mark.parametrize("name", ["torchrun.sh", "slurm.sbatch"])
-def test_the_scripts_are_scripts(name: str) -> None:
+def test_launch_scripts_are_valid_and_executable(name: str) -> None:
     subprocess.run(["bash", "-n", str(LAUNCH / name)], check=True)
     assert os.access(LAUNCH / name, os.X_OK)
 
 
-def test_kubernetes_restarts_what_asks_for_it_and_nothing_else() -> None:
+def test_kubernetes_restarts_only_on_the_restart_code() -> None:
     service, job = yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text())
     rules = {
         code: rule["action"]
@@ -92,7 +92,7 @@ def test_kubernetes_restarts_what_asks_for_it_and_nothing_else() -> None:
     }
     assert rules == {2: "FailJob", 76: "FailJob", 75: "Ignore"}
     pod = job["spec"]["template"]["spec"]
-    environment = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+    environment = {variable["name"]: variable["value"] for variable in pod["containers"][0]["env"]}
     assert int(environment["NODES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
     assert environment["HEAD"] == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
     assert pod["subdomain"] == service["metadata"]["name"]

@@ -46,7 +46,7 @@ def test_one_process_under_torchrun_is_alone_too(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("environment", "words"),
+    ("environment", "message"),
     [
         ({"RANK": "1"}, "but not WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
         ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "29500"}, "but not MASTER_ADDR"),
@@ -56,12 +56,12 @@ def test_one_process_under_torchrun_is_alone_too(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_an_incomplete_environment_is_refused(
-    environment: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"} if len(environment) == 3 else {}
-    for name, value in (whole | environment).items():
+    master = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"} if len(environment) == 3 else {}
+    for name, value in (master | environment).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ParallelError, match=words) as caught:
+    with pytest.raises(ParallelError, match=message) as caught:
         init_distributed("cpu")
     assert "torchrun" in str(caught.value)
 
@@ -96,7 +96,7 @@ def test_ranks_that_never_join_time_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: NCCL")
-def test_a_group_on_gpus_also_joins_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_group_also_reduces_cpu_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "29731")
     world = World(0, 1, 0, torch.device("cuda", 0))

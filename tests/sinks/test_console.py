@@ -20,58 +20,58 @@ def row(attempt: int, **figures: float) -> StepMetrics:
     return StepMetrics(step=attempt, attempt=attempt, time=0.0, **figures)  # pyright: ignore[reportArgumentType]
 
 
-def lines(first: bool = True) -> tuple[RunConsole, io.StringIO]:
+def make_console(first: bool = True) -> tuple[RunConsole, io.StringIO]:
     file = io.StringIO()
     return RunConsole(
         "short", total_steps=40, every=10, is_first=first, rank=0 if first else 3, output=PlainConsole(file)
     ), file
 
 
-def test_without_a_terminal_there_is_a_plain_line_at_the_first_every_tenth_and_the_last_update() -> None:
-    console, file = lines()
+def test_plain_output_has_lines_for_the_first_every_tenth_and_the_last_update() -> None:
+    console, file = make_console()
     with console:
         console.start({"model": "tiny", "effective batch": 32})
         for attempt in range(38):
             console.update(row(attempt, loss=2.0, lr=0.1, norm=1.0, seconds=0.5, tokens=100, data_wait=0.05))
-            console.update(row(attempt, loss=2.0))  # the same once more
+            console.update(row(attempt, loss=2.0))  # the same step again
         console.update(row(39, loss=1.5, seconds=1.0, memory=2e9, seconds_left=7200.0))
-    told = file.getvalue()
-    assert told.startswith("short\n  model            tiny\n  effective batch  32\n")
-    assert re.findall(r"step (\d+)/40", told) == ["1", "10", "20", "30", "40"]
-    assert "step 20/40  loss 2.0000  lr 0.1  grad_norm 1  200 tokens/s  data wait 10%\n" in told
-    assert told.endswith("memory 2.0 GB  2 h 0 min left\n")
-    assert "\x1b" not in told
+    output = file.getvalue()
+    assert output.startswith("short\n  model            tiny\n  effective batch  32\n")
+    assert re.findall(r"step (\d+)/40", output) == ["1", "10", "20", "30", "40"]
+    assert "step 20/40  loss 2.0000  lr 0.1  grad_norm 1  200 tokens/s  data wait 10%\n" in output
+    assert output.endswith("memory 2.0 GB  2 h 0 min left\n")
+    assert "\x1b" not in output
 
 
-def test_what_it_prints_can_be_diagnosed_as_a_log(tmp_path: Path) -> None:
-    console, file = lines()
+def test_console_output_can_be_diagnosed_as_a_log(tmp_path: Path) -> None:
+    console, file = make_console()
     for attempt in range(400):
         console.update(row(attempt, loss=5.0 / (1 + attempt / 40), lr=1e-3, norm=1.0, seconds=0.1, tokens=64))
     log = tmp_path / "train.log"
     log.write_text(file.getvalue())
-    answer = surefoot.diagnose(log)
-    assert answer.verdict == "healthy"
-    assert answer.last_step == 400
+    diagnosis = surefoot.diagnose(log)
+    assert diagnosis.verdict == "healthy"
+    assert diagnosis.last_step == 400
 
 
-def test_an_update_that_did_not_land_gets_no_line_of_its_own() -> None:
-    console, file = lines()
+def test_refused_update_gets_no_line() -> None:
+    console, file = make_console()
     console.update(row(0, loss=2.0))
     console.update(StepMetrics(step=9, attempt=9, time=0.0, loss=NAN, verdict=Verdict.NONFINITE))
     assert file.getvalue().count("\n") == 1
 
 
-def test_rows_of_a_time_that_is_gone_are_not_shown_after_a_rewind() -> None:
-    console, file = lines()
+def test_rows_from_before_a_rewind_are_not_shown() -> None:
+    console, file = make_console()
     console.update(row(0, loss=2.0))
     console.on_event(Note(step=3, attempt=39, name="rewound", values={"step": 3, "attempt": 3}))
-    assert console.update(row(39, loss=9.0)) is None  # read when the run went back, from before
+    assert console.update(row(39, loss=9.0)) is None  # a row from before the rewind
     assert console.update(StepMetrics(step=9, attempt=40, time=0.0, loss=1.9)) is not None
     assert "9.0" not in file.getvalue()
 
 
-def test_other_ranks_say_only_what_went_wrong_with_them() -> None:
-    console, file = lines(first=False)
+def test_other_ranks_print_only_errors() -> None:
+    console, file = make_console(first=False)
     log = logging.getLogger("surefoot")
     with console:
         console.start({"model": "tiny"})
@@ -88,8 +88,8 @@ def test_other_ranks_say_only_what_went_wrong_with_them() -> None:
     assert file.getvalue() == "error: rank 3: the journal has stopped\n"
 
 
-def test_what_is_logged_is_shown_once() -> None:
-    console, file = lines()
+def test_logged_messages_are_shown_once() -> None:
+    console, file = make_console()
     log = logging.getLogger("surefoot")
     with console:
         console.start({})
@@ -105,34 +105,34 @@ def test_what_is_logged_is_shown_once() -> None:
     assert not log.handlers
 
 
-@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal of its own, which only Unix gives")
-def test_on_a_terminal_there_is_one_live_line_and_events_scroll_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+def test_terminal_has_one_live_line_below_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    ours, theirs = os.openpty()
-    with open(theirs, "w") as file, RunConsole("short", total_steps=40, every=10, output=PlainConsole(file)) as console:
+    master, slave = os.openpty()
+    with open(slave, "w") as file, RunConsole("short", total_steps=40, every=10, output=PlainConsole(file)) as console:
         console.start({"model": "tiny"})
         for attempt in range(6):
             console.update(row(attempt, loss=2.0, lr=0.1, norm=1.0))
         console.on_event(Decision(step=5, attempt=5, action=Action.REFUSE, reason="the loss is nan"))
         console.update(row(9, loss=1.75, lr=0.1, norm=1.0))
         console.finish({"took": "a while"})
-    told = b"".join(iter(lambda: _read(ours), b""))
-    os.close(ours)
-    seen = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", told.decode()).replace("\r\n", "\n")
-    assert re.search(r"^(.*\r)?step 5 +action +refused the update", seen, re.MULTILINE)
-    assert seen.endswith("step 10/40  loss 1.7500  lr 0.1  grad_norm 1  update refused at 5\n  took  a while\n")
-    assert b"\x1b[?25h" in told  # the cursor is back
+    output = b"".join(iter(lambda: _read(master), b""))
+    os.close(master)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.decode()).replace("\r\n", "\n")
+    assert re.search(r"^(.*\r)?step 5 +action +refused the update", text, re.MULTILINE)
+    assert text.endswith("step 10/40  loss 1.7500  lr 0.1  grad_norm 1  update refused at 5\n  took  a while\n")
+    assert b"\x1b[?25h" in output  # the cursor is shown again
 
 
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 1 << 16)
-    except OSError:  # what Linux says when the other side has gone
+    except OSError:  # raised by Linux when the other side is closed
         return b""
 
 
-def test_a_reader_who_leaves_does_not_end_the_run() -> None:
+def test_closed_stdout_does_not_end_the_run() -> None:
     script = """
 import sys
 from surefoot.records import StepMetrics
@@ -154,11 +154,11 @@ print("the end", file=sys.stderr)
         assert process.stdout.readline() == b"run\n"
         process.stdout.close()
         process.stdin.close()
-        told = process.stderr.read().decode()
-    assert (process.returncode, told) == (0, "the end\n")
+        output = process.stderr.read().decode()
+    assert (process.returncode, output) == (0, "the end\n")
 
 
-def test_speed_is_that_of_the_last_updates_and_memory_the_one_that_was_read_last() -> None:
+def test_speed_is_averaged_and_memory_is_the_last_reading() -> None:
     tracker = ProgressTracker(3)
     tracker.add(row(0, seconds=100.0, tokens=1.0, memory=5e9, memory_peak=6e9))
     for attempt in (1, 2, 3):
@@ -167,7 +167,7 @@ def test_speed_is_that_of_the_last_updates_and_memory_the_one_that_was_read_last
     assert (now.step, now.tokens_per_s, now.samples_per_s, now.data_wait, now.memory) == (4, 100, 4, 0.5, 5e9)
 
 
-def test_a_narrow_terminal_loses_what_matters_least() -> None:
+def test_narrow_terminal_drops_the_least_important_parts() -> None:
     metrics = ProgressMetrics(
         step=5, loss=2.0, lr=0.1, grad_norm=1.0, tokens_per_s=99.0, data_wait=0.5, memory=1e9, seconds_left=60
     )
@@ -179,7 +179,7 @@ def test_a_narrow_terminal_loses_what_matters_least() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(45, "45 s"), (700, "12 min"), (12000, "3 h 20 min"), (187200, "2 d 4 h")]
+    ("seconds", "text"), [(45, "45 s"), (700, "12 min"), (12000, "3 h 20 min"), (187200, "2 d 4 h")]
 )
-def test_times_are_told_as_people_say_them(seconds: float, words: str) -> None:
-    assert format_duration(seconds) == words
+def test_durations_are_formatted(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

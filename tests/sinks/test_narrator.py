@@ -20,10 +20,10 @@ def narrator(lines: Lines) -> EventNarrator:
     return EventNarrator(lambda step, label, text, style: lines.append((step, label, text)))
 
 
-def refusal(narrator: EventNarrator, attempt: int, step: int, why: str) -> None:
-    where: dict[str, Any] = {"attempt": attempt, "step": step}
-    narrator.on_event(Finding(detector="nonfinite", detail=why, **where))
-    narrator.on_event(Decision(action=Action.REFUSE, reason=why, **where))
+def refusal(narrator: EventNarrator, attempt: int, step: int, reason: str) -> None:
+    position: dict[str, Any] = {"attempt": attempt, "step": step}
+    narrator.on_event(Finding(detector="nonfinite", detail=reason, **position))
+    narrator.on_event(Decision(action=Action.REFUSE, reason=reason, **position))
 
 
 def test_consecutive_refusals_are_summed_up_once_updates_apply_again(narrator: EventNarrator, lines: Lines) -> None:
@@ -42,12 +42,14 @@ def test_consecutive_refusals_are_summed_up_once_updates_apply_again(narrator: E
 
 
 def test_a_rewind_is_reported_at_the_step_of_its_decision(narrator: EventNarrator, lines: Lines) -> None:
-    at: dict[str, Any] = {"step": 90, "attempt": 95}
-    narrator.on_event(Finding(detector="growth", detail="the loss grows", **at))
-    narrator.on_event(Diagnosis(cause=Cause.LEARNING_RATE, confidence=0.8, detail="Too high a rate. It is 1.", **at))
-    narrator.on_event(Diagnosis(cause=Cause.DRIFT, confidence=0.1, detail="The data drifts", **at))
+    position: dict[str, Any] = {"step": 90, "attempt": 95}
+    narrator.on_event(Finding(detector="growth", detail="the loss grows", **position))
     narrator.on_event(
-        Decision(action=Action.REWIND, reason="the loss grows, and twice", remedy="with half the rate", **at)
+        Diagnosis(cause=Cause.LEARNING_RATE, confidence=0.8, detail="Too high a rate. It is 1.", **position)
+    )
+    narrator.on_event(Diagnosis(cause=Cause.DRIFT, confidence=0.1, detail="The data drifts", **position))
+    narrator.on_event(
+        Decision(action=Action.REWIND, reason="the loss grows, and twice", remedy="with half the rate", **position)
     )
     narrator.on_event(Note(step=70, attempt=97, name="rewound", values={"step": 70, "attempt": 74}))
     narrator.on_event(

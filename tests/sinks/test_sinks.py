@@ -26,13 +26,13 @@ OFFLINE = LogSection(wandb="offline")
 
 @pytest.fixture(scope="module", autouse=True)
 def _wandb_ends() -> Iterator[None]:
-    """wandb's service, a process of its own, would else run as long as this one."""
+    """Stop wandb's service process, which would otherwise outlive the tests of this file."""
     yield
     if "wandb" in sys.modules:
         sys.modules["wandb"].teardown()
 
 
-def opened(spec: LogSection, run: Path, *, first: bool = True, resumed_at: int | None = None) -> Sinks:
+def open_run_sinks(spec: LogSection, run: Path, *, first: bool = True, resumed_at: int | None = None) -> Sinks:
     return open_sinks(spec, run, is_first=first, name="short", config={"model": {"width": 8}}, resumed_at=resumed_at)
 
 
@@ -44,8 +44,8 @@ def write(sinks: Sinks, steps: range, attempts: int = 0) -> None:
         )
 
 
-def shown(run: Path, tag: str = "train/loss") -> list[int]:
-    """The steps that TensorBoard shows."""
+def tensorboard_steps(run: Path, tag: str = "train/loss") -> list[int]:
+    """The steps that TensorBoard shows for a tag."""
     accumulator = EventAccumulator(str(run / TENSORBOARD_DIR), purge_orphaned_data=True)
     accumulator.Reload()
     return [point.step for point in accumulator.Scalars(tag)]
@@ -55,39 +55,39 @@ def rewind_note(step: int, attempt: int) -> Note:
     return Note(step=step, attempt=attempt, name="rewound", values={"step": step, "attempt": step})
 
 
-def test_tensorboard_gets_the_figures_and_surefoot_can_diagnose_them(tmp_path: Path) -> None:
-    sinks = opened(TENSORBOARD, tmp_path)
+def test_tensorboard_metrics_can_be_diagnosed(tmp_path: Path) -> None:
+    sinks = open_run_sinks(TENSORBOARD, tmp_path)
     write(sinks, range(1, 200))
     sinks.scalars(199, {"eval/loss": 0.6})
     sinks.close()
-    assert shown(tmp_path) == list(range(1, 200))
-    answer = surefoot.diagnose(tmp_path / TENSORBOARD_DIR)
-    assert (answer.verdict, answer.last_step) == ("healthy", 199)
-    assert answer.source["columns"]["loss"] == "train/loss"
-    assert answer.source["columns"]["eval_loss"] == "eval/loss"
-    assert answer.source["columns"]["norm"] == "train/grad_norm"
+    assert tensorboard_steps(tmp_path) == list(range(1, 200))
+    diagnosis = surefoot.diagnose(tmp_path / TENSORBOARD_DIR)
+    assert (diagnosis.verdict, diagnosis.last_step) == ("healthy", 199)
+    assert diagnosis.source["columns"]["loss"] == "train/loss"
+    assert diagnosis.source["columns"]["eval_loss"] == "eval/loss"
+    assert diagnosis.source["columns"]["norm"] == "train/grad_norm"
 
 
-def test_a_loss_that_is_no_number_is_shown_and_found(tmp_path: Path) -> None:
-    sinks = opened(TENSORBOARD, tmp_path)
+def test_nan_loss_in_tensorboard_is_diagnosed(tmp_path: Path) -> None:
+    sinks = open_run_sinks(TENSORBOARD, tmp_path)
     write(sinks, range(1, 100))
     for step in range(100, 110):
         sinks.metrics(ProgressMetrics(step=step, attempt=step, loss=float("nan")))
     sinks.close()
-    answer = surefoot.diagnose(tmp_path / TENSORBOARD_DIR)
-    assert (answer.verdict, answer.onset_step) == ("failed", 100)
+    diagnosis = surefoot.diagnose(tmp_path / TENSORBOARD_DIR)
+    assert (diagnosis.verdict, diagnosis.onset_step) == ("failed", 100)
 
 
-def test_what_a_killed_run_wrote_after_its_last_checkpoint_is_hidden_once_it_goes_on(tmp_path: Path) -> None:
-    write(opened(TENSORBOARD, tmp_path), range(1, 51))
-    sinks = opened(TENSORBOARD, tmp_path, resumed_at=30)
+def test_tensorboard_steps_after_the_checkpoint_are_purged_on_resume(tmp_path: Path) -> None:
+    write(open_run_sinks(TENSORBOARD, tmp_path), range(1, 51))
+    sinks = open_run_sinks(TENSORBOARD, tmp_path, resumed_at=30)
     write(sinks, range(31, 41), attempts=20)
     sinks.close()
-    assert shown(tmp_path) == list(range(1, 41))
+    assert tensorboard_steps(tmp_path) == list(range(1, 41))
 
 
-def test_steps_that_go_back_in_a_rewind_are_shown_once(tmp_path: Path) -> None:
-    sinks = opened(TENSORBOARD, tmp_path)
+def test_rewound_steps_are_shown_once(tmp_path: Path) -> None:
+    sinks = open_run_sinks(TENSORBOARD, tmp_path)
     write(sinks, range(1, 31))
     sinks.on_event(
         Decision(step=30, attempt=30, action=Action.REWIND, reason="the loss grows", remedy="with half the rate")
@@ -95,11 +95,11 @@ def test_steps_that_go_back_in_a_rewind_are_shown_once(tmp_path: Path) -> None:
     sinks.on_event(rewind_note(step=20, attempt=30))
     write(sinks, range(21, 26), attempts=10)
     sinks.close()
-    assert shown(tmp_path) == list(range(1, 26))
+    assert tensorboard_steps(tmp_path) == list(range(1, 26))
 
 
-def test_what_the_guard_did_stands_in_tensorboard_as_text(tmp_path: Path) -> None:
-    sinks = opened(TENSORBOARD, tmp_path)
+def test_actions_are_written_to_tensorboard_as_text(tmp_path: Path) -> None:
+    sinks = open_run_sinks(TENSORBOARD, tmp_path)
     sinks.on_event(Decision(step=5, attempt=5, action=Action.REFUSE, reason="the loss is nan"))
     sinks.close()
     accumulator = EventAccumulator(str(tmp_path / TENSORBOARD_DIR))
@@ -109,8 +109,8 @@ def test_what_the_guard_did_stands_in_tensorboard_as_text(tmp_path: Path) -> Non
     assert b"action: refused the update" in text.tensor_proto.string_val[0]
 
 
-def written(file: Path) -> LogTable:
-    """A run of W&B, whose own process may be a little behind."""
+def read_wandb_run(file: Path) -> LogTable:
+    """Wait for W&B's process to finish a run's file, and read it."""
     for _ in range(600):
         with contextlib.suppress(UnreadableInput):
             (table,) = read_file(str(file))
@@ -120,8 +120,8 @@ def written(file: Path) -> LogTable:
     raise AssertionError(f"{file} has no end")
 
 
-def test_a_resumed_run_stays_one_run_of_weights_and_biases_and_its_steps_may_go_back(tmp_path: Path) -> None:
-    sinks = opened(OFFLINE, tmp_path)
+def test_wandb_run_is_resumed_and_its_steps_may_go_back(tmp_path: Path) -> None:
+    sinks = open_run_sinks(OFFLINE, tmp_path)
     write(sinks, range(1, 31))
     sinks.on_event(rewind_note(step=20, attempt=30))
     write(sinks, range(21, 26), attempts=10)
@@ -129,19 +129,19 @@ def test_a_resumed_run_stays_one_run_of_weights_and_biases_and_its_steps_may_go_
     sinks.scalars(27, {"eval/loss": 2.0})
     sinks.close(75)
     first = (tmp_path / "wandb-id").read_text().strip()
-    table = written(next(tmp_path.glob(f"wandb/offline-run-*/run-{first}.wandb")))
+    table = read_wandb_run(next(tmp_path.glob(f"wandb/offline-run-*/run-{first}.wandb")))
     assert table.columns["step"].values.tolist() == [*range(1, 31), *range(21, 26)]
     assert set(table.columns["_step"].values.tolist()) >= set(range(1, 36))
     assert table.columns["eval/step"].values.tolist() == [27]
     assert table.settings["exit_code"] == 75
-    sinks = opened(OFFLINE, tmp_path, resumed_at=25)
+    sinks = open_run_sinks(OFFLINE, tmp_path, resumed_at=25)
     write(sinks, range(26, 28), attempts=10)
     sinks.close()
     assert {folder.name.rsplit("-", 1)[1] for folder in tmp_path.glob("wandb/offline-run-*")} == {first}
 
 
-class Broken:
-    """Fails whatever it is asked to do."""
+class BrokenSink:
+    """A sink whose methods all fail."""
 
     def scalars(self, step: int, values: Mapping[str, float], attempt: int | None = None) -> None:
         raise OSError("the disk is full")
@@ -149,7 +149,7 @@ class Broken:
     text = rewound = close = scalars
 
 
-class Kept(list[Any]):
+class RecordingSink(list[Any]):
     def scalars(self, step: int, values: Mapping[str, float], attempt: int | None = None) -> None:
         self.append(step)
 
@@ -161,20 +161,20 @@ class Kept(list[Any]):
 
 
 def test_a_failing_sink_is_dropped_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    kept = Kept()
-    sinks = Sinks({"the broken one": Broken(), "the other": kept})
+    recording = RecordingSink()
+    sinks = Sinks({"the broken one": BrokenSink(), "the other": recording})
     with caplog.at_level(logging.WARNING, "surefoot"):
         write(sinks, range(3))
         sinks.close()
         sinks.close()
-    assert kept == [0, 1, 2]
+    assert recording == [0, 1, 2]
     assert [record.getMessage() for record in caplog.records] == [
         "surefoot: the broken one failed and is not used any more; training goes on: OSError('the disk is full')"
     ]
 
 
 @pytest.mark.parametrize(("package", "spec"), [("tensorboard", TENSORBOARD), ("wandb", LogSection(wandb="online"))])
-def test_what_is_asked_for_and_not_installed_is_told_before_anything_starts(
+def test_missing_package_is_reported_before_training_starts(
     package: str, spec: LogSection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else object())
@@ -183,30 +183,30 @@ def test_what_is_asked_for_and_not_installed_is_told_before_anything_starts(
     check_installed(LogSection())
 
 
-def test_weights_and_biases_without_a_key_is_bad_usage_and_without_a_network_kept_for_later(
+def test_wandb_without_a_key_is_refused_and_without_a_network_runs_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import wandb
 
-    real, wrong = wandb.init, wandb.errors.UsageError("api_key not configured (no-tty)")
+    real, error = wandb.init, wandb.errors.UsageError("api_key not configured (no-tty)")
 
     def init(*, mode: str, **known: Any) -> Any:
         if mode == "online":
-            raise wrong
+            raise error
         return real(mode="offline", **known)
 
     monkeypatch.setattr(wandb, "init", init)
     with pytest.raises(SinkError, match="wandb login"):
-        opened(LogSection(wandb="online"), tmp_path)
-    wrong = wandb.errors.CommError("no route to host")
+        open_run_sinks(LogSection(wandb="online"), tmp_path)
+    error = wandb.errors.CommError("no route to host")
     with caplog.at_level(logging.WARNING, "surefoot"):
-        opened(LogSection(wandb="online"), tmp_path).close()
+        open_run_sinks(LogSection(wandb="online"), tmp_path).close()
     assert "wandb sync" in caplog.text
     assert list(tmp_path.glob("wandb/offline-run-*"))
 
 
 def test_only_the_first_rank_writes(tmp_path: Path) -> None:
-    sinks = opened(LogSection(tensorboard=True, wandb="offline"), tmp_path, first=False)
+    sinks = open_run_sinks(LogSection(tensorboard=True, wandb="offline"), tmp_path, first=False)
     write(sinks, range(3))
     sinks.close()
     assert list(tmp_path.iterdir()) == []
@@ -216,7 +216,7 @@ def test_unknown_metrics_are_left_out() -> None:
     assert list(scalar_names(ProgressMetrics(step=1, lr=0.1))) == ["train/loss", "train/learning_rate"]
 
 
-def test_a_recipe_that_asks_for_neither_needs_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_are_imported_only_when_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, package, None)
-    opened(LogSection(), tmp_path).close()
+    open_run_sinks(LogSection(), tmp_path).close()

@@ -1,4 +1,4 @@
-"""A run without end; in a process of its own it ends with the number that `exits` gives it."""
+"""A run that trains until it is stopped; as a program it exits with the code of `exit_codes`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import surefoot
 from surefoot.train import exit_codes
 
 
-def told(words: object) -> None:
-    print(words, flush=True)
+def print_flushed(message: object) -> None:
+    print(message, flush=True)
 
 
-def main(run_dir: str | Path, tell: Callable[[object], object] = told) -> None:
+def main(run_dir: str | Path, report: Callable[[object], object] = print_flushed) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with exit_codes.restartable():
@@ -32,7 +32,7 @@ def main(run_dir: str | Path, tell: Callable[[object], object] = told) -> None:
                 optimizer.zero_grad()
                 time.sleep(0.002)
                 if guard.step == 20:
-                    tell("well on its way")
+                    report("reached step 20")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Recipes small enough to be trained many times over, and what came of them."""
+"""Small recipes that train in seconds, and their results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 TEXTS, HELD_OUT = 26, 6
-"""Samples of 8 an update leave a last group of 2; lengths differ, so that batches differ in what counts."""
+"""With 8 samples per update the last update has 2; lengths differ, so batches have different numbers of targets."""
 RECIPE: dict[str, Any] = {
     "name": "small",
     "device": "cpu",
@@ -29,16 +29,16 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def small(folder: Path, **sections: Any) -> str:
-    """A recipe in a file, with sections of its own; keys that are not named stay."""
-    chance = random.Random(0)
+def small_recipe(folder: Path, **sections: Any) -> str:
+    """Write a recipe file with these sections changed, and return its path."""
+    rng = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, many in (("texts", TEXTS), ("held", HELD_OUT)):
-        texts = ["".join(chance.choices("abcde ", k=chance.randint(4, 24))) for _ in range(many)]
+    for name, count in (("texts", TEXTS), ("held_out", HELD_OUT)):
+        texts = ["".join(rng.choices("abcde ", k=rng.randint(4, 24))) for _ in range(count)]
         _write(folder / f"{name}.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
     recipe = RECIPE | {"run_dir": str(folder / "run")}
     if sections.get("data", {}).get("kind") != "own":
-        paths = {"path": [str(folder / "texts.jsonl")], "held_out_path": [str(folder / "held.jsonl")]}
+        paths = {"path": [str(folder / "texts.jsonl")], "held_out_path": [str(folder / "held_out.jsonl")]}
         recipe["data"] = recipe["data"] | paths
     for name, section in sections.items():
         merged = isinstance(section, dict) and name not in ("model", "loss") and section.get("kind") != "own"
@@ -48,14 +48,14 @@ def small(folder: Path, **sections: Any) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """At once: of two processes that write the same file, one may read it already."""
+    """Write atomically: another rank may be reading the same file."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(text)
     draft.replace(path)
 
 
-def saved(run_dir: str | Path) -> dict[str, Tensor]:
-    """Everything in the newest checkpoint of a run: weights, moments."""
+def newest_tensors(run_dir: str | Path) -> dict[str, Tensor]:
+    """All tensors of the newest checkpoint of a run: weights and moments."""
     newest = max(Path(run_dir).glob("checkpoints/step-*/manifest.json")).parent
     files = sorted(newest.glob("*.safetensors"))
     return {name: value for file in files for name, value in load_file(file).items()}

@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).with_name("endless_run.py")
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """A process that a signal has ended ignores it from then on: this one goes on."""
+    """Restore the signal handlers: after a stop signal, surefoot ignores further ones."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     for number, handler in before.items():
@@ -35,43 +35,43 @@ def is_saved(run: Path) -> bool:
     return newest is not None and newest.step == surefoot.read(run).scalars["step"][-1] + 1 >= 20
 
 
-def test_a_process_that_is_told_to_end_saves_its_run_and_asks_to_be_restarted(tmp_path: Path) -> None:
+def test_sigterm_saves_the_run_and_exits_with_the_restart_code(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        assert process.stdout.readline() == "well on its way\n"
+        assert process.stdout.readline() == "reached step 20\n"
         process.send_signal(signal.SIGTERM)
-        said = process.stdout.read().splitlines()[-1]
+        last_line = process.stdout.read().splitlines()[-1]
     assert process.returncode == exit_codes.RESTART == 75
-    assert said == "Received SIGTERM. Run the same command again to continue from the newest checkpoint."
+    assert last_line == "Received SIGTERM. Run the same command again to continue from the newest checkpoint."
     assert is_saved(tmp_path / "run")
     assert exit_codes.why_stopped(tmp_path / "run") is None
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_every_signal_that_asks_for_an_end_is_obeyed_in_the_same_way(number: int, tmp_path: Path) -> None:
-    with pytest.raises(exit_codes.ReceivedSignal) as told:
+def test_every_stop_signal_saves_the_run(number: int, tmp_path: Path) -> None:
+    with pytest.raises(exit_codes.ReceivedSignal) as raised:
         main(tmp_path / "run", lambda _: os.kill(os.getpid(), number))
-    assert told.value.code == exit_codes.RESTART
-    assert told.value.signal == signal.Signals(number).name
+    assert raised.value.code == exit_codes.RESTART
+    assert raised.value.signal == signal.Signals(number).name
     assert is_saved(tmp_path / "run")
 
 
-def test_before_a_run_is_attached_a_signal_ends_it_at_once() -> None:
-    with pytest.raises(exit_codes.ReceivedSignal) as told, exit_codes.restartable():
+def test_signal_before_attach_ends_the_process_at_once() -> None:
+    with pytest.raises(exit_codes.ReceivedSignal) as raised, exit_codes.restartable():
         signal.raise_signal(signal.SIGTERM)
-    assert (told.value.code, told.value.signal) == (75, "SIGTERM")
+    assert (raised.value.code, raised.value.signal) == (75, "SIGTERM")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_where_no_signal_came_all_is_as_before() -> None:
+def test_handlers_are_restored_without_a_signal() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
     with exit_codes.restartable():
         assert signal.getsignal(signal.SIGTERM) not in before
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_a_signal_that_comes_again_while_the_run_ends_does_not_cut_its_end_short() -> None:
+def test_repeated_signal_does_not_interrupt_the_shutdown() -> None:
     ended = []
     with pytest.raises(exit_codes.ReceivedSignal), exit_codes.restartable():
         try:
@@ -84,7 +84,7 @@ def test_a_signal_that_comes_again_while_the_run_ends_does_not_cut_its_end_short
     assert ended == ["in the run", "after it"]
 
 
-def test_a_signal_that_is_ignored_stays_ignored() -> None:
+def test_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         with exit_codes.restartable():
@@ -93,21 +93,21 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_thread_that_may_not_handle_signals_handles_none() -> None:
-    went_well: list[bool] = []
+def test_other_threads_install_no_handlers() -> None:
+    completed: list[bool] = []
 
     def run() -> None:
         with exit_codes.restartable():
-            went_well.append(True)
+            completed.append(True)
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert went_well == [True]
+    assert completed == [True]
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "words"),
+    ("error", "code", "message"),
     [
         (surefoot.TrainingStopped("surefoot stopped the run: nan."), 76, "surefoot stopped the run: nan. A restart"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB"), 1, "Lower batch.size and raise batch.accumulate"),
@@ -124,37 +124,39 @@ def test_a_thread_that_may_not_handle_signals_handles_none() -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_every_end_has_its_number_and_its_words(error: BaseException, code: int, words: str) -> None:
+def test_every_error_has_an_exit_code_and_a_message(error: BaseException, code: int, message: str) -> None:
     assert exit_codes.code_for(error) == code
-    assert words in exit_codes.message_for(error)
+    assert message in exit_codes.message_for(error)
 
 
-def test_a_wrong_value_is_bad_usage_as_long_as_nothing_has_begun() -> None:
+def test_value_error_while_building_is_bad_usage() -> None:
     assert exit_codes.code_for(ValueError("there is no text in folder x"), building=True) == 2
     assert exit_codes.code_for(FileNotFoundError("x"), building=True) == 2
     assert exit_codes.code_for(ZeroDivisionError(), building=True) == 1
 
 
-def test_the_host_runs_out_of_memory_too() -> None:
-    with pytest.raises(RuntimeError) as told:
+def test_host_out_of_memory_is_explained() -> None:
+    with pytest.raises(RuntimeError) as raised:
         torch.empty(1 << 50)
-    assert exit_codes.code_for(told.value) == 1
-    assert "batch.size" in exit_codes.message_for(told.value)
+    assert exit_codes.code_for(raised.value) == 1
+    assert "batch.size" in exit_codes.message_for(raised.value)
 
 
-def test_another_process_that_is_lost_is_seen_behind_the_error_it_caused() -> None:
+def test_lost_rank_is_found_in_the_cause_of_an_error() -> None:
     lost = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:133] Timed out waiting 1800000ms for recv")
     error = RuntimeError("the last checkpoint could not be agreed on")
     error.__cause__ = lost
     assert exit_codes.code_for(error) == 75
 
 
-@pytest.mark.parametrize(("code", "words"), [(0, "done"), (75, "restart me"), (76, "do not restart"), (-9, "signal 9")])
-def test_numbers_are_explained(code: int, words: str) -> None:
-    assert words in exit_codes.explain(code)
+@pytest.mark.parametrize(
+    ("code", "message"), [(0, "done"), (75, "restart me"), (76, "do not restart"), (-9, "signal 9")]
+)
+def test_exit_codes_are_explained(code: int, message: str) -> None:
+    assert message in exit_codes.explain(code)
 
 
-def test_a_run_that_was_stopped_is_known_the_next_time(tmp_path: Path) -> None:
+def test_stopped_run_is_recognised_on_restart(tmp_path: Path) -> None:
     assert exit_codes.why_stopped(tmp_path) is None
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

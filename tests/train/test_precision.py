@@ -17,9 +17,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Any:
+def _reset_precision() -> Any:
     yield
-    Precision(PrecisionSection(), CPU)  # float32 in full
+    Precision(PrecisionSection(), CPU)  # back to full float32
 
 
 def _model() -> Decoder:
@@ -35,7 +35,7 @@ def _losses(compute: Any, updates: int = 10) -> list[float]:
     precision = Precision(PrecisionSection(compute=compute), CPU)
     model = precision.prepare(_model())
     (optimizer,) = make_optimizers(model, OptimizerSection(lr=0.01))
-    seen = []
+    losses = []
     for _ in range(updates):
         with precision.forward():
             loss = next_token_loss(model, _tokens())
@@ -47,17 +47,17 @@ def _losses(compute: Any, updates: int = 10) -> list[float]:
             precision.scaler.step(optimizer)
             precision.scaler.update()
         optimizer.zero_grad()
-        seen.append(loss.item())
+        losses.append(loss.item())
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-    return seen
+    return losses
 
 
-@pytest.mark.parametrize(("compute", "near"), [("tf32", 1e-6), ("bfloat16", 0.05), ("float16", 0.01)])
-def test_every_precision_learns_as_float32_does(compute: str, near: float) -> None:
-    assert _losses(compute) == pytest.approx(_losses("float32"), rel=near)
+@pytest.mark.parametrize(("compute", "tolerance"), [("tf32", 1e-6), ("bfloat16", 0.05), ("float16", 0.01)])
+def test_every_precision_learns_like_float32(compute: str, tolerance: float) -> None:
+    assert _losses(compute) == pytest.approx(_losses("float32"), rel=tolerance)
 
 
-def test_products_are_computed_in_the_recipes_type_and_the_loss_in_float32() -> None:
+def test_matmuls_use_the_recipes_dtype_and_the_loss_float32() -> None:
     precision = Precision(PrecisionSection(compute="bfloat16"), CPU)
     model = precision.prepare(nn.Linear(4, 3))
     with precision.forward():
@@ -67,27 +67,27 @@ def test_products_are_computed_in_the_recipes_type_and_the_loss_in_float32() -> 
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm(4), nn.RMSNorm(4), nn.GroupNorm(2, 4)], ids=lambda n: type(n).__name__)
-def test_norms_stay_in_float32_without_being_named(norm: nn.Module) -> None:
+def test_norm_layers_stay_in_float32(norm: nn.Module) -> None:
     precision = Precision(PrecisionSection(compute="bfloat16"), CPU)
     model = precision.prepare(nn.Sequential(nn.Linear(4, 4), norm))
     with precision.forward():
         assert model(torch.randn(2, 4)).dtype == torch.float32
 
 
-def test_modules_named_in_the_recipe_stay_in_float32() -> None:
+def test_keep_float32_modules_stay_in_float32() -> None:
     precision = Precision(PrecisionSection(compute="bfloat16", keep_float32=["2", "LayerNorm"]), CPU)
     model = precision.prepare(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3)))
     names = list(model.state_dict())
-    seen: list[torch.dtype] = []
+    dtypes: list[torch.dtype] = []
     for module in model:
-        module.register_forward_hook(lambda m, args, out: seen.append(out.dtype))
+        module.register_forward_hook(lambda m, args, out: dtypes.append(out.dtype))
     with precision.forward():
         model(torch.randn(2, 4)).sum().backward()
-    assert seen == [torch.bfloat16, torch.float32, torch.float32]
+    assert dtypes == [torch.bfloat16, torch.float32, torch.float32]
     assert names == ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]
 
 
-def test_a_copy_of_a_prepared_model_computes_with_its_own_weights() -> None:
+def test_deep_copy_of_a_prepared_model_uses_its_own_weights() -> None:
     precision = Precision(PrecisionSection(compute="bfloat16", keep_float32=["Linear"]), CPU)
     model = precision.prepare(nn.Linear(4, 3))
     other = copy.deepcopy(model)
@@ -99,29 +99,29 @@ def test_a_copy_of_a_prepared_model_computes_with_its_own_weights() -> None:
         assert model(torch.ones(1, 4)).any()
 
 
-def test_the_compiler_sees_through_what_is_kept_in_float32() -> None:
+def test_keep_float32_compiles_as_one_graph() -> None:
     precision = Precision(PrecisionSection(compute="bfloat16", keep_float32=["2"]), CPU)
     model = precision.prepare(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)))
-    whole = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with precision.forward():
-        plain, fused = model(torch.ones(2, 4)), whole(torch.ones(2, 4))
-    assert fused.dtype == torch.float32
-    torch.testing.assert_close(plain, fused, rtol=0.02, atol=0.02)
+        output, compiled_output = model(torch.ones(2, 4)), compiled(torch.ones(2, 4))
+    assert compiled_output.dtype == torch.float32
+    torch.testing.assert_close(output, compiled_output, rtol=0.02, atol=0.02)
 
 
-def test_a_pattern_that_fits_nothing_is_told_with_what_there_is() -> None:
+def test_keep_float32_pattern_without_a_match_is_refused() -> None:
     precision = Precision(PrecisionSection(compute="bfloat16", keep_float32=["Layernorm"]), CPU)
     with pytest.raises(ValueError, match=r"keep_float32: no module .* 'Layernorm'. It has, .* LayerNorm"):
         precision.prepare(_model())
 
 
-def test_weights_that_come_in_half_precision_are_trained_in_float32() -> None:
+def test_half_precision_weights_are_trained_in_float32() -> None:
     model = Precision(PrecisionSection(compute="bfloat16"), CPU).prepare(_model().bfloat16())
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert model.head.weight is model.embed.weight
 
 
-def test_float16_scales_as_the_recipe_says_and_steps_back_after_an_overflow() -> None:
+def test_float16_uses_loss_scaling_and_backs_off_on_overflow() -> None:
     precision = Precision(PrecisionSection(compute="float16", growth_interval=2), CPU)
     scaler = precision.scaler
     assert scaler is not None
@@ -147,18 +147,18 @@ def test_float16_scales_as_the_recipe_says_and_steps_back_after_an_overflow() ->
     assert not torch.equal(model.weight, before)
 
 
-def test_only_float16_is_scaled() -> None:
+def test_only_float16_has_a_scaler() -> None:
     assert [Precision(PrecisionSection(compute=c), CPU).scaler for c in ("float32", "tf32", "bfloat16")] == [None] * 3
 
 
-def test_tf32_is_on_only_where_it_was_asked_for() -> None:
+def test_tf32_is_enabled_only_on_request() -> None:
     Precision(PrecisionSection(compute="tf32"), CPU)
     assert torch.get_float32_matmul_precision() == "high"
     Precision(PrecisionSection(compute="float32"), CPU)
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_a_sharded_model_is_left_to_those_who_shard_it() -> None:
+def test_sharded_model_is_not_autocast() -> None:
     precision = Precision(PrecisionSection(compute="bfloat16", keep_float32=["LayerNorm"]), CPU, sharded=True)
     model = precision.prepare(_model())
     assert not precision.autocasts
@@ -168,7 +168,7 @@ def test_a_sharded_model_is_left_to_those_who_shard_it() -> None:
         assert model(_tokens()[:, :-1]).dtype == torch.float32
 
 
-def test_a_device_without_bfloat16_is_told_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_without_bfloat16_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "An Old GPU")
     with pytest.raises(ValueError, match=r"An Old GPU cannot compute in bfloat16. Use precision.compute=float16"):

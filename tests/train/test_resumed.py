@@ -18,12 +18,12 @@ UPDATES, STOP = 10, 6
 
 
 def _train(run_dir: Path, name: str, compute: Any, until: int) -> nn.Module:
-    """Go on to an update with whatever the run's folder holds."""
+    """Train up to update `until`, resuming from the run directory."""
     torch.manual_seed(0)
     precision = Precision(PrecisionSection(compute=compute), torch.device("cpu"))
     model = precision.prepare(Decoder(DecoderConfig(vocab=32, width=16, layers=1, heads=2, context=8)))
     optimizers = make_optimizers(model, OptimizerSection(name=name, lr=0.01))
-    schedules = [make_schedule(each, ScheduleSection(), UPDATES) for each in optimizers]
+    schedules = [make_schedule(optimizer, ScheduleSection(), UPDATES) for optimizer in optimizers]
     scaler = precision.scaler or torch.amp.GradScaler("cpu", enabled=False)
     with surefoot.attach(
         model, optimizers, run_dir=run_dir, resume=True, scheduler=schedules, scaler=precision.scaler
@@ -44,9 +44,9 @@ def _train(run_dir: Path, name: str, compute: Any, until: int) -> nn.Module:
 
 
 @pytest.mark.parametrize(("name", "compute"), [("lamb", "float32"), ("lars", "bfloat16"), ("muon", "float16")])
-def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(tmp_path: Path, name: str, compute: str) -> None:
-    whole = _train(tmp_path / "whole", name, compute, UPDATES)
+def test_resumed_run_is_bit_identical_to_an_uninterrupted_one(tmp_path: Path, name: str, compute: str) -> None:
+    uninterrupted = _train(tmp_path / "uninterrupted", name, compute, UPDATES)
     _train(tmp_path / "stopped", name, compute, STOP)
     stopped = _train(tmp_path / "stopped", name, compute, UPDATES)
-    for mine, theirs in zip(stopped.parameters(), whole.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+    for param, expected in zip(stopped.parameters(), uninterrupted.parameters(), strict=True):
+        assert torch.equal(param, expected)

@@ -21,20 +21,20 @@ class Data:
     tokens: int | None = None
 
 
-def attached(run: Path) -> dict[str, Any]:
-    """What stands in `run.json` after an attach."""
+def run_json_of(run: Path) -> dict[str, Any]:
+    """The content of `run.json` after an attach."""
     model = nn.Linear(2, 1)
     surefoot.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir=run).close()
     return surefoot.read(run).info
 
 
-def test_a_run_knows_its_recipe_as_given_and_as_run_its_data_and_its_seeds(tmp_path: Path) -> None:
+def test_run_json_has_the_recipe_the_data_and_the_seeds(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(RECIPE)
     overrides = ["optimizer.lr=1e-3"]
     (recipe,) = load(str(file), overrides)
     with recorded(recipe, source=str(file), overrides=overrides, data=Data(), effective_batch=64):
-        info = attached(tmp_path / "run")
+        info = run_json_of(tmp_path / "run")
     assert info["recipe"]["text"] == RECIPE
     assert info["recipe"]["overrides"] == overrides
     assert info["data"] == {"hash": "xxh3:0123", "samples": 400, "tokens": None}
@@ -44,11 +44,11 @@ def test_a_run_knows_its_recipe_as_given_and_as_run_its_data_and_its_seeds(tmp_p
     assert info["recipe"]["resolved"]["optimizer"]["lr"] == 1e-3
 
 
-def test_what_attach_knows_itself_is_still_there(tmp_path: Path) -> None:
+def test_run_json_keeps_what_attach_writes(tmp_path: Path) -> None:
     recipe = Recipe.model_validate({"model": "torch.nn:Linear"})
-    bare = attached(tmp_path / "bare")
+    bare = run_json_of(tmp_path / "bare")
     with recorded(recipe, source="no longer there.yaml", effective_batch=64):
-        info = attached(tmp_path / "run")
+        info = run_json_of(tmp_path / "run")
     assert info["recipe"]["text"] is None
     assert {"code", "environment", "surefoot", "schema"} <= set(info)
     assert set(bare) | {"recipe"} == set(info)
@@ -57,9 +57,9 @@ def test_what_attach_knows_itself_is_still_there(tmp_path: Path) -> None:
     assert set(bare["seeds"]) < set(info["seeds"])
 
 
-def test_a_run_that_is_attached_afterwards_is_told_of_nothing(tmp_path: Path) -> None:
+def test_recipe_is_not_recorded_after_the_context(tmp_path: Path) -> None:
     with recorded(Recipe.model_validate({"model": "torch.nn:Linear"}), source="a.yaml"):
         pass
-    info = attached(tmp_path / "run")
+    info = run_json_of(tmp_path / "run")
     assert "recipe" not in info
     assert info["data"] is None

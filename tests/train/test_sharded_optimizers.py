@@ -8,19 +8,19 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def told(two_processes: Callable[[Path], list[dict[str, Any]]]) -> dict[str, Any]:
-    return two_processes(Path(__file__).with_name("two_sharded.py"))[0]
+def results(two_processes: Callable[[Path], list[dict[str, Any]]]) -> dict[str, Any]:
+    return two_processes(Path(__file__).with_name("two_rank_sharded_optimizers.py"))[0]
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "adagrad", "lars"])
-def test_shards_are_trained_as_the_whole_model_is(told: dict[str, Any], name: str) -> None:
-    assert told[name] < 1e-3
+def test_sharded_training_equals_unsharded_training(results: dict[str, Any], name: str) -> None:
+    assert results[name] < 1e-3
 
 
-def test_muon_on_shards_differs_by_its_rounding_to_bfloat16_only(told: dict[str, Any]) -> None:
-    assert told["muon"] < 0.05
+def test_sharded_muon_differs_only_by_bfloat16_rounding(results: dict[str, Any]) -> None:
+    assert results["muon"] < 0.05
 
 
 @pytest.mark.parametrize("name", ["lamb", "rprop"])
-def test_what_cannot_step_on_shards_is_refused_with_the_way_out(told: dict[str, Any], name: str) -> None:
-    assert "cannot step on sharded weights. Use parallel.strategy=data, or another optimizer" in told[name]
+def test_optimizers_that_cannot_be_sharded_are_refused_with_advice(results: dict[str, Any], name: str) -> None:
+    assert "cannot step on sharded weights. Use parallel.strategy=data, or another optimizer" in results[name]

@@ -38,7 +38,7 @@ def _drawn() -> tuple[float, float, float]:
     return random.random(), float(np.random.rand()), torch.rand(()).item()
 
 
-def test_the_same_seed_draws_the_same_numbers() -> None:
+def test_same_seed_gives_the_same_numbers() -> None:
     seed_everything(5)
     first = _drawn()
     seed_everything(5)
@@ -58,7 +58,7 @@ def test_ranks_differ_in_dropout_only() -> None:
     assert _drawn()[2] != other[2]
 
 
-def test_a_seed_may_be_larger_than_numpy_can_take() -> None:
+def test_seed_may_exceed_numpys_limit() -> None:
     seed_everything(2**70, rank=3)
 
 
@@ -71,7 +71,7 @@ def _settings() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_settings")
-def test_deterministic_mode_refuses_what_could_differ_and_the_other_takes_the_fastest() -> None:
+def test_deterministic_mode_disables_cudnn_benchmark() -> None:
     configure_torch(SpeedSection(deterministic=True), CPU)
     assert torch.are_deterministic_algorithms_enabled()
     assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (True, False)
@@ -82,45 +82,45 @@ def test_deterministic_mode_refuses_what_could_differ_and_the_other_takes_the_fa
 
 
 @pytest.mark.usefixtures("_settings")
-def test_deterministic_mode_on_a_gpu_fixes_the_workspace_of_its_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
+def test_deterministic_mode_on_a_gpu_sets_the_cublas_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that monkeypatch restores it
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     configure_torch(SpeedSection(deterministic=True), torch.device("cuda"))
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 @pytest.mark.parametrize(("every", "number"), [(0, 0), (1, 4), (2, 2), (3, 2)])
-def test_blocks_computed_again_give_the_same_gradients_dropout_and_names(every: int, number: int) -> None:
-    plain, again = _model(dropout=0.2), _model(dropout=0.2)
-    assert checkpoint_activations(again, every) == number
-    assert list(again.state_dict()) == list(plain.state_dict())
-    for mine, theirs in zip(_gradients(again), _gradients(plain), strict=True):
-        assert torch.equal(mine, theirs)
+def test_checkpointed_blocks_have_the_same_gradients_and_names(every: int, number: int) -> None:
+    plain, checkpointed = _model(dropout=0.2), _model(dropout=0.2)
+    assert checkpoint_activations(checkpointed, every) == number
+    assert list(checkpointed.state_dict()) == list(plain.state_dict())
+    for grad, expected in zip(_gradients(checkpointed), _gradients(plain), strict=True):
+        assert torch.equal(grad, expected)
 
 
-def _kept(model: nn.Module) -> int:
-    """Values that a forward pass keeps for backward."""
-    kept = 0
+def _saved_values(model: nn.Module) -> int:
+    """Number of values that a forward pass saves for backward."""
+    count = 0
 
-    def keep(value: Tensor) -> Tensor:
-        nonlocal kept
-        kept += value.numel()
+    def save(value: Tensor) -> Tensor:
+        nonlocal count
+        count += value.numel()
         return value
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda value: value):
         next_token_loss(model, _tokens())
-    return kept
+    return count
 
 
-def test_blocks_computed_again_keep_less_in_memory() -> None:
-    half, whole = _model(), _model()
-    checkpoint_activations(half, 2)
-    checkpoint_activations(whole, 1)
-    assert _kept(whole) < _kept(half) < _kept(_model())
-    assert _kept(whole) < _kept(_model()) / 2
+def test_checkpointed_blocks_save_fewer_activations() -> None:
+    every_second, every_block = _model(), _model()
+    checkpoint_activations(every_second, 2)
+    checkpoint_activations(every_block, 1)
+    assert _saved_values(every_block) < _saved_values(every_second) < _saved_values(_model())
+    assert _saved_values(every_block) < _saved_values(_model()) / 2
 
 
-def test_blocks_are_computed_once_where_no_gradient_is_asked_for() -> None:
+def test_checkpointed_blocks_run_once_under_no_grad() -> None:
     model = _model()
     checkpoint_activations(model, 1)
     passes: list[int] = []
@@ -132,7 +132,7 @@ def test_blocks_are_computed_once_where_no_gradient_is_asked_for() -> None:
     assert len(passes) == 3
 
 
-def test_a_copy_of_the_model_computes_its_own_blocks_again() -> None:
+def test_deep_copy_recomputes_its_own_blocks() -> None:
     model = _model()
     checkpoint_activations(model, 1)
     other = copy.deepcopy(model)
@@ -147,25 +147,25 @@ def _blocks() -> nn.Sequential:
     return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)))
 
 
-def test_blocks_computed_again_are_compiled_whole_and_compute_in_half_precision() -> None:
+def test_checkpointed_blocks_compile_as_one_graph_in_bfloat16() -> None:
     precision = Precision(PrecisionSection(compute="bfloat16"), CPU)
-    plain, again = precision.prepare(_blocks()), precision.prepare(_blocks())
-    assert checkpoint_activations(again, 1) == 2
-    whole = torch.compile(again, backend="aot_eager", fullgraph=True)
+    plain, checkpointed = precision.prepare(_blocks()), precision.prepare(_blocks())
+    assert checkpoint_activations(checkpointed, 1) == 2
+    compiled_model = torch.compile(checkpointed, backend="aot_eager", fullgraph=True)
     with precision.forward():
         plain(torch.ones(2, 4)).sum().backward()
-        whole(torch.ones(2, 4)).sum().backward()
-    for mine, theirs in zip(again.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=0.05, atol=0.01)
+        compiled_model(torch.ones(2, 4)).sum().backward()
+    for param, expected in zip(checkpointed.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(param.grad, expected.grad, rtol=0.05, atol=0.01)
 
 
-def test_a_model_without_blocks_cannot_compute_them_again() -> None:
+def test_checkpointing_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"speed\.checkpoint_activations: .*nn\.ModuleList.* set it to 0"):
         checkpoint_activations(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), 1)
 
 
 @pytest.mark.parametrize("name", ["auto", "flash", "math"])
-def test_attention_gives_the_same_answer_with_any_kernel(name: Any) -> None:
+def test_attention_gives_the_same_result_with_any_kernel(name: Any) -> None:
     model = _model()
     expected = model(_tokens()[:, 1:])
     with attention(SpeedSection(attention=name)):
@@ -179,19 +179,19 @@ def test_attention_gives_the_same_answer_with_any_kernel(name: Any) -> None:
         ("flash", "cuda", r"speed\.attention: flash computes in bfloat16 and float16 only.* Use auto"),
     ],
 )
-def test_attention_that_cannot_run_is_refused_before_anything_runs(name: Any, device: str, message: str) -> None:
+def test_unsupported_attention_kernel_is_refused(name: Any, device: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         configure_torch(SpeedSection(attention=name), torch.device(device), "float32")
 
 
-def test_compiling_is_left_out_unless_asked_for() -> None:
+def test_compile_is_off_by_default() -> None:
     def double(x: Tensor) -> Tensor:
         return x * 2
 
     assert compiled(double, False) is double
 
 
-def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ValueError, match=r"speed\.compile: .* Install one, such as g\+\+, or set speed.compile=false"):
         compiled(abs, True)

@@ -1,4 +1,4 @@
-"""How a run ends that does not come to its end: a number, and words."""
+"""Runs that do not finish: exit code and message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import same, saved, small
+from small_runs import newest_tensors, same, small_recipe
 
 import surefoot
 from surefoot.cli.train import show
@@ -15,11 +15,11 @@ from surefoot.train import exit_codes
 
 
 def failing(folder: Path, how: str, **sections: Any) -> str:
-    loss = {"factory": "own_parts:failing", "at": 10, "how": how, "folder": str(folder)}
-    return small(folder, loss=loss, **sections)
+    loss = {"factory": "custom_parts:failing", "at": 10, "how": how, "folder": str(folder)}
+    return small_recipe(folder, loss=loss, **sections)
 
 
-def test_a_signal_saves_the_run_and_the_same_command_goes_on_to_the_same_weights(
+def test_signal_saves_the_run_and_the_same_command_resumes_exactly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = failing(tmp_path, "signal")
@@ -30,38 +30,38 @@ def test_a_signal_saves_the_run_and_the_same_command_goes_on_to_the_same_weights
     )
     assert show(recipe, ()) == exit_codes.DONE
     assert "resuming from 10" in capsys.readouterr().out
-    assert show(small(tmp_path / "whole"), ()) == exit_codes.DONE
-    assert same(saved(tmp_path / "run"), saved(tmp_path / "whole" / "run"))
+    assert show(small_recipe(tmp_path / "uninterrupted"), ()) == exit_codes.DONE
+    assert same(newest_tensors(tmp_path / "run"), newest_tensors(tmp_path / "uninterrupted" / "run"))
 
 
-def test_a_run_that_surefoot_stops_asks_not_to_be_restarted(
+def test_stopped_run_exits_with_the_do_not_restart_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = failing(tmp_path, "nan", steps=40, protection={"policy": {"max_consecutive_vetoes": 1}})
     assert show(recipe, ()) == exit_codes.DO_NOT_RESTART
     assert "A restart would end the same way" in capsys.readouterr().err
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # as a launcher does that starts again whatever ends
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # as under a launcher that always restarts
     assert show(recipe, ()) == exit_codes.DO_NOT_RESTART
     assert not capsys.readouterr().out
 
 
-def test_memory_that_runs_out_is_told_with_the_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_memory_is_reported_with_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show(failing(tmp_path, "memory"), ()) == exit_codes.FAILED
-    told = capsys.readouterr().err
-    assert "Lower batch.size" in told
-    assert "Traceback" not in told
+    stderr = capsys.readouterr().err
+    assert "Lower batch.size" in stderr
+    assert "Traceback" not in stderr
 
 
-def test_an_error_of_ones_own_code_is_shown_in_full_and_the_other_runs_of_a_sweep_are_made(
+def test_user_error_shows_a_traceback_and_the_sweep_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert show(failing(tmp_path, "error"), ("steps=[12, 9]",), as_json=True) == exit_codes.FAILED
-    out, words = capsys.readouterr()
-    assert [each["code"] for each in json.loads(out)] == [1, 0]
-    assert "own_parts.py" in words
-    assert "surefoot train: ZeroDivisionError" in words
+    out, stderr = capsys.readouterr()
+    assert [run["code"] for run in json.loads(out)] == [1, 0]
+    assert "custom_parts.py" in stderr
+    assert "surefoot train: ZeroDivisionError" in stderr
 
 
-def test_after_an_error_the_run_can_be_read(tmp_path: Path) -> None:
+def test_run_can_be_read_after_an_error(tmp_path: Path) -> None:
     assert show(failing(tmp_path, "error"), ()) == exit_codes.FAILED
     assert surefoot.read(tmp_path / "run").scalars["step"].tolist() == list(range(9))

@@ -1,4 +1,4 @@
-"""kill -9 in the middle of `surefoot train`; the same command goes on to the same bits."""
+"""SIGKILL in the middle of `surefoot train`; the same command resumes bit-identically."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from small_runs import same, saved, small
+from small_runs import newest_tensors, same, small_recipe
 
 from surefoot.cli.train import show
 from surefoot.train import exit_codes
 
 
 def train(recipe: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, started where the recipe's own modules are."""
+    """Run in a subprocess, in the folder of the recipe's modules."""
     return subprocess.run(
         [sys.executable, "-m", "surefoot", "train", recipe],
         check=False,
@@ -27,15 +27,20 @@ def train(recipe: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_process_that_is_killed_goes_on_to_the_same_weights_and_moments(tmp_path: Path) -> None:
+def test_killed_run_resumes_to_the_same_weights_and_moments(tmp_path: Path) -> None:
     model = {"factory": "surefoot.models:decoder", "vocab": 256, "width": 16, "layers": 1, "heads": 2, "context": 24}
     parts = {"model": model | {"dropout": 0.1}, "batch": {"size": 2, "accumulate": 4}, "steps": 20}
-    loss = {"factory": "own_parts:failing", "at": 46, "how": "kill", "folder": str(tmp_path)}  # amid a group
-    recipe = small(tmp_path, **parts, loss=loss)
+    loss = {
+        "factory": "custom_parts:failing",
+        "at": 46,
+        "how": "kill",
+        "folder": str(tmp_path),
+    }  # inside an accumulation group
+    recipe = small_recipe(tmp_path, **parts, loss=loss)
     killed = train(recipe)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     resumed = train(recipe)
     assert resumed.returncode == exit_codes.DONE, resumed.stderr
     assert ", resuming from " in resumed.stdout
-    assert show(small(tmp_path / "whole", **parts), ()) == exit_codes.DONE
-    assert same(saved(tmp_path / "run"), saved(tmp_path / "whole" / "run"))
+    assert show(small_recipe(tmp_path / "uninterrupted", **parts), ()) == exit_codes.DONE
+    assert same(newest_tensors(tmp_path / "run"), newest_tensors(tmp_path / "uninterrupted" / "run"))

@@ -1,4 +1,4 @@
-"""What cannot be trained is refused before anything long begins: one message with the way out, exit code 2."""
+"""Invalid recipes are refused before training: one message with advice, exit code 2."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import small
+from small_runs import small_recipe
 
 from surefoot.cli.train import show
 from surefoot.journal.lock import WriterLock
 from surefoot.train import exit_codes
 
-OWN = {"kind": "own", "dataset": "own_parts:points"}
+CUSTOM_DATA = {"kind": "own", "dataset": "custom_parts:points"}
 
 
-def refused(capsys: pytest.CaptureFixture[str], recipe: str, overrides: Sequence[str] = ()) -> str:
-    """The one message."""
+def error_of(capsys: pytest.CaptureFixture[str], recipe: str, overrides: Sequence[str] = ()) -> str:
+    """The one message on stderr."""
     assert show(recipe, overrides) == exit_codes.USAGE
-    told = capsys.readouterr()
-    assert "step 1/" not in told.out
-    assert "Traceback" not in told.err
-    assert len(re.findall("^surefoot train: ", told.err, re.MULTILINE)) == 1
-    return told.err
+    captured = capsys.readouterr()
+    assert "step 1/" not in captured.out
+    assert "Traceback" not in captured.err
+    assert len(re.findall("^surefoot train: ", captured.err, re.MULTILINE)) == 1
+    return captured.err
 
 
 @pytest.mark.parametrize(
@@ -42,56 +42,59 @@ def refused(capsys: pytest.CaptureFixture[str], recipe: str, overrides: Sequence
         (["loss=no_such_module:loss"], "no_such_module"),
         (["optimizer.name=adamm"], "did you mean adam"),
         (["schedule.warmup=400"], "schedule.warmup"),
-        (["loss=own_parts:failing"], "own_parts:failing cannot be called with (model, batch)"),
-        (["loss=own_parts:no_loss"], "loss.factory: own_parts:no_loss returned a str; return a tensor with one value"),
-        (["loss=own_parts:loss_and_logits"], "returned a count that is a Tensor"),
+        (["loss=custom_parts:failing"], "custom_parts:failing cannot be called with (model, batch)"),
+        (
+            ["loss=custom_parts:no_loss"],
+            "loss.factory: custom_parts:no_loss returned a str; return a tensor with one value",
+        ),
+        (["loss=custom_parts:loss_and_logits"], "returned a count that is a Tensor"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_recipe_that_is_wrong(
+def test_invalid_recipe_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], message: str
 ) -> None:
-    assert message in refused(capsys, small(tmp_path), overrides)
+    assert message in error_of(capsys, small_recipe(tmp_path), overrides)
 
 
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
         (
-            {"model": "own_parts:broken"},
-            r"broken failed: KeyError: 'embedding' \(.*own_parts.py, line",
+            {"model": "custom_parts:broken"},
+            r"broken failed: KeyError: 'embedding' \(.*custom_parts.py, line",
         ),
-        ({"model": "own_parts:huge"}, r"1,099,513 M parameters take .* GB .* smaller"),
-        ({"model": "own_parts:points"}, "returned a TensorDataset, not a torch.nn.Module"),
-        ({"data": OWN | {"dataset": "own_parts:Noisy"}}, "expected a dataset with __len__ and __getitem__"),
-        ({"data": OWN | {"dataset": "own_parts:nothing"}}, "the dataset has 0 samples"),
+        ({"model": "custom_parts:huge"}, r"1,099,513 M parameters take .* GB .* smaller"),
+        ({"model": "custom_parts:points"}, "returned a TensorDataset, not a torch.nn.Module"),
+        ({"data": CUSTOM_DATA | {"dataset": "custom_parts:Noisy"}}, "expected a dataset with __len__ and __getitem__"),
+        ({"data": CUSTOM_DATA | {"dataset": "custom_parts:nothing"}}, "the dataset has 0 samples"),
         ({"data": {"path": ["texts"]}}, "texts"),
     ],
     ids=["raises", "too large", "no model", "no dataset", "empty dataset", "empty folder"],
 )
-def test_parts_that_cannot_be_made(
+def test_parts_that_cannot_be_built_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, sections: Any, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
-    assert re.search(message, refused(capsys, small(tmp_path, **sections)))
+    assert re.search(message, error_of(capsys, small_recipe(tmp_path, **sections)))
 
 
-def test_sums_without_counts_cannot_be_accumulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = small(tmp_path, model="own_parts:classifier", loss="own_parts:sum_loss", data=OWN)
-    assert "Let data.collate return dicts with a count" in refused(capsys, recipe, ["batch.accumulate=2"])
+def test_summed_loss_without_counts_cannot_be_accumulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = small_recipe(tmp_path, model="custom_parts:classifier", loss="custom_parts:sum_loss", data=CUSTOM_DATA)
+    assert "Let data.collate return dicts with a count" in error_of(capsys, recipe, ["batch.accumulate=2"])
 
 
-def test_once_the_loss_is_mended_the_same_command_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = small(tmp_path, steps=2)
-    refused(capsys, recipe, ["loss=own_parts:no_loss"])
+def test_same_command_trains_once_the_loss_is_fixed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = small_recipe(tmp_path, steps=2)
+    error_of(capsys, recipe, ["loss=custom_parts:no_loss"])
     assert show(recipe, ()) == exit_codes.DONE
 
 
-def test_a_run_directory_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_directory_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
     lock = WriterLock(tmp_path / "run").acquire()
     try:
-        assert "is in use" in refused(capsys, small(tmp_path))
+        assert "is in use" in error_of(capsys, small_recipe(tmp_path))
     finally:
         lock.release()

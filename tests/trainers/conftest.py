@@ -1,4 +1,4 @@
-"""One small task for every trainer: a regression whose batches can be spoilt, and what to look at afterwards."""
+"""One small regression task for every trainer, optionally with a NaN batch, and checks of the result."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import surefoot
 
-BATCH, BATCHES, SPOILT = 4, 12, 5
+BATCH, BATCHES, BAD_BATCH = 4, 12, 5
 
 
 class Net(nn.Module):
-    """Answers as models of transformers do, and has buffers that a bad batch can damage."""
+    """Returns a dict like models of transformers, and has buffers that a bad batch can damage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Net(nn.Module):
 
 
 class Task:
-    """Batch `SPOILT` of `BATCHES` has one row of NaN when asked for."""
+    """Regression data; with `bad_batch`, batch `BAD_BATCH` has one row of NaN."""
 
     batch = BATCH
 
@@ -35,29 +35,29 @@ class Task:
         torch.manual_seed(0)
         return Net()
 
-    def rows(self, *, spoilt: bool = False, without: Collection[int] = ()) -> list[dict[str, Tensor]]:
-        """The rows of all batches but those in `without`."""
-        draw = torch.Generator().manual_seed(1)
+    def rows(self, *, bad_batch: bool = False, without: Collection[int] = ()) -> list[dict[str, Tensor]]:
+        """The rows of all batches except those in `without`."""
+        generator = torch.Generator().manual_seed(1)
         rows = [
-            {"x": torch.randn(16, generator=draw), "labels": torch.randn(4, generator=draw)}
+            {"x": torch.randn(16, generator=generator), "labels": torch.randn(4, generator=generator)}
             for _ in range(BATCH * BATCHES)
         ]
-        if spoilt:
-            rows[SPOILT * BATCH + 1]["x"].fill_(float("nan"))
+        if bad_batch:
+            rows[BAD_BATCH * BATCH + 1]["x"].fill_(float("nan"))
         return [row for i, row in enumerate(rows) if i // BATCH not in without]
 
-    def batches(self, *, spoilt: bool = False, without: Collection[int] = ()) -> list[dict[str, Tensor]]:
-        rows = self.rows(spoilt=spoilt, without=without)
+    def batches(self, *, bad_batch: bool = False, without: Collection[int] = ()) -> list[dict[str, Tensor]]:
+        rows = self.rows(bad_batch=bad_batch, without=without)
         groups = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
         return [{k: torch.stack([row[k] for row in group]) for k in group[0]} for group in groups]
 
-    def update(self, accumulate: int) -> int:
-        """The update that the spoilt batch is part of."""
-        return SPOILT // accumulate
+    def bad_update(self, accumulate: int) -> int:
+        """The update that contains the bad batch."""
+        return BAD_BATCH // accumulate
 
-    def partners(self, accumulate: int) -> range:
+    def batches_of_bad_update(self, accumulate: int) -> range:
         """The batches of that update."""
-        first = self.update(accumulate) * accumulate
+        first = self.bad_update(accumulate) * accumulate
         return range(first, first + accumulate)
 
     def verdicts(self, run_dir: str | os.PathLike[str]) -> list[int]:
@@ -66,9 +66,9 @@ class Task:
         return run.scalars["verdict"].tolist()
 
     def same(self, a: nn.Module, b: nn.Module) -> bool:
-        """Whether weights and buffers are equal to the last bit."""
-        one, other = a.state_dict(), b.state_dict()
-        return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+        """Whether weights and buffers are bit-identical."""
+        state, other_state = a.state_dict(), b.state_dict()
+        return state.keys() == other_state.keys() and all(torch.equal(state[k], other_state[k]) for k in state)
 
     def finite(self, net: nn.Module) -> bool:
         return all(bool(t.isfinite().all()) for t in net.state_dict().values())

@@ -1,4 +1,4 @@
-"""Attached in a loop that Accelerate prepared."""
+"""attach in a loop prepared by Accelerate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _own_state():
 
 
 def train(net, rows, *, run_dir=None, mixed_precision="no", accumulate=1, fused=False, loss_scale=None):
-    """One epoch; `loss_scale` gives float16 the scaler that it has on a GPU and lacks here. Returns what it saw."""
+    """Train one epoch; `loss_scale` adds the GradScaler that Accelerate uses on GPUs only. Returns norms and scales."""
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = accelerate.Accelerator(
         cpu=True, mixed_precision=mixed_precision, gradient_accumulation_steps=accumulate
@@ -60,24 +60,24 @@ PRECISIONS = [
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_only_the_spoilt_update_is_refused(task, tmp_path, precision, accumulate):
+def test_only_the_bad_update_is_refused(task, tmp_path, precision, accumulate):
     options = {**precision, "accumulate": accumulate}
-    bare, guarded, spared = task.net(), task.net(), task.net()
-    train(bare, task.rows(spoilt=True), **options)
+    bare, guarded, skipped = task.net(), task.net(), task.net()
+    train(bare, task.rows(bad_batch=True), **options)
     assert not task.finite(bare)
 
-    train(guarded, task.rows(spoilt=True), run_dir=tmp_path, **options)
-    want = [Verdict.APPLIED] * (12 // accumulate)
-    want[task.update(accumulate)] = Verdict.NONFINITE
-    assert task.verdicts(tmp_path) == want
-    train(spared, task.rows(without=task.partners(accumulate)), **options)
-    assert task.same(guarded, spared)
+    train(guarded, task.rows(bad_batch=True), run_dir=tmp_path, **options)
+    expected = [Verdict.APPLIED] * (12 // accumulate)
+    expected[task.bad_update(accumulate)] = Verdict.NONFINITE
+    assert task.verdicts(tmp_path) == expected
+    train(skipped, task.rows(without=task.batches_of_bad_update(accumulate)), **options)
+    assert task.same(guarded, skipped)
 
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_healthy_run_is_left_alone(task, tmp_path, precision, accumulate, fused):
+def test_healthy_run_is_unchanged(task, tmp_path, precision, accumulate, fused):
     options = {**precision, "accumulate": accumulate, "fused": fused}
     bare, guarded = task.net(), task.net()
     norms, _ = train(bare, task.rows(), **options)
@@ -89,13 +89,13 @@ def test_a_healthy_run_is_left_alone(task, tmp_path, precision, accumulate, fuse
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_an_overflow_of_the_loss_scale_is_no_refusal(task, tmp_path, accumulate, fused):
+def test_loss_scale_overflow_is_no_refusal(task, tmp_path, accumulate, fused):
     options = {"mixed_precision": "fp16", "loss_scale": 2.0**20, "accumulate": accumulate, "fused": fused}
     bare, guarded = task.net(), task.net()
-    _, want = train(bare, task.rows(), **options)
+    _, expected = train(bare, task.rows(), **options)
     _, scales = train(guarded, task.rows(), run_dir=tmp_path, **options)
     verdicts = task.verdicts(tmp_path)
-    assert scales == want
+    assert scales == expected
     assert len(verdicts) == 12 // accumulate
     assert set(verdicts) == {Verdict.OVERFLOW, Verdict.APPLIED}
     assert task.same(bare, guarded)

@@ -1,4 +1,4 @@
-"""The examples run as they stand, and each that trains survives its damaged batch."""
+"""The examples run unchanged, and each training example survives its damaged batch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ NEEDS = {
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
-    """All examples at once: most of their time is spent on imports."""
-    there = {name: tmp_path_factory.mktemp(name) for name in NEEDS if importlib.util.find_spec(NEEDS[name])}
+    """All examples started in parallel: most of their time is spent on imports."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in NEEDS if importlib.util.find_spec(NEEDS[name])}
     processes = {
         name: subprocess.Popen(
             [sys.executable, str(EXAMPLES / f"{name}.py"), "run"],
@@ -35,36 +35,36 @@ def started(tmp_path_factory):
             stderr=subprocess.PIPE,
             text=True,
         )
-        for name, folder in there.items()
+        for name, folder in folders.items()
     }
-    yield {name: (process, there[name] / "run") for name, process in processes.items()}
+    yield {name: (process, folders[name] / "run") for name, process in processes.items()}
     for process in processes.values():
         process.kill()
         process.communicate()
 
 
-def test_every_example_is_run():
+def test_every_example_is_tested():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, "dead_run"}
 
 
-def test_the_dead_run_is_diagnosed_as_the_guide_shows(tmp_path):
+def test_dead_run_is_diagnosed_as_in_the_guide(tmp_path):
     log = subprocess.run([sys.executable, str(EXAMPLES / "dead_run.py")], capture_output=True, check=True).stdout
     (tmp_path / "train.log").write_bytes(log)
-    answer = surefoot.diagnose(tmp_path / "train.log")
+    diagnosis = surefoot.diagnose(tmp_path / "train.log")
     guide = " ".join((EXAMPLES.parent / "docs" / "guide.md").read_text(encoding="utf-8").split())
-    assert f"FAILED {answer.sentence}" in guide
-    assert answer.causes[0].cause is Cause.LEARNING_RATE
+    assert f"FAILED {diagnosis.sentence}" in guide
+    assert diagnosis.causes[0].cause is Cause.LEARNING_RATE
 
 
 @pytest.mark.parametrize("name", NEEDS)
-def test_example(name, started):
+def test_example_survives_its_damaged_batch(name, started):
     if name not in started:
         pytest.skip(f"{NEEDS[name]} is not installed")
     process, run_dir = started[name]
-    said, trouble = process.communicate(timeout=240)
-    assert process.returncode == 0, trouble
-    assert "all weights finite: True" in said
-    assert "the loss is nan" in said
+    stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
+    assert "all weights finite: True" in stdout
+    assert "the loss is nan" in stdout
     verdicts = surefoot.read(run_dir).scalars["verdict"].tolist()
     assert len(verdicts) >= 20
     assert [v for v in verdicts if v != Verdict.APPLIED] == [Verdict.NONFINITE]

@@ -1,4 +1,4 @@
-"""Attached inside HF Trainer, whose clipping, accumulation and mixed precision stay its own."""
+"""attach inside HF Trainer, which does the clipping, accumulation and mixed precision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: pip insta
 
 
 class Attach(transformers.TrainerCallback):
-    """Attaches when the trainer has made its optimizer, and lets go when it is done."""
+    """Attaches at the start of training and closes the guard at its end."""
 
     guard: surefoot.Guard | None = None
 
@@ -31,7 +31,7 @@ class Attach(transformers.TrainerCallback):
 
 
 class AttachAndWatch(Attach):
-    """Needs no trainer of its own: the loss is watched where the model hands it out."""
+    """Needs no Trainer subclass: a forward hook watches the model's loss."""
 
     def on_train_begin(self, args, state, control, *, model, optimizer, **_):
         super().on_train_begin(args, state, control, model=model, optimizer=optimizer)
@@ -58,8 +58,8 @@ class WatchingTrainer(transformers.Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-def train(net, rows, out: Path, *, attach=None, loss_scale=None, way=Attach, **options):
-    """One epoch over the rows in order; `loss_scale` gives float16 the scaler that it has on a GPU and lacks here."""
+def train(net, rows, out: Path, *, attach=None, loss_scale=None, callback=Attach, **options):
+    """Train one epoch; `loss_scale` adds the GradScaler that the trainer uses on GPUs only."""
     arguments = transformers.TrainingArguments(
         output_dir=str(out / "trainer"),
         use_cpu=True,
@@ -80,9 +80,9 @@ def train(net, rows, out: Path, *, attach=None, loss_scale=None, way=Attach, **o
         trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale)
         trainer.accelerator.native_amp = True
     if attach is not None:
-        attached = way(scaler=trainer.accelerator.scaler, **attach)
+        attached = callback(scaler=trainer.accelerator.scaler, **attach)
         trainer.add_callback(attached)
-        trainer.attached = attached if way is Attach else None
+        trainer.attached = attached if callback is Attach else None
     trainer.train()
     return trainer
 
@@ -103,22 +103,22 @@ PRECISIONS = [
         pytest.param({"loss_scale": 2.0**12}, 2, id="fp16, accumulated"),
     ],
 )
-def test_only_the_spoilt_update_is_refused(task, tmp_path, precision, accumulate):
+def test_only_the_bad_update_is_refused(task, tmp_path, precision, accumulate):
     options = {**precision, "gradient_accumulation_steps": accumulate}
-    bare, guarded, spared = task.net(), task.net(), task.net()
-    train(bare, task.rows(spoilt=True), tmp_path, **options)
+    bare, guarded, skipped = task.net(), task.net(), task.net()
+    train(bare, task.rows(bad_batch=True), tmp_path, **options)
     assert not task.finite(bare)
 
-    train(guarded, task.rows(spoilt=True), tmp_path, attach={"run_dir": tmp_path / "run"}, **options)
-    want = [Verdict.APPLIED] * (12 // accumulate)
-    want[task.update(accumulate)] = Verdict.NONFINITE
-    assert task.verdicts(tmp_path / "run") == want
-    train(spared, task.rows(without=task.partners(accumulate)), tmp_path, **options)
-    assert task.same(guarded, spared)
+    train(guarded, task.rows(bad_batch=True), tmp_path, attach={"run_dir": tmp_path / "run"}, **options)
+    expected = [Verdict.APPLIED] * (12 // accumulate)
+    expected[task.bad_update(accumulate)] = Verdict.NONFINITE
+    assert task.verdicts(tmp_path / "run") == expected
+    train(skipped, task.rows(without=task.batches_of_bad_update(accumulate)), tmp_path, **options)
+    assert task.same(guarded, skipped)
 
 
 @pytest.mark.parametrize("options", [*PRECISIONS, pytest.param({"optim": "adamw_torch"}, id="unfused")])
-def test_a_healthy_run_is_left_alone(task, tmp_path, options):
+def test_healthy_run_is_unchanged(task, tmp_path, options):
     bare, guarded = task.net(), task.net()
     train(bare, task.rows(), tmp_path, **options)
     train(guarded, task.rows(), tmp_path, attach={"run_dir": tmp_path / "run"}, **options)
@@ -126,18 +126,23 @@ def test_a_healthy_run_is_left_alone(task, tmp_path, options):
     assert task.verdicts(tmp_path / "run") == [Verdict.APPLIED] * 12
 
 
-def test_a_callback_is_enough(task, tmp_path):
-    guarded, spared = task.net(), task.net()
+def test_callback_needs_no_trainer_subclass(task, tmp_path):
+    guarded, skipped = task.net(), task.net()
     options = {"eval_strategy": "steps", "eval_steps": 4}
     train(
-        guarded, task.rows(spoilt=True), tmp_path, attach={"run_dir": tmp_path / "run"}, way=AttachAndWatch, **options
+        guarded,
+        task.rows(bad_batch=True),
+        tmp_path,
+        attach={"run_dir": tmp_path / "run"},
+        callback=AttachAndWatch,
+        **options,
     )
-    train(spared, task.rows(without=task.partners(1)), tmp_path, **options)
-    assert task.same(guarded, spared)
+    train(skipped, task.rows(without=task.batches_of_bad_update(1)), tmp_path, **options)
+    assert task.same(guarded, skipped)
     assert surefoot.read(tmp_path / "run").scalars["samples"].tolist() == [4.0] * 12
 
 
-def test_a_hopeless_run_is_stopped(task, tmp_path):
+def test_run_with_only_nan_batches_is_stopped(task, tmp_path):
     rows = [row | {"x": row["x"] * float("nan")} for row in task.rows()]
     net = task.net()
     with pytest.raises(surefoot.TrainingStopped, match="2 updates in a row were refused"):
@@ -150,7 +155,7 @@ def test_a_hopeless_run_is_stopped(task, tmp_path):
     assert task.same(net, task.net())
 
 
-def test_norms_are_those_before_its_clipping(task, tmp_path):
+def test_recorded_norms_are_from_before_clipping(task, tmp_path):
     trainer = train(
         task.net(),
         task.rows(),
@@ -160,30 +165,30 @@ def test_norms_are_those_before_its_clipping(task, tmp_path):
         logging_steps=1,
     )
     logged = [line for line in trainer.state.log_history if "grad_norm" in line]
-    seen = surefoot.read(tmp_path / "run").scalars
-    assert max(seen["norm"]) > 1.0
-    assert seen["norm"].tolist() == pytest.approx([line["grad_norm"] for line in logged], rel=1e-5)
-    assert seen["loss"].tolist() == pytest.approx([line["loss"] for line in logged], rel=1e-5)
+    scalars = surefoot.read(tmp_path / "run").scalars
+    assert max(scalars["norm"]) > 1.0
+    assert scalars["norm"].tolist() == pytest.approx([line["grad_norm"] for line in logged], rel=1e-5)
+    assert scalars["loss"].tolist() == pytest.approx([line["loss"] for line in logged], rel=1e-5)
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_an_overflow_of_the_loss_scale_is_no_refusal(task, tmp_path, accumulate, optim):
+def test_loss_scale_overflow_is_no_refusal(task, tmp_path, accumulate, optim):
     options = {"loss_scale": 2.0**20, "optim": optim, "gradient_accumulation_steps": accumulate}
     bare, guarded = task.net(), task.net()
-    one = train(bare, task.rows(), tmp_path, **options)
-    other = train(guarded, task.rows(), tmp_path, attach={"run_dir": tmp_path / "run"}, **options)
+    bare_trainer = train(bare, task.rows(), tmp_path, **options)
+    guarded_trainer = train(guarded, task.rows(), tmp_path, attach={"run_dir": tmp_path / "run"}, **options)
     verdicts = task.verdicts(tmp_path / "run")
     assert len(verdicts) == 12 // accumulate
-    assert set(verdicts) == {Verdict.OVERFLOW, Verdict.APPLIED}  # at a scale near the limit they may take turns
+    assert set(verdicts) == {Verdict.OVERFLOW, Verdict.APPLIED}  # near the limit they may alternate
     scales = [2.0 ** (20 - verdicts[:i].count(Verdict.OVERFLOW)) for i in range(12 // accumulate)]
     assert surefoot.read(tmp_path / "run").scalars["loss_scale"].tolist() == scales
-    assert one.accelerator.scaler.get_scale() == other.accelerator.scaler.get_scale()
+    assert bare_trainer.accelerator.scaler.get_scale() == guarded_trainer.accelerator.scaler.get_scale()
     assert task.same(bare, guarded)
 
 
-def test_the_loss_of_accumulated_token_means_is_the_trainers(tmp_path):
-    """Models of transformers divide each part's loss by the tokens of the whole update, so the parts add up."""
+def test_loss_of_accumulated_token_means_equals_the_trainers(tmp_path):
+    """transformers models divide each micro-batch's loss by the tokens of the whole update, so the losses add up."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=32,

@@ -1,4 +1,4 @@
-"""Attached inside a LightningModule, whose backward runs in the optimizer's closure unless it is optimized by hand."""
+"""attach inside a LightningModule, whose backward runs in the optimizer's closure unless optimization is manual."""
 
 from __future__ import annotations
 
@@ -58,25 +58,25 @@ class Manual(Automatic):
             optimizer.zero_grad()
         self.manual_backward(self.watched_loss(batch) / 2)
         if index % 2 == 1:
-            if self._scaler is None:  # with one, the gradients are still scaled here
+            if self._scaler is None:  # with a scaler, the gradients are still scaled here
                 torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)
             optimizer.step()
 
 
 class TwoHeads(Automatic):
-    """One forward for two optimizers: the second goes backward through it when the first has stepped already."""
+    """One forward pass for two optimizers: the second backward runs after the first optimizer has stepped."""
 
     automatic_optimization = False
 
     def configure_optimizers(self):
-        own = {"lr": 1e-2, "fused": self._fused}
+        options = {"lr": 1e-2, "fused": self._fused}
         self.head = torch.nn.Linear(32, 4)
-        return torch.optim.AdamW(self.head.parameters(), **own), torch.optim.AdamW(self.net.parameters(), **own)
+        return torch.optim.AdamW(self.head.parameters(), **options), torch.optim.AdamW(self.net.parameters(), **options)
 
     def training_step(self, batch, index):
         middle = self.net.body[:3](batch["x"])
-        guesses = self.head(middle.detach()), self.net.body[3](middle)
-        losses = [torch.nn.functional.mse_loss(guess, batch["labels"]) for guess in guesses]
+        predictions = self.head(middle.detach()), self.net.body[3](middle)
+        losses = [torch.nn.functional.mse_loss(prediction, batch["labels"]) for prediction in predictions]
         for optimizer, loss in zip(self.optimizers(), losses, strict=True):
             optimizer.zero_grad()
             self.manual_backward(loss if self.guard is None else self.guard.watch(loss, batch))
@@ -84,7 +84,7 @@ class TwoHeads(Automatic):
 
 
 def train(kind, net, rows, *, attach=None, precision="32-true", loss_scale=None, fused=False, **options):
-    """One epoch; `loss_scale` gives float16 the scaler that it has on a GPU and lacks here."""
+    """Train one epoch; `loss_scale` adds the GradScaler that Lightning uses on GPUs only."""
     scaler = None if loss_scale is None else torch.amp.GradScaler("cpu", init_scale=loss_scale)
     if scaler is not None:
         options["plugins"] = [lightning.plugins.MixedPrecision("16-mixed", device="cpu", scaler=scaler)]
@@ -117,23 +117,23 @@ KINDS = [
 
 @pytest.mark.parametrize(("kind", "accumulate", "options"), KINDS)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_only_the_spoilt_update_is_refused(task, tmp_path, precision, kind, accumulate, options):
+def test_only_the_bad_update_is_refused(task, tmp_path, precision, kind, accumulate, options):
     options = precision | options
-    bare, guarded, spared = task.net(), task.net(), task.net()
-    train(kind, bare, task.rows(spoilt=True), **options)
+    bare, guarded, skipped = task.net(), task.net(), task.net()
+    train(kind, bare, task.rows(bad_batch=True), **options)
     assert not task.finite(bare)
 
-    train(kind, guarded, task.rows(spoilt=True), attach={"run_dir": tmp_path}, **options)
-    want = [Verdict.APPLIED] * (12 // accumulate)
-    want[task.update(accumulate)] = Verdict.NONFINITE
-    assert task.verdicts(tmp_path) == want
-    train(kind, spared, task.rows(without=task.partners(accumulate)), **options)
-    assert task.same(guarded, spared)
+    train(kind, guarded, task.rows(bad_batch=True), attach={"run_dir": tmp_path}, **options)
+    expected = [Verdict.APPLIED] * (12 // accumulate)
+    expected[task.bad_update(accumulate)] = Verdict.NONFINITE
+    assert task.verdicts(tmp_path) == expected
+    train(kind, skipped, task.rows(without=task.batches_of_bad_update(accumulate)), **options)
+    assert task.same(guarded, skipped)
 
 
 @pytest.mark.parametrize("kind", [Automatic, Manual, TwoHeads])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_healthy_run_is_left_alone(task, tmp_path, precision, kind):
+def test_healthy_run_is_unchanged(task, tmp_path, precision, kind):
     bare, guarded = task.net(), task.net()
     train(kind, bare, task.rows(), fused=True, **precision)
     train(kind, guarded, task.rows(), fused=True, attach={"run_dir": tmp_path}, **precision)
@@ -143,30 +143,30 @@ def test_a_healthy_run_is_left_alone(task, tmp_path, precision, kind):
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("kind", [Automatic, Manual])
-def test_an_overflow_of_the_loss_scale_is_no_refusal(task, tmp_path, kind, fused):
+def test_loss_scale_overflow_is_no_refusal(task, tmp_path, kind, fused):
     bare, guarded = task.net(), task.net()
-    one = train(kind, bare, task.rows(), fused=fused, loss_scale=2.0**20)
-    other = train(kind, guarded, task.rows(), fused=fused, loss_scale=2.0**20, attach={"run_dir": tmp_path})
+    bare_scaler = train(kind, bare, task.rows(), fused=fused, loss_scale=2.0**20)
+    guarded_scaler = train(kind, guarded, task.rows(), fused=fused, loss_scale=2.0**20, attach={"run_dir": tmp_path})
     verdicts = task.verdicts(tmp_path)
     assert len(verdicts) == (12 if kind is Automatic else 6)
     assert set(verdicts) == {Verdict.OVERFLOW, Verdict.APPLIED}
-    assert one.get_scale() == other.get_scale()
+    assert bare_scaler.get_scale() == guarded_scaler.get_scale()
     assert task.same(bare, guarded)
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_each_of_two_optimizers_refuses_the_spoilt_batch(task, tmp_path, fused):
-    guarded, spared = task.net(), task.net()
-    train(TwoHeads, guarded, task.rows(spoilt=True), attach={"run_dir": tmp_path}, fused=fused)
-    train(TwoHeads, spared, task.rows(without=task.partners(1)), fused=fused)
-    seen = surefoot.read(tmp_path).scalars
-    for which in (0, 1):
-        verdicts = seen["verdict"][seen["optimizer"] == which].tolist()
-        assert [i for i, verdict in enumerate(verdicts) if verdict != Verdict.APPLIED] == [task.update(1)]
-    assert task.same(guarded, spared)
+def test_both_optimizers_refuse_the_bad_batch(task, tmp_path, fused):
+    guarded, skipped = task.net(), task.net()
+    train(TwoHeads, guarded, task.rows(bad_batch=True), attach={"run_dir": tmp_path}, fused=fused)
+    train(TwoHeads, skipped, task.rows(without=task.batches_of_bad_update(1)), fused=fused)
+    scalars = surefoot.read(tmp_path).scalars
+    for optimizer_index in (0, 1):
+        verdicts = scalars["verdict"][scalars["optimizer"] == optimizer_index].tolist()
+        assert [i for i, verdict in enumerate(verdicts) if verdict != Verdict.APPLIED] == [task.bad_update(1)]
+    assert task.same(guarded, skipped)
 
 
-def test_a_hopeless_run_is_stopped(task, tmp_path):
+def test_run_with_only_nan_batches_is_stopped(task, tmp_path):
     rows = [row | {"x": row["x"] * float("nan")} for row in task.rows()]
     net = task.net()
     with pytest.raises(surefoot.TrainingStopped, match="2 updates in a row were refused"):
@@ -174,15 +174,15 @@ def test_a_hopeless_run_is_stopped(task, tmp_path):
     assert task.same(net, task.net())
 
 
-def test_norms_are_those_before_its_clipping(task, tmp_path):
+def test_recorded_norms_are_from_before_clipping(task, tmp_path):
     train(Automatic, task.net(), task.rows(), attach={"run_dir": tmp_path / "clipped"}, gradient_clip_val=1e-3)
     train(Automatic, task.net(), task.rows(), attach={"run_dir": tmp_path / "free"})
     clipped, free = (surefoot.read(tmp_path / name).scalars["norm"] for name in ("clipped", "free"))
     assert clipped[0] == free[0] > 1.0
 
 
-def test_its_wrapper_is_seen_through(task, tmp_path):
-    """A fused optimizer inside Lightning's wrapper is still refused on the device."""
+def test_lightnings_optimizer_wrapper_is_unwrapped(task, tmp_path):
+    """Updates of a fused optimizer inside Lightning's wrapper are still refused on the device."""
     train(Automatic, task.net(), task.rows(), attach={"run_dir": tmp_path}, fused=True)
     (optimizer,) = surefoot.read(tmp_path).info["config"]["optimizers"]
     assert (optimizer["class"], optimizer["way"]) == ("AdamW", "device")

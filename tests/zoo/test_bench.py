@@ -1,4 +1,4 @@
-"""`surefoot bench zoo` the way a user types it: the table, going on after a cut, what it says of bad words."""
+"""`surefoot bench zoo` on the command line: tables, cached results, bad usage."""
 
 from __future__ import annotations
 
@@ -24,69 +24,69 @@ from benchmarks.zoo.scoreboard.scores import (
 from benchmarks.zoo.scoreboard.tables import tables
 from surefoot.records import StepMetrics, Verdict
 
-ONE = "poisoned_sample-autoencoder-brutal"
-"""A part of the zoo that is soon made."""
+ONLY = "poisoned_sample-autoencoder-brutal"
+"""A small part of the zoo that runs fast."""
 
 
-def surefoot(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "surefoot", *words]
+def run_surefoot(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "surefoot", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    home = tmp_path_factory.mktemp("zoo")
-    return home, surefoot("bench", "zoo", "--only", ONE, "--json", "--page", "docs", cwd=home)
+    folder = tmp_path_factory.mktemp("zoo")
+    return folder, run_surefoot("bench", "zoo", "--only", ONLY, "--json", "--page", "docs", cwd=folder)
 
 
-def test_the_veto_cures_what_the_bare_loop_dies_of(done: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_veto_cures_a_run_that_breaks_the_bare_loop(done: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     _, process = done
     assert process.returncode == 0, process.stderr
-    found = json.loads(process.stdout)
-    assert found["not_as_stated"] == []
-    assert found["acting"][BARE]["cured"]["all"]["share"] == 0.0
-    assert found["acting"][SUREFOOT]["cured"]["all"]["share"] == 1.0
-    assert found["acting"][SUREFOOT]["false_interventions"] == 0.0
-    assert found["looking"][SUREFOOT]["seen"]["brutal"] == {"runs": 1, "share": 1.0, "delay": 0.0, "cause_right": 1}
-    assert found["looking"]["NaN check"]["seen"]["brutal"]["share"] == 1.0
+    scores = json.loads(process.stdout)
+    assert scores["not_as_stated"] == []
+    assert scores["acting"][BARE]["cured"]["all"]["share"] == 0.0
+    assert scores["acting"][SUREFOOT]["cured"]["all"]["share"] == 1.0
+    assert scores["acting"][SUREFOOT]["false_interventions"] == 0.0
+    assert scores["looking"][SUREFOOT]["seen"]["brutal"] == {"runs": 1, "share": 1.0, "delay": 0.0, "cause_right": 1}
+    assert scores["looking"]["NaN check"]["seen"]["brutal"]["share"] == 1.0
 
 
-def test_the_page_is_written_with_its_pictures(done: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    home, _ = done
-    page = (home / "docs" / "zoo.md").read_text()
+def test_page_is_written_with_its_plots(done: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, _ = done
+    page = (folder / "docs" / "zoo.md").read_text()
     assert "poisoned_sample" in page
     assert "Adding a scenario" in page
     for name in ("rules.png", "runs.png"):
-        assert (home / "docs" / "zoo" / name).read_bytes().startswith(b"\x89PNG")
+        assert (folder / "docs" / "zoo" / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_second_bench_takes_what_the_first_has_made(done: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    home, first = done
-    made = {path: path.stat().st_mtime_ns for path in home.rglob("*.json")}
-    lost = next(path for path in made if path.parent.name == SUREFOOT and path.name.startswith(ONE))
-    lost.unlink()
-    again = surefoot("bench", "zoo", "--only", ONE, "--json", cwd=home)
+def test_second_benchmark_uses_cached_results(done: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, first = done
+    mtimes = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")}
+    deleted = next(path for path in mtimes if path.parent.name == SUREFOOT and path.name.startswith(ONLY))
+    deleted.unlink()
+    again = run_surefoot("bench", "zoo", "--only", ONLY, "--json", cwd=folder)
     assert again.stdout == first.stdout
-    remade = {path for path in made if path.stat().st_mtime_ns != made[path]}
-    assert remade == {lost, lost.with_suffix("") / "run.json"}
+    remade = {path for path in mtimes if path.stat().st_mtime_ns != mtimes[path]}
+    assert remade == {deleted, deleted.with_suffix("") / "run.json"}
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["--split", "holdout"], "--split holdout is unknown. Use tuning or report."),
         (["--only", "perpetuum"], "no scenario of the report split contains 'perpetuum'"),
     ],
 )
-def test_bad_words_get_one_line(words: list[str], said: str, tmp_path: Path) -> None:
-    process = surefoot("bench", "zoo", *words, cwd=tmp_path)
+def test_bad_usage_is_one_message(arguments: list[str], message: str, tmp_path: Path) -> None:
+    process = run_surefoot("bench", "zoo", *arguments, cwd=tmp_path)
     assert process.returncode == 2
-    assert said in process.stderr
+    assert message in process.stderr
     assert "Traceback" not in process.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_a_nan_on_one_of_two_processes(tmp_path: Path) -> None:
+def test_nan_on_one_of_two_ranks(tmp_path: Path) -> None:
     name = next(id for id in all_scenarios() if id.startswith("nan_on_one_rank") and "brutal" in id)
     bare = ZooJob(name, BARE, str(tmp_path)).run()
     protected = ZooJob(name, SUREFOOT, str(tmp_path)).run()
@@ -96,12 +96,12 @@ def test_a_nan_on_one_of_two_processes(tmp_path: Path) -> None:
     assert protected.acted[0] == all_scenarios()[name].onset
 
 
-@pytest.mark.timeout(600)  # two minutes where nothing else is at work
+@pytest.mark.timeout(600)  # two minutes on an idle machine
 def test_one_of_each_cause(tmp_path: Path) -> None:
-    """The short form of the whole bench: every cause once, at its most brutal, bare and under surefoot."""
+    """The quick form of the benchmark: every cause once, at its most brutal, bare and under surefoot."""
     board = main(Selection(quick=True), folder=tmp_path, workers=2, progress=lambda *_: None)
     assert board.not_as_stated == []
-    assert board.interventions[SUREFOOT].false_interventions.count == 0, "a healthy run was touched"
+    assert board.interventions[SUREFOOT].false_interventions.count == 0, "surefoot intervened in a healthy run"
     assert board.interventions[SUREFOOT].healthy_outcomes.share == 1.0
     bare, protected = board.interventions[BARE].outcomes["all"], board.interventions[SUREFOOT].outcomes["all"]
     assert protected.dead < bare.dead
@@ -109,21 +109,21 @@ def test_one_of_each_cause(tmp_path: Path) -> None:
     assert "## Rules that intervene" in tables(board)
 
 
-# -- the figures themselves, on numbers made by hand
+# -- scores of hand-made results
 
 
-def one() -> Scenario:
+def fault_scenario() -> Scenario:
     return next(s for s in all_scenarios().values() if not s.healthy and s.onset == 150)
 
 
-def test_an_alarm_before_the_onset_sees_nothing() -> None:
-    seen = DetectionScore()
-    seen.add(one(), RuleReport((3, 149)))
-    seen.add(one(), RuleReport((3, 154, 160)))
-    assert (seen.share, seen.delay) == (0.5, 4)
+def test_alarm_before_the_onset_is_no_detection() -> None:
+    score = DetectionScore()
+    score.add(fault_scenario(), RuleReport((3, 149)))
+    score.add(fault_scenario(), RuleReport((3, 154, 160)))
+    assert (score.share, score.delay) == (0.5, 4)
 
 
-def test_false_alarms_are_counted_where_a_control_differs_from_its_twin() -> None:
+def test_false_alarms_of_a_control_count_from_its_onset() -> None:
     score, control = (
         FalseAlarmScore(),
         next(s for s in all_scenarios().values() if s.healthy and s.onset == 150 and s.name != "twin"),
@@ -134,23 +134,23 @@ def test_false_alarms_are_counted_where_a_control_differs_from_its_twin() -> Non
     assert score.count == 4
 
 
-def test_shares_of_endings() -> None:
-    cured = OutcomeScore()
+def test_outcome_shares() -> None:
+    outcomes = OutcomeScore()
     for ratio in (1.0, 1.04, 1.2, float("inf")):
-        cured.add(ratio, stopped=ratio > 1.1)
-    assert (cured.share, cured.dead, cured.stopped) == (0.5, 0.25, 2)
+        outcomes.add(ratio, stopped=ratio > 1.1)
+    assert (outcomes.share, outcomes.dead, outcomes.stopped) == (0.5, 0.25, 2)
 
 
-def test_published_numbers_get_the_gates_verdict() -> None:
+def test_published_rows_get_the_gates_verdicts() -> None:
     trace = next(t for t in PUBLISHED_RUNS if t.name == "translation_convolutions")
     verdicts = [row.verdict for row in with_gate_verdicts(rows(trace))]
     assert set(verdicts[:100]) == {Verdict.APPLIED}
     assert Verdict.NORM_OUTLIER in verdicts[100:]
-    look = judge_published(
+    report = judge_published(
         [
             StepMetrics(
                 step=0, attempt=0, time=0.0, loss=1.0, norm=float("nan"), nonfinite=1.0, verdict=Verdict.NONFINITE
             )
         ]
     )
-    assert look.alarms == (0,)
+    assert report.alarms == (0,)

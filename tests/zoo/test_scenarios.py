@@ -1,4 +1,4 @@
-"""What every scenario promises: absent before its onset, there after it, the same bits from the same seed."""
+"""Every scenario: no effect before its onset, an effect after it, the same bits from the same seed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from benchmarks.zoo.verify import fingerprint_after, is_harmed, loss_ratio
 from surefoot.records import Cause
 
 EARLY = 8
-"""The onset in these tests, which need not wait for baselines to form."""
+"""The onset in these tests, where no baselines need to form first."""
 
 
 def first_seeds(kind: ScenarioKind) -> list[Scenario]:
-    """All families and strengths of a kind, with the first seed of each part."""
+    """All families and strengths of a kind, with the first seed of each split."""
     return [s for split in Split for s in kind.scenarios(split) if s.settings.seed == SEEDS[split][0]]
 
 
-def test_there_is_enough_of_everything() -> None:
+def test_there_are_enough_scenarios() -> None:
     assert len(FAULTS) >= 30
     assert len(CONTROLS) >= 30
     planted = {family for kind in FAULTS.values() for family in kind.families}
@@ -37,34 +37,34 @@ def test_there_is_enough_of_everything() -> None:
 
 
 @pytest.mark.parametrize("kind", [*FAULTS.values(), *CONTROLS.values()], ids=lambda k: k.name)
-def test_every_kind_is_in_both_parts(kind: ScenarioKind) -> None:
+def test_every_kind_is_in_both_splits(kind: ScenarioKind) -> None:
     assert {FAMILIES[family].split for family in kind.families} == set(Split)
 
 
-def test_tuning_and_reporting_share_nothing() -> None:
+def test_tuning_and_report_splits_are_disjoint() -> None:
     assert not set(SEEDS[Split.TUNING]) & set(SEEDS[Split.REPORT])
-    parts = {
+    keys_by_split = {
         split: {(s.settings.family, s.settings.seed) for s in all_scenarios().values() if s.split is split}
         for split in Split
     }
-    families = {split: {family for family, _ in pairs} for split, pairs in parts.items()}
-    seeds = {split: {seed for _, seed in pairs} for split, pairs in parts.items()}
+    families = {split: {family for family, _ in pairs} for split, pairs in keys_by_split.items()}
+    seeds = {split: {seed for _, seed in pairs} for split, pairs in keys_by_split.items()}
     assert not families[Split.TUNING] & families[Split.REPORT]
     assert not seeds[Split.TUNING] & seeds[Split.REPORT]
 
 
 @pytest.mark.parametrize("kind", [k for k in FAULTS.values() if k.onset], ids=lambda k: k.name)
-def test_a_fault_is_absent_before_its_onset(kind: ScenarioKind) -> None:
+def test_fault_has_no_effect_before_its_onset(kind: ScenarioKind) -> None:
     for scenario in first_seeds(replace(kind, onset=EARLY)):
         assert fingerprint_after(scenario, EARLY) == fingerprint_after(scenario.twin, EARLY), scenario.id
 
 
-SEEN_ONLY = {"memory_leak", "data_starvation", "slow_rank"}
-"""These take time or memory, and leave the bits alone."""
+NO_NUMERIC_EFFECT = {"memory_leak", "data_starvation", "slow_rank"}
+"""Faults that cost time or memory and change no bits."""
 
 
-@pytest.mark.parametrize("kind", [k for k in FAULTS.values() if k.name not in SEEN_ONLY], ids=lambda k: k.name)
-def test_a_fault_is_there_after_its_onset(kind: ScenarioKind) -> None:
+@pytest.mark.parametrize("kind", [k for k in FAULTS.values() if k.name not in NO_NUMERIC_EFFECT], ids=lambda k: k.name)
+def test_fault_has_an_effect_after_its_onset(kind: ScenarioKind) -> None:
     brutal = [s for s in first_seeds(replace(kind, onset=EARLY if kind.onset else 0)) if s.strength == "brutal"]
     for scenario in brutal:
         assert fingerprint_after(scenario, scenario.onset + 12) != fingerprint_after(
@@ -73,26 +73,26 @@ def test_a_fault_is_there_after_its_onset(kind: ScenarioKind) -> None:
 
 
 @pytest.mark.parametrize("kind", [*FAULTS.values(), *CONTROLS.values()], ids=lambda k: k.name)
-def test_a_scenario_repeats_bit_for_bit(kind: ScenarioKind) -> None:
+def test_scenarios_are_bit_reproducible(kind: ScenarioKind) -> None:
     scenarios = [s for s in first_seeds(replace(kind, onset=min(kind.onset, 4))) if s.strength in ("", "clear")]
     for scenario in scenarios:
         assert fingerprint_after(scenario, 9) == fingerprint_after(scenario, 9), scenario.id
 
 
-def test_what_died_counts_as_harmed() -> None:
+def test_broken_run_counts_as_harmed() -> None:
     assert is_harmed(float("inf"))
     assert is_harmed(float("nan"))
     assert is_harmed(1.06)
     assert not is_harmed(1.05)
 
 
-def test_the_proof_tells_a_harmful_fault_from_a_harmless_one() -> None:
+def test_loss_ratio_separates_harmful_from_harmless() -> None:
     scenarios = {s.strength: s for s in FAULTS["bad_batch"].scenarios(Split.TUNING) if s.settings.family == "plain"}
     assert is_harmed(loss_ratio(scenarios["brutal"]))
     assert loss_ratio(scenarios["brutal"].twin) == 1.0
 
 
-def test_a_scenario_that_says_too_little_is_not_taken_in() -> None:
+def test_incomplete_scenario_definitions_are_refused() -> None:
     with pytest.raises(ValueError, match="docstring"):
         control("plain")(lambda run, at: None)
     with pytest.raises(ValueError, match="known family"):
@@ -101,15 +101,15 @@ def test_a_scenario_that_says_too_little_is_not_taken_in() -> None:
         fault(Cause.DRIFT, on={"plain": "!"}, strengths=(1.0, 2.0, 3.0))
 
 
-def test_no_two_runs_share_a_name() -> None:
+def test_run_names_are_unique() -> None:
     scenarios = [s for kind in (*FAULTS.values(), *CONTROLS.values()) for split in Split for s in kind.scenarios(split)]
     assert len({s.id for s in scenarios}) == len(scenarios)
     twins = {(s.twin.id, s.settings) for s in scenarios}
     assert len({name for name, _ in twins}) == len(twins), "twins of different settings must not share their files"
 
 
-def test_a_batch_that_has_none_of_the_classes_in_turn_is_trained_on_as_it_is() -> None:
-    """Ever new seeds bring one such batch in some thousand runs, and the bench goes on."""
+def test_batch_without_the_wanted_classes_is_used_unchanged() -> None:
+    """With many seeds such a batch occurs once in some thousand runs and must not stop the benchmark."""
     kind = CONTROLS["class_imbalance"]
     clean = next(kind.scenarios(Split.TUNING)).twin.run()
     clean.on_batch(lambda step, batch: batch.replace(y=torch.zeros_like(batch.y)))

@@ -23,16 +23,16 @@ def _some(run: ZooRun, step: int, like: Tensor, share: float) -> Tensor:
 
 def _cut(batch: MicroBatch, length: int) -> MicroBatch:
     """Only the first tokens or time steps of each sequence."""
-    more = None if batch.extra is None else batch.extra[:, :length]
-    return MicroBatch(batch.x[:, :length], batch.y[:, :length], more)
+    extra = None if batch.extra is None else batch.extra[:, :length]
+    return MicroBatch(batch.x[:, :length], batch.y[:, :length], extra)
 
 
-def _pick(batch: MicroBatch, fit: Tensor) -> MicroBatch:
+def _pick(batch: MicroBatch, mask: Tensor) -> MicroBatch:
     """A batch of the same size from the samples that fit; in rare seeds none does, and the batch stays as it is."""
-    rows = fit.nonzero().flatten()
+    rows = mask.nonzero().flatten()
     if not len(rows):
         return batch
-    rows = rows[torch.arange(len(fit)) % len(rows)]
+    rows = rows[torch.arange(len(mask)) % len(rows)]
     return MicroBatch(batch.x[rows], batch.y[rows])
 
 
@@ -47,8 +47,8 @@ def tiny_batches(run: ZooRun, at: int) -> None:
 @control("convolution", "residual")
 def batch_size_change(run: ZooRun, at: int) -> None:
     """The batch becomes a quarter as large, on purpose."""
-    few = run.samples // 4
-    run.on_batch(lambda step, batch: batch.head(few) if step >= at else batch)
+    fewer_samples = run.samples // 4
+    run.on_batch(lambda step, batch: batch.head(fewer_samples) if step >= at else batch)
 
 
 @control("plain", "autoencoder", accumulate=8)

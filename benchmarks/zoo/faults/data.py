@@ -72,8 +72,8 @@ def garbage_batches(run: ZooRun, at: int, strength: float) -> None:
         if not at <= step < at + strength:
             return batch
         rng = Generator().manual_seed(run.settings.seed * 65_537 + step)
-        more = None if batch.extra is None else _shuffled(rng, batch.extra)
-        return MicroBatch(_shuffled(rng, batch.x), _shuffled(rng, batch.y), more)
+        extra = None if batch.extra is None else _shuffled(rng, batch.extra)
+        return MicroBatch(_shuffled(rng, batch.x), _shuffled(rng, batch.y), extra)
 
     run.on_batch(garbage)
 
@@ -95,8 +95,8 @@ def repeated_tokens(run: ZooRun, at: int, strength: float) -> None:
     def repeated(step: int, batch: MicroBatch) -> MicroBatch:
         if not at <= step < at + strength:
             return batch
-        one = batch.y[:, :1].expand_as(batch.y)
-        return batch.replace(x=one, y=one) if batch.extra is None else batch.replace(extra=one, y=one)
+        first = batch.y[:, :1].expand_as(batch.y)
+        return batch.replace(x=first, y=first) if batch.extra is None else batch.replace(extra=first, y=first)
 
     run.on_batch(repeated)
 
@@ -170,11 +170,11 @@ def labels_shifted(run: ZooRun, at: int, strength: float) -> None:
 def labels_not_moved(run: ZooRun, at: int, strength: float) -> None:
     """A share of the sequences has its own tokens as labels, not those that follow them."""
 
-    def unmoved(step: int, batch: MicroBatch) -> MicroBatch:
+    def unshifted(step: int, batch: MicroBatch) -> MicroBatch:
         tokens = batch.x if batch.extra is None else batch.extra
         return batch.replace(y=tokens.where(_first(batch.y, strength), batch.y)) if step >= at else batch
 
-    run.on_batch(unmoved)
+    run.on_batch(unshifted)
 
 
 @fault(
@@ -198,5 +198,5 @@ def drift(run: ZooRun, at: int, strength: float) -> None:
 )
 def stuck_loader(run: ZooRun, at: int, strength: float) -> None:
     """The loader repeats the same few batches."""
-    kept: dict[float, MicroBatch] = {}
-    run.on_batch(lambda step, batch: kept.setdefault((step - at) % strength, batch) if step >= at else batch)
+    first_batches: dict[float, MicroBatch] = {}
+    run.on_batch(lambda step, batch: first_batches.setdefault((step - at) % strength, batch) if step >= at else batch)

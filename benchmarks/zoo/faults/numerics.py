@@ -27,24 +27,24 @@ def _first(out: Tensor, share: float) -> Tensor:
 def attention_mask(run: ZooRun, at: int, strength: float) -> None:
     """In every tenth batch the last token of a share of the samples may attend to nothing: its softmax is NaN."""
 
-    def nothing(step: int, out: Tensor) -> Tensor:
+    def mask_last(step: int, out: Tensor) -> Tensor:
         if step < at or (step - at) % 10:
             return out
         last = torch.arange(out.shape[2]).view(-1, 1) == out.shape[2] - 1
         return out.masked_fill(_first(out, strength) & last, -math.inf)
 
-    run.on_forward(_parts(run, PlainAttention)[0].masked, nothing)
+    run.on_forward(_parts(run, PlainAttention)[0].masked, mask_last)
 
 
 @fault(Cause.ATTENTION_MASK, on={"decoder": ".!!", "vision_language": ".!!"}, strengths=(0.4, 0.9, 1.0), curable=False)
 def mask_multiplied(run: ZooRun, at: int, strength: float) -> None:
     """In a share of the samples masked positions get the logit 0 instead of -inf: the model sees the future."""
 
-    def seen(step: int, out: Tensor) -> Tensor:
+    def unmask(step: int, out: Tensor) -> Tensor:
         return out.masked_fill(_first(out, strength) & (out == -math.inf), 0.0) if step >= at else out
 
     for attention in _parts(run, PlainAttention):
-        run.on_forward(attention.masked, seen)
+        run.on_forward(attention.masked, unmask)
 
 
 @fault(
@@ -68,18 +68,18 @@ def mask_too_narrow(run: ZooRun, at: int, strength: float) -> None:
 @fault(Cause.LOG_OF_ZERO, on={"convolution": "!!!", "residual": "!!!"}, strengths=(12.5, 20.0, 100.0))
 def log_of_zero(run: ZooRun, at: int, strength: float) -> None:
     """In every tenth batch an extra loss term takes the log of sharpened probabilities, some of which are 0."""
-    seen: list[Tensor] = []
+    outputs: list[Tensor] = []
 
-    def see(step: int, out: Tensor) -> Tensor:
-        seen[:] = [out] if step >= at else []
+    def record(step: int, out: Tensor) -> Tensor:
+        outputs[:] = [out] if step >= at else []
         return out
 
     def term(step: int, loss: Tensor) -> Tensor:
         if step < at or (step - at) % 10:
             return loss
-        return loss - 1e-3 * (strength * seen[0].float()).softmax(-1).log().mean()
+        return loss - 1e-3 * (strength * outputs[0].float()).softmax(-1).log().mean()
 
-    run.on_forward(run.model, see)
+    run.on_forward(run.model, record)
     run.on_loss(term)
 
 

@@ -115,10 +115,10 @@ def no_warmup(run: ZooRun, at: int, strength: float) -> None:
 def accumulation_not_divided(run: ZooRun, at: int, strength: float) -> None:
     """The loss is no longer divided by the number of micro-batches."""
 
-    def forget(step: int) -> None:
+    def stop_dividing(step: int) -> None:
         run.divide_loss = step < at
 
-    run.before_step(forget)
+    run.before_step(stop_dividing)
     run.on_loss(lambda step, loss: loss * (strength / run.accumulate) if step >= at else loss)
 
 
@@ -130,19 +130,19 @@ def accumulation_not_divided(run: ZooRun, at: int, strength: float) -> None:
 )
 def gradients_not_zeroed(run: ZooRun, at: int, strength: float) -> None:
     """Gradients are zeroed only every few steps and accumulate in between."""
-    kept: dict[Tensor, Tensor] = {}
+    grads: dict[Tensor, Tensor] = {}
 
-    def put_back(step: int) -> None:
+    def restore(step: int) -> None:
         if step > at and (step - at) % strength:
-            for param, grad in kept.items():
+            for param, grad in grads.items():
                 param.grad = grad
 
-    def keep(step: int) -> None:
+    def save(step: int) -> None:
         if step >= at:
-            kept.update((p, p.grad.clone()) for p in run.model.parameters() if p.grad is not None)
+            grads.update((p, p.grad.clone()) for p in run.model.parameters() if p.grad is not None)
 
-    run.before_step(put_back)
-    run.on_gradients(keep)
+    run.before_step(restore)
+    run.on_gradients(save)
 
 
 # -- momentum and clipping
@@ -157,14 +157,14 @@ def gradients_not_zeroed(run: ZooRun, at: int, strength: float) -> None:
 def momentum_too_high(run: ZooRun, at: int, strength: float) -> None:
     """The optimizer's momentum is raised."""
 
-    def heighten(step: int) -> None:
+    def raise_momentum(step: int) -> None:
         for group in run.optimizer.param_groups if step >= at else ():
             if "betas" in group:
                 group["betas"] = (strength, group["betas"][1])
             else:
                 group["momentum"] = strength
 
-    run.before_step(heighten)
+    run.before_step(raise_momentum)
 
 
 def _clip_at(run: ZooRun, at: int, norm: float) -> None:

@@ -17,15 +17,15 @@ from surefoot.records import Cause
 @fault(Cause.MEMORY_LEAK, on={"convolution": "...", "memory": "..."}, strengths=(0.2, 0.8, 2.5), curable=False)
 def memory_leak(run: ZooRun, at: int, strength: float) -> None:
     """Every step leaks some megabytes."""
-    left: list[Tensor] = []
+    leaked: list[Tensor] = []
 
-    def leave(step: int) -> None:
+    def leak(step: int) -> None:
         if step >= at:
-            left.append(torch.ones(int(strength * 2**18)))
+            leaked.append(torch.ones(int(strength * 2**18)))
         if step == run.steps - 1:
-            left.clear()
+            leaked.clear()
 
-    run.after_step(leave)
+    run.after_step(leak)
 
 
 def _wait(batch: MicroBatch, seconds: float) -> MicroBatch:

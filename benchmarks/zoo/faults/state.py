@@ -145,14 +145,14 @@ def vanishing(run: ZooRun, at: int, strength: float) -> None:
 def dead_units(run: ZooRun, at: int, strength: float) -> None:
     """Biases before ReLUs drop so far that some or all of the units are dead."""
 
-    def silence(_rng: Generator) -> None:
+    def lower_biases(_rng: Generator) -> None:
         for module in run.model.modules():
             if isinstance(module, nn.Sequential):
                 for layer, following in itertools.pairwise(module):
                     if isinstance(following, nn.ReLU):
                         layer.get_parameter("bias").sub_(strength)
 
-    _once(run, at, silence)
+    _once(run, at, lower_biases)
 
 
 # -- weights that were wrong from the start, or do not move
@@ -168,11 +168,11 @@ def dead_units(run: ZooRun, at: int, strength: float) -> None:
 def bad_initialisation(run: ZooRun, at: int, strength: float) -> None:
     """All weights start out too large."""
 
-    def enlarge(_rng: Generator) -> None:
+    def scale_up(_rng: Generator) -> None:
         for param in run.model.parameters():
             param.mul_(strength)
 
-    _once(run, at, enlarge)
+    _once(run, at, scale_up)
 
 
 @fault(
@@ -185,10 +185,10 @@ def bad_initialisation(run: ZooRun, at: int, strength: float) -> None:
 def frozen(run: ZooRun, at: int, strength: float) -> None:
     """A share of the parameters, the first ones first, no longer requires gradients."""
     params = list(run.model.parameters())
-    some = params[: min(round(strength * len(params)), len(params) - 1)]
+    frozen_params = params[: min(round(strength * len(params)), len(params) - 1)]
 
     def freeze(step: int) -> None:
-        for param in some if step >= at else ():
+        for param in frozen_params if step >= at else ():
             param.requires_grad_(False)
 
     run.before_step(freeze)

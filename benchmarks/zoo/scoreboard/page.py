@@ -137,12 +137,12 @@ def _draw_rules(board: Scoreboard, path: Path, *, replace: bool) -> None:
     """Detected faults against false findings, and cured faults against false interventions."""
     plt = _pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    seen = {n: (f.false_alarms.rate, f.detection.get(ALL, DetectionScore()).share) for n, f in board.alarms.items()}
+    detected = {n: (f.false_alarms.rate, f.detection.get(ALL, DetectionScore()).share) for n, f in board.alarms.items()}
     cured = {
         n: (f.false_interventions.rate, f.outcomes.get(ALL, OutcomeScore()).share)
         for n, f in board.interventions.items()
     }
-    _scatter(left, seen, "false findings per 100 000 healthy steps", "harmful faults detected")
+    _scatter(left, detected, "false findings per 100 000 healthy steps", "harmful faults detected")
     _scatter(right, cured, "false interventions per 100 000 healthy steps", "harmful faults that end well")
     save_figure(figure, path, force=replace or None, dpi=90)
     plt.close(figure)

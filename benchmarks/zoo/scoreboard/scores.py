@@ -84,10 +84,10 @@ def with_gate_verdicts(rows: Iterable[StepMetrics]) -> Iterator[StepMetrics]:
     for row in rows:
         totals = torch.zeros(UNITS_START + 2, dtype=torch.float64)
         totals[SummarySlot.LOSS], totals[SummarySlot.ACTIVE_RANKS], totals[UNITS_START] = row.loss, 1.0, row.norm**2
-        said = torch.zeros(len(VerdictSlot), dtype=torch.float64)
-        decide(totals, out=said, scaled=False, joint=None, commit=True)
+        decision = torch.zeros(len(VerdictSlot), dtype=torch.float64)
+        decide(totals, out=decision, scaled=False, joint=None, commit=True)
         yield replace(
-            row, verdict=Verdict(int(said[VerdictSlot.VERDICT])), norm_limit=float(said[VerdictSlot.NORM_LIMIT])
+            row, verdict=Verdict(int(decision[VerdictSlot.VERDICT])), norm_limit=float(decision[VerdictSlot.NORM_LIMIT])
         )
 
 

@@ -178,7 +178,7 @@ def tables(board: Scoreboard) -> str:
         _summary(board),
         "## Rules that raise alarms\n\n" + _table(_alarm_rows(board)),
         "## Rules that intervene\n\n" + _table(_intervention_rows(board)),
-        *(f"## {head}\n\n{_table(_breakdown_rows(board, places))}" for head, places in _breakdowns(board)),
+        *(f"## {head}\n\n{_table(_breakdown_rows(board, keys))}" for head, keys in _breakdowns(board)),
         f"## Published runs\n\n{_PUBLISHED}\n\n{_table(_published_rows(board))}",
     ]
     if board.not_as_stated:

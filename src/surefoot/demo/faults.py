@@ -1,4 +1,4 @@
-"""The faults of the demo, planted from outside: the engine knows nothing of them."""
+"""The faults of the demo, planted through wrappers: the engine itself is unchanged."""
 
 from __future__ import annotations
 

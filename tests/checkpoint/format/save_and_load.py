@@ -1,4 +1,4 @@
-"""Saves a run to a folder and loads it, for the tests."""
+"""Save a run to a folder, load it and hash it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from surefoot.checkpoint.format.pieces import RankPieces, split_state
 from surefoot.checkpoint.train_state import TrainState
 
 
-def save(whole: TrainState, folder: Path, **which: int) -> RankPieces:
+def save(train_state: TrainState, folder: Path, **which: int) -> RankPieces:
     folder.mkdir(exist_ok=True)
-    pieces = split_state(whole.capture(), name_state(whole), **which)
+    pieces = split_state(train_state.capture(), name_state(train_state), **which)
     write_pieces(folder, pieces, rank=which.get("rank", 0))
     return pieces
 
 
-def load(whole: TrainState, folder: Path, **which: int) -> LoadResult:
-    return load_checkpoint(folder, whole, name_state(whole), **which)
+def load(train_state: TrainState, folder: Path, **which: int) -> LoadResult:
+    return load_checkpoint(folder, train_state, name_state(train_state), **which)
 
 
-def hashed(whole: TrainState, *, live: bool = True) -> str:
-    return hash_state(whole.collect() if live else whole.capture(), name_state(whole))
+def hashed(train_state: TrainState, *, live: bool = True) -> str:
+    return hash_state(train_state.collect() if live else train_state.capture(), name_state(train_state))
 
 
-def there_and_back(whole: TrainState, other: TrainState, folder: Path) -> LoadResult:
+def save_then_load(train_state: TrainState, other: TrainState, folder: Path) -> LoadResult:
     """Save one run and load it into another; both are the same in the end."""
-    pieces = save(whole, folder)
+    pieces = save(train_state, folder)
     assert not pieces.left_out
-    before = hashed(whole, live=False)
+    before = hashed(train_state, live=False)
     restored = load(other, folder)
     assert hashed(other) == before
     return restored

@@ -1,4 +1,4 @@
-"""Run with two or four ranks: saves runs sharded in every way, and loads them in every other."""
+"""Run with two or four ranks: saves runs under each kind of parallelism and loads them under every other."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from surefoot.checkpoint.train_state import TrainState
 
 TWO = ("ddp", "fsdp2", "zero")
 FOUR = ("hsdp", "fsdp2 x tp")
-pieces.SPLIT_BYTES = 100  # so that small tensors are shared out as large ones are
+pieces.SPLIT_BYTES = 100  # split small tensors among ranks as large ones are
 
 
 class Count:
-    """Something of a process's own."""
+    """State that differs between ranks."""
 
     def __init__(self, n: int) -> None:
         self.state: dict[str, Any] = {"n": n, "t": torch.full((3,), n)}
@@ -49,7 +49,7 @@ class Count:
 
 
 class Net(nn.Module):
-    """Sizes that no number of processes divides, and a weight that is smaller than any."""
+    """Sizes that no world size divides, and one weight with fewer rows than ranks."""
 
     def __init__(self, width: int = 9) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Run:
     def __init__(self, kind: str, seed: int = 0) -> None:
         torch.manual_seed(seed)
         self.kind, self.part = kind, dist.get_rank() // (2 if "tp" in kind else 1)
-        self.model: Any = _spread(kind, Net(10 if "tp" in kind else 9))
+        self.model: Any = shard_model(kind, Net(10 if "tp" in kind else 9))
         if kind == "zero":
             self.optimizer: Any = ZeroRedundancyOptimizer(
                 self.model.parameters(), optimizer_class=torch.optim.AdamW, lr=0.01
@@ -75,16 +75,16 @@ class Run:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.8)
         self.own = Count(seed + dist.get_rank())
-        for sow in (torch.manual_seed, random.seed, np.random.seed):
-            sow(100 * seed + self.part)
+        for seed_rng in (torch.manual_seed, random.seed, np.random.seed):
+            seed_rng(100 * seed + self.part)
 
     @property
-    def whole(self) -> TrainState:
+    def train_state(self) -> TrainState:
         return TrainState(self.model, self.optimizer, scheduler=self.scheduler, extra={"own": self.own})
 
     def train(self, i: int) -> float:
-        alone = self.kind in ("one", "one x tp", "by hand")
-        g = torch.Generator().manual_seed(i if alone else 10 * i + self.part)
+        single = self.kind in ("one", "one x tp", "by hand")
+        g = torch.Generator().manual_seed(i if single else 10 * i + self.part)
         x = torch.randn(8, 6, generator=g) + random.random() * 0.01
         loss = (self.model(x) - x.sum(1, keepdim=True).sin()).square().mean()
         self.optimizer.zero_grad()
@@ -94,28 +94,28 @@ class Run:
         return float(loss.detach())
 
     def weights(self) -> dict[str, Tensor]:
-        """Whole parameters, and for those of an optimizer everything it keeps beside them."""
-        found = {}
+        """Full parameters with their optimizer state."""
+        tensors = {}
         optimizer = getattr(self.optimizer, "optim", self.optimizer)
         for name, p in self.model.named_parameters():
             name = name.removeprefix("module.")
-            found[name] = full(p)
+            tensors[name] = full_tensor(p)
             for key, value in optimizer.state.get(p, {}).items():
-                found[f"{name}.{key}"] = full(value)
-        return found
+                tensors[f"{name}.{key}"] = full_tensor(value)
+        return tensors
 
     def gathered(self) -> dict[str, Tensor]:
-        """The same, with what only other processes keep."""
+        """`weights` of all ranks merged."""
         parts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(parts, self.weights())
         return {name: value for part in parts for name, value in part.items()}
 
 
-def full(value: Tensor) -> Tensor:
+def full_tensor(value: Tensor) -> Tensor:
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
 
 
-def _spread(kind: str, model: Net) -> nn.Module:
+def shard_model(kind: str, model: Net) -> nn.Module:
     if kind in ("ddp", "zero"):
         return DistributedDataParallel(model, broadcast_buffers=False)
     if kind in ("one", "one x tp", "by hand"):
@@ -135,7 +135,7 @@ def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
 
 
-def here() -> dict[str, int]:
+def rank_options() -> dict[str, int]:
     return {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
 
 
@@ -143,97 +143,101 @@ def draws() -> list[float]:
     return [random.random(), float(np.random.rand()), float(torch.rand(()))]
 
 
-def goes_on(kind: str, folder: Path) -> tuple[dict[str, bool], dict[str, Tensor]]:
-    """Saved and loaded by as many processes, each of which is where it was; and the whole state that was saved."""
+def resume_same_world_size(kind: str, folder: Path) -> tuple[dict[str, bool], dict[str, Tensor]]:
+    """Save and load with the same world size and check that every rank resumes; also return the full saved state."""
     run = Run(kind)
     for i in range(3):
         run.train(i)
-    whole = run.whole
-    left = save(whole, folder / kind, **here()).left_out
+    train_state = run.train_state
+    left = save(train_state, folder / kind, **rank_options()).left_out
     dist.barrier()
     check_complete(folder / kind)
-    before, then = hashed(whole, live=False), run.gathered()
+    before, saved_state = hashed(train_state, live=False), run.gathered()
     if dist.get_rank() == 0:
         named = {name.removeprefix("module.") for name, _ in run.model.named_parameters()}
-        save_file({name: t for name, t in then.items() if name in named}, folder / f"{kind}.safetensors")
+        save_file({name: t for name, t in saved_state.items() if name in named}, folder / f"{kind}.safetensors")
     losses = [run.train(i) for i in (3, 4)]
     drawn = draws()
     resumed = Run(kind, seed=5)
     resumed.train(50)
-    other = resumed.whole
+    other_state = resumed.train_state
     dist.barrier()
-    restored = load(other, folder / kind, **here())
-    told = {"hash": hashed(other) == before, "no notes": not restored.notes, "whole": not left}
-    told["loaded"] = equal(then, resumed.gathered())
-    told["own"] = resumed.own.state["n"] == dist.get_rank() and resumed.own.state["t"].tolist() == [dist.get_rank()] * 3
-    told["losses"] = [resumed.train(i) for i in (3, 4)] == losses
-    told["end"] = equal(run.gathered(), resumed.gathered())
-    told["buffers"] = all(map(torch.equal, run.model.buffers(), resumed.model.buffers()))
-    told["random"] = draws() == drawn
-    return told, then
+    restored = load(other_state, folder / kind, **rank_options())
+    results = {"hash": hashed(other_state) == before, "no notes": not restored.notes, "complete": not left}
+    results["loaded"] = equal(saved_state, resumed.gathered())
+    results["own"] = (
+        resumed.own.state["n"] == dist.get_rank() and resumed.own.state["t"].tolist() == [dist.get_rank()] * 3
+    )
+    results["losses"] = [resumed.train(i) for i in (3, 4)] == losses
+    results["end"] = equal(run.gathered(), resumed.gathered())
+    results["buffers"] = all(map(torch.equal, run.model.buffers(), resumed.model.buffers()))
+    results["random"] = draws() == drawn
+    return results, saved_state
 
 
-def crosses(kinds: tuple[str, ...], folder: Path, states: dict[str, dict[str, Tensor]]) -> dict[str, bool]:
-    """What was saved one way is loaded in every other, and by one process."""
-    told = {}
-    for then in kinds:
-        for now in kinds:
-            run = Run(now, seed=7)
-            load(run.whole, folder / then, **here())
-            told[f"{then} to {now}"] = equal(states[then], run.gathered())
+def load_across_kinds(kinds: tuple[str, ...], folder: Path, states: dict[str, dict[str, Tensor]]) -> dict[str, bool]:
+    """Load what each kind saved under every other kind and with one rank."""
+    results = {}
+    for saved_kind in kinds:
+        for loaded_kind in kinds:
+            run = Run(loaded_kind, seed=7)
+            load(run.train_state, folder / saved_kind, **rank_options())
+            results[f"{saved_kind} to {loaded_kind}"] = equal(states[saved_kind], run.gathered())
             run.train(3)
-        one = Run("one x tp" if "tp" in then else "one", seed=8)
-        notes = load(one.whole, folder / then).notes
-        told[f"{then} to one"] = equal(states[then], one.weights()) and len(notes) == 1
-    return told
+        single_run = Run("one x tp" if "tp" in saved_kind else "one", seed=8)
+        notes = load(single_run.train_state, folder / saved_kind).notes
+        results[f"{saved_kind} to one"] = equal(states[saved_kind], single_run.weights()) and len(notes) == 1
+    return results
 
 
-def from_one(kinds: tuple[str, ...], folder: Path) -> dict[str, bool]:
-    """What one process saved is loaded by several."""
-    one = Run("one x tp" if "tp" in kinds[0] else "one")
+def load_from_one_rank(kinds: tuple[str, ...], folder: Path) -> dict[str, bool]:
+    """Load what one rank saved with several ranks."""
+    single_run = Run("one x tp" if "tp" in kinds[0] else "one")
     for i in range(3):
-        one.train(i)
+        single_run.train(i)
     if dist.get_rank() == 0:
-        save(one.whole, folder / one.kind)
+        save(single_run.train_state, folder / single_run.kind)
     dist.barrier()
-    told = {}
-    state: list[Any] = [one.weights(), [b.clone() for b in one.model.buffers()]]
+    results = {}
+    state: list[Any] = [single_run.weights(), [b.clone() for b in single_run.model.buffers()]]
     dist.broadcast_object_list(state, 0)
     for kind in kinds:
         run = Run(kind, seed=7)
         before = draws()
         run = Run(kind, seed=7)
-        notes = load(run.whole, folder / one.kind, **here()).notes
-        told[f"one to {kind}"] = equal(state[0], run.gathered()) and len(notes) == 1
-        told[f"one to {kind}: buffers"] = all(map(torch.equal, state[1], run.model.buffers()))
-        told[f"one to {kind}: random"] = (draws() == before) == (dist.get_rank() > 0)
+        notes = load(run.train_state, folder / single_run.kind, **rank_options()).notes
+        results[f"one to {kind}"] = equal(state[0], run.gathered()) and len(notes) == 1
+        results[f"one to {kind}: buffers"] = all(map(torch.equal, state[1], run.model.buffers()))
+        results[f"one to {kind}: random"] = (draws() == before) == (dist.get_rank() > 0)
         run.train(3)
-    return told
+    return results
 
 
-def by_hand(folder: Path) -> dict[str, bool]:
-    """Weights that nothing spreads: each process may have its own, and then no other number of them can go on."""
-    told = {}
+def unsharded_ranks(folder: Path) -> dict[str, bool]:
+    """Unsharded weights without DDP: when ranks differ, no other world size can load them."""
+    results = {}
     for name, seed in (("alike", 0), ("apart", dist.get_rank())):
         run = Run("by hand", seed=seed)
         torch.manual_seed(0)
         random.seed(0)
         run.train(0)
-        save(run.whole, folder / name, **here())
+        save(run.train_state, folder / name, **rank_options())
         dist.barrier()
         other = Run("by hand", seed=9)
-        load(other.whole, folder / name, **here())
-        told[f"{name} to two"] = equal(run.weights(), other.weights())
-        one = Run("one", seed=9)
-        before = hashed(one.whole)
+        load(other.train_state, folder / name, **rank_options())
+        results[f"{name} to two"] = equal(run.weights(), other.weights())
+        single_run = Run("one", seed=9)
+        before = hashed(single_run.train_state)
         try:
-            load(one.whole, folder / name)
-            told[f"{name} to one"] = name == "alike" and (dist.get_rank() > 0 or equal(run.weights(), one.weights()))
-        except CheckpointMismatch as misfit:
-            right = "its own values" in str(misfit) and "Load it with 2 ranks" in str(misfit)
-            told[f"{name} to one"] = name == "apart" and right and hashed(one.whole) == before
+            load(single_run.train_state, folder / name)
+            results[f"{name} to one"] = name == "alike" and (
+                dist.get_rank() > 0 or equal(run.weights(), single_run.weights())
+            )
+        except CheckpointMismatch as mismatch:
+            explained = "its own values" in str(mismatch) and "Load it with 2 ranks" in str(mismatch)
+            results[f"{name} to one"] = name == "apart" and explained and hashed(single_run.train_state) == before
         dist.barrier()
-    return told
+    return results
 
 
 def main(rank: int, world_size: int, folder: Path, port: int) -> None:
@@ -242,18 +246,20 @@ def main(rank: int, world_size: int, folder: Path, port: int) -> None:
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
     kinds = TWO if world_size == 2 else FOUR
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     states: dict[str, dict[str, Tensor]] = {}
     for kind in kinds:
-        told[kind], states[kind] = goes_on(kind, folder)
+        results[kind], states[kind] = resume_same_world_size(kind, folder)
         dist.barrier()
-    told["crosses"] = crosses(tuple(k for k in kinds if "tp" not in k), folder, states)
-    told["crosses"] |= crosses(tuple(k for k in kinds if "tp" in k), folder, states)
-    told["from one"] = from_one(kinds, folder) if world_size == 2 else from_one(kinds[:1], folder)
-    told["from one"] |= from_one(kinds[1:], folder) if world_size == 4 else {}
+    results["crosses"] = load_across_kinds(tuple(k for k in kinds if "tp" not in k), folder, states)
+    results["crosses"] |= load_across_kinds(tuple(k for k in kinds if "tp" in k), folder, states)
+    results["from one"] = (
+        load_from_one_rank(kinds, folder) if world_size == 2 else load_from_one_rank(kinds[:1], folder)
+    )
+    results["from one"] |= load_from_one_rank(kinds[1:], folder) if world_size == 4 else {}
     if world_size == 2:
-        told["by hand"] = by_hand(folder)
-    (folder / f"told-{rank}.json").write_text(json.dumps(told))
+        results["by hand"] = unsharded_ranks(folder)
+    (folder / f"told-{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Weights for inference out of a checkpoint, as one ordinary file, without torch."""
+"""Weights for inference are exported from a checkpoint to one safetensors file, without torch."""
 
 from __future__ import annotations
 
@@ -48,30 +48,30 @@ def saved(tmp_path: Path) -> tuple[Net, AveragedModel, Path]:
     return model, average, tmp_path / "saved"
 
 
-def test_the_file_loads_into_the_model(saved: tuple[Net, AveragedModel, Path], tmp_path: Path) -> None:
+def test_exported_file_loads_into_the_model(saved: tuple[Net, AveragedModel, Path], tmp_path: Path) -> None:
     model, _, folder = saved
     count = export(folder, tmp_path / "out.safetensors")
-    found = load_file(tmp_path / "out.safetensors")
-    assert set(found) == set(model.state_dict())
-    assert count == len(found)
-    found["wave"] = torch.view_as_complex(found["wave"])  # not every reader of the format knows such numbers
+    tensors = load_file(tmp_path / "out.safetensors")
+    assert set(tensors) == set(model.state_dict())
+    assert count == len(tensors)
+    tensors["wave"] = torch.view_as_complex(tensors["wave"])  # safetensors has no complex dtype
     other = Net()
-    other.load_state_dict(found)
+    other.load_state_dict(tensors)
     for name, value in model.state_dict().items():
         assert value.equal(other.state_dict()[name])
         assert value.dtype == other.state_dict()[name].dtype
     assert [p.name for p in tmp_path.iterdir() if p.suffix == ".part"] == []
 
 
-def test_averaged_weights_by_choice(saved: tuple[Net, AveragedModel, Path], tmp_path: Path) -> None:
+def test_averaged_weights_can_be_exported(saved: tuple[Net, AveragedModel, Path], tmp_path: Path) -> None:
     _, average, folder = saved
     export(folder, tmp_path / "out.safetensors", source="extra.ema")
-    found = load_file(tmp_path / "out.safetensors")
-    assert set(found) == set(average.state_dict())
-    assert found["module.norm.weight"].equal(torch.ones(3))
+    tensors = load_file(tmp_path / "out.safetensors")
+    assert set(tensors) == set(average.state_dict())
+    assert tensors["module.norm.weight"].equal(torch.ones(3))
 
 
-def test_what_is_not_there_is_said_and_no_file_is_replaced(
+def test_missing_source_is_named_and_no_file_is_replaced(
     saved: tuple[Net, AveragedModel, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointMismatch, match=r"no weights of 'extra.slow'; it has extra.ema, model"):
@@ -83,23 +83,23 @@ def test_what_is_not_there_is_said_and_no_file_is_replaced(
     assert (tmp_path / "out.safetensors").read_text() == "mine"
 
 
-def test_what_lies_in_a_checkpoint_is_known_from_its_headers(saved: tuple[Net, AveragedModel, Path]) -> None:
-    found = list_tensors(saved[2])
-    assert found["model.table.weight"] == ("bfloat16", (5, 3))
-    assert found["model.wave"] == ("complex64", (2,))
-    assert found["extra.ema.n_averaged"] == ("int64", ())
+def test_list_tensors_reads_headers_only(saved: tuple[Net, AveragedModel, Path]) -> None:
+    tensors = list_tensors(saved[2])
+    assert tensors["model.table.weight"] == ("bfloat16", (5, 3))
+    assert tensors["model.wave"] == ("complex64", (2,))
+    assert tensors["extra.ema.n_averaged"] == ("int64", ())
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_torch_reads_the_files_itself(saved: tuple[Net, AveragedModel, Path]) -> None:
+def test_torch_distributed_checkpoint_reads_the_files(saved: tuple[Net, AveragedModel, Path]) -> None:
     model, _, folder = saved
-    found = {"model.norm.weight": torch.zeros(3), "model.table.weight": torch.zeros(5, 3, dtype=torch.bfloat16)}
-    dcp.load(found, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
-    assert found["model.norm.weight"].equal(model.norm.weight)
-    assert found["model.table.weight"].equal(model.table.weight)
+    tensors = {"model.norm.weight": torch.zeros(3), "model.table.weight": torch.zeros(5, 3, dtype=torch.bfloat16)}
+    dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
+    assert tensors["model.norm.weight"].equal(model.norm.weight)
+    assert tensors["model.table.weight"].equal(model.table.weight)
 
 
-def test_no_torch_is_needed(saved: tuple[Net, AveragedModel, Path], tmp_path: Path) -> None:
+def test_export_works_without_torch(saved: tuple[Net, AveragedModel, Path], tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; from pathlib import Path;"
         "from surefoot.checkpoint.format.export import export;"
@@ -110,16 +110,16 @@ def test_no_torch_is_needed(saved: tuple[Net, AveragedModel, Path], tmp_path: Pa
     assert (tmp_path / "out.safetensors").stat().st_size > 0
 
 
-@pytest.mark.parametrize(("more", "name"), [((), "norm.weight"), (("--weights", "extra.ema"), "module.norm.weight")])
-def test_the_command_exports_a_checkpoint_of_a_run(
-    more: tuple[str, ...], name: str, saved: tuple[Net, AveragedModel, Path], tmp_path: Path
+@pytest.mark.parametrize(("options", "name"), [((), "norm.weight"), (("--weights", "extra.ema"), "module.norm.weight")])
+def test_export_command(
+    options: tuple[str, ...], name: str, saved: tuple[Net, AveragedModel, Path], tmp_path: Path
 ) -> None:
     store = CheckpointStore(tmp_path / "run" / "checkpoints")
     with store.writing(5, 5) as draft:
         shutil.copytree(saved[2], draft.folder, dirs_exist_ok=True)
         store.commit(draft, None, {})
     out = tmp_path / "out.safetensors"
-    command = ["checkpoints", "export", str(tmp_path / "run"), "newest", str(out), *more]
+    command = ["checkpoints", "export", str(tmp_path / "run"), "newest", str(out), *options]
     assert CliRunner().invoke(app, command).exit_code == 0
     assert name in load_file(out)
     out.unlink()

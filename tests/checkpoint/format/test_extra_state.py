@@ -1,4 +1,4 @@
-"""Modules that keep more than parameters and buffers, the way torch lets them: `get_extra_state`, `set_extra_state`."""
+"""Modules with state beyond parameters and buffers: `get_extra_state` and `set_extra_state`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from surefoot.checkpoint.train_state import TrainState
 
 
-class Counting(nn.Module):
-    """Counts its calls, and remembers the mean of what it saw, outside of its buffers."""
+class CallCounter(nn.Module):
+    """Counts its calls and sums input means, outside of its buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,30 +32,30 @@ class Counting(nn.Module):
 
 
 def run() -> tuple[nn.Sequential, TrainState]:
-    model = nn.Sequential(nn.Linear(3, 3), Counting())
+    model = nn.Sequential(nn.Linear(3, 3), CallCounter())
     return model, TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def counter(model: nn.Sequential) -> tuple[int, list[float]]:
-    found = model[1]
-    assert isinstance(found, Counting)
-    return found.calls, found.mean.tolist()
+    module = model[1]
+    assert isinstance(module, CallCounter)
+    return module.calls, module.mean.tolist()
 
 
-def test_it_goes_back_in_memory_with_the_run() -> None:
-    model, whole = run()
+def test_extra_state_is_restored_in_memory() -> None:
+    model, train_state = run()
     model(torch.randn(4, 3))
-    before, copy = counter(model), whole.capture()
+    before, copy = counter(model), train_state.capture()
     model(torch.randn(4, 3))
     assert counter(model) != before
-    whole.restore(copy)
+    train_state.restore(copy)
     assert counter(model) == before
 
 
-def test_it_comes_back_from_the_disk_also_under_another_wrapper(tmp_path: Path) -> None:
-    model, whole = run()
+def test_extra_state_is_loaded_under_another_wrapper(tmp_path: Path) -> None:
+    model, train_state = run()
     model(torch.randn(4, 3))
-    save(whole, tmp_path)
+    save(train_state, tmp_path)
     other, _ = run()
     wrapped = nn.DataParallel(other)
     notes = load(TrainState(wrapped, torch.optim.SGD(other.parameters(), lr=0.1)), tmp_path).notes
@@ -63,9 +63,9 @@ def test_it_comes_back_from_the_disk_also_under_another_wrapper(tmp_path: Path) 
     assert not [note for note in notes if "extra state" in note]
 
 
-def test_a_model_that_has_none_any_more_says_so(tmp_path: Path) -> None:
-    _, whole = run()
-    save(whole, tmp_path)
+def test_extra_state_without_a_module_is_noted(tmp_path: Path) -> None:
+    _, train_state = run()
+    save(train_state, tmp_path)
     plain = nn.Sequential(nn.Linear(3, 3), nn.Identity())
     notes = load(TrainState(plain, torch.optim.SGD(plain.parameters(), lr=0.1)), tmp_path).notes
     assert [note for note in notes if "model.1 was saved, but no module takes it" in note]

@@ -80,13 +80,13 @@ JSON = st.recursive(
 )
 
 
-def tell(value: Any) -> tuple[Any, list[str]]:
-    plain = JsonEncoder(lambda path, value: None, TensorSlot)
-    told = plain.encode(value, "it")
-    return json.loads(json.dumps(told, allow_nan=False)), plain.left_out
+def encode(value: Any) -> tuple[Any, list[str]]:
+    encoder = JsonEncoder(lambda path, value: None, TensorSlot)
+    encoded = encoder.encode(value, "it")
+    return json.loads(json.dumps(encoded, allow_nan=False)), encoder.left_out
 
 
-def get(name: str, how: Any, live: Any) -> str:
+def get_tensor(name: str, how: Any, live: Any) -> str:
     return name
 
 
@@ -102,17 +102,17 @@ def alike(a: Any, b: Any) -> bool:
 
 @settings(max_examples=200)
 @given(VALUES)
-def test_any_value_comes_back_equal(value: Any) -> None:
-    told, left_out = tell(value)
+def test_any_value_round_trips(value: Any) -> None:
+    encoded, left_out = encode(value)
     assert left_out == []
-    assert alike(value, decode(told, None, get))
+    assert alike(value, decode(encoded, None, get_tensor))
 
 
 @settings(max_examples=300)
 @given(JSON)
-def test_garbage_gives_a_value_or_a_value_error(garbage: Any) -> None:
+def test_garbage_decodes_or_raises_value_error(garbage: Any) -> None:
     with contextlib.suppress(ValueError):
-        decode(garbage, None, get)
+        decode(garbage, None, get_tensor)
 
 
 @pytest.mark.parametrize(
@@ -120,42 +120,46 @@ def test_garbage_gives_a_value_or_a_value_error(garbage: Any) -> None:
     [object(), print, np.array([object()]), np.datetime64("2020-01-01"), type, {1: print}, [{"a": (object,)}]],
     ids=lambda value: type(value).__name__,
 )
-def test_what_cannot_be_told_is_named(value: Any) -> None:
-    _, left_out = tell(value)
+def test_values_that_cannot_be_encoded_are_listed(value: Any) -> None:
+    _, left_out = encode(value)
     assert len(left_out) == 1
     assert left_out[0].startswith("it")
 
 
-def test_what_was_left_out_is_what_stands_there_now() -> None:
-    told, _ = tell({"call": print, "n": 1, "in": (1, print)})
-    assert decode(told, {"call": repr, "n": 2, "in": (5, repr)}, get) == {"call": repr, "n": 1, "in": (1, repr)}
+def test_left_out_values_keep_the_live_value() -> None:
+    encoded, _ = encode({"call": print, "n": 1, "in": (1, print)})
+    assert decode(encoded, {"call": repr, "n": 2, "in": (5, repr)}, get_tensor) == {
+        "call": repr,
+        "n": 1,
+        "in": (1, repr),
+    }
 
 
-def test_nesting_without_end_is_left_out_and_refused() -> None:
+def test_infinite_nesting_is_left_out_and_refused() -> None:
     deep: list[Any] = []
     deep.append(deep)
-    told, left_out = tell(deep)
+    encoded, left_out = encode(deep)
     assert len(left_out) == 1
-    decode(told, None, get)
+    decode(encoded, None, get_tensor)
     garbage: Any = 1
     for _ in range(5000):
         garbage = [garbage]
     with pytest.raises(ValueError, match="too deep"):
-        decode(garbage, None, get)
+        decode(garbage, None, get_tensor)
 
 
-def test_a_float_an_enum_or_a_word_of_another_class_is_not_taken_for_a_plain_one() -> None:
-    class Word(str):
+def test_subclasses_of_str_and_int_are_left_out() -> None:
+    class SubStr(str):
         __slots__ = ()
 
-    class Many(int):
+    class SubInt(int):
         pass
 
-    for value in (Word("a"), Many(3)):
-        assert tell(value)[1]
+    for value in (SubStr("a"), SubInt(3)):
+        assert encode(value)[1]
 
 
 @pytest.mark.parametrize("kind", ["O", "|O8", "V8", "<M8[s]", "f4,f4", ["a", "O"], None, {"names": ["a"]}])
-def test_arrays_of_objects_are_refused(kind: Any) -> None:
+def test_object_arrays_are_refused(kind: Any) -> None:
     with pytest.raises(ValueError, match="not allowed"):
-        decode({"$array": "AAAAAAAAAAA=", "dtype": kind, "shape": [1]}, None, get)
+        decode({"$array": "AAAAAAAAAAA=", "dtype": kind, "shape": [1]}, None, get_tensor)

@@ -1,4 +1,4 @@
-"""A run that was saved and loaded into a new one trains on bit by bit as if it had never stopped."""
+"""A saved run that is loaded into a new one continues bit for bit."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-import rewinding
-from rewinding import Run, same, whole
-from save_and_load import hashed, load, save, there_and_back
+import rewind_runs
+from rewind_runs import Run, same, train_state_of
+from save_and_load import hashed, load, save, save_then_load
 
 from surefoot.checkpoint.format.param_names import name_state
 from surefoot.checkpoint.format.pieces import nonfinite_params, split_state
 from surefoot.checkpoint.train_state import TrainState
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def goes_on(build: Callable[[], Run], folder: Path, **more: Callable[[Run], Any]) -> None:
-    """Three steps, a save, a new run from the files, two steps more: the same as five in a row."""
+def assert_resume_is_exact(build: Callable[[], Run], folder: Path, **extra_makers: Callable[[Run], Any]) -> None:
+    """Three steps, a save, a new run loaded from the files and two more steps equal five steps in a row."""
 
-    def of(run: Run) -> TrainState:
-        return whole(run, **{name: make(run) for name, make in more.items()})
+    def state_of(run: Run) -> TrainState:
+        return train_state_of(run, **{name: make(run) for name, make in extra_makers.items()})
 
     run = build()
     for i in range(3):
         run.train(i)
-    state = of(run)
+    state = state_of(run)
     assert not save(state, folder).left_out
     before = hashed(state)
     for i in range(3, 5):
@@ -45,7 +45,7 @@ def goes_on(build: Callable[[], Run], folder: Path, **more: Callable[[Run], Any]
     resumed = build()
     torch.manual_seed(99)
     resumed.train(50)
-    other = of(resumed)
+    other = state_of(resumed)
     assert load(other, folder).notes == []
     assert hashed(other) == before
     for i in range(3, 5):
@@ -53,24 +53,26 @@ def goes_on(build: Callable[[], Run], folder: Path, **more: Callable[[Run], Any]
     assert same(run.contents(), resumed.contents())
 
 
-@pytest.mark.parametrize(("name", "way"), [w for w in rewinding.ways() if w[1] != "compiled"])
-def test_every_optimizer_goes_on_as_if_nothing_had_been(name: str, way: str, tmp_path: Path) -> None:
-    goes_on(lambda: Run(name, way), tmp_path)
+@pytest.mark.parametrize(
+    ("name", "implementation"), [w for w in rewind_runs.optimizer_variants() if w[1] != "compiled"]
+)
+def test_every_optimizer_resumes_exactly(name: str, implementation: str, tmp_path: Path) -> None:
+    assert_resume_is_exact(lambda: Run(name, implementation), tmp_path)
 
 
-def test_a_rate_that_is_a_tensor_comes_back_into_the_same_tensor(tmp_path: Path) -> None:
+def test_tensor_lr_is_loaded_in_place(tmp_path: Path) -> None:
     def build() -> Run:
         run = Run()
         run.optimizer = torch.optim.Adam(run.model.parameters(), lr=torch.tensor(0.01), foreach=False)
         run.schedulers = [lr_scheduler.ExponentialLR(run.optimizer, 0.5)]
         return run
 
-    goes_on(build, tmp_path / "saved")
+    assert_resume_is_exact(build, tmp_path / "saved")
     run = build()
-    rate = run.optimizer.param_groups[0]["lr"]
-    load(whole(run), tmp_path / "saved")
-    assert run.optimizer.param_groups[0]["lr"].data_ptr() == rate.data_ptr()
-    assert float(rate) == pytest.approx(0.01 / 8)
+    lr = run.optimizer.param_groups[0]["lr"]
+    load(train_state_of(run), tmp_path / "saved")
+    assert run.optimizer.param_groups[0]["lr"].data_ptr() == lr.data_ptr()
+    assert float(lr) == pytest.approx(0.01 / 8)
 
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
@@ -101,16 +103,16 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step\\(\\)` before")
-def test_every_schedule_goes_on(name: str, tmp_path: Path) -> None:
+def test_every_scheduler_resumes_exactly(name: str, tmp_path: Path) -> None:
     def build() -> Run:
         run = Run("SGD")
         run.schedulers = [SCHEDULERS[name](run.optimizer)]
         return run
 
-    goes_on(build, tmp_path)
+    assert_resume_is_exact(build, tmp_path)
 
 
-def test_a_schedule_that_holds_another_keeps_it(tmp_path: Path) -> None:
+def test_nested_scheduler_is_restored(tmp_path: Path) -> None:
     class Warmup(lr_scheduler.LRScheduler):
         def __init__(self, optimizer: Any, after: Any) -> None:
             self.after = after
@@ -131,51 +133,51 @@ def test_a_schedule_that_holds_another_keeps_it(tmp_path: Path) -> None:
     for i in range(5):
         run.train(i)
     resumed = build()
-    there_and_back(whole(run), whole(resumed), tmp_path)
+    save_then_load(train_state_of(run), train_state_of(resumed), tmp_path)
     assert resumed.schedulers[0].after.last_epoch == run.schedulers[0].after.last_epoch == 3
     assert resumed.schedulers[0].after.optimizer is resumed.optimizer
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_the_loss_scale_comes_back(used: bool, tmp_path: Path) -> None:
+def test_loss_scale_is_restored(used: bool, tmp_path: Path) -> None:
     def build() -> Run:
         return Run("SGD", scaled=True)
 
     if used:
-        goes_on(build, tmp_path)
+        assert_resume_is_exact(build, tmp_path)
         return
     fresh = build()
-    assert there_and_back(whole(fresh), whole(build()), tmp_path).notes == []
+    assert save_then_load(train_state_of(fresh), train_state_of(build()), tmp_path).notes == []
 
 
-def test_a_scaler_that_is_off_changes_nothing(tmp_path: Path) -> None:
+def test_disabled_scaler_changes_nothing(tmp_path: Path) -> None:
     def build() -> Run:
         run = Run("SGD")
         run.scaler = torch.amp.GradScaler("cpu", enabled=False)
         return run
 
-    goes_on(build, tmp_path)
+    assert_resume_is_exact(build, tmp_path)
 
 
-def test_a_scaler_that_came_since_is_told(tmp_path: Path) -> None:
+def test_added_scaler_is_noted(tmp_path: Path) -> None:
     run = Run("SGD")
     run.train(0)
-    save(whole(run), tmp_path)
-    assert load(whole(Run("SGD", scaled=True)), tmp_path).notes == [
+    save(train_state_of(run), tmp_path)
+    assert load(train_state_of(Run("SGD", scaled=True)), tmp_path).notes == [
         "saved without an enabled GradScaler and loaded with one"
     ]
 
 
-# -- what else a run holds
+# -- extra state
 
 
-class Place(NamedTuple):
+class NamedPosition(NamedTuple):
     epoch: int
     cursor: int
 
 
-class Odd:
-    """State in every form that people give it."""
+class AnyState:
+    """State of every type that users put into a state_dict."""
 
     def __init__(self, n: int) -> None:
         self.state: dict[str, Any] = {
@@ -192,7 +194,7 @@ class Odd:
             "complex": complex(n, float("-inf")),
             "dtype": torch.bfloat16,
             "device": torch.device("cpu"),
-            "place": Place(n, 7),
+            "place": NamedPosition(n, 7),
             "long": 3**n * 10**2000,
             "tensors": [torch.full((2, 2), n), {"deep": torch.tensor(n)}],
             "a": {"b": torch.tensor([n])},
@@ -211,7 +213,7 @@ def alike(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple | deque):
-        return len(a) == len(b) and type(a) in (type(b), Place) and all(map(alike, a, b))
+        return len(a) == len(b) and type(a) in (type(b), NamedPosition) and all(map(alike, a, b))
     if isinstance(a, Tensor):
         return bool(a.equal(b)) and a.dtype == b.dtype
     if isinstance(a, np.ndarray):
@@ -219,31 +221,33 @@ def alike(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (a == b or a != a)
 
 
-def test_state_of_any_plain_form_comes_back(tmp_path: Path) -> None:
-    then, now = Odd(7), Odd(0)
+def test_extra_state_of_any_plain_type_is_restored(tmp_path: Path) -> None:
+    saved_object, loaded_object = AnyState(7), AnyState(0)
     run = Run()
-    there_and_back(whole(run, extra={"odd": then}), whole(Run(), extra={"odd": now}), tmp_path)
-    assert alike(Odd(7).state, now.state)
-    assert now.state["window"].maxlen == 5
+    save_then_load(
+        train_state_of(run, extra={"odd": saved_object}), train_state_of(Run(), extra={"odd": loaded_object}), tmp_path
+    )
+    assert alike(AnyState(7).state, loaded_object.state)
+    assert loaded_object.state["window"].maxlen == 5
 
 
-def test_what_files_cannot_hold_is_named_and_stays(tmp_path: Path) -> None:
+def test_state_that_cannot_be_saved_is_listed_and_unchanged(tmp_path: Path) -> None:
     class Holder:
         def __init__(self, n: int) -> None:
             self.state = {"n": n, "call": [].append, "sparse": torch.eye(2).to_sparse() * n, "path": Path(str(n))}
 
-        state_dict = Odd.state_dict
-        load_state_dict = Odd.load_state_dict
+        state_dict = AnyState.state_dict
+        load_state_dict = AnyState.load_state_dict
 
-    then, now = Holder(1), Holder(2)
-    left = save(whole(Run(), extra={"it": then}), tmp_path).left_out
-    assert [part.split(" ")[0] for part in left] == ["extra.it.call", "extra.it.sparse", "extra.it.path"]
-    load(whole(Run(), extra={"it": now}), tmp_path)
-    assert now.state["n"] == 1
-    assert now.state["path"] == Path("2")
+    saved_object, loaded_object = Holder(1), Holder(2)
+    left_out = save(train_state_of(Run(), extra={"it": saved_object}), tmp_path).left_out
+    assert [part.split(" ")[0] for part in left_out] == ["extra.it.call", "extra.it.sparse", "extra.it.path"]
+    load(train_state_of(Run(), extra={"it": loaded_object}), tmp_path)
+    assert loaded_object.state["n"] == 1
+    assert loaded_object.state["path"] == Path("2")
 
 
-def test_averaged_weights_and_generators_come_back(tmp_path: Path) -> None:
+def test_averaged_weights_and_generators_are_restored(tmp_path: Path) -> None:
     def build() -> tuple[Run, dict[str, Any]]:
         run = Run()
         ema = AveragedModel(run.model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
@@ -254,18 +258,18 @@ def test_averaged_weights_and_generators_come_back(tmp_path: Path) -> None:
         run.train(i)
         extra["ema"].update_parameters(run.model)
     torch.rand(5, generator=extra["draw"])
-    state = whole(run, extra=extra)
-    resumed, more = build()
-    restored = there_and_back(state, whole(resumed, extra=more), tmp_path)
+    state = train_state_of(run, extra=extra)
+    resumed, other_extra = build()
+    restored = save_then_load(state, train_state_of(resumed, extra=other_extra), tmp_path)
     assert restored.notes == []
-    assert same(dict(extra["ema"].state_dict()), dict(more["ema"].state_dict()))
-    assert torch.rand(5, generator=extra["draw"]).equal(torch.rand(5, generator=more["draw"]))
+    assert same(dict(extra["ema"].state_dict()), dict(other_extra["ema"].state_dict()))
+    assert torch.rand(5, generator=extra["draw"]).equal(torch.rand(5, generator=other_extra["draw"]))
 
 
-def test_extras_that_came_or_went_are_told(tmp_path: Path) -> None:
+def test_added_and_removed_extra_state_is_noted(tmp_path: Path) -> None:
     run = Run()
-    save(whole(run, extra={"old": Odd(1), "ema": nn.Linear(2, 2)}), tmp_path)
-    restored = load(whole(Run(), extra={"new": Odd(2), "other": nn.Linear(2, 2)}), tmp_path)
+    save(train_state_of(run, extra={"old": AnyState(1), "ema": nn.Linear(2, 2)}), tmp_path)
+    restored = load(train_state_of(Run(), extra={"new": AnyState(2), "other": nn.Linear(2, 2)}), tmp_path)
     assert sorted(restored.notes) == [
         "extra.ema was saved but does not exist now",
         "extra.other was not saved and keeps its values",
@@ -278,7 +282,7 @@ def test_extras_that_came_or_went_are_told(tmp_path: Path) -> None:
 
 
 class Tensors(nn.Module):
-    """Every form of tensor that a module may hold."""
+    """Every kind of tensor that a module may have."""
 
     def __init__(self, n: float) -> None:
         super().__init__()
@@ -305,43 +309,43 @@ def bits(tensor: Tensor) -> list[int]:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
 
 
-def test_tensors_of_every_type_and_layout_come_back_to_the_bit(tmp_path: Path) -> None:
-    then, now = Tensors(4.0), Tensors(1.0)
-    then.later = torch.ones(2)
-    before = {name: t.data_ptr() for name, t in now.named_parameters()}
-    states = [TrainState(m, torch.optim.SGD([m.scalar], lr=0.1)) for m in (then, now)]
-    assert there_and_back(*states, tmp_path).notes == []
-    for (name, a), (other, b) in zip(_all(then), _all(now), strict=True):
+def test_tensors_of_every_dtype_and_layout_are_bit_identical(tmp_path: Path) -> None:
+    saved_model, loaded_model = Tensors(4.0), Tensors(1.0)
+    saved_model.later = torch.ones(2)
+    before = {name: t.data_ptr() for name, t in loaded_model.named_parameters()}
+    states = [TrainState(m, torch.optim.SGD([m.scalar], lr=0.1)) for m in (saved_model, loaded_model)]
+    assert save_then_load(*states, tmp_path).notes == []
+    for (name, a), (other, b) in zip(_all(saved_model), _all(loaded_model), strict=True):
         assert name == other
         assert a.dtype == b.dtype
         assert bits(a) == bits(b), name
-    assert {name: t.data_ptr() for name, t in now.named_parameters()} == before
-    assert now.expanded.stride() == (0, 0)
+    assert {name: t.data_ptr() for name, t in loaded_model.named_parameters()} == before
+    assert loaded_model.expanded.stride() == (0, 0)
 
 
 def _all(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-def test_a_cache_that_is_no_state_may_have_grown(tmp_path: Path) -> None:
-    then, now = nn.Linear(2, 2), nn.Linear(2, 2)
-    then.register_buffer("cache", torch.ones(5), persistent=False)
-    now.register_buffer("cache", torch.ones(3), persistent=False)
-    save(TrainState(then, torch.optim.SGD(then.parameters())), tmp_path)
-    (note,) = load(TrainState(now, torch.optim.SGD(now.parameters())), tmp_path).notes
+def test_non_persistent_buffer_may_change_shape(tmp_path: Path) -> None:
+    saved_model, loaded_model = nn.Linear(2, 2), nn.Linear(2, 2)
+    saved_model.register_buffer("cache", torch.ones(5), persistent=False)
+    loaded_model.register_buffer("cache", torch.ones(3), persistent=False)
+    save(TrainState(saved_model, torch.optim.SGD(saved_model.parameters())), tmp_path)
+    (note,) = load(TrainState(loaded_model, torch.optim.SGD(loaded_model.parameters())), tmp_path).notes
     assert "keeps its value" in note
-    assert now.cache.shape == (3,)
+    assert loaded_model.cache.shape == (3,)
 
 
-def test_a_buffer_of_another_size_is_made_anew(tmp_path: Path) -> None:
-    then, now = nn.Linear(2, 2), nn.Linear(2, 2)
-    then.register_buffer("seen", torch.ones(5))
-    now.register_buffer("seen", torch.zeros(3))
-    there_and_back(*(TrainState(m, torch.optim.SGD(m.parameters())) for m in (then, now)), tmp_path)
-    assert now.seen.equal(torch.ones(5))
+def test_buffer_of_another_shape_is_replaced(tmp_path: Path) -> None:
+    saved_model, loaded_model = nn.Linear(2, 2), nn.Linear(2, 2)
+    saved_model.register_buffer("seen", torch.ones(5))
+    loaded_model.register_buffer("seen", torch.zeros(3))
+    save_then_load(*(TrainState(m, torch.optim.SGD(m.parameters())) for m in (saved_model, loaded_model)), tmp_path)
+    assert loaded_model.seen.equal(torch.ones(5))
 
 
-# -- how a model is put together
+# -- model structure
 
 
 class Tied(nn.Module):
@@ -362,33 +366,33 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
-    then, now = Tied(), Tied()
-    pieces = save(TrainState(then, adam(then)), tmp_path)
+    saved_model, loaded_model = Tied(), Tied()
+    pieces = save(TrainState(saved_model, adam(saved_model)), tmp_path)
     assert [name for name in pieces.shards if name.startswith("model.")] == ["model.table.weight"]
-    assert load(TrainState(now, adam(now)), tmp_path).notes == []
-    assert now.head.weight is now.table.weight
-    assert now.head.weight.equal(then.head.weight)
+    assert load(TrainState(loaded_model, adam(loaded_model)), tmp_path).notes == []
+    assert loaded_model.head.weight is loaded_model.table.weight
+    assert loaded_model.head.weight.equal(saved_model.head.weight)
 
 
-def test_weights_tied_then_and_not_now_get_the_same_values(tmp_path: Path) -> None:
-    then, now = Tied(), Tied(tied=False)
-    save(TrainState(then, torch.optim.SGD([then.table.weight])), tmp_path)
-    (note,) = load(TrainState(now, torch.optim.SGD([now.table.weight])), tmp_path).notes
+def test_weights_that_are_no_longer_tied_get_the_same_values(tmp_path: Path) -> None:
+    saved_model, loaded_model = Tied(), Tied(tied=False)
+    save(TrainState(saved_model, torch.optim.SGD([saved_model.table.weight])), tmp_path)
+    (note,) = load(TrainState(loaded_model, torch.optim.SGD([loaded_model.table.weight])), tmp_path).notes
     assert note.startswith("tied when saved but not now")
-    assert now.head.weight.equal(then.table.weight)
-    assert now.table.weight.equal(then.table.weight)
+    assert loaded_model.head.weight.equal(saved_model.table.weight)
+    assert loaded_model.table.weight.equal(saved_model.table.weight)
 
 
-def test_weights_tied_now_and_not_then_are_told(tmp_path: Path) -> None:
-    then, now = Tied(tied=False), Tied()
-    save(TrainState(then, torch.optim.SGD([then.table.weight])), tmp_path)
-    (note,) = load(TrainState(now, torch.optim.SGD([now.table.weight])), tmp_path).notes
+def test_newly_tied_weights_are_noted(tmp_path: Path) -> None:
+    saved_model, loaded_model = Tied(tied=False), Tied()
+    save(TrainState(saved_model, torch.optim.SGD([saved_model.table.weight])), tmp_path)
+    (note,) = load(TrainState(loaded_model, torch.optim.SGD([loaded_model.table.weight])), tmp_path).notes
     assert note.startswith("tied now but not when saved")
-    assert now.head.weight.equal(then.table.weight)
+    assert loaded_model.head.weight.equal(saved_model.table.weight)
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_compiled_model_is_the_same_model(first: bool, tmp_path: Path) -> None:
+def test_compiled_and_plain_models_load_each_others_checkpoints(first: bool, tmp_path: Path) -> None:
     def build(compiled: bool) -> TrainState:
         model: Any = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
         if compiled:
@@ -396,10 +400,10 @@ def test_a_compiled_model_is_the_same_model(first: bool, tmp_path: Path) -> None
             model = torch.compile(model, backend="eager")
         return TrainState(model, adam(model))
 
-    there_and_back(build(first), build(not first), tmp_path)
+    save_then_load(build(first), build(not first), tmp_path)
 
 
-def test_several_optimizers_and_weights_that_only_one_of_them_holds(tmp_path: Path) -> None:
+def test_several_optimizers_and_parameters_outside_the_model(tmp_path: Path) -> None:
     def build(seed: int) -> tuple[TrainState, nn.Parameter]:
         torch.manual_seed(seed)
         model, alone = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), nn.Parameter(torch.rand(4))
@@ -408,9 +412,9 @@ def test_several_optimizers_and_weights_that_only_one_of_them_holds(tmp_path: Pa
         rest.step()
         return TrainState(model, [adam(model[0]), rest]), alone
 
-    (one, then), (two, now) = build(1), build(2)
-    there_and_back(one, two, tmp_path)
-    assert then.equal(now)
+    (one, saved_param), (two, loaded_param) = build(1), build(2)
+    save_then_load(one, two, tmp_path)
+    assert saved_param.equal(loaded_param)
     assert two.optimizers[1].param_groups[1]["lr"] == 0.5
 
 
@@ -441,20 +445,20 @@ def test_parameters_in_other_groups_are_matched_by_name(tmp_path: Path) -> None:
     assert [g["lr"] for g in two.param_groups] == [0.2, 0.1]
 
 
-def test_a_state_that_is_there_is_written_in_place(tmp_path: Path) -> None:
+def test_existing_state_is_written_in_place(tmp_path: Path) -> None:
     run = Run()
     run.train(0)
-    save(whole(run), tmp_path)
+    save(train_state_of(run), tmp_path)
     run.train(1)
-    there = run.addresses()
-    load(whole(run), tmp_path)
-    assert run.addresses() == there
+    addresses = run.addresses()
+    load(train_state_of(run), tmp_path)
+    assert run.addresses() == addresses
 
 
 def test_one_changed_bit_changes_the_hash() -> None:
     run = Run()
     run.train(0)
-    state = whole(run)
+    state = train_state_of(run)
     before = hashed(state)
     assert hashed(state) == before
     with torch.no_grad():
@@ -463,36 +467,39 @@ def test_one_changed_bit_changes_the_hash() -> None:
 
 
 @pytest.mark.parametrize("name", ["scalar", "small", "wave", "turned"])
-def test_weights_that_are_not_finite_are_named(name: str) -> None:
+def test_nonfinite_weights_are_named(name: str) -> None:
     model = Tensors(1.0)
     model.tiny = nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn), requires_grad=False)
-    whole = TrainState(model, torch.optim.SGD(model.parameters()))
-    assert nonfinite_params(split_state(whole.capture(), name_state(whole))) == []
+    train_state = TrainState(model, torch.optim.SGD(model.parameters()))
+    assert nonfinite_params(split_state(train_state.capture(), name_state(train_state))) == []
     with torch.no_grad():
         getattr(model, name).fill_(float("inf"))
-    assert nonfinite_params(split_state(whole.capture(), name_state(whole))) == [f"model.{name}"]
+    assert nonfinite_params(split_state(train_state.capture(), name_state(train_state))) == [f"model.{name}"]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 @pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16, torch.complex64])
-def test_one_bad_value_in_a_large_tensor_is_found(kind: torch.dtype, bad: str, device: str) -> None:
+def test_one_nonfinite_value_in_a_large_tensor_is_found(kind: torch.dtype, bad: str, device: str) -> None:
     model = nn.ParameterList([torch.ones(300_000, dtype=kind), torch.ones(0), torch.ones(3)]).to(device)
-    whole = TrainState(model, torch.optim.SGD(model.parameters()))
+    train_state = TrainState(model, torch.optim.SGD(model.parameters()))
     with torch.no_grad():
         model[0][299_000] = float(bad)
-    assert nonfinite_params(split_state(whole.capture(), name_state(whole))) == ["model.0"]
+    assert nonfinite_params(split_state(train_state.capture(), name_state(train_state))) == ["model.0"]
 
 
 @needs_cuda
 @pytest.mark.parametrize(("before", "after"), [("cuda", "cuda"), ("cpu", "cuda"), ("cuda", "cpu")])
-@pytest.mark.parametrize("way", ["plain", "foreach", "fused"])
-def test_from_device_to_device(before: str, after: str, way: str, tmp_path: Path) -> None:
-    run, other = Run(way=way, device=before), Run(way=way, device=after)
+@pytest.mark.parametrize("implementation", ["plain", "foreach", "fused"])
+def test_checkpoint_moves_between_devices(before: str, after: str, implementation: str, tmp_path: Path) -> None:
+    run, other = Run(implementation=implementation, device=before), Run(implementation=implementation, device=after)
     for i in range(3):
         run.train(i)
-    save(whole(run), tmp_path)
-    load(whole(other), tmp_path)
-    told, found = run.contents(), other.contents()
-    assert same([told[k] for k in ("model", "state", "groups")], [found[k] for k in ("model", "state", "groups")])
+    save(train_state_of(run), tmp_path)
+    load(train_state_of(other), tmp_path)
+    saved_contents, loaded_contents = run.contents(), other.contents()
+    assert same(
+        [saved_contents[k] for k in ("model", "state", "groups")],
+        [loaded_contents[k] for k in ("model", "state", "groups")],
+    )
     other.train(3)

@@ -28,17 +28,17 @@ from surefoot.checkpoint.train_state import TrainState
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
-def net(*sizes: int, **more: Any) -> nn.Sequential:
-    return nn.Sequential(*(nn.Linear(a, b, **more) for a, b in itertools.pairwise(sizes)))
+def net(*sizes: int, **options: Any) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(a, b, **options) for a, b in itertools.pairwise(sizes)))
 
 
-def run(model: nn.Module, make: Make = lambda m: torch.optim.Adam(m.parameters()), **more: Any) -> TrainState:
+def run(model: nn.Module, make: Make = lambda m: torch.optim.Adam(m.parameters()), **options: Any) -> TrainState:
     optimizer = make(model)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     if not isinstance(optimizer, torch.optim.LBFGS):
         optimizer.step()
-    return TrainState(model, optimizer, **more)
+    return TrainState(model, optimizer, **options)
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +48,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def refused(state: TrainState, folder: Path, *words: str, **which: int) -> None:
-    """Refused with these words, and the run is what it was."""
+def assert_refused(state: TrainState, folder: Path, *messages: str, **rank_options: int) -> None:
+    """Loading is refused with a message that contains these words, and the run is unchanged."""
     before = hashed(state)
-    with pytest.raises(CheckpointMismatch) as caught:
-        load(state, folder, **which)
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
+    with pytest.raises(CheckpointMismatch) as error:
+        load(state, folder, **rank_options)
+    for message_part in messages:
+        assert message_part in str(error.value), str(error.value)
     assert hashed(state) == before
 
 
@@ -63,7 +63,7 @@ def two_groups(m: Any) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize(
-    ("build", "words"),
+    ("build", "messages"),
     [
         (lambda: run(net(2, 3, 2, 2)), ["another model", "not in the checkpoint: model.2.weight, model.2.bias"]),
         (lambda: run(net(2, 3)), ["another model", "only in the checkpoint: model.1.bias, model.1.weight"]),
@@ -82,38 +82,40 @@ def two_groups(m: Any) -> torch.optim.Optimizer:
             ["1 optimizers, and now there are 2"],
         ),
     ],
-    ids=["layer more", "layer less", "wider", "type", "class", "groups", "fewer held", "two optimizers"],
+    ids=["layer more", "layer less", "wider", "type", "class", "groups", "fewer parameters", "two optimizers"],
 )
-def test_another_run_is_refused(build: Callable[[], TrainState], words: list[str], saved: Path) -> None:
-    refused(build(), saved, *words)
+def test_checkpoint_of_another_run_is_refused(
+    build: Callable[[], TrainState], messages: list[str], saved: Path
+) -> None:
+    assert_refused(build(), saved, *messages)
 
 
-def test_the_same_run_is_not_refused(saved: Path) -> None:
+def test_checkpoint_of_the_same_run_is_accepted(saved: Path) -> None:
     assert load(run(net(2, 3, 2)), saved).notes == []
 
 
-def test_a_schedule_that_came_since_is_refused(saved: Path) -> None:
+def test_added_scheduler_is_refused(saved: Path) -> None:
     model = net(2, 3, 2)
     optimizer = torch.optim.Adam(model.parameters())
-    refused(
+    assert_refused(
         TrainState(model, optimizer, scheduler=lr_scheduler.StepLR(optimizer, 1)),
         saved,
         "0 schedulers, and now there are 1",
     )
 
 
-def test_lbfgs_counts_on_the_order_of_its_parameters(tmp_path: Path) -> None:
+def test_lbfgs_with_reordered_parameters_is_refused(tmp_path: Path) -> None:
     save(run(net(2, 2, 2), lambda m: torch.optim.LBFGS(m.parameters())), tmp_path)
-    turned = run(net(2, 2, 2), lambda m: torch.optim.LBFGS([*m.parameters()][::-1]))
-    refused(turned, tmp_path, "another order", "Pass them in the order in which they were saved")
+    reordered = run(net(2, 2, 2), lambda m: torch.optim.LBFGS([*m.parameters()][::-1]))
+    assert_refused(reordered, tmp_path, "another order", "Pass them in the order in which they were saved")
 
 
-def test_a_model_that_waits_for_its_shapes_is_told_to_run_first(saved: Path) -> None:
+def test_lazy_model_must_run_a_forward_pass_first(saved: Path) -> None:
     model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2))
-    refused(TrainState(model, torch.optim.Adam(model[1].parameters())), saved, "Run a forward pass first")
+    assert_refused(TrainState(model, torch.optim.Adam(model[1].parameters())), saved, "Run a forward pass first")
 
 
-# -- files that are missing, or make no sense
+# -- missing and invalid files
 
 
 @pytest.fixture
@@ -126,23 +128,23 @@ def edit(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_files_that_are_not_there(damaged: Path) -> None:
+def test_missing_files_are_named(damaged: Path) -> None:
     (damaged / shard_file(0)).unlink()
-    refused(run(net(2, 3, 2)), damaged, shard_file(0), "Use an older checkpoint")
+    assert_refused(run(net(2, 3, 2)), damaged, shard_file(0), "Use an older checkpoint")
     (damaged / state_file(0)).unlink()
-    refused(run(net(2, 3, 2)), damaged, state_file(0))
+    assert_refused(run(net(2, 3, 2)), damaged, state_file(0))
 
 
-def test_files_of_a_process_that_are_not_there(damaged: Path) -> None:
+def test_missing_files_of_a_rank_are_named(damaged: Path) -> None:
     edit(damaged, world_size=2)
-    refused(run(net(2, 3, 2)), damaged, state_file(1), "saved by 2 ranks")
+    assert_refused(run(net(2, 3, 2)), damaged, state_file(1), "saved by 2 ranks")
     second = json.loads((damaged / state_file(0)).read_text()) | {"rank": 1}
     (damaged / state_file(1)).write_text(json.dumps(second))
-    refused(run(net(2, 3, 2)), damaged, shard_file(1))
+    assert_refused(run(net(2, 3, 2)), damaged, shard_file(1))
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
+    ("changes", "message_part"),
     [
         ({"schema": 2}, "schema 2, and this version reads 1"),
         ({"schema": None}, "schema"),
@@ -155,45 +157,47 @@ def test_files_of_a_process_that_are_not_there(damaged: Path) -> None:
         ({"guard": {"$tensor": "nowhere"}}, "lacks the tensor nowhere"),
     ],
 )
-def test_json_that_makes_no_sense(changes: dict[str, Any], word: str, damaged: Path) -> None:
+def test_invalid_json_fields_are_refused(changes: dict[str, Any], message_part: str, damaged: Path) -> None:
     edit(damaged, **changes)
-    refused(run(net(2, 3, 2)), damaged, word)
+    assert_refused(run(net(2, 3, 2)), damaged, message_part)
 
 
-def test_a_state_without_its_tensor_is_refused(damaged: Path) -> None:
-    told = json.loads((damaged / state_file(0)).read_text())
-    told["optimizers"][0]["state"]["model.1.bias"]["exp_avg"]["$tensor"] = "gone"
-    (damaged / state_file(0)).write_text(json.dumps(told))
-    refused(run(net(2, 3, 2)), damaged, "lacks the tensor gone")
+def test_state_with_a_missing_tensor_is_refused(damaged: Path) -> None:
+    state = json.loads((damaged / state_file(0)).read_text())
+    state["optimizers"][0]["state"]["model.1.bias"]["exp_avg"]["$tensor"] = "gone"
+    (damaged / state_file(0)).write_text(json.dumps(state))
+    assert_refused(run(net(2, 3, 2)), damaged, "lacks the tensor gone")
 
 
-def test_what_no_process_wrote_is_found_before_a_checkpoint_gets_its_name(damaged: Path) -> None:
+def test_check_complete_finds_tensors_that_no_rank_wrote(damaged: Path) -> None:
     check_complete(damaged)
-    told = json.loads((damaged / state_file(0)).read_text())
-    edit(damaged, tensors=[*told["tensors"], "model.ghost"])
+    state = json.loads((damaged / state_file(0)).read_text())
+    edit(damaged, tensors=[*state["tensors"], "model.ghost"])
     with pytest.raises(CheckpointMismatch, match=r"lacks model\.ghost, which no rank wrote"):
         check_complete(damaged)
-    edit(damaged, tensors=told["tensors"], extra={"a": [{"$tensor": "ghost"}]})
+    edit(damaged, tensors=state["tensors"], extra={"a": [{"$tensor": "ghost"}]})
     with pytest.raises(CheckpointMismatch, match="lacks ghost"):
         check_complete(damaged)
 
 
 @pytest.mark.parametrize("size", [0, 3, 8, 100])
-def test_files_that_end_too_early(size: int, damaged: Path) -> None:
+def test_truncated_header_is_refused(size: int, damaged: Path) -> None:
     path = damaged / shard_file(0)
     path.write_bytes(path.read_bytes()[:size])
-    refused(run(net(2, 3, 2)), damaged, "no valid header")
+    assert_refused(run(net(2, 3, 2)), damaged, "no valid header")
 
 
-def test_a_file_that_lacks_its_last_bytes(damaged: Path) -> None:
+def test_truncated_data_is_refused(damaged: Path) -> None:
     path = damaged / shard_file(0)
     path.write_bytes(path.read_bytes()[:-1])
-    refused(run(net(2, 3, 2)), damaged, "does not lie within the file")
+    assert_refused(run(net(2, 3, 2)), damaged, "does not lie within the file")
 
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_no_header_does_harm(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, saved: Path) -> None:
+def test_any_header_is_read_or_refused(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, saved: Path
+) -> None:
     raw = bytearray((saved / shard_file(0)).read_bytes())
     length = 8 + int.from_bytes(raw[:8], "little")
     for _ in range(data.draw(st.integers(1, 4))):
@@ -211,7 +215,7 @@ def test_no_header_does_harm(data: st.DataObject, tmp_path_factory: pytest.TempP
         ('{"a": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 8]}}', "no valid header"),
     ],
 )
-def test_doubled_names_and_very_many_dimensions_are_refused(header: str, message: str, tmp_path: Path) -> None:
+def test_duplicate_names_and_huge_shapes_are_refused(header: str, message: str, tmp_path: Path) -> None:
     entry = '{"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
     many = ", ".join(["2305843009213693952"] * 300_000)
     text = (header % (entry, entry) if "twice" in message else header % many).encode()
@@ -220,18 +224,18 @@ def test_doubled_names_and_very_many_dimensions_are_refused(header: str, message
         list_tensors(tmp_path)
 
 
-def test_a_pickle_is_no_state(damaged: Path, saved: Path) -> None:
+def test_pickle_is_refused_and_not_run(damaged: Path, saved: Path) -> None:
     import pickle
 
-    class Harm:
+    class MaliciousPickle:
         def __reduce__(self) -> Any:
             return exec, ("raise SystemExit('ran')",)
 
-    planted = pickle.dumps(Harm())
+    planted = pickle.dumps(MaliciousPickle())
     for name in (state_file(0), shard_file(0), ".metadata"):
         (damaged / name).write_bytes(planted)
-    refused(run(net(2, 3, 2)), damaged, "cannot be read")
+    assert_refused(run(net(2, 3, 2)), damaged, "cannot be read")
     shutil.copy(saved / state_file(0), damaged)
-    refused(run(net(2, 3, 2)), damaged, "no valid header")
+    assert_refused(run(net(2, 3, 2)), damaged, "no valid header")
     shutil.copy(saved / shard_file(0), damaged)
     load(run(net(2, 3, 2)), damaged)

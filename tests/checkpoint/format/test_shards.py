@@ -1,4 +1,4 @@
-"""The content of tensors as bytes, small ones batched."""
+"""Tensors are staged as bytes, small ones batched."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DEVICES = [
 
 
 def _odd(device: str) -> list[torch.Tensor]:
-    """Small and large, of all sorts, in an order that keeps them from going together all the time."""
+    """Small and large tensors of many kinds, ordered so that not all small ones fit one batch."""
     torch.manual_seed(0)
-    made = [
+    tensors = [
         torch.randn(3, 5),
         torch.randn(7),
         torch.tensor(4.0),
@@ -33,25 +33,25 @@ def _odd(device: str) -> list[torch.Tensor]:
         torch.randn(CHUNK // 4 + 3),
         torch.randn(2),
     ]
-    return [t.to(device) for t in made]
+    return [t.to(device) for t in tensors]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_byte_comes_once_in_order_and_is_told_whose_it_is(device: str) -> None:
+def test_every_byte_is_staged_once_in_order_with_its_tensor(device: str) -> None:
     tensors = _odd(device)
-    whole, own = bytearray(), [bytearray() for _ in tensors]
-    for part, contents in HostStaging().contents(tensors):
-        assert part.nbytes <= CHUNK
-        assert part.nbytes == sum(size for _, size in contents)
-        whole += part
+    all_bytes, bytes_by_tensor = bytearray(), [bytearray() for _ in tensors]
+    for chunk, contents in HostStaging().contents(tensors):
+        assert chunk.nbytes <= CHUNK
+        assert chunk.nbytes == sum(size for _, size in contents)
+        all_bytes += chunk
         begin = 0
         for i, size in contents:
-            own[i] += part[begin : begin + size]
+            bytes_by_tensor[i] += chunk[begin : begin + size]
             begin += size
     expected = [as_bytes(t).cpu().numpy().tobytes() for t in tensors]
-    assert [bytes(found) for found in own] == expected
-    assert bytes(whole) == b"".join(expected)
+    assert [bytes(data) for data in bytes_by_tensor] == expected
+    assert bytes(all_bytes) == b"".join(expected)
 
 
-def test_hundreds_of_small_tensors_come_as_one_piece() -> None:
+def test_hundreds_of_small_tensors_are_staged_as_one_chunk() -> None:
     assert len(list(HostStaging().contents([torch.full((8,), float(i)) for i in range(500)]))) == 1

@@ -13,7 +13,7 @@ MEMORY = Path("/dev/shm")
 
 
 class Saver:
-    """Saves checkpoints of two files, in which the step can be read."""
+    """Saves checkpoints of two files that contain the step."""
 
     def __call__(self, store: CheckpointStore, step: int, attempt: int | None = None, **about: object) -> str:
         with store.writing(step, step if attempt is None else attempt) as draft:
@@ -30,7 +30,7 @@ def save() -> Saver:
 
 @pytest.fixture
 def quick() -> Iterator[Path]:
-    """A folder in memory where there is one: what is flushed a thousand times should not wait for a disk."""
-    where = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="surefoot-", dir=where) as folder:
+    """A folder on a RAM disk where there is one: thousands of flushes should not wait for a disk."""
+    parent = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="surefoot-", dir=parent) as folder:
         yield Path(folder)

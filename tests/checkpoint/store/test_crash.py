@@ -1,4 +1,4 @@
-"""The process dies, or power fails, at any moment of a save, a prune, a mark or a resume."""
+"""The process dies, or power is lost, at any point of a save, a prune, a mark or a resume."""
 
 from __future__ import annotations
 
@@ -28,16 +28,23 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no f
 
 
 @forks
-def test_a_crash_at_any_change_of_the_disk_leaves_whole_checkpoints_only(quick: Path) -> None:
-    program = HERE / "crashing.py"
+def test_crash_at_any_disk_change_leaves_intact_checkpoints_only(quick: Path) -> None:
+    program = HERE / "crash_store.py"
     done = subprocess.run(
         [sys.executable, str(program), str(quick)], env=ENV, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout)
-    assert set(told) == {"the first save", "a save", "the same step again", "a prune", "a mark", "a resume"}
-    assert all(crashes > 4 for crashes in told.values()), told
-    assert sum(told.values()) > 80
+    crashes_by_operation = json.loads(done.stdout)
+    assert set(crashes_by_operation) == {
+        "the first save",
+        "a save",
+        "the same step again",
+        "a prune",
+        "a mark",
+        "a resume",
+    }
+    assert all(count > 4 for count in crashes_by_operation.values()), crashes_by_operation
+    assert sum(crashes_by_operation.values()) > 80
 
 
 class PowerLoss(BaseException):
@@ -45,7 +52,7 @@ class PowerLoss(BaseException):
 
 
 class Durable(Files):
-    """Knows what would still be there if the power went: content that was flushed, names in folders that were."""
+    """Tracks what would survive a power loss: flushed file contents, and names in flushed folders."""
 
     chunk = 96
 
@@ -78,8 +85,8 @@ class Durable(Files):
     def _flushed_folder(self, path: Path) -> None:
         self._folders[path.stat().st_ino] = [(inside.name, inside.stat().st_ino) for inside in path.iterdir()]
 
-    def left(self, target: Path) -> Path:
-        """The disk afterwards, if it kept nothing but what it was made to keep."""
+    def flushed_only(self, target: Path) -> Path:
+        """The disk after a power loss that keeps only what was flushed."""
         self._rebuild(self._root.stat().st_ino, target)
         return target
 
@@ -91,19 +98,19 @@ class Durable(Files):
             else:
                 (target / name).write_bytes(self._contents.get(inside, b""))
 
-    def left_early(self, target: Path) -> Path:
-        """The disk afterwards, if names reached it at once, and content only when it was flushed."""
+    def names_at_once(self, target: Path) -> Path:
+        """The disk after a power loss when names are written at once and contents only on a flush."""
         for where, _, inside in os.walk(self._root):
-            there = target / Path(where).relative_to(self._root)
-            there.mkdir()
+            target_folder = target / Path(where).relative_to(self._root)
+            target_folder.mkdir()
             for name in inside:
-                (there / name).write_bytes(self._contents.get(Path(where, name).stat().st_ino, b""))
+                (target_folder / name).write_bytes(self._contents.get(Path(where, name).stat().st_ino, b""))
         return target
 
 
 @pytest.mark.skipif(not MEMORY.is_dir(), reason="needs a disk that never gives a file's number to another one")
 @pytest.mark.parametrize("keep", [Retention(), Retention(last=1, apart=0)], ids=["save", "prune"])
-def test_when_the_power_goes_whatever_was_not_flushed_is_not_missed(quick: Path, save: Saver, keep: Retention) -> None:
+def test_power_loss_never_damages_a_checkpoint(quick: Path, save: Saver, keep: Retention) -> None:
     for step in (10, 20, 30):
         save(CheckpointStore(quick / "made"), step)
     saved = False
@@ -117,11 +124,11 @@ def test_when_the_power_goes_whatever_was_not_flushed_is_not_missed(quick: Path,
             saved = True
         except PowerLoss:
             pass
-        for after in (disk.left(quick / f"late-{at}"), disk.left_early(quick / f"early-{at}")):
-            store = CheckpointStore(after)
-            found = [store.verify(kept) for kept in store.all()]
-            assert len([kept for kept in found if not kept.problems]) >= 2
-            newest = store.newest()  # a warning would be an error here: nothing damaged is in sight
+        for disk_after_loss in (disk.flushed_only(quick / f"late-{at}"), disk.names_at_once(quick / f"early-{at}")):
+            store = CheckpointStore(disk_after_loss)
+            checkpoints = [store.verify(checkpoint) for checkpoint in store.all()]
+            assert len([checkpoint for checkpoint in checkpoints if not checkpoint.problems]) >= 2
+            newest = store.newest()  # a warning would be an error here: there is no damaged checkpoint
             assert newest is not None
             assert newest.step == 40 or (newest.step == 30 and not saved)
         at += 1
@@ -132,7 +139,7 @@ SAVING = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
-from crashing import CheckpointStore, save
+from crash_store import CheckpointStore, save
 store = CheckpointStore(Path({root!r}))
 store.clean()
 newest = store.newest()
@@ -144,8 +151,8 @@ while True:
 """
 
 
-def test_a_process_killed_while_it_saves_loses_nothing_it_had_saved(quick: Path) -> None:
-    dice = random.Random(0)
+def test_process_killed_while_saving_keeps_earlier_checkpoints(quick: Path) -> None:
+    rng = random.Random(0)
     root = quick / "checkpoints"
     code = SAVING.format(here=str(HERE), root=str(root))
     reached = 0
@@ -153,7 +160,7 @@ def test_a_process_killed_while_it_saves_loses_nothing_it_had_saved(quick: Path)
         with subprocess.Popen([sys.executable, "-c", code], env=ENV, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"
-            time.sleep(0.1 + dice.random() * 0.2)
+            time.sleep(0.1 + rng.random() * 0.2)
             child.kill()
         newest = CheckpointStore(root).newest()
         if newest is not None:

@@ -25,7 +25,7 @@ FEW = Retention(last=1, apart=0)
 
 
 class Failing(Files):
-    """Fails at the call with this number, and from then on if the trouble stays."""
+    """Fails at call number `at`, and at every later call with `stays`."""
 
     def __init__(self, at: int, number: int, *, stays: bool) -> None:
         self._left = at
@@ -43,7 +43,7 @@ class Failing(Files):
         return act()
 
 
-TROUBLE = [
+DISK_ERRORS = [
     pytest.param(errno.ENOSPC, "full", False, id="full once"),
     pytest.param(errno.ENOSPC, "full", True, id="full"),
     pytest.param(errno.EROFS, "read-only", True, id="read-only"),
@@ -53,8 +53,8 @@ TROUBLE = [
 ]
 
 
-@pytest.mark.parametrize(("number", "kind", "stays"), TROUBLE)
-def test_trouble_at_any_call_fails_the_save_and_nothing_else(
+@pytest.mark.parametrize(("number", "kind", "stays"), DISK_ERRORS)
+def test_disk_error_at_any_call_fails_only_the_save(
     quick: Path, save: Saver, number: int, kind: str, stays: bool
 ) -> None:
     failures: list[SaveFailed] = []
@@ -71,7 +71,7 @@ def test_trouble_at_any_call_fails_the_save_and_nothing_else(
             failures.append(failure)
         saved = len(failures) == before
         store = CheckpointStore(root)
-        steps = [kept.step for kept in store.all() if not store.verify(kept).problems]
+        steps = [checkpoint.step for checkpoint in store.all() if not store.verify(checkpoint).problems]
         assert len(steps) >= 2
         assert steps[0] == 40 or not saved
         assert stays or saved or steps[-3:] == [30, 20, 10]
@@ -80,11 +80,14 @@ def test_trouble_at_any_call_fails_the_save_and_nothing_else(
         if saved and disk.untouched:
             break
     assert len(failures) > 8
-    assert {failure.kind for failure in failures} <= {kind, "damaged"}  # what cannot be read back counts as damaged
+    assert {failure.kind for failure in failures} <= {
+        kind,
+        "damaged",
+    }  # a file that cannot be read back counts as damaged
     assert all("step 40 was not saved" in failure.reason for failure in failures)
 
 
-def test_a_prune_that_fails_is_told_and_the_save_stands(tmp_path: Path, save: Saver) -> None:
+def test_failed_prune_is_reported_and_the_save_succeeds(tmp_path: Path, save: Saver) -> None:
     class Stuck(Files):
         def do(self, what: str, path: Path, act: Callable[[], T]) -> T:
             if ".removing-" in path.name:
@@ -105,33 +108,33 @@ def test_a_prune_that_fails_is_told_and_the_save_stands(tmp_path: Path, save: Sa
 class Hanging(Files):
     def __init__(self, what: str) -> None:
         self._what = what
-        self.wakes = threading.Event()
+        self.resume_disk = threading.Event()
 
     def do(self, what: str, path: Path, act: Callable[[], T]) -> T:
         if what == self._what:
-            self.wakes.wait(60)
+            self.resume_disk.wait(60)
         return act()
 
 
 @pytest.mark.parametrize("what", ["mkdir", "flush", "write", "flush folder", "rename", "read"])
-def test_a_disk_that_hangs_is_given_up_and_tidies_up_when_it_wakes(tmp_path: Path, save: Saver, what: str) -> None:
+def test_stalled_save_times_out_and_is_cleaned_up_later(tmp_path: Path, save: Saver, what: str) -> None:
     save(CheckpointStore(tmp_path), 1)
     disk = Hanging(what)
     with pytest.raises(SaveFailed, match=r"checkpoint write has stalled for 0\.2 s") as raised:
         save(CheckpointStore(tmp_path, files=disk, stall_timeout=0.2), 2)
     assert raised.value.kind == "hangs"
-    kept = CheckpointStore(tmp_path).newest()
-    assert kept is not None
-    disk.wakes.set()
+    checkpoint = CheckpointStore(tmp_path).newest()
+    assert checkpoint is not None
+    disk.resume_disk.set()
     end = time.monotonic() + 30
     while any(thread.name == "surefoot-save" for thread in threading.enumerate()) and time.monotonic() < end:
         time.sleep(0.01)
-    whole = [CheckpointStore(tmp_path).verify(kept) for kept in CheckpointStore(tmp_path).all()]
-    assert not [kept.problems for kept in whole if kept.problems]
-    assert whole[-1].step == 1
+    checkpoints = [CheckpointStore(tmp_path).verify(checkpoint) for checkpoint in CheckpointStore(tmp_path).all()]
+    assert not [checkpoint.problems for checkpoint in checkpoints if checkpoint.problems]
+    assert checkpoints[-1].step == 1
 
 
-def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_too_little_disk_space_is_reported_before_writing(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
     with pytest.raises(SaveFailed, match=r"needs 1000000000\.00 GB, and the disk of .* GB left") as raised:
         store.draft(7, 7, needs=10**18)
@@ -139,21 +142,21 @@ def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path) -> N
     assert list(store.root.iterdir()) == []
 
 
-def test_an_error_while_the_files_are_written_drops_the_draft(tmp_path: Path) -> None:
+def test_error_while_writing_files_drops_the_draft(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     with pytest.raises(SaveFailed, match="the disk is full"), store.writing(1, 1):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_ranks_told_must_fit_what_lies_there(tmp_path: Path) -> None:
+def test_files_reported_by_ranks_must_match_the_disk(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
 
-    def attempt(told: dict[str, FileEntry]) -> None:
+    def attempt(reported: dict[str, FileEntry]) -> None:
         with store.writing(1, 1) as draft:
             (draft.folder / "rank0").write_bytes(b"zero")
             (draft.folder / "rank1").write_bytes(b"one")
-            store.commit(draft, flush_and_hash(draft.folder, ["rank1"]) | told)
+            store.commit(draft, flush_and_hash(draft.folder, ["rank1"]) | reported)
 
     with pytest.raises(SaveFailed, match="rank2 was reported but does not exist"):
         attempt({"rank2": FileEntry(1, "0" * 32)})
@@ -163,9 +166,9 @@ def test_what_the_ranks_told_must_fit_what_lies_there(tmp_path: Path) -> None:
         attempt({"rank1": FileEntry(3, "0" * 32)})
     assert list(tmp_path.iterdir()) == []
     attempt({})
-    kept = store.newest()
-    assert kept is not None
-    assert kept.files["rank0"] == hash_file(kept.folder / "rank0")
+    checkpoint = store.newest()
+    assert checkpoint is not None
+    assert checkpoint.files["rank0"] == hash_file(checkpoint.folder / "rank0")
 
 
 SMALL = """
@@ -182,7 +185,7 @@ for step in range(1, 8):
             store.commit(draft)
     except SaveFailed as failure:
         kinds.append(failure.kind)
-print("full" in kinds, len(store.all()) >= 2, not any(store.verify(kept).problems for kept in store.all()))
+print("full" in kinds, len(store.all()) >= 2, not any(store.verify(c).problems for c in store.all()))
 os.system(f"mount -o remount,ro {sys.argv[1]}")
 try:
     store.draft(9, 9)
@@ -191,15 +194,15 @@ except SaveFailed as failure:
 """
 
 
-def test_a_real_disk_that_is_full_and_then_read_only(tmp_path: Path) -> None:
+def test_real_disk_that_is_full_and_then_read_only(tmp_path: Path) -> None:
     script = 'mount -t tmpfs -o size=600k none "$1" && exec "$2" -c "$3" "$1"'
     command = ["unshare", "-rm", "sh", "-c", script, "sh", str(tmp_path), sys.executable, SMALL]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        pytest.skip("there is no unshare here")
+        pytest.skip("unshare is not installed")
     if "unshare" in done.stderr or "mount:" in done.stderr:
-        pytest.skip("a disk of its own is not allowed here")
+        pytest.skip("mounting a tmpfs is not allowed")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["True", "True", "True", "read-only", "True"]

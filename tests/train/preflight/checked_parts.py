@@ -1,4 +1,4 @@
-"""Small models, data and losses of a user's own, each healthy or with one fault planted."""
+"""Small models, data and losses, each healthy or with one planted fault."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LENGTH = 8
 
 
 class Counting(Dataset[dict[str, Tensor]]):
-    """Sequences that count up by a step of their own; `fault` says what is wrong with them."""
+    """Sequences that count up with different steps; `fault` names a planted fault."""
 
     def __init__(self, vocab: int = 32, many: int = 400, first: int = 0, fault: str = "") -> None:
         self.vocab, self.many, self.first, self.fault = vocab, many, first, fault
@@ -31,7 +31,7 @@ class Counting(Dataset[dict[str, Tensor]]):
         number = self.first + index
         begin = torch.arange(LENGTH + 1) * (1 + number % 3) + number // 3
         row = begin % self.vocab
-        row[0] = number // 96 % self.vocab  # so that no two are alike
+        row[0] = number // 96 % self.vocab  # so that all samples differ
         targets = row[1:].clone()
         if self.fault == "empty" and index % 4 == 0:
             targets[:] = -100
@@ -39,7 +39,7 @@ class Counting(Dataset[dict[str, Tensor]]):
 
 
 class Small(nn.Module):
-    """An embedding, two layers and a head; the second layer can be cut off."""
+    """An embedding, two layers and a head; `cut` makes the second layer's gradients vanish."""
 
     def __init__(self, vocab: int = 32, width: int = 16, cut: bool = False) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Small(nn.Module):
 
 
 class Forgetful(Small):
-    """What it computes depends on a number that is in no state_dict."""
+    """Its output depends on a counter that is not in the state_dict."""
 
     calls = 0
 
@@ -71,24 +71,24 @@ def loss(model: Callable[[Tensor], Tensor], batch: Any) -> Tensor:
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
-    """Points in a plane and which side they are on; some say one thing and then another."""
+    """Points in a plane labelled by side; `fault` names a planted fault."""
 
     def __init__(self, many: int = 400, fault: str = "") -> None:
-        chance = torch.Generator().manual_seed(0)
-        self.places = torch.randn(many, 2, generator=chance)
-        self.sides = (self.places.sum(1) > 0).long()
+        generator = torch.Generator().manual_seed(0)
+        self.coordinates = torch.randn(many, 2, generator=generator)
+        self.sides = (self.coordinates.sum(1) > 0).long()
         if fault == "contradictions":
-            self.places[1::2], self.sides[1::2] = self.places[::2], 1 - self.sides[::2]
+            self.coordinates[1::2], self.sides[1::2] = self.coordinates[::2], 1 - self.sides[::2]
         if fault == "one label":
             self.sides[:] = 1
         if fault == "not finite":
-            self.places[::10, 0] = float("nan")
+            self.coordinates[::10, 0] = float("nan")
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.coordinates)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.places[index], self.sides[index]
+        return self.coordinates[index], self.sides[index]
 
 
 def two_sides(width: int = 16) -> nn.Module:

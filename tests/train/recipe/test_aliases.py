@@ -29,7 +29,7 @@ NEW: dict[str, Any] = {
 }
 
 
-def written(folder: Path, recipe: dict[str, Any]) -> str:
+def write_recipe(folder: Path, recipe: dict[str, Any]) -> str:
     path = folder / f"{len(list(folder.iterdir()))}.yaml"
     path.write_text(yaml.safe_dump(MODEL | recipe))
     return str(path)
@@ -48,17 +48,20 @@ def test_every_renamed_key_is_covered() -> None:
     assert old >= {*RECIPE, "protection.policy"}
 
 
-def test_an_old_recipe_is_the_same_recipe_as_the_new_one(tmp_path: Path) -> None:
-    (new,) = load(written(tmp_path, NEW))
-    assert load(written(tmp_path, OLD)) == [new]
-    assert load(written(tmp_path, {}), as_overrides(OLD)) == [new]
-    assert load(written(tmp_path, {}), as_overrides(NEW)) == [new]
-    assert load(written(tmp_path, NEW), as_overrides(OLD)) == [new]
-    assert load(written(tmp_path, {}), [f"protection={json.dumps(OLD['protection'])}"])[0].protection == new.protection
+def test_old_keys_load_to_the_same_recipe(tmp_path: Path) -> None:
+    (new,) = load(write_recipe(tmp_path, NEW))
+    assert load(write_recipe(tmp_path, OLD)) == [new]
+    assert load(write_recipe(tmp_path, {}), as_overrides(OLD)) == [new]
+    assert load(write_recipe(tmp_path, {}), as_overrides(NEW)) == [new]
+    assert load(write_recipe(tmp_path, NEW), as_overrides(OLD)) == [new]
+    assert (
+        load(write_recipe(tmp_path, {}), [f"protection={json.dumps(OLD['protection'])}"])[0].protection
+        == new.protection
+    )
 
 
-def test_a_policy_is_a_mode_or_a_mapping(tmp_path: Path) -> None:
-    source = written(tmp_path, {})
+def test_policy_is_a_mode_or_a_mapping(tmp_path: Path) -> None:
+    source = write_recipe(tmp_path, {})
     assert load(source, ["protection.policy=off"])[0].protection.mode == "off"
     assert load(source, ["protection.policy={limit: 5}"])[0].protection.policy == {"limit": 5}
     (recipe,) = load(source, ["protection.policy=observe", "protection.policy.limit=5"])
@@ -67,18 +70,18 @@ def test_a_policy_is_a_mode_or_a_mapping(tmp_path: Path) -> None:
     assert modes == ["protect", "off"]
 
 
-def test_an_error_names_the_line_of_the_old_key(tmp_path: Path) -> None:
+def test_errors_name_the_line_of_the_old_key(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("model: a:b\nsteps: 1\nschedule:\n  floor: high\n")
     with pytest.raises(RecipeError, match=r"line 4: schedule\.min_lr_ratio: expected a number"):
         load(str(path))
 
 
-def test_an_old_key_beside_its_new_one_is_refused(tmp_path: Path) -> None:
+def test_old_key_together_with_its_new_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"schedule\.floor: there is no such key\. Did you mean schedule\.min_lr"):
-        load(written(tmp_path, {"schedule": {"floor": 0.1, "min_lr_ratio": 0.2}}))
+        load(write_recipe(tmp_path, {"schedule": {"floor": 0.1, "min_lr_ratio": 0.2}}))
 
 
-def test_a_run_recorded_with_old_keys_can_be_resumed(tmp_path: Path) -> None:
-    (recipe,) = load(written(tmp_path, NEW))
+def test_run_recorded_with_old_keys_can_be_resumed(tmp_path: Path) -> None:
+    (recipe,) = load(write_recipe(tmp_path, NEW))
     assert differences(as_plain(recipe) | OLD | {"optimizer": as_plain(recipe)["optimizer"]}, recipe) == []

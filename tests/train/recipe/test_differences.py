@@ -6,7 +6,7 @@ from pathlib import Path
 from surefoot.train.recipe import as_plain, differences, load, shipped
 
 
-def test_what_is_recorded_is_a_recipe_again(tmp_path: Path) -> None:
+def test_recorded_recipe_can_be_loaded(tmp_path: Path) -> None:
     for name in shipped():
         (recipe,) = load(name)
         path = tmp_path / f"{name}.json"
@@ -14,7 +14,7 @@ def test_what_is_recorded_is_a_recipe_again(tmp_path: Path) -> None:
         assert load(str(path)) == [recipe]
 
 
-def test_a_resumed_run_is_told_what_changed() -> None:
+def test_differences_list_every_changed_key() -> None:
     old = json.loads(json.dumps(as_plain(load("lm-tiny", ["model.dropout=0.1"])[0])))
     assert differences(old, load("lm-tiny", ["model.dropout=0.1"])[0]) == []
     new = load(
@@ -28,7 +28,7 @@ def test_a_resumed_run_is_told_what_changed() -> None:
     ]
 
 
-def test_a_key_of_a_later_version_is_no_change_while_it_has_its_default() -> None:
+def test_new_key_with_its_default_is_no_difference() -> None:
     (recipe,) = load("lm-tiny", ["evaluation.batches=20"])
     old = as_plain(recipe)
     del old["parallel"], old["evaluation"]["batches"], old["loss"], old["data"]["path"]

@@ -25,31 +25,31 @@ def write(tmp_path: Path) -> Write:
     return write
 
 
-def only(source: str, *overrides: str) -> Recipe:
+def load_one(source: str, *overrides: str) -> Recipe:
     (recipe,) = load(source, overrides)
     return recipe
 
 
-def refused(source: str, *overrides: str) -> str:
-    with pytest.raises(RecipeError) as wrong:
+def error_of(source: str, *overrides: str) -> str:
+    with pytest.raises(RecipeError) as error:
         load(source, overrides)
-    return str(wrong.value)
+    return str(error.value)
 
 
 @pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.0e-4", "0.0001", "+1e-4", "100.e-6"])
-def test_a_number_is_a_number_however_it_is_written(write: Write, text: str) -> None:
-    recipe = only(write(f"{SMALL}optimizer:\n  lr: {text}\n"))
+def test_numbers_in_every_notation(write: Write, text: str) -> None:
+    recipe = load_one(write(f"{SMALL}optimizer:\n  lr: {text}\n"))
     assert recipe.optimizer.lr == pytest.approx(1e-4)
 
 
-def test_words_that_old_yaml_takes_for_true_and_false_stay_words(write: Write) -> None:
+def test_yes_no_on_off_are_not_booleans(write: Write) -> None:
     text = f"{SMALL}protection: {{mode: off}}\nlog: {{wandb: off}}\noptimizer: {{scale_with_batch: no}}\n"
-    recipe = only(write(text))
+    recipe = load_one(write(text))
     assert (recipe.protection.mode, recipe.log.wandb, recipe.optimizer.scale_with_batch) == ("off", "off", "no")
-    assert only(write(f"{SMALL}speed: {{compile: yes}}\n")).speed.compile is True
+    assert load_one(write(f"{SMALL}speed: {{compile: yes}}\n")).speed.compile is True
 
 
-def test_numbers_with_leading_zeros_and_colons_are_not_turned_into_others() -> None:
+def test_leading_zeros_and_colons_do_not_change_values() -> None:
     assert (
         parse_scalar("0100"),
         parse_scalar("1_000"),
@@ -66,26 +66,26 @@ def test_numbers_with_leading_zeros_and_colons_are_not_turned_into_others() -> N
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False) | st.integers())
-def test_whatever_python_prints_as_a_number_is_read_as_that_number(number: float) -> None:
+def test_repr_of_a_number_round_trips(number: float) -> None:
     assert parse_scalar(repr(number)) == number
 
 
 @given(st.text())
-def test_any_text_is_some_value_and_never_a_crash(text: str) -> None:
+def test_any_text_parses_to_a_scalar(text: str) -> None:
     assert isinstance(parse_scalar(text), str | int | float | bool | None)
 
 
-def test_json_is_read_as_well(write: Write) -> None:
-    recipe = only(write(json.dumps({"steps": 10, "model": "mine:make", "optimizer": {"lr": 1e-4}}), "mine.json"))
+def test_json_recipe_is_read(write: Write) -> None:
+    recipe = load_one(write(json.dumps({"steps": 10, "model": "mine:make", "optimizer": {"lr": 1e-4}}), "mine.json"))
     assert (recipe.optimizer.lr, recipe.name) == (1e-4, "mine")
 
 
-def test_a_section_whose_keys_are_all_commented_out_has_its_defaults(write: Write) -> None:
-    assert only(write(f"{SMALL}optimizer:\n  # lr: 1\n")).optimizer == Recipe(steps=1, model="a:b").optimizer  # pyright: ignore
+def test_section_without_keys_has_its_defaults(write: Write) -> None:
+    assert load_one(write(f"{SMALL}optimizer:\n  # lr: 1\n")).optimizer == Recipe(steps=1, model="a:b").optimizer  # pyright: ignore
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("steps: 10\nmodel: [1, 2\n", ("line 3, column 1", "not YAML", "bracket")),
         ("steps: 10\n\tmodel: a:b\n", ("line 2, column 1", "tab", "spaces")),
@@ -108,15 +108,15 @@ def test_a_section_whose_keys_are_all_commented_out_has_its_defaults(write: Writ
         (b"x" * (2 << 20), ("larger than a recipe",)),
     ],
 )
-def test_an_unreadable_file_is_refused_with_its_line(write: Write, text: str | bytes, told: tuple[str, ...]) -> None:
-    message = refused(write(text))
+def test_unreadable_file_is_refused_with_its_line(write: Write, text: str | bytes, expected: tuple[str, ...]) -> None:
+    message = error_of(write(text))
     assert "mine.yaml" in message
-    for each in told:
-        assert each in message
+    for text_part in expected:
+        assert text_part in message
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ('{"steps": 10,\n "model" "a:b"}', ("line 2, column 10", "not JSON")),
         ('{"steps": 10, "steps": 20}', ("duplicate key steps",)),
@@ -125,39 +125,39 @@ def test_an_unreadable_file_is_refused_with_its_line(write: Write, text: str | b
         ("[" * 100_000, ("too deep",)),
     ],
 )
-def test_unreadable_json_is_refused(write: Write, text: str, told: tuple[str, ...]) -> None:
-    message = refused(write(text, "mine.json"))
-    for each in ("mine.json", *told):
-        assert message.count(each) == 1
+def test_unreadable_json_is_refused(write: Write, text: str, expected: tuple[str, ...]) -> None:
+    message = error_of(write(text, "mine.json"))
+    for text_part in ("mine.json", *expected):
+        assert message.count(text_part) == 1
 
 
-def test_anchors_save_typing_and_cannot_blow_up(write: Write) -> None:
+def test_anchors_work_and_cannot_explode(write: Write) -> None:
     policy = "  policy:\n    <<: {max_consecutive_vetoes: 5}\n    warmup: 9\n"
     text = f"{SMALL}data: &d {{context: 64}}\nprotection:\n{policy}"
-    assert only(write(text)).protection.policy == {"max_consecutive_vetoes": 5, "warmup": 9}
+    assert load_one(write(text)).protection.policy == {"max_consecutive_vetoes": 5, "warmup": 9}
     bomb = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"{b}: &{b} [{','.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
     )
-    assert "far too long" in refused(write(bomb))
+    assert "far too long" in error_of(write(bomb))
 
 
-def test_a_source_may_be_a_shipped_name_or_a_path_and_a_near_one_is_suggested(write: Write, tmp_path: Path) -> None:
-    assert only("lm-tiny").name == "lm-tiny"
-    assert "Did you mean lm-tiny?" in refused("lm-tinny")
+def test_source_is_a_shipped_name_or_a_path_with_suggestions(write: Write, tmp_path: Path) -> None:
+    assert load_one("lm-tiny").name == "lm-tiny"
+    assert "Did you mean lm-tiny?" in error_of("lm-tinny")
     write(SMALL)
-    assert f"Did you mean {tmp_path / 'mine.yaml'}?" in refused(str(tmp_path / "mien.yaml"))
-    assert "there is no folder" in refused(str(tmp_path / "no" / "mine.yaml")).lower()
-    assert "is a folder" in refused(str(tmp_path))
-    assert "no file and no shipped recipe" in refused("x" * 5000)
-    assert "name the recipe first" in refused("optimizer.lr=3")
+    assert f"Did you mean {tmp_path / 'mine.yaml'}?" in error_of(str(tmp_path / "mien.yaml"))
+    assert "there is no folder" in error_of(str(tmp_path / "no" / "mine.yaml")).lower()
+    assert "is a folder" in error_of(str(tmp_path))
+    assert "no file and no shipped recipe" in error_of("x" * 5000)
+    assert "name the recipe first" in error_of("optimizer.lr=3")
 
 
-def test_a_file_that_may_not_be_read_is_told(write: Write) -> None:
+def test_file_without_read_permission_is_refused(write: Write) -> None:
     path = Path(write(SMALL))
     path.chmod(0)
     try:
         if not _readable(path):
-            assert "cannot be read: Permission denied" in refused(str(path))
+            assert "cannot be read: Permission denied" in error_of(str(path))
     finally:
         path.chmod(0o600)
 

@@ -7,14 +7,14 @@ import pytest
 from surefoot.train.recipe import RecipeError, check_arguments, load, policy_of, remarks
 
 
-def refused(*overrides: str, source: str = "lm-tiny") -> str:
-    with pytest.raises(RecipeError) as wrong:
+def error_of(*overrides: str, source: str = "lm-tiny") -> str:
+    with pytest.raises(RecipeError) as error:
         load(source, overrides)
-    return str(wrong.value)
+    return str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"),
+    ("override", "suggestion"),
     [
         ("optimizer.lrr=1", "optimizer.lr"),
         ("optimiser.lr=1", "optimizer"),
@@ -30,16 +30,16 @@ def refused(*overrides: str, source: str = "lm-tiny") -> str:
         ("protection.policy.thresholds.norm_jmp_ratio=5", "norm_jump_ratio"),
     ],
 )
-def test_a_key_that_does_not_exist_is_answered_with_the_one_that_was_meant(wrong: str, right: str) -> None:
-    assert f"Did you mean {right}?" in refused(wrong)
+def test_unknown_key_gets_a_suggestion(override: str, suggestion: str) -> None:
+    assert f"Did you mean {suggestion}?" in error_of(override)
 
 
-def test_a_key_like_no_other_is_answered_with_where_to_look() -> None:
-    assert "surefoot recipes --keys" in refused("xyzzy=1")
+def test_unknown_key_without_a_match_names_the_key_list() -> None:
+    assert "surefoot recipes --keys" in error_of("xyzzy=1")
 
 
 @pytest.mark.parametrize(
-    ("wrong", "expected"),
+    ("override", "expected"),
     [
         ("optimizer.lr=fast", 'expected a number (above 0), got "fast"'),
         ("optimizer.lr=0", "expected a number (above 0), got 0"),
@@ -67,17 +67,17 @@ def test_a_key_like_no_other_is_answered_with_where_to_look() -> None:
         ("optimizer.lr=[1, 2]]", "cannot be read"),
     ],
 )
-def test_a_wrong_value_is_told_with_its_key_and_what_was_expected(wrong: str, expected: str) -> None:
-    message = refused(wrong)
-    assert wrong in message
+def test_invalid_value_is_reported_with_key_and_expectation(override: str, expected: str) -> None:
+    message = error_of(override)
+    assert override in message
     assert expected in message
     assert "\n" not in message
 
 
-def test_several_mistakes_are_told_at_once_each_with_its_line(tmp_path: Path) -> None:
+def test_all_problems_are_reported_with_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("model: a:b\nsteps: ten\noptimizer:\n  lr: -1\n  beta: 3\nspeed:\n  compile: 7\n")
-    first, *rest = refused("seed=-1", source=str(path)).splitlines()
+    first, *rest = error_of("seed=-1", source=str(path)).splitlines()
     assert first == f"{path} has 5 problems:"
     assert sorted(line.split(": ")[0].strip() for line in rest) == [
         "command line, seed=-1",
@@ -89,23 +89,23 @@ def test_several_mistakes_are_told_at_once_each_with_its_line(tmp_path: Path) ->
     assert "line 5: optimizer.beta: there is no such key. Did you mean optimizer.betas?" in "\n".join(rest)
 
 
-def test_of_very_many_mistakes_the_first_five_are_told() -> None:
-    lines = refused(*(f"wrong{n}=1" for n in range(30))).splitlines()
+def test_at_most_five_problems_are_listed() -> None:
+    lines = error_of(*(f"wrong{n}=1" for n in range(30))).splitlines()
     assert len(lines) == 7
     assert lines[-1].strip() == "and 25 more"
 
 
-def test_a_recipe_says_how_long_to_train_and_says_it_once(tmp_path: Path) -> None:
+def test_recipe_needs_either_steps_or_epochs(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("model: a:b\n")
-    assert "set how long to train" in refused(source=str(path))
-    assert "keep one of the two" in refused("steps=10", "epochs=1", source=str(path))
+    assert "set how long to train" in error_of(source=str(path))
+    assert "keep one of the two" in error_of("steps=10", "epochs=1", source=str(path))
     path.write_text("seed: 1\n")
-    assert "model: missing" in refused(source=str(path))
+    assert "model: missing" in error_of(source=str(path))
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["data.context=512"], "samples have 512 tokens, but the model reads 256"),
         (["schedule.warmup=700"], "more than the run's 600 steps"),
@@ -116,11 +116,11 @@ def test_a_recipe_says_how_long_to_train_and_says_it_once(tmp_path: Path) -> Non
         (["optimizer.scale_with_batch=linear"], "base_batch"),
     ],
 )
-def test_keys_that_do_not_go_together_are_told(overrides: list[str], told: str) -> None:
-    assert told in refused(*overrides)
+def test_incompatible_keys_are_refused(overrides: list[str], message: str) -> None:
+    assert message in error_of(*overrides)
 
 
-def test_what_runs_but_may_not_be_wanted_is_remarked() -> None:
+def test_questionable_settings_are_remarked() -> None:
     assert remarks(load("lm-tiny")[0]) == []
     (remark,) = remarks(load("lm-tiny", ["precision.compute=float16"])[0])
     assert "float16 on the CPU" in remark
@@ -128,7 +128,7 @@ def test_what_runs_but_may_not_be_wanted_is_remarked() -> None:
     assert "nothing is evaluated" in remark
 
 
-def test_fields_of_the_policy_and_intervals_of_the_checkpoints_make_one_policy() -> None:
+def test_policy_of_combines_policy_and_checkpoint_settings() -> None:
     overrides = [
         "protection.policy.max_consecutive_vetoes=5",
         "protection.policy.thresholds.norm_jump_ratio=8",
@@ -152,7 +152,7 @@ class Anything:
         pass
 
 
-def test_arguments_of_a_factory_are_held_against_its_signature() -> None:
+def test_factory_arguments_are_checked_against_the_signature() -> None:
     check_arguments("model", make, {"width": 3, "heads": 2})
     check_arguments("model", Anything, {"size": 3, "whatever": 2})
     check_arguments("model", print, {"end": ""})

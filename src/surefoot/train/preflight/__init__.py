@@ -1,1 +1,1 @@
-"""`surefoot check`: trains a recipe for a short trial and answers the checklist for a long run from it."""
+"""`surefoot check`: runs a short trial of a recipe and fills in the checklist for a long run from it."""

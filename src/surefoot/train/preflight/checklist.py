@@ -1,4 +1,4 @@
-"""The checklist, top to bottom: a trial, the answers read from it, then resume and float32 tests."""
+"""The checklist, top to bottom: a trial run, the items derived from it, then the resume and float32 tests."""
 
 from __future__ import annotations
 

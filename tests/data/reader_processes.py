@@ -1,4 +1,4 @@
-"""Runs that only read, each in a process of its own: they write down what they saw and where they stand."""
+"""Processes that only read batches; they record the batches and the loader's position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTH, BATCH = 103, 4
 
 
 class Numbers(Dataset[int]):
-    """Samples that are their own number."""
+    """Samples equal to their index."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -39,7 +39,7 @@ def noisy_loader(num_workers: int) -> Any:
 
 
 def read(file: Path, num_workers: int, epochs: int, die_at: int | None) -> None:
-    """Go on from the file; killed with kill -9 in the middle of writing down step `die_at`."""
+    """Resume from the file; with `die_at`, SIGKILL while recording that step."""
     loader, seen = noisy_loader(num_workers), []
     if file.exists():
         saved = json.loads(file.read_text())
@@ -55,14 +55,14 @@ def read(file: Path, num_workers: int, epochs: int, die_at: int | None) -> None:
             os.replace(draft, file)
 
 
-def read_in_company(folder: Path, rank: int) -> None:
-    """As one of two: a few steps, then the rest of an epoch that one process alone began."""
+def read_on_two_ranks(folder: Path, rank: int) -> None:
+    """One rank of two: a few steps, then the rest of an epoch that a single process began."""
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
-    begun = make_loader(Numbers(LENGTH), 3, seed=11, num_workers=1)  # rank and world size from the process group
-    loop = iter(begun)
-    told = {"first": [next(loop).tolist() for _ in range(5)], "state": begun.state_dict()}
-    taken_up = make_loader(Numbers(LENGTH), 4, seed=11)
-    taken_up.load_state_dict(json.loads((folder / "begun.json").read_text()))
-    told["rest"] = [batch.tolist() for batch in taken_up]
-    (folder / f"told-{rank}.json").write_text(json.dumps(told))
+    loader = make_loader(Numbers(LENGTH), 3, seed=11, num_workers=1)  # rank and world size from the process group
+    loop = iter(loader)
+    results = {"first": [next(loop).tolist() for _ in range(5)], "state": loader.state_dict()}
+    resumed = make_loader(Numbers(LENGTH), 4, seed=11)
+    resumed.load_state_dict(json.loads((folder / "begun.json").read_text()))
+    results["rest"] = [batch.tolist() for batch in resumed]
+    (folder / f"results-{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()

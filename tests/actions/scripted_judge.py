@@ -1,4 +1,4 @@
-"""A judge that decides by a test's plan, and runs to act on."""
+"""A judge that makes the decisions a test plans, and a guarded training run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from rewinding import Run, batch
+from rewind_runs import Run, batch
 from torch import Tensor
 
 from surefoot.records import Action, Decision, Event, StepMetrics, StepOverrides
 
 
 class Scripted:
-    """Decides by attempt; states are proven by the row after them, unless the test says otherwise."""
+    """Makes the planned decision at each attempt; a snapshot is confirmed by the next `proves` rows."""
 
     def __init__(self, plan: Mapping[int, Mapping[str, Any]], *, proves: int = 1) -> None:
         self.plan = dict(plan)
@@ -29,14 +29,14 @@ class Scripted:
         self.failures: list[str] = []
 
     def update(self, row: StepMetrics, layers: Any = None) -> list[Event]:
-        again = bool(self.seen) and self.seen[-1] == row.attempt
+        repeated = bool(self.seen) and self.seen[-1] == row.attempt
         self.seen.append(row.attempt)
         self.proven = row.attempt - self.proves
-        planned = None if again else self.plan.get(row.attempt)
+        planned = None if repeated else self.plan.get(row.attempt)
         if planned is None:
             return []
-        told = {"action": Action.CONSTRAIN, "reason": "scripted"} | planned
-        return [Decision(step=row.step, attempt=row.attempt, time=row.time, **told)]
+        fields = {"action": Action.CONSTRAIN, "reason": "scripted"} | planned
+        return [Decision(step=row.step, attempt=row.attempt, time=row.time, **fields)]
 
     def rewound(self, attempt: int, step: int) -> None:
         self.rewinds.append((attempt, step))
@@ -49,7 +49,7 @@ class Scripted:
 
 
 def script(guard: Any, plan: Mapping[int, Mapping[str, Any]], **options: Any) -> Scripted:
-    """Have this guard's judge decide by plan."""
+    """Replace the guard's judge by one that follows this plan."""
     judge = Scripted(plan, **options)
     judge.names = guard._reader.judge.names
     guard._reader.judge = judge
@@ -62,7 +62,7 @@ def set_overrides(guard: Any, **values: Any) -> None:
 
 
 class Watched(Run):
-    """A run of the state tests whose loss a guard may watch."""
+    """A run of the checkpoint tests whose loss a guard can watch."""
 
     watch: Callable[..., Tensor] = staticmethod(lambda loss, batch: loss)
 

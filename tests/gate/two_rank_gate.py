@@ -1,4 +1,4 @@
-"""Run by torchrun with two processes: trains under DDP, FSDP2 and a sharded optimizer with trouble on rank 1 only."""
+"""Run by torchrun with two ranks: trains under DDP, FSDP2 and a sharded optimizer with a fault on rank 1 only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cells
+import optimizer_matrix
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -50,19 +50,19 @@ def prepare(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused="fused" in kind)
 
 
-def whole(state: Any) -> Any:
+def local_copy(state: Any) -> Any:
     if isinstance(state, DTensor):
         return state.to_local().clone()
     if isinstance(state, Tensor):
         return state.clone()
     if isinstance(state, dict):
-        return {k: whole(v) for k, v in state.items()}
-    return [whole(v) for v in state] if isinstance(state, list | tuple) else state
+        return {k: local_copy(v) for k, v in state.items()}
+    return [local_copy(v) for v in state] if isinstance(state, list | tuple) else state
 
 
 def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     inner = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
-    return whole({"model": model.state_dict(), "state": [dict(s) for s in inner.state.values()]})
+    return local_copy({"model": model.state_dict(), "state": [dict(s) for s in inner.state.values()]})
 
 
 def reference_norm(model: nn.Module) -> float:
@@ -73,14 +73,14 @@ def reference_norm(model: nn.Module) -> float:
     return float(squares.sqrt())
 
 
-def trial(kind: str, fault: str, where: Path) -> dict[str, Any]:
+def trial(kind: str, fault: str, run_dir: Path) -> dict[str, Any]:
     rank = dist.get_rank()
     model, optimizer = prepare(kind)
-    guard = surefoot.attach(model, optimizer, run_dir=where, policy=surefoot.Policy(warmup=WARMUP - 1))
+    guard = surefoot.attach(model, optimizer, run_dir=run_dir, policy=surefoot.Policy(warmup=WARMUP - 1))
     norms: list[float] = []
 
-    def train(i: int, trouble: str | None) -> None:
-        x, y, factor = cells.batch(2 * i + rank, trouble if rank == 1 else None)
+    def train(i: int, batch_fault: str | None) -> None:
+        x, y, factor = optimizer_matrix.batch(2 * i + rank, batch_fault if rank == 1 else None)
         loss = guard.watch((model(x) - y).square().mean() * factor, x)
         loss.backward()
         norms.append(reference_norm(model))
@@ -91,29 +91,29 @@ def trial(kind: str, fault: str, where: Path) -> dict[str, Any]:
         train(i, None)
     before = snapshot(model, optimizer)
     train(WARMUP, fault)
-    held = cells.same(before, snapshot(model, optimizer))
+    unchanged = optimizer_matrix.same(before, snapshot(model, optimizer))
     train(WARMUP + 1, None)
-    landed = not cells.same(before["model"], snapshot(model, optimizer)["model"])
+    applied = not optimizer_matrix.same(before["model"], snapshot(model, optimizer)["model"])
     guard.close()
     dist.barrier()
-    run = surefoot.read(where)
+    run = surefoot.read(run_dir)
     return {
         "kind": kind,
         "fault": fault,
-        "held": held,
-        "landed": landed,
+        "unchanged": unchanged,
+        "applied": applied,
         "steps": guard.step,
         "verdicts": run.scalars["verdict"].tolist(),
         "refusals": [e["reason"].replace("module.", "") for e in run.events if e.get("action") == "refuse"],
         "named": run.scalars["rank"].tolist(),
         "norms": norms,
         "measured": run.scalars["norm"].tolist(),
-        "ways": run.info["config"]["optimizers"][0]["way"],
+        "veto_methods": run.info["config"]["optimizers"][0]["way"],
     }
 
 
 def placements() -> dict[str, float]:
-    """Statistics of DTensor gradients in every placement against those of the whole tensor; largest difference."""
+    """Largest difference of DTensor gradient statistics to those of the full tensor, for every placement."""
     mesh = init_device_mesh("cpu", (2,))
     kinds: dict[str, Placement] = {
         "rows": Shard(0),
@@ -126,24 +126,24 @@ def placements() -> dict[str, float]:
         torch.manual_seed(1)
         gradient = torch.randn(5, 3) * 1e-4 + 1e-5
         gradient[0, 0] = 0.0
-        home = [Replicate() if isinstance(kind, Partial) else kind]
+        param_placements = [Replicate() if isinstance(kind, Partial) else kind]
         model = nn.Module()
-        model.weight = nn.Parameter(distribute_tensor(torch.randn(5, 3), mesh, home))
+        model.weight = nn.Parameter(distribute_tensor(torch.randn(5, 3), mesh, param_placements))
         model.plain = nn.Parameter(torch.ones(4))
         model.plain.grad = torch.arange(4.0)
-        part = gradient * (0.25 if dist.get_rank() == 0 else 0.75)
+        local_grad = gradient * (0.25 if dist.get_rank() == 0 else 0.75)
         model.weight.grad = (
-            DTensor.from_local(part, mesh, [kind])
+            DTensor.from_local(local_grad, mesh, [kind])
             if isinstance(kind, Partial)
-            else distribute_tensor(gradient, mesh, home)
+            else distribute_tensor(gradient, mesh, param_placements)
         )
         layout = layout_params(model, [torch.optim.SGD(model.parameters())])
         meter = GradStats(layout, [slice(0, 2)], torch.device("cpu"))
         meter.measure(torch.tensor(1.0), scale=None)
         totals = meter.gather_totals()
         expected = torch.empty(2, 8)
-        whole = {"weight": gradient, "plain": model.plain.grad}
-        TorchStats(layout.numels, torch.device("cpu")).measure([whole[n] for n in layout.names], out=expected)
+        full_grads = {"weight": gradient, "plain": model.plain.grad}
+        TorchStats(layout.numels, torch.device("cpu")).measure([full_grads[n] for n in layout.names], out=expected)
         norm = expected[:, 0].square().sum()
         worst[name] = float(torch.maximum((meter.block.stats - expected).abs().max(), (totals[-2] - norm).abs()))
     return worst
@@ -153,13 +153,13 @@ def main() -> None:
     out = Path(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    told = [
+    results = [
         trial(kind, fault, out / f"{kind}-{fault}")
         for kind in ("ddp", "ddp fused", "fsdp2", "fsdp2 fused", "zero")
-        for fault in (*cells.FAULTS, cells.BUFFER)
+        for fault in (*optimizer_matrix.FAULTS, optimizer_matrix.BUFFER)
     ]
-    told.append(placements())
-    (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(told))
+    results.append(placements())
+    (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Run by torchrun with two processes: trouble on rank 1 only, both go back to the same state and train on."""
+"""Run by torchrun with two ranks: a NaN on rank 1 only, both rewind to the same snapshot and continue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rewinding import Run, batch, same
+from rewind_runs import Run, batch, same
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -45,30 +45,30 @@ def build(kind: str) -> Run:
 
 
 def contents(run: Run) -> Any:
-    """Of a sharded optimizer the part that this process holds."""
+    """State of the run; of a sharded optimizer the local part."""
     outer = run.optimizer
     run.optimizer = getattr(outer, "optim", outer)
-    told = run.contents()
+    state = run.contents()
     run.optimizer = outer
-    return told
+    return state
 
 
 def trial(kind: str) -> dict[str, Any]:
     rank = dist.get_rank()
-    straight = build(kind)
+    undisturbed = build(kind)
     for i in range(5):
-        straight.train(2 * i + rank)
+        undisturbed.train(2 * i + rank)
     run = build(kind)
     ring = SnapshotRing(TrainState(run.model, run.optimizer, scheduler=run.schedulers), size=2)
     for i in range(3):
         run.train(2 * i + rank)
         if i != 1:
             ring.take(attempt=i, step=i)
-    before, there = contents(run), run.addresses()
+    before, addresses = contents(run), run.addresses()
     ring.mark_good(2)
     run.train(21 + rank)
     run.train(23 + rank, math.nan if rank == 1 else 1.0)
-    spoilt = not all(bool(p.isfinite().all()) for p in (q.detach() for q in run.model.parameters()))
+    nonfinite = not all(bool(p.isfinite().all()) for p in (q.detach() for q in run.model.parameters()))
     run.model.eval()
     with torch.no_grad():
         run.model(batch(0)[0])  # leaves the root's weights gathered under FSDP2
@@ -76,55 +76,55 @@ def trial(kind: str) -> dict[str, Any]:
     state = ring.newest_good()
     assert state is not None
     ring.rewind(state)
-    back = same(before, contents(run))
-    in_place = run.addresses() == there
+    restored = same(before, contents(run))
+    in_place = run.addresses() == addresses
     getattr(run.optimizer, "optim", run.optimizer).state.clear()
     ring.rewind(state)
-    made_anew = same(before, contents(run))
+    recreated = same(before, contents(run))
     for i in range(3, 5):
         run.train(2 * i + rank)
-    on = same(contents(straight), contents(run))
+    continues = same(contents(undisturbed), contents(run))
     return {
         "attempt": state.attempt,
-        "spoilt": spoilt,
-        "back": back,
+        "nonfinite": nonfinite,
+        "restored": restored,
         "in place": in_place,
-        "made anew": made_anew,
-        "on": on,
+        "recreated": recreated,
+        "continues": continues,
     }
 
 
 def placements() -> bool:
-    """A state on DTensors in every placement, some of them uneven."""
+    """Capture and restore DTensors of every placement, some of them uneven."""
     mesh = init_device_mesh("cpu", (2,))
     kinds = [[Shard(0)], [Shard(1)], [Replicate()]]
     weights = [nn.Parameter(distribute_tensor(torch.arange(15.0).view(5, 3), mesh, kind)) for kind in kinds]
     optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
-    whole = TrainState(nn.ParameterList(weights), optimizer)
+    train_state = TrainState(nn.ParameterList(weights), optimizer)
 
     def step() -> list[Any]:
         for w in weights:
             w.grad = torch.ones_like(w)
         optimizer.step()
-        held = [t for w in weights for t in (w, optimizer.state[w]["momentum_buffer"])]
-        return [t.to_local().detach().clone() for t in held if isinstance(t, DTensor)]
+        tensors = [t for w in weights for t in (w, optimizer.state[w]["momentum_buffer"])]
+        return [t.to_local().detach().clone() for t in tensors if isinstance(t, DTensor)]
 
     step()
-    copy = whole.capture()
+    copy = train_state.capture()
     first = step()
-    whole.restore(copy)
-    again = step()
+    train_state.restore(copy)
+    second = step()
     optimizer.state.clear()
-    whole.restore(copy)
-    return len(first) == 6 and same(first, again) and same(first, step())
+    train_state.restore(copy)
+    return len(first) == 6 and same(first, second) and same(first, step())
 
 
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    told: dict[str, Any] = {kind: trial(kind) for kind in KINDS}
-    told["placements"] = placements()
-    (Path(sys.argv[1]) / f"told-{dist.get_rank()}.json").write_text(json.dumps(told))
+    results: dict[str, Any] = {kind: trial(kind) for kind in KINDS}
+    results["placements"] = placements()
+    (Path(sys.argv[1]) / f"told-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
-from rewinding import same
-from scripted import Watched, script
-from two_rewinding import build, contents
+from rewind_runs import same
+from scripted_judge import Watched, script
+from two_rank_snapshots import build, contents
 
 import surefoot
 from surefoot.records import Action, StepOverrides
@@ -39,7 +39,7 @@ def attached(kind: str, where: Path, plan: dict[int, dict[str, Any]]) -> tuple[W
 
 def trial(kind: str, lacking: bool, out: Path) -> dict[str, Any]:
     """Rewind at the end of attempt 11: to the snapshot of attempt 7, or of 3 where one rank lacks the newer one."""
-    rank, back = dist.get_rank(), 3 if lacking else 7
+    rank, rewound_to = dist.get_rank(), 3 if lacking else 7
     run, guard, judge = attached(kind, out / f"{kind}-{lacking}", {9: {"action": Action.REWIND}})
     for i in range(12):
         run.train(2 * i + rank, 1.0 if i < 8 else 30.0)
@@ -48,7 +48,7 @@ def trial(kind: str, lacking: bool, out: Path) -> dict[str, Any]:
     for i in range(12, 16):
         run.train(2 * i + rank)
     twin = watched(kind)
-    for i in [*range(back + 1), *range(12, 16)]:
+    for i in [*range(rewound_to + 1), *range(12, 16)]:
         twin.train(2 * i + rank)
     guard.close()
     return {
@@ -59,7 +59,7 @@ def trial(kind: str, lacking: bool, out: Path) -> dict[str, Any]:
     }
 
 
-def restrained(kind: str, out: Path) -> bool:
+def lowered_lr_matches_manual_lr(kind: str, out: Path) -> bool:
     """A factor on the lr reaches a sharded optimizer, and the loop never sees it."""
     rank = dist.get_rank()
     run, guard, _ = attached(kind, out / f"{kind}-rate", {2: {"overrides": StepOverrides(lr_factor=0.5)}})
@@ -69,21 +69,23 @@ def restrained(kind: str, out: Path) -> bool:
     twin = watched(kind)
     groups = twin.optimizer.param_groups
     for i in range(8):
-        kept = [g["lr"] for g in groups]
+        original_lrs = [g["lr"] for g in groups]
         for g in groups:
             g["lr"] *= 0.5 if i > 4 else 1.0
-        hook = twin.optimizer.register_step_post_hook(lambda *_, kept=kept: set_rates(groups, kept))
+        hook = twin.optimizer.register_step_post_hook(
+            lambda *_, original_lrs=original_lrs: set_lrs(groups, original_lrs)
+        )
         twin.train(2 * i + rank)
         hook.remove()
     return same(contents(twin), contents(run))
 
 
-def set_rates(groups: list[dict[str, Any]], rates: list[float]) -> None:
-    for group, rate in zip(groups, rates, strict=True):
-        group["lr"] = rate
+def set_lrs(groups: list[dict[str, Any]], lrs: list[float]) -> None:
+    for group, lr in zip(groups, lrs, strict=True):
+        group["lr"] = lr
 
 
-def with_one_lost(out: Path) -> dict[str, Any]:
+def run_with_one_unprotected_rank(out: Path) -> dict[str, Any]:
     """One rank loses its protection: the other cannot rewind, and neither hangs."""
     rank = dist.get_rank()
     run, guard, judge = attached("ddp", out / "lost", {9: {"action": Action.REWIND}})
@@ -99,11 +101,11 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     out = Path(sys.argv[1])
-    told: dict[str, Any] = {kind: trial(kind, False, out) for kind in KINDS}
-    told |= {f"{kind} lacking": trial(kind, True, out) for kind in ("ddp", "fsdp2")}
-    told["rate"] = {kind: restrained(kind, out) for kind in ("ddp", "fsdp2", "zero")}
-    told["lost"] = with_one_lost(out)
-    (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(told))
+    results: dict[str, Any] = {kind: trial(kind, False, out) for kind in KINDS}
+    results |= {f"{kind} lacking": trial(kind, True, out) for kind in ("ddp", "fsdp2")}
+    results["rate"] = {kind: lowered_lr_matches_manual_lr(kind, out) for kind in ("ddp", "fsdp2", "zero")}
+    results["lost"] = run_with_one_unprotected_rank(out)
+    (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

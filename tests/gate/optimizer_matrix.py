@@ -1,4 +1,4 @@
-"""The cells of the optimizer matrix: every class in torch.optim, every way a step can run, every fault."""
+"""The cells of the optimizer matrix: every class in torch.optim, every mode of its step, every fault."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ BUFFER = "buffer"
 """A value that makes a running variance infinite while loss and gradients stay finite."""
 
 
-def makes_sense(name: str, mode: str) -> bool:
+def is_supported(name: str, mode: str) -> bool:
     """Whether torch supports this class in this mode."""
-    takes = inspect.signature(getattr(torch.optim, name)).parameters
+    parameters = inspect.signature(getattr(torch.optim, name)).parameters
     if mode == "sparse":
         return name in TAKES_SPARSE
     if name in NEEDS_SPARSE:
         return mode in ("plain", "closure")
     if name in NEEDS_CLOSURE:
         return mode == "closure"
-    return all(word in takes for word in mode.split() if word in ("foreach", "fused"))
+    return all(option in parameters for option in mode.split() if option in ("foreach", "fused"))
 
 
 def cells() -> Iterator[tuple[str, str, str, str]]:
     """Class, mode, fault and moment; on the first step there is no norm outlier yet."""
     for name in CLASSES:
         for mode in MODES:
-            if makes_sense(name, mode):
+            if is_supported(name, mode):
                 yield name, mode, "nan", "first"
                 yield from ((name, mode, fault, "later") for fault in FAULTS)
                 if mode != "sparse" and name not in NEEDS_SPARSE:
@@ -60,7 +60,7 @@ def cells() -> Iterator[tuple[str, str, str, str]]:
 
 
 class Dense(nn.Module):
-    """Matrices only, so that every class takes it, and running statistics that a bad batch would corrupt."""
+    """Matrices only, so that every optimizer supports it, and running statistics that a bad batch corrupts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,8 +89,8 @@ def build(name: str, mode: str, model: nn.Module) -> torch.optim.Optimizer:
     options = dict(EXTRA.get(name, {}))
     if mode == "sparse":
         options.pop("momentum", None)  # torch has no momentum for sparse gradients
-    takes = inspect.signature(getattr(torch.optim, name)).parameters
-    options |= {k: k in mode for k in ("foreach", "fused") if k in takes and (k in mode or mode == "plain")}
+    parameters = inspect.signature(getattr(torch.optim, name)).parameters
+    options |= {k: k in mode for k in ("foreach", "fused") if k in parameters and (k in mode or mode == "plain")}
     return getattr(torch.optim, name)(model.parameters(), **options)
 
 
@@ -116,7 +116,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor):
         return (
             isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a.cpu(), b.cpu())
-        )  # compiling moves counters
+        )  # compiling moves step counters to the device
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
@@ -143,7 +143,7 @@ def refused_step_leaves_no_trace(
     train(healthy, fault)
     assert same(before, snapshot(model, optimizer)), "bit-identical after a refusal"
     train(healthy + 1, None)
-    assert not same(before["model"], snapshot(model, optimizer)["model"]), "a healthy step lands again"
+    assert not same(before["model"], snapshot(model, optimizer)["model"]), "a healthy step is applied again"
     guard.close()
     verdicts = surefoot.read(run_dir).scalars["verdict"].tolist()
     assert verdicts == [0] * healthy + [2 if fault == "burst" else 1, 0]
@@ -157,7 +157,7 @@ def stepper(
     scaler: Any,
     backend: str,
 ) -> Callable[[int, str | None], None]:
-    """A training step that runs the way the mode says."""
+    """A training step in the given mode."""
     step = torch.compile(optimizer.step, backend=backend) if "compiled" in mode else optimizer.step
 
     def loss_of(i: int, fault: str | None) -> Tensor:

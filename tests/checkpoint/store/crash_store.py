@@ -1,7 +1,7 @@
-"""Crashes a store before each single change of the disk, in processes that end there and then.
+"""Crash a store before each single change of the disk, in forked processes.
 
-Told a folder to work in, it prints for each kind of work how many crashes a fresh store came through. It runs as a
-program of its own, because a process that has loaded torch should not be forked a few hundred times.
+For each operation it prints how many crashes a new store recovered from. It runs as a separate program, because a
+process that has loaded torch should not be forked a few hundred times.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FEW = Retention(last=1, emergency=1, apart=0)
 
 
 class Crashing(Files):
-    """Ends the process before the change with this number, counted from 0; of one kind, if that is told."""
+    """Ends the process before change number `at`, counted from 0; with `only`, counts changes of that kind."""
 
-    chunk = 96  # the manifest takes several writes, so that it can be cut off in the middle
+    chunk = 96  # the manifest takes several writes, so that a crash can truncate it
 
     def __init__(self, at: int, only: str = "") -> None:
         self._left = at
@@ -49,17 +49,17 @@ def save(store: CheckpointStore, step: int, attempt: int, **about: object) -> No
         store.commit(draft, None, about)
 
 
-def nothing(root: Path) -> None:
+def empty_store(root: Path) -> None:
     root.mkdir()
 
 
-def two(root: Path) -> None:
+def two_checkpoints(root: Path) -> None:
     store = CheckpointStore(root)
     save(store, 10, 10)
     save(store, 20, 20)
 
 
-def many(root: Path) -> None:
+def many_checkpoints(root: Path) -> None:
     store = CheckpointStore(root)
     for step in (10, 20, 30, 40):
         save(store, step, step, kind="emergency" if step == 20 else "regular")
@@ -68,9 +68,9 @@ def many(root: Path) -> None:
     store.mark("step-00000030", "suspect", "the loss rose")
 
 
-def littered(root: Path) -> None:
-    """As `many`, and with what two crashes left: half a save, and half a removal."""
-    many(root)
+def store_with_leftovers(root: Path) -> None:
+    """Like `many_checkpoints`, with the leftovers of crashes in a save, a removal and a mark."""
+    many_checkpoints(root)
     crash(lambda files: save(CheckpointStore(root, files=files), 60, 60), 0, "rename")
     crash(lambda files: save(CheckpointStore(root, files=files, keep=FEW), 60, 60), 0, "rmdir")
     crash(lambda files: CheckpointStore(root, files=files).mark("step-00000060", "healthy"), 0, "rename")
@@ -81,23 +81,26 @@ def littered(root: Path) -> None:
 def resume(files: Files, root: Path) -> None:
     store = CheckpointStore(root, files=files)
     store.clean()
-    kept = store.newest()
-    assert kept is not None
-    store.mark(kept.name, "suspect", "the run crashed soon after it")
+    checkpoint = store.newest()
+    assert checkpoint is not None
+    store.mark(checkpoint.name, "suspect", "the run crashed soon after it")
 
 
 WORK: dict[str, tuple[Callable[[Path], None], Callable[[Files, Path], None]]] = {
-    "the first save": (nothing, lambda files, root: save(CheckpointStore(root, files=files), 60, 60)),
-    "a save": (two, lambda files, root: save(CheckpointStore(root, files=files), 60, 60)),
-    "the same step again": (two, lambda files, root: save(CheckpointStore(root, files=files), 20, 60)),
-    "a prune": (many, lambda files, root: save(CheckpointStore(root, files=files, keep=FEW), 60, 60)),
-    "a mark": (two, lambda files, root: CheckpointStore(root, files=files).mark("step-00000020", "healthy")),
-    "a resume": (littered, resume),
+    "the first save": (empty_store, lambda files, root: save(CheckpointStore(root, files=files), 60, 60)),
+    "a save": (two_checkpoints, lambda files, root: save(CheckpointStore(root, files=files), 60, 60)),
+    "the same step again": (two_checkpoints, lambda files, root: save(CheckpointStore(root, files=files), 20, 60)),
+    "a prune": (many_checkpoints, lambda files, root: save(CheckpointStore(root, files=files, keep=FEW), 60, 60)),
+    "a mark": (
+        two_checkpoints,
+        lambda files, root: CheckpointStore(root, files=files).mark("step-00000020", "healthy"),
+    ),
+    "a resume": (store_with_leftovers, resume),
 }
 
 
 def crash(work: Callable[[Files], None], at: int, only: str = "") -> bool:
-    """Whether the work was cut off."""
+    """Whether the work was interrupted by the crash."""
     child = os.fork()
     if child == 0:
         try:
@@ -111,47 +114,47 @@ def crash(work: Callable[[Files], None], at: int, only: str = "") -> bool:
     return code == CRASHED
 
 
-def whole(store: CheckpointStore) -> set[str]:
-    """Names of those that verify; none that is not may be seen, and none may be of two saves."""
-    found = [store.verify(kept) for kept in store.all()]
-    assert not [kept.problems for kept in found if kept.problems or kept.extra]
-    for kept in found:
-        texts = {(kept.folder / name).read_text() for name in kept.files}
-        assert texts == {f"step {kept.step} attempt {kept.attempt} " * 20}
-    return {kept.name for kept in found}
+def intact_names(store: CheckpointStore) -> set[str]:
+    """Names of all checkpoints; each must verify and contain the files of one save only."""
+    checkpoints = [store.verify(checkpoint) for checkpoint in store.all()]
+    assert not [checkpoint.problems for checkpoint in checkpoints if checkpoint.problems or checkpoint.extra]
+    for checkpoint in checkpoints:
+        texts = {(checkpoint.folder / name).read_text() for name in checkpoint.files}
+        assert texts == {f"step {checkpoint.step} attempt {checkpoint.attempt} " * 20}
+    return {checkpoint.name for checkpoint in checkpoints}
 
 
 def check(root: Path, before: set[str]) -> None:
-    """A fresh store finds whole checkpoints only, the old ones or the new one, and goes on."""
+    """A new store finds intact checkpoints only, the old ones or the new one, and can save again."""
     store = CheckpointStore(root)
-    there = whole(store)
-    assert len(there - before) <= 1
-    assert len(there) >= min(2, len(before))
+    names = intact_names(store)
+    assert len(names - before) <= 1
+    assert len(names) >= min(2, len(before))
     newest = store.newest(trust="suspect")
-    assert (newest.name if newest else None) == max(there, default=None)
+    assert (newest.name if newest else None) == max(names, default=None)
     store.clean()
-    assert {path.name for path in root.iterdir()} == there
+    assert {path.name for path in root.iterdir()} == names
     assert not list(root.glob("*/.marking-*"))
     save(store, 70, 70)
-    assert "step-00000070" in whole(store)
+    assert "step-00000070" in intact_names(store)
 
 
 def main(folder: Path) -> None:
-    told: dict[str, int] = {}
+    crashes: dict[str, int] = {}
     for name, (prepare, work) in WORK.items():
         template = folder / name
         prepare(template)
-        before = whole(CheckpointStore(template))
+        before = intact_names(CheckpointStore(template))
         for at in range(1000):
             root = folder / f"{name} {at}"
             shutil.copytree(template, root, symlinks=True)
-            cut_off = crash(lambda files, root=root, work=work: work(files, root), at)
+            crashed = crash(lambda files, root=root, work=work: work(files, root), at)
             check(root, before)
             shutil.rmtree(root)
-            if not cut_off:
-                told[name] = at
+            if not crashed:
+                crashes[name] = at
                 break
-    print(json.dumps(told))
+    print(json.dumps(crashes))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs with a large frozen part: adapters beside a frozen model, and a teacher that follows its student."""
+"""Models with many frozen parameters: adapters on a frozen layer, and a teacher that follows its student."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 WIDTH = 256
 
 
-class Adapted(nn.Module):
-    """A frozen layer with a trained adapter beside it, as LoRA has it; batch norm for the buffers."""
+class AdapterModel(nn.Module):
+    """A frozen layer with a trained adapter, as in LoRA; batch norm adds buffers."""
 
     def __init__(self, width: int = WIDTH, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Adapted(nn.Module):
         return self.base(x.to(self.base.weight.dtype)).float() + self.up(self.down(self.drop(self.norm(x))))
 
 
-class Taught(nn.Module):
+class TeacherStudent(nn.Module):
     """A student, and a teacher of the same shape that needs no gradient."""
 
     def __init__(self, width: int = 16) -> None:
@@ -38,8 +38,8 @@ class Taught(nn.Module):
         return self.student(x) - self.teacher(x).detach() * 0.1 + self.fixed(x)
 
 
-def follow(model: Taught, how: str) -> None:
-    """Move the teacher towards the student, seen by autograd or past it."""
+def follow(model: TeacherStudent, how: str) -> None:
+    """Move the teacher towards the student, with or without bumping the version counter."""
     for t, s in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
         if how == "data":
             t.data.mul_(0.9).add_(s.data, alpha=0.1)
@@ -50,15 +50,15 @@ def follow(model: Taught, how: str) -> None:
                 t.mul_(0.9).add_(s, alpha=0.1)
 
 
-def adapted(**options: Any) -> tuple[Adapted, torch.optim.Optimizer]:
+def adapter_run(**options: Any) -> tuple[AdapterModel, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = Adapted(**options)
+    model = AdapterModel(**options)
     return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
 
 
-def taught() -> tuple[Taught, torch.optim.Optimizer]:
+def teacher_student_run() -> tuple[TeacherStudent, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = Taught()
+    model = TeacherStudent()
     return model, torch.optim.AdamW(model.student.parameters(), lr=0.01)
 
 
@@ -77,9 +77,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, i: int, watch: Any
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    found = [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
-    found += [v.clone() for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
-    return [*found, torch.get_rng_state()]
+    tensors = [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
+    tensors += [v.clone() for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+    return [*tensors, torch.get_rng_state()]
 
 
 def equal(a: list[Tensor], b: list[Tensor]) -> bool:

@@ -1,4 +1,4 @@
-"""A model, data and losses such as users write, and some that are wrong; named in recipes as own_parts:name."""
+"""A model, data and losses such as users write, and some that are wrong; named in recipes as custom_parts:name."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 
-def points(many: int = 90) -> TensorDataset:
-    """Points in a plane, in three classes that a small model can tell apart."""
-    x = torch.randn(many, 2, generator=torch.Generator().manual_seed(0))
+def points(count: int = 90) -> TensorDataset:
+    """Points in a plane, in three classes that a small model can separate."""
+    x = torch.randn(count, 2, generator=torch.Generator().manual_seed(0))
     return TensorDataset(x, x[:, 0].gt(0).long() + x[:, 1].gt(0).long())
 
 
-def points_with_one_nan(many: int = 90) -> TensorDataset:
-    """The same points, one of them damaged: the update of its batch is refused."""
-    x, y = points(many).tensors
-    x[many // 2] = float("nan")
+def points_with_one_nan(count: int = 90) -> TensorDataset:
+    """The same points, one of them NaN: the update of its batch is refused."""
+    x, y = points(count).tensors
+    x[count // 2] = float("nan")
     return TensorDataset(x, y)
 
 
@@ -40,7 +40,7 @@ def classifier(width: int = 16) -> nn.Module:
 
 
 class Noisy(nn.Module):
-    """Draws random numbers and changes a buffer in every mode, and keeps one part out of training mode."""
+    """Draws random numbers and changes a buffer in every forward pass, also in eval mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,24 +68,24 @@ def noisy_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def failing(at: int, how: str, folder: str) -> Any:
-    """The usual loss of a language model, until at one call something happens; what ends a process happens once."""
+    """A language model's loss with a failure at call `at`; failures that end the process happen only once."""
     calls = 0
 
     def loss(model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         nonlocal calls
         calls += torch.is_grad_enabled()  # evaluations do not count
-        found = model(batch["inputs"], batch["targets"])
+        value = model(batch["inputs"], batch["targets"])
         if calls >= at and how == "nan":
-            found = found * torch.nan
+            value = value * torch.nan
         elif calls == at:
-            HAPPENS[how](Path(folder))
-        return found, batch["count"]
+            FAILURES[how](Path(folder))
+        return value, batch["count"]
 
     return loss
 
 
-def _killed(folder: Path) -> None:
-    """As soon as there is something to go on from; of several processes the last one is killed."""
+def _kill_last_rank(folder: Path) -> None:
+    """Kill the last rank once a checkpoint exists."""
     mark = folder / "killed"
     if os.environ.get("RANK", "0") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1) and not mark.exists():
         while not list(folder.glob("run/checkpoints/step-*/manifest.json")):
@@ -94,15 +94,15 @@ def _killed(folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _told_to_end(folder: Path) -> None:
-    if not (folder / "told").exists():
-        (folder / "told").touch()
+def _send_sigterm(folder: Path) -> None:
+    if not (folder / "signalled").exists():
+        (folder / "signalled").touch()
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-HAPPENS = {
-    "kill": _killed,
-    "signal": _told_to_end,
+FAILURES = {
+    "kill": _kill_last_rank,
+    "signal": _send_sigterm,
     "memory": lambda _: torch.empty(1 << 50),
     "error": lambda _: 1 // 0,
 }
@@ -126,7 +126,7 @@ def huge() -> nn.Module:
 
 
 def reads_numbers() -> nn.Module:
-    """As many models do, and fails where a model is made without its numbers."""
+    """Reads a tensor value while building, as many models do; fails on the meta device."""
     return classifier(int(torch.linspace(0, 16, 2)[1].item()))
 
 

@@ -1,4 +1,4 @@
-"""Small runs in which everything matters: dropout, batch norm, schedules, loss scaling, every optimizer class."""
+"""Small runs with much state: dropout, batch norm, schedules, loss scaling, every optimizer class."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def ways() -> list[tuple[str, str]]:
-    """Every optimizer class, and every way torch itself lets it step."""
-    found: list[tuple[str, str]] = []
+def optimizer_variants() -> list[tuple[str, str]]:
+    """Every optimizer class with every implementation that torch offers for it."""
+    variants: list[tuple[str, str]] = []
     for name in CLASSES:
-        takes = inspect.signature(getattr(torch.optim, name)).parameters
-        found.append((name, "closure" if name == "LBFGS" else "plain"))
-        found += [(name, way) for way in ("foreach", "fused") if way in takes]
-    return [*found, ("AdamW", "closure"), ("AdamW", "compiled"), ("SGD", "compiled")]
+        parameters = inspect.signature(getattr(torch.optim, name)).parameters
+        variants.append((name, "closure" if name == "LBFGS" else "plain"))
+        variants += [(name, implementation) for implementation in ("foreach", "fused") if implementation in parameters]
+    return [*variants, ("AdamW", "closure"), ("AdamW", "compiled"), ("SGD", "compiled")]
 
 
 class Net(nn.Module):
@@ -65,17 +65,19 @@ class SparseNet(nn.Module):
 
 
 class Run:
-    """A model in training; the same number always makes the same step, but for what the run itself carries along."""
+    """A model in training; step `i` depends on `i` and on the run's own state only."""
 
-    def __init__(self, name: str = "AdamW", way: str = "plain", *, device: str = "cpu", scaled: bool = False) -> None:
+    def __init__(
+        self, name: str = "AdamW", implementation: str = "plain", *, device: str = "cpu", scaled: bool = False
+    ) -> None:
         seed()
-        self.way, self.device = way, device
+        self.implementation, self.device = implementation, device
         self.model: nn.Module = (SparseNet() if name == "SparseAdam" else Net()).to(device)
         self.forward: Callable[[Tensor], Tensor] = self.model
         options: dict[str, Any] = {"lr": 0.01} | OPTIONS.get(name, {})
-        options |= {way: True} if way in ("foreach", "fused") else {}
+        options |= {implementation: True} if implementation in ("foreach", "fused") else {}
         self.optimizer: Optimizer = getattr(torch.optim, name)(self.model.parameters(), **options)
-        self.compiled = torch.compile(self.optimizer.step, backend="eager") if way == "compiled" else None
+        self.compiled = torch.compile(self.optimizer.step, backend="eager") if implementation == "compiled" else None
         self.schedulers: list[Any] = []
         self.scaler = torch.amp.GradScaler(device, growth_interval=2) if scaled else None
 
@@ -95,7 +97,7 @@ class Run:
             return loss
 
         hook = None if midway is None else self.optimizer.register_step_post_hook(lambda *_: midway())
-        if self.way == "closure":
+        if self.implementation == "closure":
             self.optimizer.step(closure)  # pyright: ignore[reportArgumentType]
         elif self.scaler is None:
             closure()
@@ -113,8 +115,8 @@ class Run:
             scheduler.step(*([float(i)] if plateau else []))
 
     def contents(self) -> Any:
-        """Everything, to be compared bit by bit."""
-        return kept(
+        """All state of the run, to be compared bit by bit."""
+        return plain_copy(
             {
                 "model": self.model.state_dict(),
                 "state": [dict(s) for s in self.optimizer.state.values()],
@@ -126,12 +128,12 @@ class Run:
         )
 
     def addresses(self) -> list[int]:
-        held = [*self.model.parameters(), *self.model.buffers()]
-        held += [v for s in self.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
-        return [(t.to_local() if isinstance(t, DTensor) else t).data_ptr() for t in held]
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        tensors += [v for s in self.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+        return [(t.to_local() if isinstance(t, DTensor) else t).data_ptr() for t in tensors]
 
 
-def whole(run: Run, **more: Any) -> TrainState:
+def train_state_of(run: Run, **more: Any) -> TrainState:
     return TrainState(run.model, run.optimizer, scheduler=run.schedulers, scaler=run.scaler, **more)
 
 
@@ -147,17 +149,17 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-def kept(value: Any) -> Any:
-    """A deep copy in which a DTensor is this process's part of it."""
+def plain_copy(value: Any) -> Any:
+    """A deep copy in which a DTensor is replaced by its local shard."""
     if isinstance(value, DTensor):
         return value.to_local().detach().clone()
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {k: kept(v) for k, v in value.items()}
+        return {k: plain_copy(v) for k, v in value.items()}
     if hasattr(value, "state_dict"):
-        return kept(value.state_dict())
-    return [kept(v) for v in value] if isinstance(value, list | tuple) else copy.deepcopy(value)
+        return plain_copy(value.state_dict())
+    return [plain_copy(v) for v in value] if isinstance(value, list | tuple) else copy.deepcopy(value)
 
 
 def same(a: Any, b: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Two processes train shards of a model, each with half of the samples; told is how far it is from a whole model."""
+"""Two ranks train a sharded model on half of the samples each; the results are differences to the unsharded model."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ SPECS = (
 def main(out: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    told: dict[str, Any] = {spec.name: _apart(spec, rank) for spec in SPECS}
+    results: dict[str, Any] = {spec.name: _relative_difference(spec, rank) for spec in SPECS}
     for name in ("lamb", "rprop"):
         try:
             make_optimizers(_sharded(_model()), OptimizerSection(name=name))
-        except ValueError as problem:
-            told[name] = str(problem)
-    (out / f"told-{rank}.json").write_text(json.dumps(told))
+        except ValueError as error:
+            results[name] = str(error)
+    (out / f"told-{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -55,23 +55,25 @@ def _sharded(model: Decoder) -> Decoder:
     return model
 
 
-def _apart(spec: OptimizerSection, rank: int) -> float:
-    """The largest difference after some updates, as a share of the largest update."""
+def _relative_difference(spec: OptimizerSection, rank: int) -> float:
+    """The largest difference after three updates, relative to the largest update."""
     start = _model()
-    whole, shards = copy.deepcopy(start), _sharded(copy.deepcopy(start))
-    optimizers = [make_optimizers(model, spec) for model in (whole, shards)]
+    unsharded, shards = copy.deepcopy(start), _sharded(copy.deepcopy(start))
+    optimizers = [make_optimizers(model, spec) for model in (unsharded, shards)]
     tokens = torch.arange(64).reshape(4, 16) * 5 % 31
     for _ in range(3):
-        next_token_loss(whole, tokens).backward()
+        next_token_loss(unsharded, tokens).backward()
         next_token_loss(shards, tokens[2 * rank : 2 * rank + 2]).backward()
         for optimizer in (each for pair in optimizers for each in pair):
             optimizer.step()
             optimizer.zero_grad()
     gathered = [p.full_tensor() for p in shards.parameters()]  # pyright: ignore[reportAttributeAccessIssue]
-    return _largest(list(whole.parameters()), gathered) / _largest(list(whole.parameters()), list(start.parameters()))
+    return _max_difference(list(unsharded.parameters()), gathered) / _max_difference(
+        list(unsharded.parameters()), list(start.parameters())
+    )
 
 
-def _largest(some: list[nn.Parameter], others: list[Any]) -> float:
+def _max_difference(some: list[nn.Parameter], others: list[Any]) -> float:
     return max((a - b).detach().abs().max().item() for a, b in zip(some, others, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Run by torchrun with two processes: adapters on frozen weights; both go back to a state that both can trust."""
+"""Run by torchrun with two ranks: adapters on frozen weights; both rewind to a snapshot that is valid on both."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
-from adapted import Adapted, inputs
-from scripted import script
+from frozen_models import AdapterModel, inputs
+from scripted_judge import script
 
 import surefoot
 from surefoot.records import Action
@@ -24,7 +24,7 @@ from surefoot.records import Action
 
 def build(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model: nn.Module = Adapted(64)
+    model: nn.Module = AdapterModel(64)
     if kind == "fsdp2":
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     else:
@@ -36,10 +36,10 @@ def build(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def base_of(model: nn.Module) -> Tensor:
     (weight,) = [p for name, p in model.named_parameters() if name.endswith("base.weight")]
-    return mine(weight)
+    return to_local(weight)
 
 
-def mine(tensor: Tensor) -> Tensor:
+def to_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -51,44 +51,44 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, i: int, watch: Any
 
 
 def contents(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    held = [*model.parameters(), *model.buffers()]
-    held += [v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
-    return [mine(t).detach().clone() for t in held]
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+    return [to_local(t).detach().clone() for t in tensors]
 
 
 def trial(kind: str, moved: bool, out: Path) -> dict[str, Any]:
-    """Back at the end of attempt 11: to the state of attempt 7, or of 3 where one process cannot trust the newer."""
+    """Rewind at the end of attempt 11: to the snapshot of attempt 7, or of 3 where the newer is invalid on one rank."""
     model, optimizer = build(kind)
     guard = surefoot.attach(
         model, optimizer, run_dir=out / f"{kind}-{moved}", policy=surefoot.Policy(snapshot_every=4), resume=False
     )
     judge = script(guard, {9: {"action": Action.REWIND}})
-    back = 3 if moved else 7
+    rewound_to = 3 if moved else 7
     for i in range(12):
         if moved and dist.get_rank() == 1 and i == 5:
             base_of(model).data.mul_(1.25)
         train(model, optimizer, i, guard.watch, 1.0 if i < 8 else 30.0)
     ring: Any = guard._recovery.ring  # type: ignore[attr-defined]
-    whole = sum(mine(p).nbytes for p in model.parameters() if not p.requires_grad)
-    once = ring.base_nbytes <= whole and len(ring.snapshots) > 1
+    frozen_nbytes = sum(to_local(p).nbytes for p in model.parameters() if not p.requires_grad)
+    stored_once = ring.base_nbytes <= frozen_nbytes and len(ring.snapshots) > 1
     for i in range(12, 16):
         train(model, optimizer, i, guard.watch)
     twin = build(kind)
-    for i in [*range(back + 1), *range(12, 16)]:
+    for i in [*range(rewound_to + 1), *range(12, 16)]:
         train(*twin, i, lambda loss, _: loss)
-    on = all(a.equal(b) for a, b in zip(contents(*twin), contents(model, optimizer), strict=True))
-    told = {"rewinds": judge.rewinds, "on": on, "lost": guard.disabled, "once": once}
+    continues = all(a.equal(b) for a, b in zip(contents(*twin), contents(model, optimizer), strict=True))
+    results = {"rewinds": judge.rewinds, "on": continues, "lost": guard.disabled, "once": stored_once}
     guard.close()
-    return told
+    return results
 
 
 def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
-    told = {kind: trial(kind, False, out) for kind in ("ddp", "fsdp2")}
-    told |= {f"{kind} moved": trial(kind, True, out) for kind in ("ddp", "fsdp2")}
-    (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(told))
+    results = {kind: trial(kind, False, out) for kind in ("ddp", "fsdp2")}
+    results |= {f"{kind} moved": trial(kind, True, out) for kind in ("ddp", "fsdp2")}
+    (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,6 +1,6 @@
-"""Run by torchrun with two processes, of which the second kills itself once, while there is something to go back to.
+"""Run by torchrun with two ranks, of which the second kills itself once, after a checkpoint has been written.
 
-Before that the same run is trained straight to its end; when both are done, what they came to is told.
+The same run is first trained without a kill; the results compare the two.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from surefoot import parallel
 from surefoot.data import make_loader
 
 STEPS, FATAL = 24, 7
-HOW = "zero1"
-"""Data parallel, and the optimizer sharded."""
+STRATEGY = "zero1"
+"""Data parallel with a sharded optimizer."""
 
 
 def train(world: parallel.World, run_dir: Path, fatal: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 6))
-    model = parallel.wrap_model(net, HOW, world)
+    model = parallel.wrap_model(net, STRATEGY, world)
     torch.manual_seed(1 + world.rank)
-    optimizer = parallel.shard_optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3), HOW, world)
+    optimizer = parallel.shard_optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3), STRATEGY, world)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     data: Any = torch.randn(37, 6, generator=torch.Generator().manual_seed(3))
     loader = make_loader(data, 3, seed=5)
-    own: dict[str, Any] = {"scheduler": scheduler, "loader": loader, "policy": surefoot.Policy(save_every=2)}
-    begun = 0
-    with surefoot.attach(model, optimizer, run_dir=run_dir, resume=True, **own) as guard:
-        begun = done = guard.step
+    options: dict[str, Any] = {"scheduler": scheduler, "loader": loader, "policy": surefoot.Policy(save_every=2)}
+    first_step = 0
+    with surefoot.attach(model, optimizer, run_dir=run_dir, resume=True, **options) as guard:
+        first_step = done = guard.step
         while done < STEPS:
             for x in loader:
                 loss = (model(x) - x).square().mean()
@@ -53,24 +53,28 @@ def train(world: parallel.World, run_dir: Path, fatal: bool) -> dict[str, Any]:
                     time.sleep(0.25)  # a save takes longer than these steps
                 if done >= STEPS:
                     break
-    held = getattr(optimizer, "optim", optimizer).state.values()
-    tensors = [*model.state_dict().values(), *(v for s in held for v in s.values())]
+    optimizer_states = getattr(optimizer, "optim", optimizer).state.values()
+    tensors = [*model.state_dict().values(), *(v for s in optimizer_states for v in s.values())]
     plain = [t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]
-    return {"begun": begun, "end": [t.double().flatten().tolist() for t in plain], "lr": scheduler.get_last_lr()}
+    return {
+        "first_step": first_step,
+        "end": [t.double().flatten().tolist() for t in plain],
+        "lr": scheduler.get_last_lr(),
+    }
 
 
 def main() -> None:
     out, restarts = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     torch.set_num_threads(1)
     world = parallel.init_distributed("cpu", timeout=60)
-    straight = train(world, out / "straight", fatal=False)
+    uninterrupted = train(world, out / "straight", fatal=False)
     killed = train(world, out / "killed", fatal=restarts == 0)
-    told = {
+    results = {
         "restarts": restarts,
-        "begun": killed["begun"],
-        "same": {k: killed[k] == straight[k] for k in ("end", "lr")},
+        "first_step": killed["first_step"],
+        "same": {k: killed[k] == uninterrupted[k] for k in ("end", "lr")},
     }
-    (out / f"told-{world.rank}.json").write_text(json.dumps(told))
+    (out / f"told-{world.rank}.json").write_text(json.dumps(results))
     parallel.shutdown(world)
 
 

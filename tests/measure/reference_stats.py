@@ -1,4 +1,4 @@
-"""What the statistics must be, worked out in float64 the plain way, and odd tensors to try them on."""
+"""Reference statistics in float64, and unusual tensors to test them on."""
 
 from __future__ import annotations
 
@@ -13,43 +13,47 @@ ABSENT = [0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0]
 
 
 def reference(tensor: Tensor, scale: float = 1.0) -> list[float]:
-    """One row of LAYER_STATS; a complex number counts as its two parts."""
+    """One row of LAYER_STATS; complex numbers count as two values."""
     dense = (tensor.to_dense() if tensor.layout is not torch.strided else tensor).detach().cpu()
     if dense.is_complex():
         dense = torch.view_as_real(dense.resolve_conj())
     values = dense.double().reshape(-1) / scale
-    kept = values[values.isfinite()]
-    size, whole, bad = kept.abs(), max(values.numel(), 1), values.numel() - kept.numel()
+    finite = values[values.isfinite()]
+    magnitudes, count, bad = finite.abs(), max(values.numel(), 1), values.numel() - finite.numel()
     return [
-        math.nan if bad else float(torch.linalg.vector_norm(kept)),
-        float(kept.mean()) if kept.numel() else 0.0,
-        float(kept.std()) if kept.numel() > 1 else 0.0,
-        float(size.max()) if kept.numel() else 0.0,
-        float((size == 0).sum()) / whole,
+        math.nan if bad else float(torch.linalg.vector_norm(finite)),
+        float(finite.mean()) if finite.numel() else 0.0,
+        float(finite.std()) if finite.numel() > 1 else 0.0,
+        float(magnitudes.max()) if finite.numel() else 0.0,
+        float((magnitudes == 0).sum()) / count,
         float(bad),
-        float(((size > 0) & (size < 6.1e-5)).sum()) / whole,
-        float(((size > 0) & (size < 5.96e-8)).sum()) / whole,
+        float(((magnitudes > 0) & (magnitudes < 6.1e-5)).sum()) / count,
+        float(((magnitudes > 0) & (magnitudes < 5.96e-8)).sum()) / count,
     ]
 
 
 def assert_row(row: Tensor, tensor: Tensor, scale: float = 1.0, where: object = "", close: float = 1e-5) -> None:
-    """A measured row is the reference, as closely as float32 sums can be."""
-    wanted = reference(tensor, scale)
-    got = row.double().tolist()
-    largest = wanted[3]
+    """A measured row equals the reference within the accuracy of float32 sums."""
+    expected = reference(tensor, scale)
+    measured = row.double().tolist()
+    largest = expected[3]
     slack = (0.0, 1e-6 * largest, 1e-6 * largest, 0.0, 0.0, 0.0, 0.0, 0.0)
     for name, a, b, extra in zip(
-        ("norm", "mean", "std", "absmax", "zeros", "nonfinite", "tiny", "sub"), got, wanted, slack, strict=True
+        ("norm", "mean", "std", "absmax", "zeros", "nonfinite", "tiny", "sub"),
+        measured,
+        expected,
+        slack,
+        strict=True,
     ):
-        same = math.isnan(a) and math.isnan(b)
-        about = (name, a, b, where, tensor.dtype, tensor.shape)
-        assert same or math.isclose(a, b, rel_tol=close, abs_tol=extra + 1e-30), about
+        both_nan = math.isnan(a) and math.isnan(b)
+        details = (name, a, b, where, tensor.dtype, tensor.shape)
+        assert both_nan or math.isclose(a, b, rel_tol=close, abs_tol=extra + 1e-30), details
 
 
 def _sparse(values: Callable[..., Tensor], *, twice: bool) -> Tensor:
     rows = [4, 0, 4, 7] if twice else [0, 4, 7, 8]
-    made = torch.sparse_coo_tensor(torch.tensor([rows]), values(4, 3), (12, 3), check_invariants=True)
-    return made if twice else made.coalesce()
+    tensor = torch.sparse_coo_tensor(torch.tensor([rows]), values(4, 3), (12, 3), check_invariants=True)
+    return tensor if twice else tensor.coalesce()
 
 
 LAYOUTS: dict[str, Callable[[Callable[..., Tensor]], Tensor]] = {
@@ -84,13 +88,13 @@ def odd_tensor(
     offset: float = 0.0,
     planted: tuple[float, ...] = (),
 ) -> Tensor:
-    """A random tensor of a layout; the planted values stand at its start."""
+    """A random tensor of a layout that starts with the planted values."""
     generator = torch.Generator().manual_seed(seed)
 
     def values(*shape: int) -> Tensor:
-        made = (torch.randn(shape, generator=generator, dtype=torch.float64) + offset) * size
-        for i, value in enumerate(planted[: made.numel()]):
-            made.view(-1)[i] = value
-        return made.to(dtype)
+        tensor = (torch.randn(shape, generator=generator, dtype=torch.float64) + offset) * size
+        for i, value in enumerate(planted[: tensor.numel()]):
+            tensor.view(-1)[i] = value
+        return tensor.to(dtype)
 
     return LAYOUTS[layout](values)
