@@ -128,11 +128,11 @@ def too_hot_from_birth(run: ScaleRun, at: int) -> None:
 
 @fault(Cause.INITIALISATION, Cause.SCHEDULE, Cause.LEARNING_RATE, curable=False, from_birth=True)
 def large_init_no_warmup(run: ScaleRun, at: int) -> None:
-    """All matrices start four times too large, and there is no warmup."""
+    """All matrices start eight times too large, and there is no warmup."""
     with torch.no_grad():
         for param in run.model.parameters():
             if param.dim() > 1:
-                param.mul_(4.0)
+                param.mul_(8.0)
     run.lr_hooks.append(lambda step: max(1.0, run.size.warmup / (step + 1)))
 
 

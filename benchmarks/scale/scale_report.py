@@ -132,7 +132,8 @@ class ScaleBoard:
             worse = [f"{s.name} ({regret:.2f})" for s, regret in self.worse_than_bare(loop)]
             yield f"- More than 2 % above the bare run, {loop}: {', '.join(worse) or 'none'}."
         for loop in self.loops[1:]:
-            yield f"- Interventions where nothing was wrong, {loop}: {self._false_interventions(loop)}."
+            interventions = self._false_interventions(loop)
+            yield f"- Interventions (clipping counts) where nothing was wrong, {loop}: {interventions}."
         yield from self._detection()
         for error in self.errors:
             yield f"- {error.scenario}, {error.loop} ended with an error: {error.error}"
@@ -143,14 +144,13 @@ class ScaleBoard:
         return f"{sum(ratio <= CURED for ratio in ratios)} of {len(ratios)}"
 
     def _false_interventions(self, loop: str) -> str:
-        """In the healthy runs, and before the onset in the others."""
-        acted = {
-            s.name: result.acted_before + (result.acted if s.healthy else 0)
-            for s in self.scenarios
-            if (result := self.results.get((s.name, loop))) is not None
-        }
-        names = [f"{name} ({count})" for name, count in acted.items() if count]
-        return f"{sum(acted.values())} in {len(acted)} runs{': ' if names else ''}{', '.join(names)}"
+        """In the healthy runs; of surefoot also those before the onset of a fault, which the others have in common."""
+        runs = self.scenarios if loop == SUREFOOT else self.controls
+        results = [(s, self.results[s.name, loop]) for s in runs if (s.name, loop) in self.results]
+        counts = {s.name: result.acted_before + (result.acted if s.healthy else 0) for s, result in results}
+        names = [f"{name} ({count})" for name, count in counts.items() if count]
+        listed = f": {', '.join(names)}" if names and loop == SUREFOOT else ""
+        return f"{sum(counts.values())} updates in {len(names)} of {len(counts)} runs{listed}"
 
     def _detection(self) -> Iterator[str]:
         pairs = [(s, self.results[s.name, SUREFOOT]) for s in self.faults if (s.name, SUREFOOT) in self.results]

@@ -20,6 +20,7 @@ import torch
 
 import surefoot
 from benchmarks.scale.loops import BARE, SUREFOOT, Loop, make_loop
+from benchmarks.scale.scale_controls import FAULT_FREE
 from benchmarks.scale.scale_run import ScaleRun
 from benchmarks.scale.scale_scenario import ScaleScenario
 from benchmarks.scale.sizes import ScaleSize
@@ -94,20 +95,22 @@ class ScaleTrainer:
         """Load and compile all kernels before anything is timed."""
         with tempfile.TemporaryDirectory() as folder:
             for name in (BARE, SUREFOOT):
-                run, loop = self._fresh_run(), make_loop(name, Path(folder))
+                run, loop = self.fresh_run(), make_loop(name, Path(folder))
                 loop.begin(run)
                 try:
                     run.train(loop, 3)
                     run.eval_loss(1)
                 finally:
                     loop.end()
+            if problem := read_journal(Path(folder), FAULT_FREE, 0).get("error"):
+                raise RuntimeError(f"surefoot disabled itself in a healthy run: {problem}")
 
     def run(self, scenario: ScaleScenario, loop_name: str, run_dir: Path) -> ScaleResult:
         """Train one scenario under one loop."""
         if loop_name == SUREFOOT or scenario.from_birth:
-            run, loop = self._fresh_run(scenario.seed), make_loop(loop_name, run_dir)
+            run, loop = self.fresh_run(scenario.seed), make_loop(loop_name, run_dir)
         else:
-            run, loop = self._continued(loop_name)
+            run, loop = self.continued_run(loop_name)
         start, onset = run.step, scenario.onset(self.size)
         outcome: dict[str, Any] = {}
         try:
@@ -146,15 +149,16 @@ class ScaleTrainer:
         seconds = time.perf_counter() - began
         return {"stopped": stopped, "seconds": seconds, "loss": _finite(run.eval_loss(self.size.final_batches))}
 
-    def _fresh_run(self, seed: int = 0) -> ScaleRun:
+    def fresh_run(self, seed: int = 0) -> ScaleRun:
+        """A run before its first update."""
         gc.collect()  # the last run's snapshots
         torch.manual_seed(seed)
         return ScaleRun(self.size, seed, copy.deepcopy(self._initial), self.texts)
 
-    def _continued(self, loop_name: str) -> tuple[ScaleRun, Loop]:
+    def continued_run(self, loop_name: str) -> tuple[ScaleRun, Loop]:
         """A run at the onset, as this loop left it without a fault; trained when it is first needed."""
         if loop_name not in self._prefixes:
-            run, loop = self._fresh_run(), make_loop(loop_name, Path())
+            run, loop = self.fresh_run(), make_loop(loop_name, Path())
             loop.begin(run)
             run.train(loop, self.size.onset)
             self._prefixes[loop_name] = _Prefix(run.model, run.optimizer.state_dict(), loop)
@@ -196,15 +200,16 @@ def reproducible_and_quiet() -> Iterator[None]:
     """Deterministic kernels where torch has them, and no log lines of surefoot between those of the benchmark."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
     log = logging.getLogger("surefoot")
-    before = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory, log.level
+    settings: Any = torch.utils.deterministic
+    before = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory, log.level
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it would slow down every torch.empty
+    settings.fill_uninitialized_memory = False  # it would slow down every torch.empty
     log.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
         torch.set_deterministic_debug_mode(before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+        settings.fill_uninitialized_memory = before[1]
         log.setLevel(before[2])
 
 
