@@ -137,16 +137,22 @@ def scale(
     keep: Annotated[
         Path | None, typer.Option(file_okay=False, help="Keep surefoot's run directories in this folder.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="No further run begins after this time.")] = 570.0,
+    seconds: Annotated[float, typer.Option(min=1, help="No further run begins after this time.")] = 540.0,
+    show: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Only print the tables of a file that --out wrote.")
+    ] = None,
 ) -> None:
     """Plant faults and healthy changes in an 85 M decoder on real text, and compare surefoot with other rules."""
     needs_torch("bench scale")
     from benchmarks.scale.scale_bench import main as run
+    from benchmarks.scale.scale_bench import stored_board
 
     with _usage_errors():
-        board = run(
-            size, device, quick=quick, only=only, out=out, force=force, keep=keep, seconds=seconds, say=_progress
-        )
+        if show is not None:
+            board = stored_board(show)
+        else:
+            options = {"quick": quick, "only": only, "out": out, "force": force, "keep": keep, "seconds": seconds}
+            board = run(size, device, **options, say=_progress)
     typer.echo(board.as_markdown())
     raise typer.Exit(1 if board.errors else 0)
 

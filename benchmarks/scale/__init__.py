@@ -4,6 +4,7 @@
     surefoot bench scale --quick                      eight scenarios, without the other rules
     surefoot bench scale --only lr_                   only scenarios whose name contains this
     surefoot bench scale --out scale.json             also writes every result as it comes; run again to continue
+    surefoot bench scale --show scale.json            only prints the tables of that file
     surefoot bench scale --device cpu --size tiny     the same on a small decoder, to try it out
 
 Every scenario is trained by several loops from the same weights over the same batches: the bare loop, surefoot with its

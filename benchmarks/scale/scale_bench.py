@@ -26,7 +26,6 @@ from surefoot import models
 from surefoot.journal.output_files import check_output, output_file
 
 MADE_BY = "surefoot bench scale"
-LIMIT_SECONDS = 570.0
 QUICK = (
     scale_faults.garbage_for_60,
     scale_faults.wrong_targets_for_80,
@@ -103,10 +102,8 @@ class ResultFile:
         if {key: stored.get(key) for key in self.header} != self.header:
             return
         for row in stored["results"]:
-            if row.pop("sources") == self._sources.get(row["loop"]) and not row["error"]:
-                pairs = tuple((step, loss) for step, loss in row.pop("eval_losses"))
-                result = ScaleResult(**row | {"actions": tuple(row["actions"]), "eval_losses": pairs})
-                self.results[result.scenario, result.loop] = result
+            if row["sources"] == self._sources.get(row["loop"]) and not row["error"]:
+                self.results[row["scenario"], row["loop"]] = _parsed(row)
 
     def add(self, result: ScaleResult) -> None:
         self.results[result.scenario, result.loop] = result
@@ -135,6 +132,28 @@ def train_all(
     return ScaleBoard(plan.scenarios, (BARE, SUREFOOT, *plan.peers), file.results, plan.size, took)
 
 
+def stored_board(path: Path) -> ScaleBoard:
+    """The scores of a file that an earlier call has written, on whatever machine."""
+    try:
+        stored = json.loads(path.read_text())
+        size, rows = SIZES[stored["size"]["name"]], [_parsed(row) for row in stored["results"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"bench scale: {path} cannot be read as a file that --out wrote: {error!r}") from None
+    results = {(row.scenario, row.loop): row for row in rows}
+    names = {row.scenario for row in rows}
+    scenarios = [s for s in (scale_controls.FAULT_FREE, *SCENARIOS.values()) if s.name in names]
+    loops = [loop for loop in (BARE, SUREFOOT, *PEERS) if any(row.loop == loop for row in rows)]
+    return ScaleBoard(scenarios, loops, results, size)
+
+
+def _parsed(row: dict[str, Any]) -> ScaleResult:
+    """A result as it was before it became JSON."""
+    fields = {key: value for key, value in row.items() if key != "sources"}
+    fields["actions"] = tuple(row["actions"])
+    fields["eval_losses"] = tuple((step, loss) for step, loss in row["eval_losses"])
+    return ScaleResult(**fields)
+
+
 def progress_line(result: ScaleResult) -> str:
     """One result in one line."""
     ended = result.error or ("broken" if result.loss is None else f"eval loss {result.loss:.4f}")
@@ -161,7 +180,7 @@ def main(
     out: Path | None = None,
     keep: Path | None = None,
     force: bool = False,
-    seconds: float = LIMIT_SECONDS,
+    seconds: float,
     say: Callable[[str], None] = print,
 ) -> ScaleBoard:
     """Train the plan and return its scores; `keep` is a folder for surefoot's run directories."""

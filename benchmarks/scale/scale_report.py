@@ -27,7 +27,8 @@ class ScaleBoard:
     loops: Sequence[str]
     results: Mapping[tuple[str, str], ScaleResult]
     size: ScaleSize
-    seconds: float
+    seconds: float | None = None
+    """Wall time of the call that trained them."""
 
     @property
     def faults(self) -> list[ScaleScenario]:
@@ -137,7 +138,8 @@ class ScaleBoard:
         yield from self._detection()
         for error in self.errors:
             yield f"- {error.scenario}, {error.loop} ended with an error: {error.error}"
-        yield f"- {self.size.name}, {self.size.updates} updates a run; this call took {self.seconds:.0f} s."
+        took = "" if self.seconds is None else f"; this call took {self.seconds:.0f} s"
+        yield f"- {self.size.name}, {self.size.updates} updates a run{took}."
 
     def _share_cured(self, scenarios: Sequence[ScaleScenario], loop: str) -> str:
         ratios = [ratio for s in scenarios if (ratio := self.ratio(s, loop)) is not None]

@@ -157,6 +157,14 @@ def test_a_second_call_trains_only_what_is_missing(bench: Bench) -> None:
     assert set(board.results) == set(bench.board.results)
 
 
+def test_a_stored_file_is_shown_without_training(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SIZES, MINI.name, MINI)
+    done = CliRunner().invoke(app, ["scale", "--show", str(bench.path)])
+    assert done.exit_code == 0
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[:-1] == bench.board.as_markdown().splitlines()[:-1]
+
+
 def test_after_the_time_limit_no_run_begins_and_the_table_says_so(bench: Bench) -> None:
     board, lines = bench.again(replace(PLAN, peers=tuple(PEERS)), seconds=0.0)
     assert len(lines) == 1
