@@ -122,6 +122,42 @@ def zoo(
 
 
 @app.command()
+def scale(
+    device: Device = None,
+    size: Annotated[str, typer.Option(help="85m, or tiny: a small decoder to try it on a CPU.")] = "85m",
+    quick: Annotated[bool, typer.Option(help="Eight scenarios, without the other rules.")] = False,
+    only: Annotated[str, typer.Option(help="Only scenarios whose name contains this, such as lr_ or garbage.")] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Also write the results as JSON as they come; the next call continues."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite the file named by --out, whatever it holds.")
+    ] = False,
+    keep: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Keep surefoot's run directories in this folder.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="No further run begins after this time.")] = 540.0,
+    show: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Only print the tables of a file that --out wrote.")
+    ] = None,
+) -> None:
+    """Plant faults and healthy changes in an 85 M decoder on real text, and compare surefoot with other rules."""
+    needs_torch("bench scale")
+    from benchmarks.scale.scale_bench import main as run
+    from benchmarks.scale.scale_bench import stored_board
+
+    with _usage_errors():
+        if show is not None:
+            board = stored_board(show)
+        else:
+            options = {"quick": quick, "only": only, "out": out, "force": force, "keep": keep, "seconds": seconds}
+            board = run(size, device, **options, say=_progress)
+    typer.echo(board.as_markdown())
+    raise typer.Exit(1 if board.errors else 0)
+
+
+@app.command()
 def logs(
     folder: Annotated[
         Path | None, typer.Argument(help="Logs with an INDEX.csv: file, label, source.", file_okay=False)

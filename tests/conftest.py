@@ -46,6 +46,7 @@ LONG = ("zoo/test_bench.py", "demo/test_demo.py", "chaos/test_chaos.py", "parall
 TRAINS = (
     "actions/test_step_overrides.py",
     "actions/test_rewind.py",
+    "bench/test_scale.py",
     "demo/test_demo.py",
     "gate/test_processes.py",
     "guard/test_clip.py",
