@@ -1,0 +1,84 @@
+"""What follows from the branches of a trial."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from surefoot.records import Cause, StepMetrics
+from surefoot.trials.branches import BranchId, BranchResult, is_better
+from surefoot.trials.conclusion import SAME, Deviation, conclude, first_difference
+
+NOBODY = frozenset[Cause]()
+GOOD = (1.00, 1.10, 0.90, 1.05)
+BAD = tuple(loss + 1.0 for loss in GOOD)
+
+
+def rows(losses: list[float], norms: list[float]) -> dict[int, StepMetrics]:
+    pairs = enumerate(zip(losses, norms, strict=True))
+    return {k: StepMetrics(step=k, attempt=k, time=0.0, loss=loss, norm=norm) for k, (loss, norm) in pairs}
+
+
+def replay(losses: list[float], norms: list[float]) -> BranchResult:
+    return BranchResult(BranchId.REPLAY, (), dict(enumerate(losses)), dict(enumerate(norms)))
+
+
+@pytest.mark.parametrize(
+    ("losses", "norms", "kind", "attempt"),
+    [
+        ([2.0, 1.9, 1.8, 1.7], [0.5, 0.5, 0.5, 0.5], Deviation.NONE, -1),
+        ([2.0, 1.9, 5.0, 4.8], [0.5, 0.5, 9.0, 8.0], Deviation.LOSS, 2),
+        ([2.0, 1.9, 3.6, 3.4], [0.5, 0.5, 1.0, 1.0], Deviation.UNIT, 2),
+        ([2.0, 1.9, 1.8, 4.0], [0.5, 0.5, 7.0, 6.0], Deviation.GRADIENT, 2),
+        ([2.0, 1.9, math.nan, math.nan], [0.5, 0.5, math.nan, math.nan], Deviation.LOSS, 2),
+        ([2.0, 2.3, 1.8, 1.7], [0.5, 0.5, 0.5, 0.5], Deviation.NONE, -1),
+    ],
+    ids=["same", "weights", "unit", "gradient", "non-finite", "one odd step"],
+)
+def test_the_first_difference_is_dated_and_named(
+    losses: list[float], norms: list[float], kind: Deviation, attempt: int
+) -> None:
+    difference = first_difference(rows(losses, norms), replay([2.0, 1.9, 1.8, 1.7], [0.5, 0.5, 0.5, 0.5]))
+    assert (difference.kind, difference.attempt) == (kind, attempt)
+
+
+def results(**losses: tuple[float, ...]) -> dict[BranchId, BranchResult]:
+    return {BranchId(name): BranchResult(BranchId(name), values) for name, values in losses.items()}
+
+
+def test_nothing_is_done_where_no_branch_is_better() -> None:
+    close = tuple(loss + 0.002 for loss in GOOD)
+    found = conclude(results(nothing=close, replay=close, skip=GOOD, clip=GOOD), GOOD, SAME, NOBODY, clipped=False)
+    assert not found.harmed
+    assert found.best is BranchId.NOTHING
+
+
+def test_settings_that_alone_cure_are_the_cause() -> None:
+    changed = frozenset({Cause.LEARNING_RATE, Cause.SCHEDULE})
+    better = tuple(loss - 0.1 for loss in GOOD)
+    branches = results(nothing=BAD, replay=BAD, old_settings=better, skip=GOOD)
+    found = conclude(branches, GOOD, SAME, changed, clipped=False)
+    assert found.best is BranchId.OLD_SETTINGS
+    assert found.causes == changed
+
+
+def test_smaller_updates_win_only_where_the_run_is_worse_than_it_was() -> None:
+    improving = tuple(loss - 0.3 for loss in GOOD)
+    lower = tuple(loss - 0.6 for loss in GOOD)
+    branches = results(nothing=improving, replay=improving, old_settings=lower, clip=lower, skip=improving)
+    found = conclude(branches, GOOD, SAME, frozenset({Cause.LEARNING_RATE}), clipped=True)
+    assert not found.harmed
+
+
+def test_a_branch_worse_than_its_snapshot_is_not_continued() -> None:
+    half = tuple(loss + 0.5 for loss in GOOD)
+    found = conclude(results(nothing=BAD, replay=BAD, skip=half), GOOD, SAME, NOBODY, clipped=False)
+    assert found.best is BranchId.REWIND
+
+
+def test_non_finite_probes_lose_against_everything_finite() -> None:
+    broken = (math.nan,) * len(GOOD)
+    assert is_better(BAD, broken)
+    assert not is_better(broken, BAD)
+    assert not is_better(broken, broken)
