@@ -105,7 +105,7 @@ class TrialRunner:
             rows = {s.attempt: s.row for s in trial.steps if s.row is not None}
             trial.difference = first_difference(rows, results[BranchId.REPLAY])
             for branch in self._telling_branches(trial, try_float32=try_float32):
-                if time.perf_counter() - began > deadline:
+                if time.perf_counter() - began + results[BranchId.REPLAY].seconds > deadline:
                     break
                 results[branch] = self._run_branch(branch, trial, now)
         trial.conclusion = conclude(
