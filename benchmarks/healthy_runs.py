@@ -14,7 +14,7 @@ from benchmarks.zoo.attached import SurefootProtector
 from benchmarks.zoo.families import Split
 from benchmarks.zoo.scenario import SEEDS, Scenario
 from benchmarks.zoo.training import train
-from surefoot.records import Action
+from surefoot.records import Action, TrialResult
 
 FIRST_SEED = 20_000
 """Seeds from here on are unused elsewhere: nothing was tuned on them or reported from them in `bench zoo`."""
@@ -45,6 +45,7 @@ class HealthyResult:
     interventions: tuple[tuple[int, str, str], ...]
     """Attempt, action and reason of each intervention."""
     findings: int
+    trials: int
 
 
 @dataclass(slots=True)
@@ -53,12 +54,14 @@ class HealthyTally:
     steps: int = 0
     runs: int = 0
     findings: int = 0
+    trials: int = 0
     touched: list[HealthyResult] = field(default_factory=list)
 
     def add(self, result: HealthyResult) -> None:
         self.runs += 1
         self.steps += result.steps
         self.findings += result.findings
+        self.trials += result.trials
         if result.interventions:
             self.touched.append(result)
 
@@ -70,7 +73,8 @@ class HealthyTally:
         findings_rate = 1e5 * self.findings / max(self.steps, 1)
         interventions = f"{self.interventions} interventions in {len(self.touched)} runs"
         runs = f"{self.runs} healthy runs with seeds from {self.first_seed} on, {self.steps:,} steps"
-        lines = [f"{runs}: {interventions}, {findings_rate:.0f} findings per 100,000 steps."]
+        trials = f"{self.trials} trials"
+        lines = [f"{runs}: {interventions}, {trials}, {findings_rate:.0f} findings per 100,000 steps."]
         if not self.touched:
             lines.append(f"With 95 % confidence: fewer than {3e5 / max(self.steps, 1):.2f} in 100,000 steps.")
         for result in sorted(self.touched, key=lambda result: (result.task.seed, result.task.name, result.task.family)):
@@ -100,7 +104,11 @@ def run_task(task: HealthyTask) -> HealthyResult:
     decisions = [e for e in events if e["kind"] == "decision" and e["applied"] and e["action"] != Action.RELAX]
     interventions = tuple((e["attempt"], str(e["action"]), str(e["reason"])) for e in decisions)
     return HealthyResult(
-        task, scenario.settings.steps - scenario.onset, interventions, sum(e["kind"] == "finding" for e in events)
+        task,
+        scenario.settings.steps - scenario.onset,
+        interventions,
+        findings=sum(e["kind"] == "finding" for e in events),
+        trials=sum(e["kind"] == "trial" and e["result"] != TrialResult.NOT_RUN for e in events),
     )
 
 
