@@ -37,6 +37,8 @@ STANDS_OUT_NORM = 2.0
 """The same for the gradient norm, as a multiple of the largest one before."""
 SETTING_CHANGE = 1.05
 """A learning rate, or a momentum's memory, that has risen by this factor may be a cause."""
+UNREAD_STEPS = 2
+"""Steps whose numbers have not arrived yet."""
 UNSEEN_BATCHES = 3
 """Refused batches that are not trained on when it is tried whether the others teach anything about them."""
 LOWER_LR_FACTORS = {BranchId.LOWER_LR: 0.3, BranchId.LOWEST_LR: 0.1}
@@ -141,7 +143,7 @@ class TrialRunner:
             raise NotKept("too few batches are kept")
         if all(s.row is None for s in steps):
             raise NotKept("no numbers of the steps since the snapshot have arrived yet")
-        suspects = find_suspects(steps, onset)
+        suspects = find_suspects([*probes, *steps], onset)
         changed = changed_settings(probes[-1], steps)
         return Trial(snapshot, onset, steps, probes, suspects, changed, options_before=probes[-1].options)
 
@@ -246,12 +248,12 @@ def mixed_batches(batches: Sequence[Any]) -> list[list[Any]]:
 
 
 def find_suspects(steps: Sequence[KeptStep], onset: int) -> frozenset[int]:
-    """Attempts from the onset on whose loss or gradient norm stands out from those before, or that were refused; all
-    of them where none does."""
+    """Attempts from the onset on whose loss or gradient norm stands out from those before, or that were refused, and
+    those between where most do; all of them where none does."""
     before = [s.row for s in steps if s.row is not None and s.attempt < onset and s.row.applied]
     after = [s for s in steps if s.attempt >= onset]
     everything = frozenset(s.attempt for s in after)
-    if len(before) < 4:
+    if len(before) < MIN_PROBES:
         return everything
     losses = [row.loss for row in before]
     median = statistics.median(losses)
@@ -261,7 +263,11 @@ def find_suspects(steps: Sequence[KeptStep], onset: int) -> frozenset[int]:
     def stands_out(row: StepMetrics) -> bool:
         return not row.applied or not row.loss < median + STANDS_OUT_SIGMAS * sigma or row.norm > max_norm
 
-    return frozenset(s.attempt for s in after if s.row is not None and stands_out(s.row)) or everything
+    found = [s.attempt for s in after if s.row is not None and stands_out(s.row)]
+    since = [s.attempt for s in after if found and s.attempt >= found[0]]
+    if 2 * len(found) > len(since) - UNREAD_STEPS:  # most stand out: the others between them are of the same kind
+        return frozenset(since) or everything
+    return frozenset(found)
 
 
 def changed_settings(before: KeptStep, steps: Sequence[KeptStep]) -> frozenset[Cause]:
