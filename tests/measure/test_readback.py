@@ -17,14 +17,14 @@ def test_rows_arrive_two_sends_later_and_in_order(device: torch.device) -> None:
         row.fill_(i)
         box.send(row, i)
         row.fill_(255)  # the device goes on and writes the next numbers over these
-        arrived = list(box.ready())
+        arrived = list(box.receive())
         assert [tag for _, tag in arrived] == ([i - LAG] if i >= LAG else [])
         for content, tag in arrived:
             assert (content == tag).all()
             seen.append(tag)
             content[:] = 99  # what was handed out is the reader's own
-    assert [tag for _, tag in box.drain()] == [18, 19]
-    assert list(box.drain()) == []
+    assert [tag for _, tag in box.receive(drain=True)] == [18, 19]
+    assert list(box.receive(drain=True)) == []
     assert seen == list(range(18))
     assert LAG == 2
 
@@ -35,7 +35,7 @@ def test_drain_waits_for_the_device(cuda: torch.device) -> None:
     torch.cuda._sleep(50_000_000)
     row.fill_(7)
     box.send(row, "late")
-    ((content, tag),) = box.drain()
+    ((content, tag),) = box.receive(drain=True)
     assert tag == "late"
     assert np.array_equal(content, np.full(8, 7, dtype=np.uint8))
 

@@ -77,12 +77,8 @@ class ForwardStartHook:
     def __call__(self, *_: object) -> None:
         if torch.compiler.is_compiling() or self._guard is None:  # a compiler that traces this finds nothing to do
             return
-        guard = self._guard()
-        if guard is not None:
-            self.notify(guard)
-
-    def notify(self, guard: ForwardListener) -> None:
-        guard.forward_began()
+        if (guard := self._guard()) is not None:
+            guard.forward_began()
 
     def __reduce__(self) -> tuple[type[ForwardStartHook], tuple[()]]:
         return type(self), ()
@@ -91,24 +87,11 @@ class ForwardStartHook:
 class ForwardEndHook(ForwardStartHook):
     """Tells the guard when a forward pass has ended."""
 
-    def notify(self, guard: ForwardListener) -> None:
-        guard.forward_ended()
-
-
-class BackwardCheck:
-    """Notices a loop that watches one loss and runs backward from another."""
-
-    def __init__(self) -> None:
-        self.pending = False
-        """A loss was watched, and no backward has started from it yet."""
-        self._steps = 0
-        """Consecutive steps without a backward from the watched loss."""
-
-    def missed(self) -> bool:
-        """Called at each step; True once, when this has happened for several steps in a row."""
-        self._steps = self._steps + 1 if self.pending else 0
-        self.pending = False
-        return self._steps == validate.STEPS_WITHOUT_BACKWARD
+    def __call__(self, *_: object) -> None:
+        if torch.compiler.is_compiling() or self._guard is None:
+            return
+        if (guard := self._guard()) is not None:
+            guard.forward_ended()
 
 
 def register_forward_hooks(model: nn.Module, guard: ForwardListener, *, ends: bool) -> list[RemovableHandle]:

@@ -82,7 +82,7 @@ def _judge_info(model: nn.Module, pipeline: StepPipeline) -> dict[str, Any]:
         "first": max(map(first_update, optimizers)),
         "adaptive": not any(isinstance(o, _PROPORTIONAL) for o in optimizers),
         "alone": pipeline.grad_stats.ranks.world_size == 1,
-        "buffers": list(pipeline.buffer_check.names),
+        "buffers": pipeline.buffer_names,
     } | ({"scopes": scopes} if len(scopes) > 1 else {})
 
 

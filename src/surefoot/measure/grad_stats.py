@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
+from operator import is_not
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import TensorWeakRef
 
 from surefoot.measure.block_layout import (
     NONFINITE_COLUMN,
     NORM_COLUMN,
     UNITS_START,
     BlockLayout,
-    HostBlock,
     SummarySlot,
 )
 from surefoot.measure.cross_rank import Ranks, ReplicaChecksum, SharedValues, checksum, find_ranks, merge_parts
 from surefoot.measure.layout import ParamLayout, local_grads, to_local
-from surefoot.measure.stats_torch import StatsBackend, Summariser, TorchStats, torch_summariser
+from surefoot.measure.stats_torch import StatsBackend, Summariser, TorchStats, flat_values, torch_summariser
 from surefoot.records import LAYER_STATS
+
+REMEMBERED_GRADS = 8
+"""Gradients that are remembered of all: whatever a loop does to its gradients, it does to all of them."""
 
 
 class GradStats:
@@ -31,7 +35,7 @@ class GradStats:
         self._units = tuple(units)
         self.ranks: Ranks = find_ranks(layout, device)
         self.num_microbatches = 0
-        """Microbatches measured since the last update."""
+        """Microbatches measured since the last update; set to 0 to begin the next, whose first overwrites the sums."""
         self.present: tuple[bool, ...] = ()
         """Which tensors had a gradient when they were last measured."""
         self._dtype = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
@@ -63,10 +67,6 @@ class GradStats:
         self._rows_of = [torch.tensor(indices, device=device) for _, indices in self._by_device]
         self._summarise: Summariser = _summariser_for(units, device)
 
-    def unpack(self, raw: np.ndarray) -> HostBlock:
-        """The parts of a block that has arrived on the host."""
-        return HostBlock(raw, self.block_layout)
-
     def measure(self, loss: Tensor | None, *, weight: Tensor | None = None, scale: Tensor | None) -> None:
         """Measure all gradients as they are now: after a backward, or before a step whose loss was not watched.
 
@@ -77,7 +77,7 @@ class GradStats:
             with torch.no_grad():
                 return self.measure(loss, weight=weight, scale=scale)
         grads = local_grads(self.layout.params)
-        self.present = tuple([g is not None for g in grads])
+        self.present = tuple(map(is_not, grads, repeat(None)))
         self._measure_rows(grads, out=self._local_stats, scale=scale)
         if loss is None and self.num_microbatches == 0:
             # Without a watched loss nothing overwrites the sums of the last update.
@@ -169,10 +169,6 @@ class GradStats:
             size += self.block.buffer_nonfinite.numel() + self.shared_values.values.numel()
             self.ranks.gather(torch.zeros(size, dtype=self._dtype, device=self.device))
 
-    def begin_update(self) -> None:
-        """Count microbatches from 0; the first one overwrites the sums of the last update."""
-        self.num_microbatches = 0
-
     def checksum_replicas(self) -> bool:
         """Measure a checksum of the replicated weights for the next gather; False when nothing is replicated."""
         if self.shared_values is None or not self.replicas.enabled:
@@ -201,6 +197,49 @@ class GradStats:
             summary[SummarySlot.NONFINITE_PARAMS] = nonfinite
             summary[SummarySlot.UPDATE_SQUARES] = change
             summary[SummarySlot.SAMPLED_SQUARES] = sampled
+
+
+class SeenGrads:
+    """The first few gradients as they are now, to be recognised later; does not keep them alive.
+
+    Addresses would not do: the memory of a freed gradient may be given to the next one.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.seen: list[tuple[Tensor, TensorWeakRef, int]] = []
+        for param in params:
+            if (grad := param.grad) is not None:
+                self.seen.append((param, TensorWeakRef(grad), grad._version))
+                if len(self.seen) == REMEMBERED_GRADS:
+                    break
+
+    def unchanged(self) -> bool:
+        """Whether each parameter still has this very tensor, and nobody has written to it."""
+        for param, seen, version in self.seen:
+            grad = param.grad
+            if grad is None or grad is not seen() or grad._version != version:
+                return False
+        return True
+
+    def any_nonzero(self) -> bool:
+        """Whether any of the parameters' gradients has a value other than 0; waits for the device."""
+        grads = [param.grad for param, _, _ in self.seen]
+        return any(bool(flat_values(to_local(g)).any()) for g in grads if g is not None)
+
+    def discarded(self) -> bool:
+        """Whether the gradients are gone: set to None, or to zero in place.
+
+        Telling zeroed gradients from clipped ones waits for the device, but only between two backwards without a step.
+        """
+        grads = [param.grad for param, _, _ in self.seen]
+        if any(g is None for g in grads):
+            return all(g is None for g in grads)
+        touched = [
+            g
+            for g, (_, seen, version) in zip(grads, self.seen, strict=True)
+            if g is not None and (g is not seen() or g._version != version)
+        ]
+        return bool(touched) and not any(bool(to_local(g).any()) for g in touched)
 
 
 def _norms(tensors: list[Tensor]) -> list[Tensor]:
