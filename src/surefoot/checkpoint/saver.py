@@ -20,9 +20,8 @@ from surefoot.checkpoint.format.hashing import StateHasher, write_pieces
 from surefoot.checkpoint.format.json_state import JsonEncoder
 from surefoot.checkpoint.format.param_names import StateNames, name_tensors, with_replicated
 from surefoot.checkpoint.format.pieces import RankPieces, add_replay_batch, nonfinite_params, split_state
-from surefoot.checkpoint.format.safetensors_headers import first_names
+from surefoot.checkpoint.format.rank_files import check_complete, first_names
 from surefoot.checkpoint.format.shards import HostStaging, preallocate_staging
-from surefoot.checkpoint.format.state_files import check_complete
 from surefoot.checkpoint.pending_save import EarlierState, PendingSave, SaveResult
 from surefoot.checkpoint.rank_rendezvous import RankGroup, SaveRendezvous
 from surefoot.checkpoint.replay_check import ReplayCheck
@@ -91,7 +90,7 @@ class AsyncSaver:
         copy = self.train_state.copy(live, into, location=self._choose_location(live, into))
         self._in_transfer = copy
         replay_batch = None
-        if self.replay_check is not None:
+        if self.replay_check is not None and not self.replay_check.disabled_reason:
             buffers = None if earlier is None else {id(buffer): before for buffer, before in earlier.buffers}
             replay_batch = self.replay_check.take(buffers)
         ready = tuple(torch.cuda.current_stream(d).record_event() for d in live.devices)
@@ -212,12 +211,14 @@ class AsyncSaver:
             self._spare_copy = self._spare_copy if pending.borrowed else pending.copy
         return SaveResult(**values, seconds=time.monotonic() - began)
 
-    def _plan(self, pending: PendingSave, guard: Any, rendezvous: SaveRendezvous) -> tuple[RankPieces, StateHasher]:
+    def _plan(
+        self, pending: PendingSave, guard: Any, rendezvous: SaveRendezvous | None
+    ) -> tuple[RankPieces, StateHasher]:
         ranks = {"rank": self.group.rank, "world_size": self.group.world_size}
         pieces = split_state(pending.copy, pending.names, **ranks)
         hasher = StateHasher(pending.copy, pieces, pending.names)
-        extra = hasher.extra_hashes() if self.group.world_size > 1 else {}
-        replicated = rendezvous.agree_on_replicated(extra) if extra else frozenset()
+        extra = hasher.extra_hashes() if rendezvous is not None else {}
+        replicated = rendezvous.agree_on_replicated(extra) if rendezvous is not None and extra else frozenset()
         if replicated:
             pieces = split_state(pending.copy, with_replicated(pending.names, replicated), **ranks)
         encoder = JsonEncoder(lambda path, value: None, Tensor)
@@ -230,8 +231,10 @@ class AsyncSaver:
         return pieces, hasher
 
     def _save_together(self, pending: PendingSave, step: int, guard: Any, about: Mapping[str, Any]) -> dict[str, Any]:
-        rendezvous = SaveRendezvous(self.store.root, self.group, pending.save_number)
-        if self.group.rank > 0:
+        rendezvous = None
+        if self.group.world_size > 1:
+            rendezvous = SaveRendezvous(self.store.root, self.group, pending.save_number)
+        if rendezvous is not None and self.group.rank > 0:
             try:
                 pieces, hasher = self._plan(pending, guard, rendezvous)
                 entries = self._write_files(rendezvous.await_folder(), pieces, hasher)
@@ -249,7 +252,7 @@ class AsyncSaver:
             error = failure.reason
             raise
         finally:
-            if self.group.world_size > 1:
+            if rendezvous is not None:
                 rendezvous.publish_result(error)
         return {
             "checkpoint": commit.checkpoint,
@@ -260,7 +263,7 @@ class AsyncSaver:
 
     def _commit(
         self,
-        rendezvous: SaveRendezvous,
+        rendezvous: SaveRendezvous | None,
         pieces: RankPieces,
         hasher: StateHasher,
         about: Mapping[str, Any],
@@ -272,13 +275,15 @@ class AsyncSaver:
         try:
             draft = self.store.draft(step, attempt, needs=needs)
         except SaveFailed as failure:
-            rendezvous.report_failure(failure.reason)
+            if rendezvous is not None:
+                rendezvous.report_failure(failure.reason)
             raise
         with self.store.filling(draft):
-            if self.group.world_size > 1:
+            if rendezvous is not None:
                 rendezvous.announce_folder(draft.folder)
-            entries = self._write_files(draft.folder, pieces, hasher) | rendezvous.collect_written()
-            if self.group.world_size > 1:
+            entries = self._write_files(draft.folder, pieces, hasher)
+            if rendezvous is not None:
+                entries |= rendezvous.collect_written()
                 check_complete(draft.folder)
             else:
                 _require_complete(pieces)

@@ -161,6 +161,14 @@ class MetricsReader:
         self.step, self._uncounted_updates = step, 0
         self.judge.rewound(attempt, step)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the guard: judge, last 100 losses and norms, order of the optimizers."""
+        return {
+            "judge": self.judge.state_dict(),
+            "history": self.history.state_dict(),
+            "order": self.order.state_dict(),
+        }
+
     # -- events
 
     def _without_repeated_stops(self, events: list[Event]) -> list[Event]:

@@ -61,10 +61,7 @@ class GradStats:
         self._all_owned = torch.ones_like(self.ranks.owned)
         self._weight_stats = torch.zeros_like(self._local_stats)
         """Statistics of the weights, when they are measured."""
-        self._by_device = _indices_by_device(layout)
-        numels = layout.local_numels
-        self._backends = [_backend_for([numels[i] for i in indices], place) for place, indices in self._by_device]
-        self._rows_of = [torch.tensor(indices, device=device) for _, indices in self._by_device]
+        self._backend = _backend_for(layout, device)
         self._summarise: Summariser = _summariser_for(units, device)
 
     def measure(self, loss: Tensor | None, *, weight: Tensor | None = None, scale: Tensor | None) -> None:
@@ -78,7 +75,7 @@ class GradStats:
                 return self.measure(loss, weight=weight, scale=scale)
         grads = local_grads(self.layout.params)
         self.present = tuple(map(is_not, grads, repeat(None)))
-        self._measure_rows(grads, out=self._local_stats, scale=scale)
+        self._backend.measure(grads, out=self._local_stats, scale=scale)
         if loss is None and self.num_microbatches == 0:
             # Without a watched loss nothing overwrites the sums of the last update.
             self.block.summary[: SummarySlot.ACTIVE_RANKS] = 0.0
@@ -114,16 +111,6 @@ class GradStats:
                 # The host averages this slot over the ranks; of sharded gradients it needs the sum.
                 parts = self.ranks.world_size if self.ranks.part_numels is not None else 1
                 self.block.summary[SummarySlot.APPLIED_SQUARES] = torch.stack(applied).sum() * parts
-
-    def _measure_rows(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None) -> None:
-        if len(self._backends) == 1:
-            self._backends[0].measure(tensors, out=out, scale=scale)
-            return
-        for (place, indices), rows, backend in zip(self._by_device, self._rows_of, self._backends, strict=True):
-            part = torch.empty(len(indices), len(LAYER_STATS), device=place)
-            moved = None if scale is None else scale.to(place, non_blocking=True)
-            backend.measure([tensors[i] for i in indices], out=part, scale=moved)
-            out[rows] = part.to(self.device, non_blocking=True)
 
     def gather_totals(self) -> Tensor:
         """The summary over all ranks: the one collective of a step, none on a single rank."""
@@ -185,7 +172,7 @@ class GradStats:
         """
         with torch.no_grad():
             stats = self._weight_stats
-            self._measure_rows([to_local(p.detach()) for p in self.layout.params], out=stats, scale=None)
+            self._backend.measure([to_local(p.detach()) for p in self.layout.params], out=stats, scale=None)
             summary, owned = self.block.summary, self.ranks.owned != 0
             owned = owned if own is None else owned & own
             squares = stats[:, NORM_COLUMN].to(self._dtype).square()
@@ -247,11 +234,19 @@ def _norms(tensors: list[Tensor]) -> list[Tensor]:
     return list(torch._foreach_norm(tensors)) if tensors else []
 
 
-def _indices_by_device(layout: ParamLayout) -> list[tuple[torch.device, list[int]]]:
-    indices: dict[torch.device, list[int]] = {}
-    for i, p in enumerate(layout.params):
-        indices.setdefault(to_local(p).device, []).append(i)
-    return list(indices.items())
+class SeveralDevices:
+    """Measures tensors that lie on several devices, each with a backend of its own."""
+
+    def __init__(self, parts: Sequence[tuple[torch.device, Sequence[int], StatsBackend]], device: torch.device) -> None:
+        self._parts = [(place, indices, torch.tensor(indices, device=device), b) for place, indices, b in parts]
+        self._device = device
+
+    def measure(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None = None) -> None:
+        for place, indices, rows, backend in self._parts:
+            part = torch.empty(len(indices), len(LAYER_STATS), device=place)
+            moved = None if scale is None else scale.to(place, non_blocking=True)
+            backend.measure([tensors[i] for i in indices], out=part, scale=moved)
+            out[rows] = part.to(self._device, non_blocking=True)
 
 
 def has_triton(device: torch.device) -> bool:
@@ -263,7 +258,16 @@ def has_triton(device: torch.device) -> bool:
     return torch_has_triton()
 
 
-def _backend_for(numels: Sequence[int], device: torch.device) -> StatsBackend:
+def _backend_for(layout: ParamLayout, device: torch.device) -> StatsBackend:
+    indices: dict[torch.device, list[int]] = {}
+    for i, p in enumerate(layout.params):
+        indices.setdefault(to_local(p).device, []).append(i)
+    numels = layout.local_numels
+    parts = [(place, at, _backend_on(place, [numels[i] for i in at])) for place, at in indices.items()]
+    return parts[0][2] if len(parts) == 1 else SeveralDevices(parts, device)
+
+
+def _backend_on(device: torch.device, numels: Sequence[int]) -> StatsBackend:
     if has_triton(device):
         from surefoot.measure.stats_triton import TritonStats
 

@@ -17,8 +17,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from surefoot.checkpoint.copies import StateCopy
 from surefoot.checkpoint.format.json_state import JsonEncoder
 from surefoot.checkpoint.format.param_names import OptimizerParams, StateNames, unused_name
+from surefoot.checkpoint.format.rank_files import SCHEMA, rank_tensor_name
 from surefoot.checkpoint.format.shards import Shard, can_hold
-from surefoot.checkpoint.format.state_files import SCHEMA, rank_tensor_name
 from surefoot.checkpoint.train_state import NonTensorState
 from surefoot.checkpoint.tree import TensorSlot
 
