@@ -33,11 +33,14 @@ WARMUP_STEPS = 40
 """Steps before anything is counted: by then kernels, buffers and background threads exist."""
 STEPS = 15
 """Steps counted one by one; the table shows the median."""
-SAVE_EVERY = WARMUP_STEPS + STEPS + 5
-"""The first save of the run comes after the counted steps."""
+SAVE_EVERY = WARMUP_STEPS
+"""The first save of the run is part of the warm-up, the second comes after the counted steps."""
+PAUSE_SECONDS = 0.005
+"""In every step, so that background threads get on, and waiting for a save is no change of pace."""
 SAVE_TIMEOUT_SECONDS = 60.0
 STEP, SAVE = "step", "save"
 LOADER_STEP, LOADER_SAVE = "step, with loader and resume", "save, with loader"
+_SAVES = (SAVE, LOADER_SAVE)
 _WIDTH, _BATCH = 16, 16
 
 
@@ -124,7 +127,7 @@ def measure() -> dict[str, Visits]:
 
 
 def _measure(*, loader: bool, resume: bool) -> tuple[Visits, Visits | None]:
-    """Visits of a median step and, with `resume`, of the steps during which the first checkpoint is saved."""
+    """Visits of a median step and, with `resume`, of the steps during which one checkpoint is saved."""
     torch.manual_seed(0)
     counter = VisitCounter()
     with tempfile.TemporaryDirectory() as folder, counter.installed():
@@ -139,12 +142,17 @@ def _measure(*, loader: bool, resume: bool) -> tuple[Visits, Visits | None]:
             step = _stepper(model, optimizer, batches, guard)
             for _ in range(WARMUP_STEPS):
                 step()
+            if resume:
+                _train_until_saved(step, guard)
             steps: list[Visits] = []
             for _ in range(STEPS):
                 with counter.counting() as visits:
                     step()
                 steps.append(visits)
-            save = _measure_save(step, guard, counter) if resume else None
+            save = None
+            if resume:
+                with counter.counting() as save:
+                    _train_until_saved(step, guard)
     median = statistics.median_low(visits.functions() for visits in steps)
     return next(visits for visits in steps if visits.functions() == median), save
 
@@ -158,22 +166,20 @@ def _stepper(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any, gu
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        time.sleep(PAUSE_SECONDS)
 
     return step
 
 
-def _measure_save(step: Callable[[], None], guard: Guard, counter: VisitCounter) -> Visits:
-    """Train until the first checkpoint is on disk and recorded."""
+def _train_until_saved(step: Callable[[], None], guard: Guard) -> None:
+    """Train until the next checkpoint is on disk and recorded."""
     saved: list[Event] = []
     guard.on_event(lambda event: saved.append(event) if _is_save(event) else None)
     deadline = time.monotonic() + SAVE_TIMEOUT_SECONDS
-    with counter.counting() as visits:
-        while not saved:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"bench visits: no checkpoint was saved within {SAVE_TIMEOUT_SECONDS:.0f} s")
-            step()
-            time.sleep(0.01)
-    return visits
+    while not saved:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"bench visits: no checkpoint was saved within {SAVE_TIMEOUT_SECONDS:.0f} s")
+        step()
 
 
 def _is_save(event: Event) -> bool:
@@ -191,8 +197,8 @@ def report(visits: dict[str, Visits], *, files: bool = False) -> str:
     for name, counts in visits.items():
         everywhere = len(counts.files(all_threads=True)), counts.functions(all_threads=True)
         lines.append(f"| {name} | {len(counts.files())} | {counts.functions()} | {everywhere[0]} | {everywhere[1]} |")
-    lines += ["", "Files / functions of each package, all threads:", ""]
-    packages = {name: counts.by_package(all_threads=True) for name, counts in visits.items()}
+    lines += ["", "Files / functions of each package: of a step in the training thread, of a save in all threads.", ""]
+    packages = {name: counts.by_package(all_threads=name in _SAVES) for name, counts in visits.items()}
     columns = sorted(set(itertools.chain.from_iterable(packages.values())))
     lines += ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for name, counted in packages.items():
@@ -200,6 +206,6 @@ def report(visits: dict[str, Visits], *, files: bool = False) -> str:
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     for name, counts in visits.items() if files else ():
         lines += ["", f"{name}:"]
-        for file, functions in counts.by_file(all_threads=True).items():
+        for file, functions in counts.by_file(all_threads=name in _SAVES).items():
             lines += [f"  {file}", *(f"      {function}" for function in functions)]
     return "\n".join(lines)

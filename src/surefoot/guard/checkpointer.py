@@ -13,15 +13,14 @@ import torch
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.dataloader import position_of
 from surefoot.checkpoint.manager import CheckpointManager, SaveInterval
-from surefoot.checkpoint.pending_save import EarlierState
 from surefoot.checkpoint.rank_rendezvous import RankGroup
 from surefoot.checkpoint.replay_check import ReplayCheck
+from surefoot.checkpoint.rng import EarlierState
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard import capture_point
 from surefoot.guard.batches import HasFetchHook
-from surefoot.guard.capture_point import CapturePoint
+from surefoot.guard.capture_point import LOADER_KEY, CapturePoint, DataPosition
 from surefoot.guard.context import GuardContext
-from surefoot.guard.data_position import LOADER_KEY, DataPosition
 from surefoot.guard.emergency_save import EmergencySaver
 from surefoot.guard.metrics_reader import CheckpointEventLog, MetricsReader
 from surefoot.guard.preemption import Preemption, RankConsensus
