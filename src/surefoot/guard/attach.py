@@ -70,6 +70,7 @@ def attach(
     resume: bool = False,
     step_fn: Callable[[nn.Module, Any], Tensor] | None = None,
     steps_of: Optimizer | None = None,
+    run_info: Mapping[str, Any] | None = None,
     **unknown: Never,
 ) -> Guard:
     """Guard a model's training: pass the loss through `guard.watch`, train as before, and bad updates are refused.
@@ -90,6 +91,7 @@ def attach(
         step_fn: (model, batch) -> loss. Checkpoints then hold the last batch and its loss, and a resume is verified by
             computing that loss again.
         steps_of: The optimizer whose updates `guard.step` counts, for loops with several.
+        run_info: Your own entries for `run.json`, such as a config; a mapping is merged with what is there by its name.
 
     With several optimizers `guard.step` counts iterations of the loop: optimizers that step on one backward share an
     iteration; optimizers that alternate (critic, generator) end one with the last of them. The order is recognised
@@ -120,5 +122,6 @@ def attach(
             resume=validate.check_resume(resume, run_dir, policy),
             step_fn=validate.check_step_fn(step_fn),
             steps_of=validate.check_steps_of(steps_of, optimizers),
+            run_info=validate.check_run_info(run_info),
         )
     )

@@ -7,12 +7,9 @@ import gc
 import itertools
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,17 +29,6 @@ from surefoot.measure.system import StepTimer, describe_environment
 log = logging.getLogger("surefoot")
 _PROPORTIONAL = (torch.optim.SGD, torch.optim.ASGD, torch.optim.LBFGS)
 """Optimizers whose updates grow with the gradients."""
-_EXTRA: ContextVar[Mapping[str, Any]] = ContextVar("extra_run_info", default=MappingProxyType({}))
-
-
-@contextmanager
-def extra_run_info(extra: Mapping[str, Any]) -> Iterator[None]:
-    """Runs that are attached inside have this in their `run.json` too; mappings of one name are merged."""
-    before = _EXTRA.set(extra)
-    try:
-        yield
-    finally:
-        _EXTRA.reset(before)
 
 
 def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: StepTimer) -> MetricsReader:
@@ -126,7 +112,7 @@ def _run_json(context: GuardContext, pipeline: StepPipeline) -> dict[str, Any]:
         "processes": pipeline.grad_stats.ranks.world_size,
     }
     info = {"config": config, "data": None} | describe_environment(pipeline.device)
-    for name, extra in _EXTRA.get().items():
+    for name, extra in context.run_info.items():
         value = info.get(name)
         info[name] = {**value, **extra} if isinstance(value, Mapping) and isinstance(extra, Mapping) else extra
     return info
