@@ -79,7 +79,8 @@ class Visits:
             "functions": self.functions(),
             "files_all_threads": len(self.files(all_threads=True)),
             "functions_all_threads": self.functions(all_threads=True),
-            "visited": self.by_file(all_threads=True),
+            "visited": self.by_file(),
+            "visited_all_threads": self.by_file(all_threads=True),
         }
 
 

@@ -23,7 +23,7 @@ from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.judge.judge import Judge
 from surefoot.measure.grad_stats import GradStats, SeenGrads
 from surefoot.measure.readback import AsyncReadback
-from surefoot.measure.system import StepTimer, SystemMonitor
+from surefoot.measure.resources import StepTimer, SystemMonitor
 from surefoot.measure.weight_stats import UpdateSample
 
 Attach = Callable[..., Any]

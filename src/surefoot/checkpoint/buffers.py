@@ -155,7 +155,7 @@ class BufferShadow:
         """Copy in the direction that the device decides."""
         if live and refused.is_cuda and all(t.is_cuda and t.is_contiguous() for t in (*live, *shadows)):
             if self._launch is None:
-                from surefoot.checkpoint.kernels import commit_or_revert
+                from surefoot.checkpoint.buffer_kernels import commit_or_revert
 
                 self._launch = KernelLauncher(commit_or_revert, refused.device)
             # With the sizes: a buffer that has grown may start at the address of the smaller one.
@@ -267,7 +267,7 @@ class BufferCheck:
 
     def _count_fused(self, pairs: list[FloatPair]) -> None:
         """Count all buffers in one launch."""
-        from surefoot.checkpoint.kernels import count_nonfinite
+        from surefoot.checkpoint.buffer_kernels import count_nonfinite
 
         if self._launch is None:
             self._launch = KernelLauncher(count_nonfinite, self._counts.device)

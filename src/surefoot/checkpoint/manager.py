@@ -15,7 +15,7 @@ import torch
 from surefoot.background import BackgroundTask
 from surefoot.checkpoint.copies import StateCopy
 from surefoot.checkpoint.format.hashing import hash_state
-from surefoot.checkpoint.format.load import load_checkpoint
+from surefoot.checkpoint.format.load_checkpoint import load_checkpoint
 from surefoot.checkpoint.rank_rendezvous import RankGroup, leave, remove_messages
 from surefoot.checkpoint.replay_check import ReplayCheck, ReplayResult
 from surefoot.checkpoint.rng import EarlierState

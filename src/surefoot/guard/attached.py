@@ -19,15 +19,15 @@ from torch.optim import Optimizer
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.gate.veto import SkippableStep, StepRefused, VetoMethod
 from surefoot.guard import validate
-from surefoot.guard.batches import Batches, FetchHook, HasFetchHook
+from surefoot.guard.batches import Batches
 from surefoot.guard.context import GuardContext
 from surefoot.guard.guard import LOSS, Guard, Progress
-from surefoot.guard.hooks import close_if_alive, contained, register_forward_hooks, uncompiled
+from surefoot.guard.hooks import GUARDED, close_if_alive, contained, register_hooks, uncompiled
 from surefoot.guard.recovery import Recovery
 from surefoot.guard.run_info import open_metrics_reader
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.measure.batch_stats import count_samples
-from surefoot.measure.system import StepTimer
+from surefoot.measure.resources import StepTimer
 from surefoot.records import Action, Event, JudgedBy, StepMetrics
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("surefoot")
 T = TypeVar("T")
-GUARDED: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-"""Optimizers that already have a guard."""
 
 
 class AttachedGuard(Guard):
@@ -72,23 +70,13 @@ class AttachedGuard(Guard):
             if self._buffer_shadow is not None:
                 self._buffer_shadow.close()
             raise
-        self._hooks: list[Any] = self._register_hooks()
+        self._hooks = register_hooks(self, context, before_step=self._before_step, after_step=self._after_step)
         # A step that is left on the way has no post-hook of torch's, so SkippableStep calls `_after_step`.
         self._skippable_steps = [
             SkippableStep(o, functools.partial(self._after_step, k, o, (), {})) for k, o in enumerate(self._optimizers)
         ]
         self._at_exit = functools.partial(close_if_alive, weakref.ref(self))
         atexit.register(self._at_exit)
-
-    def _register_hooks(self) -> list[Any]:
-        hooks: list[Any] = register_forward_hooks(self._context.model, self, ends=self._context.resume)
-        for k, o in enumerate(self._optimizers):
-            hooks.append(o.register_step_pre_hook(uncompiled(functools.partial(self._before_step, k))))
-            hooks.append(o.register_step_post_hook(uncompiled(functools.partial(self._after_step, k))))
-            GUARDED.add(o)
-        if self._context.resume and isinstance(self._context.loader, HasFetchHook):
-            self._context.loader.through = FetchHook(self)
-        return hooks
 
     # -- what the user reads
 
@@ -143,7 +131,10 @@ class AttachedGuard(Guard):
             # On an overflow a GradScaler does not call optimizer.step(), so the iteration has to be ended here.
             self._pipeline.discard_attempt()
             self._read_arrived()
-            self._recovery.iteration_ended() if self._pipeline.order.ended else self._recovery.step_ended()
+            if self._pipeline.order.ended:
+                self._recovery.iteration_ended()
+            else:
+                self._recovery.step_ended()
 
     @contained
     def forward_ended(self) -> None:

@@ -17,7 +17,7 @@ from surefoot.judge.multi_optimizer import AnyJudge
 from surefoot.judge.policy import Policy
 from surefoot.measure.block_layout import HostBlock, SharedSlot, SummarySlot, VerdictSlot
 from surefoot.measure.nan_tracer import NanOrigin
-from surefoot.measure.system import StepTimer
+from surefoot.measure.resources import StepTimer
 from surefoot.records import (
     EVENT_MARK,
     NAN,

@@ -24,7 +24,7 @@ from surefoot.journal.lock import RunDirectoryInUse
 from surefoot.journal.writer import Journal
 from surefoot.judge.multi_optimizer import make_judge
 from surefoot.measure.cross_rank import Ranks
-from surefoot.measure.system import StepTimer, describe_environment
+from surefoot.measure.resources import StepTimer, describe_environment
 
 log = logging.getLogger("surefoot")
 _PROPORTIONAL = (torch.optim.SGD, torch.optim.ASGD, torch.optim.LBFGS)

@@ -24,7 +24,7 @@ from surefoot.measure.block_layout import (
     settings_index,
 )
 from surefoot.measure.grad_stats import GradStats
-from surefoot.measure.system import SystemReading
+from surefoot.measure.resources import SystemReading
 from surefoot.records import NAN, JudgedBy, StepMetrics, Verdict
 
 

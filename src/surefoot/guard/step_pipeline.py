@@ -28,7 +28,7 @@ from surefoot.measure.grad_stats import GradStats, SeenGrads
 from surefoot.measure.layout import ParamLayout, layout_params, main_device
 from surefoot.measure.nan_tracer import NanTracer
 from surefoot.measure.readback import AsyncReadback
-from surefoot.measure.system import StepTimer, SystemMonitor
+from surefoot.measure.resources import StepTimer, SystemMonitor
 from surefoot.measure.weight_stats import AlternatingWeights, UpdateSample
 from surefoot.records import NAN, JudgedBy, Verdict
 

@@ -12,7 +12,7 @@ from surefoot.actions.stop import TrainingStopped
 from surefoot.journal.lock import WriterLock
 from surefoot.train import exit_codes
 from surefoot.train.recipe import Recipe, RecipeError, as_plain, differences
-from surefoot.train.recipe.load import find_recipe
+from surefoot.train.recipe.load_recipe import find_recipe
 
 _MAX_TEXT_BYTES = 100_000
 """How much of a recipe's file is stored verbatim."""

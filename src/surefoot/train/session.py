@@ -13,9 +13,9 @@ from surefoot import parallel
 from surefoot.data.data_error import DataError
 from surefoot.guard.attach import Guard, attach
 from surefoot.guard.validate import switched_off
-from surefoot.sinks.base import SinkError, Sinks, check_installed, open_sinks
 from surefoot.sinks.console import PlainConsole, RunConsole
 from surefoot.sinks.reporter import Reporter
+from surefoot.sinks.sink import SinkError, Sinks, check_installed, open_sinks
 from surefoot.train import exit_codes
 from surefoot.train.build import RunParts, build, run_dir_of
 from surefoot.train.loop import train

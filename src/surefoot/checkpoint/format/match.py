@@ -18,7 +18,7 @@ from surefoot.checkpoint.format.rank_files import (
     rank_tensor_name,
     root_of,
 )
-from surefoot.checkpoint.format.reader import dtype_of, read_part
+from surefoot.checkpoint.format.shard_reader import dtype_of, read_part
 
 ORDER_SENSITIVE = frozenset({"LBFGS"})
 """Optimizers that keep all parameters in one flat vector, so that their order matters."""

@@ -31,7 +31,7 @@ from surefoot.checkpoint.format.rank_files import (
     read_states,
     tensor_names_in,
 )
-from surefoot.checkpoint.format.reader import dtype_of, read_into
+from surefoot.checkpoint.format.shard_reader import dtype_of, read_into
 from surefoot.checkpoint.rng import get_rng_states
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.checkpoint.tree import NestedState, Stateful

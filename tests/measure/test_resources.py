@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from surefoot.measure.batch_stats import count_samples
-from surefoot.measure.system import StepTimer, SystemMonitor, describe_environment
+from surefoot.measure.resources import StepTimer, SystemMonitor, describe_environment
 
 
 @pytest.mark.parametrize(
