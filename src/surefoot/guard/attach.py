@@ -15,7 +15,7 @@ One step of the training loop, in order. On the left what the loop does, on the 
                           Checkpointer.iteration_ended    with resume=True: is a save or a stop due?
 
 Parts that seldom have something to do are not called at every step: an attribute of theirs says whether they have, as
-`OverrideApplier.in_force`, `SnapshotRing.watches_updates`, `NanTracer.armed` and `EmergencySaver.pending` do. What a
+`OverrideApplier.in_force`, `SnapshotRing.watches_updates`, `NanTracer.armed` and `Resumer.caution` do. What a
 run does not need is None: the checkpointer without resume=True, the buffer check of a model without buffers, the
 exchange between ranks of a single one. `surefoot bench visits` counts the functions that a healthy step goes through.
 

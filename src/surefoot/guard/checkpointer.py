@@ -204,7 +204,7 @@ class Checkpointer:
         self._manager.metrics_read(reader.step, reader.complete_attempt, self._guard_state)
         self._manager.mark_healthy(reader.judge.proven)
         quiet = reader.judge.quiet
-        if quiet is not self._emergency.quiet:
+        if quiet != self._emergency.quiet:
             self._emergency.quiet_changed(quiet)
         if reader.ranks_alive < self._pipeline.grad_stats.ranks.world_size:  # a sharded model needs all of its ranks
             self._replay_check.disabled_reason = "a rank has lost its protection"
@@ -224,7 +224,7 @@ class Checkpointer:
         if not self._single_rank or self._preemption.signal is not None:
             self._find_agreed(attempt)
         step = self._reader.step
-        if self._emergency.pending:
+        if self._emergency.save_wanted or self._emergency.saving is not None:
             no_save_running = self._manager.idle if self._single_rank else self._no_save_running
             if self._emergency.iteration_ended(self._position.loader_state, no_save_running=no_save_running):
                 self._save_began()

@@ -36,33 +36,28 @@ class EmergencySaver:
         self._events, self._reader, self._recovery = events, reader, recovery
         self.quiet = True
         """Whether the judge was quiet when the last row was read."""
-        self.pending = False
-        """Whether a save is wanted, or being written."""
-        self._save_wanted = False
-        self._saving: Snapshot | None = None
+        self.save_wanted = False
+        self.saving: Snapshot | None = None
         """The snapshot being written to disk; it stays in memory until then."""
         self._stopped_step = -1
 
     def quiet_changed(self, quiet: bool) -> None:
         """An incident has begun or ended: when it begins, ask for a save."""
         self.quiet = quiet
-        self._save_wanted |= not quiet
-        self.pending |= self._save_wanted
+        self.save_wanted |= not quiet
 
     def iteration_ended(self, loader_state: Callable[[], dict[str, Any]], *, no_save_running: bool) -> bool:
-        """While `pending`: begin a save if one is wanted and no rank is writing; returns whether one began."""
-        if self._saving is not None and self._manager.idle:
-            self._saving.in_use = False
-            self._saving = None
-        self.pending = self._save_wanted or self._saving is not None
-        if not self._save_wanted or not no_save_running:
+        """Begin a save if one is wanted and no rank is writing; returns whether one began."""
+        if self.saving is not None and self._manager.idle:
+            self.saving.in_use = False
+            self.saving = None
+        if not self.save_wanted or not no_save_running:
             return False
-        self._save_wanted = False
+        self.save_wanted = False
         snapshot = self._newest_good()
-        self.pending = self._saving is not None or snapshot is not None
         if snapshot is None:
             return False
-        self._saving, snapshot.in_use = snapshot, True
+        self.saving, snapshot.in_use = snapshot, True
         copy = checkpoint_copy(snapshot.copy, self._train_state, loader_state(), {})
         state = {**self._reader.state_dict(), "rewound": [snapshot.attempt, snapshot.step]}
         self._manager.save_copy(copy, snapshot.step, snapshot.attempt, state)
