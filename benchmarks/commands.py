@@ -319,7 +319,8 @@ def replay(
 
 @app.command()
 def visits(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the counts and the files as JSON.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="Also list every function called, by file.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts and the functions as JSON.")] = False,
 ) -> None:
     """Count the surefoot source files and functions that one healthy step, and one checkpoint save, go through."""
     needs_torch("bench visits")
@@ -330,4 +331,4 @@ def visits(
         json.dump({name: visited.as_json() for name, visited in counts.items()}, sys.stdout, indent=1)
         typer.echo()
     else:
-        typer.echo(report(counts))
+        typer.echo(report(counts, files=files))

@@ -38,7 +38,7 @@ STEPS, WARMUP_STEPS = 400, 50
 PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "watch": ((AttachedGuard, "watch"), (AttachedGuard, "_backward_began"), (AttachedGuard, "_backward_ended")),
     "measure": ((GradStats, "measure"), (GradStats, "gather_totals"), (GradStats, "measure_weights")),
-    "gate": ((AttachedGuard, "_before_step"), (Gate, "apply"), (Gate, "after_step"), (Gate, "refresh_thresholds")),
+    "gate": ((AttachedGuard, "_before_step"), (Gate, "apply"), (Gate, "after_step")),
     "readback": (
         (AttachedGuard, "_after_step"),
         (AsyncReadback, "send"),
@@ -49,7 +49,7 @@ PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "journal": ((Journal, "row"),),
     "snapshots": (
         (Recovery, "iteration_ended"),
-        (Recovery, "forward_began"),
+        (Recovery, "first_forward_began"),
         (SnapshotRing, "before_update"),
         (SnapshotRing, "mark_good"),
     ),

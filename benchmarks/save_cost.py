@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from benchmarks.overhead import describe_machine
-from surefoot.checkpoint.format.load import load_checkpoint
+from surefoot.checkpoint.format.load_checkpoint import load_checkpoint
 from surefoot.checkpoint.saver import AsyncSaver
 from surefoot.checkpoint.snapshot_memory import Location, format_bytes
 from surefoot.checkpoint.store import CheckpointStore

@@ -20,9 +20,9 @@ from benchmarks.overhead import describe_machine
 from surefoot import parallel
 from surefoot.guard.attach import Guard
 from surefoot.models import Decoder
-from surefoot.sinks.base import Sinks
 from surefoot.sinks.console import RunConsole
 from surefoot.sinks.reporter import Reporter
+from surefoot.sinks.sink import Sinks
 from surefoot.train.accumulation import to_device
 from surefoot.train.build import RunParts, build
 from surefoot.train.factories import call_factory

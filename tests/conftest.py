@@ -57,7 +57,7 @@ TRAINS = (
     "parallel/test_two_processes.py",
     "checkpoint/test_snapshots.py",
     "train/test_custom_parts.py",
-    "train/test_precision.py",
+    "train/test_mixed_precision.py",
     "train/test_sharded_optimizers.py",
     "train/test_two_rank_train.py",
     "trainers/test_accelerate.py",

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import surefoot
 from surefoot.cli import app
-from surefoot.train.recipe.load import load
+from surefoot.train.recipe.load_recipe import load
 
 STORED = Path(__file__).parent / "stored"
 

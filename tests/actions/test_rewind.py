@@ -304,7 +304,7 @@ def test_rewind_fails_without_a_snapshot_from_before_the_onset(attach: Attach) -
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer, policy=EVERY4)
     judge = script(guard, {9: BACK | {"overrides": lr_override(0.5)}})
-    guard._recovery.forward_began()
+    guard._recovery.first_forward_began()
     for state in guard._recovery.ring.snapshots:
         state.attempt = 50
     judge.proves = 100

@@ -72,4 +72,15 @@ def test_visits_counts_a_step_and_a_save(tmp_path: Path) -> None:
     assert 5 < counts["step"]["files"] < counts["save"]["files_all_threads"]
     assert counts["step"]["functions"] >= counts["step"]["files"]
     assert "guard/attached.py" in counts["step"]["visited"]
-    assert any(name.startswith("checkpoint/") for name in counts["save"]["visited"])
+    assert any(name.startswith("checkpoint/") for name in counts["save"]["visited_all_threads"])
+
+
+def test_a_healthy_step_and_a_save_stay_short(tmp_path: Path) -> None:
+    """Work that is seldom needed is not called at every step; the judge's rules are counted by themselves."""
+    counts = json.loads(run_surefoot("bench", "visits", "--json", cwd=tmp_path).stdout)
+    step = {name: calls for name, calls in counts["step"]["visited"].items() if not name.startswith("judge/")}
+    assert len(step) <= 21, sorted(step)
+    assert sum(map(len, step.values())) <= 62, step
+    assert not [name for name in step if name.startswith(("checkpoint/", "actions/"))]
+    save = [name for name in counts["save"]["visited_all_threads"] if not name.startswith("judge/")]
+    assert len(save) <= 47, save

@@ -35,7 +35,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import surefoot
 import surefoot.guard.checkpointer
 from surefoot.data import make_loader
-from surefoot.guard import rank_consensus
+from surefoot.guard import preemption
 
 STEPS = 30
 WIDTH = 6
@@ -414,7 +414,7 @@ def live(name: str, make: Callable[[], Job], rank: int, port: int) -> NoReturn:
         if port:
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
             dist.init_process_group("gloo")
-            rank_consensus.LEAD_SECONDS, rank_consensus._POLL_SECONDS = 0.4, 0.05  # these runs are short
+            preemption.LEAD_SECONDS, preemption._POLL_SECONDS = 0.4, 0.05  # these runs are short
         for seed in (torch.manual_seed, np.random.seed, random.seed):
             seed(1 + rank)
         LOOPS[name](job)

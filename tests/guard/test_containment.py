@@ -13,7 +13,6 @@ from loops import Net, bare, batch, hooks_on, loss_of, net, same, snapshot, trai
 from torch import Tensor
 
 import surefoot
-from surefoot.actions.step_overrides import OverrideApplier
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.snapshots import SnapshotRing
 from surefoot.gate.gate import Gate
@@ -22,9 +21,9 @@ from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.recovery import Recovery
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.judge.judge import Judge
-from surefoot.measure.grad_stats import GradStats
+from surefoot.measure.grad_stats import GradStats, SeenGrads
 from surefoot.measure.readback import AsyncReadback
-from surefoot.measure.system import StepTimer, SystemMonitor
+from surefoot.measure.resources import StepTimer, SystemMonitor
 from surefoot.measure.weight_stats import UpdateSample
 
 Attach = Callable[..., Any]
@@ -34,9 +33,9 @@ PLACES: dict[str, tuple[Any, str]] = {
     "counting samples": (attached, "count_samples"),
     "timing the forward pass": (StepTimer, "forward_began"),
     "timing the step": (StepTimer, "step_ended"),
-    "finding discarded gradients": (StepPipeline, "grads_discarded"),
+    "finding stale gradients": (StepPipeline, "find_stale_grads"),
     "measuring gradients": (GradStats, "measure"),
-    "adding up": (GradStats, "gather_totals"),
+    "recognising gradients": (SeenGrads, "unchanged"),
     "sampling the weights": (UpdateSample, "take"),
     "comparing the weights": (UpdateSample, "compare"),
     "measuring the weights": (GradStats, "measure_weights"),
@@ -45,14 +44,13 @@ PLACES: dict[str, tuple[Any, str]] = {
     "settling the buffers": (BufferShadow, "commit_or_revert"),
     "reading memory and utilisation": (SystemMonitor, "read"),
     "sending": (AsyncReadback, "send"),
-    "receiving": (AsyncReadback, "_receive"),
+    "receiving": (AsyncReadback, "receive"),
     "judging": (Judge, "update"),
     "reading a row": (MetricsReader, "read"),
     "taking a snapshot": (SnapshotRing, "take"),
     "waiting for a snapshot": (SnapshotRing, "before_update"),
-    "trusting a snapshot": (SnapshotRing, "mark_good"),
-    "before a step with overrides": (OverrideApplier, "before_step"),
-    "after a step with overrides": (OverrideApplier, "after_step"),
+    "following snapshots": (Recovery, "row_read"),
+    "preparing overrides": (Recovery, "before_step"),
     "the end of an iteration": (Recovery, "iteration_ended"),
 }
 
@@ -129,7 +127,7 @@ def test_a_closure_that_meets_a_broken_gate_still_runs(
     model, other = net(), net()
     optimizer, plain = (torch.optim.LBFGS(m.parameters(), lr=0.1, max_iter=3) for m in (model, other))
     guard = attach(model, optimizer)
-    break_after(monkeypatch, GradStats, "gather_totals", 1)
+    break_after(monkeypatch, StepPipeline, "decide", 1)
 
     def step(m: Net, o: torch.optim.Optimizer, watch: Callable[..., Tensor], i: int) -> None:
         def closure() -> Tensor:

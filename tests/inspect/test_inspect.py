@@ -490,7 +490,7 @@ def entry(first: int, last: int, shape: Any = (2,), dtype: Any = "F32") -> dict[
         (header(b'{"a": 1, "a": 2}'), "twice"),
         (header(b"{not json}"), "damaged header"),
         (header(b"{" * 5000), "damaged header"),
-        (header({}, length=5000), "cut off in its header"),
+        (header({}, length=5000), "is cut off: its header"),
         (b"", "is empty"),
         (b"step,loss\n1,2\n", "neither"),
         (b"PK\x03\x04" + b"\0" * 30 + b"archive/data.pkl" + b"\0" * 100, "cut off or damaged"),

@@ -9,7 +9,7 @@ import torch
 from reference_stats import reference
 from torch import nn
 
-from surefoot.measure.block_layout import MAX_MICROBATCHES, UNITS_START, SummarySlot
+from surefoot.measure.block_layout import MAX_MICROBATCHES, UNITS_START, HostBlock, SummarySlot
 from surefoot.measure.grad_stats import GradStats
 from surefoot.measure.layout import layout_params
 from surefoot.measure.stats_torch import torch_summariser
@@ -38,7 +38,7 @@ def test_gradients_of_accumulated_microbatches(device: torch.device) -> None:
         grad_stats.measure(loss.detach(), scale=None)
         losses.append(loss.item())
         squares.append(sum(reference(p.grad)[0] ** 2 for p in model.parameters() if p.grad is not None))
-    block = grad_stats.unpack(grad_stats.raw.cpu().numpy().copy())
+    block = HostBlock(grad_stats.raw.cpu().numpy().copy(), grad_stats.block_layout)
     assert grad_stats.num_microbatches == 3
     assert grad_stats.present == (True,) * 4
     assert math.isclose(float(block.summary[SummarySlot.LOSS]), sum(losses), rel_tol=1e-6)
@@ -52,14 +52,13 @@ def test_gradients_of_accumulated_microbatches(device: torch.device) -> None:
     for row, p in zip(block.stats, model.parameters(), strict=True):
         assert p.grad is not None
         assert row.tolist() == pytest.approx(reference(p.grad), rel=1e-5, abs=1e-6)
-    grad_stats.begin_update()
-    assert grad_stats.num_microbatches == 0
+    grad_stats.num_microbatches = 0
     grad_stats.measure(torch.tensor(7.0, device=device), scale=None)
     assert grad_stats.block.summary[: SummarySlot.ACTIVE_RANKS].tolist() == [
         7.0,
         1.0,
     ]  # the sums of the last update are reset
-    grad_stats.begin_update()
+    grad_stats.num_microbatches = 0
     grad_stats.measure(None, scale=None)
     assert grad_stats.block.summary[: SummarySlot.ACTIVE_RANKS].tolist() == [0.0, 0.0]
 

@@ -49,7 +49,7 @@ def test_statistics_against_float64(scale: float | None, kernels: torch.device) 
 
 
 def test_sizes_around_a_chunk(kernels: torch.device) -> None:
-    from surefoot.measure.kernels import CHUNK
+    from surefoot.measure.stats_kernels import CHUNK
 
     generator = torch.Generator().manual_seed(0)
     sizes = (0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 7)
@@ -241,7 +241,7 @@ def _totals(i: int, generator: torch.Generator) -> Tensor:
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("refused", [0.0, 1.0])
 def test_buffers_are_committed_or_reverted_on_the_device(refused: float, keep: bool, kernels: torch.device) -> None:
-    from surefoot.checkpoint.kernels import commit_or_revert
+    from surefoot.checkpoint.buffer_kernels import commit_or_revert
 
     sizes = (1, 7, 1024, 40_001)
     live = [torch.randint(0, 255, (n,), dtype=torch.uint8).to(kernels) for n in sizes]
@@ -258,8 +258,8 @@ def test_buffers_are_committed_or_reverted_on_the_device(refused: float, keep: b
 
 
 def test_new_nonfinite_buffer_values_are_counted(kernels: torch.device) -> None:
+    from surefoot.checkpoint.buffer_kernels import count_nonfinite
     from surefoot.checkpoint.buffers import FloatPair, kernel_table
-    from surefoot.checkpoint.kernels import count_nonfinite
 
     pairs: list[FloatPair] = []
     for number, dtype in enumerate((torch.float16, torch.bfloat16, torch.float32, torch.float64) * 2):
@@ -286,8 +286,8 @@ def test_new_nonfinite_buffer_values_are_counted(kernels: torch.device) -> None:
 
 
 def test_kernel_checksums_equal_the_portable_ones_and_cover_every_bit(kernels: torch.device) -> None:
+    from surefoot.checkpoint.buffer_kernels import checksum_words
     from surefoot.checkpoint.checksums import FIRST, POSITION, SECOND, portable_checksum
-    from surefoot.checkpoint.kernels import checksum_words
 
     def kernel_checksums(tensors: list[torch.Tensor]) -> list[int]:
         sums = torch.zeros(len(tensors) + 1, dtype=torch.int64, device=kernels)

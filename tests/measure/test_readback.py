@@ -17,14 +17,14 @@ def test_rows_arrive_two_sends_later_and_in_order(device: torch.device) -> None:
         row.fill_(i)
         readback.send(row, i)
         row.fill_(255)  # the device overwrites the buffer
-        arrived = list(readback.ready())
+        arrived = list(readback.receive())
         assert [tag for _, tag in arrived] == ([i - LAG] if i >= LAG else [])
         for content, tag in arrived:
             assert (content == tag).all()
             seen.append(tag)
             content[:] = 99  # the returned array belongs to the reader
-    assert [tag for _, tag in readback.drain()] == [18, 19]
-    assert list(readback.drain()) == []
+    assert [tag for _, tag in readback.receive(drain=True)] == [18, 19]
+    assert list(readback.receive(drain=True)) == []
     assert seen == list(range(18))
     assert LAG == 2
 
@@ -35,7 +35,7 @@ def test_drain_waits_for_the_device(cuda: torch.device) -> None:
     torch.cuda._sleep(50_000_000)
     row.fill_(7)
     readback.send(row, "late")
-    ((content, tag),) = readback.drain()
+    ((content, tag),) = readback.receive(drain=True)
     assert tag == "late"
     assert np.array_equal(content, np.full(8, 7, dtype=np.uint8))
 

@@ -16,8 +16,8 @@ from surefoot.logs.formats.detect import read_file
 from surefoot.logs.log_diagnosis import UnreadableInput
 from surefoot.logs.table import LogTable
 from surefoot.records import Action, Decision, Note
-from surefoot.sinks.base import TENSORBOARD_DIR, SinkError, Sinks, check_installed, open_sinks, scalar_names
 from surefoot.sinks.progress import ProgressMetrics
+from surefoot.sinks.sink import TENSORBOARD_DIR, SinkError, Sinks, check_installed, open_sinks, scalar_names
 from surefoot.train.recipe.schema import LogSection
 
 TENSORBOARD = LogSection(tensorboard=True)

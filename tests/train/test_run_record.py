@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import surefoot
 from surefoot.train.recipe import Recipe, load
-from surefoot.train.run_record import recorded
+from surefoot.train.run_record import run_record
 
 RECIPE = "# mine\nmodel: torch.nn:Linear\nsteps: 10\nseed: 7\n"
 
@@ -21,10 +22,10 @@ class Data:
     tokens: int | None = None
 
 
-def run_json_of(run: Path) -> dict[str, Any]:
+def run_json_of(run: Path, run_info: dict[str, Any] | None = None) -> dict[str, Any]:
     """The content of `run.json` after an attach."""
     model = nn.Linear(2, 1)
-    surefoot.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir=run).close()
+    surefoot.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir=run, run_info=run_info).close()
     return surefoot.read(run).info
 
 
@@ -33,8 +34,8 @@ def test_run_json_has_the_recipe_the_data_and_the_seeds(tmp_path: Path) -> None:
     file.write_text(RECIPE)
     overrides = ["optimizer.lr=1e-3"]
     (recipe,) = load(str(file), overrides)
-    with recorded(recipe, source=str(file), overrides=overrides, data=Data(), effective_batch=64):
-        info = run_json_of(tmp_path / "run")
+    record = run_record(recipe, source=str(file), overrides=overrides, data=Data(), effective_batch=64)
+    info = run_json_of(tmp_path / "run", record)
     assert info["recipe"]["text"] == RECIPE
     assert info["recipe"]["overrides"] == overrides
     assert info["data"] == {"hash": "xxh3:0123", "samples": 400, "tokens": None}
@@ -47,8 +48,7 @@ def test_run_json_has_the_recipe_the_data_and_the_seeds(tmp_path: Path) -> None:
 def test_run_json_keeps_what_attach_writes(tmp_path: Path) -> None:
     recipe = Recipe.model_validate({"model": "torch.nn:Linear"})
     bare = run_json_of(tmp_path / "bare")
-    with recorded(recipe, source="no longer there.yaml", effective_batch=64):
-        info = run_json_of(tmp_path / "run")
+    info = run_json_of(tmp_path / "run", run_record(recipe, source="no longer there.yaml", effective_batch=64))
     assert info["recipe"]["text"] is None
     assert {"code", "environment", "surefoot", "schema"} <= set(info)
     assert set(bare) | {"recipe"} == set(info)
@@ -57,9 +57,6 @@ def test_run_json_keeps_what_attach_writes(tmp_path: Path) -> None:
     assert set(bare["seeds"]) < set(info["seeds"])
 
 
-def test_recipe_is_not_recorded_after_the_context(tmp_path: Path) -> None:
-    with recorded(Recipe.model_validate({"model": "torch.nn:Linear"}), source="a.yaml"):
-        pass
-    info = run_json_of(tmp_path / "run")
-    assert "recipe" not in info
-    assert info["data"] is None
+def test_run_info_must_be_a_mapping(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="run_info= must be a mapping"):
+        run_json_of(tmp_path / "run", ["a config"])  # type: ignore[arg-type]

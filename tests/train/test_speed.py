@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.models.decoder import Decoder, DecoderConfig, next_token_loss
-from surefoot.train.precision import Precision
+from surefoot.train.mixed_precision import Precision
 from surefoot.train.recipe.schema import PrecisionSection, SpeedSection
 from surefoot.train.speed import attention, checkpoint_activations, compiled, configure_torch, seed_everything
 

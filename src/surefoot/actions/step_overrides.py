@@ -27,6 +27,8 @@ class OverrideApplier:
     """Holds the active overrides of each optimizer and applies them to its steps."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], gates: Sequence[CeilingSetter]) -> None:
+        self.in_force = False
+        """Whether steps need `before_step` and `after_step`; most runs never do."""
         self._overrides: list[StepOverrides] = [NO_OVERRIDES] * len(optimizers)
         self._indices = list(range(len(optimizers)))
         """Index of each optimizer's numbers in the tuples of its overrides."""
@@ -54,6 +56,8 @@ class OverrideApplier:
             if not overrides.max_lr:
                 self._max_lrs_seen.pop(k, None)
             self._overrides[k], self._indices[k], self._steps[k] = overrides, index, 0
+        # Changes of a step that ended in an error are still to be undone.
+        self.in_force = any(overrides != NO_OVERRIDES for overrides in self._overrides) or any(self._changed)
         self._float32.set_enabled(any(overrides.float32 for overrides in self._overrides))
         self._set_gate_ceilings()
 
@@ -83,7 +87,7 @@ class OverrideApplier:
         """Apply the overrides to a step of this optimizer that is about to begin."""
         self._undo(k)  # the last step may have ended in an error
         overrides = self._overrides[k]
-        if overrides is NO_OVERRIDES or overrides == NO_OVERRIDES:
+        if overrides == NO_OVERRIDES:
             return
         groups = self._optimizers[k].param_groups
         factor = self._lr_factor(k, groups[0].get("lr"))
@@ -114,6 +118,7 @@ class OverrideApplier:
         for k in range(len(self._optimizers)):
             self._undo(k)
         self._overrides = [NO_OVERRIDES] * len(self._optimizers)
+        self.in_force = False
         self._float32.set_enabled(False)
 
     def _lr_factor(self, k: int, lr: float | Tensor | None) -> float | Tensor | None:

@@ -83,6 +83,11 @@ class BufferShadow:
         return [m._buffers.get(name) for m, name in self._places]
 
     @property
+    def empty(self) -> bool:
+        """The model has no buffers, so there is nothing to revert."""
+        return not self._places
+
+    @property
     def tensors(self) -> list[Tensor]:
         return [b for b in self._now() if b is not None]
 
@@ -107,13 +112,9 @@ class BufferShadow:
     def _may_have_changed(self, i: int, buffer: Tensor) -> bool:
         return self._check_always[i] or buffer is not self._seen[i][0] or buffer._version != self._seen[i][1]
 
+    @torch.no_grad()
     def commit_or_revert(self, refused: bool | Tensor, *, keep: bool = True) -> None:
         """Revert the buffers if `refused`, which may still be on the device; otherwise update the shadow if `keep`."""
-        if self._places:
-            self._commit_or_revert(refused, keep=keep)
-
-    @torch.no_grad()
-    def _commit_or_revert(self, refused: bool | Tensor, *, keep: bool) -> None:
         now = self._now()
         if keep and any(b is None for b in now) and not bool(refused):  # removed on purpose, in an applied update
             self.reset()
@@ -154,7 +155,7 @@ class BufferShadow:
         """Copy in the direction that the device decides."""
         if live and refused.is_cuda and all(t.is_cuda and t.is_contiguous() for t in (*live, *shadows)):
             if self._launch is None:
-                from surefoot.checkpoint.kernels import commit_or_revert
+                from surefoot.checkpoint.buffer_kernels import commit_or_revert
 
                 self._launch = KernelLauncher(commit_or_revert, refused.device)
             # With the sizes: a buffer that has grown may start at the address of the smaller one.
@@ -215,8 +216,7 @@ class BufferCheck:
     layers -inf is a normal value: masks are made of it.
     """
 
-    def __init__(self, shadow: BufferShadow | None, counts: Tensor, total: Tensor) -> None:
-        self.names: tuple[str, ...] = () if shadow is None else shadow.names
+    def __init__(self, shadow: BufferShadow, counts: Tensor, total: Tensor) -> None:
         self._shadow = shadow
         self._counts, self._total = counts, total
         self._launch: KernelLauncher | None = None
@@ -240,8 +240,6 @@ class BufferCheck:
     @torch.no_grad()
     def count(self) -> None:
         """Add the current counts to those since `begin`; never synchronises with an accelerator."""
-        if self._shadow is None or not self.names:
-            return
         if not self._begun:
             torch._foreach_zero_([self._counts, self._total])
             self._begun = True
@@ -255,7 +253,7 @@ class BufferCheck:
     def any_nonfinite(self) -> bool:
         """Count once more, and return whether anything was counted since `begin`; waits for the device."""
         self.count()
-        return bool(self.names) and bool(self._total > 0)
+        return bool(self._total > 0)
 
     def _kernel_can_read(self, pair: FloatPair) -> bool:
         device = self._counts.device
@@ -269,7 +267,7 @@ class BufferCheck:
 
     def _count_fused(self, pairs: list[FloatPair]) -> None:
         """Count all buffers in one launch."""
-        from surefoot.checkpoint.kernels import count_nonfinite
+        from surefoot.checkpoint.buffer_kernels import count_nonfinite
 
         if self._launch is None:
             self._launch = KernelLauncher(count_nonfinite, self._counts.device)
@@ -299,7 +297,7 @@ class BufferCheck:
         `bad` became non-finite in this attempt; `alone` says that nothing else was wrong. Statistics of normalisation
         layers are never exempt.
         """
-        if self._shadow is None or attempt == self._attempt:
+        if attempt == self._attempt:
             return
         self._attempt = attempt
         if applied:
@@ -310,7 +308,7 @@ class BufferCheck:
             self._repeats[index] = self._repeats.get(index, 0) + 1
             if self._repeats[index] >= EXEMPT_AFTER and index not in self._exempt and not self._shadow.of_norm[index]:
                 self._exempt.add(index)
-                self._new_exempt.append(self.names[index])
+                self._new_exempt.append(self._shadow.names[index])
 
     def take_exempted(self) -> list[str]:
         """Names of buffers that are no longer checked; each is returned once."""

@@ -113,7 +113,7 @@ class Checksummer:
     def _launch(self, flat: Sequence[Tensor], places: Sequence[int], sums: Tensor) -> None:
         device = sums.device
         if device not in self._launches:
-            from surefoot.checkpoint.kernels import checksum_words
+            from surefoot.checkpoint.buffer_kernels import checksum_words
 
             self._launches[device] = KernelLauncher(checksum_words, device)
         key = (device.index or 0, *[t.data_ptr() for t in flat], *[t.nbytes // 8 for t in flat], *places)

@@ -190,7 +190,7 @@ class StateCopy:
     def _allocate(self, sources: Sequence[Tensor]) -> list[Tensor]:
         """Memory for each of these; a tensor that is not strided is replaced when it is copied."""
         to_host = [s for s in sources if self.location == "host" and s.is_cuda and s.layout is torch.strided]
-        tensors, pages = pinned_like(to_host)
+        tensors, pages = pinned_like(to_host) if to_host else ([], [])
         self._pinned_pages += pages
         pinned = dict(zip(map(id, to_host), tensors, strict=True))
         return [

@@ -167,6 +167,11 @@ class SharedBase:
         """A base that the last collected state refers to and that is still to be copied."""
         return self._pending
 
+    @property
+    def in_use(self) -> bool:
+        """Whether there are parameters that are, or may be, shared."""
+        return bool(self._params)
+
     def forget_pending(self) -> None:
         """Plan another base next time: memory for this one may still be being allocated."""
         self._pending = None

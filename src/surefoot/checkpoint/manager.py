@@ -15,11 +15,11 @@ import torch
 from surefoot.background import BackgroundTask
 from surefoot.checkpoint.copies import StateCopy
 from surefoot.checkpoint.format.hashing import hash_state
-from surefoot.checkpoint.format.load import load_checkpoint
-from surefoot.checkpoint.pending_save import EarlierState, PendingSave, SaveResult
+from surefoot.checkpoint.format.load_checkpoint import load_checkpoint
 from surefoot.checkpoint.rank_rendezvous import RankGroup, leave, remove_messages
 from surefoot.checkpoint.replay_check import ReplayCheck, ReplayResult
-from surefoot.checkpoint.saver import AsyncSaver
+from surefoot.checkpoint.rng import EarlierState
+from surefoot.checkpoint.saver import AsyncSaver, PendingSave, SaveResult
 from surefoot.checkpoint.store import CheckpointStore, Retention, SaveFailed, StoredCheckpoint
 from surefoot.checkpoint.train_state import TrainState
 

@@ -70,21 +70,16 @@ class ReplayCheck:
         self._model, self._step_fn, self._every = model, step_fn, every
         self._batch: Any = None
         self._saves = 0
-        self._failure = ""
+        self.failure = ""
+        """Why batches are no longer saved, until that is reported."""
         self.disabled_reason = (
             "no step_fn was given" if step_fn is None else "" if every else "switched off by probe_every=0"
         )
         """Why no batch is saved; empty if batches are saved."""
 
-    def take_failure(self) -> str:
-        """Why batches are no longer saved; returned once."""
-        failure, self._failure = self._failure, ""
-        return failure
-
     def observe(self, batch: Any) -> None:
-        """Remember the batch that the loop just computed a loss for."""
-        if not self.disabled_reason:
-            self._batch = batch
+        """Remember the batch that the loop just computed a loss for; not called while there is a `disabled_reason`."""
+        self._batch = batch
 
     def take(self, buffers: Mapping[int, Tensor] | None = None) -> ReplayBatch | None:
         """The last batch and its loss with the current weights; costs one forward pass and does not synchronise."""
@@ -100,7 +95,7 @@ class ReplayCheck:
             batch = copy_batch(self._batch)
             loss = self._run(batch, buffers)
         except Exception as error:  # in the user's function: training continues without the check
-            self._failure = self.disabled_reason = (
+            self.failure = self.disabled_reason = (
                 f"step_fn could not run the last batch again: {type(error).__name__}: {error}"
             )
             self._batch = None

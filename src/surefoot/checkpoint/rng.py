@@ -1,13 +1,18 @@
-"""States of all random number generators that a run uses by default."""
+"""States of all random number generators that a run uses by default, and what else changes when it fetches a batch."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from surefoot.checkpoint.copies import LiveState
+from surefoot.checkpoint.tree import detach_tensors
 
 RngStates = list[tuple[Callable[[Any], object], Any]]
 """Each state, with the function that sets it."""
@@ -71,3 +76,24 @@ def _equal(a: Any, b: Any) -> bool:
 def set_rng_states(states: Sequence[tuple[Callable[[Any], object], Any]]) -> None:
     for set_state, state in states:
         set_state(state)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierState:
+    """What changes when a loop fetches its next batch, as it was before."""
+
+    extra: Mapping[str, Any]
+    """States by the name of what they belong to."""
+    rng_states: list[tuple[Any, Any]] | None = None
+    """None if no random number was drawn since."""
+    buffers: Sequence[tuple[Tensor, Tensor]] = ()
+    """Buffers that a forward pass has changed since, each with its earlier value."""
+    inexact: tuple[str, ...] = ()
+    """Why a run resumed from here may not reproduce the losses of the saved run."""
+
+    def apply_to(self, live: LiveState) -> None:
+        for buffer, earlier in self.buffers:
+            live.replace_tensor(buffer, earlier)
+        states = {name: detach_tensors(state, live.slot) for name, state in self.extra.items()}
+        rng_states = live.rest.rng_states if self.rng_states is None else self.rng_states
+        live.rest = replace(live.rest, extra={**live.rest.extra, **states}, rng_states=rng_states)

@@ -19,22 +19,67 @@ from surefoot.checkpoint.copies import LiveState, StateCopy
 from surefoot.checkpoint.format.hashing import StateHasher, write_pieces
 from surefoot.checkpoint.format.json_state import JsonEncoder
 from surefoot.checkpoint.format.param_names import StateNames, name_tensors, with_replicated
-from surefoot.checkpoint.format.pieces import RankPieces, add_replay_batch, nonfinite_params, split_state
-from surefoot.checkpoint.format.safetensors_headers import first_names
+from surefoot.checkpoint.format.pieces import (
+    RankPieces,
+    add_replay_batch,
+    nonfinite_params,
+    require_complete,
+    require_finite,
+    split_state,
+)
+from surefoot.checkpoint.format.rank_files import check_complete
 from surefoot.checkpoint.format.shards import HostStaging, preallocate_staging
-from surefoot.checkpoint.format.state_files import check_complete
-from surefoot.checkpoint.pending_save import EarlierState, PendingSave, SaveResult
 from surefoot.checkpoint.rank_rendezvous import RankGroup, SaveRendezvous
-from surefoot.checkpoint.replay_check import ReplayCheck
+from surefoot.checkpoint.replay_check import ReplayBatch, ReplayCheck
+from surefoot.checkpoint.rng import EarlierState
 from surefoot.checkpoint.snapshot_memory import Location, free_bytes
-from surefoot.checkpoint.store import CheckpointStore, CommitResult, FileEntry, SaveFailed
-from surefoot.checkpoint.store.stall_watch import WriteWatch, watched_opener
+from surefoot.checkpoint.store import CheckpointStore, CommitResult, FileEntry, SaveFailed, StoredCheckpoint
+from surefoot.checkpoint.store.files import WriteWatch, watched_opener
 from surefoot.checkpoint.train_state import TrainState
 
 MAX_DEVICE_FRACTION = 0.5
 """Fraction of the free memory of a device that a copy may take there."""
 _POLL = 0.002
 _side_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingSave:
+    """The state after one attempt, captured and still to be written."""
+
+    attempt: int
+    kind: str
+    copy: StateCopy
+    names: StateNames
+    """Collected at capture time: while sharded weights are gathered, they are other tensors."""
+    save_number: int = 0
+    """The number of this save, counted alike by all ranks."""
+    ready: tuple[Any, ...] = ()
+    """CUDA events after which the copy is complete."""
+    replay_batch: ReplayBatch | None = None
+    """A batch with the loss it has in this state."""
+    borrowed: bool = False
+    """The copy belongs to the snapshot ring; its memory is not for the next save."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveResult:
+    """The result of one save."""
+
+    step: int
+    attempt: int
+    kind: str
+    checkpoint: StoredCheckpoint | None = None
+    """The new checkpoint; only rank 0 has it."""
+    error: str = ""
+    seconds: float = 0.0
+    left_out: tuple[str, ...] = ()
+    """Parts of the state that cannot be saved."""
+    removed: tuple[str, ...] = ()
+    prune_error: str = ""
+    """Why older checkpoints could not be removed."""
+    replay_seconds: float | None = None
+    """Seconds that training waited for the loss of the replay batch; None if there is none."""
 
 
 @dataclass(slots=True)
@@ -91,7 +136,7 @@ class AsyncSaver:
         copy = self.train_state.copy(live, into, location=self._choose_location(live, into))
         self._in_transfer = copy
         replay_batch = None
-        if self.replay_check is not None:
+        if self.replay_check is not None and not self.replay_check.disabled_reason:
             buffers = None if earlier is None else {id(buffer): before for buffer, before in earlier.buffers}
             replay_batch = self.replay_check.take(buffers)
         ready = tuple(torch.cuda.current_stream(d).record_event() for d in live.devices)
@@ -212,12 +257,14 @@ class AsyncSaver:
             self._spare_copy = self._spare_copy if pending.borrowed else pending.copy
         return SaveResult(**values, seconds=time.monotonic() - began)
 
-    def _plan(self, pending: PendingSave, guard: Any, rendezvous: SaveRendezvous) -> tuple[RankPieces, StateHasher]:
+    def _plan(
+        self, pending: PendingSave, guard: Any, rendezvous: SaveRendezvous | None
+    ) -> tuple[RankPieces, StateHasher]:
         ranks = {"rank": self.group.rank, "world_size": self.group.world_size}
         pieces = split_state(pending.copy, pending.names, **ranks)
         hasher = StateHasher(pending.copy, pieces, pending.names)
-        extra = hasher.extra_hashes() if self.group.world_size > 1 else {}
-        replicated = rendezvous.agree_on_replicated(extra) if extra else frozenset()
+        extra = hasher.extra_hashes() if rendezvous is not None else {}
+        replicated = rendezvous.agree_on_replicated(extra) if rendezvous is not None and extra else frozenset()
         if replicated:
             pieces = split_state(pending.copy, with_replicated(pending.names, replicated), **ranks)
         encoder = JsonEncoder(lambda path, value: None, Tensor)
@@ -226,12 +273,14 @@ class AsyncSaver:
         if pending.replay_batch is not None:
             add_replay_batch(pieces, pending.replay_batch.as_dict(), self.group.rank)
         if pending.kind != "emergency" or pending.borrowed:
-            _require_finite(pieces)
+            require_finite(pieces)
         return pieces, hasher
 
     def _save_together(self, pending: PendingSave, step: int, guard: Any, about: Mapping[str, Any]) -> dict[str, Any]:
-        rendezvous = SaveRendezvous(self.store.root, self.group, pending.save_number)
-        if self.group.rank > 0:
+        rendezvous = None
+        if self.group.world_size > 1:
+            rendezvous = SaveRendezvous(self.store.root, self.group, pending.save_number)
+        if rendezvous is not None and self.group.rank > 0:
             try:
                 pieces, hasher = self._plan(pending, guard, rendezvous)
                 entries = self._write_files(rendezvous.await_folder(), pieces, hasher)
@@ -249,7 +298,7 @@ class AsyncSaver:
             error = failure.reason
             raise
         finally:
-            if self.group.world_size > 1:
+            if rendezvous is not None:
                 rendezvous.publish_result(error)
         return {
             "checkpoint": commit.checkpoint,
@@ -260,7 +309,7 @@ class AsyncSaver:
 
     def _commit(
         self,
-        rendezvous: SaveRendezvous,
+        rendezvous: SaveRendezvous | None,
         pieces: RankPieces,
         hasher: StateHasher,
         about: Mapping[str, Any],
@@ -272,16 +321,18 @@ class AsyncSaver:
         try:
             draft = self.store.draft(step, attempt, needs=needs)
         except SaveFailed as failure:
-            rendezvous.report_failure(failure.reason)
+            if rendezvous is not None:
+                rendezvous.report_failure(failure.reason)
             raise
         with self.store.filling(draft):
-            if self.group.world_size > 1:
+            if rendezvous is not None:
                 rendezvous.announce_folder(draft.folder)
-            entries = self._write_files(draft.folder, pieces, hasher) | rendezvous.collect_written()
-            if self.group.world_size > 1:
+            entries = self._write_files(draft.folder, pieces, hasher)
+            if rendezvous is not None:
+                entries |= rendezvous.collect_written()
                 check_complete(draft.folder)
             else:
-                _require_complete(pieces)
+                require_complete(pieces)
             return self.store.commit(draft, entries, about)
 
     def _write_files(self, folder: Path, pieces: RankPieces, hasher: StateHasher) -> dict[str, FileEntry]:
@@ -312,21 +363,3 @@ def _warm_up(pieces: RankPieces) -> None:
         nonfinite_params(pieces)
         for _ in HostStaging().contents([shard.tensor for shard in pieces.shards.values() if shard.tensor.is_cuda]):
             pass
-
-
-def _require_complete(pieces: RankPieces) -> None:
-    """Check that everything the state refers to is written; with one rank, no file has to be read for that."""
-    parts = {name for name, shard in pieces.shards.items() if tuple(shard.tensor.shape) != shard.shape}
-    missing = parts | (pieces.slots.keys() - pieces.shards.keys())
-    if missing:
-        raise SaveFailed(
-            f"only this rank saves, but {first_names(sorted(missing))} is sharded over several ranks; call"
-            " surefoot.attach(..., resume=True) on every rank to save all parts"
-        )
-
-
-def _require_finite(pieces: RankPieces) -> None:
-    """Non-finite weights must never replace good ones."""
-    names = nonfinite_params(pieces)
-    if names:
-        raise SaveFailed(f"non-finite values, which must not replace good ones, in {first_names(names)}")

@@ -56,7 +56,8 @@ class SnapshotRing:
         self._budget = budget_bytes
         self._max_age = max_age
         """An old good snapshot stays while it is at most this many attempts old; ones between are dropped instead."""
-        self._snapshots: list[Snapshot] = []
+        self.snapshots: list[Snapshot] = []
+        """All snapshots, oldest first."""
         self._spare_copies: list[StateCopy] = []
         """Memory of dropped snapshots, for the next ones."""
         self._base = SharedBase()
@@ -66,24 +67,21 @@ class SnapshotRing:
         self.location: Location = "device"
         """Where the next snapshots are."""
         self._in_transfer: StateCopy | None = None
+        self.watches_updates = False
+        """Whether `before_update` has something to do: a copy may be in transfer, or frozen parameters are shared."""
         self._worker = BackgroundWorker("surefoot-ring")
         self._allocating: BackgroundTask[StateCopy] | None = None
         """Memory for a later snapshot, where allocation is slow."""
 
     @property
-    def snapshots(self) -> tuple[Snapshot, ...]:
-        """All snapshots, oldest first."""
-        return tuple(self._snapshots)
-
-    @property
     def nbytes(self) -> int:
-        copies = [*(s.copy for s in self._snapshots), *self._spare_copies]
+        copies = [*(s.copy for s in self.snapshots), *self._spare_copies]
         return sum(copy.nbytes for copy in copies) + self.base_nbytes
 
     @property
     def base_nbytes(self) -> int:
         """Bytes of the frozen parameters that snapshots share; part of `nbytes`."""
-        return self._base.nbytes(s.copy for s in self._snapshots)
+        return self._base.nbytes(s.copy for s in self.snapshots)
 
     # -- taking snapshots
 
@@ -100,14 +98,14 @@ class SnapshotRing:
         while self.disabled_reason is None and self._make_room():
             snapshot, shortage = self._try_take(live, attempt, step, wait=wait)
             if snapshot is not None:
-                self._in_transfer = snapshot.copy
-                self._snapshots.append(snapshot)
-                if not wait and len(self._snapshots) < self._size:
+                self._in_transfer, self.watches_updates = snapshot.copy, True
+                self.snapshots.append(snapshot)
+                if not wait and len(self.snapshots) < self._size:
                     self._preallocate(live)
                 return snapshot
             if not shortage:
                 return None
-            self._size = len(self._snapshots) + 1
+            self._size = len(self.snapshots) + 1
             self.shrink(shortage)
         return None
 
@@ -133,12 +131,13 @@ class SnapshotRing:
             self._allocating = self._worker.submit(functools.partial(_allocate, into, live, base))
 
     def before_update(self) -> None:
-        """To be called before each optimizer step: the last snapshot may still be in transfer to the host."""
+        """To be called before each optimizer step while `watches_updates`."""
         if self._in_transfer is not None:
             self._in_transfer.wait_on_device()
             self._in_transfer = None
         if self.disabled_reason is None:
             self._base.before_update()
+        self.watches_updates = self._base.in_use
 
     def shrink(self, reason: str) -> None:
         """Keep one snapshot fewer and free its memory; below two, take none at all."""
@@ -172,12 +171,12 @@ class SnapshotRing:
         if self.location == "host" or all(free_bytes(device) >= nbytes / 2 for device in devices):
             return
         best = self.newest_good()
-        self._snapshots = [snapshot for snapshot in self._snapshots if snapshot is best or snapshot.in_use]
+        self.snapshots = [snapshot for snapshot in self.snapshots if snapshot is best or snapshot.in_use]
         self._plan(live)
 
     def _disable(self, reason: str) -> None:
         self.disabled_reason = reason
-        self._snapshots.clear()
+        self.snapshots.clear()
         self._drop_spare_memory()
         self._base.clear()
         self._in_transfer = None
@@ -188,9 +187,9 @@ class SnapshotRing:
         The newest good snapshot stays, and so does the oldest unproven one, which will be proven next: if it were
         dropped for younger ones, none would ever be proven.
         """
-        while len(self._snapshots) + for_next > self._size:
-            good = [s for s in self._snapshots if s.good]
-            unproven = [s for s in self._snapshots if not s.good]
+        while len(self.snapshots) + for_next > self._size:
+            good = [s for s in self.snapshots if s.good]
+            unproven = [s for s in self.snapshots if not s.good]
             candidates = self._removable(good) or unproven[:0:-1]
             if not candidates:
                 return False
@@ -200,14 +199,14 @@ class SnapshotRing:
     def _removable(self, good: list[Snapshot]) -> list[Snapshot]:
         """Good snapshots that may be dropped, in this order; the newest may not."""
         candidates = [s for s in good[:-1] if not s.in_use]
-        if len(candidates) < 2 or self._snapshots[-1].attempt - candidates[0].attempt > self._max_age:
+        if len(candidates) < 2 or self.snapshots[-1].attempt - candidates[0].attempt > self._max_age:
             return candidates
         # Drop the one that leaves the smallest gap to the next older snapshot.
         gaps = {id(b): b.attempt - a.attempt for a, b in itertools.pairwise(candidates)}
         return sorted(candidates[1:], key=lambda s: gaps[id(s)])
 
     def _forget(self, snapshot: Snapshot) -> None:
-        self._snapshots.remove(snapshot)
+        self.snapshots.remove(snapshot)
         if snapshot.copy.location == self.location:
             snapshot.copy.release_shared()
             self._spare_copies.append(snapshot.copy)
@@ -252,12 +251,12 @@ class SnapshotRing:
 
     def mark_good(self, attempt: int) -> None:
         """Mark all snapshots taken at or before this attempt good."""
-        for snapshot in self._snapshots:
+        for snapshot in self.snapshots:
             snapshot.good |= snapshot.attempt <= attempt
 
     def drop_unproven_after(self, attempt: int) -> None:
         """Drop unproven snapshots taken after this attempt: they may contain the fault."""
-        for snapshot in self.snapshots:
+        for snapshot in tuple(self.snapshots):
             if not snapshot.good and snapshot.attempt > attempt:
                 self._forget(snapshot)
 
@@ -269,7 +268,7 @@ class SnapshotRing:
         early = self._base.take_early_changes()
         if early:
             self.messages.append(describe_changed(early))
-        for snapshot in self.snapshots:
+        for snapshot in tuple(self.snapshots):
             changed = None if snapshot.base_check is None else snapshot.base_check.changed(wait=wait)
             if changed is None:
                 continue
@@ -282,7 +281,7 @@ class SnapshotRing:
 
     def newest_good(self, before: int | None = None) -> Snapshot | None:
         """The newest good snapshot, or the newest good one taken before an attempt."""
-        candidates = (s for s in reversed(self._snapshots) if s.good and (before is None or s.attempt < before))
+        candidates = (s for s in reversed(self.snapshots) if s.good and (before is None or s.attempt < before))
         return next(candidates, None)
 
     # -- rewinding
@@ -290,23 +289,23 @@ class SnapshotRing:
     def rewind(self, snapshot: Snapshot) -> None:
         """Restore a snapshot, and drop those taken after it."""
         self.verify()
-        if snapshot not in self._snapshots:
+        if snapshot not in self.snapshots:
             raise ValueError(f"the snapshot of attempt {snapshot.attempt} is not in the ring: {self.describe()}")
         self._train_state.restore(snapshot.copy)
-        for later in self._snapshots[self._snapshots.index(snapshot) + 1 :]:
+        for later in self.snapshots[self.snapshots.index(snapshot) + 1 :]:
             self._forget(later)
 
     def describe(self) -> str:
         """A one-line summary of the snapshots."""
         if self.disabled_reason is not None:
             return f"no snapshots are taken: {self.disabled_reason}"
-        if not self._snapshots:
+        if not self.snapshots:
             return "no snapshots yet"
-        listed = ", ".join(f"attempt {s.attempt} ({'good' if s.good else 'unproven'})" for s in self._snapshots)
-        location = "in host memory" if self._snapshots[-1].copy.location == "host" else "on the model's device"
+        listed = ", ".join(f"attempt {s.attempt} ({'good' if s.good else 'unproven'})" for s in self.snapshots)
+        location = "in host memory" if self.snapshots[-1].copy.location == "host" else "on the model's device"
         base = f" (including {format_bytes(self.base_nbytes)} of shared frozen parameters)" if self.base_nbytes else ""
         return (
-            f"{len(self._snapshots)} of {self._size} snapshots, {format_bytes(self.nbytes)} {location}{base}: {listed}"
+            f"{len(self.snapshots)} of {self._size} snapshots, {format_bytes(self.nbytes)} {location}{base}: {listed}"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 
 from surefoot.checkpoint.store import StoredCheckpoint
-from surefoot.inspect import safetensors_file
+from surefoot.inspect.safetensors_file import read_header
 from surefoot.logs.log_diagnosis import UnreadableInput
 
 _CHUNK = 1 << 20
@@ -71,16 +71,13 @@ def _tensors(checkpoint: StoredCheckpoint, ignored: set[str]) -> dict[str, list[
     for file in sorted(checkpoint.files):
         if file.endswith(".safetensors") and file not in ignored:
             path = checkpoint.folder / file
-            table, start = safetensors_file.read_header(path)
-            for name, entry in table.items():
-                if name != "__metadata__":
-                    kind, shape, begin, end = safetensors_file.parse_entry(path, name, entry)
-                    digests[name].append((kind, shape, _hash(path, start + begin, end - begin)))
+            for name, span in read_header(path).tensors.items():
+                digests[name].append((span.dtype, span.shape, _hash(path, span.begin, span.end - span.begin)))
     return digests
 
 
 def _names(checkpoint: StoredCheckpoint, file: str) -> list[str]:
-    return [name for name in safetensors_file.read_header(checkpoint.folder / file)[0] if name != "__metadata__"]
+    return list(read_header(checkpoint.folder / file).tensors)
 
 
 def _hash(path: Path, start: int, size: int) -> str:

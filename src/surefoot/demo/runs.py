@@ -13,10 +13,10 @@ import surefoot
 from surefoot import parallel
 from surefoot.demo.faults import FAULTS, PoisonedLoader, plant
 from surefoot.guard.attach import Guard
-from surefoot.sinks.base import Sinks
 from surefoot.sinks.console import RunConsole
 from surefoot.sinks.narrator import Emit, EventNarrator
 from surefoot.sinks.reporter import Reporter
+from surefoot.sinks.sink import Sinks
 from surefoot.train.build import RunParts, build
 from surefoot.train.loop import train
 from surefoot.train.recipe import load

@@ -53,6 +53,7 @@ class Gate:
         self._clip_enabled = any(u.clip.enabled for u in self.units)
         self._clip_in_step = len(self.units) == 1 and self.units[0].clip.value == float("inf")
         """Whether a fused step can clip by itself: one factor for all gradients."""
+        self._adaptive = any(u.clip.adaptive for u in self.units)
         self._params = params
         self._steps = 0
         self._stepped_with: tuple[bool, ...] | None = None
@@ -102,12 +103,6 @@ class Gate:
                 self._hidden.append((p, p.grad))
                 p.grad = None
 
-    def refresh_thresholds(self) -> None:
-        """Update the adaptive clip thresholds every `REFRESH_EVERY` steps."""
-        if self._steps % REFRESH_EVERY == 0:
-            self.memory.refresh_thresholds()
-        self._steps += 1
-
     def after_step(self, *, buffers_tainted: bool = False) -> None:
         """Restore what was hidden from the step; undo a COPY step that was refused or left non-finite values."""
         for p, grad in self._hidden:
@@ -131,6 +126,9 @@ class Gate:
             self.options.restore()
         else:
             self.options.after_step()
+        if self._adaptive and self._steps % REFRESH_EVERY == 0:
+            self.memory.refresh_thresholds()
+        self._steps += 1
 
     def _optimizer_params(self) -> Iterator[Tensor]:
         return (p for group in self.optimizer.param_groups for p in group["params"])

@@ -193,11 +193,11 @@ def _commit(memory: GateMemory, rule: NormRule, norm: Tensor, norms: Tensor, *, 
 
 def triton_decider(memory: GateMemory, rule: NormRule) -> Decider:
     """The decider in one Triton launch."""
-    from surefoot.gate import kernels
+    from surefoot.gate import rule_kernels
     from surefoot.triton_launch import KernelLauncher
 
     device = memory.baseline.device
-    launcher = KernelLauncher(kernels.decide, device, num_warps=1)
+    launcher = KernelLauncher(rule_kernels.decide, device, num_warps=1)
     first_unit, num_units = memory.units[0], len(memory.units)
     adaptive = memory.norms.numel() > 0
     unused = torch.zeros((), dtype=torch.float64, device=device)

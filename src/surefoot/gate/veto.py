@@ -158,47 +158,52 @@ class StepOptions:
         """Options that a step was seen to change."""
         self.attributes: set[str] = set()
         """Attributes that a step was seen to change."""
-        self._groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._versions: list[dict[str, int]] = []
+        self._groups: list[tuple[dict[str, Any], dict[str, Any], dict[str, int]]] = []
+        """Each group, its options before the step, and the versions of those that are tensors."""
         self._plain: dict[str, Any] = {}
 
     def before_step(self) -> None:
         """Remember the options before a step."""
-        self._groups = [(group, {k: _copy_list(v) for k, v in group.items()}) for group in self._optimizer.param_groups]
-        self._versions = [
-            {k: v._version for k, v in options.items() if isinstance(v, Tensor)} for _, options in self._groups
-        ]
-        self._plain = {k: v for k, v in vars(self._optimizer).items() if type(v) in _PLAIN}
+        self._groups, self._plain = [], {}
+        for group in self._optimizer.param_groups:
+            options, versions = dict(group), {}
+            for name, value in group.items():
+                if type(value) is list:
+                    options[name] = list(value)
+                elif isinstance(value, Tensor):
+                    versions[name] = value._version
+            self._groups.append((group, options, versions))
+        for name, value in vars(self._optimizer).items():
+            if type(value) in _PLAIN:
+                self._plain[name] = value
 
     def after_step(self) -> None:
         """Learn which options a step that was not refused has changed."""
-        for (group, before), versions in zip(self._groups, self._versions, strict=True):
+        for group, before, versions in self._groups:
             for name, value in group.items():
-                if name != "params" and _differs(before.get(name, self), value, versions.get(name)):
+                earlier = before.get(name, self)
+                if name == "params" or (value is earlier and name not in versions):
+                    continue
+                if _differs(earlier, value, versions.get(name)):
                     self.moving.add(name)
             if "initial_lr" in group:  # set by a scheduler, which may have stepped in a hook
                 self.moving.discard("lr")
         now = vars(self._optimizer)
-        self.attributes |= {k for k, v in self._plain.items() if k in now and type(now[k]) in _PLAIN and now[k] != v}
-        self._clear()
+        for name, value in self._plain.items():
+            if name in now and type(now[name]) in _PLAIN and now[name] != value:
+                self.attributes.add(name)
+        self._groups, self._plain = [], {}
 
     def restore(self) -> None:
         """Undo a refused step's changes to options and attributes, except writes into tensors."""
-        for group, before in self._groups:
+        for group, before, _ in self._groups:
             for name in [name for name in group if name not in before]:
                 del group[name]
             group.update({name: value for name, value in before.items() if name != "params"})
         for name, value in self._plain.items():
             if type(getattr(self._optimizer, name, None)) in _PLAIN and getattr(self._optimizer, name) != value:
                 setattr(self._optimizer, name, value)
-        self._clear()
-
-    def _clear(self) -> None:
-        self._groups, self._versions, self._plain = [], [], {}
-
-
-def _copy_list(value: Any) -> Any:
-    return list(value) if type(value) is list else value
+        self._groups, self._plain = [], {}
 
 
 def _differs(before: Any, now: Any, version: int | None) -> bool:

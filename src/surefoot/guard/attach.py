@@ -7,13 +7,17 @@ One step of the training loop, in order. On the left what the loop does, on the 
     guard.watch(loss)     AttachedGuard.watch             hooks the loss, so that its backward is seen
     loss.backward()       StepPipeline.backward_ended     measures all gradients in one pass (GradStats)
     optimizer.step()
-      pre-hook            Recovery.before_step            sets the overrides in force (lower lr, tighter clip)
+      pre-hook            Recovery.before_step            sets the overrides in force, if any (lower lr, tighter clip)
                           StepPipeline.decide             the Gate clips the update or vetoes it, on the device
-      post-hook           Recovery.after_step             takes the overrides off again
-                          StepPipeline.after_step         restores tainted buffers, sends the numbers to the host
+      post-hook           StepPipeline.after_step         restores tainted buffers, sends the numbers to the host
                           MetricsReader.read              reads the numbers of two steps ago: journal, then judge
                           Recovery.iteration_ended        applies what the judge decided; now and then a snapshot
                           Checkpointer.iteration_ended    with resume=True: is a save or a stop due?
+
+Parts that seldom have something to do are not called at every step: an attribute of theirs says whether they have, as
+`OverrideApplier.in_force`, `SnapshotRing.watches_updates`, `NanTracer.armed` and `Resumer.caution` do. What a
+run does not need is None: the checkpointer without resume=True, the buffer check of a model without buffers, the
+exchange between ranks of a single one. `surefoot bench visits` counts the functions that a healthy step goes through.
 
 The host reads numbers two steps late, so that it never waits for the device; only the gate acts within the step. An
 attempt whose gradients are gone without a step (overflow with a GradScaler, or discarded by the loop) is recorded by
@@ -22,17 +26,16 @@ checkpointer saves when the next forward begins.
 
 The files, by what they do:
 
-    attached            the hooks, and the order of the calls above (hooks: internal errors, torch.compile)
+    attached            the order of the calls above (hooks: registering them, internal errors, torch.compile)
     guard, batches      what the user holds: Guard, OffGuard, guard.batches
     context, validate   the arguments of attach, checked once and passed on as one GuardContext
-    step_pipeline       one attempted update on the device (grad_identity: discarded and stale gradients)
+    step_pipeline       one attempted update on the device
     iteration_order     which optimizer steps end an iteration of the loop, with several optimizers
     metrics_reader      numbers from the device -> journal and judge (step_metrics: block -> StepMetrics)
     recovery            snapshots, overrides and decisions
     run_info            describes the run for the judge and run.json; opens the journal
-    checkpointer        saves: capture_point (when), data_position (loader and RNG), resume, emergency_save;
-                        null_checkpointer takes its place without resume=True
-    preemption          signals: signal_handlers (installing), rank_consensus (all ranks act at the same attempt)
+    checkpointer        saves: capture_point (when, and the position in the data), resume, emergency_save
+    preemption          ends the run on a signal, at the same attempt on all ranks (signal_handlers: installing)
 """
 
 from __future__ import annotations
@@ -47,9 +50,10 @@ from torch.optim import Optimizer
 
 from surefoot.gate.clip import ClipOption
 from surefoot.guard import validate
-from surefoot.guard.attached import GUARDED, AttachedGuard
+from surefoot.guard.attached import AttachedGuard
 from surefoot.guard.context import GuardContext
 from surefoot.guard.guard import Guard, OffGuard
+from surefoot.guard.hooks import GUARDED
 from surefoot.judge.policy import Policy
 
 __all__ = ["Guard", "OffGuard", "attach"]
@@ -70,6 +74,7 @@ def attach(
     resume: bool = False,
     step_fn: Callable[[nn.Module, Any], Tensor] | None = None,
     steps_of: Optimizer | None = None,
+    run_info: Mapping[str, Any] | None = None,
     **unknown: Never,
 ) -> Guard:
     """Guard a model's training: pass the loss through `guard.watch`, train as before, and bad updates are refused.
@@ -90,6 +95,7 @@ def attach(
         step_fn: (model, batch) -> loss. Checkpoints then hold the last batch and its loss, and a resume is verified by
             computing that loss again.
         steps_of: The optimizer whose updates `guard.step` counts, for loops with several.
+        run_info: Your own entries for `run.json`, such as a config; a mapping is merged with what is there by its name.
 
     With several optimizers `guard.step` counts iterations of the loop: optimizers that step on one backward share an
     iteration; optimizers that alternate (critic, generator) end one with the last of them. The order is recognised
@@ -120,5 +126,6 @@ def attach(
             resume=validate.check_resume(resume, run_dir, policy),
             step_fn=validate.check_step_fn(step_fn),
             steps_of=validate.check_steps_of(steps_of, optimizers),
+            run_info=validate.check_run_info(run_info),
         )
     )

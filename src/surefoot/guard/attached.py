@@ -19,16 +19,16 @@ from torch.optim import Optimizer
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.gate.veto import SkippableStep, StepRefused, VetoMethod
 from surefoot.guard import validate
-from surefoot.guard.batches import Batches, FetchHook, HasFetchHook
+from surefoot.guard.batches import Batches
 from surefoot.guard.context import GuardContext
 from surefoot.guard.guard import LOSS, Guard, Progress
-from surefoot.guard.hooks import BackwardCheck, close_if_alive, contained, register_forward_hooks, uncompiled
-from surefoot.guard.null_checkpointer import NullCheckpointer
+from surefoot.guard.hooks import GUARDED, close_if_alive, contained, register_hooks, uncompiled
 from surefoot.guard.recovery import Recovery
 from surefoot.guard.run_info import open_metrics_reader
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.guard.trial_control import make_trials
-from surefoot.measure.system import StepTimer, count_samples
+from surefoot.measure.batch_stats import count_samples
+from surefoot.measure.resources import StepTimer
 from surefoot.records import Action, Event, JudgedBy, StepMetrics
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("surefoot")
 T = TypeVar("T")
-GUARDED: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-"""Optimizers that already have a guard."""
 
 
 class AttachedGuard(Guard):
@@ -48,12 +46,15 @@ class AttachedGuard(Guard):
         """Protection has ended: the guard was closed, or disabled itself after an internal error."""
         self._context = context
         self._optimizers = context.optimizers
-        self._loss_watched = False
-        self._backward_check = BackwardCheck()
+        self._loss_watched = self._backward_awaited = False
+        """A loss was ever watched; one was, and no backward has started from it yet."""
+        self._steps_without_backward = 0
+        """Consecutive steps to which no backward from the watched loss led."""
         self._training_thread = threading.get_ident()
         self._timer = StepTimer()
         self._buffer_shadow = None if context.policy.observe else BufferShadow(context.model)
-        self._checkpointer: Checkpointer | NullCheckpointer = NullCheckpointer()
+        self._checkpointer: Checkpointer | None = None
+        """None without `resume=True`, and once the guard is closed."""
         try:
             self._pipeline = StepPipeline(context, timer=self._timer, shadow=self._buffer_shadow)
             self._reader = open_metrics_reader(context, self._pipeline, self._timer)
@@ -73,23 +74,13 @@ class AttachedGuard(Guard):
             if self._buffer_shadow is not None:
                 self._buffer_shadow.close()
             raise
-        self._hooks: list[Any] = self._register_hooks()
+        self._hooks = register_hooks(self, context, before_step=self._before_step, after_step=self._after_step)
         # A step that is left on the way has no post-hook of torch's, so SkippableStep calls `_after_step`.
         self._skippable_steps = [
             SkippableStep(o, functools.partial(self._after_step, k, o, (), {})) for k, o in enumerate(self._optimizers)
         ]
         self._at_exit = functools.partial(close_if_alive, weakref.ref(self))
         atexit.register(self._at_exit)
-
-    def _register_hooks(self) -> list[Any]:
-        hooks: list[Any] = register_forward_hooks(self._context.model, self, ends=self._context.resume)
-        for k, o in enumerate(self._optimizers):
-            hooks.append(o.register_step_pre_hook(uncompiled(functools.partial(self._before_step, k))))
-            hooks.append(o.register_step_post_hook(uncompiled(functools.partial(self._after_step, k))))
-            GUARDED.add(o)
-        if self._context.resume and isinstance(self._context.loader, HasFetchHook):
-            self._context.loader.through = FetchHook(self)
-        return hooks
 
     # -- what the user reads
 
@@ -111,58 +102,56 @@ class AttachedGuard(Guard):
     # -- 1. fetching a batch
 
     def batches(self, loader: Iterable[T] | None = None) -> Batches[Any]:
-        self._check_loader(loader)
+        if self._checkpointer is not None:
+            self._around_fetch(functools.partial(self._checkpointer.check_loader, loader))
         return super().batches() if loader is None else super().batches(loader)
 
     def fetch(self, get: Callable[[], T]) -> T:
-        if threading.get_ident() != self._training_thread:  # runs are saved and ended only in the thread that trains
-            self._fetched_in_other_thread()
+        checkpointer = self._checkpointer
+        if checkpointer is None:
             return get()
-        self._before_fetch()
+        if threading.get_ident() != self._training_thread:  # runs are saved and ended only in the thread that trains
+            checkpointer.fetched_in_other_thread()
+            return get()
+        self._around_fetch(checkpointer.before_fetch)
         batch = get()
-        self._after_fetch()
+        self._around_fetch(checkpointer.after_fetch)
         return batch
 
     @contained
-    def _check_loader(self, loader: Any) -> None:
-        self._checkpointer.check_loader(loader)
-
-    @contained
-    def _fetched_in_other_thread(self) -> None:
-        self._checkpointer.fetched_in_other_thread()
-
-    @contained
-    def _before_fetch(self) -> None:
-        self._checkpointer.before_fetch()
-
-    @contained
-    def _after_fetch(self) -> None:
-        self._checkpointer.after_fetch()
+    def _around_fetch(self, call: Callable[[], None]) -> None:
+        call()
 
     # -- 2. forward
 
     @contained
     def forward_began(self) -> None:
         self._timer.forward_began()
-        self._recovery.forward_began()
+        if self._recovery.snapshot_attempt is None:
+            self._recovery.first_forward_began()
         if self._recovery.trials is not None and torch.is_grad_enabled():
             self._recovery.trials.recorder.forward_began()
-        self._checkpointer.forward_began()
-        if self._recovery.pending and torch.is_grad_enabled() and self._pipeline.grads_discarded():
+        if self._checkpointer is not None:
+            self._checkpointer.forward_began()
+        if self._recovery.decisions and torch.is_grad_enabled() and self._pipeline.grads_discarded():
             # On an overflow a GradScaler does not call optimizer.step(), so the iteration has to be ended here.
             self._pipeline.discard_attempt()
             self._read_arrived()
-            self._end_step()
+            if self._pipeline.order.ended:
+                self._recovery.iteration_ended()
+            else:
+                self._recovery.step_ended()
 
     @contained
     def forward_ended(self) -> None:
-        if torch.is_grad_enabled():
+        if self._checkpointer is not None and torch.is_grad_enabled():
             self._checkpointer.forward_ended()
 
     # -- 3. backward
 
     def watch(self, loss: Tensor, batch: Any = None, *, progress: Progress = LOSS) -> Tensor:
-        validate.check_loss(loss)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            validate.check_loss(loss)  # says what is wrong; in an evaluation nothing is
         if progress is not None and progress is not LOSS:
             validate.check_progress(progress)
         if not self.disabled and loss.requires_grad:
@@ -172,52 +161,45 @@ class AttachedGuard(Guard):
     @uncompiled
     @contained
     def _hook_loss(self, loss: Tensor, batch: Any, progress: Progress) -> None:
-        self._backward_check.pending = True
-        self._checkpointer.loss_watched(batch)
-        first, self._loss_watched = not self._loss_watched, True
-        value, samples = loss.detach(), count_samples(batch)
+        if self._checkpointer is not None:
+            self._checkpointer.loss_watched(batch)
         if self._recovery.trials is not None:
             self._recovery.trials.recorder.watched(batch)
+        first, self._loss_watched, self._backward_awaited = not self._loss_watched, True, True
         self._pipeline.record_inputs(batch)
         if progress is LOSS:
             self._pipeline.judged_by = JudgedBy.LOSS
         else:
             self._pipeline.record_progress(progress)
-        queue = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore[reportAttributeAccessIssue]
-
-        def backward_began(gradient: Tensor) -> None:
-            self._backward_began(gradient if first else None)
-            # Others, such as DDP, queue callbacks for the end of backward too. A callback queued from within a callback
-            # runs after all of those.
-            queue(lambda: queue(lambda: self._backward_ended(value, gradient, samples)))
-
-        loss.register_hook(backward_began)
+        loss.register_hook(functools.partial(self._backward_began, loss.detach(), count_samples(batch), first))
 
     @contained
-    def _backward_began(self, first_gradient: Tensor | None) -> None:
-        self._backward_check.pending = False
+    def _backward_began(self, loss: Tensor, samples: float, first: bool, gradient: Tensor) -> None:
+        self._backward_awaited = False
         pipeline = self._pipeline
-        if pipeline.find_stale_grads() and self._recovery.overrides.zero_stale_grads():
-            pipeline.stale_grads_zeroed()
-        if first_gradient is not None and pipeline.scaler is None:
-            factor = abs(float(first_gradient))  # a wait for the device, once, at the first backward of the run
-            if factor >= validate.MIN_LOSS_SCALE:
-                self._find_scaler(factor)
-        if pipeline.grads_discarded():
+        if pipeline.stepped:  # since the last backward
+            if pipeline.find_stale_grads() and self._recovery.overrides.zero_stale_grads():
+                pipeline.stale_grads_zeroed()
+        elif pipeline.grads_discarded():
             pipeline.discard_attempt()
             self._read_arrived()
-        if not pipeline.matches_optimizers:
+        if first and pipeline.scaler is None:
+            factor = abs(float(gradient))  # a wait for the device, once, at the first backward of the run
+            if factor >= validate.MIN_LOSS_SCALE:
+                self._find_scaler(factor)
+        if not pipeline.layout.matches(self._optimizers):
             self._replace_pipeline()
+        # Others, such as DDP, queue callbacks for the end of backward too. A callback queued from within a callback
+        # runs after all of those.
+        queue = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore[reportAttributeAccessIssue]
+        queue(functools.partial(queue, functools.partial(self._backward_ended, loss, gradient, samples)))
 
     @contained
     def _backward_ended(self, loss: Tensor, weight: Tensor, samples: float) -> None:
-        if self._pipeline.in_line_search:
-            return
-        self._pipeline.backward_ended(loss, weight.detach())
-        if self._recovery.trials is not None:
-            self._recovery.trials.recorder.backward_ended(weight.detach())
-        so_far = self._pipeline.samples
-        self._pipeline.samples = samples if math.isnan(so_far) else so_far + samples
+        if not self._pipeline.in_line_search:
+            self._pipeline.backward_ended(loss, weight.detach(), samples)
+            if self._recovery.trials is not None:
+                self._recovery.trials.recorder.backward_ended(weight.detach())
 
     def _find_scaler(self, factor: float) -> None:
         self._pipeline.scaler, message = validate.find_scaler(factor)
@@ -236,7 +218,8 @@ class AttachedGuard(Guard):
         self._reader.journal.layout(new.layout.names, new.layout.numels)
         self._reader.judge.rewired(new.layout.names, [(s.start, s.stop) for s in new.layout.optimizer_spans])
         self._recovery.pipeline_replaced(new)
-        self._checkpointer.pipeline_replaced(new)
+        if self._checkpointer is not None:
+            self._checkpointer.pipeline_replaced(new)
         self._note("rewired", "the optimizers' parameter groups have changed; baselines start over")
 
     # -- 4. optimizer.step()
@@ -244,20 +227,25 @@ class AttachedGuard(Guard):
     @contained
     def _before_step(self, k: int, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-        if closure is None and not self._loss_watched:
-            raise validate.Misuse(validate.NEVER_WATCHED)
-        if closure is None and self._backward_check.missed():
-            self._warn("no_backward", validate.NO_BACKWARD)
-        if not self._pipeline.matches_optimizers:
+        if closure is None:
+            if not self._loss_watched:
+                raise validate.Misuse(validate.NEVER_WATCHED)
+            self._steps_without_backward = self._steps_without_backward + 1 if self._backward_awaited else 0
+            self._backward_awaited = False
+            if self._steps_without_backward == validate.STEPS_WITHOUT_BACKWARD:
+                self._warn("no_backward", validate.NO_BACKWARD)
+        if not self._pipeline.layout.matches(self._optimizers):
             self._replace_pipeline()
         self._pipeline.before_step(k)
         self._recovery.before_step(k)
         if self._recovery.trials is not None:
             self._recovery.trials.recorder.before_step(k)
-        self._checkpointer.before_step()
+        if self._checkpointer is not None:
+            self._checkpointer.before_step()
         if not callable(closure):
             self._pipeline.decide(k)
-            self._skip_if_refused(k)
+            if self._pipeline.gates[k].refused:
+                self._skip_step(k)
             return None
         guarded = functools.partial(self._guarded_closure, k, closure, [])
         if kwargs.get("closure"):
@@ -274,8 +262,8 @@ class AttachedGuard(Guard):
         if not self._loss_watched:
             raise validate.Misuse(validate.NEVER_WATCHED)
         self._after_closure(k, in_line_search=in_line_search)
-        if not self.disabled:
-            self._skip_if_refused(k, result)
+        if not self.disabled and self._pipeline.gates[k].refused:
+            self._skip_step(k, result)
         return result
 
     @contained
@@ -285,40 +273,42 @@ class AttachedGuard(Guard):
         elif self._pipeline.gates[k].refused:
             self._pipeline.gates[k].hide_grads()
 
-    def _skip_if_refused(self, k: int, result: Any = None) -> None:
+    def _skip_step(self, k: int, result: Any = None) -> None:
         """Leave a refused step where that is possible; otherwise it runs without gradients."""
         gate = self._pipeline.gates[k]
-        if gate.refused and gate.veto_method is not VetoMethod.COPY and self._skippable_steps[k].active:
+        if gate.veto_method is not VetoMethod.COPY and self._skippable_steps[k].active:
             raise StepRefused(gate.optimizer, result)
 
     @contained
     def _after_step(self, k: int, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._training_thread = threading.get_ident()
-        self._recovery.after_step(k)
+        if self._recovery.overrides.in_force:
+            self._recovery.overrides.after_step(k)
         self._pipeline.after_step(k)
         if self._recovery.trials is not None:
             self._recovery.trials.recorder.step_ended(self._pipeline.attempt)
-        withdrawn = self._pipeline.order.withdrawn
-        if withdrawn is not None:  # that attempt did not end its iteration after all: nothing may resume from there
-            self._recovery.withdraw(withdrawn)
-            self._checkpointer.withdraw(withdrawn)
+        if self._pipeline.order.withdrawn is not None:
+            self._withdraw(self._pipeline.order.withdrawn)
         self._read_arrived()
-        self._end_step()
-        if self._pipeline.iteration_ended:
+        if not self._pipeline.order.ended:
+            self._recovery.step_ended()
+            return
+        self._recovery.iteration_ended()
+        if self._checkpointer is not None:
             self._checkpointer.iteration_ended()
 
-    def _end_step(self) -> None:
-        """Apply decisions; rewinds and snapshots happen only at the end of an iteration."""
-        if self._pipeline.iteration_ended:
-            self._recovery.iteration_ended()
-        else:
-            self._recovery.step_ended()
+    def _withdraw(self, attempt: int) -> None:
+        """This attempt did not end its iteration after all: nothing may resume from there."""
+        self._recovery.withdraw(attempt)
+        if self._checkpointer is not None:
+            self._checkpointer.withdraw(attempt)
 
     def _read_arrived(self, *, drain: bool = False) -> None:
         """Read and judge the blocks sent two steps ago, or with `drain` all that are under way."""
         for block, context in self._pipeline.arrived_blocks(drain=drain):
             self._recovery.row_read(self._reader.read(block, context))
-            self._checkpointer.row_read()
+            if self._checkpointer is not None:
+                self._checkpointer.row_read()
             self._reader.follow_up(self._pipeline)
 
     # -- report, and the end
@@ -333,14 +323,14 @@ class AttachedGuard(Guard):
         self._reader.total_steps = float(values.get("total_steps", self._reader.total_steps))
         self._pipeline.eval_loss = float(values.get("eval_loss", self._pipeline.eval_loss))
         metrics = {name: value for name, value in values.items() if name not in unwritten}
-        self._checkpointer.report(metrics)
+        if self._checkpointer is not None:
+            self._checkpointer.report(metrics)
         if metrics:
             self._reader.note("report", values=metrics, attempt=self._pipeline.attempt)
 
     def close(self) -> None:
         self._finish()
-        checkpointer = self._checkpointer
-        self._close_checkpointer(intact=not self.disabled and getattr(sys, "last_value", None) is None)
+        checkpointer = self._close_checkpointer(intact=not self.disabled and getattr(sys, "last_value", None) is None)
         self.disabled = True
         for hook in self._hooks:
             hook.remove()
@@ -349,7 +339,8 @@ class AttachedGuard(Guard):
         GUARDED.difference_update(self._optimizers)
         atexit.unregister(self._at_exit)
         self._reader.journal.close()
-        checkpointer.end_if_signalled()
+        if checkpointer is not None:
+            checkpointer.end_if_signalled()
 
     @contained
     def _finish(self) -> None:
@@ -369,12 +360,14 @@ class AttachedGuard(Guard):
             self._close_checkpointer(intact=False)
         self.close()
 
-    def _close_checkpointer(self, *, intact: bool) -> None:
-        checkpointer, self._checkpointer = self._checkpointer, NullCheckpointer()
+    def _close_checkpointer(self, *, intact: bool) -> Checkpointer | None:
+        checkpointer, self._checkpointer = self._checkpointer, None
         try:
-            checkpointer.close(intact=intact)
+            if checkpointer is not None:
+                checkpointer.close(intact=intact)
         except Exception as error:
             log.error("surefoot: the last checkpoint was not saved: %s", error, exc_info=error)
+        return checkpointer
 
     def _release(self) -> None:
         """Leave model and optimizers as they would be without a guard, except for the hooks."""
@@ -402,11 +395,11 @@ class AttachedGuard(Guard):
             where,
             exc_info=error,
         )
-        checkpointer = self._checkpointer
-        self._close_checkpointer(intact=False)
+        checkpointer = self._close_checkpointer(intact=False)
         self._release()
         self._note("degraded", f"{type(error).__name__} in {where}: {error}")
         stats = self._pipeline.grad_stats
         if stats.ranks.world_size > 1:  # take part in the other ranks' collectives, or they would wait for this one
             self._hooks.append(self._optimizers[0].register_step_pre_hook(lambda *_: stats.gather_zeros()))
-        checkpointer.end_if_signalled()
+        if checkpointer is not None:
+            checkpointer.end_if_signalled()

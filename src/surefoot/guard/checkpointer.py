@@ -13,19 +13,17 @@ import torch
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.dataloader import position_of
 from surefoot.checkpoint.manager import CheckpointManager, SaveInterval
-from surefoot.checkpoint.pending_save import EarlierState
 from surefoot.checkpoint.rank_rendezvous import RankGroup
 from surefoot.checkpoint.replay_check import ReplayCheck
+from surefoot.checkpoint.rng import EarlierState
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard import capture_point
 from surefoot.guard.batches import HasFetchHook
-from surefoot.guard.capture_point import CapturePoint
+from surefoot.guard.capture_point import LOADER_KEY, CapturePoint, DataPosition
 from surefoot.guard.context import GuardContext
-from surefoot.guard.data_position import LOADER_KEY, DataPosition
-from surefoot.guard.emergency_save import EmergencySaver, guard_state
+from surefoot.guard.emergency_save import EmergencySaver
 from surefoot.guard.metrics_reader import CheckpointEventLog, MetricsReader
-from surefoot.guard.preemption import Preemption
-from surefoot.guard.rank_consensus import RankConsensus
+from surefoot.guard.preemption import Preemption, RankConsensus
 from surefoot.guard.recovery import GATE_MEMORY, Recovery
 from surefoot.guard.resume import Resumer
 from surefoot.guard.step_pipeline import StepPipeline
@@ -128,7 +126,7 @@ class Checkpointer:
         """The loop is about to fetch its next batch: the point at which a resumed run begins."""
         if not torch.is_grad_enabled():  # a batch of an evaluation
             return
-        if self._single_rank and self._capture_point.between_updates and self._preemption.requested:
+        if self._single_rank and self._preemption.signal is not None and self._capture_point.between_updates:
             self._preemption.propose(self._pipeline.attempt)
             self._due = self._consensus.take_due(self._pipeline.attempt) or self._due
         self._capture_point.before_fetch(self._pipeline, due=self._due is not None)
@@ -173,7 +171,8 @@ class Checkpointer:
         self._save_if_due(forward_seen=False)
         if not self._sees_forward_end:
             self._capture_point.forward_ended(self._pipeline)
-        self._replay_check.observe(batch)
+        if not self._replay_check.disabled_reason:
+            self._replay_check.observe(batch)
 
     def _save_if_due(self, *, forward_seen: bool) -> None:
         point = self._capture_point
@@ -204,10 +203,13 @@ class Checkpointer:
             self._no_save_running = not reader.save_running
         self._manager.metrics_read(reader.step, reader.complete_attempt, self._guard_state)
         self._manager.mark_healthy(reader.judge.proven)
-        self._emergency.row_read()
+        quiet = reader.judge.quiet
+        if quiet != self._emergency.quiet:
+            self._emergency.quiet_changed(quiet)
         if reader.ranks_alive < self._pipeline.grad_stats.ranks.world_size:  # a sharded model needs all of its ranks
             self._replay_check.disabled_reason = "a rank has lost its protection"
-        self._resumer.relax()
+        if self._resumer.caution is not None:
+            self._resumer.relax()
 
     def iteration_ended(self) -> None:
         """All optimizers have stepped and decisions are applied: find out what is due before the next forward."""
@@ -216,21 +218,29 @@ class Checkpointer:
             self._prepared = True
             self._manager.preallocate()
             self._save_began()
+            if not self._capture_point.fetches_announced:
+                self._report_inexact(self._position.position.warning_for(announced=False))
         self._manager.poll()
-        self._preemption.propose(attempt)
-        if self._timed_saves is not None and self._timed_saves.due(0):
-            self._timed_saves.reset(0)
-            self._consensus.propose("save", attempt)
-        self._due = self._consensus.take_due(attempt) or self._due
+        if not self._single_rank or self._preemption.signal is not None:
+            self._find_agreed(attempt)
         step = self._reader.step
-        no_save_running = self._manager.idle if self._single_rank else self._no_save_running
-        if self._emergency.iteration_ended(self._position.loader_state, no_save_running=no_save_running):
-            self._save_began()
+        if self._emergency.save_wanted or self._emergency.saving is not None:
+            no_save_running = self._manager.idle if self._single_rank else self._no_save_running
+            if self._emergency.iteration_ended(self._position.loader_state, no_save_running=no_save_running):
+                self._save_began()
         # During an incident a state is worth little; but a doubtful checkpoint is better than none for long.
         worthwhile = self._reader.judge.quiet or self._manager.interval.overdue(step)
         if self._due is None and worthwhile and self._manager.due(step, free=self._no_save_running):
             self._due = "take"
         self._find_inexact()
+
+    def _find_agreed(self, attempt: int) -> None:
+        """Find what all ranks have agreed to do: a signal reached one of them, or it is time to save."""
+        self._preemption.propose(attempt)
+        if self._timed_saves is not None and self._timed_saves.due(0):
+            self._timed_saves.reset(0)
+            self._consensus.propose("save", attempt)
+        self._due = self._consensus.take_due(attempt) or self._due
 
     def _find_inexact(self) -> None:
         point = self._capture_point
@@ -240,8 +250,6 @@ class Checkpointer:
             self._report_inexact(capture_point.FETCHES_AHEAD)
         if self._other_thread_fetches:
             self._report_inexact(capture_point.OTHER_THREAD)
-        if not point.fetches_announced:
-            self._report_inexact(self._position.position.warning_for(announced=False))
 
     def withdraw(self, attempt: int) -> None:
         """This attempt did not end an iteration after all: a state taken there is not written, and a signal waits."""
@@ -279,8 +287,8 @@ class Checkpointer:
             self._manager.capture(self._pipeline.attempt, earlier)
         else:
             self._save_now(action, earlier)
-        reason = self._replay_check.take_failure()
-        if reason:
+        if self._replay_check.failure:
+            reason, self._replay_check.failure = self._replay_check.failure, ""
             self._events.record("unproven", f"a resume will be verified by the state alone: {reason}")
 
     def _save_began(self) -> None:
@@ -302,7 +310,7 @@ class Checkpointer:
         self._manager.save(self._reader.step, self._pipeline.attempt, self._guard_state(), kind=kind, earlier=earlier)
 
     def _guard_state(self) -> dict[str, Any]:
-        return {**guard_state(self._reader), "inexact": list(self._inexact)}
+        return {**self._reader.state_dict(), "inexact": list(self._inexact)}
 
     def _end_run(self, number: int) -> None:
         name, step = signal.Signals(number).name, self._reader.step

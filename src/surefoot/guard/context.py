@@ -35,3 +35,4 @@ class GuardContext:
     step_fn: Callable[[nn.Module, Any], Tensor] | None
     steps_of: int | None
     """Index of the optimizer whose updates are the steps; None where a step is an iteration of the loop."""
+    run_info: Mapping[str, Any]

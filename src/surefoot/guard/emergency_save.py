@@ -34,32 +34,32 @@ class EmergencySaver:
     ) -> None:
         self._manager, self._train_state = manager, train_state
         self._events, self._reader, self._recovery = events, reader, recovery
-        self._quiet = True
-        self._save_wanted = False
-        self._saving: Snapshot | None = None
+        self.quiet = True
+        """Whether the judge was quiet when the last row was read."""
+        self.save_wanted = False
+        self.saving: Snapshot | None = None
         """The snapshot being written to disk; it stays in memory until then."""
         self._stopped_step = -1
 
-    def row_read(self) -> None:
-        """A row was read and judged: ask for a save if an incident began with it."""
-        quiet = self._reader.judge.quiet
-        self._save_wanted |= self._quiet and not quiet
-        self._quiet = quiet
+    def quiet_changed(self, quiet: bool) -> None:
+        """An incident has begun or ended: when it begins, ask for a save."""
+        self.quiet = quiet
+        self.save_wanted |= not quiet
 
     def iteration_ended(self, loader_state: Callable[[], dict[str, Any]], *, no_save_running: bool) -> bool:
         """Begin a save if one is wanted and no rank is writing; returns whether one began."""
-        if self._saving is not None and self._manager.idle:
-            self._saving.in_use = False
-            self._saving = None
-        if not self._save_wanted or not no_save_running:
+        if self.saving is not None and self._manager.idle:
+            self.saving.in_use = False
+            self.saving = None
+        if not self.save_wanted or not no_save_running:
             return False
-        self._save_wanted = False
+        self.save_wanted = False
         snapshot = self._newest_good()
         if snapshot is None:
             return False
-        self._saving, snapshot.in_use = snapshot, True
+        self.saving, snapshot.in_use = snapshot, True
         copy = checkpoint_copy(snapshot.copy, self._train_state, loader_state(), {})
-        state = {**guard_state(self._reader), "rewound": [snapshot.attempt, snapshot.step]}
+        state = {**self._reader.state_dict(), "rewound": [snapshot.attempt, snapshot.step]}
         self._manager.save_copy(copy, snapshot.step, snapshot.attempt, state)
         return True
 
@@ -94,12 +94,3 @@ class EmergencySaver:
             save("emergency")
         except Exception as error:  # the loop must get the reason for the stop, not this
             log.error("surefoot: the stopped run was not saved: %s", error, exc_info=error)
-
-
-def guard_state(reader: MetricsReader) -> dict[str, Any]:
-    """What a checkpoint holds of the guard: the judge, the last 100 losses and norms, the order of the optimizers."""
-    return {
-        "judge": reader.judge.state_dict(),
-        "history": reader.history.state_dict(),
-        "order": reader.order.state_dict(),
-    }

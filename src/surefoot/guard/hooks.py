@@ -6,15 +6,21 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from surefoot.actions.stop import TrainingStopped
 from surefoot.guard import validate
+from surefoot.guard.batches import Fetcher, FetchHook, HasFetchHook
+from surefoot.guard.context import GuardContext
 from surefoot.guard.guard import Guard
+
+GUARDED: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""Optimizers that already have a guard."""
 
 
 class CanDisable(Protocol):
@@ -25,8 +31,8 @@ class CanDisable(Protocol):
     def disable(self, error: Exception, where: str) -> None: ...
 
 
-class ForwardListener(Protocol):
-    """A guard that is called when a forward pass begins and ends."""
+class LoopListener(Fetcher, Protocol):
+    """A guard that is called when a forward pass begins and ends, and fetches batches."""
 
     def forward_began(self) -> None: ...
 
@@ -71,18 +77,14 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
 class ForwardStartHook:
     """Tells the guard when a forward pass begins; in a copy of the model, saved or deep, it does nothing."""
 
-    def __init__(self, guard: ForwardListener | None = None) -> None:
+    def __init__(self, guard: LoopListener | None = None) -> None:
         self._guard = None if guard is None else weakref.ref(guard)
 
     def __call__(self, *_: object) -> None:
         if torch.compiler.is_compiling() or self._guard is None:  # a compiler that traces this finds nothing to do
             return
-        guard = self._guard()
-        if guard is not None:
-            self.notify(guard)
-
-    def notify(self, guard: ForwardListener) -> None:
-        guard.forward_began()
+        if (guard := self._guard()) is not None:
+            guard.forward_began()
 
     def __reduce__(self) -> tuple[type[ForwardStartHook], tuple[()]]:
         return type(self), ()
@@ -91,27 +93,28 @@ class ForwardStartHook:
 class ForwardEndHook(ForwardStartHook):
     """Tells the guard when a forward pass has ended."""
 
-    def notify(self, guard: ForwardListener) -> None:
-        guard.forward_ended()
+    def __call__(self, *_: object) -> None:
+        if torch.compiler.is_compiling() or self._guard is None:
+            return
+        if (guard := self._guard()) is not None:
+            guard.forward_ended()
 
 
-class BackwardCheck:
-    """Notices a loop that watches one loss and runs backward from another."""
-
-    def __init__(self) -> None:
-        self.pending = False
-        """A loss was watched, and no backward has started from it yet."""
-        self._steps = 0
-        """Consecutive steps without a backward from the watched loss."""
-
-    def missed(self) -> bool:
-        """Called at each step; True once, when this has happened for several steps in a row."""
-        self._steps = self._steps + 1 if self.pending else 0
-        self.pending = False
-        return self._steps == validate.STEPS_WITHOUT_BACKWARD
+def register_hooks(
+    guard: LoopListener, context: GuardContext, *, before_step: Callable[..., Any], after_step: Callable[..., Any]
+) -> list[RemovableHandle]:
+    """Call the guard from the model, from its optimizers (with the index of each) and from a loader that allows it."""
+    hooks = _register_forward_hooks(context.model, guard, ends=context.resume)
+    for k, o in enumerate(context.optimizers):
+        hooks.append(o.register_step_pre_hook(uncompiled(functools.partial(before_step, k))))
+        hooks.append(o.register_step_post_hook(uncompiled(functools.partial(after_step, k))))
+        GUARDED.add(o)
+    if context.resume and isinstance(context.loader, HasFetchHook):
+        context.loader.through = FetchHook(guard)
+    return hooks
 
 
-def register_forward_hooks(model: nn.Module, guard: ForwardListener, *, ends: bool) -> list[RemovableHandle]:
+def _register_forward_hooks(model: nn.Module, guard: LoopListener, *, ends: bool) -> list[RemovableHandle]:
     """Call the guard when a forward pass begins and, with `ends`, when it has ended."""
     # A mere container, as some GANs use, has no forward: there the loop calls its children.
     modules = [model] if type(model).forward is not nn.Module.forward else list(model.children())

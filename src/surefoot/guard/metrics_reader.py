@@ -17,7 +17,7 @@ from surefoot.judge.multi_optimizer import AnyJudge
 from surefoot.judge.policy import Policy
 from surefoot.measure.block_layout import HostBlock, SharedSlot, SummarySlot, VerdictSlot
 from surefoot.measure.nan_tracer import NanOrigin
-from surefoot.measure.system import StepTimer
+from surefoot.measure.resources import StepTimer
 from surefoot.records import (
     EVENT_MARK,
     NAN,
@@ -86,7 +86,7 @@ class MetricsReader:
             history=self.history.of(context.optimizer),
             run=self.history,
             repeated=context.attempt == self.last_attempt,
-            seconds_left=self._timer.seconds_for(self.total_steps - self.step),
+            seconds_left=NAN if math.isnan(self.total_steps) else self._timer.seconds_for(self.total_steps - self.step),
         )
         self.last_attempt, self.latest = context.attempt, row
         self.complete_attempt = context.attempt if context.ends_iteration else context.attempt - 1
@@ -94,7 +94,7 @@ class MetricsReader:
         self.ranks_alive = min(self.ranks_alive, block.verdict[VerdictSlot.ACTIVE_RANKS])
         self.save_running = block.summary[SummarySlot.RANKS_SAVING] != 0
         self.journal.row(row, layers)
-        if row.applied or (self._observes and row.verdict < Verdict.OVERFLOW):
+        if row.verdict is Verdict.APPLIED or (self._observes and row.verdict < Verdict.OVERFLOW):
             self._uncounted_updates += 1
             self.step += context.optimizer == self._steps_of
             self._stops = 0
@@ -125,7 +125,7 @@ class MetricsReader:
                 pipeline.nan_tracer.arm()
             else:
                 self._locate(row, origin)
-        for name in pipeline.buffer_check.take_exempted():
+        for name in () if pipeline.buffer_check is None else pipeline.buffer_check.take_exempted():
             message = (
                 f"buffer {name} became non-finite in {EXEMPT_AFTER} updates in a row while loss and gradients were "
                 "finite: this is taken as intended, and the buffer is no longer checked"
@@ -160,6 +160,14 @@ class MetricsReader:
         """The run is again as it was after this attempt."""
         self.step, self._uncounted_updates = step, 0
         self.judge.rewound(attempt, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the guard: judge, last 100 losses and norms, order of the optimizers."""
+        return {
+            "judge": self.judge.state_dict(),
+            "history": self.history.state_dict(),
+            "order": self.order.state_dict(),
+        }
 
     # -- events
 

@@ -64,13 +64,14 @@ class Recovery:
             )
         self._prefilled = [(o, bool(o.state)) for o in self.train_state.optimizers]
         """The optimizers, each with whether it had state before its first step, as Adagrad does."""
-        self._snapshot_attempt: int | None = None
-        """The attempt after which a snapshot was last taken, or should have been."""
+        self.snapshot_attempt: int | None = None
+        """The attempt after which a snapshot was last taken, or should have been; None before the first forward."""
         self._ring_prepared = False
         """Memory was prepared after the first step, when the optimizers hold all the state they ever will."""
         self._reported_place = ""
         """Where snapshots live, as last reported; "nowhere" if off."""
-        self._decisions: list[Decision] = []
+        self.decisions: list[Decision] = []
+        """Decisions still to be applied."""
         self._rewound_to = -1
         """The attempt after which the state was taken that the run was last rewound to."""
         self.trials: TrialControl | None = None
@@ -80,38 +81,37 @@ class Recovery:
         self.on_stop: Callable[[], None] | None = None
         """Called before the run is stopped."""
 
-    @property
-    def pending(self) -> bool:
-        """Whether a decision is still to be applied."""
-        return bool(self._decisions)
-
     # -- step by step
 
-    def forward_began(self) -> None:
+    def first_forward_began(self) -> None:
         """Before the first forward pass in training, take a snapshot, so that a run can rewind to its very start."""
-        if self._snapshot_attempt is None and torch.is_grad_enabled():  # after an evaluation a loop may load weights
+        if torch.is_grad_enabled():  # after an evaluation a loop may load weights
             snapshot = self._take_snapshot(self.pipeline.attempt - 1, wait=True)
             if snapshot is not None:
                 snapshot.good = True  # there is nothing better
 
     def before_step(self, k: int) -> None:
-        if self.ring is not None:
+        """Optimizer `k` is about to step."""
+        if self.ring is not None and self.ring.watches_updates:
             self.ring.before_update()
-        self.overrides.before_step(k)
-
-    def after_step(self, k: int) -> None:
-        self.overrides.after_step(k)
+        if self.overrides.in_force:
+            self.overrides.before_step(k)
 
     def row_read(self, decisions: Sequence[Decision]) -> None:
         """A row was read and judged; a stop is applied at once."""
-        if self.ring is not None:
-            for snapshot in self.ring.snapshots:
-                if snapshot.attempt == self._reader.last_attempt:
-                    snapshot.step = self._reader.step  # only now it is known which updates were applied
-            self.ring.mark_good(self._reader.judge.proven)
+        attempt, proven = self._reader.last_attempt, self._reader.judge.proven
+        newly_good = False
+        for snapshot in () if self.ring is None else self.ring.snapshots:
+            if snapshot.attempt == attempt:
+                snapshot.step = self._reader.step  # only now it is known which updates were applied
+            newly_good |= not snapshot.good and snapshot.attempt <= proven
+        if self.ring is not None and newly_good:
+            self.ring.mark_good(proven)
         if self.trials is not None and self._reader.latest is not None:
             self.trials.row_read(self._reader.latest)
-        self._decisions += decisions
+        if not decisions:
+            return
+        self.decisions += decisions
         if any(d.action is Action.STOP for d in decisions):
             self._reader.journal.flush()
             self._apply_decisions()
@@ -122,27 +122,29 @@ class Recovery:
         Overrides can be set now. A rewind has to wait: the graph of the generator's loss may depend on the weights as
         they are, and a loop that continues in the middle of an iteration would not repeat the whole of it.
         """
-        if not any(d.action is Action.REWIND for d in self._decisions):
+        if not any(d.action is Action.REWIND for d in self.decisions):
             self._apply_decisions()
 
     def iteration_ended(self) -> None:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
-        self._apply_decisions()
-        self._try_suspicion()
+        if self.decisions or (self.ring is not None and self.ring.messages):
+            self._apply_decisions()
+        if self.trials is not None:
+            self._try_suspicion(self.trials)
         if self.ring is not None and not self._ring_prepared:
             self._ring_prepared = True
             self.ring.preallocate()
             self._report_ring(self.ring)
         due_since = self.pipeline.attempt - self._policy.snapshot_every
-        if self._reader.judge.quiet and (self._snapshot_attempt is None or self._snapshot_attempt <= due_since):
+        if self._reader.judge.quiet and (self.snapshot_attempt is None or self.snapshot_attempt <= due_since):
             self._take_snapshot(self.pipeline.attempt, wait=False)
 
     def withdraw(self, attempt: int) -> None:
         """This attempt did not end an iteration after all: distrust a snapshot taken after it."""
         if self.ring is not None:
             self.ring.drop_unproven_after(attempt - 1)
-        if self._snapshot_attempt == attempt:
-            self._snapshot_attempt = attempt - self._policy.snapshot_every
+        if self.snapshot_attempt == attempt:
+            self.snapshot_attempt = attempt - self._policy.snapshot_every
 
     def pipeline_replaced(self, pipeline: StepPipeline) -> None:
         """The optimizers hold other parameters now."""
@@ -161,7 +163,7 @@ class Recovery:
 
     def _take_snapshot(self, attempt: int, *, wait: bool) -> Snapshot | None:
         """All ranks take snapshots at the same attempts: a rank whose memory is not ready leaves this one out."""
-        self._snapshot_attempt = attempt
+        self.snapshot_attempt = attempt
         if self.ring is None or self.ring.disabled_reason is not None:
             return None
         self.train_state.scaler = self.pipeline.scaler
@@ -198,7 +200,7 @@ class Recovery:
     # -- decisions
 
     def _apply_decisions(self) -> None:
-        decisions, self._decisions = self._decisions, []
+        decisions, self.decisions = self.decisions, []
         self._report_messages()
         for decision in decisions:
             try:
@@ -243,12 +245,12 @@ class Recovery:
         self.trials.carried_out(decision)
         return result
 
-    def _try_suspicion(self) -> None:
+    def _try_suspicion(self, trials: TrialControl) -> None:
         """Run a trial about an incident that was just diagnosed, if any."""
-        suspicion = None if self.trials is None else self.trials.take_suspicion(self.pipeline.attempt)
-        if suspicion is None or self.trials is None or self.ring is None or self._reader.latest is None:
+        suspicion = trials.take_suspicion(self.pipeline.attempt)
+        if suspicion is None or self.ring is None or self._reader.latest is None:
             return
-        tried = self.trials.consider(suspicion, self.ring, self._reader.latest, self.pipeline.attempt)
+        tried = trials.consider(suspicion, self.ring, self._reader.latest, self.pipeline.attempt)
         if tried is None or tried[0] is suspicion:
             return
         self._reader.journal.event(tried[0])
@@ -297,7 +299,7 @@ class Recovery:
         if self._shadow is not None:
             self._shadow.reset()
         self.pipeline.reset_after_rewind()
-        self._snapshot_attempt = self.pipeline.attempt
+        self.snapshot_attempt = self.pipeline.attempt
         self._reader.rewound(state.attempt, state.step)
         if self.on_rewind is not None:
             self.on_rewind(state.attempt)

@@ -35,7 +35,8 @@ class Resumer:
     ) -> None:
         self._policy, self._run_dir = context.policy, context.run_dir
         self._manager, self._events, self._reader, self._recovery = manager, events, reader, recovery
-        self._caution: StepOverrides | None = None
+        self.caution: StepOverrides | None = None
+        """The overrides in force after a crash, until the run is known to be healthy."""
         self._relax_at_step = 0
 
     def resume(self) -> Resumed | None:
@@ -115,21 +116,21 @@ class Resumer:
     def _be_cautious(self) -> None:
         """The previous run crashed for an unknown reason: take smaller steps until this one is known to be healthy."""
         count = len(self._events.pipeline.gates)
-        self._caution = StepOverrides(lr_factor=0.5, clip=(0.5,) * count)
+        self.caution = StepOverrides(lr_factor=0.5, clip=(0.5,) * count)
         self._relax_at_step = self._reader.step + self._policy.relax_after
-        self._recovery.overrides.set(self._caution)
+        self._recovery.overrides.set(self.caution)
         self._events.record(
             "careful", "resumed after a crash with half the learning rate, and gradients clipped at 0.5"
         )
 
     def relax(self) -> None:
         """A row was read: lift the caution if the run has been healthy for long enough."""
-        if self._caution is None or self._reader.step < self._relax_at_step:
+        if self.caution is None or self._reader.step < self._relax_at_step:
             return
-        if self._recovery.overrides.lift(self._caution):  # else the judge has set overrides of its own
+        if self._recovery.overrides.lift(self.caution):  # else the judge has set overrides of its own
             message = f"{self._policy.relax_after} updates were healthy: the learning rate is the loop's again"
             self._events.record("loosened", message)
-        self._caution = None
+        self.caution = None
 
 
 def _crashed(run_dir: Path) -> bool:

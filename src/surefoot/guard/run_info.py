@@ -7,12 +7,9 @@ import gc
 import itertools
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,22 +24,11 @@ from surefoot.journal.lock import RunDirectoryInUse
 from surefoot.journal.writer import Journal
 from surefoot.judge.multi_optimizer import make_judge
 from surefoot.measure.cross_rank import Ranks
-from surefoot.measure.system import StepTimer, describe_environment
+from surefoot.measure.resources import StepTimer, describe_environment
 
 log = logging.getLogger("surefoot")
 _PROPORTIONAL = (torch.optim.SGD, torch.optim.ASGD, torch.optim.LBFGS)
 """Optimizers whose updates grow with the gradients."""
-_EXTRA: ContextVar[Mapping[str, Any]] = ContextVar("extra_run_info", default=MappingProxyType({}))
-
-
-@contextmanager
-def extra_run_info(extra: Mapping[str, Any]) -> Iterator[None]:
-    """Runs that are attached inside have this in their `run.json` too; mappings of one name are merged."""
-    before = _EXTRA.set(extra)
-    try:
-        yield
-    finally:
-        _EXTRA.reset(before)
 
 
 def open_metrics_reader(context: GuardContext, pipeline: StepPipeline, timer: StepTimer) -> MetricsReader:
@@ -82,7 +68,7 @@ def _judge_info(model: nn.Module, pipeline: StepPipeline) -> dict[str, Any]:
         "first": max(map(first_update, optimizers)),
         "adaptive": not any(isinstance(o, _PROPORTIONAL) for o in optimizers),
         "alone": pipeline.grad_stats.ranks.world_size == 1,
-        "buffers": list(pipeline.buffer_check.names),
+        "buffers": pipeline.buffer_names,
     } | ({"scopes": scopes} if len(scopes) > 1 else {})
 
 
@@ -126,7 +112,7 @@ def _run_json(context: GuardContext, pipeline: StepPipeline) -> dict[str, Any]:
         "processes": pipeline.grad_stats.ranks.world_size,
     }
     info = {"config": config, "data": None} | describe_environment(pipeline.device)
-    for name, extra in _EXTRA.get().items():
+    for name, extra in context.run_info.items():
         value = info.get(name)
         info[name] = {**value, **extra} if isinstance(value, Mapping) and isinstance(extra, Mapping) else extra
     return info

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
+from surefoot.checkpoint.buffers import BufferCheck
 from surefoot.judge.history import History
 from surefoot.judge.thresholds import NEGLIGIBLE_FRACTION, STRONG_RATIO, WINDOW_ROWS
 from surefoot.measure.block_layout import (
@@ -23,7 +24,7 @@ from surefoot.measure.block_layout import (
     settings_index,
 )
 from surefoot.measure.grad_stats import GradStats
-from surefoot.measure.system import SystemReading
+from surefoot.measure.resources import SystemReading
 from surefoot.records import NAN, JudgedBy, StepMetrics, Verdict
 
 
@@ -64,7 +65,7 @@ class StepContext(NamedTuple):
 
 
 class RankExchange:
-    """What a rank adds to the one gather of each attempt, and when the weights of the ranks are compared."""
+    """With several ranks: what this one adds to the gather of each attempt, and when their weights are compared."""
 
     def __init__(self, grad_stats: GradStats, optimizers: Sequence[Optimizer]) -> None:
         self._grad_stats = grad_stats
@@ -84,12 +85,12 @@ class RankExchange:
 
     def gather(self, values: Mapping[SharedSlot, float | Tensor], *, stepping: int | None) -> Tensor:
         """The totals over all ranks; `stepping` is the optimizer that is stepping, if any."""
-        host = self._grad_stats.shared_values
-        if host is not None:
-            values = {**values, SharedSlot.REPLICAS_MEASURED: self._checksum_unsent}
-            pairs = [self._settings[k] if k == stepping else lr_and_momentum(o) for k, o in enumerate(self._optimizers)]
-            host.write([values.get(slot, NAN) for slot in SharedSlot] + [number for pair in pairs for number in pair])
-            self._checksum_unsent = False
+        shared = self._grad_stats.shared_values
+        assert shared is not None
+        values = {**values, SharedSlot.REPLICAS_MEASURED: self._checksum_unsent}
+        pairs = [self._settings[k] if k == stepping else lr_and_momentum(o) for k, o in enumerate(self._optimizers)]
+        shared.write([values.get(slot, NAN) for slot in SharedSlot] + [number for pair in pairs for number in pair])
+        self._checksum_unsent = False
         return self._grad_stats.gather_totals()
 
     def after_step(self, attempt: int, *, weights_measured: bool) -> None:
@@ -318,3 +319,12 @@ def bad_buffers(names: Sequence[str], counts: np.ndarray) -> list[dict[str, Any]
     return [
         {"name": names[i], "nonfinite": float(counts[i])} for i in np.flatnonzero(counts).tolist() if i < len(names)
     ]
+
+
+def learn_exempt_buffers(check: BufferCheck, block: HostBlock, context: StepContext) -> None:
+    """Let the check learn which buffers are non-finite on purpose: there loss and gradients are finite all the same."""
+    loss, norm = block.verdict[VerdictSlot.LOSS], block.verdict[VerdictSlot.NORM]
+    bad = np.flatnonzero(block.buffer_nonfinite).tolist() if block.summary[_NONFINITE_BUFFERS] > 0 else []
+    alone = math.isfinite(loss) and math.isfinite(norm) and block.verdict[VerdictSlot.NONFINITE] == 0
+    applied = block.verdict[VerdictSlot.VERDICT] == Verdict.APPLIED
+    check.learn_exempt(context.attempt, bad, alone=alone, applied=applied)

@@ -31,6 +31,7 @@ OPTIONS = (
     "resume",
     "step_fn",
     "steps_of",
+    "run_info",
 )
 _RENAMED = {"ring": "snapshot_memory"}
 
@@ -165,6 +166,14 @@ def check_extra(given: object) -> dict[str, Any]:
                 f"attach: extra[{name!r}] is a {type(value).__name__}, which cannot be rewound with the run. It needs "
                 "state_dict and load_state_dict, or get_state and set_state."
             )
+    return {str(name): value for name, value in given.items()}
+
+
+def check_run_info(given: object) -> Mapping[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise Misuse(f"attach: run_info= must be a mapping of names to values, not {type(given).__name__}.")
     return {str(name): value for name, value in given.items()}
 
 

@@ -7,8 +7,7 @@
 | `row_writer.py` | rows and events to bytes in the right files; segments of per-layer rows |
 | `thinning.py` | which old per-layer rows to drop next, and how |
 | `segments.py` | names and order of the signals files |
-| `row_file.py` | fixed-width binary rows behind a JSON header |
-| `append_file.py` | files that only grow, and atomic replacement |
+| `row_file.py` | fixed-width binary rows behind a JSON header; files that only grow, and atomic replacement |
 | `run_json.py` | `run.json`, and the last attempt of an earlier attach |
 | `lock.py` | one live writer per run directory, also across hosts |
 | `strict_json.py` | valid JSON for any value |

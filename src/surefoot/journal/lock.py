@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from surefoot.journal.append_file import AppendFile
+from surefoot.journal.row_file import AppendFile
 from surefoot.process_identity import is_running, pid_scope, start_time
 
 _SIZE = 512

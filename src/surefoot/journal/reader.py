@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from surefoot.journal.aliases import upgraded_columns, upgraded_event
-from surefoot.journal.append_file import file_size
 from surefoot.journal.columns import Layers, Scalars
-from surefoot.journal.row_file import BadHeader, EmptyFile, RowHeader, map_rows
+from surefoot.journal.row_file import BadHeader, EmptyFile, RowHeader, file_size, map_rows
 from surefoot.journal.run_json import RUN_JSON, SIGNALS_DIR
 from surefoot.journal.segments import list_segments
 from surefoot.journal.strict_json import loads_object

@@ -9,8 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from surefoot.journal.append_file import AppendFile, open_line_file
-from surefoot.journal.row_file import SCALARS_HEADER, BadHeader, RowFile, RowHeader, layers_header, read_header
+from surefoot.journal.row_file import (
+    SCALARS_HEADER,
+    AppendFile,
+    BadHeader,
+    RowFile,
+    RowHeader,
+    layers_header,
+    open_line_file,
+    read_header,
+)
 from surefoot.journal.run_json import SIGNALS_DIR, events_filename
 from surefoot.journal.segments import Segment, list_segments, open_segment
 from surefoot.journal.thinning import ClosedSegment, HistoryLimits, next_job, run_job

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot import __version__
-from surefoot.journal.append_file import file_size, read_tail, write_atomically
-from surefoot.journal.row_file import BadHeader, load_rows
+from surefoot.journal.row_file import BadHeader, file_size, load_rows, read_tail, write_atomically
 from surefoot.journal.segments import list_segments
 from surefoot.journal.strict_json import loads_object, plain
 from surefoot.records import SCHEMA

@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.journal.append_file import file_size
-from surefoot.journal.row_file import BadHeader, RowFile, RowHeader, read_header
+from surefoot.journal.row_file import BadHeader, RowFile, RowHeader, file_size, read_header
 
 _NAME = re.compile(r"(scalars|layers)-(\d{6,18})(?:-(\d{6,18}))?\.bin")
 

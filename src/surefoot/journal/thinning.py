@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from surefoot.journal.append_file import write_atomically
-from surefoot.journal.row_file import RowHeader, load_rows
+from surefoot.journal.row_file import RowHeader, load_rows, write_atomically
 from surefoot.journal.segments import Segment, make_segment
 from surefoot.records import Verdict
 

@@ -1,15 +1,30 @@
-"""Mean, standard deviation and largest magnitude of a batch, measured without a wait."""
+"""The number of samples in a batch; its mean, standard deviation and largest magnitude, measured without a wait."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from surefoot.records import NAN
+
 MAX_VALUES = 1 << 16
 """Values of a batch that are measured at most: enough for mean and standard deviation to within a percent."""
+
+
+def count_samples(batch: Any) -> float:
+    """Number of samples in a batch of any structure: the first dimension of the first tensor found."""
+    if isinstance(batch, Tensor):
+        return float(batch.shape[0]) if batch.dim() else NAN
+    items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    for item in items:
+        samples = count_samples(item)
+        if not math.isnan(samples):
+            return samples
+    return NAN
 
 
 def find_float_tensor(batch: Any, device: torch.device) -> Tensor | None:

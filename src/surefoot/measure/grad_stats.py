@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
+from operator import is_not
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import TensorWeakRef
 
 from surefoot.measure.block_layout import (
     NONFINITE_COLUMN,
     NORM_COLUMN,
     UNITS_START,
     BlockLayout,
-    HostBlock,
     SummarySlot,
 )
 from surefoot.measure.cross_rank import Ranks, ReplicaChecksum, SharedValues, checksum, find_ranks, merge_parts
 from surefoot.measure.layout import ParamLayout, local_grads, to_local
-from surefoot.measure.stats_torch import StatsBackend, Summariser, TorchStats, torch_summariser
+from surefoot.measure.stats_torch import StatsBackend, Summariser, TorchStats, flat_values, torch_summariser
 from surefoot.records import LAYER_STATS
+
+REMEMBERED_GRADS = 8
+"""Gradients that are remembered of all: whatever a loop does to its gradients, it does to all of them."""
 
 
 class GradStats:
@@ -31,7 +35,7 @@ class GradStats:
         self._units = tuple(units)
         self.ranks: Ranks = find_ranks(layout, device)
         self.num_microbatches = 0
-        """Microbatches measured since the last update."""
+        """Microbatches measured since the last update; set to 0 to begin the next, whose first overwrites the sums."""
         self.present: tuple[bool, ...] = ()
         """Which tensors had a gradient when they were last measured."""
         self._dtype = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
@@ -57,15 +61,8 @@ class GradStats:
         self._all_owned = torch.ones_like(self.ranks.owned)
         self._weight_stats = torch.zeros_like(self._local_stats)
         """Statistics of the weights, when they are measured."""
-        self._by_device = _indices_by_device(layout)
-        numels = layout.local_numels
-        self._backends = [_backend_for([numels[i] for i in indices], place) for place, indices in self._by_device]
-        self._rows_of = [torch.tensor(indices, device=device) for _, indices in self._by_device]
+        self._backend = _backend_for(layout, device)
         self._summarise: Summariser = _summariser_for(units, device)
-
-    def unpack(self, raw: np.ndarray) -> HostBlock:
-        """The parts of a block that has arrived on the host."""
-        return HostBlock(raw, self.block_layout)
 
     def measure(self, loss: Tensor | None, *, weight: Tensor | None = None, scale: Tensor | None) -> None:
         """Measure all gradients as they are now: after a backward, or before a step whose loss was not watched.
@@ -77,8 +74,8 @@ class GradStats:
             with torch.no_grad():
                 return self.measure(loss, weight=weight, scale=scale)
         grads = local_grads(self.layout.params)
-        self.present = tuple([g is not None for g in grads])
-        self._measure_rows(grads, out=self._local_stats, scale=scale)
+        self.present = tuple(map(is_not, grads, repeat(None)))
+        self._backend.measure(grads, out=self._local_stats, scale=scale)
         if loss is None and self.num_microbatches == 0:
             # Without a watched loss nothing overwrites the sums of the last update.
             self.block.summary[: SummarySlot.ACTIVE_RANKS] = 0.0
@@ -114,16 +111,6 @@ class GradStats:
                 # The host averages this slot over the ranks; of sharded gradients it needs the sum.
                 parts = self.ranks.world_size if self.ranks.part_numels is not None else 1
                 self.block.summary[SummarySlot.APPLIED_SQUARES] = torch.stack(applied).sum() * parts
-
-    def _measure_rows(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None) -> None:
-        if len(self._backends) == 1:
-            self._backends[0].measure(tensors, out=out, scale=scale)
-            return
-        for (place, indices), rows, backend in zip(self._by_device, self._rows_of, self._backends, strict=True):
-            part = torch.empty(len(indices), len(LAYER_STATS), device=place)
-            moved = None if scale is None else scale.to(place, non_blocking=True)
-            backend.measure([tensors[i] for i in indices], out=part, scale=moved)
-            out[rows] = part.to(self.device, non_blocking=True)
 
     def gather_totals(self) -> Tensor:
         """The summary over all ranks: the one collective of a step, none on a single rank."""
@@ -169,10 +156,6 @@ class GradStats:
             size += self.block.buffer_nonfinite.numel() + self.shared_values.values.numel()
             self.ranks.gather(torch.zeros(size, dtype=self._dtype, device=self.device))
 
-    def begin_update(self) -> None:
-        """Count microbatches from 0; the first one overwrites the sums of the last update."""
-        self.num_microbatches = 0
-
     def checksum_replicas(self) -> bool:
         """Measure a checksum of the replicated weights for the next gather; False when nothing is replicated."""
         if self.shared_values is None or not self.replicas.enabled:
@@ -189,7 +172,7 @@ class GradStats:
         """
         with torch.no_grad():
             stats = self._weight_stats
-            self._measure_rows([to_local(p.detach()) for p in self.layout.params], out=stats, scale=None)
+            self._backend.measure([to_local(p.detach()) for p in self.layout.params], out=stats, scale=None)
             summary, owned = self.block.summary, self.ranks.owned != 0
             owned = owned if own is None else owned & own
             squares = stats[:, NORM_COLUMN].to(self._dtype).square()
@@ -203,16 +186,67 @@ class GradStats:
             summary[SummarySlot.SAMPLED_SQUARES] = sampled
 
 
+class SeenGrads:
+    """The first few gradients as they are now, to be recognised later; does not keep them alive.
+
+    Addresses would not do: the memory of a freed gradient may be given to the next one.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.seen: list[tuple[Tensor, TensorWeakRef, int]] = []
+        for param in params:
+            if (grad := param.grad) is not None:
+                self.seen.append((param, TensorWeakRef(grad), grad._version))
+                if len(self.seen) == REMEMBERED_GRADS:
+                    break
+
+    def unchanged(self) -> bool:
+        """Whether each parameter still has this very tensor, and nobody has written to it."""
+        for param, seen, version in self.seen:
+            grad = param.grad
+            if grad is None or grad is not seen() or grad._version != version:
+                return False
+        return True
+
+    def any_nonzero(self) -> bool:
+        """Whether any of the parameters' gradients has a value other than 0; waits for the device."""
+        grads = [param.grad for param, _, _ in self.seen]
+        return any(bool(flat_values(to_local(g)).any()) for g in grads if g is not None)
+
+    def discarded(self) -> bool:
+        """Whether the gradients are gone: set to None, or to zero in place.
+
+        Telling zeroed gradients from clipped ones waits for the device, but only between two backwards without a step.
+        """
+        grads = [param.grad for param, _, _ in self.seen]
+        if any(g is None for g in grads):
+            return all(g is None for g in grads)
+        touched = [
+            g
+            for g, (_, seen, version) in zip(grads, self.seen, strict=True)
+            if g is not None and (g is not seen() or g._version != version)
+        ]
+        return bool(touched) and not any(bool(to_local(g).any()) for g in touched)
+
+
 def _norms(tensors: list[Tensor]) -> list[Tensor]:
     """Norms of all tensors, in few launches."""
     return list(torch._foreach_norm(tensors)) if tensors else []
 
 
-def _indices_by_device(layout: ParamLayout) -> list[tuple[torch.device, list[int]]]:
-    indices: dict[torch.device, list[int]] = {}
-    for i, p in enumerate(layout.params):
-        indices.setdefault(to_local(p).device, []).append(i)
-    return list(indices.items())
+class SeveralDevices:
+    """Measures tensors that lie on several devices, each with a backend of its own."""
+
+    def __init__(self, parts: Sequence[tuple[torch.device, Sequence[int], StatsBackend]], device: torch.device) -> None:
+        self._parts = [(place, indices, torch.tensor(indices, device=device), b) for place, indices, b in parts]
+        self._device = device
+
+    def measure(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None = None) -> None:
+        for place, indices, rows, backend in self._parts:
+            part = torch.empty(len(indices), len(LAYER_STATS), device=place)
+            moved = None if scale is None else scale.to(place, non_blocking=True)
+            backend.measure([tensors[i] for i in indices], out=part, scale=moved)
+            out[rows] = part.to(self._device, non_blocking=True)
 
 
 def has_triton(device: torch.device) -> bool:
@@ -224,7 +258,16 @@ def has_triton(device: torch.device) -> bool:
     return torch_has_triton()
 
 
-def _backend_for(numels: Sequence[int], device: torch.device) -> StatsBackend:
+def _backend_for(layout: ParamLayout, device: torch.device) -> StatsBackend:
+    indices: dict[torch.device, list[int]] = {}
+    for i, p in enumerate(layout.params):
+        indices.setdefault(to_local(p).device, []).append(i)
+    numels = layout.local_numels
+    parts = [(place, at, _backend_on(place, [numels[i] for i in at])) for place, at in indices.items()]
+    return parts[0][2] if len(parts) == 1 else SeveralDevices(parts, device)
+
+
+def _backend_on(device: torch.device, numels: Sequence[int]) -> StatsBackend:
     if has_triton(device):
         from surefoot.measure.stats_triton import TritonStats
 

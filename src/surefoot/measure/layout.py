@@ -22,13 +22,10 @@ class ParamLayout:
     params: tuple[Tensor, ...]
     group_spans: tuple[tuple[slice, ...], ...]
     """For each optimizer, the span of each of its parameter groups."""
+    optimizer_spans: tuple[slice, ...]
+    """For each optimizer, the span of all its tensors."""
     sharded: bool
     """Whether any tensor is a DTensor."""
-
-    @property
-    def optimizer_spans(self) -> tuple[slice, ...]:
-        """For each optimizer, the span of all its tensors."""
-        return tuple(slice(g[0].start, g[-1].stop) for g in self.group_spans)
 
     @property
     def numels(self) -> tuple[int, ...]:
@@ -75,7 +72,8 @@ def layout_params(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer])
             params.append(p)
             names.append(known[id(p)])
     sharded = any(isinstance(p, DTensor) for p in params)
-    return ParamLayout(tuple(_unique_names(names)), tuple(params), tuple(group_spans), sharded)
+    optimizer_spans = tuple(slice(spans[0].start, spans[-1].stop) for spans in group_spans)
+    return ParamLayout(tuple(_unique_names(names)), tuple(params), tuple(group_spans), optimizer_spans, sharded)
 
 
 def _unique_names(names: Sequence[str]) -> Iterator[str]:
@@ -112,3 +110,9 @@ def local_grads(params: Sequence[Tensor]) -> list[Tensor | None]:
     if _PLAIN.issuperset(map(type, grads)):  # the common case, and a cheap check
         return grads
     return [g if g is None or type(g) is Tensor else to_local(g.detach()) for g in grads]
+
+
+def main_device(params: Sequence[Tensor]) -> torch.device:
+    """The device the numbers of a run live on: the first accelerator that holds a parameter, else the CPU."""
+    devices = [to_local(p).device for p in params]
+    return next((d for d in devices if d.type != "cpu"), devices[0])

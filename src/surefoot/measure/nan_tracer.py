@@ -48,6 +48,8 @@ class NanTracer:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self.armed = False
+        """Forward passes are recorded, so `end_attempt` is to be called."""
         self._hooks: list[Any] = []
         self._calls: list[_Call] = []
         self._attempts: dict[int, list[_Call]] = {}
@@ -60,12 +62,14 @@ class NanTracer:
             self._attempts_left = ARMED_ATTEMPTS
             return
         self._attempts_left = ARMED_ATTEMPTS
+        self.armed = True
         hook = _TraceHook(self)
         for module in self._model.modules():
             self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
 
     def disarm(self) -> None:
         """Remove the hooks and all results."""
+        self.armed = False
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -80,8 +84,6 @@ class NanTracer:
 
     def end_attempt(self, attempt: int) -> None:
         """Assign the forward passes so far to this attempt."""
-        if not self._hooks:
-            return
         self._attempts[attempt], self._calls = self._calls, []
         while len(self._attempts) > KEPT_ATTEMPTS:
             del self._attempts[next(iter(self._attempts))]

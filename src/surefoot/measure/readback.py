@@ -51,21 +51,13 @@ class AsyncReadback(Generic[T]):
             self._stream = handle, torch.cuda.current_stream(device)
         return self._stream[1]
 
-    def ready(self) -> Iterator[tuple[np.ndarray, T]]:
-        """The rows sent at least `LAG` sends ago, each a copy of its own."""
-        while len(self._in_flight) > LAG:
-            yield self._receive()
-
-    def drain(self) -> Iterator[tuple[np.ndarray, T]]:
-        """All rows still in flight; waits for the device."""
-        while self._in_flight:
-            yield self._receive()
-
-    def _receive(self) -> tuple[np.ndarray, T]:
-        slot, tag = self._in_flight.popleft()
-        event = self._events[slot]
-        # A host more than two steps ahead of the device waits here until two steps are left in the queue, so the
-        # device never idles because of it. Polling with short sleeps is not a device synchronisation.
-        while event is not None and not event.query():
-            time.sleep(_POLL_SECONDS)
-        return self._views[slot].copy(), tag
+    def receive(self, *, drain: bool = False) -> Iterator[tuple[np.ndarray, T]]:
+        """The rows sent at least `LAG` sends ago, each a copy of its own; with `drain` all that are in flight."""
+        while len(self._in_flight) > (0 if drain else LAG):
+            slot, tag = self._in_flight.popleft()
+            event = self._events[slot]
+            # A host more than two steps ahead of the device waits here until two steps are left in the queue, so the
+            # device never idles because of it. Polling with short sleeps is not a device synchronisation.
+            while event is not None and not event.query():
+                time.sleep(_POLL_SECONDS)
+            yield self._views[slot].copy(), tag

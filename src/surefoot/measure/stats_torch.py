@@ -84,18 +84,18 @@ def _rows_on_host(tensors: Sequence[Tensor | None], numels: Sequence[int], inver
     """All rows on the CPU; small tensors are measured together, because a call costs more than their work."""
     rows = np.empty((len(tensors), len(LAYER_STATS)), np.float32)
     small: list[int] = []
+    values: list[np.ndarray] = []
     for i, (t, n) in enumerate(zip(tensors, numels, strict=True)):
         if t is None:
             rows[i] = ABSENT
         elif 0 < t.numel() <= _SMALL and t.dtype is torch.float32 and t.layout is torch.strided:
             small.append(i)
+            values.append(t.detach().numpy().reshape(-1))
         else:
             with np.errstate(over="ignore"):
                 rows[i] = _row_on_host(t, n, inverse)
-    if len(small) > 1:
-        present = [t for i in small if (t := tensors[i]) is not None]
-        if _small_rows_on_host(rows, small, present, inverse):
-            return rows
+    if len(small) > 1 and _small_rows_on_host(rows, small, values, inverse):
+        return rows
     for i in small:
         t = tensors[i]
         assert t is not None
@@ -103,24 +103,23 @@ def _rows_on_host(tensors: Sequence[Tensor | None], numels: Sequence[int], inver
     return rows
 
 
-def _small_rows_on_host(rows: np.ndarray, indices: Sequence[int], tensors: Sequence[Tensor], inverse: float) -> bool:
+def _small_rows_on_host(rows: np.ndarray, indices: Sequence[int], values: list[np.ndarray], inverse: float) -> bool:
     """Fill the rows of small, finite tensors from one flat array; False when a value in it is not finite."""
-    flat = np.concatenate([t.detach().numpy().reshape(-1) for t in tensors])
+    flat = np.concatenate(values)
     if inverse != 1.0:
         with np.errstate(over="ignore"):  # an overflow counts as non-finite
             flat = flat * np.float32(inverse)
     size = np.abs(flat)
     if not math.isfinite(float(size.max())):
         return False
-    counts = np.array([t.numel() for t in tensors])
+    counts = np.fromiter(map(len, values), np.int64)
     starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
     flat64 = flat.astype(np.float64)
     mean = np.add.reduceat(flat64, starts) / counts
     m2 = np.add.reduceat(np.square(flat64 - np.repeat(mean, counts)), starts)
-    num_zeros, below_normal, below_subnormal = (
-        np.add.reduceat(mask, starts, dtype=np.int64)
-        for mask in (size == 0, size < FP16_MIN_NORMAL, size < FP16_MIN_SUBNORMAL)
-    )
+    num_zeros = np.add.reduceat(size == 0, starts, dtype=np.int64)
+    below_normal = np.add.reduceat(size < FP16_MIN_NORMAL, starts, dtype=np.int64)
+    below_subnormal = np.add.reduceat(size < FP16_MIN_SUBNORMAL, starts, dtype=np.int64)
     with np.errstate(over="ignore"):
         rows[indices, 0] = np.sqrt(m2 + counts * np.square(mean))
     rows[indices, 1] = mean

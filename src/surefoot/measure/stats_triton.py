@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.measure import kernels
+from surefoot.measure import stats_kernels
 from surefoot.measure.stats_torch import Summariser, TorchStats
 from surefoot.triton_launch import KernelLauncher
 
@@ -28,7 +28,7 @@ class TritonStats:
     def __init__(self, numels: Sequence[int], device: torch.device) -> None:
         self.numels = tuple(numels)
         self.device = device
-        counts = [-(-n // kernels.CHUNK) for n in self.numels]
+        counts = [-(-n // stats_kernels.CHUNK) for n in self.numels]
         self._chunks = sum(counts)
         firsts = torch.tensor([0, *counts], dtype=torch.int64).cumsum(0).to(torch.int32)
         owners = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), torch.tensor(counts))
@@ -51,8 +51,8 @@ class TritonStats:
         self._fallbacks: dict[int, TorchStats] = {}
         self._multiples_of_8 = all(n % 8 == 0 for n in self.numels)
         self._uniform_kinds = {kind: [kind] * len(counts) for kind in _KINDS.values()}
-        self._measure = KernelLauncher(kernels.measure_chunks, device, num_warps=kernels.WARPS)
-        self._reduce = KernelLauncher(kernels.reduce_chunks, device)
+        self._measure = KernelLauncher(stats_kernels.measure_chunks, device, num_warps=stats_kernels.WARPS)
+        self._reduce = KernelLauncher(stats_kernels.reduce_chunks, device)
 
     def measure(self, tensors: Sequence[Tensor | None], *, out: Tensor, scale: Tensor | None = None) -> None:
         """Write one row of `LAYER_STATS` per tensor into `out`; `scale` divides every value first."""
@@ -71,8 +71,8 @@ class TritonStats:
                 self._partial if scale is None else scale,
                 self._partial,
                 self._chunks,
-                CHUNK=kernels.CHUNK,
-                BLOCK=kernels.BLOCK,
+                CHUNK=stats_kernels.CHUNK,
+                BLOCK=stats_kernels.BLOCK,
                 KIND=self._kind,
                 SCALED=scale is not None,
                 ALIGNED=self._aligned,
@@ -86,7 +86,7 @@ class TritonStats:
             self._partial,
             out,
             self._chunks,
-            CHUNK=kernels.CHUNK,
+            CHUNK=stats_kernels.CHUNK,
             BLOCK=256,
         )
         for i in fallback:
@@ -159,7 +159,7 @@ def _fills_memory(tensor: Tensor) -> bool:
 
 def triton_summariser(units: Sequence[slice], device: torch.device) -> Summariser:
     """The summariser in one Triton launch."""
-    launcher = KernelLauncher(kernels.summarise, device)
+    launcher = KernelLauncher(stats_kernels.summarise, device)
     spans = torch.tensor([[s.start, s.stop] for s in units], dtype=torch.int32, device=device)
     unused = torch.zeros((), device=device)
 

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from surefoot.data.corpus import TrainingData
 from surefoot.guard.attach import Guard
-from surefoot.sinks.base import Sinks
 from surefoot.sinks.console import RunConsole
+from surefoot.sinks.sink import Sinks
 
 _NAMED_SAMPLES = 5
 """Unreadable samples that are reported one by one; the rest are only counted."""

@@ -13,7 +13,7 @@ from typing import Any
 import wandb
 from wandb.errors import AuthenticationError, CommError, UsageError
 
-from surefoot.sinks.base import SinkError
+from surefoot.sinks.sink import SinkError
 
 log = logging.getLogger("surefoot")
 ID_FILE = "wandb-id"

@@ -18,8 +18,8 @@ from surefoot.parallel import World
 from surefoot.train import speed
 from surefoot.train.factories import accepts_two_arguments, call_factory, find_factory
 from surefoot.train.make_model import check_model, make_model
+from surefoot.train.mixed_precision import Precision
 from surefoot.train.optimizers import make_optimizers, scaled_lr
-from surefoot.train.precision import Precision
 from surefoot.train.recipe.errors import RecipeError
 from surefoot.train.recipe.schema import Recipe
 from surefoot.train.schedules import make_schedule

@@ -13,7 +13,7 @@ from typing import Any
 from surefoot.train.exit_codes import is_out_of_memory
 from surefoot.train.recipe.errors import RecipeError, nearest
 from surefoot.train.recipe.schema import Factory
-from surefoot.train.recipe.validate import check_arguments
+from surefoot.train.recipe.validate_recipe import check_arguments
 
 
 def find_factory(key: str, name: str) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from surefoot.parallel import World
 from surefoot.train.factories import call_factory, find_factory
 from surefoot.train.recipe.errors import RecipeError
 from surefoot.train.recipe.schema import Recipe
-from surefoot.train.recipe.validate import check_arguments
+from surefoot.train.recipe.validate_recipe import check_arguments
 
 _MOMENTS_PER_WEIGHT = {"sgd": 1, "lars": 1, "adagrad": 1, "rmsprop": 1}
 """Values an optimizer keeps for each weight; all others keep two."""

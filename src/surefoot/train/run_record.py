@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
 from surefoot.actions.stop import TrainingStopped
-from surefoot.guard.run_info import extra_run_info
 from surefoot.journal.lock import WriterLock
 from surefoot.train import exit_codes
 from surefoot.train.recipe import Recipe, RecipeError, as_plain, differences
-from surefoot.train.recipe.load import find_recipe
+from surefoot.train.recipe.load_recipe import find_recipe
 
 _MAX_TEXT_BYTES = 100_000
 """How much of a recipe's file is stored verbatim."""
@@ -52,15 +50,15 @@ class DataFacts(Protocol):
     def tokens(self) -> int | None: ...
 
 
-def recorded(
+def run_record(
     recipe: Recipe,
     *,
     source: str,
     overrides: Sequence[str] = (),
     data: DataFacts | None = None,
     effective_batch: int | None = None,
-) -> AbstractContextManager[None]:
-    """Inside, `attach` adds the recipe as given and as resolved, the data and the seed to `run.json`.
+) -> dict[str, Any]:
+    """What `attach` adds to `run.json`: the recipe as given and as resolved, the data and the seed.
 
     `attach` itself records the rest: code version, environment, number of ranks, optimizer, policy and surefoot's
     version.
@@ -78,7 +76,7 @@ def recorded(
         record["data"] = {"hash": data.hash, "samples": data.samples, "tokens": data.tokens}
     if effective_batch is not None:
         record["config"] = {"effective_batch": effective_batch}
-    return extra_run_info(record)
+    return record
 
 
 def check_resumable(recipe: Recipe, run_dir: Path) -> None:

@@ -13,16 +13,16 @@ from surefoot import parallel
 from surefoot.data.data_error import DataError
 from surefoot.guard.attach import Guard, attach
 from surefoot.guard.validate import switched_off
-from surefoot.sinks.base import SinkError, Sinks, check_installed, open_sinks
 from surefoot.sinks.console import PlainConsole, RunConsole
 from surefoot.sinks.reporter import Reporter
+from surefoot.sinks.sink import SinkError, Sinks, check_installed, open_sinks
 from surefoot.train import exit_codes
 from surefoot.train.build import RunParts, build, run_dir_of
 from surefoot.train.evaluate import step_fn_of
 from surefoot.train.loop import train
 from surefoot.train.recipe import Recipe, RecipeError, as_plain, policy_of, remarks
 from surefoot.train.result import RunResult, final_losses, finite_mean, summary_extras
-from surefoot.train.run_record import check_not_in_use, check_resumable, recorded
+from surefoot.train.run_record import check_not_in_use, check_resumable, run_record
 from surefoot.train.schedules import sparkline
 from surefoot.train.unprotected import UnprotectedGuard
 
@@ -81,27 +81,27 @@ def attach_guard(parts: RunParts, invocation: Invocation, recipe: Recipe | None 
     if protection.mode == "off" or switched_off():
         return UnprotectedGuard(parts.schedules[0], every=recipe.log.every, total=parts.total)
     policy = policy_of(recipe)
-    record = recorded(
+    record = run_record(
         recipe,
         source=invocation.source,
         overrides=invocation.overrides,
         data=parts.data,
         effective_batch=parts.effective_batch,
     )
-    with record:
-        return attach(
-            parts.model,
-            parts.optimizers,
-            run_dir=run_dir_of(recipe),
-            clip=protection.clip,
-            policy=policy,
-            scheduler=parts.schedules,
-            scaler=parts.precision.scaler,
-            snapshot_memory=protection.snapshot_memory,
-            loader=parts.data.train_loader,
-            resume=not policy.observe,
-            step_fn=step_fn_of(parts) if parts.world.size == 1 else None,
-        )
+    return attach(
+        parts.model,
+        parts.optimizers,
+        run_dir=run_dir_of(recipe),
+        clip=protection.clip,
+        policy=policy,
+        scheduler=parts.schedules,
+        scaler=parts.precision.scaler,
+        snapshot_memory=protection.snapshot_memory,
+        loader=parts.data.train_loader,
+        resume=not policy.observe,
+        step_fn=step_fn_of(parts) if parts.world.size == 1 else None,
+        run_info=record,
+    )
 
 
 def _train(parts: RunParts, guard: Guard, invocation: Invocation, result: RunResult) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from surefoot.guard.guard import LOSS, OffGuard, Progress
-from surefoot.measure.system import count_samples
+from surefoot.measure.batch_stats import count_samples
 from surefoot.records import NAN, StepMetrics
 
 _RECENT_LOSSES = 20

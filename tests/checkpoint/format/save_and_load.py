@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from surefoot.checkpoint.format.hashing import hash_state, write_pieces
-from surefoot.checkpoint.format.load import LoadResult, load_checkpoint
+from surefoot.checkpoint.format.load_checkpoint import LoadResult, load_checkpoint
 from surefoot.checkpoint.format.param_names import name_state
 from surefoot.checkpoint.format.pieces import RankPieces, split_state
 from surefoot.checkpoint.train_state import TrainState

@@ -26,8 +26,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from surefoot.checkpoint.format import pieces
-from surefoot.checkpoint.format.safetensors_headers import CheckpointMismatch
-from surefoot.checkpoint.format.state_files import check_complete
+from surefoot.checkpoint.format.rank_files import CheckpointMismatch, check_complete
 from surefoot.checkpoint.train_state import TrainState
 
 TWO = ("ddp", "fsdp2", "zero")

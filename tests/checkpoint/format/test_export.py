@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from save_and_load import save
 
 from surefoot.checkpoint.format.export import export
-from surefoot.checkpoint.format.safetensors_headers import CheckpointMismatch, list_tensors
+from surefoot.checkpoint.format.rank_files import CheckpointMismatch, list_tensors
 from surefoot.checkpoint.store import CheckpointStore
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.cli import app
@@ -103,7 +103,7 @@ def test_export_works_without_torch(saved: tuple[Net, AveragedModel, Path], tmp_
     code = (
         "import sys; sys.modules['torch'] = None; from pathlib import Path;"
         "from surefoot.checkpoint.format.export import export;"
-        "from surefoot.checkpoint.format.safetensors_headers import list_tensors;"
+        "from surefoot.checkpoint.format.rank_files import list_tensors;"
         "folder, out = map(Path, sys.argv[1:]); assert list_tensors(folder); export(folder, out)"
     )
     subprocess.run([sys.executable, "-c", code, str(saved[2]), str(tmp_path / "out.safetensors")], check=True)

@@ -21,8 +21,13 @@ from torch.optim import lr_scheduler
 sys.path.insert(0, str(Path(__file__).parent))
 from save_and_load import hashed, load, save
 
-from surefoot.checkpoint.format.safetensors_headers import CheckpointMismatch, list_tensors, shard_file
-from surefoot.checkpoint.format.state_files import check_complete, state_file
+from surefoot.checkpoint.format.rank_files import (
+    CheckpointMismatch,
+    check_complete,
+    list_tensors,
+    shard_file,
+    state_file,
+)
 from surefoot.checkpoint.train_state import TrainState
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]

@@ -11,16 +11,17 @@ from typing import BinaryIO
 
 import numpy as np
 
-from surefoot.checkpoint.format.safetensors_headers import (
+from surefoot.checkpoint.format.rank_files import (
     CARRIED_AS,
-    DTYPES,
     CheckpointMismatch,
     TensorEntry,
     TensorPart,
     read_entries,
+    read_states,
+    root_of,
 )
-from surefoot.checkpoint.format.state_files import read_states, root_of
 from surefoot.journal.output_files import output_file
+from surefoot.journal.safetensors_header import DTYPES
 
 CHUNK = 1 << 24
 _FORMAT_NAMES = {torch_name: name for name, (torch_name, _) in DTYPES.items()}

@@ -13,6 +13,7 @@ import xxhash
 from surefoot.checkpoint.copies import LiveState, StateCopy
 from surefoot.checkpoint.format.param_names import StateNames
 from surefoot.checkpoint.format.pieces import RankPieces, split_state
+from surefoot.checkpoint.format.rank_files import root_of, state_file, tensor_names_in
 from surefoot.checkpoint.format.shards import (
     Digest,
     HostStaging,
@@ -22,7 +23,6 @@ from surefoot.checkpoint.format.shards import (
     split_chunk,
     write_shards,
 )
-from surefoot.checkpoint.format.state_files import root_of, state_file, tensor_names_in
 
 
 def hash_state(state: StateCopy | LiveState, names: StateNames) -> str:

@@ -11,9 +11,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.checkpoint.format.param_names import OptimizerParams, StateNames
-from surefoot.checkpoint.format.reader import dtype_of, read_part
-from surefoot.checkpoint.format.safetensors_headers import CheckpointMismatch, TensorEntry, first_names
-from surefoot.checkpoint.format.state_files import rank_tensor_name, root_of
+from surefoot.checkpoint.format.rank_files import (
+    CheckpointMismatch,
+    TensorEntry,
+    first_names,
+    rank_tensor_name,
+    root_of,
+)
+from surefoot.checkpoint.format.shard_reader import dtype_of, read_part
 
 ORDER_SENSITIVE = frozenset({"LBFGS"})
 """Optimizers that keep all parameters in one flat vector, so that their order matters."""

@@ -12,7 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from surefoot.checkpoint.format.state_files import root_of
+from surefoot.checkpoint.format.rank_files import root_of
 from surefoot.checkpoint.train_state import TrainState, has_extra_state
 
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")

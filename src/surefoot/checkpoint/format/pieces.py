@@ -17,8 +17,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from surefoot.checkpoint.copies import StateCopy
 from surefoot.checkpoint.format.json_state import JsonEncoder
 from surefoot.checkpoint.format.param_names import OptimizerParams, StateNames, unused_name
+from surefoot.checkpoint.format.rank_files import SCHEMA, first_names, rank_tensor_name
 from surefoot.checkpoint.format.shards import Shard, can_hold
-from surefoot.checkpoint.format.state_files import SCHEMA, rank_tensor_name
+from surefoot.checkpoint.store import SaveFailed
 from surefoot.checkpoint.train_state import NonTensorState
 from surefoot.checkpoint.tree import TensorSlot
 
@@ -275,3 +276,21 @@ def _local_shard(tensor: Tensor, sharding: tuple[Any, ...]) -> Shard | None:
 def _without_found_inf(scaler: Any) -> Any:
     """The scaler without the infs that the last step found: a save is made between an update and the next step."""
     return {k: v for k, v in scaler.items() if k != "found"} if isinstance(scaler, Mapping) else scaler
+
+
+def require_complete(pieces: RankPieces) -> None:
+    """Check that everything the state refers to is written; with one rank, no file has to be read for that."""
+    parts = {name for name, shard in pieces.shards.items() if tuple(shard.tensor.shape) != shard.shape}
+    missing = parts | (pieces.slots.keys() - pieces.shards.keys())
+    if missing:
+        raise SaveFailed(
+            f"only this rank saves, but {first_names(sorted(missing))} is sharded over several ranks; call"
+            " surefoot.attach(..., resume=True) on every rank to save all parts"
+        )
+
+
+def require_finite(pieces: RankPieces) -> None:
+    """Non-finite weights must never replace good ones."""
+    names = nonfinite_params(pieces)
+    if names:
+        raise SaveFailed(f"non-finite values, which must not replace good ones, in {first_names(names)}")

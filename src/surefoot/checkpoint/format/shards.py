@@ -22,8 +22,9 @@ import xxhash
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
-from surefoot.checkpoint.format.safetensors_headers import CARRIED_AS, DTYPES, NOTES, shard_file
+from surefoot.checkpoint.format.rank_files import CARRIED_AS, NOTES, shard_file
 from surefoot.checkpoint.snapshot_memory import PinnedPages
+from surefoot.journal.safetensors_header import DTYPES
 
 CHUNK = 1 << 25
 """Bytes in transfer at a time."""

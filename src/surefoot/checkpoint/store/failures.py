@@ -54,6 +54,7 @@ class CheckpointWarning(UserWarning):
     """A newer checkpoint was skipped."""
 
 
+NOT_SAVED = "the checkpoint of step {} was not saved"
 _ERRORS = {
     errno.ENOSPC: ("full", "the disk is full. Free some space, or keep fewer checkpoints"),
     errno.EDQUOT: ("full", "your disk quota is used up. Free some space, or keep fewer checkpoints"),
@@ -63,10 +64,6 @@ _ERRORS = {
     errno.EPERM: ("permission", "no permission to write here"),
     errno.EIO: ("i/o", "the disk reports an I/O error"),
 }
-
-
-def not_saved(step: int) -> str:
-    return f"the checkpoint of step {step} was not saved"
 
 
 def save_failed(what: str, error: OSError) -> SaveFailed:

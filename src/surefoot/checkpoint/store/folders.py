@@ -44,9 +44,7 @@ def free_name(taken: Collection[str], step: int, attempt: int) -> str:
 
 def temp_name(kind: str, about: str = "") -> str:
     """A temporary name, unique across processes and hosts, that identifies the process that made it."""
-    host = re.sub(r"[^A-Za-z0-9]", "", pid_scope()["host"])[:24] or "host"
-    pid = os.getpid()
-    return f".{kind}-{about or 'it'}-{host}-{_host_id()}-{pid}-{start_time(pid) or 0}-{secrets.token_hex(8)}"
+    return f".{kind}-{about or 'it'}-{_process_id(os.getpid())}-{secrets.token_hex(8)}"
 
 
 def temp_kind(name: str) -> str | None:
@@ -68,6 +66,13 @@ def is_mine(name: str) -> bool:
     match = _TEMPORARY.fullmatch(name)
     pid = os.getpid()
     return match is not None and match.groups()[1:] == (_host_id(), str(pid), str(start_time(pid) or 0))
+
+
+@cache
+def _process_id(pid: int) -> str:
+    """What a temporary name says of this process; after a fork the pid is another one."""
+    host = re.sub(r"[^A-Za-z0-9]", "", pid_scope()["host"])[:24] or "host"
+    return f"{host}-{_host_id()}-{pid}-{start_time(pid) or 0}"
 
 
 @cache

@@ -14,16 +14,15 @@ from typing import Any, TypeVar
 
 from surefoot.checkpoint.store import folders
 from surefoot.checkpoint.store.failures import (
+    NOT_SAVED,
     CheckpointWarning,
     NoUsableCheckpoint,
     SaveFailed,
-    not_saved,
     save_failed,
 )
-from surefoot.checkpoint.store.files import FileEntry, Files
+from surefoot.checkpoint.store.files import FileEntry, Files, WatchedFiles, run_with_stall_timeout
 from surefoot.checkpoint.store.manifest import NAME, Manifest, safe_name
 from surefoot.checkpoint.store.retention import Pruner, Retention
-from surefoot.checkpoint.store.stall_watch import WatchedFiles, run_with_stall_timeout
 from surefoot.checkpoint.store.stored_checkpoint import (
     Health,
     StoredCheckpoint,
@@ -90,7 +89,7 @@ class CheckpointStore:
 
     def draft(self, step: int, attempt: int, *, needs: int = 0) -> Draft:
         """Create a folder to write a checkpoint of about `needs` bytes into; raises SaveFailed."""
-        return self._run(not_saved(step), lambda disk: self._draft(step, attempt, needs, disk))
+        return self._run(NOT_SAVED.format(step), lambda disk: self._draft(step, attempt, needs, disk))
 
     def drop(self, draft: Draft) -> None:
         """Remove a draft as far as possible; the next `clean` removes what is left."""
@@ -111,7 +110,7 @@ class CheckpointStore:
         try:
             yield
         except OSError as error:
-            raise save_failed(not_saved(draft.step), error) from error
+            raise save_failed(NOT_SAVED.format(draft.step), error) from error
         finally:
             if not draft.committed:
                 self.drop(draft)
@@ -126,7 +125,7 @@ class CheckpointStore:
         """
         draft.committed = True
         save = lambda disk: self._save(draft, files or {}, about or {}, disk)  # noqa: E731
-        checkpoint = self._run(not_saved(draft.step), save)
+        checkpoint = self._run(NOT_SAVED.format(draft.step), save)
         prune = lambda disk: self._pruner.prune(self.all(), checkpoint, disk)  # noqa: E731
         try:
             return CommitResult(checkpoint, tuple(self._run("older checkpoints were not removed", prune)))
@@ -211,7 +210,7 @@ class CheckpointStore:
         free = files.free(self.root)
         if free < needs:
             raise SaveFailed(
-                f"{not_saved(step)}: it needs {needs / 1e9:.2f} GB, and the disk of {self.root} has"
+                f"{NOT_SAVED.format(step)}: it needs {needs / 1e9:.2f} GB, and the disk of {self.root} has"
                 f" {free / 1e9:.2f} GB left. Free some space, or keep fewer checkpoints",
                 kind="full",
             )
@@ -308,7 +307,7 @@ def _publish_draft(draft: Draft, root: Path, data: bytes, files: Files) -> Path:
             continue
         files.flush_folder(root)
         return target
-    raise SaveFailed(f"{not_saved(draft.step)}: no free name in {root}")
+    raise SaveFailed(f"{NOT_SAVED.format(draft.step)}: no free name in {root}")
 
 
 def _read_back(draft: Draft, folder: Path, data: bytes, files: Files) -> StoredCheckpoint:
@@ -316,7 +315,9 @@ def _read_back(draft: Draft, folder: Path, data: bytes, files: Files) -> StoredC
     checkpoint = verify_files(read_checkpoint(folder), files, cold=True)
     if checkpoint.problems or not _has_manifest(folder, data):
         problems = ", ".join(map(str, checkpoint.problems)) or f"{NAME}: is not what was written"
-        raise SaveFailed(f"{not_saved(draft.step)}: the disk returned different data ({problems})", kind="damaged")
+        raise SaveFailed(
+            f"{NOT_SAVED.format(draft.step)}: the disk returned different data ({problems})", kind="damaged"
+        )
     return checkpoint
 
 
@@ -331,7 +332,7 @@ def _check_written(draft: Draft, written: Mapping[str, Path], known: Mapping[str
     if not written:
         problems.append("nothing was written")
     if problems:
-        raise SaveFailed(f"{not_saved(draft.step)}: {', '.join(problems[:5])}", kind="damaged")
+        raise SaveFailed(f"{NOT_SAVED.format(draft.step)}: {', '.join(problems[:5])}", kind="damaged")
 
 
 def _names_in(root: Path) -> Collection[str]:

@@ -10,15 +10,15 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 
-from surefoot.guard import rank_consensus
-from surefoot.guard.rank_consensus import RankConsensus
+from surefoot.guard import preemption
+from surefoot.guard.preemption import RankConsensus
 
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
     """The default store, here shared by two ranks in one process."""
     held = dist.HashStore()
-    monkeypatch.setattr(rank_consensus, "_connect", lambda: held)
+    monkeypatch.setattr(preemption, "_connect", lambda: held)
     return held
 
 
@@ -47,11 +47,11 @@ def test_losing_the_rank_store_is_logged(store: dist.HashStore, caplog: pytest.L
 ENDS = """
 import time
 import torch.distributed as dist
-from surefoot.guard import rank_consensus
+from surefoot.guard import preemption
 
-rank_consensus._POLL_SECONDS = 0.0  # so that it is always in the midst of asking
+preemption._POLL_SECONDS = 0.0  # so that it is always in the midst of asking
 dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", 0, 1, True), rank=0, world_size=1)
-agreements = [rank_consensus.RankConsensus(0, 2, f"word{k}") for k in range(4)]
+agreements = [preemption.RankConsensus(0, 2, f"word{k}") for k in range(4)]
 time.sleep(0.1)
 """
 

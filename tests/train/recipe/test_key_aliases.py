@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from surefoot.train.recipe import RecipeError, as_plain, differences, load
-from surefoot.train.recipe.aliases import RECIPE
+from surefoot.train.recipe.key_aliases import RECIPE
 
 MODEL = {"model": "mine:make", "steps": 10, "name": "same"}
 OLD: dict[str, Any] = {

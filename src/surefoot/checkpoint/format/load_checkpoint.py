@@ -24,9 +24,14 @@ from surefoot.checkpoint.format.match import (
 )
 from surefoot.checkpoint.format.param_names import StateNames
 from surefoot.checkpoint.format.pieces import rng_by_name
-from surefoot.checkpoint.format.reader import dtype_of, read_into
-from surefoot.checkpoint.format.safetensors_headers import CheckpointMismatch, read_entries
-from surefoot.checkpoint.format.state_files import contains_tag, read_states, tensor_names_in
+from surefoot.checkpoint.format.rank_files import (
+    CheckpointMismatch,
+    contains_tag,
+    read_entries,
+    read_states,
+    tensor_names_in,
+)
+from surefoot.checkpoint.format.shard_reader import dtype_of, read_into
 from surefoot.checkpoint.rng import get_rng_states
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.checkpoint.tree import NestedState, Stateful

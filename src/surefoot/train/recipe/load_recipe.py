@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 
-from surefoot.train.recipe.aliases import moved_paths, renamed_path, upgrade
 from surefoot.train.recipe.errors import KeyPath, RecipeError, RecipeOrigin, format_value, nearest, shortened
+from surefoot.train.recipe.key_aliases import moved_paths, renamed_path, upgrade
 from surefoot.train.recipe.keys import keys
 from surefoot.train.recipe.parse import parse_scalar, parse_yaml, read_file
 from surefoot.train.recipe.schema import Recipe
 from surefoot.train.recipe.shipped import shipped
 from surefoot.train.recipe.sweep import folder_name, sweep
-from surefoot.train.recipe.validate import validate
+from surefoot.train.recipe.validate_recipe import validate
 
 _EXCLUSIVE = {"steps": "epochs", "epochs": "steps"}
 

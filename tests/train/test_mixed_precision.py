@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from surefoot.models.decoder import Decoder, DecoderConfig, next_token_loss
+from surefoot.train.mixed_precision import Precision
 from surefoot.train.optimizers import make_optimizers
-from surefoot.train.precision import Precision
 from surefoot.train.recipe.schema import OptimizerSection, PrecisionSection
 
 CPU = torch.device("cpu")

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from surefoot.checkpoint.format.safetensors_headers import CheckpointMismatch, TensorEntry, TensorPart
+from surefoot.checkpoint.format.rank_files import CheckpointMismatch, TensorEntry, TensorPart
 from surefoot.checkpoint.format.shards import CHUNK
 
 NUM_READERS = 4

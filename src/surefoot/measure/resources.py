@@ -11,13 +11,11 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from surefoot.records import NAN
 
@@ -113,18 +111,6 @@ def _resident_memory() -> tuple[float, float]:
 
 def _has_nvml() -> bool:
     return importlib.util.find_spec("pynvml") is not None
-
-
-def count_samples(batch: Any) -> float:
-    """Number of samples in a batch of any structure: the first dimension of the first tensor found."""
-    if isinstance(batch, Tensor):
-        return float(batch.shape[0]) if batch.dim() else NAN
-    items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    for item in items:
-        samples = count_samples(item)
-        if not math.isnan(samples):
-            return samples
-    return NAN
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:

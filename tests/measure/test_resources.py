@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.measure.system import StepTimer, SystemMonitor, count_samples, describe_environment
+from surefoot.measure.batch_stats import count_samples
+from surefoot.measure.resources import StepTimer, SystemMonitor, describe_environment
 
 
 @pytest.mark.parametrize(
