@@ -13,11 +13,11 @@ import numpy as np
 
 from surefoot.journal.aliases import COLUMNS, DETECTORS, EVENTS, INCIDENT, INCIDENT_STEP, renamed
 from surefoot.judge.thresholds import Thresholds
-from surefoot.records import Finding, Pattern, StepMetrics, Verdict
+from surefoot.records import Finding, FindingKind, Pattern, StepMetrics, Verdict
 
-LOSS_DETECTORS = ("loss_level", "growth", "oscillation")
+LOSS_DETECTORS = (FindingKind.LOSS_LEVEL, FindingKind.GROWTH, FindingKind.OSCILLATION)
 """Detectors of a loss that is not what it was."""
-SILENCE_DETECTORS = ("vanishing_grads", "dead_units")
+SILENCE_DETECTORS = (FindingKind.VANISHING_GRADS, FindingKind.DEAD_UNITS)
 """Detectors of a part of the model that no longer learns."""
 
 
@@ -77,7 +77,7 @@ class Incident:
     """Change of the log weight norm since before, beyond what training does."""
     thresholds: Thresholds = field(default_factory=Thresholds)
 
-    def found(self, *detectors: str) -> list[Finding]:
+    def found(self, *detectors: FindingKind) -> list[Finding]:
         """The findings of these detectors."""
         return [finding for finding in self.findings if finding.detector in detectors]
 
@@ -170,7 +170,7 @@ def _load_step(state: dict[str, Any]) -> IncidentStep:
 
 
 def load_finding(state: dict[str, Any]) -> Finding:
-    detector = DETECTORS.get(state["detector"], state["detector"])
+    detector = FindingKind(DETECTORS.get(state["detector"], state["detector"]))
     values: dict[str, Any] = {"pattern": Pattern(state["pattern"]), "detector": detector}
     return Finding(**renamed(state, EVENTS["finding"]) | values)
 

@@ -8,40 +8,35 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.judge.baselines import Baselines
-from surefoot.judge.detectors.base import Detector
-from surefoot.judge.detectors.data import InputShift, RepeatedBatches, TinyBatches
-from surefoot.judge.detectors.evaluation import EvalRegression, EvalRise
-from surefoot.judge.detectors.gradients import (
-    DeadUnits,
-    ExplodingGrads,
-    LargeInitialGrads,
-    LayerBaselines,
-    LossRescaled,
-    StaleGrads,
-    VanishingGrads,
-)
-from surefoot.judge.detectors.hyperparams import Clipping, ClippingChanged, HyperparamChange
-from surefoot.judge.detectors.loss import Growth, Jump, LossLevel, Oscillation, PeriodicSpikes, Plateau
-from surefoot.judge.detectors.precision import LossScale
-from surefoot.judge.detectors.system import IdleDevice, MemoryGrowth, SlowSteps
-from surefoot.judge.detectors.vetoes import NonFinite, NormOutlier
-from surefoot.judge.detectors.weights import FrozenWeights, Replicas, WeightJump
+from surefoot.journal.aliases import upgraded_judge_state
+from surefoot.judge.detectors import Detectors, ModelFacts
+from surefoot.judge.detectors.base import finding_at
 from surefoot.judge.diagnosis import NO_DIAGNOSIS, diagnose_incident, is_report_only
+from surefoot.judge.evidence import OriginEvidence
+from surefoot.judge.history import ProgressFilter
 from surefoot.judge.incident import Incident
 from surefoot.judge.incident_tracker import IncidentTracker
 from surefoot.judge.param_roles import Role, cause_at_module, role_of
 from surefoot.judge.policy import Policy
-from surefoot.judge.progress_filter import ProgressFilter, not_judged_finding
 from surefoot.judge.rank_causes import rank_causes
 from surefoot.judge.remediation import Remediation
 from surefoot.judge.remedies import EQUAL_WEIGHTS
 from surefoot.judge.severity import is_severe
+from surefoot.judge.signals import REFUSED, Sign, Signals
 from surefoot.judge.stop_reasons import overflow_reason, refused_reason
 from surefoot.judge.thresholds import BASELINE_ROWS, REPEAT_COUNT, UPDATES_IN_FLIGHT, WINDOW_ROWS
-from surefoot.records import Action, Cause, Decision, Event, Finding, Pattern, StepMetrics, StepOverrides, Verdict
-
-REFUSED = (Verdict.NONFINITE, Verdict.NORM_OUTLIER)
+from surefoot.records import (
+    Action,
+    Cause,
+    Decision,
+    Event,
+    Finding,
+    FindingKind,
+    Pattern,
+    StepMetrics,
+    StepOverrides,
+    Verdict,
+)
 
 
 class Judge:
@@ -80,16 +75,21 @@ class Judge:
         thresholds = policy.thresholds
         roles = [role_of(name, kind) for name, kind in zip_longest(names, kinds[: len(names)], fillvalue="")]
         has_batch_norm = any(kind.startswith(("BatchNorm", "SyncBatchNorm")) for kind in kinds)
-        self.baselines = Baselines(thresholds, adversarial=adversarial)
+        self.signals = Signals(thresholds, adversarial=adversarial)
         self._progress = ProgressFilter()
-        self._layer_baselines = layer_baselines = LayerBaselines()
-        loss_rescaled = LossRescaled(self.baselines, layer_baselines)
-        input_shift = InputShift(thresholds)
+        model = ModelFacts(
+            names=names,
+            owned=owned,
+            adaptive=adaptive,
+            single_rank=alone,
+            has_batch_norm=has_batch_norm,
+            buffers=buffers,
+        )
+        self.detectors = Detectors(self.signals, model)
         self._tracker = IncidentTracker(
-            self.baselines,
-            layer_baselines,
-            loss_rescaled,
-            input_shift,
+            self.signals,
+            self.detectors.loss_rescaled,
+            self.detectors.input_shift,
             attention_tensors=[k for k, role in enumerate(roles) if role is Role.ATTENTION],
             has_batch_norm=has_batch_norm,
             adaptive=adaptive,
@@ -97,38 +97,7 @@ class Judge:
             first_update_lrs=first,
             reach=policy.snapshot_reach,
         )
-        self._replicas = Replicas()
-        self._veto_detectors: Sequence[NonFinite | NormOutlier] = (NonFinite(buffers), NormOutlier(self.baselines))
-        self.detectors: Sequence[Detector] = (  # in this order in saved states: append only
-            loss_rescaled,
-            input_shift,
-            TinyBatches(self.baselines, has_batch_norm=has_batch_norm),
-            WeightJump(),
-            StaleGrads(),
-            ClippingChanged(self.baselines),
-            HyperparamChange(self.baselines),
-            LossScale(thresholds),
-            FrozenWeights(names, owned, self.baselines, layer_baselines, adaptive=adaptive),
-            Jump(self.baselines),
-            LossLevel(self.baselines, loss_rescaled),
-            Growth(self.baselines),
-            Oscillation(self.baselines),
-            ExplodingGrads(layer_baselines, names, thresholds),
-            VanishingGrads(layer_baselines, names, thresholds),
-            DeadUnits(layer_baselines, names, thresholds),
-            PeriodicSpikes(self.baselines),
-            RepeatedBatches(thresholds),
-            LargeInitialGrads(thresholds),
-            Plateau(self.baselines),
-            EvalRise(self.baselines),
-            EvalRegression(self.baselines, single_rank=alone),
-            Clipping(thresholds),
-            SlowSteps(thresholds),
-            MemoryGrowth(thresholds),
-            IdleDevice(thresholds),
-            self._replicas,
-        )
-        self._remediation = Remediation(policy, self.baselines)
+        self._remediation = Remediation(policy, self.signals)
         self._refused = 0
         """Refused updates in a row, and overflows in a row."""
         self._overflows = 0
@@ -162,14 +131,14 @@ class Judge:
     @property
     def wants_weight_check(self) -> bool:
         """A check of the weights would help to find the cause of the open incident."""
-        return self._tracker.wants_weight_check
+        return self._tracker.incident is not None and self._tracker.wants_weight_check
 
     def rewound(self, attempt: int, step: int) -> None:
         """The run was rewound to the state after this attempt."""
-        self.baselines.rewound(attempt)
-        for detector in self.detectors:
+        self.signals.rewound(attempt)
+        for detector in self.detectors.all:
             detector.rewound()
-        self._replicas.rewound_to(attempt)
+        self.detectors.replicas.rewound_to(attempt)
         self.proven = min(self.proven, attempt)
         self._tracker.close()
         self.decisions_paused = False
@@ -184,8 +153,8 @@ class Judge:
         """A decision without a rewind is in force: what was being watched is about the time before."""
         self._blind_until = -1
         self._tracker.forget_earlier_signs()
-        self.baselines.recent_losses.clear()
-        for detector in self.detectors:
+        self.signals.forget_recent()
+        for detector in self.detectors.all:
             detector.rewound()
 
     def failed(self, decision: Decision, why: str) -> None:
@@ -193,23 +162,16 @@ class Judge:
         self._remediation.action_failed()
         self._rewind_pending = False
         if decision.remedy == EQUAL_WEIGHTS.text:
-            self._replicas.restore_failed(why)
+            self.detectors.replicas.restore_failed(why)
             incident = self._tracker.incident
             if incident is not None:
-                incident.findings = [f for f in incident.findings if f.detector != "replicas"]
+                incident.findings = [f for f in incident.findings if f.detector is not FindingKind.REPLICAS]
 
     def located(self, row: StepMetrics, module: str, kind: str, *, inputs: bool, weights: bool) -> list[Event]:
         """The module in which a non-finite value first appeared was found, after its row was judged."""
         cause, reason = cause_at_module(module, kind, inputs=inputs, weights=weights)
-        finding = Finding(
-            step=row.step,
-            attempt=row.attempt,
-            time=row.time,
-            detector="origin",
-            pattern=Pattern.NONFINITE,
-            detail=reason,
-            evidence={"module": module, "kind": kind, "inputs": inputs, "weights": weights, "cause": cause},
-        )
+        evidence = OriginEvidence(module=module, kind=kind, inputs=inputs, weights=weights, cause=cause)
+        finding = finding_at(row, FindingKind.ORIGIN, reason, evidence.as_dict(), Pattern.NONFINITE)
         if self._tracker.incident is not None and self._alone:
             self._tracker.incident.findings.append(finding)
         return [finding]
@@ -219,15 +181,44 @@ class Judge:
     def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Event]:
         """Judge one row: findings first, then diagnoses, then decisions."""
         self._count(row)
-        if layers is not None and row.optimizer == 0:
-            self._layer_baselines.update(row, layers, learn=row.applied and self._tracker.can_learn)
-        self.baselines.overrides = self._remediation.overrides
-        self.baselines.adjust_for_batch_size(row)
-        findings = [finding for detector in self._veto_detectors for finding in detector.update(row)]
-        findings += self._check_progress(row)
-        original, row = row, self._progress.judged(row)
-        self.baselines.judges_loss = row is original
-        findings += [finding for detector in self.detectors for finding in detector.update(row, layers)]
+        signals, tracker = self.signals, self._tracker
+        signals.overrides = self._remediation.overrides
+        findings: list[Finding] = []
+        if row.verdict or row.nonfinite_params > 0:
+            findings += [finding for detector in self.detectors.of_vetoes for finding in detector.update(row)]
+        if self._progress.update(row):
+            findings.append(self._stop_judging_loss(row))
+        original = row
+        if row.judged_by or self._progress.around_zero:
+            row = self._progress.judged(row)
+        signals.judges_loss = row is original
+        signs = signals.compare(row, layers, learn=tracker.incident is None or tracker.can_learn)
+        for detector in self.detectors.all:
+            if detector.wakes_on & signs or detector.watching:
+                findings += detector.update(row, layers)
+        if findings or tracker.incident is not None or not row.applied:
+            events = self._judge_trouble(row, layers, findings)
+        else:  # nothing is wrong: at most an earlier decision has yet to show whether it helped
+            if signs & Sign.WEIGHTS:
+                tracker.update(row, layers, ())
+            events = self._decide(row, ()) if self._remediation.active or self._blind_until >= 0 else []
+        signals.add(row)
+        if tracker.incident is None and row.applied:
+            self.proven = max(self.proven, row.attempt - self.policy.healthy_steps_to_trust)
+        return events
+
+    def _stop_judging_loss(self, row: StepMetrics) -> Finding:
+        """The loss turned out to be no measure of progress; that is reported once."""
+        self.signals.drop_losses()
+        for detector in self.detectors.all:
+            detector.rewound()
+        detail = (
+            "the loss stays around zero with both signs, so it is only checked for being finite; pass "
+            "guard.watch(loss, progress=...) a number that falls as the run improves, such as -reward"
+        )
+        return finding_at(row, FindingKind.PROGRESS, detail, {"loss": row.loss, "optimizer": row.optimizer})
+
+    def _judge_trouble(self, row: StepMetrics, layers: np.ndarray | None, findings: list[Finding]) -> list[Event]:
         refused = row.verdict in REFUSED
         # Beyond 64 refusals in a row, only the 128th, the 256th and so on are reported.
         silent = refused and self._refused > BASELINE_ROWS and self._refused & (self._refused - 1)
@@ -236,23 +227,12 @@ class Judge:
             events += self._diagnose_reports(row, [f for f in findings if is_report_only(f)])
         self._tracker.update(row, layers, [f for f in findings if not is_report_only(f)])
         if refused and not silent:
-            reason = "; ".join(f.detail for f in findings if f.detector in ("nonfinite", "norm_outlier"))
+            vetoes = (FindingKind.NONFINITE, FindingKind.NORM_OUTLIER)
+            reason = "; ".join(f.detail for f in findings if f.detector in vetoes)
             events.append(self._decision(row, Action.REFUSE, reason))
         events += self._diagnose(row)
         events += self._decide(row, events)
-        self.baselines.add(row)
-        if self._tracker.incident is None and row.applied:
-            self.proven = max(self.proven, row.attempt - self.policy.healthy_steps_to_trust)
         return events
-
-    def _check_progress(self, row: StepMetrics) -> list[Finding]:
-        """Stop judging a loss that turns out to be no measure of progress, and report that once."""
-        if not self._progress.update(row):
-            return []
-        self.baselines.drop_losses()
-        for detector in self.detectors:
-            detector.rewound()
-        return [not_judged_finding(row)]
 
     def _count(self, row: StepMetrics) -> None:
         if row.applied:
@@ -357,11 +337,11 @@ class Judge:
             "awaits": self._rewind_pending,
             "blind": self._blind_until,
             "book": self._tracker.state_dict(),
-            "normal": self.baselines.state_dict(),
+            "normal": self.signals.state_dict(),
             "progress": self._progress.state_dict(),
-            "past": self._layer_baselines.state_dict(),
+            "past": self.signals.layers.state_dict(),
             "treatment": self._remediation.state_dict(),
-            "detectors": [detector.state_dict() for detector in self.detectors],
+            "detectors": {detector.kind.value: detector.state_dict() for detector in self.detectors.all},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -374,17 +354,16 @@ class Judge:
             raise
 
     def _load(self, state: dict[str, Any]) -> None:
+        state = upgraded_judge_state(state)
         self._refused, self._overflows, self._attempt = state["refused"], state["overflows"], state["attempt"]
         self.proven, self._rewind_pending = state["proven"], state["awaits"]
         self._blind_until = state.get("blind", -1)
         self._tracker.load_state_dict(state["book"])
-        self.baselines.load_state_dict(state["normal"])
+        self.signals.load_state_dict(state["normal"])
+        self.signals.layers.load_state_dict(state["past"])
         self._progress.load_state_dict(state.get("progress", {"signs": {}, "around_zero": []}))
-        self._layer_baselines.load_state_dict(state["past"])
         self._remediation.load_state_dict(state["treatment"])
-        # An earlier version had no replicas detector, which then starts afresh.
-        saved, count = state["detectors"], len(self.detectors)
-        if len(saved) not in (count, count - 1):
-            raise ValueError(f"the state holds {len(saved)} detectors, but this version has {count}")
-        for detector, detector_state in zip(self.detectors, saved, strict=False):
-            detector.load_state_dict(detector_state)
+        saved = state["detectors"]
+        for detector in self.detectors.all:
+            if detector.kind in saved:  # one that an earlier version did not have starts afresh
+                detector.load_state_dict(saved[detector.kind])

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot.journal.aliases import ACTIONS, OVERRIDES, REMEDIES, renamed
-from surefoot.judge.baselines import Baselines
 from surefoot.judge.incident import Incident, lower_caps
 from surefoot.judge.policy import Policy
 from surefoot.judge.remedies import (
@@ -24,18 +23,17 @@ from surefoot.judge.remedies import (
     Remedy,
 )
 from surefoot.judge.severity import raised_without_harm, rescaled_at_onset
+from surefoot.judge.signals import NO_OVERRIDES, Signals
 from surefoot.judge.thresholds import CLEAR_RATIO, HUGE_RATIO, REPEAT_COUNT, WINDOW_ROWS
 from surefoot.records import Action, Cause, Decision, Event, Outcome, StepMetrics, StepOverrides, Verdict
-
-NO_OVERRIDES = StepOverrides()
 
 
 class Remediation:
     """Keeps track of the remedies tried, failures in a row, the overrides in force, and when to relax them."""
 
-    def __init__(self, policy: Policy, baselines: Baselines) -> None:
+    def __init__(self, policy: Policy, signals: Signals) -> None:
         self._policy = policy
-        self._baselines = baselines
+        self._signals = signals
         self.overrides = self._previous_overrides = NO_OVERRIDES
         self.failures = 0
         """Actions in a row that did not help."""
@@ -55,6 +53,8 @@ class Remediation:
         """Updates refused since overrides were last set or relaxed."""
         self._waiting_out = False
         """The ceilings in force are there to wait until harmful data is over."""
+        self.active = False
+        """An outcome is awaited, overrides are in force, or what was tried is remembered."""
         self._last: Decision | None = None
         """The last decision that applied a remedy."""
         self._loss_before = math.nan
@@ -84,7 +84,10 @@ class Remediation:
                 self._updates_since = -1
         if self._healthy_updates >= self._policy.relax_after and not self.outcome_pending:
             self.failures, self._tried = 0, []  # that is progress, whatever helped
-        return [*events, *self._relax(row)]
+        events += self._relax(row)
+        remembers = self.outcome_pending or self._relaxed or self.failures or self._tried
+        self.active = bool(remembers) or self.overrides != NO_OVERRIDES
+        return events
 
     def _relax(self, row: StepMetrics) -> list[Event]:
         wait = self._relax_after // 4 if self.overrides.lr_factor < 1 else self._relax_after
@@ -103,8 +106,8 @@ class Remediation:
 
     def _loss_still_high(self) -> bool:
         """The recent losses are still above what they were before the incident."""
-        recent = sorted(self._baselines.recent_losses)
-        return bool(recent) and self._baselines.z(recent[len(recent) // 2]) > self._baselines.level_sigmas
+        recent = sorted(self._signals.recent_losses)
+        return bool(recent) and self._signals.sigmas(recent[len(recent) // 2]) > self._signals.level_sigmas
 
     def is_waiting_out(self, row: StepMetrics) -> bool:
         """This update was refused on purpose, to wait until harmful data is over."""
@@ -119,7 +122,7 @@ class Remediation:
         current = self.overrides
         lr = row.lr if row.lr > 0 else 0.0
         max_lr = current.max_lr
-        if max_lr and lr > self._baselines.thresholds.lr_jump_ratio * max_lr[0]:
+        if max_lr and lr > self._signals.thresholds.lr_jump_ratio * max_lr[0]:
             pass  # the loop still sets the lr that did the harm
         elif max_lr and lr > max_lr[0]:
             max_lr = tuple(CLEAR_RATIO * cap for cap in max_lr)
@@ -152,6 +155,7 @@ class Remediation:
 
     def next_remedy(self, row: StepMetrics, incident: Incident, cause: Cause, reason: str) -> list[Event]:
         """Decide for the next remedy, or stop the run when none is left or a limit is reached."""
+        self.active = True
         events: list[Event] = []
         capped = self.outcome_pending and self._last_remedy == CAP.text
         if self.outcome_pending:
@@ -180,7 +184,7 @@ class Remediation:
             self._waiting_out = self._waiting_out if remedy.keep_overrides else remedy.tight_ceilings
             self._previous_overrides, self.overrides = self.overrides, overrides
             self._updates_since, self._healthy_updates, self._refusals = 0, 0, 0
-            self._loss_before = self._baselines.loss.median
+            self._loss_before = self._signals.loss.median
         decision = self._decision(
             row,
             Action.REWIND if remedy.rewind else Action.CONSTRAIN,
@@ -198,6 +202,7 @@ class Remediation:
 
     def action_failed(self) -> None:
         """The last remedy could not be applied: the next finding gets the next remedy."""
+        self.active = True
         self._impossible.append(self._last_remedy)
         self._updates_since = -1
         self.overrides = self._previous_overrides
@@ -207,14 +212,14 @@ class Remediation:
         return "" if self._last is None else self._last.remedy
 
     def _overrides_for(self, remedy: Remedy, incident: Incident) -> StepOverrides:
-        baselines, before = self._baselines, _max_sound_attempt(incident)
-        count = 1 + max(baselines.log_norms, default=-1)
-        norms = [baselines.log_norms[k].before(before) if k in baselines.log_norms else None for k in range(count)]
+        signals, before = self._signals, _max_sound_attempt(incident)
+        count = 1 + max(signals.log_norms, default=-1)
+        norms = [signals.log_norms[k].before(before) if k in signals.log_norms else None for k in range(count)]
         max_norms = [math.inf if known is None else known.max for known in norms]
         median_norms = [math.inf if known is None else known.median for known in norms]
-        if median_norms and len(baselines.log_applied_norms):
-            median_norms[0] = min(median_norms[0], baselines.log_applied_norms.median)  # the loop itself clips
-        loss, tight = baselines.loss.before(before), remedy.tight_ceilings
+        if median_norms and len(signals.log_applied_norms):
+            median_norms[0] = min(median_norms[0], signals.log_applied_norms.median)  # the loop itself clips
+        loss, tight = signals.loss.before(before), remedy.tight_ceilings
         ratio = self._policy.tight_ceiling if tight else self._policy.norm_ceiling
         room = ratio * (loss.max - loss.median)
         room = room if tight else max(room, HUGE_RATIO * loss.sigma)
@@ -226,17 +231,17 @@ class Remediation:
             max_momentum=lower_caps(healthy_momenta, self.overrides.max_momentum) if remedy.cap_settings else (),
             clip=tuple(_exp(norm) for norm in median_norms) if remedy.clip else (),
             norm_ceiling=tuple(ratio * _exp(n) for n in max_norms) if remedy.ceilings and not remedy.clip else (),
-            loss_ceiling=loss.max + room if remedy.ceilings and baselines.can_bound_loss else math.inf,
+            loss_ceiling=loss.max + room if remedy.ceilings and signals.can_bound_loss else math.inf,
             float32=remedy.float32,
             zero_stale_grads=remedy.zero_stale_grads,
         )
 
     def _outcome(self, row: StepMetrics, *, helped: bool) -> Outcome:
         action = Action.REWIND if self._last is None else self._last.action
-        recent, before = self._baselines.recent_losses, self._loss_before
+        recent, before = self._signals.recent_losses, self._loss_before
         loss = recent[-1] if recent else row.loss
         result = "it helped" if helped else "it did not help"
-        what = "loss" if self._baselines.judges_loss else "progress"
+        what = "loss" if self._signals.judges_loss else "progress"
         comparison = f": the {what} is {loss:.4g} and was {before:.4g} before the incident"
         detail = result if math.isnan(loss) and math.isnan(before) else f"{result}{comparison}"
         values: dict[str, Any] = {"loss": loss, "before": before, "updates": self._updates_since}
@@ -278,6 +283,7 @@ class Remediation:
         self._loss_before, self._refusals = state["before"], state["refusals"]
         self._waiting_out = state.get("waits", False)
         self._last = _load_decision(state["last"])
+        self.active = True
 
 
 def _load_remedies(texts: Sequence[str]) -> list[str]:
