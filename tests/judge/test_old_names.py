@@ -15,11 +15,12 @@ from surefoot.journal.aliases import (
     REMEDIES,
     THRESHOLDS,
     upgraded_event,
+    upgraded_incident,
     upgraded_policy,
 )
 from surefoot.judge import remedies
 from surefoot.judge.detectors.base import Detector
-from surefoot.judge.incident import Incident, IncidentStep
+from surefoot.judge.incident import Incident, IncidentStep, Stage
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.judge.thresholds import Thresholds
@@ -56,7 +57,10 @@ def test_old_thresholds() -> None:
 
 
 def test_old_incidents() -> None:
-    assert set(INCIDENT.values()) <= {field.name for field in fields(Incident)}
+    flags = {"diagnosed", "acted_on"}  # one stage today
+    assert set(INCIDENT.values()) <= {field.name for field in fields(Incident)} | flags
+    assert upgraded_incident({"named": True, "treated": False})["stage"] == Stage.DIAGNOSED
+    assert upgraded_incident({"named": True, "treated": True})["stage"] == Stage.ACTED_ON
     assert set(INCIDENT_STEP.values()) <= {field.name for field in fields(IncidentStep)}
 
 

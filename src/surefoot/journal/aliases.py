@@ -319,6 +319,13 @@ def upgraded_judge_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return dict(state) | {"detectors": detectors, "normal": state["normal"] | shared}
 
 
+def upgraded_incident(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved incident; what is one stage now was two flags."""
+    state = renamed(state, INCIDENT)
+    diagnosed, acted_on = state.pop("diagnosed", False), state.pop("acted_on", False)
+    return {"stage": "acted_on" if acted_on else "diagnosed" if diagnosed else "open"} | state
+
+
 def upgraded_columns(rows: np.ndarray) -> np.ndarray:
     """Rows with the column names of today, over the same memory."""
     names = rows.dtype.names or ()

@@ -1,13 +1,12 @@
 """What findings rest on, typed: a detector fills it in, and severity, causes and remedies read it.
 
-Incidents are saved with findings as plain values; `facts` of a finding are read back from those.
+A finding carries it as plain values, as the journal and a saved incident hold them; `Evidence.read` reads it back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from surefoot.records import Cause, Finding
 from surefoot.records import FindingKind as Kind
@@ -23,7 +22,7 @@ class Evidence:
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
 
     @classmethod
-    def of(cls, finding: Finding) -> Self | None:
+    def read(cls, finding: Finding) -> Self | None:
         """The evidence of a finding; None if it is of another kind."""
         if finding.detector not in cls.kinds:
             return None
@@ -31,15 +30,6 @@ class Evidence:
         if any(f.name not in held and f.default is MISSING for f in fields(cls)):
             return None
         return cls(**{f.name: held[f.name] for f in fields(cls) if f.name in held})
-
-
-Held = TypeVar("Held", bound=Evidence)
-
-
-def facts(findings: Iterable[Finding], evidence: type[Held]) -> list[tuple[Finding, Held]]:
-    """The findings that rest on such evidence, with it."""
-    read = ((finding, evidence.of(finding)) for finding in findings)
-    return [(finding, held) for finding, held in read if held is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,20 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from surefoot.journal.aliases import COLUMNS, DETECTORS, EVENTS, INCIDENT, INCIDENT_STEP, renamed
+from surefoot.journal.aliases import COLUMNS, DETECTORS, EVENTS, INCIDENT_STEP, renamed, upgraded_incident
+from surefoot.judge.evidence import Evidence, LrRaised, MomentumRaised
 from surefoot.judge.thresholds import Thresholds
 from surefoot.records import Finding, FindingKind, Pattern, StepMetrics, Verdict
+
+Held = TypeVar("Held", bound=Evidence)
 
 LOSS_DETECTORS = (FindingKind.LOSS_LEVEL, FindingKind.GROWTH, FindingKind.OSCILLATION)
 """Detectors of a loss that is not what it was."""
 SILENCE_DETECTORS = (FindingKind.VANISHING_GRADS, FindingKind.DEAD_UNITS)
 """Detectors of a part of the model that no longer learns."""
+
+
+class Stage(StrEnum):
+    """How far an incident has come; it is closed by dropping it."""
+
+    OPEN = "open"
+    DIAGNOSED = "diagnosed"
+    """Its causes were reported."""
+    ACTED_ON = "acted_on"
+    """Something was done about it, or would have been if the policy did not only observe."""
 
 
 @dataclass(slots=True)
@@ -60,8 +73,7 @@ class Incident:
     """The usual loss before the incident."""
     steps: list[IncidentStep] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    diagnosed: bool = False
-    acted_on: bool = False
+    stage: Stage = Stage.OPEN
     healthy_lrs: tuple[float, ...] = ()
     """Healthy learning rate of each optimizer, and healthy momentum."""
     healthy_momenta: tuple[float, ...] = ()
@@ -80,6 +92,17 @@ class Incident:
     def found(self, *detectors: FindingKind) -> list[Finding]:
         """The findings of these detectors."""
         return [finding for finding in self.findings if finding.detector in detectors]
+
+    def facts(self, evidence: type[Held]) -> list[tuple[Finding, Held]]:
+        """The findings that rest on such evidence, with it."""
+        read = ((finding, evidence.read(finding)) for finding in self.findings)
+        return [(finding, held) for finding, held in read if held is not None]
+
+    @property
+    def raised(self) -> list[tuple[Finding, LrRaised | MomentumRaised]]:
+        """Findings that the learning rate or the momentum was raised."""
+        read = ((finding, LrRaised.read(finding) or MomentumRaised.read(finding)) for finding in self.findings)
+        return [(finding, held) for finding, held in read if held is not None]
 
     @property
     def first(self) -> IncidentStep:
@@ -157,11 +180,12 @@ def _plain(value: Any) -> Any:
 
 
 def load_incident(state: dict[str, Any], thresholds: Thresholds) -> Incident:
-    state = renamed(state, INCIDENT)
+    state = upgraded_incident(state)
     steps = [_load_step(step) for step in state["steps"]]
     findings = [load_finding(finding) for finding in state["findings"]]
     tuples: dict[str, Any] = {name: tuple(state[name]) for name in ("healthy_lrs", "healthy_momenta")}
-    return Incident(**state | tuples | {"steps": steps, "findings": findings, "thresholds": thresholds})
+    parts: dict[str, Any] = {"steps": steps, "findings": findings, "stage": Stage(state["stage"])}
+    return Incident(**state | tuples | parts, thresholds=thresholds)
 
 
 def _load_step(state: dict[str, Any]) -> IncidentStep:

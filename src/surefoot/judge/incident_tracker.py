@@ -13,11 +13,13 @@ import numpy as np
 from surefoot.judge.baselines import NONFINITE, NORM
 from surefoot.judge.detectors.data import InputShift
 from surefoot.judge.detectors.gradients import LossRescaled
+from surefoot.judge.evidence import LrRaised, RegressionEvidence, ReplicasEvidence, WeightJumpEvidence
 from surefoot.judge.incident import (
     LOSS_DETECTORS,
     SILENCE_DETECTORS,
     Incident,
     IncidentStep,
+    Stage,
     finding_state,
     front_layers_lead,
     incident_state,
@@ -143,7 +145,7 @@ class IncidentTracker:
     def update(self, row: StepMetrics, layers: np.ndarray | None, findings: Sequence[Finding]) -> None:
         """Add a row and what was found in it; open or close the incident."""
         previous = self.incident
-        if findings and (previous is None or (previous.diagnosed and self.quiet_rows > WINDOW_ROWS)):
+        if findings and (previous is None or (previous.stage is not Stage.OPEN and self.quiet_rows > WINDOW_ROWS)):
             self.incident, self.quiet_rows = self._next_incident(previous, row, findings), 0
         incident = self.incident
         kept = (*LOSS_DETECTORS, FindingKind.JUMP, FindingKind.INPUT_SHIFT, FindingKind.HYPERPARAM_CHANGE)
@@ -153,12 +155,13 @@ class IncidentTracker:
             return
         if incident.onset - WINDOW_ROWS <= self._excess_update[0] <= incident.onset + WINDOW_ROWS:
             incident.update_excess = self._excess_update[1]
-        if not incident.healthy_lrs or any(f.detector == FindingKind.HYPERPARAM_CHANGE for f in findings):
+        if not incident.healthy_lrs or any(f.detector is FindingKind.HYPERPARAM_CHANGE for f in findings):
             lrs, momenta = self._signals.healthy_settings
             incident.healthy_lrs = lower_caps(incident.healthy_lrs, lrs)
             incident.healthy_momenta = lower_caps(incident.healthy_momenta, momenta)
-        for finding in (f for f in findings if f.detector == FindingKind.REPLICAS):
-            incident.onset = min(incident.onset, finding.evidence["well"])  # later states differ between the ranks
+        for finding in findings:
+            if differ := ReplicasEvidence.read(finding):
+                incident.onset = min(incident.onset, differ.well)  # later states differ between the ranks
         incident.findings += findings
         if row.optimizer == 0:
             incident.steps.append(self.incident_step(row, layers))
@@ -166,7 +169,7 @@ class IncidentTracker:
         loss_is_high = self._signals.z > self._signals.level_sigmas
         self.quiet_rows = self.quiet_rows + 1 if not findings and row.applied and not loss_is_high else 0
         if self.quiet_rows >= BASELINE_ROWS:
-            self._tolerated = incident if _lr_raised(incident) else self._tolerated
+            self._tolerated = incident if incident.facts(LrRaised) else self._tolerated
             self.incident = None
 
     def _next_incident(self, previous: Incident | None, row: StepMetrics, findings: Sequence[Finding]) -> Incident:
@@ -176,28 +179,33 @@ class IncidentTracker:
         if previous is not None and previous.found(*LASTING):
             incident.findings += previous.found(*LASTING)
             incident.healthy_lrs, incident.healthy_momenta = previous.healthy_lrs, previous.healthy_momenta
-            incident.onset = previous.onset if previous.acted_on else incident.onset  # the action did not end it
+            incident.onset = (
+                previous.onset if previous.stage is Stage.ACTED_ON else incident.onset
+            )  # the action did not end it
         if previous is not None and previous.found(*SILENCE_DETECTORS):
             incident.findings += previous.found(*SILENCE_DETECTORS)
             incident.onset = previous.onset  # later states are not sound
         tolerated = self._tolerated
         if previous is None and tolerated is not None and self._lr_climbs(row, tolerated):
-            incident.findings += _lr_raised(tolerated)
+            incident.findings += [finding for finding, _ in tolerated.facts(LrRaised)]
             incident.healthy_lrs, incident.healthy_momenta = tolerated.healthy_lrs, tolerated.healthy_momenta
-        for finding in (f for f in findings if f.detector == FindingKind.WEIGHT_JUMP):
-            incident.onset = finding.evidence["well"]  # the last weight check before
-        for finding in (f for f in findings if f.detector == FindingKind.REPLICAS):
-            incident.onset = finding.evidence["well"]
-        for finding in (f for f in findings if f.detector == FindingKind.EVAL_REGRESSION):
-            since = max(finding.evidence["well"], row.attempt - self._reach)
-            earlier = [f for f in self._recent_findings if f.attempt >= since and f not in incident.findings]
-            incident.findings += earlier
-            incident.onset = min([incident.onset, *(f.attempt for f in earlier)])
+        for finding in findings:
+            if held := WeightJumpEvidence.read(finding):
+                incident.onset = held.well  # the last weight check before
+        for finding in findings:
+            if held := ReplicasEvidence.read(finding):
+                incident.onset = held.well
+        for finding in findings:
+            if held := RegressionEvidence.read(finding):
+                since = max(held.well, row.attempt - self._reach)
+                earlier = [f for f in self._recent_findings if f.attempt >= since and f not in incident.findings]
+                incident.findings += earlier
+                incident.onset = min([incident.onset, *(f.attempt for f in earlier)])
         return incident
 
     def _lr_climbs(self, row: StepMetrics, tolerated: Incident) -> bool:
         """A raised lr that the run tolerated is higher still by now, and not yet usual."""
-        reported = max(finding.evidence["lr"] for finding in _lr_raised(tolerated))
+        reported = max(raised.lr for _, raised in tolerated.facts(LrRaised))
         usual, _ = self._signals.healthy_settings
         return row.lr > CLEAR_RATIO * reported and usual[0] < reported
 
@@ -322,7 +330,3 @@ def _one_bad_tensor(layers: np.ndarray) -> bool:
     """Exactly one tensor has non-finite gradients, and it is not the first that has any."""
     bad = layers[:, NONFINITE] > 0
     return int(bad.sum()) == 1 and not bad[np.argmax(layers[:, NONFINITE] >= 0)]
-
-
-def _lr_raised(incident: Incident) -> list[Finding]:
-    return [finding for finding in incident.found(FindingKind.HYPERPARAM_CHANGE) if "times" in finding.evidence]

@@ -11,19 +11,18 @@ import numpy as np
 from surefoot.journal.aliases import upgraded_judge_state
 from surefoot.judge.detectors import Detectors, ModelFacts
 from surefoot.judge.detectors.base import finding_at
-from surefoot.judge.diagnosis import NO_DIAGNOSIS, diagnose_incident, is_report_only
+from surefoot.judge.diagnosis import NO_DIAGNOSIS, diagnose_incident, is_report_only, overflow_reason, refused_reason
 from surefoot.judge.evidence import OriginEvidence
 from surefoot.judge.history import ProgressFilter
-from surefoot.judge.incident import Incident
+from surefoot.judge.incident import Incident, Stage
 from surefoot.judge.incident_tracker import IncidentTracker
 from surefoot.judge.param_roles import Role, cause_at_module, role_of
 from surefoot.judge.policy import Policy
 from surefoot.judge.rank_causes import rank_causes
 from surefoot.judge.remediation import Remediation
-from surefoot.judge.remedies import EQUAL_WEIGHTS
-from surefoot.judge.severity import is_severe
+from surefoot.judge.remedies import RemedyId, remedy_id
+from surefoot.judge.severity import Severity, severity_of
 from surefoot.judge.signals import REFUSED, Sign, Signals
-from surefoot.judge.stop_reasons import overflow_reason, refused_reason
 from surefoot.judge.thresholds import BASELINE_ROWS, REPEAT_COUNT, UPDATES_IN_FLIGHT, WINDOW_ROWS
 from surefoot.records import (
     Action,
@@ -48,7 +47,7 @@ class Judge:
     `names` are those of the tensors, in the order of the rows of `layers`; the first `owned` of them are held by an
     optimizer and have `values` elements in all (0 if unknown), which the `first` update moves by so many learning
     rates. `kinds` are the classes of the modules that hold the tensors. An `adaptive` optimizer divides by past
-    gradients. `alone` means a single rank. For `adversarial` see `Baselines`. `buffers` are those checked for NaN.
+    gradients. `alone` means a single rank. For `adversarial` see `Signals`. `buffers` are those checked for NaN.
     """
 
     def __init__(
@@ -161,7 +160,7 @@ class Judge:
         """A decision could not be carried out; the next finding gets the next remedy."""
         self._remediation.action_failed()
         self._rewind_pending = False
-        if decision.remedy == EQUAL_WEIGHTS.text:
+        if remedy_id(decision.remedy) is RemedyId.EQUAL_WEIGHTS:
             self.detectors.replicas.restore_failed(why)
             incident = self._tracker.incident
             if incident is not None:
@@ -249,17 +248,17 @@ class Judge:
         """Diagnose the incident once enough is known: the rows after the first finding tell causes apart, and by then
         the weights were checked. An unclear incident gets more rows."""
         incident = self._tracker.incident
-        if incident is None or incident.diagnosed or not incident.findings or not incident.steps:
+        if incident is None or incident.stage is not Stage.OPEN or not incident.findings or not incident.steps:
             return []
         unclear = rank_causes(incident)[0][1] < 0.5
         min_steps = WINDOW_ROWS if unclear else 2 * REPEAT_COUNT
         if len(incident.steps) <= min_steps and not self._severity(incident):
             return []
-        incident.diagnosed = True
+        incident.stage = Stage.DIAGNOSED
         return [*diagnose_incident(row, incident, has_good_state=self.proven >= 0)]
 
-    def _severity(self, incident: Incident) -> str:
-        return is_severe(incident, adaptive=self._adaptive, clipped=bool(self.overrides.clip))
+    def _severity(self, incident: Incident) -> Severity | None:
+        return severity_of(incident, adaptive=self._adaptive, clipped=bool(self.overrides.clip))
 
     def _diagnose_reports(self, row: StepMetrics, findings: Sequence[Finding]) -> list[Event]:
         """Diagnose findings that are only reported."""
@@ -290,10 +289,10 @@ class Judge:
     def _decide_on_incident(self, row: StepMetrics) -> list[Event]:
         incident = self._tracker.incident
         ready = incident is not None and incident.steps and self._blind_until < 0
-        reason = self._severity(incident) if incident is not None and ready else ""
-        if incident is not None and reason and not (self.policy.observe and incident.acted_on):
-            incident.acted_on = True
-            return self._act(row, incident, reason)
+        severity = self._severity(incident) if incident is not None and ready else None
+        if incident is not None and severity and not (self.policy.observe and incident.stage is Stage.ACTED_ON):
+            incident.stage = Stage.ACTED_ON
+            return self._act(row, incident, severity.reason)
         if self._overflows == self.policy.max_consecutive_overflows:
             return [self._decision(row, Action.STOP, overflow_reason(row, self._overflows))]
         return self._remediation.update(row, trouble=incident is not None and self._tracker.quiet_rows == 0)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from surefoot.journal.aliases import ACTIONS, OVERRIDES, REMEDIES, renamed
+from surefoot.journal.aliases import ACTIONS, OVERRIDES, renamed
+from surefoot.judge.evidence import LrDropped, RegressionEvidence, ReplicasEvidence, ScaleFell
 from surefoot.judge.incident import Incident, lower_caps
 from surefoot.judge.policy import Policy
 from surefoot.judge.remedies import (
-    CAP,
     CAP_REMEDIES,
     DEFAULT_REMEDIES,
     EARLY_REMEDIES,
@@ -21,11 +21,13 @@ from surefoot.judge.remedies import (
     REPLICA_REMEDIES,
     STALE_GRADS_REMEDIES,
     Remedy,
+    RemedyId,
+    remedy_id,
 )
 from surefoot.judge.severity import raised_without_harm, rescaled_at_onset
 from surefoot.judge.signals import NO_OVERRIDES, Signals
 from surefoot.judge.thresholds import CLEAR_RATIO, HUGE_RATIO, REPEAT_COUNT, WINDOW_ROWS
-from surefoot.records import Action, Cause, Decision, Event, Outcome, StepMetrics, StepOverrides, Verdict
+from surefoot.records import Action, Cause, Decision, Event, FindingKind, Outcome, StepMetrics, StepOverrides, Verdict
 
 
 class Remediation:
@@ -38,9 +40,9 @@ class Remediation:
         self.failures = 0
         """Actions in a row that did not help."""
         self.actions = 0
-        self._tried: list[str] = []
+        self._tried: list[RemedyId] = []
         """Remedies that did not help, since one did or there was progress."""
-        self._impossible: list[str] = []
+        self._impossible: list[RemedyId] = []
         """Remedies that could not be applied, since one helped."""
         self._updates_since = -1
         """Applied updates since the last action; -1 when its outcome is known."""
@@ -55,8 +57,8 @@ class Remediation:
         """The ceilings in force are there to wait until harmful data is over."""
         self.active = False
         """An outcome is awaited, overrides are in force, or what was tried is remembered."""
-        self._last: Decision | None = None
-        """The last decision that applied a remedy."""
+        self._last: tuple[Action, RemedyId | None] | None = None
+        """Action and remedy of the last decision that applied one; older checkpoints do not say which remedy."""
         self._loss_before = math.nan
         """The usual loss at that decision."""
 
@@ -80,7 +82,7 @@ class Remediation:
                 if helped:
                     self.failures, self._tried, self._impossible = 0, [], []
                 else:  # no further action now, but the next incident gets another remedy
-                    self._tried.append(self._last_remedy)
+                    self._tried += self._last_remedy
                 self._updates_since = -1
         if self._healthy_updates >= self._policy.relax_after and not self.outcome_pending:
             self.failures, self._tried = 0, []  # that is progress, whatever helped
@@ -157,19 +159,17 @@ class Remediation:
         """Decide for the next remedy, or stop the run when none is left or a limit is reached."""
         self.active = True
         events: list[Event] = []
-        capped = self.outcome_pending and self._last_remedy == CAP.text
+        capped = self.outcome_pending and RemedyId.CAP in self._last_remedy
         if self.outcome_pending:
             events.append(self._outcome(row, helped=False))
             self.failures += 1
-            self._tried.append(self._last_remedy)
+            self._tried += self._last_remedy
         if self._relaxed:
             self._relaxed, self._relax_after = False, 2 * self._relax_after
-        early = not _ranks_differ(incident) and any(
-            f.evidence.get("early") for f in incident.found("hyperparam_change")
-        )
+        early = not _ranks_differ(incident) and any(held.early for _, held in incident.facts(LrDropped))
         remedies = _remedies(incident, cause, early=early, capped=capped)
         tried = [] if remedies is REPLICA_REMEDIES else self._tried  # another such fault has the same answer
-        remedy = next((r for r in remedies if r.text not in (*tried, *self._impossible)), None)
+        remedy = next((r for r in remedies if r.id not in (*tried, *self._impossible)), None)
         exhausted = self.actions >= self._policy.max_actions
         if self.failures >= self._policy.max_failed_actions or remedy is None or exhausted:
             why = f"{self.failures} attempts in a row did not help"
@@ -197,19 +197,20 @@ class Remediation:
             reset_optimizer=remedy.reset_optimizer,
             loss_scale=_usual_loss_scale(incident) if remedy.restore_loss_scale else 0.0,
         )
-        self._last = decision
+        self._last = decision.action, remedy.id
         return [*events, decision]
 
     def action_failed(self) -> None:
         """The last remedy could not be applied: the next finding gets the next remedy."""
         self.active = True
-        self._impossible.append(self._last_remedy)
+        self._impossible += self._last_remedy
         self._updates_since = -1
         self.overrides = self._previous_overrides
 
     @property
-    def _last_remedy(self) -> str:
-        return "" if self._last is None else self._last.remedy
+    def _last_remedy(self) -> list[RemedyId]:
+        """The last remedy, if there was one and it is known."""
+        return [] if self._last is None or self._last[1] is None else [self._last[1]]
 
     def _overrides_for(self, remedy: Remedy, incident: Incident) -> StepOverrides:
         signals, before = self._signals, _max_sound_attempt(incident)
@@ -237,7 +238,7 @@ class Remediation:
         )
 
     def _outcome(self, row: StepMetrics, *, helped: bool) -> Outcome:
-        action = Action.REWIND if self._last is None else self._last.action
+        action = Action.REWIND if self._last is None else self._last[0]
         recent, before = self._signals.recent_losses, self._loss_before
         loss = recent[-1] if recent else row.loss
         result = "it helped" if helped else "it did not help"
@@ -257,8 +258,8 @@ class Remediation:
             "restraint": self.overrides.as_json(),
             "failures": self.failures,
             "actions": self.actions,
-            "tried": list(self._tried),
-            "cannot": list(self._impossible),
+            "tried": [remedy.value for remedy in self._tried],
+            "cannot": [remedy.value for remedy in self._impossible],
             "since": self._updates_since,
             "calm": self._healthy_updates,
             "patience": self._relax_after,
@@ -266,7 +267,7 @@ class Remediation:
             "refusals": self._refusals,
             "waits": self._waiting_out,
             "before": self._loss_before,
-            "last": None if self._last is None else [self._last.action.value, self._last.remedy],
+            "last": None if self._last is None else [self._last[0].value, *(r.value for r in self._last_remedy)],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -282,21 +283,21 @@ class Remediation:
         self._relax_after, self._relaxed = state["patience"], state["loosened"]
         self._loss_before, self._refusals = state["before"], state["refusals"]
         self._waiting_out = state.get("waits", False)
-        self._last = _load_decision(state["last"])
+        self._last = _load_last(state["last"])
         self.active = True
 
 
-def _load_remedies(texts: Sequence[str]) -> list[str]:
-    return [REMEDIES.get(text, text) for text in texts]
+def _load_remedies(saved: Sequence[str]) -> list[RemedyId]:
+    known = (remedy_id(name) for name in saved)
+    return [remedy for remedy in known if remedy is not None]
 
 
-def _load_decision(state: Any) -> Decision | None:
-    """The last decision, as far as it is saved: its action and remedy; older checkpoints hold the action alone."""
+def _load_last(state: Any) -> tuple[Action, RemedyId | None] | None:
+    """The last action and its remedy; older checkpoints hold the action alone."""
     if state is None:
         return None
-    action, remedy = state if isinstance(state, list) else (state, "")
-    action, remedy = Action(ACTIONS.get(action, action)), REMEDIES.get(remedy, remedy)
-    return Decision(step=0, attempt=0, action=action, reason="", remedy=remedy)
+    action, *remedy = state if isinstance(state, list) else [state]
+    return Action(ACTIONS.get(action, action)), remedy_id(remedy[0]) if remedy else None
 
 
 def _remedies(incident: Incident, cause: Cause, *, early: bool, capped: bool) -> Sequence[Remedy]:
@@ -304,9 +305,9 @@ def _remedies(incident: Incident, cause: Cause, *, early: bool, capped: bool) ->
     by_finding = (
         (REPLICA_REMEDIES, _ranks_differ(incident)),
         (EARLY_REMEDIES, early),
-        (STALE_GRADS_REMEDIES, bool(incident.found("stale_grads"))),
+        (STALE_GRADS_REMEDIES, bool(incident.found(FindingKind.STALE_GRADS))),
         (LOW_SCALE_REMEDIES, _usual_loss_scale(incident) > 0),
-        (EVAL_HARM_REMEDIES, any(not f.evidence["raised"] for f in incident.found("eval_regression"))),
+        (EVAL_HARM_REMEDIES, any(not held.raised for _, held in incident.facts(RegressionEvidence))),
         (CAP_REMEDIES, capped or raised_without_harm(incident)),
     )
     by_cause = REMEDIES_BY_CAUSE.get(cause, DEFAULT_REMEDIES)
@@ -316,39 +317,36 @@ def _remedies(incident: Incident, cause: Cause, *, early: bool, capped: bool) ->
 def _max_sound_attempt(incident: Incident) -> int:
     """States from before this attempt are sound: the onset, or a little earlier when the eval loss showed the harm
     late, for then the first finding may have been late too."""
-    for finding in incident.found("eval_regression"):
-        healthy = finding.evidence["well"]  # the lr may have been raised right after that
-        return min(
-            incident.onset, healthy if finding.evidence["raised"] else max(healthy, incident.onset - WINDOW_ROWS)
-        )
+    for _, held in incident.facts(RegressionEvidence):  # the lr may have been raised right after it was healthy
+        return min(incident.onset, held.well if held.raised else max(held.well, incident.onset - WINDOW_ROWS))
     return incident.onset
 
 
 def _ranks_differ(incident: Incident) -> bool:
     """The ranks hold different weights, and are to be made equal."""
-    return any(f.severe for f in incident.found("replicas"))
+    return any(f.severe for f in incident.found(FindingKind.REPLICAS))
 
 
 def _onset_known(incident: Incident) -> bool:
     """It is known with which update this began, and that nothing was wrong before: the cause came from outside."""
-    if _ranks_differ(incident) and incident.onset == incident.found("replicas")[-1].evidence["well"]:
+    if _ranks_differ(incident) and incident.onset == incident.facts(ReplicasEvidence)[-1][1].well:
         return True
-    if incident.found("eval_regression"):
+    if incident.found(FindingKind.EVAL_REGRESSION):
         return False
-    dated = incident.found("clipping_changed") or rescaled_at_onset(incident)
+    dated = incident.found(FindingKind.CLIPPING_CHANGED) or rescaled_at_onset(incident)
     applied = any(step.row.applied for step in incident.steps)
     return bool(dated) or not applied or incident.first.input_novelty >= 1
 
 
 def _healthy_lrs(incident: Incident) -> Sequence[float]:
     """The healthy learning rates; the eval loss knows best when the run was healthy."""
-    by_eval = [f.evidence["rate"] for f in incident.found("eval_regression")]
+    by_eval = [held.rate for _, held in incident.facts(RegressionEvidence)]
     return lower_caps(incident.healthy_lrs, by_eval[:1])
 
 
 def _usual_loss_scale(incident: Incident) -> float:
     """The loss scale before it fell too low; 0 when it did not."""
-    return next((float(f.evidence["usual"]) for f in incident.found("loss_scale") if f.severe), 0.0)
+    return next((held.usual for finding, held in incident.facts(ScaleFell) if finding.severe), 0.0)
 
 
 def _exp(value: float) -> float:

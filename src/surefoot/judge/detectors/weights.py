@@ -75,14 +75,7 @@ class FrozenWeights(WatchingDetector):
         "_had_all_grads",
     )
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        owned: int | None,
-        signals: Signals,
-        *,
-        adaptive: bool,
-    ) -> None:
+    def __init__(self, names: Sequence[str], owned: int | None, signals: Signals, *, adaptive: bool) -> None:
         super().__init__()
         self._names = names
         self._owned = len(names) if owned is None else owned
