@@ -128,6 +128,17 @@ def test_every_detector_goes_on_as_if_nothing_happened(seed: int) -> None:
         assert set(vars(mine)) == set(vars(theirs))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_detector_that_sleeps_has_missed_nothing(seed: int) -> None:
+    """Two judges see the same rows; the detectors of one of them are asked about every row."""
+    whole, awake = (Judge(Policy(observe=True), NAMES, owned=5) for _ in range(2))
+    for row, tensors in rows(seed + 20, 500):
+        for detector in awake.detectors.all:
+            detector.watching = True
+        assert repr(awake.update(row, tensors)) == repr(whole.update(row, tensors))
+    assert repr(awake.state_dict()) == repr(whole.state_dict())
+
+
 @pytest.fixture(scope="module")
 def judge_and_loaded() -> tuple[Judge, Judge]:
     """One that has seen much, and one that was only loaded."""

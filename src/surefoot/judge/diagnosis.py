@@ -10,25 +10,6 @@ from surefoot.judge.decision_tree import Facts, walk
 from surefoot.judge.incident import Incident, evidence_of
 from surefoot.judge.rank_causes import rank_causes
 from surefoot.records import Diagnosis, Finding, Pattern, StepMetrics, Verdict
-from surefoot.records import FindingKind as Kind
-
-NO_DIAGNOSIS = frozenset({Kind.CLIPPING, Kind.PERIODIC_SPIKES, Kind.REPLICAS, Kind.PROGRESS})
-"""Detectors whose findings need no diagnosis."""
-REPORT_ONLY = frozenset(
-    {
-        Kind.CLIPPING,
-        Kind.PERIODIC_SPIKES,
-        Kind.PROGRESS,
-        Kind.IDLE_DEVICE,
-        Kind.SLOW_STEPS,
-        Kind.MEMORY_GROWTH,
-        Kind.PLATEAU,
-        Kind.REPEATED_BATCHES,
-        Kind.LARGE_INITIAL_GRADS,
-        Kind.EVAL_RISE,
-    }
-)
-"""Detectors whose findings are reported, with their cause, and never a reason to act."""
 
 
 def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: bool) -> list[Diagnosis]:
@@ -61,11 +42,6 @@ def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: b
 
 def _first_pattern(findings: Sequence[Finding]) -> Pattern:
     return next((f.pattern for f in findings if f.pattern is not Pattern.NONE), Pattern.NONE)
-
-
-def is_report_only(finding: Finding) -> bool:
-    """Reported, and never a reason to act."""
-    return finding.detector in REPORT_ONLY or (finding.detector is Kind.REPLICAS and not finding.severe)
 
 
 def refused_reason(row: StepMetrics, refused: int, last: str, *, waiting: bool) -> str:

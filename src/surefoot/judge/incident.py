@@ -14,14 +14,56 @@ import numpy as np
 from surefoot.journal.aliases import COLUMNS, DETECTORS, EVENTS, INCIDENT_STEP, renamed, upgraded_incident
 from surefoot.judge.evidence import Evidence, LrRaised, MomentumRaised
 from surefoot.judge.thresholds import Thresholds
-from surefoot.records import Finding, FindingKind, Pattern, StepMetrics, Verdict
+from surefoot.records import Finding, Pattern, StepMetrics, Verdict
+from surefoot.records import FindingKind as Kind
 
 Held = TypeVar("Held", bound=Evidence)
 
-LOSS_DETECTORS = (FindingKind.LOSS_LEVEL, FindingKind.GROWTH, FindingKind.OSCILLATION)
+# -- what findings of each detector mean for an incident; those of a detector that is in none of these open one
+
+VETO_DETECTORS = (Kind.NONFINITE, Kind.NORM_OUTLIER)
+LOSS_DETECTORS = (Kind.LOSS_LEVEL, Kind.GROWTH, Kind.OSCILLATION)
 """Detectors of a loss that is not what it was."""
-SILENCE_DETECTORS = (FindingKind.VANISHING_GRADS, FindingKind.DEAD_UNITS)
+SILENCE_DETECTORS = (Kind.VANISHING_GRADS, Kind.DEAD_UNITS)
 """Detectors of a part of the model that no longer learns."""
+NO_DIAGNOSIS = frozenset({Kind.CLIPPING, Kind.PERIODIC_SPIKES, Kind.REPLICAS, Kind.PROGRESS})
+"""Detectors whose findings need no diagnosis."""
+REPORT_ONLY = frozenset(
+    {
+        Kind.CLIPPING,
+        Kind.PERIODIC_SPIKES,
+        Kind.PROGRESS,
+        Kind.IDLE_DEVICE,
+        Kind.SLOW_STEPS,
+        Kind.MEMORY_GROWTH,
+        Kind.PLATEAU,
+        Kind.REPEATED_BATCHES,
+        Kind.LARGE_INITIAL_GRADS,
+        Kind.EVAL_RISE,
+    }
+)
+"""Detectors whose findings are reported, with their cause, and never a reason to act."""
+LASTING = (Kind.HYPERPARAM_CHANGE, Kind.STALE_GRADS, Kind.CLIPPING_CHANGED)
+"""What these report continues, and may cause trouble much later: their findings carry over to the next incident."""
+CARRIED_BACK = (*LOSS_DETECTORS, Kind.JUMP, Kind.INPUT_SHIFT, Kind.HYPERPARAM_CHANGE)
+"""Findings that turn out to have mattered when the eval loss shows harm."""
+ANSWERED = frozenset(
+    {
+        *LOSS_DETECTORS,
+        *SILENCE_DETECTORS,
+        Kind.LOSS_RESCALED,
+        Kind.STALE_GRADS,
+        Kind.CLIPPING_CHANGED,
+        Kind.EVAL_REGRESSION,
+        Kind.REPLICAS,
+    }
+)
+"""Findings that a decision has answered; should they come again, they are reported again."""
+
+
+def is_report_only(finding: Finding) -> bool:
+    """Reported, and never a reason to act."""
+    return finding.detector in REPORT_ONLY or (finding.detector is Kind.REPLICAS and not finding.severe)
 
 
 class Stage(StrEnum):
@@ -89,7 +131,7 @@ class Incident:
     """Change of the log weight norm since before, beyond what training does."""
     thresholds: Thresholds = field(default_factory=Thresholds)
 
-    def found(self, *detectors: FindingKind) -> list[Finding]:
+    def found(self, *detectors: Kind) -> list[Finding]:
         """The findings of these detectors."""
         return [finding for finding in self.findings if finding.detector in detectors]
 
@@ -194,7 +236,7 @@ def _load_step(state: dict[str, Any]) -> IncidentStep:
 
 
 def load_finding(state: dict[str, Any]) -> Finding:
-    detector = FindingKind(DETECTORS.get(state["detector"], state["detector"]))
+    detector = Kind(DETECTORS.get(state["detector"], state["detector"]))
     values: dict[str, Any] = {"pattern": Pattern(state["pattern"]), "detector": detector}
     return Finding(**renamed(state, EVENTS["finding"]) | values)
 

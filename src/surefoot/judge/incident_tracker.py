@@ -15,7 +15,9 @@ from surefoot.judge.detectors.data import InputShift
 from surefoot.judge.detectors.gradients import LossRescaled
 from surefoot.judge.evidence import LrRaised, RegressionEvidence, ReplicasEvidence, WeightJumpEvidence
 from surefoot.judge.incident import (
-    LOSS_DETECTORS,
+    ANSWERED,
+    CARRIED_BACK,
+    LASTING,
     SILENCE_DETECTORS,
     Incident,
     IncidentStep,
@@ -39,21 +41,6 @@ from surefoot.judge.thresholds import (
     WINDOW_ROWS,
 )
 from surefoot.records import Finding, FindingKind, StepMetrics
-
-LASTING = (FindingKind.HYPERPARAM_CHANGE, FindingKind.STALE_GRADS, FindingKind.CLIPPING_CHANGED)
-"""What these report continues, and may cause trouble much later: their findings carry over to the next incident."""
-ANSWERED = frozenset(
-    {
-        *LOSS_DETECTORS,
-        *SILENCE_DETECTORS,
-        FindingKind.LOSS_RESCALED,
-        FindingKind.STALE_GRADS,
-        FindingKind.CLIPPING_CHANGED,
-        FindingKind.EVAL_REGRESSION,
-        FindingKind.REPLICAS,
-    }
-)
-"""Findings that a decision has answered; should they come again, they are reported again."""
 
 
 class IncidentTracker:
@@ -148,8 +135,7 @@ class IncidentTracker:
         if findings and (previous is None or (previous.stage is not Stage.OPEN and self.quiet_rows > WINDOW_ROWS)):
             self.incident, self.quiet_rows = self._next_incident(previous, row, findings), 0
         incident = self.incident
-        kept = (*LOSS_DETECTORS, FindingKind.JUMP, FindingKind.INPUT_SHIFT, FindingKind.HYPERPARAM_CHANGE)
-        self._recent_findings += (f for f in findings if f.detector in kept)
+        self._recent_findings += (f for f in findings if f.detector in CARRIED_BACK)
         self._check_weights(row, incident)
         if incident is None:
             return

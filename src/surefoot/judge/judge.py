@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
 
@@ -11,10 +12,10 @@ import numpy as np
 from surefoot.journal.aliases import upgraded_judge_state
 from surefoot.judge.detectors import Detectors, ModelFacts
 from surefoot.judge.detectors.base import finding_at
-from surefoot.judge.diagnosis import NO_DIAGNOSIS, diagnose_incident, is_report_only, overflow_reason, refused_reason
+from surefoot.judge.diagnosis import diagnose_incident, overflow_reason, refused_reason
 from surefoot.judge.evidence import OriginEvidence
 from surefoot.judge.history import ProgressFilter
-from surefoot.judge.incident import Incident, Stage
+from surefoot.judge.incident import NO_DIAGNOSIS, VETO_DETECTORS, Incident, Stage, is_report_only
 from surefoot.judge.incident_tracker import IncidentTracker
 from surefoot.judge.param_roles import Role, cause_at_module, role_of
 from surefoot.judge.policy import Policy
@@ -36,6 +37,16 @@ from surefoot.records import (
     StepOverrides,
     Verdict,
 )
+
+
+class Awaited(StrEnum):
+    """What has to happen before the next decision."""
+
+    NOTHING = "nothing"
+    REWIND = "rewind"
+    """Rows until then do not count."""
+    EFFECT = "effect"
+    """Updates under way were made before the last decision took effect."""
 
 
 class Judge:
@@ -101,16 +112,16 @@ class Judge:
         """Refused updates in a row, and overflows in a row."""
         self._overflows = 0
         self._attempt = -1
-        self._rewind_pending = False
+        self._awaited = Awaited.NOTHING
         self._blind_until = -1
-        """Updates up to this attempt were made before the last decision took effect."""
+        """The last attempt that was made before the decision whose effect is awaited."""
         self.decisions_paused = False
         """Another judge of the same run has decided to rewind: decide nothing until then."""
 
     @property
     def rewind_pending(self) -> bool:
         """A rewind was decided and has not happened yet: rows until then do not count."""
-        return self._rewind_pending
+        return self._awaited is Awaited.REWIND
 
     @property
     def overrides_by_optimizer(self) -> list[tuple[tuple[int, ...], StepOverrides]]:
@@ -142,7 +153,7 @@ class Judge:
         self._tracker.close()
         self.decisions_paused = False
         # The count of refused updates goes on until one is applied.
-        self._overflows, self._rewind_pending, self._blind_until = 0, False, -1
+        self._overflows, self._awaited = 0, Awaited.NOTHING
 
     def rewired(self, names: Sequence[str], scopes: Sequence[tuple[int, int]]) -> None:
         """The optimizers hold other tensors now."""
@@ -150,7 +161,7 @@ class Judge:
 
     def _decision_took_effect(self) -> None:
         """A decision without a rewind is in force: what was being watched is about the time before."""
-        self._blind_until = -1
+        self._awaited = Awaited.NOTHING
         self._tracker.forget_earlier_signs()
         self.signals.forget_recent()
         for detector in self.detectors.all:
@@ -159,7 +170,8 @@ class Judge:
     def failed(self, decision: Decision, why: str) -> None:
         """A decision could not be carried out; the next finding gets the next remedy."""
         self._remediation.action_failed()
-        self._rewind_pending = False
+        if self.rewind_pending:
+            self._awaited = Awaited.NOTHING
         if remedy_id(decision.remedy) is RemedyId.EQUAL_WEIGHTS:
             self.detectors.replicas.restore_failed(why)
             incident = self._tracker.incident
@@ -200,7 +212,8 @@ class Judge:
         else:  # nothing is wrong: at most an earlier decision has yet to show whether it helped
             if signs & Sign.WEIGHTS:
                 tracker.update(row, layers, ())
-            events = self._decide(row, ()) if self._remediation.active or self._blind_until >= 0 else []
+            undecided = self._remediation.active or self._awaited is Awaited.EFFECT
+            events = self._decide(row, ()) if undecided else []
         signals.add(row)
         if tracker.incident is None and row.applied:
             self.proven = max(self.proven, row.attempt - self.policy.healthy_steps_to_trust)
@@ -226,8 +239,7 @@ class Judge:
             events += self._diagnose_reports(row, [f for f in findings if is_report_only(f)])
         self._tracker.update(row, layers, [f for f in findings if not is_report_only(f)])
         if refused and not silent:
-            vetoes = (FindingKind.NONFINITE, FindingKind.NORM_OUTLIER)
-            reason = "; ".join(f.detail for f in findings if f.detector in vetoes)
+            reason = "; ".join(f.detail for f in findings if f.detector in VETO_DETECTORS)
             events.append(self._decision(row, Action.REFUSE, reason))
         events += self._diagnose(row)
         events += self._decide(row, events)
@@ -272,9 +284,9 @@ class Judge:
     # -- the decision
 
     def _decide(self, row: StepMetrics, events: Sequence[Event]) -> list[Event]:
-        if self._rewind_pending or self.decisions_paused:
+        if self.rewind_pending or self.decisions_paused:
             return []
-        if 0 <= self._blind_until < row.attempt:
+        if self._awaited is Awaited.EFFECT and self._blind_until < row.attempt:
             self._decision_took_effect()
         waiting = self._remediation.is_waiting_out(row)
         limit = self.policy.max_vetoes_waiting if waiting else self.policy.max_consecutive_vetoes
@@ -288,7 +300,7 @@ class Judge:
 
     def _decide_on_incident(self, row: StepMetrics) -> list[Event]:
         incident = self._tracker.incident
-        ready = incident is not None and incident.steps and self._blind_until < 0
+        ready = incident is not None and incident.steps and self._awaited is Awaited.NOTHING
         severity = self._severity(incident) if incident is not None and ready else None
         if incident is not None and severity and not (self.policy.observe and incident.stage is Stage.ACTED_ON):
             incident.stage = Stage.ACTED_ON
@@ -305,9 +317,10 @@ class Judge:
         cause = next((cause for cause, _, _ in rank_causes(incident)), Cause.UNKNOWN)
         events = self._remediation.next_remedy(row, incident, cause, reason)
         applied = {event.action for event in events if isinstance(event, Decision) and event.applied}
-        self._rewind_pending = Action.REWIND in applied
-        if Action.CONSTRAIN in applied:
-            self._blind_until = row.attempt + UPDATES_IN_FLIGHT
+        if Action.REWIND in applied:
+            self._awaited = Awaited.REWIND
+        elif Action.CONSTRAIN in applied:
+            self._awaited, self._blind_until = Awaited.EFFECT, row.attempt + UPDATES_IN_FLIGHT
         self._tracker.acted_on(incident)
         return events
 
@@ -333,8 +346,8 @@ class Judge:
             "overflows": self._overflows,
             "attempt": self._attempt,
             "proven": self.proven,
-            "awaits": self._rewind_pending,
-            "blind": self._blind_until,
+            "awaits": self.rewind_pending,
+            "blind": self._blind_until if self._awaited is Awaited.EFFECT else -1,
             "book": self._tracker.state_dict(),
             "normal": self.signals.state_dict(),
             "progress": self._progress.state_dict(),
@@ -355,8 +368,9 @@ class Judge:
     def _load(self, state: dict[str, Any]) -> None:
         state = upgraded_judge_state(state)
         self._refused, self._overflows, self._attempt = state["refused"], state["overflows"], state["attempt"]
-        self.proven, self._rewind_pending = state["proven"], state["awaits"]
-        self._blind_until = state.get("blind", -1)
+        self.proven, self._blind_until = state["proven"], state.get("blind", -1)
+        blind = Awaited.EFFECT if self._blind_until >= 0 else Awaited.NOTHING
+        self._awaited = Awaited.REWIND if state["awaits"] else blind
         self._tracker.load_state_dict(state["book"])
         self.signals.load_state_dict(state["normal"])
         self.signals.layers.load_state_dict(state["past"])
