@@ -65,6 +65,9 @@ def test_old_incidents() -> None:
 
 
 def test_old_remedies() -> None:
-    texts = {remedy.text for remedy in vars(remedies).values() if isinstance(remedy, remedies.Remedy)}
+    assert {remedy.id for remedy in remedies.ALL_REMEDIES} == set(remedies.RemedyId)
+    texts = {remedy.text for remedy in remedies.ALL_REMEDIES}
     assert set(REMEDIES.values()) <= texts
     assert not REMEDIES.keys() & texts
+    old = "with half the rate, warmed up again"
+    assert remedies.remedy_id(old) is remedies.remedy_id(REMEDIES[old]) is remedies.remedy_id("lower_lr")

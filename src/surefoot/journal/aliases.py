@@ -307,7 +307,8 @@ def upgraded_judge_state(state: Mapping[str, Any]) -> dict[str, Any]:
     if len(saved) not in (len(DETECTOR_ORDER), len(DETECTOR_ORDER) - 1):  # the last one came later
         raise ValueError(f"the state holds {len(saved)} detectors, but that version had {len(DETECTOR_ORDER)}")
     detectors = {
-        name: renamed(values, DETECTOR_STATE.get(name, {})) for name, values in zip(DETECTOR_ORDER, saved, strict=False)
+        name: renamed(values, {"_told": "_reported"} | DETECTOR_STATE.get(name, {}))
+        for name, values in zip(DETECTOR_ORDER, saved, strict=False)
     }
     evals, weights = detectors["eval_regression"], detectors["frozen_weights"]
     shared = {

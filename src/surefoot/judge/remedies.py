@@ -131,21 +131,22 @@ REPLICA_REMEDIES = (EQUAL_WEIGHTS,)
 LOW_SCALE_REMEDIES = (RESTORE_SCALE, FLOAT32_REWIND, LOWER_LR)
 """For a loss scale so low that gradients become zero: the weights are sound, because hardly any update moved them."""
 
-BY_NAME: Mapping[str, RemedyId] = {
-    name: remedy.id
-    for remedies in (
-        DEFAULT_REMEDIES,
-        *REMEDIES_BY_CAUSE.values(),
-        EARLY_REMEDIES,
-        STALE_GRADS_REMEDIES,
-        EVAL_HARM_REMEDIES,
-        CAP_REMEDIES,
-        REPLICA_REMEDIES,
-        LOW_SCALE_REMEDIES,
-    )
-    for remedy in remedies
-    for name in (remedy.id.value, remedy.text)
-}
+ALL_REMEDIES = (
+    REWIND,
+    CLIP,
+    LOWER_LR,
+    FRESH_OPTIMIZER,
+    FLOAT32,
+    FLOAT32_REWIND,
+    ZERO_GRADS,
+    WAIT_OUT,
+    RESTORE_SCALE,
+    CAP,
+    WARMUP,
+    GENTLE_WARMUP,
+    EQUAL_WEIGHTS,
+)
+BY_NAME: Mapping[str, RemedyId] = {name: remedy.id for remedy in ALL_REMEDIES for name in (remedy.id, remedy.text)}
 """Decisions, and states that earlier versions saved, name a remedy by its text."""
 
 

@@ -305,6 +305,10 @@ class Signals(RowSignals):
         if math.isfinite(row.momentum):
             self.momenta[k] = row.momentum
 
+    def restart_max_lr(self) -> None:
+        """The eval loss is healthy: only later learning rates can have done it harm."""
+        self.max_lr = self.first_lr
+
     def forget_recent(self) -> None:
         """The last losses say nothing about the next ones."""
         self.recent_losses.clear()

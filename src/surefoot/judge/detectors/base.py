@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from surefoot.journal.aliases import DETECTOR_STATE, renamed
 from surefoot.judge.evidence import Evidence
 from surefoot.records import Finding, FindingKind, Pattern, StepMetrics
 
@@ -40,7 +39,6 @@ class Detector:
         return {name: _as_list(getattr(self, name)) for name in self.state_names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        state = renamed(state, {"_told": "_reported"} | DETECTOR_STATE.get(self.kind, {}))
         for name in (name for name in self.state_names if name in state):  # an older state lacks what was added since
             current = getattr(self, name)
             setattr(self, name, type(current)(state[name]) if isinstance(current, list | set) else state[name])

@@ -107,7 +107,8 @@ class EvalRegression(Detector):
         if rise <= thresholds.eval_rise_fraction * abs(self._best):
             # The evaluation saw the weights before this row's update, which the lr of the row before has led to.
             self._healthy_attempt, self._healthy_lr = row.attempt, signals.previous_lr
-            signals.max_lr, self._evals_since = signals.lr, 0
+            self._evals_since = 0
+            signals.restart_max_lr()
         previous_worst, far = self._worst, rise > harm
         self._worst = max(row.eval_loss, previous_worst) if far else math.nan
         if math.isnan(self._first):
