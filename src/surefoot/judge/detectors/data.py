@@ -283,4 +283,10 @@ class SlowSteps(Detector):
 
 
 def _scatter(values: np.ndarray) -> float:
-    return float(np.median(np.abs(values - np.median(values))))
+    return _median(np.abs(values - _median(values)))
+
+
+def _median(values: np.ndarray) -> float:
+    """As `np.median`, which takes four times as long for so few values."""
+    ordered = np.sort(values)
+    return float(ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2
