@@ -88,6 +88,42 @@ class Pattern(StrEnum):
     OVERFLOW_SKIPS = "overflow_skips"
 
 
+class FindingKind(StrEnum):
+    """What was found, and by which of the judge's detectors; findings about one row are reported in this order."""
+
+    NONFINITE = "nonfinite"
+    NORM_OUTLIER = "norm_outlier"
+    PROGRESS = "progress"
+    ORIGIN = "origin"
+    LOSS_RESCALED = "loss_rescaled"
+    INPUT_SHIFT = "input_shift"
+    TINY_BATCHES = "tiny_batches"
+    WEIGHT_JUMP = "weight_jump"
+    STALE_GRADS = "stale_grads"
+    CLIPPING_CHANGED = "clipping_changed"
+    HYPERPARAM_CHANGE = "hyperparam_change"
+    LOSS_SCALE = "loss_scale"
+    FROZEN_WEIGHTS = "frozen_weights"
+    JUMP = "jump"
+    LOSS_LEVEL = "loss_level"
+    GROWTH = "growth"
+    OSCILLATION = "oscillation"
+    EXPLODING_GRADS = "exploding_grads"
+    VANISHING_GRADS = "vanishing_grads"
+    DEAD_UNITS = "dead_units"
+    PERIODIC_SPIKES = "periodic_spikes"
+    REPEATED_BATCHES = "repeated_batches"
+    LARGE_INITIAL_GRADS = "large_initial_grads"
+    PLATEAU = "plateau"
+    EVAL_RISE = "eval_rise"
+    EVAL_REGRESSION = "eval_regression"
+    CLIPPING = "clipping"
+    SLOW_STEPS = "slow_steps"
+    MEMORY_GROWTH = "memory_growth"
+    IDLE_DEVICE = "idle_device"
+    REPLICAS = "replicas"
+
+
 NAN = float("nan")
 
 
@@ -210,7 +246,7 @@ class Finding(Event):
     """A detector found something in the numbers."""
 
     kind: ClassVar[str] = "finding"
-    detector: str
+    detector: FindingKind
     pattern: Pattern = Pattern.NONE
     detail: str = ""
     severe: bool = False

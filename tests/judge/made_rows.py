@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.base import Detector
-from surefoot.judge.detectors.gradients import LayerBaselines
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
+from surefoot.judge.signals import Signals
 from surefoot.judge.thresholds import Thresholds
 from surefoot.records import LAYER_STATS, Action, Decision, Event, Finding, StepMetrics, Verdict
 
@@ -99,8 +98,13 @@ class Bench:
 
     def __init__(self) -> None:
         self.sight = Thresholds()
-        self.normal = Baselines(self.sight)
-        self.past = LayerBaselines()
+        self.normal = Signals(self.sight)
+
+    def add(self, rows: Iterable[StepMetrics]) -> None:
+        """Rows that no detector is asked about."""
+        for row in rows:
+            self.normal.compare(row)
+            self.normal.add(row)
 
     def said(
         self, detector: Detector, rows: Iterable[StepMetrics], tensors: Iterable[np.ndarray] = ()
@@ -110,8 +114,7 @@ class Bench:
         given = iter(tensors)
         for row in rows:
             now = next(given, None)
-            if now is not None:
-                self.past.update(row, now, learn=not found)
+            self.normal.compare(row, now, learn=not found)
             found += detector.update(row, now)
             self.normal.add(row)
         return found

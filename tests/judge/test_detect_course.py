@@ -18,14 +18,14 @@ from surefoot.records import LAYER_STATS, Pattern, StepMetrics
 
 MAKE: dict[str, Callable[[Bench], Detector]] = {
     "jump": lambda bench: Jump(bench.normal),
-    "loss_level": lambda bench: LossLevel(bench.normal, LossRescaled(bench.normal, bench.past)),
+    "loss_level": lambda bench: LossLevel(bench.normal, LossRescaled(bench.normal)),
     "growth": lambda bench: Growth(bench.normal),
     "oscillation": lambda bench: Oscillation(bench.normal),
     "plateau": lambda bench: Plateau(bench.normal),
     "repeated_batches": lambda bench: RepeatedBatches(bench.sight),
     "periodic_spikes": lambda bench: PeriodicSpikes(bench.normal),
     "large_initial_grads": lambda bench: LargeInitialGrads(bench.sight),
-    "loss_rescaled": lambda bench: LossRescaled(bench.normal, bench.past),
+    "loss_rescaled": lambda bench: LossRescaled(bench.normal),
 }
 
 
@@ -223,7 +223,7 @@ def test_tensors_may_scatter_further_when_all_is_multiplied_by_much(factor: floa
 @pytest.mark.parametrize(("noise", "told"), [(0.05, 1), (0.8, 0)])
 def test_a_factor_counts_only_where_losses_do_not_scatter_as_far_by_themselves(noise: float, told: int) -> None:
     bench, source = Bench(), Source(1, noise=noise, scatter=0.1)
-    detector = LossRescaled(bench.normal, bench.past)
+    detector = LossRescaled(bench.normal)
     assert bench.said(detector, source.rows(150), [layers(k) for k in range(150)]) == []
     level = bench.normal.loss.median
     rows = [source.row(loss=3.0 * level, swells=3.0) for _ in range(6)]
@@ -234,7 +234,7 @@ def test_a_factor_counts_only_where_losses_do_not_scatter_as_far_by_themselves(n
 def test_of_a_loss_below_zero_a_share_tells_nothing(zero: float, told: int) -> None:
     """The same rise of 0.3, above and below."""
     bench, source = Bench(), Source(1)
-    detector = LossLevel(bench.normal, LossRescaled(bench.normal, bench.past))
+    detector = LossLevel(bench.normal, LossRescaled(bench.normal))
     losses = [0.3 * math.sin(2.0 * k) for k in range(256)]
     rows = [source.row(loss=zero + wave + (0.3 if k >= 160 else 0.0)) for k, wave in enumerate(losses)]
     assert sum(f.evidence.get("slowly", False) for f in bench.said(detector, rows)) == told

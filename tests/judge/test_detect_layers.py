@@ -30,7 +30,7 @@ def some(start: int, count: int, **changes: Any) -> list[np.ndarray]:
 
 def begun(kind: type[Ours]) -> tuple[Source, Callable[[Sequence[np.ndarray]], list[Finding]]]:
     bench, source = Bench(), Source(3)
-    detector = kind(bench.past, NAMES, bench.sight)
+    detector = kind(bench.normal, NAMES)
     assert bench.said(detector, source.rows(300), some(0, 300)) == [], "ordinary tensors are no news"
     return source, lambda tensors: bench.said(detector, source.rows(len(tensors)), tensors)
 
@@ -64,7 +64,7 @@ def test_a_layer_that_fell_silent_has_not_vanished() -> None:
 def test_nothing_is_said_before_a_layer_has_a_past() -> None:
     bench, source = Bench(), Source(3)
     tensors = [*some(0, TREND_ROWS // 4), *some(100, TREND_ROWS // 4, swells=800.0)]
-    assert bench.said(ExplodingGrads(bench.past, NAMES, bench.sight), source.rows(len(tensors)), tensors) == []
+    assert bench.said(ExplodingGrads(bench.normal, NAMES), source.rows(len(tensors)), tensors) == []
 
 
 def test_an_explosion_beyond_all_bounds_is_severe() -> None:
@@ -75,13 +75,13 @@ def test_an_explosion_beyond_all_bounds_is_severe() -> None:
 
 def test_other_tensors_than_before_begin_a_new_past() -> None:
     bench, source = Bench(), Source(3)
-    detector = ExplodingGrads(bench.past, NAMES, bench.sight)
+    detector = ExplodingGrads(bench.normal, NAMES)
     bench.said(detector, source.rows(100), some(0, 100))
     assert bench.said(detector, source.rows(60), [layers(k, 12, swells=1e4) for k in range(60)]) == []
 
 
 def still(bench: Bench, *, owned: int | None = None, adaptive: bool = True) -> FrozenWeights:
-    return FrozenWeights(NAMES, owned, bench.normal, bench.past, adaptive=adaptive)
+    return FrozenWeights(NAMES, owned, bench.normal, adaptive=adaptive)
 
 
 def test_tensors_that_no_optimizer_holds_are_told_once() -> None:

@@ -130,7 +130,7 @@ def test_held_out_loss_that_rises_while_training_goes_on_falling() -> None:
 
 def test_updates_that_are_rounded_away() -> None:
     bench, source = Bench(), Source(0)
-    detector = FrozenWeights(NAMES, None, bench.normal, bench.past, adaptive=True)
+    detector = FrozenWeights(NAMES, None, bench.normal, adaptive=True)
     assert bench.said(detector, source.rows(20, unchanged_fraction=0.1)) == []
     (found,) = bench.said(detector, source.rows(20, unchanged_fraction=0.9))
     assert found.evidence["unchanged_fraction"] == 0.9
@@ -138,7 +138,7 @@ def test_updates_that_are_rounded_away() -> None:
 
 def test_refused_updates_are_not_taken_for_updates_that_are_rounded_away() -> None:
     bench, source = Bench(), Source(0)
-    detector = FrozenWeights(NAMES, None, bench.normal, bench.past, adaptive=True)
+    detector = FrozenWeights(NAMES, None, bench.normal, adaptive=True)
     assert bench.said(detector, source.rows(20, unchanged_fraction=0.1)) == []
     for _ in range(10):  # the row after a refused update tells that no weight has moved
         refused_then_landed = [source.nan(), source.row(unchanged_fraction=1.0), source.row(unchanged_fraction=0.1)]
@@ -272,13 +272,10 @@ def test_smaller_batches_may_scatter_further_until_next_to_all_that_is_known_com
     bench, source = Bench(), Source(0)
 
     def wider(rows: int) -> float:
-        for row in source.rows(rows, samples=4):
-            bench.normal.adjust_for_batch_size(row)
-            bench.normal.add(row)
+        bench.add(source.rows(rows, samples=4))
         return bench.normal.sigma_factor
 
-    for row in source.rows(150, samples=64):
-        bench.normal.add(row)
+    bench.add(source.rows(150, samples=64))
     assert wider(1) == 4.0
     assert wider(59) == 4.0, "most of the last losses are of small batches by now, and some are not"
     assert wider(40) == 1.0

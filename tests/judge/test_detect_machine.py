@@ -6,7 +6,8 @@ import random
 
 from made_rows import Bench, Source, actions, judged, of, trained
 
-from surefoot.judge.detectors.system import MemoryGrowth, SlowSteps
+from surefoot.judge.detectors.data import SlowSteps
+from surefoot.judge.detectors.system import MemoryGrowth
 from surefoot.judge.thresholds import BASELINE_ROWS, WINDOW_ROWS
 from surefoot.records import Cause, Diagnosis, StepMetrics
 

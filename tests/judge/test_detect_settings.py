@@ -6,7 +6,7 @@ import pytest
 from made_rows import Bench, Source
 
 from surefoot.judge.detectors.hyperparams import Clipping, HyperparamChange
-from surefoot.judge.detectors.precision import LossScale
+from surefoot.judge.detectors.system import LossScale
 from surefoot.judge.history import History
 from surefoot.judge.thresholds import SETTLED_UPDATES, TREND_ROWS
 from surefoot.records import Finding, Pattern, StepMetrics, Verdict

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from surefoot.judge.baselines import Baselines
 from surefoot.judge.detectors.system import IdleDevice
 from surefoot.judge.detectors.vetoes import NonFinite, NormOutlier
+from surefoot.judge.signals import Signals
 from surefoot.judge.thresholds import Thresholds
 from surefoot.records import Pattern, StepMetrics, StepOverrides, Verdict
 
 HEALTHY = StepMetrics(step=7, attempt=9, time=3.0, loss=2.0, norm=1.0, nonfinite=0.0)
 
 
-@pytest.mark.parametrize("detector", [NonFinite(), NormOutlier(Baselines(Thresholds())), IdleDevice(Thresholds())])
+@pytest.mark.parametrize("detector", [NonFinite(), NormOutlier(Signals(Thresholds())), IdleDevice(Thresholds())])
 def test_nothing_is_said_of_a_healthy_row(detector: NonFinite | NormOutlier | IdleDevice) -> None:
-    assert detector.update(HEALTHY) == []
+    assert not detector.update(HEALTHY)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_damaged_weights_are_told_though_the_update_landed() -> None:
 
 def test_an_overflow_of_the_loss_scale_is_no_trouble() -> None:
     row = replace(HEALTHY, verdict=Verdict.OVERFLOW, nonfinite=4.0, norm=math.nan)
-    assert NonFinite().update(row) == []
-    assert NormOutlier(Baselines(Thresholds())).update(row) == []
+    assert not NonFinite().update(row)
+    assert NormOutlier(Signals(Thresholds())).update(row) == ()
 
 
 def test_the_culprit_is_told_where_it_is_known() -> None:
@@ -68,7 +68,7 @@ def test_an_outlandish_norm_is_told_with_its_limit() -> None:
     row = replace(
         HEALTHY, verdict=Verdict.NORM_OUTLIER, norm=500.0, norm_limit=100.0, bad_microbatch=1, num_microbatches=2
     )
-    (finding,) = NormOutlier(Baselines(Thresholds())).update(row)
+    (finding,) = NormOutlier(Signals(Thresholds())).update(row)
     assert finding.pattern is Pattern.JUMP
     assert "500" in finding.detail
     assert "5 times" in finding.detail
@@ -76,7 +76,7 @@ def test_an_outlandish_norm_is_told_with_its_limit() -> None:
 
 
 def test_a_loss_above_its_ceiling_is_named_as_the_reason_and_not_a_norm_within_its_limit() -> None:
-    normal = Baselines(Thresholds())
+    normal = Signals(Thresholds())
     normal.overrides = StepOverrides(loss_ceiling=1.5)
     row = replace(HEALTHY, verdict=Verdict.NORM_OUTLIER, norm=3.475, norm_limit=81.75)
     (finding,) = NormOutlier(normal).update(row)
@@ -87,7 +87,7 @@ def test_a_loss_above_its_ceiling_is_named_as_the_reason_and_not_a_norm_within_i
 
 def test_an_update_refused_along_with_that_of_another_optimizer_says_so() -> None:
     row = replace(HEALTHY, verdict=Verdict.NORM_OUTLIER, norm=3.475, norm_limit=81.75)
-    (finding,) = NormOutlier(Baselines(Thresholds())).update(row)
+    (finding,) = NormOutlier(Signals(Thresholds())).update(row)
     assert "another optimizer" in finding.detail
 
 
@@ -101,7 +101,7 @@ def test_a_bottleneck_is_told_once_and_again_after_it_was_over() -> None:
     said = [len(detector.update(row)) for row in every_second(idle, 0, 3 * long)]
     assert said.index(1) == long
     assert sum(said) == 1
-    assert detector.update(HEALTHY) == [], "a row without a reading changes nothing"
+    assert not detector.update(HEALTHY), "a row without a reading changes nothing"
     detector.update(replace(idle, time=3.0 * long, utilisation=Thresholds().idle_utilisation))
     assert sum(len(detector.update(row)) for row in every_second(idle, 3 * long + 1, long)) == 0
     assert sum(len(detector.update(row)) for row in every_second(idle, 4 * long + 1, 2)) == 1

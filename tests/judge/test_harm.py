@@ -332,7 +332,7 @@ def test_a_raised_rate_that_went_well_is_blamed_for_what_comes_when_it_climbs_on
 
 def test_updates_are_known_anew_after_a_rewind() -> None:
     bench, source = Bench(), Source(0)
-    detector = FrozenWeights(("a", "b"), None, bench.normal, bench.past, adaptive=True)
+    detector = FrozenWeights(("a", "b"), None, bench.normal, adaptive=True)
     damaged = [source.row(update_ratio=1e-3 * 1.5**k) for k in range(14)]
     assert bench.said(detector, [*source.rows(20, update_ratio=1e-3), *damaged]) == []
     detector.rewound()

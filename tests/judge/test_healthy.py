@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_rows import Source, judged, of
+from made_rows import Source, judged, layers, of
 
 from benchmarks.zoo.published_runs import PRELUDE_STEPS, PUBLISHED_RUNS, rows
 from benchmarks.zoo.scoreboard.scores import with_gate_verdicts
+from surefoot.judge.detectors.base import Detector, Findings
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.records import Decision, Finding, StepMetrics
+from surefoot.records import Decision, Finding, FindingKind, StepMetrics
 
 
 @settings(max_examples=40)
@@ -40,6 +44,30 @@ def test_a_healthy_run_is_left_alone(
     source = Source(seed, loss=loss, floor=floor * loss, half=half, noise=noise, norm=norm, scatter=scatter)
     told = [source.row(lr=1e-3 * raises ** (1 - (k % restart) / restart)) for k in range(300)]
     assert of(Decision, judged(Judge(Policy()), told)) == []
+
+
+def test_most_detectors_sleep_through_a_healthy_row() -> None:
+    judge, source = Judge(Policy()), Source(3)
+    asked: list[str] = []
+
+    def listening(detector: Detector) -> Callable[..., Findings]:
+        update = detector.update
+
+        def update_and_note(row: StepMetrics, tensors: np.ndarray | None = None) -> Findings:
+            asked.append(detector.kind)
+            return update(row, tensors)
+
+        return update_and_note
+
+    for row in source.rows(100):
+        judge.update(row, layers(row.attempt))
+    for detector in judge.detectors.all:
+        detector.update = listening(detector)
+    for row in source.rows(100):
+        judge.update(row, layers(row.attempt))
+    assert len(asked) < 100 * len(judge.detectors.all) / 4
+    judge.update(source.row(times=9.0, lr=0.1), layers(0))
+    assert {FindingKind.JUMP, FindingKind.HYPERPARAM_CHANGE, FindingKind.LOSS_RESCALED} <= set(asked)
 
 
 def first_sign(given_rows: list[StepMetrics]) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from made_rows import Source, actions, judged, of, trained
+from made_rows import Bench, Source, actions, judged, of, trained
 
-from surefoot.judge.baselines import Baseline, Baselines
+from surefoot.judge.baselines import Baseline
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
-from surefoot.judge.thresholds import WINDOW_ROWS, Thresholds
+from surefoot.judge.thresholds import WINDOW_ROWS
 from surefoot.records import Diagnosis, Finding, Verdict
 
 
@@ -37,8 +37,8 @@ def test_values_that_are_all_the_same_have_a_spread() -> None:
 
 
 def test_baselines_form_within_the_first_dozens_of_steps() -> None:
-    normal, source = Baselines(Thresholds()), Source(0)
-    formed = next(k for k in range(100) if normal.add(source.row()) or normal.ready)
+    bench, source = Bench(), Source(0)
+    formed = next(k for k in range(100) if bench.add([source.row()]) or bench.normal.ready)
     assert formed < 40
     judge, source = Judge(Policy()), Source(0)
     judged(judge, source.rows(48))
@@ -46,54 +46,52 @@ def test_baselines_form_within_the_first_dozens_of_steps() -> None:
 
 
 def test_the_last_rows_are_being_judged_and_are_not_normal_yet() -> None:
-    normal, source = Baselines(Thresholds()), Source(0, half=1e9)
-    for row in source.rows(150):
-        normal.add(row)
-    middle = normal.loss.median
-    for row in source.rows(WINDOW_ROWS, times=1.3):
-        normal.add(row)
-    assert normal.loss.median == pytest.approx(middle, rel=0.03)
-    for row in source.rows(150, times=1.3):
-        normal.add(row)
-    assert normal.loss.median == pytest.approx(1.3 * middle, rel=0.03)
+    bench, source = Bench(), Source(0, half=1e9)
+    bench.add(source.rows(150))
+    middle = bench.normal.loss.median
+    bench.add(source.rows(WINDOW_ROWS, times=1.3))
+    assert bench.normal.loss.median == pytest.approx(middle, rel=0.03)
+    bench.add(source.rows(150, times=1.3))
+    assert bench.normal.loss.median == pytest.approx(1.3 * middle, rel=0.03)
 
 
 def test_spikes_are_no_part_of_it_unless_they_stay() -> None:
-    normal, source = Baselines(Thresholds()), Source(0)
+    bench, source = Bench(), Source(0)
     for k in range(200):
-        normal.add(source.row(swells=100.0 if k % 40 == 39 else 1.0))
-    assert normal.log_norms[0].max < math.log(4.0)
+        bench.add([source.row(swells=100.0 if k % 40 == 39 else 1.0)])
+    assert bench.normal.log_norms[0].max < math.log(4.0)
 
 
 def test_what_was_refused_is_no_part_of_it() -> None:
-    normal, source = Baselines(Thresholds()), Source(0)
-    for row in source.rows(100):
-        normal.add(row)
-    before = repr(normal.state_dict())
-    for row in (source.nan(), source.far(), source.row(verdict=Verdict.OVERFLOW)):
-        normal.add(row)
-    assert repr(normal.state_dict()) == before
+    bench, source = Bench(), Source(0)
+    bench.add(source.rows(100))
+
+    def normal() -> list[object]:
+        state = bench.normal.state_dict()
+        return [state[name] for name in ("loss", "norms", "rates", "recent", "landed", "waiting")]
+
+    before = repr(normal())
+    bench.add((source.nan(), source.far(), source.row(verdict=Verdict.OVERFLOW)))
+    assert repr(normal()) == before
 
 
 def test_a_rewind_takes_back_what_came_after_it() -> None:
-    normal, source = Baselines(Thresholds()), Source(0)
-    for row in source.rows(100):
-        normal.add(row)
-    for row in source.rows(50, times=1.2, lr=5e-3):
-        normal.add(row)
-    assert normal.lrs[0].last == 5e-3
-    normal.rewound(99)
-    assert normal.lrs[0].last == 1e-3
-    assert list(normal.recent_losses) == []
+    bench, source = Bench(), Source(0)
+    bench.add(source.rows(100))
+    bench.add(source.rows(50, times=1.2, lr=5e-3))
+    assert bench.normal.lrs[0].last == 5e-3
+    bench.normal.rewound(99)
+    assert bench.normal.lrs[0].last == 1e-3
+    assert list(bench.normal.recent_losses) == []
 
 
 def test_each_optimizer_has_norms_of_its_own() -> None:
-    normal, source = Baselines(Thresholds()), Source(0)
+    bench, source = Bench(), Source(0)
     for _ in range(100):
-        normal.add(source.row())
-        normal.add(source.row(optimizer=1, swells=1000.0))
-    assert not normal.is_spike(source.row(optimizer=1, swells=1000.0))
-    assert normal.is_spike(source.row(optimizer=0, swells=1000.0))
+        bench.add([source.row(), source.row(optimizer=1, swells=1000.0)])
+    for optimizer, is_spike in ((1, False), (0, True)):
+        bench.normal.compare(source.row(optimizer=optimizer, swells=1000.0))
+        assert bench.normal.is_spike is is_spike
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from made_rows import NAMES, Source, actions, judged, layers, of, trained
 
-from surefoot.judge.baselines import Baseline, Baselines
-from surefoot.judge.detectors.gradients import LayerBaselines
+from surefoot.judge.baselines import Baseline, LayerBaselines
 from surefoot.judge.detectors.vetoes import NonFinite, NormOutlier
 from surefoot.judge.history import History
 from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.judge.remediation import Remediation
+from surefoot.judge.signals import Signals
 from surefoot.judge.thresholds import Thresholds
 from surefoot.records import Action, Decision, StepMetrics, Verdict
 
@@ -57,7 +57,7 @@ def rows(seed: int, count: int) -> list[Fed]:
     return made
 
 
-DETECTORS = [type(d).__name__ for d in Judge(Policy()).detectors]
+DETECTORS = [type(d).__name__ for d in Judge(Policy()).detectors.all]
 
 
 class Keeps:
@@ -77,20 +77,20 @@ def _treated(part: Remediation, fed: Fed) -> Any:
 
 STATEFUL: dict[str, Callable[[], Keeps]] = {
     "NonFinite": lambda: Keeps(NonFinite(), lambda p, fed: p.update(fed[0])),
-    "NormOutlier": lambda: Keeps(NormOutlier(Baselines(Thresholds())), lambda p, fed: p.update(fed[0])),
+    "NormOutlier": lambda: Keeps(NormOutlier(Signals(Thresholds())), lambda p, fed: p.update(fed[0])),
     "History": lambda: Keeps(History(), lambda p, fed: p.add(fed[0].loss, fed[0].norm)),
     "Baseline": lambda: Keeps(
         Baseline(32), lambda p, fed: (p.add(fed[0].attempt, fed[0].loss), p.median, p.max, p.sigma, p.last)
     ),
-    "Baselines": lambda: Keeps(
-        Baselines(Thresholds()),
-        lambda p, fed: (p.add(fed[0]), p.z(fed[0].loss), p.log_norm_ratio(fed[0]), p.lr_ratio(fed[0])),
+    "Signals": lambda: Keeps(
+        Signals(Thresholds()),
+        lambda p, fed: (p.compare(fed[0]), p.z, p.log_norm_ratio, p.lr_ratio, p.add(fed[0])),
     ),
     "LayerBaselines": lambda: Keeps(
-        LayerBaselines(),
-        lambda p, fed: (p.update(*fed, learn=fed[0].applied), p.norm_change.tolist(), p.zeros_change.tolist()),
+        LayerBaselines(Thresholds()),
+        lambda p, fed: (p.update(fed[1], learn=fed[0].applied), p.norm_change.tolist(), p.zeros_change.tolist()),
     ),
-    "Remediation": lambda: Keeps(Remediation(Policy(), Baselines(Thresholds())), _treated),
+    "Remediation": lambda: Keeps(Remediation(Policy(), Signals(Thresholds())), _treated),
 }
 
 
@@ -117,15 +117,26 @@ def test_every_detector_goes_on_as_if_nothing_happened(seed: int) -> None:
     whole, other = (Judge(Policy(observe=True), NAMES, owned=5) for _ in range(2))
     spoke: set[str] = set()
     for row, tensors in rows(seed, 400):
-        for detector in other.detectors:
+        for detector in other.detectors.all:
             detector.load_state_dict(json.loads(json.dumps(detector.state_dict())))
         told = whole.update(row, tensors)
         assert repr(other.update(row, tensors)) == repr(told)
         spoke |= {e.detector for e in told if e.kind == "finding"}  # pyright: ignore[reportAttributeAccessIssue]
     assert len(spoke) > 5, "the rows are not all alike"
-    for mine, theirs in zip(whole.detectors, other.detectors, strict=True):
+    for mine, theirs in zip(whole.detectors.all, other.detectors.all, strict=True):
         assert repr(mine.state_dict()) == repr(theirs.state_dict())
         assert set(vars(mine)) == set(vars(theirs))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_detector_that_sleeps_has_missed_nothing(seed: int) -> None:
+    """Two judges see the same rows; the detectors of one of them are asked about every row."""
+    whole, awake = (Judge(Policy(observe=True), NAMES, owned=5) for _ in range(2))
+    for row, tensors in rows(seed + 20, 500):
+        for detector in awake.detectors.all:
+            detector.watching = True
+        assert repr(awake.update(row, tensors)) == repr(whole.update(row, tensors))
+    assert repr(awake.state_dict()) == repr(whole.state_dict())
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +153,9 @@ def judge_and_loaded() -> tuple[Judge, Judge]:
 def test_nothing_that_changes_is_left_out(name: str, judge_and_loaded: tuple[Judge, Judge]) -> None:
     def remembered(judge: Judge) -> dict[str, str]:
         plain = (bool, int, float, str, list, set, tuple, np.ndarray, type(None))
-        held = vars(judge.detectors[DETECTORS.index(name)])
-        return {key: repr(value) for key, value in held.items() if isinstance(value, plain)}
+        held = vars(judge.detectors.all[DETECTORS.index(name)])
+        kept = {key: repr(value) for key, value in held.items() if isinstance(value, plain)}
+        return {key: value for key, value in kept.items() if key != "watching"}  # a loaded one looks at the next row
 
     judge, fresh = judge_and_loaded
     assert remembered(fresh) == remembered(judge)

@@ -66,7 +66,7 @@ def test_progress_resets_the_ladder() -> None:
 
 def test_an_outcome_has_numbers() -> None:
     judge, source = trained()
-    before = judge.baselines.loss.median
+    before = judge.signals.loss.median
     back(judge, source, judged(judge, dies(source)))
     (good,) = of(Outcome, judged(judge, source.rows(40)))
     assert good.action is Action.REWIND

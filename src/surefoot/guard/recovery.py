@@ -230,7 +230,7 @@ class Recovery:
             return "left alone: no trial ended better than the run as it is"
         return self._carry_out(*tried)
 
-    def _carry_out(self, decision: Decision, trial: Trial | None) -> str:
+    def _carry_out(self, decision: Decision, trial: Trial | None, *, proposed: bool = False) -> str:
         """Apply a decision that a trial has led to, if there was one."""
         assert self.ring is not None
         assert self.trials is not None
@@ -242,7 +242,7 @@ class Recovery:
             result = self._continue_from(trial, self.ring)
             if decision.overrides is not None:
                 self.overrides.set(decision.overrides, decision.optimizers)
-        self.trials.carried_out(decision)
+        self.trials.carried_out(decision, proposed=proposed)
         return result
 
     def _try_suspicion(self, trials: TrialControl) -> None:
@@ -254,7 +254,7 @@ class Recovery:
         if tried is None or tried[0] is suspicion:
             return
         self._reader.journal.event(tried[0])
-        self._carry_out(*tried)
+        self._carry_out(*tried, proposed=True)
 
     def _continue_from(self, trial: Trial, ring: SnapshotRing) -> str:
         """Put the run into the state that the trial's best branch ends in."""

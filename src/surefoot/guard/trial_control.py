@@ -133,10 +133,10 @@ class TrialControl:
             self._record(decision, TrialResult.LEFT_ALONE, detail, {})
         return learnt is not False
 
-    def carried_out(self, decision: Decision) -> None:
-        """This decision was applied."""
+    def carried_out(self, decision: Decision, *, proposed: bool) -> None:
+        """This decision was applied; `proposed` if it came from a suspicion."""
         if decision.action in (Action.REWIND, Action.CONSTRAIN):
-            self._judge.carried_out(decision)
+            self._judge.carried_out(decision, proposed=proposed)
 
     def dismissed(self, decision: Decision) -> None:
         """This decision was not applied, because the run is better left alone."""

@@ -5,6 +5,7 @@ Run directories and checkpoints of schema 1, and recipes of that time, are read 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -155,6 +156,36 @@ THRESHOLDS = {
     "leak": "memory_growth_ratio",
 }
 """Fields of `Thresholds`."""
+DETECTOR_ORDER = (
+    "loss_rescaled",
+    "input_shift",
+    "tiny_batches",
+    "weight_jump",
+    "stale_grads",
+    "clipping_changed",
+    "hyperparam_change",
+    "loss_scale",
+    "frozen_weights",
+    "jump",
+    "loss_level",
+    "growth",
+    "oscillation",
+    "exploding_grads",
+    "vanishing_grads",
+    "dead_units",
+    "periodic_spikes",
+    "repeated_batches",
+    "large_initial_grads",
+    "plateau",
+    "eval_rise",
+    "eval_regression",
+    "clipping",
+    "slow_steps",
+    "memory_growth",
+    "idle_device",
+    "replicas",
+)
+"""The detectors in saved states that list them without their names."""
 DETECTOR_STATE = {
     "clipping": {"_top": "_max_norm", "_often_told": "_often_reported", "_never_told": "_never_reported"},
     "clipping_changed": {"_beyond": "_rows_beyond"},
@@ -266,6 +297,34 @@ def upgraded_policy(held: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(policy.get("thresholds"), dict):
         policy["thresholds"] = renamed(policy["thresholds"], THRESHOLDS)
     return policy
+
+
+def upgraded_judge_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A judge's saved state in today's layout: detectors by name, and what several of them share with the signals."""
+    saved = state["detectors"]
+    if not isinstance(saved, list):
+        return dict(state)
+    if len(saved) not in (len(DETECTOR_ORDER), len(DETECTOR_ORDER) - 1):  # the last one came later
+        raise ValueError(f"the state holds {len(saved)} detectors, but that version had {len(DETECTOR_ORDER)}")
+    detectors = {
+        name: renamed(values, {"_told": "_reported"} | DETECTOR_STATE.get(name, {}))
+        for name, values in zip(DETECTOR_ORDER, saved, strict=False)
+    }
+    evals, weights = detectors["eval_regression"], detectors["frozen_weights"]
+    shared = {
+        "seen": evals.get("_losses", []),
+        "lr": [evals.get("_lr", math.inf), evals.get("_max_lr", 0.0)],
+        "applied_attempt": weights.get("_applied_attempt", -1),
+        "recent_norms": state["book"]["norms"],
+    }
+    return dict(state) | {"detectors": detectors, "normal": state["normal"] | shared}
+
+
+def upgraded_incident(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved incident; what is one stage now was two flags."""
+    state = renamed(state, INCIDENT)
+    diagnosed, acted_on = state.pop("diagnosed", False), state.pop("acted_on", False)
+    return {"stage": "acted_on" if acted_on else "diagnosed" if diagnosed else "open"} | state
 
 
 def upgraded_columns(rows: np.ndarray) -> np.ndarray:

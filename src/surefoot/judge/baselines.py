@@ -1,15 +1,18 @@
-"""What is normal for this run: robust baselines over accepted values, which never include the trouble being judged."""
+"""What is normal for a run: robust baselines of accepted values, which never include the trouble being judged."""
 
 from __future__ import annotations
 
 import bisect
 import math
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
-from surefoot.judge.thresholds import DOUBLE_RATIO, RECENT_ROWS, SMALL_FRACTION, WINDOW_ROWS, Thresholds
-from surefoot.records import StepMetrics, StepOverrides
+import numpy as np
+
+from surefoot.judge.thresholds import ROUNDING_NOISE_RATIO, TREND_ROWS, WINDOW_ROWS, Thresholds
+from surefoot.records import LAYER_STATS
+
+NORM, ZEROS, NONFINITE = (LAYER_STATS.index(name) for name in ("norm", "zeros", "nonfinite"))
 
 
 def pending_rows(known: int) -> int:
@@ -24,8 +27,9 @@ class Baseline:
         self._window = window
         self._values: deque[tuple[int, float]] = deque()
         self._sorted: list[float] = []
-        self._sigma = math.nan
+        self._sigma = 0.0
         """Cached; 0 after a change."""
+        self.median = self.max = math.nan
 
     def __len__(self) -> int:
         return len(self._values)
@@ -33,17 +37,17 @@ class Baseline:
     def add(self, attempt: int, value: float) -> None:
         if not math.isfinite(value):
             return
-        self._values.append((attempt, value))
-        bisect.insort(self._sorted, value)
-        if len(self._values) > self._window:
-            self._remove(self._values.popleft()[1])
+        values, ordered = self._values, self._sorted
+        values.append((attempt, value))
+        bisect.insort(ordered, value)
+        if len(values) > self._window:
+            del ordered[bisect.bisect_left(ordered, values.popleft()[1])]
+        self.median, self.max = ordered[round(0.5 * (len(ordered) - 1))], ordered[-1]
         self._sigma = 0.0
 
     def drop_from(self, attempt: int) -> None:
         """Drop the values of this attempt and later ones."""
-        while self._values and self._values[-1][0] >= attempt:
-            self._remove(self._values.pop()[1])
-        self._sigma = 0.0
+        self.load_state_dict({"values": [pair for pair in self._values if pair[0] < attempt]})
 
     def before(self, attempt: int) -> Baseline:
         """The baseline of the values before an attempt; this one where those are too few."""
@@ -51,24 +55,14 @@ class Baseline:
         earlier.load_state_dict({"values": [pair for pair in self._values if pair[0] < attempt]})
         return earlier if len(earlier) >= min(WINDOW_ROWS // 2, len(self)) else self
 
-    def _remove(self, value: float) -> None:
-        self._sorted.pop(bisect.bisect_left(self._sorted, value))
-
-    @property
-    def median(self) -> float:
-        return self._sorted[round(0.5 * (len(self._sorted) - 1))] if self._sorted else math.nan
-
-    @property
-    def max(self) -> float:
-        return self._sorted[-1] if self._sorted else math.nan
-
     @property
     def sigma(self) -> float:
         """Robust standard deviation, from the interquartile range; never quite zero."""
         if not self._sorted:
             return math.nan
         if not self._sigma:
-            sigma = (self.quantile(0.75) - self.quantile(0.25)) / 1.349
+            last = len(self._sorted) - 1
+            sigma = (self._sorted[round(0.75 * last)] - self._sorted[round(0.25 * last)]) / 1.349
             self._sigma = max(sigma, 1e-3 * abs(self.median), 1e-30)
         return self._sigma
 
@@ -85,247 +79,114 @@ class Baseline:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._values.clear()
         self._sorted.clear()
+        self.median = self.max = math.nan
         for attempt, value in state["values"]:
             self.add(attempt, value)
-        self._sigma = 0.0
 
 
-class Baselines:
-    """Baselines of the loss and of each optimizer's gradient norm, and the rows that are being judged against them."""
+class LayerBaselines:
+    """Each tensor's usual log gradient norm and fraction of zeros, and how far it has moved from them recently."""
 
-    def __init__(self, thresholds: Thresholds, *, adversarial: bool = False) -> None:
-        self.thresholds = thresholds
-        self.adversarial = adversarial
-        """The loss depends on what other optimizers do in turn, as a generator's does on its critic: that it rises, or
-        does not fall, is no harm by itself."""
-        self.loss = Baseline(thresholds.baseline_rows)
-        self.log_norms: dict[int, Baseline] = {}
-        """Of the log gradient norm, by optimizer."""
-        self.lrs: dict[int, Baseline] = {}
-        self.momenta: dict[int, float] = {}
-        """The last healthy momentum, by optimizer."""
-        self.log_applied_norms = Baseline(thresholds.baseline_rows)
-        """Of the log norm that the first optimizer applied, where the loop changes gradients (clips them, say)."""
-        self.overrides = StepOverrides()
-        """The overrides in force."""
-        self.judges_loss = True
-        """Whether `loss` holds the loss itself, and not another measure of progress."""
-        self.batch_sizes = Baseline(thresholds.baseline_rows)
-        self.sigma_factor = 1.0
-        """How many times further than usual losses scatter now, because batches have fewer samples than before."""
-        self.start_loss = math.nan
-        """The loss level the run began at: the median of the first 5 losses."""
-        self.recent_losses: deque[float] = deque(maxlen=WINDOW_ROWS)
-        """The last losses of applied updates, finite or not."""
-        self.applied_updates = 0
-        self._first_losses: list[float] = []
-        self._pending: deque[StepMetrics] = deque()
-        self._checked_row: StepMetrics | None = None
-        """The row `is_spike` was last asked about, and its answer."""
-        self._checked_is_spike = False
-        self._spikes_in_row = 0
-        self._spike_attempts: list[int] = []
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self.rows = 0
+        self._allocate(0)
+        self.present = np.zeros(0, dtype=bool)
+        self.all_present = False
+        """Every tensor had a gradient in the last row."""
+        self._all = np.zeros(0, dtype=bool)
+        """True for every tensor, once each of them has a baseline."""
+        self.large = self.shrunk = self.zeroed = False
+        """Some tensor's norm is large, has become small, or more of it is zero: whether it is much too large, small or
+        dead, the detectors say."""
+
+    def _allocate(self, tensors: int) -> None:
+        """Norms and zero fractions share one array, so that one numpy call updates both."""
+        self._usual, self._change = np.zeros((2, tensors)), np.zeros((2, tensors))
+        self._deviation, self._scratch = np.zeros((2, tensors)), np.zeros((2, tensors))
+        self.log_norms, self.zero_fractions = self._usual
+        self.norm_change, self.zeros_change = self._change
+        """Log of the norm over the usual one, smoothed over the last few rows; the same difference for zeros."""
+
+    def update(self, layers: np.ndarray, *, learn: bool) -> None:
+        """Add a row; the baselines learn from healthy rows only."""
+        norm, zeros = layers[:, NORM], layers[:, ZEROS]
+        max_norm = np.fmax.reduce(norm, initial=0.0)
+        known = len(norm) == len(self._all) and self.rows > 0
+        if known and len(norm) and np.minimum.reduce(norm) > 0 and max_norm < np.inf:
+            self._update_all(norm, zeros, learn=learn)
+        else:
+            self._update_some(layers, norm.astype(np.float64), zeros.astype(np.float64), learn=learn)
+        thresholds = self._thresholds
+        self.large = max_norm > thresholds.exploding_norm
+        self.shrunk = np.fmin.reduce(self.norm_change, initial=0.0) < -min(1.0, math.log(thresholds.vanishing_ratio))
+        self.zeroed = np.fmax.reduce(self.zeros_change, initial=0.0) > thresholds.dead_zeros_rise
+
+    def _update_all(self, norm: np.ndarray, zeros: np.ndarray, *, learn: bool) -> None:
+        """The usual case, in a fraction of the time: every tensor has a gradient and a baseline."""
+        self.present, self.all_present = self._all, True
+        deviation, step = self._deviation, self._scratch
+        np.log(norm, out=deviation[0], dtype=np.float64)
+        deviation[1] = zeros
+        deviation -= self._usual
+        np.subtract(deviation, self._change, out=step)
+        step /= 3
+        self._change += step
+        if learn:
+            self.rows += 1
+            deviation *= max(1 / TREND_ROWS, 1 / self.rows)
+            self._usual += deviation
+
+    def _update_some(self, layers: np.ndarray, norm: np.ndarray, zeros: np.ndarray, *, learn: bool) -> None:
+        """Tensors without a gradient, without a baseline, or with a norm that has no logarithm are left out."""
+        if len(norm) != len(self.log_norms):  # the first row, or other tensors than before
+            self.rows = 0
+            self._allocate(len(norm))
+            self.log_norms.fill(np.nan)
+        self.present, self.all_present = layers[:, NONFINITE] >= 0, False
+        valid = self.present & (norm > 0) & np.isfinite(norm)
+        log_norm = np.log(np.where(valid, norm, 1.0))
+        new = valid & np.isnan(self.log_norms)
+        self.log_norms[new] = log_norm[new]
+        deviation = np.where(valid, log_norm - self.log_norms, 0.0)
+        self.norm_change += (deviation - self.norm_change) / 3
+        if self.rows == 0:
+            self.zero_fractions[:] = zeros
+        self.zeros_change += (np.where(self.present, zeros - self.zero_fractions, 0.0) - self.zeros_change) / 3
+        if learn:
+            self.rows += 1
+            weight = max(1 / TREND_ROWS, 1 / self.rows)
+            self.log_norms += np.where(valid, weight * (log_norm - self.log_norms), 0.0)
+            self.zero_fractions += np.where(self.present, weight * (zeros - self.zero_fractions), 0.0)
+        self._all = np.ones(0 if np.isnan(self.log_norms).any() else len(norm), dtype=bool)
 
     @property
-    def first_loss(self) -> float:
-        """The very first loss."""
-        return self._first_losses[0] if self._first_losses else math.nan
+    def above_noise(self) -> np.ndarray:
+        """Tensors whose gradient is more than rounding noise around zero, which a bias before a batch norm has."""
+        known = self.log_norms[np.isfinite(self.log_norms)]
+        if not len(known):
+            return np.zeros(len(self.log_norms), dtype=bool)
+        return self.log_norms > np.median(known) - np.log(ROUNDING_NOISE_RATIO)
 
     @property
     def ready(self) -> bool:
-        return len(self.loss) >= self.thresholds.min_baseline_rows
-
-    @property
-    def can_bound_loss(self) -> bool:
-        """Whether a ceiling for the loss can be derived from its baseline."""
-        return self.ready and self.judges_loss and not self.adversarial
-
-    @property
-    def usual_batch_size(self) -> float:
-        return self.batch_sizes.median if len(self.batch_sizes) else math.nan
-
-    def adjust_for_batch_size(self, row: StepMetrics) -> None:
-        """A mean over n times fewer samples scatters sqrt(n) times further, until nearly all batches are small."""
-        ratio = self.batch_sizes.quantile(1 - SMALL_FRACTION) / row.samples if row.samples > 0 else math.nan
-        self.sigma_factor = math.sqrt(ratio) if ratio >= DOUBLE_RATIO else 1.0
-
-    @property
-    def level_sigmas(self) -> float:
-        """Sigmas above normal from which a loss is too high."""
-        return self.thresholds.loss_jump_sigmas if self.adversarial else self.thresholds.level_sigmas
-
-    def z(self, loss: float) -> float:
-        """How many sigmas a loss lies above normal."""
-        return (loss - self.loss.median) / (self.sigma_factor * self.loss.sigma) if self.ready else math.nan
-
-    def log_norm_ratio(self, row: StepMetrics) -> float:
-        """Log of the norm over the largest one accepted recently."""
-        norms = self._norms_for(row)
-        if norms is None:
-            return math.nan
-        return math.log(row.norm / self.sigma_factor) - norms.max if math.isfinite(row.norm) else math.inf
-
-    def norm_z(self, row: StepMetrics) -> float:
-        """How many sigmas the log norm lies above normal."""
-        norms = self._norms_for(row)
-        if norms is None:
-            return math.nan
-        if not math.isfinite(row.norm):
-            return math.inf
-        return (math.log(row.norm) - norms.median) / max(norms.sigma, SMALL_FRACTION)
-
-    def _norms_for(self, row: StepMetrics) -> Baseline | None:
-        """The norms to compare this row's with; None where there are too few, or the row has none."""
-        norms = self.log_norms.get(row.optimizer)
-        too_few = norms is None or len(norms) < self.thresholds.min_baseline_rows
-        return None if too_few or not row.norm > 0 else norms
-
-    def lr_ratio(self, row: StepMetrics) -> float:
-        """The learning rate over its usual value."""
-        lrs = self.lrs.get(row.optimizer)
-        known = lrs is not None and len(lrs) > 0 and lrs.median > 0
-        return self.effective_lr(row) / lrs.median if lrs is not None and known else math.nan
-
-    def effective_lr(self, row: StepMetrics) -> float:
-        """The learning rate that the step is made with: the loop's, under the overrides."""
-        overrides, k = self.overrides, row.optimizer
-        cap = overrides.max_lr[k] if k < len(overrides.max_lr) else math.inf
-        return min(row.lr * overrides.lr_factor, cap)
-
-    def effective_momentum(self, row: StepMetrics) -> float:
-        """The momentum that the step is made with: the loop's, under the overrides."""
-        caps = self.overrides.max_momentum
-        return min(row.momentum, caps[row.optimizer]) if row.optimizer < len(caps) else row.momentum
-
-    def applied_norm(self, row: StepMetrics) -> float:
-        """The norm of the gradients that the optimizer got, after the loop's own clipping."""
-        return row.norm if math.isnan(row.applied_norm) else row.applied_norm
-
-    def is_spike(self, row: StepMetrics) -> bool:
-        """Whether this row stands out so far that it is left out of the baselines, unless it lasts."""
-        if self._checked_row is not row:  # three callers ask about each row
-            self._checked_row = row
-            thresholds = self.thresholds
-            self._checked_is_spike = self.log_norm_ratio(row) > math.log(thresholds.norm_jump_ratio) or (
-                self.z(row.loss) > thresholds.loss_jump_sigmas and row.loss > thresholds.loss_jump_ratio * self.loss.max
-            )
-        return self._checked_is_spike
-
-    def add(self, row: StepMetrics) -> None:
-        """Hold an applied row back for a while, and accept the oldest one held back."""
-        if not row.applied:
-            return
-        self.applied_updates += 1
-        if row.optimizer == 0:
-            self.recent_losses.append(row.loss)
-            if len(self._first_losses) < RECENT_ROWS and math.isfinite(row.loss):
-                self._first_losses.append(row.loss)
-                self.start_loss = sorted(self._first_losses)[len(self._first_losses) // 2]
-        if self.is_spike(row):
-            self._spikes_in_row += 1
-            earlier = [at for at in self._spike_attempts if row.attempt - at < self.thresholds.baseline_rows]
-            self._spike_attempts = [*earlier, row.attempt]
-            lasts = self._spikes_in_row >= self.thresholds.lasting_steps
-            if not lasts and len(self._spike_attempts) <= self.thresholds.max_spikes:
-                return  # else it stays, or spikes are so frequent that they are normal for this run
-        else:
-            self._spikes_in_row = 0
-        self._pending.append(row)
-        if len(self._pending) > pending_rows(self.applied_updates):
-            self._accept(self._pending.popleft())
-
-    def _accept(self, row: StepMetrics) -> None:
-        self._checked_row = None
-        k, window = row.optimizer, self.thresholds.baseline_rows
-        if k == 0:
-            self.loss.add(row.attempt, row.loss)
-        if row.norm > 0:
-            self.log_norms.setdefault(k, Baseline(window)).add(row.attempt, math.log(row.norm))
-        if row.applied_norm > 0 or (len(self.log_applied_norms) and k == 0 and row.norm > 0):
-            self.log_applied_norms.add(row.attempt, math.log(self.applied_norm(row)))
-        if row.lr > 0:
-            lrs = self.lrs.setdefault(k, Baseline(self.thresholds.slow_baseline_rows))
-            lrs.add(row.attempt, self.effective_lr(row))
-        if row.samples > 0:
-            self.batch_sizes.add(row.attempt, row.samples)
-        if math.isfinite(row.momentum):
-            self.momenta[k] = row.momentum
-
-    @property
-    def healthy_settings(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Healthy learning rate and momentum of each optimizer; infinite where it has none."""
-        count = 1 + max((*self.lrs, *self.momenta), default=-1)
-        lrs = tuple(_healthy_lr(self.lrs[k]) if k in self.lrs else math.inf for k in range(count))
-        return lrs, tuple(self.momenta.get(k, math.inf) for k in range(count))
-
-    def drop_losses(self) -> None:
-        """Forget all losses: they turned out to be no measure of progress."""
-        self.loss = Baseline(self.thresholds.baseline_rows)
-        self.recent_losses.clear()
-        self.start_loss, self._first_losses = math.nan, []
-        self._pending = deque(replace(row, loss=math.nan) for row in self._pending)
-        self._checked_row = None
-
-    def rewound(self, attempt: int) -> None:
-        """The run was rewound to the state after this attempt: drop everything later."""
-        baselines = (
-            self.loss,
-            self.log_applied_norms,
-            self.batch_sizes,
-            *self.log_norms.values(),
-            *self.lrs.values(),
-        )
-        for baseline in baselines:
-            baseline.drop_from(attempt + 1)
-        self._checked_row = None
-        self._pending.clear()
-        self.recent_losses.clear()
-        self._spikes_in_row = 0
+        return self.rows >= TREND_ROWS
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "loss": self.loss.state_dict(),
-            "applied": self.log_applied_norms.state_dict(),
-            "norms": {k: baseline.state_dict() for k, baseline in self.log_norms.items()},
-            "rates": {k: baseline.state_dict() for k, baseline in self.lrs.items()},
-            "momenta": dict(self.momenta),
-            "start": self.start_loss,
-            "sizes": self.batch_sizes.state_dict(),
-            "first": list(self._first_losses),
-            "recent": list(self.recent_losses),
-            "landed": self.applied_updates,
-            "spikes": self._spikes_in_row,
-            "spiked": list(self._spike_attempts),
-            "waiting": [_pending_state(row) for row in self._pending],
-        }
+        return {"rows": self.rows} | {key: values.tolist() for key, values in self._arrays().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loss.load_state_dict(state["loss"])
-        self.log_applied_norms.load_state_dict(state["applied"])
-        _load_by_optimizer(self.log_norms, state["norms"], self.thresholds.baseline_rows)
-        _load_by_optimizer(self.lrs, state["rates"], self.thresholds.slow_baseline_rows)
-        self.momenta = {int(k): momentum for k, momentum in state["momenta"].items()}
-        self.batch_sizes.load_state_dict(state["sizes"])
-        self.start_loss, self._first_losses = state["start"], list(state["first"])
-        self.applied_updates = state["landed"]
-        self.recent_losses = deque(state["recent"], maxlen=WINDOW_ROWS)
-        self._spikes_in_row, self._spike_attempts = state["spikes"], list(state["spiked"])
-        self._pending = deque(StepMetrics(**fields) for fields in state["waiting"])
+        self.rows = state["rows"]
+        self._allocate(len(state["usual"]))
+        for key, values in self._arrays().items():
+            values[:] = state[key]
+        self._all, self.all_present = np.zeros(0, dtype=bool), False
 
-
-def _load_by_optimizer(baselines: dict[int, Baseline], state: dict[Any, Any], window: int) -> None:
-    baselines.clear()
-    for k, values in state.items():
-        baselines[int(k)] = Baseline(window)
-        baselines[int(k)].load_state_dict(values)
-
-
-def _healthy_lr(lrs: Baseline) -> float:
-    """The last accepted learning rate, or the usual one if that is lower: the lr may have crept up."""
-    return min(lrs.last, lrs.median) if len(lrs) else math.inf
-
-
-def _pending_state(row: StepMetrics) -> dict[str, Any]:
-    """The fields of a pending row that are accepted later."""
-    names = ("step", "attempt", "time", "optimizer", "loss", "norm", "applied_norm", "lr", "momentum", "samples")
-    return {name: getattr(row, name) for name in names}
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """The saved arrays, by their key in the state."""
+        return {
+            "usual": self.log_norms,
+            "zeros": self.zero_fractions,
+            "now": self.norm_change,
+            "zeros_now": self.zeros_change,
+        }

@@ -1,4 +1,4 @@
-"""Builds the diagnoses of an incident: the three likeliest causes with evidence, advice and the path to it."""
+"""The words for an incident: its three likeliest causes with evidence and advice, and why a run was stopped."""
 
 from __future__ import annotations
 
@@ -9,25 +9,7 @@ from surefoot.judge.cause_catalog import CAUSES
 from surefoot.judge.decision_tree import Facts, walk
 from surefoot.judge.incident import Incident, evidence_of
 from surefoot.judge.rank_causes import rank_causes
-from surefoot.records import Diagnosis, Finding, Pattern, StepMetrics
-
-NO_DIAGNOSIS = frozenset({"clipping", "periodic_spikes", "replicas", "progress"})
-"""Detectors whose findings need no diagnosis."""
-REPORT_ONLY = frozenset(
-    {
-        "clipping",
-        "periodic_spikes",
-        "progress",
-        "idle_device",
-        "slow_steps",
-        "memory_growth",
-        "plateau",
-        "repeated_batches",
-        "large_initial_grads",
-        "eval_rise",
-    }
-)
-"""Detectors whose findings are reported, with their cause, and never a reason to act."""
+from surefoot.records import Diagnosis, Finding, Pattern, StepMetrics, Verdict
 
 
 def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: bool) -> list[Diagnosis]:
@@ -62,6 +44,28 @@ def _first_pattern(findings: Sequence[Finding]) -> Pattern:
     return next((f.pattern for f in findings if f.pattern is not Pattern.NONE), Pattern.NONE)
 
 
-def is_report_only(finding: Finding) -> bool:
-    """Reported, and never a reason to act."""
-    return finding.detector in REPORT_ONLY or (finding.detector == "replicas" and not finding.severe)
+def refused_reason(row: StepMetrics, refused: int, last: str, *, waiting: bool) -> str:
+    """Too many updates in a row were refused; `waiting` while harmful data was being waited out."""
+    if waiting:
+        way_out = "Training on such batches made the eval loss worse: check the data since then."
+    elif row.nonfinite_params > 0:
+        way_out = "The weights themselves are damaged: resume from an earlier checkpoint."
+    elif row.verdict is Verdict.NORM_OUTLIER:
+        way_out = (
+            "Check the batches since then, lower the learning rate or clip. If such norms are expected, allow them "
+            "with policy=surefoot.Policy(max_norm_ratio=...)."
+        )
+    else:
+        way_out = "Check the batches since then; lower the learning rate, clip, or use bfloat16 or float32."
+    return (
+        f"{refused} updates in a row were refused, the last at step {row.step} (attempt {row.attempt}): {last}. "
+        f"None of them changed weights or optimizer. {way_out}"
+    )
+
+
+def overflow_reason(row: StepMetrics, overflows: int) -> str:
+    """Too many overflows of the loss scale in a row."""
+    return (
+        f"the loss scale overflowed {overflows} times in a row (it is now {row.loss_scale:.3g}), so no update was "
+        "applied: the gradients themselves are not finite. Use bfloat16 or float32, or check the batches since then."
+    )

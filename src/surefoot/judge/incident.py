@@ -5,20 +5,75 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from surefoot.journal.aliases import COLUMNS, DETECTORS, EVENTS, INCIDENT, INCIDENT_STEP, renamed
+from surefoot.journal.aliases import COLUMNS, DETECTORS, EVENTS, INCIDENT_STEP, renamed, upgraded_incident
+from surefoot.judge.evidence import Evidence, LrRaised, MomentumRaised
 from surefoot.judge.thresholds import Thresholds
 from surefoot.records import Finding, Pattern, StepMetrics, Verdict
+from surefoot.records import FindingKind as Kind
 
-LOSS_DETECTORS = ("loss_level", "growth", "oscillation")
+Held = TypeVar("Held", bound=Evidence)
+
+# -- what findings of each detector mean for an incident; those of a detector that is in none of these open one
+
+VETO_DETECTORS = (Kind.NONFINITE, Kind.NORM_OUTLIER)
+LOSS_DETECTORS = (Kind.LOSS_LEVEL, Kind.GROWTH, Kind.OSCILLATION)
 """Detectors of a loss that is not what it was."""
-SILENCE_DETECTORS = ("vanishing_grads", "dead_units")
+SILENCE_DETECTORS = (Kind.VANISHING_GRADS, Kind.DEAD_UNITS)
 """Detectors of a part of the model that no longer learns."""
+NO_DIAGNOSIS = frozenset({Kind.CLIPPING, Kind.PERIODIC_SPIKES, Kind.REPLICAS, Kind.PROGRESS})
+"""Detectors whose findings need no diagnosis."""
+REPORT_ONLY = frozenset(
+    {
+        Kind.CLIPPING,
+        Kind.PERIODIC_SPIKES,
+        Kind.PROGRESS,
+        Kind.IDLE_DEVICE,
+        Kind.SLOW_STEPS,
+        Kind.MEMORY_GROWTH,
+        Kind.PLATEAU,
+        Kind.REPEATED_BATCHES,
+        Kind.LARGE_INITIAL_GRADS,
+        Kind.EVAL_RISE,
+    }
+)
+"""Detectors whose findings are reported, with their cause, and never a reason to act."""
+LASTING = (Kind.HYPERPARAM_CHANGE, Kind.STALE_GRADS, Kind.CLIPPING_CHANGED)
+"""What these report continues, and may cause trouble much later: their findings carry over to the next incident."""
+CARRIED_BACK = (*LOSS_DETECTORS, Kind.JUMP, Kind.INPUT_SHIFT, Kind.HYPERPARAM_CHANGE)
+"""Findings that turn out to have mattered when the eval loss shows harm."""
+ANSWERED = frozenset(
+    {
+        *LOSS_DETECTORS,
+        *SILENCE_DETECTORS,
+        Kind.LOSS_RESCALED,
+        Kind.STALE_GRADS,
+        Kind.CLIPPING_CHANGED,
+        Kind.EVAL_REGRESSION,
+        Kind.REPLICAS,
+    }
+)
+"""Findings that a decision has answered; should they come again, they are reported again."""
+
+
+def is_report_only(finding: Finding) -> bool:
+    """Reported, and never a reason to act."""
+    return finding.detector in REPORT_ONLY or (finding.detector is Kind.REPLICAS and not finding.severe)
+
+
+class Stage(StrEnum):
+    """How far an incident has come; it is closed by dropping it."""
+
+    OPEN = "open"
+    DIAGNOSED = "diagnosed"
+    """Its causes were reported."""
+    ACTED_ON = "acted_on"
+    """Something was done about it, or would have been if the policy did not only observe."""
 
 
 @dataclass(slots=True)
@@ -60,8 +115,7 @@ class Incident:
     """The usual loss before the incident."""
     steps: list[IncidentStep] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    diagnosed: bool = False
-    acted_on: bool = False
+    stage: Stage = Stage.OPEN
     healthy_lrs: tuple[float, ...] = ()
     """Healthy learning rate of each optimizer, and healthy momentum."""
     healthy_momenta: tuple[float, ...] = ()
@@ -77,9 +131,20 @@ class Incident:
     """Change of the log weight norm since before, beyond what training does."""
     thresholds: Thresholds = field(default_factory=Thresholds)
 
-    def found(self, *detectors: str) -> list[Finding]:
+    def found(self, *detectors: Kind) -> list[Finding]:
         """The findings of these detectors."""
         return [finding for finding in self.findings if finding.detector in detectors]
+
+    def facts(self, evidence: type[Held]) -> list[tuple[Finding, Held]]:
+        """The findings that rest on such evidence, with it."""
+        read = ((finding, evidence.read(finding)) for finding in self.findings)
+        return [(finding, held) for finding, held in read if held is not None]
+
+    @property
+    def raised(self) -> list[tuple[Finding, LrRaised | MomentumRaised]]:
+        """Findings that the learning rate or the momentum was raised."""
+        read = ((finding, LrRaised.read(finding) or MomentumRaised.read(finding)) for finding in self.findings)
+        return [(finding, held) for finding, held in read if held is not None]
 
     @property
     def first(self) -> IncidentStep:
@@ -157,11 +222,12 @@ def _plain(value: Any) -> Any:
 
 
 def load_incident(state: dict[str, Any], thresholds: Thresholds) -> Incident:
-    state = renamed(state, INCIDENT)
+    state = upgraded_incident(state)
     steps = [_load_step(step) for step in state["steps"]]
     findings = [load_finding(finding) for finding in state["findings"]]
     tuples: dict[str, Any] = {name: tuple(state[name]) for name in ("healthy_lrs", "healthy_momenta")}
-    return Incident(**state | tuples | {"steps": steps, "findings": findings, "thresholds": thresholds})
+    parts: dict[str, Any] = {"steps": steps, "findings": findings, "stage": Stage(state["stage"])}
+    return Incident(**state | tuples | parts, thresholds=thresholds)
 
 
 def _load_step(state: dict[str, Any]) -> IncidentStep:
@@ -170,7 +236,7 @@ def _load_step(state: dict[str, Any]) -> IncidentStep:
 
 
 def load_finding(state: dict[str, Any]) -> Finding:
-    detector = DETECTORS.get(state["detector"], state["detector"])
+    detector = Kind(DETECTORS.get(state["detector"], state["detector"]))
     values: dict[str, Any] = {"pattern": Pattern(state["pattern"]), "detector": detector}
     return Finding(**renamed(state, EVENTS["finding"]) | values)
 

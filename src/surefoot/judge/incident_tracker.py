@@ -10,14 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.judge.baselines import Baselines
+from surefoot.judge.baselines import NONFINITE, NORM
 from surefoot.judge.detectors.data import InputShift
-from surefoot.judge.detectors.gradients import NONFINITE, NORM, LayerBaselines, LossRescaled
+from surefoot.judge.detectors.gradients import LossRescaled
+from surefoot.judge.evidence import LrRaised, RegressionEvidence, ReplicasEvidence, WeightJumpEvidence
 from surefoot.judge.incident import (
-    LOSS_DETECTORS,
+    ANSWERED,
+    CARRIED_BACK,
+    LASTING,
     SILENCE_DETECTORS,
     Incident,
     IncidentStep,
+    Stage,
     finding_state,
     front_layers_lead,
     incident_state,
@@ -25,6 +29,7 @@ from surefoot.judge.incident import (
     load_incident,
     lower_caps,
 )
+from surefoot.judge.signals import Signals
 from surefoot.judge.thresholds import (
     BASELINE_ROWS,
     CLEAR_RATIO,
@@ -35,22 +40,7 @@ from surefoot.judge.thresholds import (
     TREND_ROWS,
     WINDOW_ROWS,
 )
-from surefoot.records import Finding, StepMetrics
-
-LASTING = ("hyperparam_change", "stale_grads", "clipping_changed")
-"""What these report continues, and may cause trouble much later: their findings carry over to the next incident."""
-ANSWERED = frozenset(
-    {
-        *LOSS_DETECTORS,
-        *SILENCE_DETECTORS,
-        "loss_rescaled",
-        "stale_grads",
-        "clipping_changed",
-        "eval_regression",
-        "replicas",
-    }
-)
-"""Findings that a decision has answered; should they come again, they are reported again."""
+from surefoot.records import Finding, FindingKind, StepMetrics
 
 
 class IncidentTracker:
@@ -58,8 +48,7 @@ class IncidentTracker:
 
     def __init__(
         self,
-        baselines: Baselines,
-        layer_baselines: LayerBaselines,
+        signals: Signals,
         loss_rescaled: LossRescaled,
         input_shift: InputShift,
         *,
@@ -72,8 +61,7 @@ class IncidentTracker:
     ) -> None:
         self.incident: Incident | None = None
         self.quiet_rows = 0
-        self._baselines = baselines
-        self._layer_baselines = layer_baselines
+        self._signals = signals
         self._loss_rescaled = loss_rescaled
         self._input_shift = input_shift
         self._attention_tensors = attention_tensors
@@ -87,7 +75,6 @@ class IncidentTracker:
         """The usual size of an update at a learning rate of one."""
         self._excess_update = (-1, 1.0)
         """The attempt after which an update was last found too large, and how many times."""
-        self._norms: deque[float] = deque(maxlen=WINDOW_ROWS)
         self._weight_norms: list[tuple[int, float]] = []
         """The last weight checks while no incident was open: attempt and norm."""
         self._update_ratios: deque[float] = deque(maxlen=RECENT_ROWS)
@@ -115,15 +102,15 @@ class IncidentTracker:
 
     def acted_on(self, incident: Incident) -> None:
         """A decision was made about the incident: its findings need no further answer."""
-        self._rescaled = incident.found("loss_rescaled")[:1]
+        self._rescaled = incident.found(FindingKind.LOSS_RESCALED)[:1]
         self._forget(ANSWERED)
 
     def forget_earlier_signs(self) -> None:
         """Forget findings from before the decision took effect. A risen eval loss stays: it is about the weights, which
         a decision without a rewind leaves as they are."""
-        self._forget(ANSWERED - {"eval_regression"})
+        self._forget(ANSWERED - {FindingKind.EVAL_REGRESSION})
 
-    def _forget(self, detectors: Set[str]) -> None:
+    def _forget(self, detectors: Set[FindingKind]) -> None:
         if self.incident is not None:
             kept = [f for f in self.incident.findings if not f.severe and f.detector not in detectors]
             self.incident.findings = kept
@@ -132,45 +119,43 @@ class IncidentTracker:
         """An incident that begins with this row."""
         return Incident(
             onset=row.attempt,
-            start_loss=self._baselines.start_loss,
-            normal_loss=self._baselines.loss.median,
+            start_loss=self._signals.start_loss,
+            normal_loss=self._signals.loss.median,
             has_attention=bool(self._attention_tensors),
             has_batch_norm=self._has_batch_norm,
-            usual_batch_size=self._baselines.usual_batch_size,
+            usual_batch_size=self._signals.batch_sizes.median,
             adaptive=self._adaptive,
             findings=list(findings),
-            thresholds=self._baselines.thresholds,
+            thresholds=self._signals.thresholds,
         )
 
     def update(self, row: StepMetrics, layers: np.ndarray | None, findings: Sequence[Finding]) -> None:
         """Add a row and what was found in it; open or close the incident."""
         previous = self.incident
-        if findings and (previous is None or (previous.diagnosed and self.quiet_rows > WINDOW_ROWS)):
+        if findings and (previous is None or (previous.stage is not Stage.OPEN and self.quiet_rows > WINDOW_ROWS)):
             self.incident, self.quiet_rows = self._next_incident(previous, row, findings), 0
         incident = self.incident
-        kept = (*LOSS_DETECTORS, "jump", "input_shift", "hyperparam_change")
-        self._recent_findings += (f for f in findings if f.detector in kept)
+        self._recent_findings += (f for f in findings if f.detector in CARRIED_BACK)
         self._check_weights(row, incident)
-        if row.optimizer == 0 and row.norm > 0:
-            self._norms.append(row.norm)  # only now: a row's weight check is about the update before it
         if incident is None:
             return
         if incident.onset - WINDOW_ROWS <= self._excess_update[0] <= incident.onset + WINDOW_ROWS:
             incident.update_excess = self._excess_update[1]
-        if not incident.healthy_lrs or any(f.detector == "hyperparam_change" for f in findings):
-            lrs, momenta = self._baselines.healthy_settings
+        if not incident.healthy_lrs or any(f.detector is FindingKind.HYPERPARAM_CHANGE for f in findings):
+            lrs, momenta = self._signals.healthy_settings
             incident.healthy_lrs = lower_caps(incident.healthy_lrs, lrs)
             incident.healthy_momenta = lower_caps(incident.healthy_momenta, momenta)
-        for finding in (f for f in findings if f.detector == "replicas"):
-            incident.onset = min(incident.onset, finding.evidence["well"])  # later states differ between the ranks
+        for finding in findings:
+            if differ := ReplicasEvidence.read(finding):
+                incident.onset = min(incident.onset, differ.well)  # later states differ between the ranks
         incident.findings += findings
         if row.optimizer == 0:
             incident.steps.append(self.incident_step(row, layers))
             del incident.steps[BASELINE_ROWS // 2 : -BASELINE_ROWS // 2]
-        loss_is_high = self._baselines.z(row.loss) > self._baselines.level_sigmas
+        loss_is_high = self._signals.z > self._signals.level_sigmas
         self.quiet_rows = self.quiet_rows + 1 if not findings and row.applied and not loss_is_high else 0
         if self.quiet_rows >= BASELINE_ROWS:
-            self._tolerated = incident if _lr_raised(incident) else self._tolerated
+            self._tolerated = incident if incident.facts(LrRaised) else self._tolerated
             self.incident = None
 
     def _next_incident(self, previous: Incident | None, row: StepMetrics, findings: Sequence[Finding]) -> Incident:
@@ -180,56 +165,61 @@ class IncidentTracker:
         if previous is not None and previous.found(*LASTING):
             incident.findings += previous.found(*LASTING)
             incident.healthy_lrs, incident.healthy_momenta = previous.healthy_lrs, previous.healthy_momenta
-            incident.onset = previous.onset if previous.acted_on else incident.onset  # the action did not end it
+            incident.onset = (
+                previous.onset if previous.stage is Stage.ACTED_ON else incident.onset
+            )  # the action did not end it
         if previous is not None and previous.found(*SILENCE_DETECTORS):
             incident.findings += previous.found(*SILENCE_DETECTORS)
             incident.onset = previous.onset  # later states are not sound
         tolerated = self._tolerated
         if previous is None and tolerated is not None and self._lr_climbs(row, tolerated):
-            incident.findings += _lr_raised(tolerated)
+            incident.findings += [finding for finding, _ in tolerated.facts(LrRaised)]
             incident.healthy_lrs, incident.healthy_momenta = tolerated.healthy_lrs, tolerated.healthy_momenta
-        for finding in (f for f in findings if f.detector == "weight_jump"):
-            incident.onset = finding.evidence["well"]  # the last weight check before
-        for finding in (f for f in findings if f.detector == "replicas"):
-            incident.onset = finding.evidence["well"]
-        for finding in (f for f in findings if f.detector == "eval_regression"):
-            since = max(finding.evidence["well"], row.attempt - self._reach)
-            earlier = [f for f in self._recent_findings if f.attempt >= since and f not in incident.findings]
-            incident.findings += earlier
-            incident.onset = min([incident.onset, *(f.attempt for f in earlier)])
+        for finding in findings:
+            if held := WeightJumpEvidence.read(finding):
+                incident.onset = held.well  # the last weight check before
+        for finding in findings:
+            if held := ReplicasEvidence.read(finding):
+                incident.onset = held.well
+        for finding in findings:
+            if held := RegressionEvidence.read(finding):
+                since = max(held.well, row.attempt - self._reach)
+                earlier = [f for f in self._recent_findings if f.attempt >= since and f not in incident.findings]
+                incident.findings += earlier
+                incident.onset = min([incident.onset, *(f.attempt for f in earlier)])
         return incident
 
     def _lr_climbs(self, row: StepMetrics, tolerated: Incident) -> bool:
         """A raised lr that the run tolerated is higher still by now, and not yet usual."""
-        reported = max(finding.evidence["lr"] for finding in _lr_raised(tolerated))
-        usual, _ = self._baselines.healthy_settings
+        reported = max(raised.lr for _, raised in tolerated.facts(LrRaised))
+        usual, _ = self._signals.healthy_settings
         return row.lr > CLEAR_RATIO * reported and usual[0] < reported
 
     def incident_step(self, row: StepMetrics, layers: np.ndarray | None) -> IncidentStep:
         """One row compared with the baselines."""
-        baselines, past = self._baselines, self._layer_baselines
+        signals, past = self._signals, self._signals.layers
         lead, attention_lead, silent = math.nan, 0.0, 0.0
         if layers is not None:
             lead = front_layers_lead(past.log_norms, layers[:, NORM])
             attention_lead = self._attention_lead(layers)
-            silent = float((past.zeros_change > baselines.thresholds.silent_zeros_rise).mean())
+            silent = float((past.zeros_change > signals.thresholds.silent_zeros_rise).mean())
         return IncidentStep(
             row=row,
-            z=baselines.z(row.loss),
-            log_norm_ratio=baselines.log_norm_ratio(row),
-            lr_ratio=baselines.lr_ratio(row),
+            z=signals.z,
+            log_norm_ratio=signals.log_norm_ratio,
+            lr_ratio=signals.lr_ratio,
             loss_factor=self._loss_rescaled.factor,
             front_layers_lead=lead,
             attention_lead=attention_lead,
             silent_fraction=silent,
             input_novelty=self._input_shift.novelty,
-            momentum=baselines.effective_momentum(row),
+            momentum=signals.effective_momentum(row),
             one_bad_tensor=layers is not None and _one_bad_tensor(layers),
         )
 
     def _attention_lead(self, layers: np.ndarray) -> float:
         """How much more attention's gradients have grown than all others, as a logarithm."""
-        usual, norms = self._layer_baselines.log_norms, layers[:, NORM]
+        usual, norms = self._signals.layers.log_norms, layers[:, NORM]
         is_attention = np.zeros(len(layers), dtype=bool)
         is_attention[[k for k in self._attention_tensors if k < len(is_attention)]] = True
         valid = (norms > 0) & np.isfinite(norms) & np.isfinite(usual)
@@ -268,7 +258,7 @@ class IncidentTracker:
 
     def _check_update_size(self, row: StepMetrics, incident: Incident | None) -> None:
         """How large the update of the attempt before was, beyond what its lr and gradients explain."""
-        lr, norms = self._baselines.effective_lr(row), self._baselines.log_norms.get(row.optimizer)
+        lr, norms = self._signals.lr, self._signals.log_norms.get(row.optimizer)
         if not row.update_ratio > 0 or not lr > 0:
             return
         size = row.update_ratio / lr
@@ -276,7 +266,9 @@ class IncidentTracker:
             self._update_size = size
             return
         norm_growth = (
-            max(self._norms, default=0.0) / math.exp(norms.median) if norms is not None and len(norms) else 1.0
+            max(self._signals.recent_norms, default=0.0) / math.exp(norms.median)
+            if norms is not None and len(norms)
+            else 1.0
         )
         # Weights that have shrunk make an update of the same size look larger, and those that have grown hide it.
         last_norm = self._weight_norms[-1][1]
@@ -286,7 +278,7 @@ class IncidentTracker:
         # Weights may move 10% further than that, because of weight decay.
         lrs = row.update_ratio * row.weight_norm / lr / math.sqrt(self._num_values) if self._num_values else math.inf
         fresh = self._adaptive and lrs <= (1 + SMALL_FRACTION) * self._first_update_lrs
-        max_ratio = self._baselines.thresholds.lr_jump_ratio
+        max_ratio = self._signals.thresholds.lr_jump_ratio
         if ratio > max_ratio and not fresh:
             self._excess_update = (row.attempt, ratio)
         elif ratio <= max_ratio and incident is None:
@@ -301,7 +293,6 @@ class IncidentTracker:
             "quiet_rows": self.quiet_rows,
             "update": self._update_size,
             "outgrown": list(self._excess_update),
-            "norms": list(self._norms),
             "ratios": list(self._update_ratios),
             "weights": [list(pair) for pair in self._weight_norms],
             "signs": [finding_state(f) for f in self._recent_findings],
@@ -309,13 +300,12 @@ class IncidentTracker:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        thresholds = self._baselines.thresholds
+        thresholds = self._signals.thresholds
         self.incident = None if state["case"] is None else load_incident(state["case"], thresholds)
         self._tolerated = None if state.get("bore") is None else load_incident(state["bore"], thresholds)
         self.quiet_rows, self._update_size = state["quiet_rows"], state["update"]
         attempt, ratio = state["outgrown"]
         self._excess_update = (attempt, ratio)
-        self._norms = deque(state["norms"], maxlen=WINDOW_ROWS)
         self._update_ratios = deque(state["ratios"], maxlen=RECENT_ROWS)
         self._weight_norms = [(attempt, norm) for attempt, norm in state["weights"]]
         self._recent_findings = deque(map(load_finding, state["signs"]), maxlen=WINDOW_ROWS)
@@ -326,7 +316,3 @@ def _one_bad_tensor(layers: np.ndarray) -> bool:
     """Exactly one tensor has non-finite gradients, and it is not the first that has any."""
     bad = layers[:, NONFINITE] > 0
     return int(bad.sum()) == 1 and not bad[np.argmax(layers[:, NONFINITE] >= 0)]
-
-
-def _lr_raised(incident: Incident) -> list[Finding]:
-    return [finding for finding in incident.found("hyperparam_change") if "times" in finding.evidence]

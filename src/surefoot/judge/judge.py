@@ -3,45 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from surefoot.judge.baselines import Baselines
-from surefoot.judge.detectors.base import Detector
-from surefoot.judge.detectors.data import InputShift, RepeatedBatches, TinyBatches
-from surefoot.judge.detectors.evaluation import EvalRegression, EvalRise
-from surefoot.judge.detectors.gradients import (
-    DeadUnits,
-    ExplodingGrads,
-    LargeInitialGrads,
-    LayerBaselines,
-    LossRescaled,
-    StaleGrads,
-    VanishingGrads,
-)
-from surefoot.judge.detectors.hyperparams import Clipping, ClippingChanged, HyperparamChange
-from surefoot.judge.detectors.loss import Growth, Jump, LossLevel, Oscillation, PeriodicSpikes, Plateau
-from surefoot.judge.detectors.precision import LossScale
-from surefoot.judge.detectors.system import IdleDevice, MemoryGrowth, SlowSteps
-from surefoot.judge.detectors.vetoes import NonFinite, NormOutlier
-from surefoot.judge.detectors.weights import FrozenWeights, Replicas, WeightJump
-from surefoot.judge.diagnosis import NO_DIAGNOSIS, diagnose_incident, is_report_only
-from surefoot.judge.incident import Incident
+from surefoot.journal.aliases import upgraded_judge_state
+from surefoot.judge.detectors import Detectors, ModelFacts
+from surefoot.judge.detectors.base import finding_at
+from surefoot.judge.diagnosis import diagnose_incident, overflow_reason, refused_reason
+from surefoot.judge.evidence import OriginEvidence
+from surefoot.judge.history import ProgressFilter
+from surefoot.judge.incident import NO_DIAGNOSIS, VETO_DETECTORS, Incident, Stage, is_report_only
 from surefoot.judge.incident_tracker import IncidentTracker
 from surefoot.judge.param_roles import Role, cause_at_module, role_of
 from surefoot.judge.policy import Policy
-from surefoot.judge.progress_filter import ProgressFilter, not_judged_finding
 from surefoot.judge.rank_causes import rank_causes
 from surefoot.judge.remediation import Remediation
-from surefoot.judge.remedies import EQUAL_WEIGHTS
-from surefoot.judge.severity import is_severe
-from surefoot.judge.stop_reasons import overflow_reason, refused_reason
+from surefoot.judge.remedies import RemedyId, remedy_id
+from surefoot.judge.severity import Severity, severity_of
+from surefoot.judge.signals import REFUSED, Sign, Signals
 from surefoot.judge.thresholds import BASELINE_ROWS, RECENT_ROWS, REPEAT_COUNT, UPDATES_IN_FLIGHT, WINDOW_ROWS
-from surefoot.records import Action, Cause, Decision, Event, Finding, Pattern, StepMetrics, StepOverrides, Verdict
+from surefoot.records import (
+    Action,
+    Cause,
+    Decision,
+    Event,
+    Finding,
+    FindingKind,
+    Pattern,
+    StepMetrics,
+    StepOverrides,
+    Verdict,
+)
 
-REFUSED = (Verdict.NONFINITE, Verdict.NORM_OUTLIER)
+
+class Awaited(StrEnum):
+    """What has to happen before the next decision."""
+
+    NOTHING = "nothing"
+    REWIND = "rewind"
+    """Rows until then do not count."""
+    EFFECT = "effect"
+    """Updates under way were made before the last decision took effect."""
 
 
 class Judge:
@@ -53,7 +58,7 @@ class Judge:
     `names` are those of the tensors, in the order of the rows of `layers`; the first `owned` of them are held by an
     optimizer and have `values` elements in all (0 if unknown), which the `first` update moves by so many learning
     rates. `kinds` are the classes of the modules that hold the tensors. An `adaptive` optimizer divides by past
-    gradients. `alone` means a single rank. For `adversarial` see `Baselines`. `buffers` are those checked for NaN.
+    gradients. `alone` means a single rank. For `adversarial` see `Signals`. `buffers` are those checked for NaN.
     """
 
     def __init__(
@@ -80,16 +85,21 @@ class Judge:
         thresholds = policy.thresholds
         roles = [role_of(name, kind) for name, kind in zip_longest(names, kinds[: len(names)], fillvalue="")]
         has_batch_norm = any(kind.startswith(("BatchNorm", "SyncBatchNorm")) for kind in kinds)
-        self.baselines = Baselines(thresholds, adversarial=adversarial)
+        self.signals = Signals(thresholds, adversarial=adversarial)
         self._progress = ProgressFilter()
-        self._layer_baselines = layer_baselines = LayerBaselines()
-        loss_rescaled = LossRescaled(self.baselines, layer_baselines)
-        input_shift = InputShift(thresholds)
+        model = ModelFacts(
+            names=names,
+            owned=owned,
+            adaptive=adaptive,
+            single_rank=alone,
+            has_batch_norm=has_batch_norm,
+            buffers=buffers,
+        )
+        self.detectors = Detectors(self.signals, model)
         self._tracker = IncidentTracker(
-            self.baselines,
-            layer_baselines,
-            loss_rescaled,
-            input_shift,
+            self.signals,
+            self.detectors.loss_rescaled,
+            self.detectors.input_shift,
             attention_tensors=[k for k, role in enumerate(roles) if role is Role.ATTENTION],
             has_batch_norm=has_batch_norm,
             adaptive=adaptive,
@@ -97,45 +107,14 @@ class Judge:
             first_update_lrs=first,
             reach=policy.snapshot_reach,
         )
-        self._replicas = Replicas()
-        self._veto_detectors: Sequence[NonFinite | NormOutlier] = (NonFinite(buffers), NormOutlier(self.baselines))
-        self.detectors: Sequence[Detector] = (  # in this order in saved states: append only
-            loss_rescaled,
-            input_shift,
-            TinyBatches(self.baselines, has_batch_norm=has_batch_norm),
-            WeightJump(),
-            StaleGrads(),
-            ClippingChanged(self.baselines),
-            HyperparamChange(self.baselines),
-            LossScale(thresholds),
-            FrozenWeights(names, owned, self.baselines, layer_baselines, adaptive=adaptive),
-            Jump(self.baselines),
-            LossLevel(self.baselines, loss_rescaled),
-            Growth(self.baselines),
-            Oscillation(self.baselines),
-            ExplodingGrads(layer_baselines, names, thresholds),
-            VanishingGrads(layer_baselines, names, thresholds),
-            DeadUnits(layer_baselines, names, thresholds),
-            PeriodicSpikes(self.baselines),
-            RepeatedBatches(thresholds),
-            LargeInitialGrads(thresholds),
-            Plateau(self.baselines),
-            EvalRise(self.baselines),
-            EvalRegression(self.baselines, single_rank=alone),
-            Clipping(thresholds),
-            SlowSteps(thresholds),
-            MemoryGrowth(thresholds),
-            IdleDevice(thresholds),
-            self._replicas,
-        )
-        self._remediation = Remediation(policy, self.baselines)
+        self._remediation = Remediation(policy, self.signals)
         self._refused = 0
         """Refused updates in a row, and overflows in a row."""
         self._overflows = 0
         self._attempt = -1
-        self._rewind_pending = False
+        self._awaited = Awaited.NOTHING
         self._blind_until = -1
-        """Updates up to this attempt were made before the last decision took effect."""
+        """The last attempt that was made before the decision whose effect is awaited."""
         self._suspicion: Decision | None = None
         """A rewind proposed for an incident that was just diagnosed."""
         self.decisions_paused = False
@@ -144,7 +123,7 @@ class Judge:
     @property
     def rewind_pending(self) -> bool:
         """A rewind was decided and has not happened yet: rows until then do not count."""
-        return self._rewind_pending
+        return self._awaited is Awaited.REWIND
 
     @property
     def overrides_by_optimizer(self) -> list[tuple[tuple[int, ...], StepOverrides]]:
@@ -164,19 +143,19 @@ class Judge:
     @property
     def wants_weight_check(self) -> bool:
         """A check of the weights would help to find the cause of the open incident."""
-        return self._tracker.wants_weight_check
+        return self._tracker.incident is not None and self._tracker.wants_weight_check
 
     def rewound(self, attempt: int, step: int) -> None:
         """The run was rewound to the state after this attempt."""
-        self.baselines.rewound(attempt)
-        for detector in self.detectors:
+        self.signals.rewound(attempt)
+        for detector in self.detectors.all:
             detector.rewound()
-        self._replicas.rewound_to(attempt)
+        self.detectors.replicas.rewound_to(attempt)
         self.proven = min(self.proven, attempt)
         self._tracker.close()
         self.decisions_paused = False
         # The count of refused updates goes on until one is applied.
-        self._overflows, self._rewind_pending, self._blind_until = 0, False, -1
+        self._overflows, self._awaited = 0, Awaited.NOTHING
 
     def rewired(self, names: Sequence[str], scopes: Sequence[tuple[int, int]]) -> None:
         """The optimizers hold other tensors now."""
@@ -184,51 +163,45 @@ class Judge:
 
     def _decision_took_effect(self) -> None:
         """A decision without a rewind is in force: what was being watched is about the time before."""
-        self._blind_until = -1
+        self._awaited = Awaited.NOTHING
         self._tracker.forget_earlier_signs()
-        self.baselines.recent_losses.clear()
-        for detector in self.detectors:
+        self.signals.forget_recent()
+        for detector in self.detectors.all:
             detector.rewound()
 
     def failed(self, decision: Decision, why: str) -> None:
         """A decision could not be carried out; the next finding gets the next remedy."""
         self._remediation.action_failed()
-        self._rewind_pending = False
-        if decision.remedy == EQUAL_WEIGHTS.text:
-            self._replicas.restore_failed(why)
+        if self.rewind_pending:
+            self._awaited = Awaited.NOTHING
+        if remedy_id(decision.remedy) is RemedyId.EQUAL_WEIGHTS:
+            self.detectors.replicas.restore_failed(why)
             incident = self._tracker.incident
             if incident is not None:
-                incident.findings = [f for f in incident.findings if f.detector != "replicas"]
+                incident.findings = [f for f in incident.findings if f.detector is not FindingKind.REPLICAS]
 
     def take_suspicion(self) -> Decision | None:
         """A rewind that a trial may find worthwhile, though the rules alone would not act; returned once."""
         suspicion, self._suspicion = self._suspicion, None
         return suspicion
 
-    def carried_out(self, decision: Decision) -> None:
-        """A trial has led to this decision, or has changed it."""
-        self._remediation.carried_out(decision)
+    def carried_out(self, decision: Decision, *, proposed: bool) -> None:
+        """A trial has changed this decision; `proposed` if it has led to it, from a suspicion."""
+        self._remediation.carried_out(decision, proposed=proposed)
         if decision.action is Action.CONSTRAIN:
-            self._rewind_pending, self._blind_until = False, self._attempt + UPDATES_IN_FLIGHT
+            self._awaited, self._blind_until = Awaited.EFFECT, self._attempt + UPDATES_IN_FLIGHT
 
     def dismissed(self, decision: Decision) -> None:
         """A trial showed that nothing is wrong with the run: the incident is over, and nothing changes."""
         self._remediation.withdraw(decision)
-        self._rewind_pending, self._blind_until = False, -1
+        self._awaited = Awaited.NOTHING
         self._tracker.close()
 
     def located(self, row: StepMetrics, module: str, kind: str, *, inputs: bool, weights: bool) -> list[Event]:
         """The module in which a non-finite value first appeared was found, after its row was judged."""
         cause, reason = cause_at_module(module, kind, inputs=inputs, weights=weights)
-        finding = Finding(
-            step=row.step,
-            attempt=row.attempt,
-            time=row.time,
-            detector="origin",
-            pattern=Pattern.NONFINITE,
-            detail=reason,
-            evidence={"module": module, "kind": kind, "inputs": inputs, "weights": weights, "cause": cause},
-        )
+        evidence = OriginEvidence(module=module, kind=kind, inputs=inputs, weights=weights, cause=cause)
+        finding = finding_at(row, FindingKind.ORIGIN, reason, evidence.as_dict(), Pattern.NONFINITE)
         if self._tracker.incident is not None and self._alone:
             self._tracker.incident.findings.append(finding)
         return [finding]
@@ -238,15 +211,45 @@ class Judge:
     def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Event]:
         """Judge one row: findings first, then diagnoses, then decisions."""
         self._count(row)
-        if layers is not None and row.optimizer == 0:
-            self._layer_baselines.update(row, layers, learn=row.applied and self._tracker.can_learn)
-        self.baselines.overrides = self._remediation.overrides
-        self.baselines.adjust_for_batch_size(row)
-        findings = [finding for detector in self._veto_detectors for finding in detector.update(row)]
-        findings += self._check_progress(row)
-        original, row = row, self._progress.judged(row)
-        self.baselines.judges_loss = row is original
-        findings += [finding for detector in self.detectors for finding in detector.update(row, layers)]
+        signals, tracker = self.signals, self._tracker
+        signals.overrides = self._remediation.overrides
+        findings: list[Finding] = []
+        if row.verdict or row.nonfinite_params > 0:
+            findings += [finding for detector in self.detectors.of_vetoes for finding in detector.update(row)]
+        if self._progress.update(row):
+            findings.append(self._stop_judging_loss(row))
+        original = row
+        if row.judged_by or self._progress.around_zero:
+            row = self._progress.judged(row)
+        signals.judges_loss = row is original
+        signs = signals.compare(row, layers, learn=tracker.incident is None or tracker.can_learn)
+        for detector in self.detectors.all:
+            if detector.wakes_on & signs or detector.watching:
+                findings += detector.update(row, layers)
+        if findings or tracker.incident is not None or not row.applied:
+            events = self._judge_trouble(row, layers, findings)
+        else:  # nothing is wrong: at most an earlier decision has yet to show whether it helped
+            if signs & Sign.WEIGHTS:
+                tracker.update(row, layers, ())
+            undecided = self._remediation.active or self._awaited is Awaited.EFFECT
+            events = self._decide(row, ()) if undecided else []
+        signals.add(row)
+        if tracker.incident is None and row.applied:
+            self.proven = max(self.proven, row.attempt - self.policy.healthy_steps_to_trust)
+        return events
+
+    def _stop_judging_loss(self, row: StepMetrics) -> Finding:
+        """The loss turned out to be no measure of progress; that is reported once."""
+        self.signals.drop_losses()
+        for detector in self.detectors.all:
+            detector.rewound()
+        detail = (
+            "the loss stays around zero with both signs, so it is only checked for being finite; pass "
+            "guard.watch(loss, progress=...) a number that falls as the run improves, such as -reward"
+        )
+        return finding_at(row, FindingKind.PROGRESS, detail, {"loss": row.loss, "optimizer": row.optimizer})
+
+    def _judge_trouble(self, row: StepMetrics, layers: np.ndarray | None, findings: list[Finding]) -> list[Event]:
         refused = row.verdict in REFUSED
         # Beyond 64 refusals in a row, only the 128th, the 256th and so on are reported.
         silent = refused and self._refused > BASELINE_ROWS and self._refused & (self._refused - 1)
@@ -255,26 +258,14 @@ class Judge:
             events += self._diagnose_reports(row, [f for f in findings if is_report_only(f)])
         self._tracker.update(row, layers, [f for f in findings if not is_report_only(f)])
         if refused and not silent:
-            reason = "; ".join(f.detail for f in findings if f.detector in ("nonfinite", "norm_outlier"))
+            reason = "; ".join(f.detail for f in findings if f.detector in VETO_DETECTORS)
             events.append(self._decision(row, Action.REFUSE, reason))
         self._suspicion = None
         events += self._diagnose(row)
         decisions = self._decide(row, events)
         self._suspicion = None if decisions else self._suspicion
         events += decisions
-        self.baselines.add(row)
-        if self._tracker.incident is None and row.applied:
-            self.proven = max(self.proven, row.attempt - self.policy.healthy_steps_to_trust)
         return events
-
-    def _check_progress(self, row: StepMetrics) -> list[Finding]:
-        """Stop judging a loss that turns out to be no measure of progress, and report that once."""
-        if not self._progress.update(row):
-            return []
-        self.baselines.drop_losses()
-        for detector in self.detectors:
-            detector.rewound()
-        return [not_judged_finding(row)]
 
     def _count(self, row: StepMetrics) -> None:
         if row.applied:
@@ -291,26 +282,26 @@ class Judge:
         """Diagnose the incident once enough is known: the rows after the first finding tell causes apart, and by then
         the weights were checked. An unclear incident gets more rows."""
         incident = self._tracker.incident
-        if incident is None or incident.diagnosed or not incident.findings or not incident.steps:
+        if incident is None or incident.stage is not Stage.OPEN or not incident.findings or not incident.steps:
             return []
         unclear = rank_causes(incident)[0][1] < 0.5
         min_steps = WINDOW_ROWS if unclear else 2 * REPEAT_COUNT
         if len(incident.steps) <= min_steps and not self._severity(incident):
             return []
-        incident.diagnosed = True
-        diagnoses = [*diagnose_incident(row, incident, has_good_state=self.proven >= 0)]
-        if not self._rewind_pending and self._blind_until < 0 and self._half_lost(incident):
-            self._suspicion = self._remediation.proposal(row, incident, diagnoses)
-        return diagnoses
+        incident.stage = Stage.DIAGNOSED
+        diagnoses = diagnose_incident(row, incident, has_good_state=self.proven >= 0)
+        if self._awaited is Awaited.NOTHING and row.applied and self._half_lost(incident):
+            self._suspicion = self._remediation.proposal(row, incident, diagnoses[0].cause)
+        return [*diagnoses]
 
     def _half_lost(self, incident: Incident) -> bool:
         """The loss has risen by at least half of what it had fallen since the run began."""
-        recent = sorted(list(self.baselines.recent_losses)[-RECENT_ROWS:])
+        recent = sorted(list(self.signals.recent_losses)[-RECENT_ROWS:])
         learnt = incident.start_loss - incident.normal_loss
         return learnt > 0 and bool(recent) and recent[len(recent) // 2] > incident.normal_loss + learnt / 2
 
-    def _severity(self, incident: Incident) -> str:
-        return is_severe(incident, adaptive=self._adaptive, clipped=bool(self.overrides.clip))
+    def _severity(self, incident: Incident) -> Severity | None:
+        return severity_of(incident, adaptive=self._adaptive, clipped=bool(self.overrides.clip))
 
     def _diagnose_reports(self, row: StepMetrics, findings: Sequence[Finding]) -> list[Event]:
         """Diagnose findings that are only reported."""
@@ -324,9 +315,9 @@ class Judge:
     # -- the decision
 
     def _decide(self, row: StepMetrics, events: Sequence[Event]) -> list[Event]:
-        if self._rewind_pending or self.decisions_paused:
+        if self.rewind_pending or self.decisions_paused:
             return []
-        if 0 <= self._blind_until < row.attempt:
+        if self._awaited is Awaited.EFFECT and self._blind_until < row.attempt:
             self._decision_took_effect()
         waiting = self._remediation.is_waiting_out(row)
         limit = self.policy.max_vetoes_waiting if waiting else self.policy.max_consecutive_vetoes
@@ -340,11 +331,11 @@ class Judge:
 
     def _decide_on_incident(self, row: StepMetrics) -> list[Event]:
         incident = self._tracker.incident
-        ready = incident is not None and incident.steps and self._blind_until < 0
-        reason = self._severity(incident) if incident is not None and ready else ""
-        if incident is not None and reason and not (self.policy.observe and incident.acted_on):
-            incident.acted_on = True
-            return self._act(row, incident, reason)
+        ready = incident is not None and incident.steps and self._awaited is Awaited.NOTHING
+        severity = self._severity(incident) if incident is not None and ready else None
+        if incident is not None and severity and not (self.policy.observe and incident.stage is Stage.ACTED_ON):
+            incident.stage = Stage.ACTED_ON
+            return self._act(row, incident, severity.reason)
         if self._overflows == self.policy.max_consecutive_overflows:
             return [self._decision(row, Action.STOP, overflow_reason(row, self._overflows))]
         return self._remediation.update(row, trouble=incident is not None and self._tracker.quiet_rows == 0)
@@ -357,9 +348,10 @@ class Judge:
         cause = next((cause for cause, _, _ in rank_causes(incident)), Cause.UNKNOWN)
         events = self._remediation.next_remedy(row, incident, cause, reason)
         applied = {event.action for event in events if isinstance(event, Decision) and event.applied}
-        self._rewind_pending = Action.REWIND in applied
-        if Action.CONSTRAIN in applied:
-            self._blind_until = row.attempt + UPDATES_IN_FLIGHT
+        if Action.REWIND in applied:
+            self._awaited = Awaited.REWIND
+        elif Action.CONSTRAIN in applied:
+            self._awaited, self._blind_until = Awaited.EFFECT, row.attempt + UPDATES_IN_FLIGHT
         self._tracker.acted_on(incident)
         return events
 
@@ -385,14 +377,14 @@ class Judge:
             "overflows": self._overflows,
             "attempt": self._attempt,
             "proven": self.proven,
-            "awaits": self._rewind_pending,
-            "blind": self._blind_until,
+            "awaits": self.rewind_pending,
+            "blind": self._blind_until if self._awaited is Awaited.EFFECT else -1,
             "book": self._tracker.state_dict(),
-            "normal": self.baselines.state_dict(),
+            "normal": self.signals.state_dict(),
             "progress": self._progress.state_dict(),
-            "past": self._layer_baselines.state_dict(),
+            "past": self.signals.layers.state_dict(),
             "treatment": self._remediation.state_dict(),
-            "detectors": [detector.state_dict() for detector in self.detectors],
+            "detectors": {detector.kind.value: detector.state_dict() for detector in self.detectors.all},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -405,17 +397,17 @@ class Judge:
             raise
 
     def _load(self, state: dict[str, Any]) -> None:
+        state = upgraded_judge_state(state)
         self._refused, self._overflows, self._attempt = state["refused"], state["overflows"], state["attempt"]
-        self.proven, self._rewind_pending = state["proven"], state["awaits"]
-        self._blind_until = state.get("blind", -1)
+        self.proven, self._blind_until = state["proven"], state.get("blind", -1)
+        blind = Awaited.EFFECT if self._blind_until >= 0 else Awaited.NOTHING
+        self._awaited = Awaited.REWIND if state["awaits"] else blind
         self._tracker.load_state_dict(state["book"])
-        self.baselines.load_state_dict(state["normal"])
+        self.signals.load_state_dict(state["normal"])
+        self.signals.layers.load_state_dict(state["past"])
         self._progress.load_state_dict(state.get("progress", {"signs": {}, "around_zero": []}))
-        self._layer_baselines.load_state_dict(state["past"])
         self._remediation.load_state_dict(state["treatment"])
-        # An earlier version had no replicas detector, which then starts afresh.
-        saved, count = state["detectors"], len(self.detectors)
-        if len(saved) not in (count, count - 1):
-            raise ValueError(f"the state holds {len(saved)} detectors, but this version has {count}")
-        for detector, detector_state in zip(self.detectors, saved, strict=False):
-            detector.load_state_dict(detector_state)
+        saved = state["detectors"]
+        for detector in self.detectors.all:
+            if detector.kind in saved:  # one that an earlier version did not have starts afresh
+                detector.load_state_dict(saved[detector.kind])

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from surefoot.journal.aliases import ACTIONS, OVERRIDES, REMEDIES, renamed
-from surefoot.judge.baselines import Baselines
+from surefoot.journal.aliases import ACTIONS, OVERRIDES, renamed
+from surefoot.judge.evidence import LrDropped, RegressionEvidence, ReplicasEvidence, ScaleFell
 from surefoot.judge.incident import Incident, lower_caps
 from surefoot.judge.policy import Policy
 from surefoot.judge.remedies import (
-    CAP,
     CAP_REMEDIES,
     DEFAULT_REMEDIES,
     EARLY_REMEDIES,
@@ -23,27 +22,28 @@ from surefoot.judge.remedies import (
     REWIND,
     STALE_GRADS_REMEDIES,
     Remedy,
+    RemedyId,
+    remedy_id,
 )
 from surefoot.judge.severity import raised_without_harm, rescaled_at_onset
+from surefoot.judge.signals import NO_OVERRIDES, Signals
 from surefoot.judge.thresholds import CLEAR_RATIO, HUGE_RATIO, REPEAT_COUNT, WINDOW_ROWS
-from surefoot.records import Action, Cause, Decision, Diagnosis, Event, Outcome, StepMetrics, StepOverrides, Verdict
-
-NO_OVERRIDES = StepOverrides()
+from surefoot.records import Action, Cause, Decision, Event, FindingKind, Outcome, StepMetrics, StepOverrides, Verdict
 
 
 class Remediation:
     """Keeps track of the remedies tried, failures in a row, the overrides in force, and when to relax them."""
 
-    def __init__(self, policy: Policy, baselines: Baselines) -> None:
+    def __init__(self, policy: Policy, signals: Signals) -> None:
         self._policy = policy
-        self._baselines = baselines
+        self._signals = signals
         self.overrides = self._previous_overrides = NO_OVERRIDES
         self.failures = 0
         """Actions in a row that did not help."""
         self.actions = 0
-        self._tried: list[str] = []
+        self._tried: list[RemedyId] = []
         """Remedies that did not help, since one did or there was progress."""
-        self._impossible: list[str] = []
+        self._impossible: list[RemedyId] = []
         """Remedies that could not be applied, since one helped."""
         self._updates_since = -1
         """Applied updates since the last action; -1 when its outcome is known."""
@@ -56,8 +56,10 @@ class Remediation:
         """Updates refused since overrides were last set or relaxed."""
         self._waiting_out = False
         """The ceilings in force are there to wait until harmful data is over."""
-        self._last: Decision | None = None
-        """The last decision that applied a remedy."""
+        self.active = False
+        """An outcome is awaited, overrides are in force, or what was tried is remembered."""
+        self._last: tuple[Action, RemedyId | None] | None = None
+        """Action and remedy of the last decision that applied one; older checkpoints do not say which remedy."""
         self._loss_before = math.nan
         """The usual loss at that decision."""
 
@@ -81,11 +83,14 @@ class Remediation:
                 if helped:
                     self.failures, self._tried, self._impossible = 0, [], []
                 else:  # no further action now, but the next incident gets another remedy
-                    self._tried.append(self._last_remedy)
+                    self._tried += self._last_remedy
                 self._updates_since = -1
         if self._healthy_updates >= self._policy.relax_after and not self.outcome_pending:
             self.failures, self._tried = 0, []  # that is progress, whatever helped
-        return [*events, *self._relax(row)]
+        events += self._relax(row)
+        remembers = self.outcome_pending or self._relaxed or self.failures or self._tried
+        self.active = bool(remembers) or self.overrides != NO_OVERRIDES
+        return events
 
     def _relax(self, row: StepMetrics) -> list[Event]:
         wait = self._relax_after // 4 if self.overrides.lr_factor < 1 else self._relax_after
@@ -104,8 +109,8 @@ class Remediation:
 
     def _loss_still_high(self) -> bool:
         """The recent losses are still above what they were before the incident."""
-        recent = sorted(self._baselines.recent_losses)
-        return bool(recent) and self._baselines.z(recent[len(recent) // 2]) > self._baselines.level_sigmas
+        recent = sorted(self._signals.recent_losses)
+        return bool(recent) and self._signals.sigmas(recent[len(recent) // 2]) > self._signals.level_sigmas
 
     def is_waiting_out(self, row: StepMetrics) -> bool:
         """This update was refused on purpose, to wait until harmful data is over."""
@@ -120,7 +125,7 @@ class Remediation:
         current = self.overrides
         lr = row.lr if row.lr > 0 else 0.0
         max_lr = current.max_lr
-        if max_lr and lr > self._baselines.thresholds.lr_jump_ratio * max_lr[0]:
+        if max_lr and lr > self._signals.thresholds.lr_jump_ratio * max_lr[0]:
             pass  # the loop still sets the lr that did the harm
         elif max_lr and lr > max_lr[0]:
             max_lr = tuple(CLEAR_RATIO * cap for cap in max_lr)
@@ -154,20 +159,19 @@ class Remediation:
 
     def next_remedy(self, row: StepMetrics, incident: Incident, cause: Cause, reason: str) -> list[Event]:
         """Decide for the next remedy, or stop the run when none is left or a limit is reached."""
+        self.active = True
         events: list[Event] = []
-        capped = self.outcome_pending and self._last_remedy == CAP.text
+        capped = self.outcome_pending and RemedyId.CAP in self._last_remedy
         if self.outcome_pending:
             events.append(self._outcome(row, helped=False))
             self.failures += 1
-            self._tried.append(self._last_remedy)
+            self._tried += self._last_remedy
         if self._relaxed:
             self._relaxed, self._relax_after = False, 2 * self._relax_after
-        early = not _ranks_differ(incident) and any(
-            f.evidence.get("early") for f in incident.found("hyperparam_change")
-        )
+        early = not _ranks_differ(incident) and any(held.early for _, held in incident.facts(LrDropped))
         remedies = _remedies(incident, cause, early=early, capped=capped)
         tried = [] if remedies is REPLICA_REMEDIES else self._tried  # another such fault has the same answer
-        remedy = next((r for r in remedies if r.text not in (*tried, *self._impossible)), None)
+        remedy = next((r for r in remedies if r.id not in (*tried, *self._impossible)), None)
         exhausted = self.actions >= self._policy.max_actions
         if self.failures >= self._policy.max_failed_actions or remedy is None or exhausted:
             why = f"{self.failures} attempts in a row did not help"
@@ -182,7 +186,7 @@ class Remediation:
             self._waiting_out = self._waiting_out if remedy.keep_overrides else remedy.tight_ceilings
             self._previous_overrides, self.overrides = self.overrides, overrides
             self._updates_since, self._healthy_updates, self._refusals = 0, 0, 0
-            self._loss_before = self._baselines.loss.median
+            self._loss_before = self._signals.loss.median
         decision = self._decision(
             row,
             Action.REWIND if remedy.rewind else Action.CONSTRAIN,
@@ -195,38 +199,36 @@ class Remediation:
             reset_optimizer=remedy.reset_optimizer,
             loss_scale=_usual_loss_scale(incident) if remedy.restore_loss_scale else 0.0,
         )
-        self._last = decision
+        self._last = decision.action, remedy.id
         return [*events, decision]
 
     def action_failed(self) -> None:
         """The last remedy could not be applied: the next finding gets the next remedy."""
-        self._impossible.append(self._last_remedy)
+        self.active = True
+        self._impossible += self._last_remedy
         self._updates_since = -1
         self.overrides = self._previous_overrides
 
-    def proposal(self, row: StepMetrics, incident: Incident, diagnoses: Sequence[Event]) -> Decision | None:
+    def proposal(self, row: StepMetrics, incident: Incident, cause: Cause) -> Decision:
         """The rewind to try out for an incident that does not call for an action by itself."""
-        causes = [event.cause for event in diagnoses if isinstance(event, Diagnosis)]
-        if not causes or not row.applied:
-            return None
         return self._decision(
             row,
             Action.REWIND,
-            f"an incident of cause {causes[0]} is suspected",
+            f"much of what was learnt is lost ({cause})",
             remedy=REWIND.text,
-            cause=causes[0],
+            cause=cause,
             overrides=self._overrides_for(REWIND, incident),
             max_attempt=_max_sound_attempt(incident),
         )
 
-    def carried_out(self, decision: Decision) -> None:
+    def carried_out(self, decision: Decision, *, proposed: bool) -> None:
         """This decision is in force, as a trial has shaped it."""
         if decision.overrides is not None:
             self.overrides = decision.overrides
         if decision.action is Action.CONSTRAIN:
             return
-        self.actions += decision.attempt != (self._last.attempt if self._last else -1)
-        self._last = decision
+        self.actions += proposed
+        self._last = decision.action, remedy_id(decision.remedy)
         self._healthy_updates = self._refusals = 0
         # The trial has shown that it helps, and little was lost: neither an outcome to wait for nor a failure.
         self.failures, self._tried, self._updates_since = 0, [], -1
@@ -240,18 +242,19 @@ class Remediation:
             self.failures, self._tried, self._updates_since = 0, [], -1
 
     @property
-    def _last_remedy(self) -> str:
-        return "" if self._last is None else self._last.remedy
+    def _last_remedy(self) -> list[RemedyId]:
+        """The last remedy, if there was one and it is known."""
+        return [] if self._last is None or self._last[1] is None else [self._last[1]]
 
     def _overrides_for(self, remedy: Remedy, incident: Incident) -> StepOverrides:
-        baselines, before = self._baselines, _max_sound_attempt(incident)
-        count = 1 + max(baselines.log_norms, default=-1)
-        norms = [baselines.log_norms[k].before(before) if k in baselines.log_norms else None for k in range(count)]
+        signals, before = self._signals, _max_sound_attempt(incident)
+        count = 1 + max(signals.log_norms, default=-1)
+        norms = [signals.log_norms[k].before(before) if k in signals.log_norms else None for k in range(count)]
         max_norms = [math.inf if known is None else known.max for known in norms]
         median_norms = [math.inf if known is None else known.median for known in norms]
-        if median_norms and len(baselines.log_applied_norms):
-            median_norms[0] = min(median_norms[0], baselines.log_applied_norms.median)  # the loop itself clips
-        loss, tight = baselines.loss.before(before), remedy.tight_ceilings
+        if median_norms and len(signals.log_applied_norms):
+            median_norms[0] = min(median_norms[0], signals.log_applied_norms.median)  # the loop itself clips
+        loss, tight = signals.loss.before(before), remedy.tight_ceilings
         ratio = self._policy.tight_ceiling if tight else self._policy.norm_ceiling
         room = ratio * (loss.max - loss.median)
         room = room if tight else max(room, HUGE_RATIO * loss.sigma)
@@ -263,17 +266,17 @@ class Remediation:
             max_momentum=lower_caps(healthy_momenta, self.overrides.max_momentum) if remedy.cap_settings else (),
             clip=tuple(_exp(norm) for norm in median_norms) if remedy.clip else (),
             norm_ceiling=tuple(ratio * _exp(n) for n in max_norms) if remedy.ceilings and not remedy.clip else (),
-            loss_ceiling=loss.max + room if remedy.ceilings and baselines.can_bound_loss else math.inf,
+            loss_ceiling=loss.max + room if remedy.ceilings and signals.can_bound_loss else math.inf,
             float32=remedy.float32,
             zero_stale_grads=remedy.zero_stale_grads,
         )
 
     def _outcome(self, row: StepMetrics, *, helped: bool) -> Outcome:
-        action = Action.REWIND if self._last is None else self._last.action
-        recent, before = self._baselines.recent_losses, self._loss_before
+        action = Action.REWIND if self._last is None else self._last[0]
+        recent, before = self._signals.recent_losses, self._loss_before
         loss = recent[-1] if recent else row.loss
         result = "it helped" if helped else "it did not help"
-        what = "loss" if self._baselines.judges_loss else "progress"
+        what = "loss" if self._signals.judges_loss else "progress"
         comparison = f": the {what} is {loss:.4g} and was {before:.4g} before the incident"
         detail = result if math.isnan(loss) and math.isnan(before) else f"{result}{comparison}"
         values: dict[str, Any] = {"loss": loss, "before": before, "updates": self._updates_since}
@@ -289,8 +292,8 @@ class Remediation:
             "restraint": self.overrides.as_json(),
             "failures": self.failures,
             "actions": self.actions,
-            "tried": list(self._tried),
-            "cannot": list(self._impossible),
+            "tried": [remedy.value for remedy in self._tried],
+            "cannot": [remedy.value for remedy in self._impossible],
             "since": self._updates_since,
             "calm": self._healthy_updates,
             "patience": self._relax_after,
@@ -298,7 +301,7 @@ class Remediation:
             "refusals": self._refusals,
             "waits": self._waiting_out,
             "before": self._loss_before,
-            "last": None if self._last is None else [self._last.action.value, self._last.remedy],
+            "last": None if self._last is None else [self._last[0].value, *(r.value for r in self._last_remedy)],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -314,20 +317,21 @@ class Remediation:
         self._relax_after, self._relaxed = state["patience"], state["loosened"]
         self._loss_before, self._refusals = state["before"], state["refusals"]
         self._waiting_out = state.get("waits", False)
-        self._last = _load_decision(state["last"])
+        self._last = _load_last(state["last"])
+        self.active = True
 
 
-def _load_remedies(texts: Sequence[str]) -> list[str]:
-    return [REMEDIES.get(text, text) for text in texts]
+def _load_remedies(saved: Sequence[str]) -> list[RemedyId]:
+    known = (remedy_id(name) for name in saved)
+    return [remedy for remedy in known if remedy is not None]
 
 
-def _load_decision(state: Any) -> Decision | None:
-    """The last decision, as far as it is saved: its action and remedy; older checkpoints hold the action alone."""
+def _load_last(state: Any) -> tuple[Action, RemedyId | None] | None:
+    """The last action and its remedy; older checkpoints hold the action alone."""
     if state is None:
         return None
-    action, remedy = state if isinstance(state, list) else (state, "")
-    action, remedy = Action(ACTIONS.get(action, action)), REMEDIES.get(remedy, remedy)
-    return Decision(step=0, attempt=0, action=action, reason="", remedy=remedy)
+    action, *remedy = state if isinstance(state, list) else [state]
+    return Action(ACTIONS.get(action, action)), remedy_id(remedy[0]) if remedy else None
 
 
 def _remedies(incident: Incident, cause: Cause, *, early: bool, capped: bool) -> Sequence[Remedy]:
@@ -335,9 +339,9 @@ def _remedies(incident: Incident, cause: Cause, *, early: bool, capped: bool) ->
     by_finding = (
         (REPLICA_REMEDIES, _ranks_differ(incident)),
         (EARLY_REMEDIES, early),
-        (STALE_GRADS_REMEDIES, bool(incident.found("stale_grads"))),
+        (STALE_GRADS_REMEDIES, bool(incident.found(FindingKind.STALE_GRADS))),
         (LOW_SCALE_REMEDIES, _usual_loss_scale(incident) > 0),
-        (EVAL_HARM_REMEDIES, any(not f.evidence["raised"] for f in incident.found("eval_regression"))),
+        (EVAL_HARM_REMEDIES, any(not held.raised for _, held in incident.facts(RegressionEvidence))),
         (CAP_REMEDIES, capped or raised_without_harm(incident)),
     )
     by_cause = REMEDIES_BY_CAUSE.get(cause, DEFAULT_REMEDIES)
@@ -347,39 +351,36 @@ def _remedies(incident: Incident, cause: Cause, *, early: bool, capped: bool) ->
 def _max_sound_attempt(incident: Incident) -> int:
     """States from before this attempt are sound: the onset, or a little earlier when the eval loss showed the harm
     late, for then the first finding may have been late too."""
-    for finding in incident.found("eval_regression"):
-        healthy = finding.evidence["well"]  # the lr may have been raised right after that
-        return min(
-            incident.onset, healthy if finding.evidence["raised"] else max(healthy, incident.onset - WINDOW_ROWS)
-        )
+    for _, held in incident.facts(RegressionEvidence):  # the lr may have been raised right after it was healthy
+        return min(incident.onset, held.well if held.raised else max(held.well, incident.onset - WINDOW_ROWS))
     return incident.onset
 
 
 def _ranks_differ(incident: Incident) -> bool:
     """The ranks hold different weights, and are to be made equal."""
-    return any(f.severe for f in incident.found("replicas"))
+    return any(f.severe for f in incident.found(FindingKind.REPLICAS))
 
 
 def _onset_known(incident: Incident) -> bool:
     """It is known with which update this began, and that nothing was wrong before: the cause came from outside."""
-    if _ranks_differ(incident) and incident.onset == incident.found("replicas")[-1].evidence["well"]:
+    if _ranks_differ(incident) and incident.onset == incident.facts(ReplicasEvidence)[-1][1].well:
         return True
-    if incident.found("eval_regression"):
+    if incident.found(FindingKind.EVAL_REGRESSION):
         return False
-    dated = incident.found("clipping_changed") or rescaled_at_onset(incident)
+    dated = incident.found(FindingKind.CLIPPING_CHANGED) or rescaled_at_onset(incident)
     applied = any(step.row.applied for step in incident.steps)
     return bool(dated) or not applied or incident.first.input_novelty >= 1
 
 
 def _healthy_lrs(incident: Incident) -> Sequence[float]:
     """The healthy learning rates; the eval loss knows best when the run was healthy."""
-    by_eval = [f.evidence["rate"] for f in incident.found("eval_regression")]
+    by_eval = [held.rate for _, held in incident.facts(RegressionEvidence)]
     return lower_caps(incident.healthy_lrs, by_eval[:1])
 
 
 def _usual_loss_scale(incident: Incident) -> float:
     """The loss scale before it fell too low; 0 when it did not."""
-    return next((float(f.evidence["usual"]) for f in incident.found("loss_scale") if f.severe), 0.0)
+    return next((held.usual for finding, held in incident.facts(ScaleFell) if finding.severe), 0.0)
 
 
 def _exp(value: float) -> float:

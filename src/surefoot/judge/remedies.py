@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from enum import StrEnum
 
+from surefoot.journal.aliases import REMEDIES
 from surefoot.records import Cause
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class RemedyId(StrEnum):
+    """By which the judge knows what it has tried."""
+
+    REWIND = "rewind"
+    CLIP = "clip"
+    LOWER_LR = "lower_lr"
+    FRESH_OPTIMIZER = "fresh_optimizer"
+    FLOAT32 = "float32"
+    FLOAT32_REWIND = "float32_rewind"
+    ZERO_GRADS = "zero_grads"
+    WAIT_OUT = "wait_out"
+    RESTORE_SCALE = "restore_scale"
+    CAP = "cap"
+    WARMUP = "warmup"
+    GENTLE_WARMUP = "gentle_warmup"
+    EQUAL_WEIGHTS = "equal_weights"
+
+
+@dataclass(frozen=True, slots=True)
 class Remedy:
     """One thing to try; nearly every remedy rewinds to the last good state and goes on past the bad data."""
 
+    id: RemedyId
     text: str
-    """What is done besides rewinding, in words; it follows "back to step 120, " and identifies the remedy."""
+    """What is done besides rewinding, in words; it follows "back to step 120, "."""
+    _: KW_ONLY
     rewind: bool = True
     cap_settings: bool = True
     """Cap learning rate and momentum at their last healthy values."""
@@ -35,37 +57,55 @@ class Remedy:
     """Set the loss scale back to its usual value."""
 
 
-REWIND = Remedy(text="past the bad data, with lr and momentum capped at their healthy values")
-CLIP = Remedy(text="with gradients clipped at their usual norm", clip=True, ceilings=False)
-LOWER_LR = Remedy(text="with half the learning rate, warmed up again", lr_factor=0.5, rewarmup_steps=10, clip=True)
+REWIND = Remedy(RemedyId.REWIND, "past the bad data, with lr and momentum capped at their healthy values")
+CLIP = Remedy(RemedyId.CLIP, "with gradients clipped at their usual norm", clip=True, ceilings=False)
+LOWER_LR = Remedy(
+    RemedyId.LOWER_LR, "with half the learning rate, warmed up again", lr_factor=0.5, rewarmup_steps=10, clip=True
+)
 FRESH_OPTIMIZER = Remedy(
-    text="with a fresh optimizer at a quarter of the learning rate, warmed up again",
+    RemedyId.FRESH_OPTIMIZER,
+    "with a fresh optimizer at a quarter of the learning rate, warmed up again",
     lr_factor=0.25,
     rewarmup_steps=20,
     clip=True,
     reset_optimizer=True,
 )
-FLOAT32 = Remedy(text="in float32 for a while", rewind=False, cap_settings=False, ceilings=False, float32=True)
-FLOAT32_REWIND = Remedy(
-    text="in float32 for a while, with lr and momentum capped at their healthy values", float32=True
+FLOAT32 = Remedy(
+    RemedyId.FLOAT32, "in float32 for a while", rewind=False, cap_settings=False, ceilings=False, float32=True
 )
-ZERO_GRADS = Remedy(text="with gradients zeroed before each backward", zero_stale_grads=True, ceilings=False)
+FLOAT32_REWIND = Remedy(
+    RemedyId.FLOAT32_REWIND, "in float32 for a while, with lr and momentum capped at their healthy values", float32=True
+)
+ZERO_GRADS = Remedy(
+    RemedyId.ZERO_GRADS, "with gradients zeroed before each backward", zero_stale_grads=True, ceilings=False
+)
 WAIT_OUT = Remedy(
-    text="past all batches that stand out, with lr and momentum capped at their healthy values", tight_ceilings=True
+    RemedyId.WAIT_OUT,
+    "past all batches that stand out, with lr and momentum capped at their healthy values",
+    tight_ceilings=True,
 )
 RESTORE_SCALE = Remedy(
-    text="with the loss scale set back to its usual value", rewind=False, cap_settings=False, restore_loss_scale=True
+    RemedyId.RESTORE_SCALE,
+    "with the loss scale set back to its usual value",
+    rewind=False,
+    cap_settings=False,
+    restore_loss_scale=True,
 )
-CAP = Remedy(text="with lr and momentum capped at their healthy values", rewind=False)
-WARMUP = Remedy(text="with the learning rate warmed up", rewarmup_steps=30, ceilings=False, cap_settings=False)
+CAP = Remedy(RemedyId.CAP, "with lr and momentum capped at their healthy values", rewind=False)
+WARMUP = Remedy(
+    RemedyId.WARMUP, "with the learning rate warmed up", rewarmup_steps=30, ceilings=False, cap_settings=False
+)
 GENTLE_WARMUP = Remedy(
-    text="with a tenth of the learning rate, warmed up",
+    RemedyId.GENTLE_WARMUP,
+    "with a tenth of the learning rate, warmed up",
     lr_factor=0.1,
     rewarmup_steps=50,
     ceilings=False,
     cap_settings=False,
 )
-EQUAL_WEIGHTS = Remedy(text="with equal weights on all ranks", cap_settings=False, ceilings=False, keep_overrides=True)
+EQUAL_WEIGHTS = Remedy(
+    RemedyId.EQUAL_WEIGHTS, "with equal weights on all ranks", cap_settings=False, ceilings=False, keep_overrides=True
+)
 
 DEFAULT_REMEDIES = (REWIND, LOWER_LR, FRESH_OPTIMIZER)
 REMEDIES_BY_CAUSE: Mapping[Cause, tuple[Remedy, ...]] = {
@@ -90,3 +130,26 @@ REPLICA_REMEDIES = (EQUAL_WEIGHTS,)
 """For ranks that should hold the same weights and do not: nothing else would make them equal again."""
 LOW_SCALE_REMEDIES = (RESTORE_SCALE, FLOAT32_REWIND, LOWER_LR)
 """For a loss scale so low that gradients become zero: the weights are sound, because hardly any update moved them."""
+
+ALL_REMEDIES = (
+    REWIND,
+    CLIP,
+    LOWER_LR,
+    FRESH_OPTIMIZER,
+    FLOAT32,
+    FLOAT32_REWIND,
+    ZERO_GRADS,
+    WAIT_OUT,
+    RESTORE_SCALE,
+    CAP,
+    WARMUP,
+    GENTLE_WARMUP,
+    EQUAL_WEIGHTS,
+)
+BY_NAME: Mapping[str, RemedyId] = {name: remedy.id for remedy in ALL_REMEDIES for name in (remedy.id, remedy.text)}
+"""Decisions, and states that earlier versions saved, name a remedy by its text."""
+
+
+def remedy_id(name: str) -> RemedyId | None:
+    """The remedy with this id or text, today's or an earlier version's; None if there is none."""
+    return BY_NAME.get(REMEDIES.get(name, name))

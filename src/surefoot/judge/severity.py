@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 
+from surefoot.judge.evidence import (
+    ClippingEvidence,
+    JumpEvidence,
+    LayersEvidence,
+    LevelEvidence,
+    LossEvidence,
+    LrRaised,
+    MomentumRaised,
+    NovelBatch,
+    RegressionEvidence,
+    RescaledEvidence,
+)
 from surefoot.judge.incident import LOSS_DETECTORS, SILENCE_DETECTORS, Incident
 from surefoot.judge.thresholds import (
     CLEAR_RATIO,
@@ -18,27 +33,59 @@ from surefoot.judge.thresholds import (
     WINDOW_ROWS,
 )
 from surefoot.records import Finding, Verdict
+from surefoot.records import FindingKind as Kind
+
+SUFFERS = (Kind.LOSS_LEVEL, Kind.GROWTH, Kind.JUMP, Kind.OSCILLATION)
+"""Detectors of a loss that suffers from something."""
 
 
-def is_severe(incident: Incident, *, adaptive: bool, clipped: bool) -> str:
-    """Why the incident calls for an action, in words; "" when reporting it is enough."""
+class Harm(StrEnum):
+    """Why an incident calls for an action."""
+
+    RANKS_DIFFER = "ranks_differ"
+    EVAL = "eval"
+    STALE_GRADS = "stale_grads"
+    CLIPPING_LOST = "clipping_lost"
+    SEVERE_FINDING = "severe_finding"
+    RESCALED = "rescaled"
+    HYPERPARAM = "hyperparam"
+    WEIGHTS_DAMAGED = "weights_damaged"
+    SILENT_LAYERS = "silent_layers"
+    HUGE_UPDATE = "huge_update"
+    EXCESS_UPDATE = "excess_update"
+    REFUSALS = "refusals"
+
+
+@dataclass(frozen=True, slots=True)
+class Severity:
+    """The harm that an incident does, and the reason in words."""
+
+    harm: Harm
+    reason: str
+
+
+def severity_of(incident: Incident, *, adaptive: bool, clipped: bool) -> Severity | None:
+    """Why the incident calls for an action; None when reporting it is enough."""
     tolerant = adaptive or clipped
-    return next((reason for rule in RULES if (reason := rule(incident, tolerant))), "")
+    for harm, rule in RULES.items():
+        if reason := rule(incident, tolerant):
+            return Severity(harm, reason)
+    return None
 
 
 def _ranks_differ(incident: Incident, tolerant: bool) -> str:
     """The ranks hold different weights, and were equal before."""
-    return next((finding.detail for finding in incident.found("replicas") if finding.severe), "")
+    return next((finding.detail for finding in incident.found(Kind.REPLICAS) if finding.severe), "")
 
 
 def _severe_finding(incident: Incident, tolerant: bool) -> str:
     """A detector is sure of it."""
     # The loss may only be in another unit, and no worse.
-    rescaled = bool(incident.found("loss_rescaled")) and (tolerant or _compensated(incident))
+    rescaled = bool(incident.found(Kind.LOSS_RESCALED)) and (tolerant or _compensated(incident))
     ignored = {
-        "loss_level": _lr_lowered(incident) or rescaled,
-        "jump": len(incident.steps) <= REPEAT_COUNT,  # a jump may heal by itself
-        "weight_jump": len(incident.steps) <= RECENT_ROWS,  # what follows shows whether it did harm
+        Kind.LOSS_LEVEL: _lr_lowered(incident) or rescaled,
+        Kind.JUMP: len(incident.steps) <= REPEAT_COUNT,  # a jump may heal by itself
+        Kind.WEIGHT_JUMP: len(incident.steps) <= RECENT_ROWS,  # what follows shows whether it did harm
     }
     severe = (f.detail for f in incident.findings if f.severe and not ignored.get(f.detector, False))
     return next(severe, "")
@@ -54,31 +101,36 @@ def _updates_rescaled(incident: Incident, tolerant: bool) -> str:
 def rescaled_at_onset(incident: Incident) -> list[Finding]:
     """Findings that loss and gradients were multiplied when the incident began, neither before nor long after."""
     last = incident.onset + RECENT_ROWS
-    return [f for f in incident.found("loss_rescaled") if incident.onset <= f.attempt <= last]
+    return [f for f in incident.found(Kind.LOSS_RESCALED) if incident.onset <= f.attempt <= last]
 
 
 def _compensated(incident: Incident) -> bool:
     """The learning rate was lowered by as much as the loss was multiplied."""
-    return incident.found("loss_rescaled")[0].evidence["factor"] * incident.last.lr_ratio < DOUBLE_RATIO
+    _, rescaled = incident.facts(RescaledEvidence)[0]
+    return rescaled.factor * incident.last.lr_ratio < DOUBLE_RATIO
 
 
 def _lr_lowered(incident: Incident) -> bool:
     """The loop lowered the lr by about as much as the level rose: the loss counts more now, on purpose."""
     usual = incident.healthy_lrs[0] if incident.healthy_lrs else math.nan
     ratio = incident.last.row.lr / usual if 0 < usual < math.inf else 1.0
-    levels = [f.evidence["level"] for f in incident.found("loss_level")]
+    levels = [held.level for _, held in incident.facts(LevelEvidence)]
     return ratio * DOUBLE_RATIO < 1 and all(level * ratio < DOUBLE_RATIO * incident.normal_loss for level in levels)
 
 
 def _hyperparam_harm(incident: Incident, tolerant: bool) -> str:
     """Learning rate or momentum were raised, and the run suffers from it."""
-    raised = _raised(incident)
-    if any(f.evidence.get("momentum", 0) >= 1 for f in raised):
-        return raised[0].detail
-    harm = incident.found(*LOSS_DETECTORS) or [f for f in incident.found("eval_regression") if f.evidence["raised"]]
-    if raised and harm and not (_loss_falls(incident) and all(f.detector == "growth" for f in harm)):
-        return f"{raised[0].detail}, and {harm[0].detail}"
-    return f"{raised[0].detail}, and the loss is no lower for it" if raised and _gains_nothing(incident) else ""
+    raised = incident.raised
+    if not raised:
+        return ""
+    detail = raised[0][0].detail
+    if any(isinstance(held, MomentumRaised) and held.momentum >= 1 for _, held in raised):
+        return detail
+    by_eval = [finding for finding, held in incident.facts(RegressionEvidence) if held.raised]
+    harm = incident.found(*LOSS_DETECTORS) or by_eval
+    if harm and not (_loss_falls(incident) and all(f.detector is Kind.GROWTH for f in harm)):
+        return f"{detail}, and {harm[0].detail}"
+    return f"{detail}, and the loss is no lower for it" if _gains_nothing(incident) else ""
 
 
 def _loss_falls(incident: Incident) -> bool:
@@ -86,19 +138,13 @@ def _loss_falls(incident: Incident) -> bool:
     return sum(not step.row.loss < incident.normal_loss for step in incident.steps[-RECENT_ROWS:]) <= 1
 
 
-def _raised(incident: Incident) -> list[Finding]:
-    """Findings that the learning rate or the momentum was raised."""
-    return [f for f in incident.found("hyperparam_change") if "times" in f.evidence or "momentum" in f.evidence]
-
-
 def raised_without_harm(incident: Incident) -> bool:
     """Lr or momentum were raised in vain, the lr not at once, and no harm came of it: nothing stands out."""
     recent, level_sigmas = incident.steps[-WINDOW_ROWS:], incident.thresholds.level_sigmas
     calm = all(step.z < level_sigmas and step.log_norm_ratio < math.log(DOUBLE_RATIO) for step in recent)
-    harm = incident.found(*LOSS_DETECTORS, "jump", "exploding_grads", "eval_regression")
-    raised = _raised(incident)
-    at_once = any(f.evidence.get("at_once", 1.0) > STRONG_RATIO for f in raised)  # the state before that is near
-    return calm and not harm and not at_once and bool(raised) and _gains_nothing(incident)
+    harm = incident.found(*LOSS_DETECTORS, Kind.JUMP, Kind.EXPLODING_GRADS, Kind.EVAL_REGRESSION)
+    at_once = any(held.at_once > STRONG_RATIO for _, held in incident.facts(LrRaised))  # the state before that is near
+    return calm and not harm and not at_once and bool(incident.raised) and _gains_nothing(incident)
 
 
 def _gains_nothing(incident: Incident) -> bool:
@@ -109,7 +155,7 @@ def _gains_nothing(incident: Incident) -> bool:
     faster = incident.last.lr_ratio > STRONG_RATIO and all(step.lr_ratio > 1 / STRONG_RATIO for step in recent)
     if faster and sum(step.row.loss for step in recent) / WINDOW_ROWS >= incident.normal_loss:
         return True
-    raised = min((f.evidence.get("momentum", math.inf) for f in _raised(incident)), default=math.inf)
+    raised = min((held.momentum for _, held in incident.facts(MomentumRaised)), default=math.inf)
     stays_raised = all(step.momentum >= raised for step in recent)
     # The standard error of such a mean is one sigma over the root of its rows.
     return stays_raised and sum(step.z for step in recent) / WINDOW_ROWS > DOUBLE_RATIO / math.sqrt(WINDOW_ROWS)
@@ -118,7 +164,7 @@ def _gains_nothing(incident: Incident) -> bool:
 def _weights_damaged(incident: Incident, tolerant: bool) -> str:
     """Something else than the optimizer has written to the weights, and the loss has risen."""
     changed = abs(incident.weight_change) > math.log(CLEAR_RATIO)
-    if not changed or not incident.found("loss_level", "jump") or not _loss_stays_high(incident, 1.0):
+    if not changed or not incident.found(Kind.LOSS_LEVEL, Kind.JUMP) or not _loss_stays_high(incident, 1.0):
         return ""
     ratio = math.exp(min(incident.weight_change, 700.0))
     return f"the norm of the weights is {ratio:.3g} times what it was, which no update explains, and the loss has risen"
@@ -126,42 +172,44 @@ def _weights_damaged(incident: Incident, tolerant: bool) -> str:
 
 def _stale_grads(incident: Incident, tolerant: bool) -> str:
     """Gradients are not zeroed, and have grown beyond their usual size."""
-    findings = incident.found("stale_grads")
+    findings = incident.found(Kind.STALE_GRADS)
     grown = sum(step.log_norm_ratio > 0 for step in incident.steps[-REPEAT_COUNT:]) > REPEAT_COUNT / 2
-    harm = grown or incident.found("loss_level", "growth", "jump", "oscillation")
+    harm = grown or incident.found(*SUFFERS)
     return findings[0].detail if findings and harm else ""
 
 
 def _clipping_lost(incident: Incident, tolerant: bool) -> str:
     """A run that depended on its clipping has lost it, and suffers."""
-    lost = [f for f in incident.found("clipping_changed") if f.evidence["times"] > 1]
-    harm = incident.found("loss_level", "growth", "jump", "oscillation")
+    lost = [finding for finding, held in incident.facts(ClippingEvidence) if held.times > 1]
+    harm = incident.found(*SUFFERS)
     return f"{lost[0].detail}, and {harm[0].detail}" if lost and harm else ""
 
 
 def _silent_layers(incident: Incident, tolerant: bool) -> str:
     """Layers no longer get gradients, and the loss has risen."""
-    silent, level = incident.found(*SILENCE_DETECTORS), incident.found("loss_level")
-    if not silent or not level:
+    silent, levels = incident.found(*SILENCE_DETECTORS), incident.facts(LevelEvidence)
+    if not silent or not levels:
         return ""
-    share = max(f.evidence["share"] for f in silent)
-    after = [f for f in level if f.evidence.get("slowly") and f.attempt >= silent[0].attempt]
+    share = max(held.share for finding, held in incident.facts(LayersEvidence) if finding in silent)
+    after = [finding for finding, held in levels if held.slowly and finding.attempt >= silent[0].attempt]
     slowly = share > SMALL_FRACTION and bool(after)
     sigmas = 1.0 if share > NOTABLE_FRACTION else incident.thresholds.level_sigmas
-    return f"{silent[0].detail}, and {level[0].detail}" if slowly or _loss_stays_high(incident, sigmas) else ""
+    if not slowly and not _loss_stays_high(incident, sigmas):
+        return ""
+    return f"{silent[0].detail}, and {levels[0][0].detail}"
 
 
 def _huge_update(incident: Incident, tolerant: bool) -> str:
     """A huge update was applied, and the loss has risen since."""
-    huge = [f for f in incident.found("jump") if f.evidence["huge"]]
-    level = [f for f in incident.found("loss_level") if huge and f.attempt > huge[0].attempt]
+    huge = [finding for finding, held in incident.facts(JumpEvidence) if held.huge]
+    level = [f for f in incident.found(Kind.LOSS_LEVEL) if huge and f.attempt > huge[0].attempt]
     lasts = len(incident.steps) > REPEAT_COUNT and _loss_stays_high(incident, incident.thresholds.level_sigmas)
     return f"{huge[0].detail}, and {level[0].detail}" if level and lasts else ""
 
 
 def _excess_update(incident: Incident, tolerant: bool) -> str:
     """An update was too large for its lr, and the loss has risen since."""
-    level = incident.found("loss_level")
+    level = incident.found(Kind.LOSS_LEVEL)
     excess = incident.update_excess
     if not level or not excess > 1 or not _loss_stays_high(incident, incident.thresholds.level_sigmas / 2):
         return ""
@@ -194,72 +242,70 @@ def _refused(incident: Incident, tolerant: bool) -> str:
 
 def _eval_harm(incident: Incident, tolerant: bool) -> str:
     """The training loss misbehaves, and the eval loss shows that it does harm."""
-    for regression in (f for f in incident.found("eval_regression") if not f.evidence["raised"]):
-        healthy = regression.evidence["well"]
-        loss_findings = incident.found(*LOSS_DETECTORS, "jump")
-        between = [f for f in loss_findings if healthy <= f.attempt < regression.attempt]
-        signs = [f for f in between if _explains_harm(f, incident, regression)]
-        signs += [f for f in incident.found("input_shift") if healthy <= f.attempt and _is_other_data(f)]
+    for regression, held in incident.facts(RegressionEvidence):
+        if held.raised:
+            continue
+        loss_findings = incident.found(*LOSS_DETECTORS, Kind.JUMP)
+        between = [f for f in loss_findings if held.well <= f.attempt < regression.attempt]
+        signs = [f for f in between if _explains_harm(f, incident, held)]
+        signs += [f for f, batch in incident.facts(NovelBatch) if held.well <= f.attempt and _is_other_data(batch)]
         # A single evaluation must be beyond doubt, and the harm must last: a gentle rise may be meant, and may heal.
-        beyond_doubt = regression.evidence["lost"] or any(f.detector == "jump" for f in signs)
-        if signs and (regression.evidence["twice"] or (beyond_doubt and _train_loss_rose_too(regression, incident))):
+        beyond_doubt = held.lost or any(f.detector is Kind.JUMP for f in signs)
+        if signs and (held.twice or (beyond_doubt and _train_loss_rose_too(held, incident))):
             return f"{regression.detail}, and {signs[0].detail}"
     return ""
 
 
-def _train_loss_rose_too(regression: Finding, incident: Incident) -> bool:
+def _train_loss_rose_too(regression: RegressionEvidence, incident: Incident) -> bool:
     """The training loss has risen by a good part of what the eval loss has: it is the same harm."""
     recent = sorted(step.row.loss for step in incident.steps[-RECENT_ROWS:])
     rise = recent[len(recent) // 2] - incident.normal_loss
-    return _loss_stays_high(incident, 1.0) and rise > NOTABLE_FRACTION * _eval_rise(regression)
+    return _loss_stays_high(incident, 1.0) and rise > NOTABLE_FRACTION * (regression.eval_loss - regression.best)
 
 
-def _explains_harm(finding: Finding, incident: Incident, regression: Finding) -> bool:
+def _explains_harm(finding: Finding, incident: Incident, regression: RegressionEvidence) -> bool:
     """Whether a finding explains the risen eval loss: a large norm jump, or a loss that rose by more than a negligible
     amount and by a good part of the eval loss's rise (a single loss by half of it).
 
     A level that only crept up, or is on its way down since, counts only where the harm is great and lasts: batches may
     be harder on purpose, and are then learnt.
     """
-    evidence, harm = finding.evidence, _eval_rise(regression)
-    if finding.detector == "jump" and evidence["norm_ratio"] > math.log(incident.thresholds.large_norm_jump_ratio):
+    harm, min_rise = regression.eval_loss - regression.best, NEGLIGIBLE_FRACTION * abs(incident.start_loss)
+    jump, single = JumpEvidence.read(finding), LossEvidence.read(finding)
+    if jump is not None and jump.norm_ratio > math.log(incident.thresholds.large_norm_jump_ratio):
         return True
-    min_rise = NEGLIGIBLE_FRACTION * abs(incident.start_loss)
-    if finding.detector != "loss_level":
-        return evidence["loss"] - incident.normal_loss > max(min_rise, harm / DOUBLE_RATIO)
+    if single is not None:
+        return single.loss - incident.normal_loss > max(min_rise, harm / DOUBLE_RATIO)
+    level = LevelEvidence.read(finding)
+    if level is None:
+        return False
     level_sigmas = incident.thresholds.level_sigmas
-    sudden = evidence["deviations"] > level_sigmas or _loss_stays_high(incident, level_sigmas)
-    crept = evidence.get("slowly") or not sudden
-    rise = evidence["level"] - evidence["normal"]
-    remaining = regression.evidence["lately"] - evidence["normal"]
+    sudden = level.deviations > level_sigmas or _loss_stays_high(incident, level_sigmas)
+    crept = level.slowly or not sudden
+    rise, remaining = level.level - level.normal, regression.lately - level.normal
     being_learnt = NOTABLE_FRACTION * rise < remaining < rise / DOUBLE_RATIO
-    great = regression.evidence["lost"] or harm > (CLEAR_RATIO - 1) * abs(regression.evidence["best"])
-    counts = not (crept or being_learnt) or (great and regression.evidence["twice"])
+    great = regression.lost or harm > (CLEAR_RATIO - 1) * abs(regression.best)
+    counts = not (crept or being_learnt) or (great and regression.twice)
     return counts and rise > max(min_rise, NOTABLE_FRACTION * harm)
 
 
-def _eval_rise(regression: Finding) -> float:
-    """By how much the eval loss is above its best."""
-    return regression.evidence["eval_loss"] - regression.evidence["best"]
-
-
-def _is_other_data(finding: Finding) -> bool:
+def _is_other_data(batch: NovelBatch) -> bool:
     """A batch whose std is ten times the usual one."""
-    return finding.evidence.get("spread", 0.0) > HUGE_RATIO * finding.evidence.get("usual", math.inf)
+    return batch.spread > HUGE_RATIO * batch.usual
 
 
-RULES = (
-    _ranks_differ,
-    _eval_harm,
-    _stale_grads,
-    _clipping_lost,
-    _severe_finding,
-    _updates_rescaled,
-    _hyperparam_harm,
-    _weights_damaged,
-    _silent_layers,
-    _huge_update,
-    _excess_update,
-    _refused,
-)
+RULES: Mapping[Harm, Callable[[Incident, bool], str]] = {
+    Harm.RANKS_DIFFER: _ranks_differ,
+    Harm.EVAL: _eval_harm,
+    Harm.STALE_GRADS: _stale_grads,
+    Harm.CLIPPING_LOST: _clipping_lost,
+    Harm.SEVERE_FINDING: _severe_finding,
+    Harm.RESCALED: _updates_rescaled,
+    Harm.HYPERPARAM: _hyperparam_harm,
+    Harm.WEIGHTS_DAMAGED: _weights_damaged,
+    Harm.SILENT_LAYERS: _silent_layers,
+    Harm.HUGE_UPDATE: _huge_update,
+    Harm.EXCESS_UPDATE: _excess_update,
+    Harm.REFUSALS: _refused,
+}
 """Asked in this order; `tolerant` says that the updates do not grow with the gradients (adaptive, or clipped)."""

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from surefoot.journal.aliases import DETECTOR_STATE, renamed
-from surefoot.records import Finding, Pattern, StepMetrics
+from surefoot.judge.evidence import Evidence
+from surefoot.records import Finding, FindingKind, Pattern, StepMetrics
+
+Findings = Sequence[Finding]
+NOTHING: Findings = ()
 
 
 class Detector:
-    """Reports something when it begins, and again only after it has ended."""
+    """Reports something when it begins, and again only after it has ended.
 
-    name: ClassVar[str]
-    """The class name in snake case; stands in `Finding.detector`."""
+    It is asked about a row that has one of the signs in `wakes_on`, and about every row while it is `watching`. So an
+    update that leaves `watching` off must have left nothing to do on rows without such a sign.
+    """
+
+    kind: ClassVar[FindingKind]
+    """The class name in snake case."""
+    wakes_on: ClassVar[int]
+    """Signs of `signals.Sign`."""
     state_names: ClassVar[tuple[str, ...]] = ()
     """Attributes that are saved: plain numbers, and lists of them."""
+    watching = False
 
-    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> Findings:
         raise NotImplementedError
 
     def rewound(self) -> None:
@@ -28,27 +39,55 @@ class Detector:
         return {name: _as_list(getattr(self, name)) for name in self.state_names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        state = renamed(state, {"_told": "_reported"} | DETECTOR_STATE.get(self.name, {}))
         for name in (name for name in self.state_names if name in state):  # an older state lacks what was added since
             current = getattr(self, name)
             setattr(self, name, type(current)(state[name]) if isinstance(current, list | set) else state[name])
 
     def report(
-        self, row: StepMetrics, detail: str, pattern: Pattern = Pattern.NONE, *, severe: bool = False, **evidence: Any
-    ) -> list[Finding]:
-        """The finding of one row, as a list."""
-        return [
-            Finding(
-                step=row.step,
-                attempt=row.attempt,
-                time=row.time,
-                detector=self.name,
-                pattern=pattern,
-                detail=detail,
-                severe=severe,
-                evidence=evidence,
-            )
-        ]
+        self,
+        row: StepMetrics,
+        detail: str,
+        evidence: Evidence | Mapping[str, Any] | None = None,
+        pattern: Pattern = Pattern.NONE,
+        *,
+        severe: bool = False,
+    ) -> Findings:
+        """The finding of one row; evidence that nothing else reads is a plain dictionary."""
+        held = evidence.as_dict() if isinstance(evidence, Evidence) else dict(evidence or {})
+        return [finding_at(row, self.kind, detail, held, pattern, severe=severe)]
+
+
+class WatchingDetector(Detector):
+    """A detector that stays awake after it woke up, until an update finds that nothing is under way."""
+
+    def __init__(self) -> None:
+        self.watching = True
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.watching = True
+
+
+def finding_at(
+    row: StepMetrics,
+    kind: FindingKind,
+    detail: str,
+    evidence: dict[str, Any],
+    pattern: Pattern = Pattern.NONE,
+    *,
+    severe: bool = False,
+) -> Finding:
+    """A finding about this row."""
+    return Finding(
+        step=row.step,
+        attempt=row.attempt,
+        time=row.time,
+        detector=kind,
+        pattern=pattern,
+        detail=detail,
+        severe=severe,
+        evidence=evidence,
+    )
 
 
 def _as_list(value: Any) -> Any:

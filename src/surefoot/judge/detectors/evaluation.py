@@ -7,20 +7,22 @@ from typing import ClassVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Baselines
-from surefoot.judge.detectors.base import Detector
+from surefoot.judge.detectors.base import NOTHING, Detector, Findings
+from surefoot.judge.evidence import EvalRiseEvidence, RegressionEvidence
+from surefoot.judge.signals import Sign, Signals
 from surefoot.judge.thresholds import CLEAR_RATIO, DOUBLE_RATIO, REPEAT_COUNT, WINDOW_ROWS
-from surefoot.records import Finding, Pattern, StepMetrics
+from surefoot.records import FindingKind, Pattern, StepMetrics
 
 
 class EvalRise(Detector):
     """Reports an eval loss that stays above its best, and whether the training loss still falls (overfitting)."""
 
-    name: ClassVar = "eval_rise"
+    kind: ClassVar = FindingKind.EVAL_RISE
+    wakes_on: ClassVar = Sign.EVAL
     state_names: ClassVar = ("_best", "_train_at_best", "_worse", "_reported")
 
-    def __init__(self, baselines: Baselines) -> None:
-        self._baselines = baselines
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
         self._best = math.nan
         self._train_at_best = math.nan
         """The training loss at the best evaluation."""
@@ -28,31 +30,25 @@ class EvalRise(Detector):
         """Evaluations in a row that were worse than the best one."""
         self._reported = False
 
-    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> Findings:
         if row.optimizer or math.isnan(row.eval_loss):
-            return []
-        recent = [loss for loss in self._baselines.recent_losses if math.isfinite(loss)]
-        train_loss = sum(recent) / len(recent) if len(recent) == WINDOW_ROWS else math.nan
+            return NOTHING
+        signals = self._signals
+        train_loss = signals.recent_mean if len(signals.recent) == WINDOW_ROWS else math.nan
         if not row.eval_loss >= self._best:
             self._best, self._train_at_best = row.eval_loss, train_loss
-        if row.eval_loss <= self._best + self._baselines.thresholds.eval_rise_fraction * abs(self._best):
+        if row.eval_loss <= self._best + self._signals.thresholds.eval_rise_fraction * abs(self._best):
             self._worse, self._reported = 0, False
-            return []
+            return NOTHING
         self._worse += 1
         if self._worse < REPEAT_COUNT or self._reported:
-            return []
+            return NOTHING
         self._reported = True
         overfits = train_loss < self._train_at_best
         also = "while the training loss keeps falling" if overfits else "and the training loss does not fall either"
         detail = f"the eval loss is {row.eval_loss:.4g} and was {self._best:.4g} at best, {also}"
-        return self.report(
-            row,
-            detail,
-            Pattern.OVERFIT if overfits else Pattern.NONE,
-            eval_loss=row.eval_loss,
-            best=self._best,
-            apart=overfits,
-        )
+        evidence = EvalRiseEvidence(eval_loss=row.eval_loss, best=self._best, apart=overfits)
+        return self.report(row, detail, evidence, Pattern.OVERFIT if overfits else Pattern.NONE)
 
 
 class EvalRegression(Detector):
@@ -63,23 +59,21 @@ class EvalRegression(Detector):
     learning rate was raised. The evidence says at which attempt, and at which lr, the run was last healthy.
     """
 
-    name: ClassVar = "eval_regression"
+    kind: ClassVar = FindingKind.EVAL_REGRESSION
+    wakes_on: ClassVar = Sign.EVAL
     state_names: ClassVar = (
         "_best",
         "_healthy_attempt",
         "_healthy_lr",
-        "_lr",
-        "_max_lr",
         "_best_samples",
         "_lr_blamed",
         "_worst",
         "_evals_since",
         "_first",
-        "_losses",
     )
 
-    def __init__(self, baselines: Baselines, *, single_rank: bool) -> None:
-        self._baselines = baselines
+    def __init__(self, signals: Signals, *, single_rank: bool) -> None:
+        self._signals = signals
         self._single_rank = single_rank
         """Several ranks may each report another eval loss, or only one of them: then nothing follows from it."""
         self._best = math.nan
@@ -87,10 +81,6 @@ class EvalRegression(Detector):
         """The attempt of the last evaluation that was about as good as the best one."""
         self._healthy_lr = math.inf
         """The learning rate that had led there."""
-        self._lr = math.inf
-        """The learning rate of the last row."""
-        self._max_lr = 0.0
-        """The highest one since the last healthy evaluation."""
         self._best_samples = math.nan
         """Batch size at the best evaluation: smaller batches may not get the loss as low."""
         self._lr_blamed = False
@@ -101,31 +91,24 @@ class EvalRegression(Detector):
         """The highest eval loss of the current streak far above the best; a lower one means that the run recovers."""
         self._evals_since = 0
         """Evaluations since the last healthy one."""
-        self._losses: list[float] = []
-        """The last training losses."""
 
     def rewound(self) -> None:
         self._worst = math.nan
-        self._losses.clear()
 
-    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
-        if not self._single_rank or row.optimizer:
-            return []
-        # The evaluation saw the weights before this row's update, which the lr of the row before has led to.
-        lr, self._lr = self._lr, self._baselines.effective_lr(row)
-        self._max_lr = max(self._max_lr, self._lr)
-        if math.isfinite(row.loss):
-            self._losses = [*self._losses[1 - WINDOW_ROWS :], row.loss]
-        if math.isnan(row.eval_loss):
-            return []
-        thresholds = self._baselines.thresholds
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> Findings:
+        if not self._single_rank or row.optimizer or math.isnan(row.eval_loss):
+            return NOTHING
+        signals = self._signals
+        thresholds = signals.thresholds
         if not row.eval_loss >= self._best:
             self._best, self._best_samples = row.eval_loss, row.samples
         rise, harm = row.eval_loss - self._best, thresholds.eval_harm_fraction * abs(self._best)
         self._evals_since += 1
         if rise <= thresholds.eval_rise_fraction * abs(self._best):
-            self._healthy_attempt, self._healthy_lr = row.attempt, lr
-            self._max_lr, self._evals_since = self._lr, 0
+            # The evaluation saw the weights before this row's update, which the lr of the row before has led to.
+            self._healthy_attempt, self._healthy_lr = row.attempt, signals.previous_lr
+            self._evals_since = 0
+            signals.restart_max_lr()
         previous_worst, far = self._worst, rise > harm
         self._worst = max(row.eval_loss, previous_worst) if far else math.nan
         if math.isnan(self._first):
@@ -133,17 +116,16 @@ class EvalRegression(Detector):
         lost = row.eval_loss > self._first > self._best + harm
         sudden = self._evals_since == 1 and rise > DOUBLE_RATIO * thresholds.eval_harm_fraction * abs(self._best)
         twice = far and row.eval_loss >= previous_worst
-        lr_ratio = self._max_lr / self._healthy_lr if self._healthy_lr > 0 else 1.0
+        lr_ratio = signals.max_lr / self._healthy_lr if self._healthy_lr > 0 else 1.0
         lr_raised = self._evals_since > 0 and lr_ratio > thresholds.lr_jump_ratio and not self._lr_blamed
         self._lr_blamed = self._evals_since > 0 and (self._lr_blamed or lr_raised)
         # Schedules restart on purpose; and an eval loss that rises little by little is overfitting, not damage.
         explained = lr_ratio > CLEAR_RATIO or DOUBLE_RATIO * row.samples <= self._best_samples
         gradual = self._evals_since - 1 > REPEAT_COUNT
         if not lr_raised and (not (twice or sudden or lost) or gradual or explained):
-            return []
-        return self.report(
-            row,
-            f"the eval loss is {row.eval_loss:.4g} and was {self._best:.4g} at best",
+            return NOTHING
+        losses = sorted(signals.seen_losses)
+        evidence = RegressionEvidence(
             raised=lr_raised,
             twice=twice,
             lost=lost,
@@ -151,5 +133,6 @@ class EvalRegression(Detector):
             best=self._best,
             well=self._healthy_attempt,
             rate=self._healthy_lr,
-            lately=sorted(self._losses)[len(self._losses) // 2] if self._losses else math.nan,
+            lately=losses[len(losses) // 2] if losses else math.nan,
         )
+        return self.report(row, f"the eval loss is {row.eval_loss:.4g} and was {self._best:.4g} at best", evidence)

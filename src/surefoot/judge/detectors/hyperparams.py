@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from surefoot.judge.baselines import Baselines
-from surefoot.judge.detectors.base import Detector
+from surefoot.judge.detectors.base import NOTHING, Detector, Findings, WatchingDetector
+from surefoot.judge.evidence import ClippingEvidence, LrDropped, LrRaised, MomentumRaised
+from surefoot.judge.signals import Sign, Signals
 from surefoot.judge.thresholds import (
     EARLY_UPDATES,
     HUGE_RATIO,
@@ -18,17 +19,19 @@ from surefoot.judge.thresholds import (
     SMALL_FRACTION,
     Thresholds,
 )
-from surefoot.records import Finding, StepMetrics
+from surefoot.records import FindingKind, StepMetrics
 
 
-class HyperparamChange(Detector):
+class HyperparamChange(WatchingDetector):
     """Reports a learning rate or momentum far from what this run is used to."""
 
-    name: ClassVar = "hyperparam_change"
+    kind: ClassVar = FindingKind.HYPERPARAM_CHANGE
+    wakes_on: ClassVar = Sign.SETTINGS
     state_names: ClassVar = ("_lr", "_momentum", "_high", "_low")
 
-    def __init__(self, baselines: Baselines) -> None:
-        self._baselines = baselines
+    def __init__(self, signals: Signals) -> None:
+        super().__init__()
+        self._signals = signals
         self._lr = math.nan
         """Learning rate and momentum of the row before."""
         self._momentum = math.nan
@@ -37,61 +40,63 @@ class HyperparamChange(Detector):
         self._low = False
 
     def rewound(self) -> None:
-        self._high = self._high and bool(self._baselines.overrides.max_lr)  # capped now, and reported already
+        self._high = self._high and bool(self._signals.overrides.max_lr)  # capped now, and reported already
 
-    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> Findings:
         if row.optimizer:
-            return []
+            return NOTHING
         findings = [*self._lr_raised(row), *self._lr_dropped(row), *self._momentum_raised(row)]
         self._lr, self._momentum = row.lr, row.momentum
+        self.watching = self._high or self._low
         return findings
 
-    def _lr_raised(self, row: StepMetrics) -> list[Finding]:
-        ratio, max_ratio = self._baselines.lr_ratio(row), self._baselines.thresholds.lr_jump_ratio
-        cap = self._baselines.overrides.max_lr
+    def _lr_raised(self, row: StepMetrics) -> Findings:
+        ratio, max_ratio = self._signals.lr_ratio, self._signals.thresholds.lr_jump_ratio
+        cap = self._signals.overrides.max_lr
         if cap and row.lr > max_ratio * cap[0]:
             ratio = row.lr / cap[0]  # the cap keeps the steps below it, but the loop has set it
-        if not self._baselines.ready or not ratio > max_ratio:
+        if not self._signals.ready or not ratio > max_ratio:
             self._high = self._high and ratio > max_ratio / 2
-            return []
+            return NOTHING
         if self._high:
-            return []
+            return NOTHING
         self._high = True
         detail = f"the learning rate is {row.lr:.3g}, {ratio:.3g} times its usual value"
         detail += f"; it is capped at {cap[0]:.3g}" if cap else ""
         at_once = row.lr / self._lr if self._lr > 0 else math.nan
-        return self.report(row, detail, lr=row.lr, times=ratio, at_once=at_once)
+        return self.report(row, detail, LrRaised(lr=row.lr, times=ratio, at_once=at_once))
 
-    def _lr_dropped(self, row: StepMetrics) -> list[Finding]:
+    def _lr_dropped(self, row: StepMetrics) -> Findings:
         ratio = self._lr / row.lr if row.lr > 0 else math.inf if row.lr == 0 and self._lr > 0 else math.nan
-        if not ratio > self._baselines.thresholds.lr_drop_ratio:
+        if not ratio > self._signals.thresholds.lr_drop_ratio:
             self._low = self._low and not row.lr > self._lr
-            return []
+            return NOTHING
         if self._low:
-            return []
+            return NOTHING
         self._low = True
-        recent = [loss for loss in self._baselines.recent_losses if math.isfinite(loss)]
-        level, start = sum(recent) / max(len(recent), 1), self._baselines.first_loss
+        signals = self._signals
+        level, start = signals.recent_mean if signals.recent else 0.0, signals.first_loss
         early = row.step < EARLY_UPDATES and start > 0 and level > (1 - NOTABLE_FRACTION) * start
         too_high = "; before that it was so high that the run learned nothing" if early else ""
         detail = f"the learning rate fell from {self._lr:.3g} to {row.lr:.3g} in one step{too_high}"
-        return self.report(row, detail, severe=early, lr=row.lr, before=self._lr, early=early)
+        return self.report(row, detail, LrDropped(lr=row.lr, before=self._lr, early=early), severe=early)
 
-    def _momentum_raised(self, row: StepMetrics) -> list[Finding]:
+    def _momentum_raised(self, row: StepMetrics) -> Findings:
         before, now = self._momentum, row.momentum
         if not (math.isfinite(before) and math.isfinite(now)) or now <= before:
-            return []
-        if now < 1 and (1 - before) / (1 - now) < self._baselines.thresholds.lr_jump_ratio:
-            return []
+            return NOTHING
+        if now < 1 and (1 - before) / (1 - now) < self._signals.thresholds.lr_jump_ratio:
+            return NOTHING
         never = ", which never forgets a gradient" if now >= 1 else ""
         detail = f"momentum was raised from {before:.4g} to {now:.4g}{never}"
-        return self.report(row, detail, momentum=now, before=before)
+        return self.report(row, detail, MomentumRaised(momentum=now, before=before))
 
 
 class Clipping(Detector):
     """Reports a clip threshold that nearly every update, or none for 1000 updates, exceeds."""
 
-    name: ClassVar = "clipping"
+    kind: ClassVar = FindingKind.CLIPPING
+    wakes_on: ClassVar = Sign.CLIP
     state_names: ClassVar = ("_updates", "_unclipped", "_max_norm", "_often_reported", "_never_reported")
 
     def __init__(self, thresholds: Thresholds) -> None:
@@ -104,9 +109,9 @@ class Clipping(Detector):
         self._often_reported = False
         self._never_reported = False
 
-    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> Findings:
         if math.isnan(row.clip_factor) or row.optimizer or not row.applied:
-            return []
+            return NOTHING
         self._updates += 1
         self._unclipped = self._unclipped + 1 if row.clip_factor >= 1.0 else 0
         self._max_norm = max(row.norm, 0.999 * self._max_norm)
@@ -118,15 +123,15 @@ class Clipping(Detector):
                 f"lower learning rate. The largest norms are about {self._max_norm:.3g}; start at two to three times "
                 "that."
             )
-            return self.report(row, detail, share=row.clip_fraction, clip=row.clip, top=self._max_norm)
+            return self.report(row, detail, {"share": row.clip_fraction, "clip": row.clip, "top": self._max_norm})
         if self._unclipped >= SETTLED_UPDATES and row.clip > HUGE_RATIO * self._max_norm and not self._never_reported:
             self._never_reported = True
             detail = (
                 f"no update was clipped in {SETTLED_UPDATES} steps: the threshold of {row.clip:.3g} is far above the "
                 f"largest norm of {self._max_norm:.3g} and protects from little."
             )
-            return self.report(row, detail, share=0.0, clip=row.clip, top=self._max_norm)
-        return []
+            return self.report(row, detail, {"share": 0.0, "clip": row.clip, "top": self._max_norm})
+        return NOTHING
 
 
 class ClippingChanged(Detector):
@@ -135,51 +140,49 @@ class ClippingChanged(Detector):
     A loop clips where the norms it applies are all nearly the same, though those of its gradients are not.
     """
 
-    name: ClassVar = "clipping_changed"
+    kind: ClassVar = FindingKind.CLIPPING_CHANGED
+    wakes_on: ClassVar = Sign.CLIPS
     state_names: ClassVar = ("_rows_beyond", "_reported")
 
-    def __init__(self, baselines: Baselines) -> None:
-        self._baselines = baselines
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
         self._rows_beyond = 0
         self._reported = False
 
     def rewound(self) -> None:
         self._rows_beyond, self._reported = 0, False
 
-    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Finding]:
-        baselines = self._baselines
-        applied, norms, applied_norm = (
-            baselines.log_applied_norms,
-            baselines.log_norms.get(0),
-            baselines.applied_norm(row),
-        )
-        too_few = norms is None or len(applied) < baselines.thresholds.min_baseline_rows
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> Findings:
+        signals = self._signals
+        applied, norms = signals.log_applied_norms, signals.log_norms.get(0)
+        applied_norm = row.norm if math.isnan(row.applied_norm) else row.applied_norm
+        too_few = norms is None or len(applied) < signals.thresholds.min_baseline_rows
         if row.optimizer or too_few or not 0 < applied_norm < math.inf:
-            return []
+            return NOTHING
         ratio = self._ratio(row, math.log(applied_norm))
         if ratio == 1.0:
             self._rows_beyond, self._reported = 0, False
-            return []
+            return NOTHING
         self._rows_beyond += 1
         if self._rows_beyond < REPEAT_COUNT or self._reported:
-            return []
+            return NOTHING
         self._reported = True
         usual = math.exp(applied.median)
         detail = (
             f"the loop's own clipping changed: it used to pass on gradients of norm {usual:.3g}, and now "
             f"{applied_norm:.3g}, {ratio:.3g} times that"
         )
-        return self.report(row, detail, usual=usual, handed=applied_norm, times=ratio)
+        return self.report(row, detail, ClippingEvidence(usual=usual, handed=applied_norm, times=ratio))
 
     def _ratio(self, row: StepMetrics, log_applied: float) -> float:
         """The applied norm over the usual one, if the loop's clipping explains the change; else 1."""
-        baselines, thresholds = self._baselines, self._baselines.thresholds
-        applied, norms = baselines.log_applied_norms, baselines.log_norms[0]
+        signals, thresholds = self._signals, self._signals.thresholds
+        applied, norms = signals.log_applied_norms, signals.log_norms[0]
         ratio = math.exp(log_applied - applied.median)
         # Where clipping sets the norms, they hardly differ from each other.
         clips = applied.sigma < SMALL_FRACTION and applied.median < norms.median - SMALL_FRACTION
         if clips and ratio > thresholds.clip_lost_ratio:
             return ratio
         shrunk = log_applied - math.log(row.norm) - (applied.median - norms.median) if row.norm > 0 else 0.0
-        too_tight = shrunk < -math.log(thresholds.frozen_update_ratio) and baselines.log_norm_ratio(row) <= 0
+        too_tight = shrunk < -math.log(thresholds.frozen_update_ratio) and signals.log_norm_ratio <= 0
         return ratio if too_tight else 1.0

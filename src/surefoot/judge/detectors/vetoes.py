@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from surefoot.judge.baselines import Baselines
-from surefoot.records import Finding, Pattern, StepMetrics, Verdict
+import numpy as np
+
+from surefoot.judge.detectors.base import NOTHING, Detector, Findings
+from surefoot.judge.signals import Sign, Signals
+from surefoot.records import FindingKind, Pattern, StepMetrics, Verdict
 
 
-class NonFinite:
+class NonFinite(Detector):
     """Reports every non-finite loss, gradient, weight or buffer, but not the overflows that loss scaling expects."""
+
+    kind: ClassVar = FindingKind.NONFINITE
+    wakes_on: ClassVar = Sign.REFUSED | Sign.WEIGHTS
 
     def __init__(self, buffers: Sequence[str] = ()) -> None:
         self._buffers = buffers
         """Names of the buffers that are checked."""
 
-    def update(self, row: StepMetrics) -> list[Finding]:
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> Findings:
         parts: list[str] = []
         if row.verdict is Verdict.NONFINITE:
             if not math.isfinite(row.loss):
@@ -31,19 +37,9 @@ class NonFinite:
         if row.nonfinite_params > 0:
             parts.append(f"{row.nonfinite_params:.0f} values in weights or buffers are not finite")
         if not parts:
-            return []
+            return NOTHING
         evidence: dict[str, Any] = {"loss": row.loss, "norm": row.norm, "nonfinite": row.nonfinite}
-        return [
-            Finding(
-                step=row.step,
-                attempt=row.attempt,
-                time=row.time,
-                detector="nonfinite",
-                pattern=Pattern.NONFINITE,
-                detail=", ".join(parts),
-                evidence=evidence | origin_evidence(row),
-            )
-        ]
+        return self.report(row, ", ".join(parts), evidence | origin_evidence(row), Pattern.NONFINITE)
 
     def _describe_buffers(self, row: StepMetrics) -> str:
         known = 0 <= row.first_nonfinite_buffer < len(self._buffers)
@@ -51,52 +47,33 @@ class NonFinite:
         more = f" and {row.nonfinite_buffers - 1:.0f} more" if row.nonfinite_buffers > 1 else ""
         return f"the batch made {first}{more} non-finite"
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        del state
-
-
-class NormOutlier:
+class NormOutlier(Detector):
     """Reports every finite update that the gate refused, and names the limit it exceeded."""
 
-    def __init__(self, baselines: Baselines) -> None:
-        self._baselines = baselines
+    kind: ClassVar = FindingKind.NORM_OUTLIER
+    wakes_on: ClassVar = Sign.REFUSED
 
-    def update(self, row: StepMetrics) -> list[Finding]:
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
+
+    def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> Findings:
         if row.verdict is not Verdict.NORM_OUTLIER:
-            return []
+            return NOTHING
         detail, limit_evidence = self._exceeded_limit(row)
         evidence: dict[str, Any] = {"loss": row.loss, "norm": row.norm, "limit": row.norm_limit}
-        return [
-            Finding(
-                step=row.step,
-                attempt=row.attempt,
-                time=row.time,
-                detector="norm_outlier",
-                pattern=Pattern.JUMP,
-                detail=detail,
-                evidence=evidence | limit_evidence | origin_evidence(row),
-            )
-        ]
+        return self.report(row, detail, evidence | limit_evidence | origin_evidence(row), Pattern.JUMP)
 
     def _exceeded_limit(self, row: StepMetrics) -> tuple[str, dict[str, float]]:
         """The limit that the update exceeded, in words and as evidence."""
         if row.norm > row.norm_limit:
             ratio = row.norm / row.norm_limit
             return f"gradient norm {row.norm:.4g}, {ratio:.3g} times the limit of {row.norm_limit:.4g}", {}
-        ceiling = self._baselines.overrides.loss_ceiling
+        ceiling = self._signals.overrides.loss_ceiling
         if row.loss > ceiling:
             detail = f"loss {row.loss:.4g}, above the ceiling of {ceiling:.4g} set after an earlier incident"
             return detail, {"ceiling": ceiling}
         return "refused together with the update of another optimizer from the same backward", {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        del state
 
 
 def origin_evidence(row: StepMetrics) -> dict[str, int]:
