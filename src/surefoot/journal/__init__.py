@@ -2,8 +2,7 @@
 
 | file | contents |
 |---|---|
-| `writer.py` | `Journal`, which training calls, and the thread that writes to disk |
-| `write_queue.py` | the queue between the two |
+| `writer.py` | `Journal`, which training calls, the queue behind it, and the thread that writes to disk |
 | `row_writer.py` | rows and events to bytes in the right files; segments of per-layer rows |
 | `thinning.py` | which old per-layer rows to drop next, and how |
 | `segments.py` | names and order of the signals files |

@@ -204,6 +204,7 @@ DETECTOR_STATE = {
     "eval_rise": {"_trained": "_train_at_best"},
     "exploding_grads": {"_since": "_rows_beyond"},
     "frozen_weights": {
+        "had": "_had_grad",
         "_owned_told": "_unowned_reported",
         "_without": "_rows_missing",
         "_absent_told": "_missing_reported",

@@ -18,9 +18,9 @@ from surefoot.checkpoint.store import (
     Health,
     Retention,
     StoredCheckpoint,
-    folders,
 )
-from surefoot.checkpoint.store.folders import FOREIGN_DRAFT_SECONDS
+from surefoot.checkpoint.store.retention import FOREIGN_DRAFT_SECONDS
+from surefoot.checkpoint.store.stored_checkpoint import is_mine
 
 from .conftest import Saver
 
@@ -220,7 +220,7 @@ def test_draft_names_are_unique(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     drafts = [store.draft(1, 1) for _ in range(20)]
     assert len({draft.folder for draft in drafts}) == 20
-    assert all(folders.is_mine(draft.folder.name) for draft in drafts)
+    assert all(is_mine(draft.folder.name) for draft in drafts)
     for draft in drafts:
         store.drop(draft)
     assert list(tmp_path.iterdir()) == []

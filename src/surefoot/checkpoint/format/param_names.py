@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from surefoot.checkpoint.format.rank_files import root_of
+from surefoot.checkpoint.format.rank_files import root_of, unused_name
 from surefoot.checkpoint.train_state import TrainState, has_extra_state
 
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -71,13 +70,6 @@ class StateNames:
         self.by_id[id(tensor)] = name
         self.tensors[name] = tensor
         return name
-
-
-def unused_name(name: str, taken: Collection[str]) -> str:
-    """The name, or a numbered variant that is free: two paths may have the same name."""
-    if name not in taken:
-        return name
-    return next(variant for i in itertools.count(2) if (variant := f"{name}#{i}") not in taken)
 
 
 def name_state(train_state: TrainState, *, replicated: Collection[str] = ()) -> StateNames:

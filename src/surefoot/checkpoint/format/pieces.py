@@ -16,8 +16,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from surefoot.checkpoint.copies import StateCopy
 from surefoot.checkpoint.format.json_state import JsonEncoder
-from surefoot.checkpoint.format.param_names import OptimizerParams, StateNames, unused_name
-from surefoot.checkpoint.format.rank_files import SCHEMA, first_names, rank_tensor_name
+from surefoot.checkpoint.format.param_names import OptimizerParams, StateNames
+from surefoot.checkpoint.format.rank_files import SCHEMA, first_names, rank_tensor_name, unused_name
 from surefoot.checkpoint.format.shards import Shard, can_hold
 from surefoot.checkpoint.store import SaveFailed
 from surefoot.checkpoint.train_state import NonTensorState

@@ -5,9 +5,10 @@ Does not import torch.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -283,3 +284,10 @@ def root_of(name: str) -> str:
 def rank_tensor_name(name: str, rank: int) -> str:
     """The name in the files of a tensor that each rank has its own of; that of rank 0 has the plain name."""
     return name if rank == 0 else f"rank{rank}.{name}"
+
+
+def unused_name(name: str, taken: Collection[str]) -> str:
+    """The name, or a numbered variant that is free: two paths may have the same name."""
+    if name not in taken:
+        return name
+    return next(variant for i in itertools.count(2) if (variant := f"{name}#{i}") not in taken)

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Literal
 
 from surefoot.checkpoint.store.files import Files
-from surefoot.checkpoint.store.folders import remove_checkpoint
-from surefoot.checkpoint.store.stored_checkpoint import StoredCheckpoint, fingerprint, verify_files
+from surefoot.checkpoint.store.stored_checkpoint import (
+    StoredCheckpoint,
+    fingerprint,
+    is_mine,
+    owner_is_running,
+    parse_name,
+    temp_kind,
+    temp_name,
+    verify_files,
+)
+
+FOREIGN_DRAFT_SECONDS = 24 * 3600.0
+"""Seconds without a write after which a draft of another host, whose process cannot be checked, counts as dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,3 +186,73 @@ class Pruner:
                 return False
             self._verified[checkpoint.name] = now
         return True
+
+
+# -- removing folders
+
+
+def remove_checkpoint(folder: Path, files: Files) -> None:
+    """Remove a folder; a checkpoint is renamed first, so that a crash cannot leave half of one under its name."""
+    if parse_name(folder.name) is not None:
+        hidden = folder.with_name(temp_name("removing", folder.name))
+        files.rename(folder, hidden)
+        files.flush_folder(folder.parent)
+        folder = hidden
+    files.remove_tree(folder)
+
+
+def remove_leftovers(root: Path, files: Files, active_drafts: Collection[str], *, alone: bool) -> list[str]:
+    """Remove unfinished drafts, marks and removals of dead processes, and return their names.
+
+    A folder with a checkpoint's name is never removed.
+    """
+    removed: list[str] = []
+    for path in _children(root):
+        if temp_kind(path.name) in ("writing", "removing"):
+            if _is_dead(path, active_drafts, alone):
+                removed += _removed(path, files)
+        elif parse_name(path.name) is not None and not path.is_symlink():
+            marks = [child for child in _children(path) if temp_kind(child.name) == "marking"]
+            removed += [
+                name for mark in marks if _is_dead(mark, active_drafts, alone) for name in _removed(mark, files)
+            ]
+    return removed
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _removed(path: Path, files: Files) -> list[str]:
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            files.remove_tree(path)
+        else:
+            files.unlink(path)
+        return [path.name]
+    return []
+
+
+def _is_dead(path: Path, active_drafts: Collection[str], alone: bool) -> bool:
+    if is_mine(path.name):
+        # Ours and not active: it could not be removed when its save failed. A mark is written in one call.
+        return temp_kind(path.name) != "marking" and path.name not in active_drafts
+    runs = owner_is_running(path.name)
+    if runs is not None:
+        return not runs
+    return alone or time.time() - _last_written(path) > FOREIGN_DRAFT_SECONDS
+
+
+def _last_written(path: Path) -> float:
+    """The newest modification time of a path and everything below it."""
+    newest = 0.0
+    with suppress(OSError):
+        newest = path.lstat().st_mtime
+        for folder, _, names in os.walk(path):
+            for name in ("", *names):
+                with suppress(OSError):
+                    newest = max(newest, os.lstat(Path(folder, name)).st_mtime)
+    return newest

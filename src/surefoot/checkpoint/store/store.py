@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from surefoot.checkpoint.store import folders
 from surefoot.checkpoint.store.failures import (
     NOT_SAVED,
     CheckpointWarning,
@@ -22,12 +21,15 @@ from surefoot.checkpoint.store.failures import (
 )
 from surefoot.checkpoint.store.files import FileEntry, Files, WatchedFiles, run_with_stall_timeout
 from surefoot.checkpoint.store.manifest import NAME, Manifest, safe_name
-from surefoot.checkpoint.store.retention import Pruner, Retention
+from surefoot.checkpoint.store.retention import Pruner, Retention, remove_checkpoint, remove_leftovers
 from surefoot.checkpoint.store.stored_checkpoint import (
     Health,
     StoredCheckpoint,
+    free_name,
     list_files,
+    parse_name,
     read_checkpoint,
+    temp_name,
     verify_files,
     with_mark,
     write_mark,
@@ -150,7 +152,7 @@ class CheckpointStore:
 
     def clean(self, *, alone: bool = False) -> list[str]:
         """Remove what dead processes left; `alone` says that the caller holds the run's lock, so no writer is alive."""
-        return folders.remove_leftovers(self.root, self._files, ACTIVE_DRAFTS, alone=alone)
+        return remove_leftovers(self.root, self._files, ACTIVE_DRAFTS, alone=alone)
 
     # -- reading
 
@@ -162,7 +164,7 @@ class CheckpointStore:
     def get(self, name: str) -> StoredCheckpoint | None:
         """One checkpoint by name, not verified; None if it does not exist."""
         folder = self.root / name
-        if folders.parse_name(name) is None or not folder.is_dir():
+        if parse_name(name) is None or not folder.is_dir():
             return None
         return with_mark(read_checkpoint(folder))
 
@@ -214,7 +216,7 @@ class CheckpointStore:
                 f" {free / 1e9:.2f} GB left. Free some space, or keep fewer checkpoints",
                 kind="full",
             )
-        folder = self.root / folders.temp_name("writing", f"step-{step:08d}")
+        folder = self.root / temp_name("writing", f"step-{step:08d}")
         ACTIVE_DRAFTS.add(folder.name)
         try:
             files.mkdir(folder)
@@ -236,7 +238,7 @@ class CheckpointStore:
                 return [
                     Path(entry.path)
                     for entry in entries
-                    if folders.parse_name(entry.name) and entry.is_dir(follow_symlinks=False)
+                    if parse_name(entry.name) and entry.is_dir(follow_symlinks=False)
                 ]
         except FileNotFoundError:
             return []
@@ -258,7 +260,7 @@ class CheckpointStore:
             checkpoint = _read_back(draft, folder, data, files)
         except BaseException:
             with suppress(OSError):  # through the unwatched files: the watched ones may have been abandoned
-                folders.remove_checkpoint(folder, self._files)
+                remove_checkpoint(folder, self._files)
             raise
         finally:
             ACTIVE_DRAFTS.discard(draft.folder.name)
@@ -294,7 +296,7 @@ def _seal_draft(draft: Draft, known: Mapping[str, FileEntry], about: Mapping[str
 def _publish_draft(draft: Draft, root: Path, data: bytes, files: Files) -> Path:
     """Rename the draft to its final name: from here on it is a checkpoint."""
     for _ in range(_MAX_TRIES):
-        target = root / folders.free_name(_names_in(root), draft.step, draft.attempt)
+        target = root / free_name(_names_in(root), draft.step, draft.attempt)
         try:
             files.rename(draft.folder, target)
         except FileNotFoundError:

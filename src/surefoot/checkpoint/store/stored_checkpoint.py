@@ -1,25 +1,32 @@
-"""One checkpoint folder as found on disk: its manifest, its health mark, and what is wrong with its files."""
+"""One checkpoint folder as found on disk: its name, manifest and health mark, and what is wrong with its files."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import secrets
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from surefoot.checkpoint.store import folders, manifest
+from surefoot.checkpoint.store import manifest
 from surefoot.checkpoint.store.failures import DamagedFile, Problem
 from surefoot.checkpoint.store.files import FileEntry, Files
+from surefoot.process_identity import is_running, pid_scope, start_time
 
 Health = Literal["healthy", "unproven", "suspect"]
 _NUM_READERS = 4
 _PARALLEL_BYTES = 1 << 26
 """Checkpoint size from which files are read in parallel."""
 _DAMAGED_MARK = "its health mark is damaged and was ignored"
+_CHECKPOINT = re.compile(r"step-(\d{8,19})(?:-attempt-(\d{8,19})(?:-(\d{1,9}))?)?")
+_TEMPORARY = re.compile(r"\.(writing|marking|removing)-.*-([0-9a-f]{12})-(\d{1,10})-(\d{1,19})-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +65,7 @@ class StoredCheckpoint:
     @property
     def order(self) -> tuple[int, int, int]:
         """Sort key by training progress: step, attempt, repeat count. Never by a clock."""
-        parsed = folders.parse_name(self.name)
+        parsed = parse_name(self.name)
         return (self.step, self.attempt, parsed[2] if parsed else 0)
 
     @property
@@ -69,7 +76,7 @@ class StoredCheckpoint:
 
 def read_checkpoint(folder: Path) -> StoredCheckpoint:
     """Read the manifest and check file sizes, without reading file content; damage is reported, never raised."""
-    parsed = folders.parse_name(folder.name)
+    parsed = parse_name(folder.name)
     assert parsed is not None, f"{folder.name} is not the name of a checkpoint"
     step, attempt, _ = parsed
     try:
@@ -157,7 +164,7 @@ def _size_mismatch(actual: int, expected: int) -> str:
 def _unknown_files(folder: Path, known: Mapping[str, FileEntry]) -> tuple[str, ...]:
     names = {path.relative_to(folder).as_posix() for path in list_files(folder)}
     names -= {*known, manifest.NAME, manifest.MARK}
-    return tuple(sorted(name for name in names if folders.temp_kind(name) != "marking"))
+    return tuple(sorted(name for name in names if temp_kind(name) != "marking"))
 
 
 def list_files(folder: Path) -> list[Path]:
@@ -175,7 +182,7 @@ def list_files(folder: Path) -> list[Path]:
 def write_mark(checkpoint: StoredCheckpoint, health: Health, reason: str, files: Files) -> None:
     """Write or replace the health mark atomically."""
     mark = {"surefoot": "health", "schema": manifest.SCHEMA, "health": health, "why": reason[:2000]}
-    draft = checkpoint.folder / folders.temp_name("marking")
+    draft = checkpoint.folder / temp_name("marking")
     try:
         files.write(draft, manifest.seal_json({**mark, "of": checkpoint.seal}))
         files.replace(draft, checkpoint.folder / manifest.MARK)
@@ -198,3 +205,65 @@ def with_mark(checkpoint: StoredCheckpoint) -> StoredCheckpoint:
     if mark.get("of") != checkpoint.seal or health not in ("healthy", "suspect") or not isinstance(reason, str):
         return replace(checkpoint, reason=_DAMAGED_MARK)
     return replace(checkpoint, health=cast("Health", health), reason=reason)
+
+
+# -- names of folders
+
+
+def parse_name(name: str) -> tuple[int, int | None, int] | None:
+    """Step, attempt and repeat count from a checkpoint's folder name; None for other names."""
+    match = _CHECKPOINT.fullmatch(name)
+    if match is None:
+        return None
+    step, attempt, repeat = match.groups()
+    return int(step), None if attempt is None else int(attempt), int(repeat or attempt is not None)
+
+
+def free_name(taken: Collection[str], step: int, attempt: int) -> str:
+    """An unused folder name that sorts after all others of the same step and attempt."""
+    name = f"step-{step:08d}"
+    if name not in taken and not any(other.startswith(name + "-") for other in taken):
+        return name
+    name += f"-attempt-{attempt:08d}"
+    if name not in taken and not any(other.startswith(name + "-") for other in taken):
+        return name
+    repeats = [parsed[2] for other in taken if (parsed := parse_name(other)) and parsed[:2] == (step, attempt)]
+    return f"{name}-{max(repeats, default=1) + 1}"
+
+
+def temp_name(kind: str, about: str = "") -> str:
+    """A temporary name, unique across processes and hosts, that identifies the process that made it."""
+    return f".{kind}-{about or 'it'}-{_process_id(os.getpid())}-{secrets.token_hex(8)}"
+
+
+def temp_kind(name: str) -> str | None:
+    """writing, marking or removing; None for a name that `temp_name` did not make."""
+    match = _TEMPORARY.fullmatch(name)
+    return match and match[1]
+
+
+def owner_is_running(name: str) -> bool | None:
+    """Whether the process that made a temporary name still runs; None if it cannot be checked from this host."""
+    match = _TEMPORARY.fullmatch(name)
+    if match is None or match[2] != _host_id():
+        return None
+    return is_running(int(match[3]), int(match[4]))
+
+
+def is_mine(name: str) -> bool:
+    """Whether this process made the temporary name."""
+    match = _TEMPORARY.fullmatch(name)
+    pid = os.getpid()
+    return match is not None and match.groups()[1:] == (_host_id(), str(pid), str(start_time(pid) or 0))
+
+
+@cache
+def _process_id(pid: int) -> str:
+    """What a temporary name says of this process; after a fork the pid is another one."""
+    host = re.sub(r"[^A-Za-z0-9]", "", pid_scope()["host"])[:24] or "host"
+    return f"{host}-{_host_id()}-{pid}-{start_time(pid) or 0}"
+
+
+@cache
+def _host_id() -> str:
+    return hashlib.sha256(repr(sorted(pid_scope().items())).encode()).hexdigest()[:12]

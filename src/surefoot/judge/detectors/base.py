@@ -26,7 +26,7 @@ class Detector:
     wakes_on: ClassVar[int]
     """Signs of `signals.Sign`."""
     state_names: ClassVar[tuple[str, ...]] = ()
-    """Attributes that are saved: plain numbers, and lists of them."""
+    """Attributes that are saved: plain numbers, and lists or arrays of them."""
     watching = False
 
     def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> Findings:
@@ -41,7 +41,10 @@ class Detector:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in (name for name in self.state_names if name in state):  # an older state lacks what was added since
             current = getattr(self, name)
-            setattr(self, name, type(current)(state[name]) if isinstance(current, list | set) else state[name])
+            if isinstance(current, np.ndarray):
+                setattr(self, name, np.array(state[name], dtype=current.dtype))
+            else:
+                setattr(self, name, type(current)(state[name]) if isinstance(current, list | set) else state[name])
 
     def report(
         self,
@@ -91,4 +94,6 @@ def finding_at(
 
 
 def _as_list(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     return list(value) if isinstance(value, list | set) else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -73,6 +73,7 @@ class FrozenWeights(WatchingDetector):
         "_small_reported",
         "_unchanged",
         "_had_all_grads",
+        "_had_grad",
     )
 
     def __init__(self, names: Sequence[str], owned: int | None, signals: Signals, *, adaptive: bool) -> None:
@@ -194,13 +195,6 @@ class FrozenWeights(WatchingDetector):
         self._unchanged = []  # from here on this is normal
         detail = f"{row.unchanged_fraction:.0%} of the weights did not change in a step: updates are rounded away"
         return self.report(row, detail, RoundedUpdates(unchanged_fraction=row.unchanged_fraction))
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"had": self._had_grad.tolist()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._had_grad = np.array(state["had"], dtype=bool)
 
 
 _CHECK_RANK = "Check that rank's device and memory (ECC and Xid errors), and code that runs on one rank only."
