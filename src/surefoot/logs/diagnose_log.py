@@ -20,11 +20,11 @@ from surefoot.logs.symptoms.crash import Crash, find_crash
 from surefoot.logs.symptoms.divergence import find_divergence
 from surefoot.logs.symptoms.extract_curves import extract_curves
 from surefoot.logs.symptoms.gan import find_gan_imbalance
-from surefoot.logs.symptoms.jumps import find_spike
 from surefoot.logs.symptoms.live_judge import replay_live_judge, with_recorded_diagnoses
 from surefoot.logs.symptoms.no_learning import find_plateau, find_zero_loss
 from surefoot.logs.symptoms.nonfinite import find_nonfinite
 from surefoot.logs.symptoms.overfit import find_overfit
+from surefoot.logs.symptoms.raised_level import find_spike
 from surefoot.logs.symptoms.symptom import DEFAULT_THRESHOLDS, RunView, Symptom, SymptomThresholds, format_number
 from surefoot.logs.symptoms.training_settings import (
     find_constant_clipping,

@@ -6,8 +6,8 @@ import numpy as np
 
 from surefoot.logs.log_diagnosis import RunHealth
 from surefoot.logs.run_curves import Series
-from surefoot.logs.symptoms import jumps
 from surefoot.logs.symptoms.loss_curve import MAX_POINTS, LossCurve, loss_curve
+from surefoot.logs.symptoms.raised_level import JUMP_CAUSES, find_raised_level, raised_level
 from surefoot.logs.symptoms.symptom import (
     LOG_2,
     MIN_SIGMAS,
@@ -48,7 +48,7 @@ def find_divergence(view: RunView) -> Symptom | None:
         return ended
     if _swings_widen(loss):
         return _divergence_symptom(view, loss, Pattern.OSCILLATING, loss.best_at)
-    return jumps.find_lasting_jump(view) or _slow_rise(view, loss)
+    return find_raised_level(view) or _slow_rise(view, loss)
 
 
 def _ends_high(view: RunView) -> Symptom | None:
@@ -154,6 +154,9 @@ def _alternates_wider(loss: LossCurve) -> bool:
 def _divergence_symptom(view: RunView, loss: LossCurve, pattern: Pattern, at: int) -> Symptom:
     at = min(max(at, 0), len(loss) - 1)
     step = float(loss.steps[at])
+    raised = raised_level(view) if pattern is Pattern.JUMP else None
+    if raised is not None and not raised.change.slow:
+        step = raised.step  # to the row, not to the bucket
     low = format_number(float(loss.raw[max(0, loss.best_at - 1) : loss.best_at + 2].mean()))
     low_at = view.at_step(float(loss.steps[loss.best_at]))
     last = format_number(float(np.median(loss.raw[-max(3, len(loss) // 10) :])))
@@ -181,7 +184,7 @@ def _divergence_symptom(view: RunView, loss: LossCurve, pattern: Pattern, at: in
 
 
 _PATTERN_CAUSES: dict[Pattern, tuple[tuple[Cause, float], ...]] = {
-    Pattern.JUMP: jumps.JUMP_CAUSES,
+    Pattern.JUMP: JUMP_CAUSES,
     Pattern.EXPONENTIAL: ((Cause.LEARNING_RATE, 0.6), (Cause.ACCUMULATION, 0.15), (Cause.MOMENTUM, 0.1)),
     Pattern.OSCILLATING: ((Cause.LEARNING_RATE, 0.4), (Cause.OPTIMIZER_STATE, 0.25), (Cause.DRIFT, 0.2)),
 }

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from surefoot.logs.diagnose_log import diagnose
 from surefoot.logs.run_curves import RunCurves, Series
-from surefoot.logs.symptoms import jumps
+from surefoot.logs.symptoms import raised_level
 from surefoot.logs.symptoms.symptom import RunView
 from surefoot.records import Pattern
 
@@ -68,7 +68,7 @@ def test_a_loss_that_is_back_at_its_level_has_not_failed(count: int, to: float) 
 def test_a_restart_of_the_schedule_that_came_back_before_is_a_precedent() -> None:
     cycles = np.tile(1 + 4 * np.exp(-np.arange(200) / 40), 5)[:820]
     losses = fall(820) * np.where(np.arange(820) < 200, 1.0, cycles)
-    sign = jumps.find_lasting_jump(looked_at(losses))
+    sign = raised_level.find_raised_level(looked_at(losses))
     assert sign is not None
     assert sign.verdict == "warning"
     assert sign.onset == 800
@@ -81,4 +81,4 @@ def test_heavy_tails_and_waves_are_no_leaps(seed: int) -> None:
     often = fall(600, 0.05) * np.where(chance.random(600) < 0.15, 3.0, 1.0)
     waves = fall(600, 0.02) * (1 + 0.6 * np.sin(np.arange(600) / 9))
     for losses in (heavy, often, waves):
-        assert jumps.find_lasting_jump(looked_at(losses)) is None
+        assert raised_level.find_raised_level(looked_at(losses)) is None

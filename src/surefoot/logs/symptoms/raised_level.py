@@ -1,0 +1,192 @@
+"""A loss above the level it had reached: since a jump, or slowly, however long ago; and spikes that came back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from surefoot.logs.log_diagnosis import RunHealth
+from surefoot.logs.symptoms.chance_level import guessed_classes
+from surefoot.logs.symptoms.loss_curve import LossCurve
+from surefoot.logs.symptoms.symptom import LOG_2, RunView, Symptom, format_number, lr_raised
+from surefoot.records import Cause, Pattern
+from surefoot.signals.change_test import Change, ChangeKind
+
+LEVEL_ROWS = 10
+"""Rows whose median is a level to tell the user."""
+MIN_ROWS_AFTER = 8
+"""With fewer rows after a jump it may still be a spike."""
+PRECEDENT_SHARE = 0.8
+"""An earlier jump of this relative size that came back is a precedent."""
+MIN_PROGRESS = 0.15
+"""What a run had learnt by a change, as a logarithm, that is worth losing."""
+START_SHARE = 0.97
+"""From this share of the first loss on, all that was learnt is lost."""
+COMING_BACK_SHARE = 0.5
+"""A jump of which less than this is left, and that still falls, is coming back."""
+MIN_FALL_SHARE = 0.1
+"""What is left of a rise falls by this share while its age doubles, if it still falls."""
+
+JUMP_CAUSES = ((Cause.BAD_BATCH, 0.4), (Cause.PRECISION_OVERFLOW, 0.2), (Cause.LEARNING_RATE, 0.2))
+DRIFT_CAUSES = ((Cause.DRIFT, 0.4), (Cause.LEARNING_RATE, 0.35), (Cause.SCHEDULE, 0.2))
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedLevel:
+    """The present level above the one that was accepted last."""
+
+    change: Change
+    step: float
+    rise: float
+    """Of the logarithm, above the level before."""
+    before: float
+    """The level before it, as logged."""
+    top: float
+    last: float
+    first: float
+    """The first loss of the run."""
+    rows_after: int
+
+    @property
+    def lost_all(self) -> bool:
+        """Whether the loss is as high again as it was in the beginning."""
+        learnt = self.first > 0 and self.before < self.first * (1 - MIN_PROGRESS)
+        return learnt and self.last >= START_SHARE * self.first
+
+
+def raised_level(view: RunView) -> RaisedLevel | None:
+    """The first change of the loss that has not come back, if its level is still above the one before."""
+    scan = view.scan
+    if scan is None or view.adversarial:
+        return None
+    for change in scan.test.open:
+        rise = scan.test.level_now() - change.reference
+        if rise > max(change.margin, scan.test.baseline.error_of(LEVEL_ROWS)):
+            at = change.onset
+            return RaisedLevel(
+                change=change,
+                step=float(scan.steps[at]),
+                rise=rise,
+                before=float(np.median(scan.raw[max(0, at - LEVEL_ROWS) : at])) if at else float(scan.raw[0]),
+                top=float(scan.raw[at:].max()),
+                last=float(np.median(scan.raw[-LEVEL_ROWS:])),
+                first=float(np.median(scan.raw[:3])),
+                rows_after=len(scan.raw) - at,
+            )
+    return None
+
+
+def find_raised_level(view: RunView) -> Symptom | None:
+    """A warning while the level is above the one before; failed if it is far above, or all that was learnt is lost."""
+    raised = raised_level(view)
+    if raised is None:
+        return None
+    slow = raised.change.slow
+    above = f"{np.expm1(raised.rise):.1%}".replace("%", " %")
+    evidence = [f"about {format_number(raised.before)} before, {format_number(raised.top)} at its highest since"]
+    evidence.append(f"{format_number(raised.last)} at the end, {above} above the level before")
+    if raised.lost_all:
+        evidence.append(f"all that was learnt is lost: the first loss was {format_number(raised.first)}")
+    classes = guessed_classes(raised.last, view.settings)
+    chance = classes is not None and raised.before < (1 - MIN_PROGRESS) * raised.last
+    if chance:
+        evidence.append(f"{format_number(raised.last)} is the logarithm of {classes}: the model guesses")
+    rate, words = lr_raised(view, raised.step)
+    at = view.at_step(raised.step)
+    return Symptom(
+        verdict=RunHealth.FAILED if _has_failed(view, raised, chance=chance) else RunHealth.WARNING,
+        pattern=Pattern.NONE if slow else Pattern.JUMP,
+        sentence=f"The loss was lowest at {at} and has risen by {above} since."
+        if slow
+        else f"The loss jumped up at {at} and has not come back to the level before.",
+        onset=raised.step,
+        causes=rate or (DRIFT_CAUSES if slow else JUMP_CAUSES),
+        evidence=(*evidence, *words),
+    )
+
+
+def _has_failed(view: RunView, raised: RaisedLevel, *, chance: bool) -> bool:
+    if raised.rows_after < MIN_ROWS_AFTER or raised.change.kind is ChangeKind.SPIKE:
+        return False
+    if raised.lost_all or chance:
+        return True
+    far = max(view.thresholds.blowup_rise, view.thresholds.rise_to_noise * raised.change.noise)
+    return raised.rise > far and not has_precedent(view, raised) and not is_coming_back(view, raised)
+
+
+def has_precedent(view: RunView, raised: RaisedLevel) -> bool:
+    """Whether a similar rise came back earlier in the run."""
+    assert view.scan is not None
+    back = [change.size for change in view.scan.test.changes if change.end is not None]
+    return max(back, default=0.0) >= PRECEDENT_SHARE * raised.change.size
+
+
+def is_coming_back(view: RunView, raised: RaisedLevel) -> bool:
+    """Whether most of a jump is gone, and what is left still falls."""
+    assert view.scan is not None
+    if raised.change.slow or raised.rise > COMING_BACK_SHARE * raised.change.size:
+        return False
+    later = view.scan.values[raised.change.onset + raised.rows_after // 2 :]
+    few = max(1, min(len(later) // 4, 200))
+    return float(np.median(later[:few]) - np.median(later[-few:])) > MIN_FALL_SHARE * raised.rise
+
+
+SPIKE_WINDOW = 10
+"""Values on either side that define the levels."""
+MIN_POINTS_BEFORE_PEAK = 3
+"""No spikes before this many values: a run starts high."""
+EARLY_SHARE = 0.02
+"""Share of the run that is its beginning, in which spikes are normal."""
+MANY_PEAKS = 400
+"""With so many values, the highest hundredth of them says how high peaks usually are."""
+USUAL_PEAK = 0.99
+ABOVE_USUAL = 2.5
+"""A spike is so many times as high as usual peaks."""
+
+
+def find_spike(view: RunView) -> Symptom | None:
+    if view.adversarial:
+        return None
+    loss = view.loss if raised_level(view) is None else None  # a loss that did not come back is no spike
+    for curve, what in ((loss, "loss"), (view.eval_loss, "evaluation loss")):
+        at = highest_peak(curve, view.thresholds.spike_to_noise)
+        if curve is not None and at is not None:
+            return _spike_symptom(view, curve, at, what)
+    return None
+
+
+def highest_peak(curve: LossCurve | None, above: float) -> int | None:
+    """The index of the highest peak that is `above` times the noise above its surroundings."""
+    if curve is None or len(curve) < 2 * MIN_POINTS_BEFORE_PEAK:
+        return None
+    values = curve.peaks
+    apart = np.abs(values - np.median(values)) if len(values) < 8 else np.abs(np.diff(values))
+    least = max(LOG_2, above * max(curve.noise, 1.05 * float(np.median(apart))))
+    heights = values - curve.level
+    if len(values) >= MANY_PEAKS:
+        least = max(least, ABOVE_USUAL * float(np.quantile(heights, USUAL_PEAK)))
+    order = np.argsort(heights)[::-1][:20]
+    first = max(MIN_POINTS_BEFORE_PEAK, int(EARLY_SHARE * len(values)))
+    for at in (int(index) for index in order if first <= index < len(values) - 1):
+        earlier, later = values[max(0, at - SPIKE_WINDOW) : at], values[at + 1 : at + 1 + 3 * SPIKE_WINDOW]
+        sides = max(float(np.median(earlier)), float(np.min(later[-SPIKE_WINDOW:])))
+        if values[at] - sides > least:
+            return at
+    return None
+
+
+def _spike_symptom(view: RunView, curve: LossCurve, at: int, what: str) -> Symptom:
+    step = float(curve.steps[at])
+    side = float(np.median(curve.values[max(0, at - SPIKE_WINDOW) : at]))
+    times = float(np.exp(min(curve.peaks[at] - side, 700.0)))
+    usual = format_number(float(np.median(curve.raw[max(0, at - SPIKE_WINDOW) : at])))
+    last = format_number(float(np.median(curve.raw[-3:])))
+    return Symptom(
+        verdict=RunHealth.WARNING,
+        pattern=Pattern.RECOVERED_SPIKE,
+        sentence=f"The {what} spiked {times:,.3g}-fold at {view.at_step(step)} and came back.",
+        onset=step,
+        causes=((Cause.BAD_BATCH, 0.4), (Cause.LEARNING_RATE, 0.25), (Cause.TRANSIENT, 0.2)),
+        evidence=(f"about {usual} before the spike, {last} at the end of the run",),
+    )
