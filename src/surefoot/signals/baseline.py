@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+ONE_SIGMA = 0.84
+"""Share of normal numbers that are less than a deviation above their mean."""
+MIN_ERRORS = 6
 MAD_TO_SIGMA = 1.4826
 """A median absolute deviation of normal noise, as a standard deviation."""
 MEDIAN_ERROR = 1.25
@@ -40,11 +43,12 @@ class Stretch:
 
 
 def sum_up(values: Floats, recent: Floats) -> Stretch:
-    """The level of the recent values, and the noise of all of them around a straight line."""
+    """The level of the recent values, and the noise of all of them."""
     half = len(values) // 2
     low, high = float(np.median(values[:half])), float(np.median(values[half:]))
     apart = values - np.linspace(low - (high - low) / 2, high + (high - low) / 2, len(values))
-    noise = MAD_TO_SIGMA * float(np.median(np.abs(apart)))
+    # Differences of neighbours, as the bend of a fast falling loss is not noise.
+    noise = MAD_TO_SIGMA * float(np.median(np.abs(np.diff(values)))) / float(np.sqrt(2))
     return Stretch(float(np.median(recent)), noise, _memory(apart, noise))
 
 
@@ -75,7 +79,8 @@ class Baseline:
         """How far the level of a few values usually is from the level that was expected."""
         self.history = LevelHistory()
         self._stretches: list[Stretch] = []
-        self._last: Floats = np.empty(0)
+        self.last: Floats = np.empty(0)
+        """The last values learnt from."""
         self._errors: Floats = np.empty(0)
 
     @property
@@ -86,7 +91,7 @@ class Baseline:
         """Take the level of these values as the present one."""
         recent = values[-max(MIN_STRETCH, len(values) // 2) :]
         if len(recent) < MIN_STRETCH:
-            recent = np.concatenate([self._last, recent])[-MIN_STRETCH:]
+            recent = np.concatenate([self.last, recent])[-MIN_STRETCH:]
         if self.known and len(values) >= MIN_STRETCH:
             self._note_errors(values)
         stretch = sum_up(values, recent)
@@ -95,7 +100,7 @@ class Baseline:
         self.noise = max(float(np.median([one.noise for one in self._stretches])), self.min_noise)
         self.memory = float(np.median([one.memory for one in self._stretches]))
         self._measure_wander(len(recent))
-        self._last = values[-MIN_STRETCH:]
+        self.last = values[-MIN_STRETCH:]
 
     def _note_errors(self, values: Floats) -> None:
         whole = values[: len(values) // GROUP * GROUP].reshape(-1, GROUP)
@@ -105,10 +110,10 @@ class Baseline:
         self._errors = np.concatenate([self._errors, errors])[-REMEMBERED_ERRORS:]
 
     def _measure_wander(self, recent: int) -> None:
-        """From the errors, as far as there are enough of them; at least what the noise alone explains."""
+        """From the errors upwards, as a loss that falls is no wander; at least what the noise alone explains."""
         least = float(np.hypot(self.error_of(GROUP), self.error_of(recent)))
-        apart = np.abs(self._errors - np.median(self._errors)) if len(self._errors) >= 6 else np.zeros(1)
-        self.wander = max(least, MAD_TO_SIGMA * float(np.median(apart)))
+        seen = float(np.quantile(self._errors, ONE_SIGMA)) if len(self._errors) >= MIN_ERRORS else 0.0
+        self.wander = max(least, seen)
 
     def accept(self, row: int, values: Floats) -> None:
         """Learn these values and keep them in the history."""
@@ -118,7 +123,7 @@ class Baseline:
     def forget_level(self) -> None:
         """What comes now is not near the level: wait for enough values to learn another."""
         self.level = float("nan")
-        self._last = np.empty(0)
+        self.last = np.empty(0)
 
     def error_of(self, count: int) -> float:
         """Standard error of the median of so many values."""

@@ -26,6 +26,8 @@ MAX_STEP = 2.5
 """A single value adds at most this many deviations, so that heavy tails alone raise no alarm."""
 MAX_OPEN = 8
 """Changes upon changes that are kept apart."""
+DOUBTFUL = 1.0 / 3
+"""No level is learnt while the sum is above this share of its threshold: these values may yet be refused."""
 MIN_RECENT = 8
 """Fewer values since the level was learnt are no level of their own."""
 START, MIN_START_RISE, START_DEVIATIONS = 4, 0.4, 6.0
@@ -139,7 +141,7 @@ class ChangeTest:
             values = values[taken:]
             if at is not None:
                 self._open_shift()
-            elif len(self._pending) >= self._stretch_length():
+            elif len(self._pending) >= self._stretch_length() and self._sum <= DOUBTFUL * self.threshold:
                 self._end_stretch()
         return self.changes[known:]
 
@@ -166,7 +168,7 @@ class ChangeTest:
         path = self._sum + np.cumsum(moves)
         lowest = np.minimum.accumulate(np.minimum(path, 0.0))
         path -= lowest
-        limit = self.threshold * base.memory
+        limit = self.threshold * float(np.sqrt(base.memory))
         if path.max() > limit:
             at = int(np.argmax(path > limit))
             self._note_zero(path[: at + 1])
@@ -184,12 +186,18 @@ class ChangeTest:
         """The sum has gone through the threshold: date the rise, and accept nothing from there on."""
         base = self.baseline
         since = min(max(len(self._pending) - (self.rows - self._zero), 0), len(self._pending) - 1)
-        since += locate_rise(self._pending[since:], base.level, base.noise)
-        before, self._pending = self._pending[:since], self._pending[since:]
+        # What rose right after a level was learnt may have begun before: in the values it was learnt from.
+        earlier = base.last[-MIN_STRETCH // 2 :] if since < MIN_RECENT else base.last[:0]
+        since = 0 if len(earlier) else since
+        since += locate_rise(np.concatenate([earlier, self._pending[since:]]), base.level, base.noise) - len(earlier)
+        before = self._pending[: max(since, 0)]
+        self._pending = np.concatenate([earlier[len(earlier) + since :] if since < 0 else earlier[:0], self._pending[max(since, 0) :]])
         onset = self.rows - len(self._pending)
         if self.first_open is None and len(before) >= MIN_STRETCH:
             base.accept(onset - len(before), before)
         reference = base.level
+        if self.first_open is None and len(before) >= MIN_RECENT:  # it may have fallen since the level was learnt
+            reference = min(reference, float(np.median(before[-MIN_STRETCH:])))
         size = float(np.median(self._pending)) - reference
         self._record(ChangeKind.SHIFT, onset, reference, size, max(self.min_size, RETURN_ERRORS * base.wander))
         base.forget_level()

@@ -155,7 +155,7 @@ def _divergence_symptom(view: RunView, loss: LossCurve, pattern: Pattern, at: in
     at = min(max(at, 0), len(loss) - 1)
     step = float(loss.steps[at])
     raised = raised_level(view) if pattern is Pattern.JUMP else None
-    if raised is not None and not raised.change.slow:
+    if raised is not None and raised.sudden:
         step = raised.step  # to the row, not to the bucket
     low = format_number(float(loss.raw[max(0, loss.best_at - 1) : loss.best_at + 2].mean()))
     low_at = view.at_step(float(loss.steps[loss.best_at]))

@@ -9,7 +9,7 @@ import numpy as np
 from surefoot.logs.log_diagnosis import RunHealth
 from surefoot.logs.symptoms.chance_level import guessed_classes
 from surefoot.logs.symptoms.loss_curve import LossCurve
-from surefoot.logs.symptoms.symptom import LOG_2, RunView, Symptom, format_number, lr_raised
+from surefoot.logs.symptoms.symptom import LOG_2, LossScan, RunView, Symptom, format_number, lr_raised
 from surefoot.records import Cause, Pattern
 from surefoot.signals.change_test import Change, ChangeKind
 
@@ -19,6 +19,10 @@ MIN_ROWS_AFTER = 8
 """With fewer rows after a jump it may still be a spike."""
 PRECEDENT_SHARE = 0.8
 """An earlier jump of this relative size that came back is a precedent."""
+MIN_ALIKE = 4
+"""So many rises that came back are how this run is: a wave, a schedule that restarts."""
+SOON_SHARE, SUDDEN_SHARE = 0.05, 0.5
+"""It was a jump if this share of the rise was there within this share of the rows since."""
 MIN_PROGRESS = 0.15
 """What a run had learnt by a change, as a logarithm, that is worth losing."""
 START_SHARE = 0.97
@@ -47,6 +51,8 @@ class RaisedLevel:
     first: float
     """The first loss of the run."""
     rows_after: int
+    sudden: bool
+    """It rose within a few rows, and not ever since."""
 
     @property
     def lost_all(self) -> bool:
@@ -62,8 +68,9 @@ def raised_level(view: RunView) -> RaisedLevel | None:
         return None
     for change in scan.test.open:
         rise = scan.test.level_now() - change.reference
-        if rise > max(change.margin, scan.test.baseline.error_of(LEVEL_ROWS)):
+        if rise > max(change.margin, scan.test.baseline.error_of(LEVEL_ROWS)) and not _is_usual(scan, change):
             at = change.onset
+            soon = scan.values[at : at + max(LEVEL_ROWS, int(SOON_SHARE * (len(scan.raw) - at)))]
             return RaisedLevel(
                 change=change,
                 step=float(scan.steps[at]),
@@ -73,8 +80,16 @@ def raised_level(view: RunView) -> RaisedLevel | None:
                 last=float(np.median(scan.raw[-LEVEL_ROWS:])),
                 first=float(np.median(scan.raw[:3])),
                 rows_after=len(scan.raw) - at,
+                sudden=not change.slow and float(np.median(soon)) - change.reference > SUDDEN_SHARE * rise,
             )
     return None
+
+
+def _is_usual(scan: LossScan, change: Change) -> bool:
+    """Whether the loss rose like this several times and came back, and has had no longer to do so now."""
+    alike = [one for one in scan.test.changes if one.end is not None and one.size >= PRECEDENT_SHARE * change.size]
+    longest = max((one.end - one.onset for one in alike if one.end is not None), default=0)
+    return len(alike) >= MIN_ALIKE and len(scan.raw) - change.onset <= longest
 
 
 def find_raised_level(view: RunView) -> Symptom | None:
@@ -82,7 +97,7 @@ def find_raised_level(view: RunView) -> Symptom | None:
     raised = raised_level(view)
     if raised is None:
         return None
-    slow = raised.change.slow
+    slow = not raised.sudden
     above = f"{np.expm1(raised.rise):.1%}".replace("%", " %")
     evidence = [f"about {format_number(raised.before)} before, {format_number(raised.top)} at its highest since"]
     evidence.append(f"{format_number(raised.last)} at the end, {above} above the level before")
