@@ -12,8 +12,8 @@ from surefoot.records import Cause, Pattern
 
 RECENT_SHARE = 0.1
 """A NaN in the last share of the run still counts as present."""
-MIN_REPEATED = 3
-"""Repeated NaNs, one of them recent, are no accident."""
+MIN_REPEATED, MIN_RECENT_SHARE = 3, 0.05
+"""Repeated NaNs that are this share of the recent values are no accident; each of fewer was one update."""
 MAX_NANS_AFTER_SHAPE = 3
 """With at most this many NaNs at the end, the pattern is that of the curve before them."""
 
@@ -52,8 +52,8 @@ def nonfinite_onset(series: Series) -> int | None:
     if bad[-1]:
         good = np.flatnonzero(~bad)
         return int(good[-1]) + 1 if len(good) else 0
-    recent = bad[-max(1, int(RECENT_SHARE * count)) :].sum()
-    if recent and bad.sum() >= MIN_REPEATED:
+    recent = bad[-max(1, int(RECENT_SHARE * count)) :]
+    if bad.sum() >= MIN_REPEATED and recent.mean() > MIN_RECENT_SHARE:
         return int(np.flatnonzero(bad)[0])
     return None
 

@@ -159,7 +159,7 @@ def _index_by_counter(rows: NDArray[np.int64], steps: Floats, unit: str) -> Step
             starts.append(int(index))
             begin = int(index)
         elif index - begin > 1 and steps[index] < steps[begin:index].max() - 2 * spacing:
-            again = steps[begin:index] > steps[index]
+            again = steps[begin:index] >= steps[index]
             dropped[begin:index] |= again
             notes.append(
                 f"the log goes back from {unit} {steps[index - 1]:g} to {steps[index]:g}: what it did twice is told"
