@@ -11,7 +11,7 @@ from surefoot.logs.symptoms.chance_level import guessed_classes
 from surefoot.logs.symptoms.loss_curve import LossCurve
 from surefoot.logs.symptoms.symptom import LOG_2, LossScan, RunView, Symptom, format_number, lr_raised
 from surefoot.records import Cause, Pattern
-from surefoot.signals.change_test import Change, ChangeKind
+from surefoot.signals.change_test import Change, ChangeKind, find_step
 
 LEVEL_ROWS = 10
 """Rows whose median is a level to tell the user."""
@@ -69,20 +69,26 @@ def raised_level(view: RunView) -> RaisedLevel | None:
     for change in scan.test.open:
         rise = scan.test.level_now() - change.reference
         if rise > max(change.margin, scan.test.baseline.error_of(LEVEL_ROWS)) and not _is_usual(scan, change):
-            at = change.onset
-            soon = scan.values[at : at + max(LEVEL_ROWS, int(SOON_SHARE * (len(scan.raw) - at)))]
-            return RaisedLevel(
-                change=change,
-                step=float(scan.steps[at]),
-                rise=rise,
-                before=float(np.median(scan.raw[max(0, at - LEVEL_ROWS) : at])) if at else float(scan.raw[0]),
-                top=float(scan.raw[at:].max()),
-                last=float(np.median(scan.raw[-LEVEL_ROWS:])),
-                first=float(np.median(scan.raw[:3])),
-                rows_after=len(scan.raw) - at,
-                sudden=not change.slow and float(np.median(soon)) - change.reference > SUDDEN_SHARE * rise,
-            )
+            return _describe(scan, change, rise)
     return None
+
+
+def _describe(scan: LossScan, change: Change, rise: float) -> RaisedLevel:
+    step = find_step(scan.values, change) if change.slow else None
+    at = change.onset if step is None else step
+    soon = scan.values[at : at + max(LEVEL_ROWS, int(SOON_SHARE * (len(scan.raw) - at)))]
+    at_once = not change.slow and float(np.median(soon)) - change.reference > SUDDEN_SHARE * rise
+    return RaisedLevel(
+        change=change,
+        step=float(scan.steps[at]),
+        rise=rise,
+        before=float(np.median(scan.raw[max(0, at - LEVEL_ROWS) : at])) if at else float(scan.raw[0]),
+        top=float(scan.raw[at:].max()),
+        last=float(np.median(scan.raw[-LEVEL_ROWS:])),
+        first=float(np.median(scan.raw[:3])),
+        rows_after=len(scan.raw) - at,
+        sudden=at_once or step is not None,
+    )
 
 
 def _is_usual(scan: LossScan, change: Change) -> bool:

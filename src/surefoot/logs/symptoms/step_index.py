@@ -90,7 +90,11 @@ def counter_at(column: LogColumn, rows: NDArray[np.int64]) -> Floats:
     if not len(have):
         return np.full(len(rows), np.nan)
     index = np.clip(np.searchsorted(have, rows, side="right") - 1, 0, None)
-    return values[index]
+    if len(have) < THINNED_LENGTH:
+        return values[index]
+    # Every column may be thinned at other records: between two of them a counter moved evenly, unless it went back.
+    ahead = values[np.minimum(index + 1, len(values) - 1)] >= values[index]
+    return np.where(ahead, np.round(np.interp(rows, have, values), 6), values[index])
 
 
 def _is_counter(steps: Floats) -> bool:
