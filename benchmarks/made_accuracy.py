@@ -89,8 +89,9 @@ def prefix_grid(curve: MadeCurve) -> list[int]:
     """Lengths at which a log that grows is judged."""
     whole = len(curve)
     grid = {int(share * whole) for share in SHARES}
-    if curve.onset is not None:
-        grid |= {curve.onset + after for after in AFTER_ONSET}
+    for row in (curve.onset, *curve.events):
+        if row is not None:
+            grid |= {row + after for after in AFTER_ONSET}
     return sorted(rows for rows in grid if MIN_ROWS <= rows <= whole)
 
 

@@ -12,12 +12,29 @@ LOG_CLASSES_TOLERANCE = 0.004
 """Relative distance from that logarithm."""
 COUNT_SETTINGS = ("vocab_size", "num_classes", "n_classes", "num_labels", "n_vocab")
 """Names under which a log may say how many classes there are."""
+START_TOLERANCE = 0.05
+"""A first loss this near to that logarithm makes a usual number of classes plausible: an untrained model guesses."""
 
 
 def guessed_classes(value: float, settings: Mapping[str, float | str]) -> int | None:
     """The number of classes, known from the log or a usual one, at whose logarithm a loss is."""
-    known = [int(count) for name in COUNT_SETTINGS if isinstance(count := settings.get(name), int | float) and count > 1]
-    for count in (*known, *COMMON_CLASS_COUNTS, *COMMON_VOCABULARIES):
-        if abs(value - math.log(count)) < LOG_CLASSES_TOLERANCE * math.log(count):
-            return count
-    return None
+    usual = (*_known_counts(settings), *COMMON_CLASS_COUNTS, *COMMON_VOCABULARIES)
+    return next((count for count in usual if _is_at(value, count, LOG_CLASSES_TOLERANCE)), None)
+
+
+def chance_classes(value: float, first: float, settings: Mapping[str, float | str]) -> int | None:
+    """The same, for a run that may have learnt: a usual number counts only if the run began at its logarithm."""
+    known = _known_counts(settings)
+    if (count := next((count for count in known if _is_at(value, count, START_TOLERANCE)), None)) is not None:
+        return count
+    count = None if known else guessed_classes(value, settings)
+    return count if count is not None and _is_at(first, count, START_TOLERANCE) else None
+
+
+def _known_counts(settings: Mapping[str, float | str]) -> tuple[int, ...]:
+    counts = (settings.get(name) for name in COUNT_SETTINGS)
+    return tuple(int(count) for count in counts if isinstance(count, int | float) and count > 1)
+
+
+def _is_at(value: float, count: int, tolerance: float) -> bool:
+    return abs(value - math.log(count)) < tolerance * math.log(count)

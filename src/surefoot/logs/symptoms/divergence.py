@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from surefoot.logs.log_diagnosis import RunHealth
 from surefoot.logs.run_curves import Series
 from surefoot.logs.symptoms.loss_curve import MAX_POINTS, LossCurve, loss_curve
-from surefoot.logs.symptoms.raised_level import JUMP_CAUSES, find_raised_level, raised_level
+from surefoot.logs.symptoms.raised_level import JUMP_CAUSES, PRECEDENT_SHARE, find_raised_level, raised_level
 from surefoot.logs.symptoms.symptom import (
     LOG_2,
     MIN_SIGMAS,
@@ -29,6 +31,8 @@ SWING_GROWTH = 3.0
 """How much wider the last swings are than those in the calmest part of the run."""
 MIN_LOSSES = 4
 """Shorter runs are not judged."""
+WANDERS = 4.0
+"""A rise of less than this many times what the level wanders anyway."""
 SHORT_RUN = 60
 """In shorter runs the noise is also measured between neighbours."""
 END_WINDOW = 10
@@ -42,7 +46,8 @@ def find_divergence(view: RunView) -> Symptom | None:
     if loss is None or len(loss) < MIN_LOSSES or view.adversarial:
         return None
     if _has_blown_up(loss, view.thresholds):
-        return _classify_blowup(view, loss)
+        symptom = _classify_blowup(view, loss)
+        return replace(symptom, verdict=RunHealth.WARNING) if _wanders(view, loss) else symptom
     ended = _ends_high(view)
     if ended is not None:
         return ended
@@ -91,6 +96,18 @@ def _has_blown_up(loss: LossCurve, thresholds: SymptomThresholds) -> bool:
     return loss.rise > least and loss.best_at < len(loss) - 2
 
 
+def _wanders(view: RunView, loss: LossCurve) -> bool:
+    """Whether the loss goes up and down as it did before and ends near where it began: a failure it is not."""
+    if loss.last > loss.start + LOG_2 / 2:
+        return False
+    before = loss.level[: max(loss.best_at, 1)]
+    rose_before = float((before - np.minimum.accumulate(before)).max())
+    if rose_before >= PRECEDENT_SHARE * loss.rise:
+        return True
+    wander = view.scan.test.baseline.wander if view.scan is not None else 0.0
+    return loss.start - loss.best < loss.rise < WANDERS * wander
+
+
 def _classify_blowup(view: RunView, loss: LossCurve) -> Symptom:
     middle = (loss.best + loss.last) / 2
     above = loss.level > middle
@@ -103,6 +120,9 @@ def _classify_blowup(view: RunView, loss: LossCurve) -> Symptom:
     gains = highest[stretch:] - highest[:-stretch] if len(highest) > stretch else np.zeros(1)
     total = float(highest[-1] - after[0])
     if total > 0 and float(gains.max()) > JUMP_SHARE * total:
+        raised = raised_level(view)
+        if raised is not None and raised.sudden and (dated := find_raised_level(view)) is not None:
+            return dated  # to the row, not to the bucket
         half = after[0] + 0.5 * float(gains.max())
         return _divergence_symptom(view, loss, Pattern.JUMP, loss.best_at + int(np.flatnonzero(after > half)[0]))
     low = np.flatnonzero(after <= loss.best + 2 * loss.noise)
@@ -154,9 +174,6 @@ def _alternates_wider(loss: LossCurve) -> bool:
 def _divergence_symptom(view: RunView, loss: LossCurve, pattern: Pattern, at: int) -> Symptom:
     at = min(max(at, 0), len(loss) - 1)
     step = float(loss.steps[at])
-    raised = raised_level(view) if pattern is Pattern.JUMP else None
-    if raised is not None and raised.sudden:
-        step = raised.step  # to the row, not to the bucket
     low = format_number(float(loss.raw[max(0, loss.best_at - 1) : loss.best_at + 2].mean()))
     low_at = view.at_step(float(loss.steps[loss.best_at]))
     last = format_number(float(np.median(loss.raw[-max(3, len(loss) // 10) :])))

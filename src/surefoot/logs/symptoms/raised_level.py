@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from surefoot.logs.log_diagnosis import RunHealth
-from surefoot.logs.symptoms.chance_level import guessed_classes
+from surefoot.logs.symptoms.chance_level import chance_classes
 from surefoot.logs.symptoms.loss_curve import LossCurve
 from surefoot.logs.symptoms.symptom import LOG_2, LossScan, RunView, Symptom, format_number, lr_raised
 from surefoot.records import Cause, Pattern
@@ -25,12 +25,16 @@ SOON_SHARE, SUDDEN_SHARE = 0.05, 0.5
 """It was a jump if this share of the rise was there within this share of the rows since."""
 MIN_PROGRESS = 0.15
 """What a run had learnt by a change, as a logarithm, that is worth losing."""
-START_SHARE = 0.97
+START_SHARE = 0.95
 """From this share of the first loss on, all that was learnt is lost."""
+FEW = 5
+"""Rows right after a jump."""
 COMING_BACK_SHARE = 0.5
-"""A jump of which less than this is left, and that still falls, is coming back."""
-MIN_FALL_SHARE = 0.1
-"""What is left of a rise falls by this share while its age doubles, if it still falls."""
+"""A jump of which less than this is left may be coming back."""
+LASTING_SHARE = 0.05
+"""A jump has lasted after this share of the rows before it."""
+MIN_FALL_SHARE = 0.06
+"""What is left of a rise falls by this share over the second half of its age, if it still falls."""
 
 JUMP_CAUSES = ((Cause.BAD_BATCH, 0.4), (Cause.PRECISION_OVERFLOW, 0.2), (Cause.LEARNING_RATE, 0.2))
 DRIFT_CAUSES = ((Cause.DRIFT, 0.4), (Cause.LEARNING_RATE, 0.35), (Cause.SCHEDULE, 0.2))
@@ -50,6 +54,8 @@ class RaisedLevel:
     last: float
     first: float
     """The first loss of the run."""
+    began_again: bool
+    """The loss leapt to where it was in the beginning."""
     rows_after: int
     sudden: bool
     """It rose within a few rows, and not ever since."""
@@ -57,8 +63,12 @@ class RaisedLevel:
     @property
     def lost_all(self) -> bool:
         """Whether the loss is as high again as it was in the beginning."""
-        learnt = self.first > 0 and self.before < self.first * (1 - MIN_PROGRESS)
-        return learnt and self.last >= START_SHARE * self.first
+        return has_learnt(self.first, self.before) and self.last >= START_SHARE * self.first
+
+
+def has_learnt(first: float, before: float) -> bool:
+    """Whether a run had learnt something worth losing."""
+    return first > 0 and before < first * (1 - MIN_PROGRESS)
 
 
 def raised_level(view: RunView) -> RaisedLevel | None:
@@ -78,14 +88,17 @@ def _describe(scan: LossScan, change: Change, rise: float) -> RaisedLevel:
     at = change.onset if step is None else step
     soon = scan.values[at : at + max(LEVEL_ROWS, int(SOON_SHARE * (len(scan.raw) - at)))]
     at_once = not change.slow and float(np.median(soon)) - change.reference > SUDDEN_SHARE * rise
+    first = float(np.median(scan.raw[:3]))
+    before = float(np.median(scan.raw[max(0, at - LEVEL_ROWS) : at])) if at else float(scan.raw[0])
     return RaisedLevel(
         change=change,
         step=float(scan.steps[at]),
         rise=rise,
-        before=float(np.median(scan.raw[max(0, at - LEVEL_ROWS) : at])) if at else float(scan.raw[0]),
+        before=before,
         top=float(scan.raw[at:].max()),
         last=float(np.median(scan.raw[-LEVEL_ROWS:])),
-        first=float(np.median(scan.raw[:3])),
+        first=first,
+        began_again=has_learnt(first, before) and float(np.median(scan.raw[at : at + FEW])) >= START_SHARE * first,
         rows_after=len(scan.raw) - at,
         sudden=at_once or step is not None,
     )
@@ -105,12 +118,14 @@ def find_raised_level(view: RunView) -> Symptom | None:
         return None
     slow = not raised.sudden
     above = f"{np.expm1(raised.rise):.1%}".replace("%", " %")
-    evidence = [f"about {format_number(raised.before)} before, {format_number(raised.top)} at its highest since"]
+    evidence = [
+        f"the loss was down to about {format_number(raised.before)} before, {format_number(raised.top)} at its highest since"
+    ]
     evidence.append(f"{format_number(raised.last)} at the end, {above} above the level before")
     if raised.lost_all:
         evidence.append(f"all that was learnt is lost: the first loss was {format_number(raised.first)}")
-    classes = guessed_classes(raised.last, view.settings)
-    chance = classes is not None and raised.before < (1 - MIN_PROGRESS) * raised.last
+    classes = chance_classes(raised.last, raised.first, view.settings)
+    chance = classes is not None and has_learnt(raised.last, raised.before)
     if chance:
         evidence.append(f"{format_number(raised.last)} is the logarithm of {classes}: the model guesses")
     rate, words = lr_raised(view, raised.step)
@@ -128,12 +143,17 @@ def find_raised_level(view: RunView) -> Symptom | None:
 
 
 def _has_failed(view: RunView, raised: RaisedLevel, *, chance: bool) -> bool:
+    """New data can double a loss for a while, so a jump alone has failed only once it has lasted and falls no more."""
     if raised.rows_after < MIN_ROWS_AFTER or raised.change.kind is ChangeKind.SPIKE:
         return False
     if raised.lost_all or chance:
         return True
     far = max(view.thresholds.blowup_rise, view.thresholds.rise_to_noise * raised.change.noise)
-    return raised.rise > far and not has_precedent(view, raised) and not is_coming_back(view, raised)
+    if raised.rise <= far or has_precedent(view, raised):
+        return False
+    if raised.began_again and raised.rise > COMING_BACK_SHARE * raised.change.size:
+        return True
+    return raised.rows_after >= LASTING_SHARE * raised.change.onset and not still_falls(view, raised)
 
 
 def has_precedent(view: RunView, raised: RaisedLevel) -> bool:
@@ -143,13 +163,11 @@ def has_precedent(view: RunView, raised: RaisedLevel) -> bool:
     return max(back, default=0.0) >= PRECEDENT_SHARE * raised.change.size
 
 
-def is_coming_back(view: RunView, raised: RaisedLevel) -> bool:
-    """Whether most of a jump is gone, and what is left still falls."""
+def still_falls(view: RunView, raised: RaisedLevel) -> bool:
+    """Whether the loss has become lower over the second half of the rows since."""
     assert view.scan is not None
-    if raised.change.slow or raised.rise > COMING_BACK_SHARE * raised.change.size:
-        return False
     later = view.scan.values[raised.change.onset + raised.rows_after // 2 :]
-    few = max(1, min(len(later) // 4, 200))
+    few = max(1, len(later) // 4)
     return float(np.median(later[:few]) - np.median(later[-few:])) > MIN_FALL_SHARE * raised.rise
 
 
