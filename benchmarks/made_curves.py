@@ -121,6 +121,8 @@ class _Base:
 
     def make(self, level: Floats, **facts: object) -> MadeCurve:
         loss = level * np.exp(self.noise)
+        if facts["verdicts"] == HEALTHY and self.noise.max() > np.log(2):
+            facts["verdicts"] = PASSED  # a loss of twice the level is a spike, though it came from heavy tails
         return MadeCurve(name=self.name, level=level, loss=loss, **facts)  # pyright: ignore[reportArgumentType]
 
     def share(self, low: float = 0.3, high: float = 0.7) -> int:

@@ -54,7 +54,7 @@ class ChangeKind(StrEnum):
     DRIFT = "drift"
     """Rose slowly, after it had been level or falling."""
     TREND = "trend"
-    """Has risen since the beginning."""
+    """Rose slowly, and had not been lower than in the beginning."""
 
 
 @dataclass(slots=True)
@@ -266,7 +266,7 @@ class ChangeTest:
         rise = slow_rise(history, self.deviations)
         if rise is None or rise.size <= max(self.min_size, rise.margin):
             return
-        kind = ChangeKind.TREND if rise.block <= 1 else ChangeKind.DRIFT
+        kind = ChangeKind.TREND if rise.from_start else ChangeKind.DRIFT
         margin = max(self.min_size, rise.margin)
         self._record(kind, history.rows[rise.block], rise.best, rise.size, margin)
 
@@ -281,6 +281,8 @@ class SlowRise:
     size: float
     margin: float
     """A rise by chance is smaller."""
+    from_start: bool
+    """The first level was as low as the best one."""
 
 
 def slow_rise(history: LevelHistory, deviations: float) -> SlowRise | None:
@@ -302,7 +304,8 @@ def slow_rise(history: LevelHistory, deviations: float) -> SlowRise | None:
     wandering = min(max(float(np.log2(far / near)) / 2, 0.0), 0.5) if near > 0 and far > 0 else 0.0
     margin = deviations * near * float(np.sqrt(2 / SMOOTH)) * (distance / SMOOTH) ** wandering
     below = np.flatnonzero(smooth <= smooth[at] + margin / 2)
-    return SlowRise(int(below[-1]) + 1, float(smooth[at]), size, margin)
+    from_start = bool(smooth[0] - smooth[at] <= margin)
+    return SlowRise(int(below[-1]) + 1, float(smooth[at]), size, margin, from_start)
 
 
 def _bend(levels: Floats, apart: int) -> float:

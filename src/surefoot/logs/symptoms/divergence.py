@@ -48,12 +48,12 @@ def find_divergence(view: RunView) -> Symptom | None:
     if _has_blown_up(loss, view.thresholds):
         symptom = _classify_blowup(view, loss)
         return replace(symptom, verdict=RunHealth.WARNING) if _wanders(view, loss) else symptom
-    ended = _ends_high(view)
-    if ended is not None:
-        return ended
     if _swings_widen(loss):
         return _divergence_symptom(view, loss, Pattern.OSCILLATING, loss.best_at)
-    return find_raised_level(view) or _slow_rise(view, loss)
+    raised = find_raised_level(view)
+    if raised is not None and raised.pattern is Pattern.JUMP:
+        return raised
+    return _ends_high(view) or raised or _slow_rise(view, loss)
 
 
 def _ends_high(view: RunView) -> Symptom | None:
@@ -98,7 +98,7 @@ def _has_blown_up(loss: LossCurve, thresholds: SymptomThresholds) -> bool:
 
 def _wanders(view: RunView, loss: LossCurve) -> bool:
     """Whether the loss goes up and down as it did before and ends near where it began: a failure it is not."""
-    if loss.last > loss.start + LOG_2 / 2:
+    if loss.last > loss.start + LOG_2:
         return False
     before = loss.level[: max(loss.best_at, 1)]
     rose_before = float((before - np.minimum.accumulate(before)).max())
