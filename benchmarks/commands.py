@@ -133,7 +133,8 @@ def logs(
         bool, typer.Option("--speed", help="Time and memory for large generated logs (1.5 GB of temporary files).")
     ] = False,
     made: Annotated[
-        bool, typer.Option("--made", help="Made-up curves of up to a million rows, whole and at every prefix of a grid.")
+        bool,
+        typer.Option("--made", help="Made-up curves of up to a million rows, whole and at every prefix of a grid."),
     ] = False,
     split: SplitName = "report",
 ) -> None:

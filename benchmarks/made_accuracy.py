@@ -106,14 +106,14 @@ def summary(name: str, scores: Iterable[CurveScore]) -> list[str]:
     healthy = [score for score in scores if score.curve.healthy]
     rows = sum(len(score.curve) for score in healthy)
     findings = sum(score.findings for score in healthy)
+    failed, prefixes = sum(len(score.failed) for score in healthy), sum(score.prefixes for score in healthy)
+    count, total = len(scores), sum(len(score.curve) for score in scores)
     return [
-        f"{name}: {len(scores)} curves, {sum(len(score.curve) for score in scores):,} rows;"
-        f" verdict right in {right} ({right / max(len(scores), 1):.0%})",
+        f"{name}: {count} curves, {total:,} rows; verdict right in {right} ({right / max(count, 1):.0%})",
         f"  {missed} of {harmed} prefixes of a harmed run called healthy",
         f"  {near} of {len(errors)} jumps dated within {SUDDEN_ROWS} rows; worst {errors[-1] if errors else 0:,}",
-        f"  {sum(len(score.failed) for score in healthy)} of {sum(score.prefixes for score in healthy)} prefixes of"
-        f" healthy runs called failed; {findings} findings in {rows:,} healthy rows"
-        f" ({findings / max(rows, 1) * 1e6:.1f} a million)",
+        f"  {failed} of {prefixes} prefixes of healthy runs called failed",
+        f"  {findings} findings in {rows:,} healthy rows ({findings / max(rows, 1) * 1e6:.1f} a million)",
     ]
 
 

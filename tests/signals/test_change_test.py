@@ -7,7 +7,9 @@ import pytest
 from numpy.typing import NDArray
 
 from surefoot.signals.baseline import LevelHistory
-from surefoot.signals.change_test import ChangeKind, ChangeTest, alarm_threshold, find_step
+from surefoot.signals.change import ChangeKind
+from surefoot.signals.change_test import ChangeTest, alarm_threshold
+from surefoot.signals.dating import find_step
 
 Floats = NDArray[np.float64]
 

@@ -24,7 +24,7 @@ from surefoot.logs.symptoms.live_judge import replay_live_judge, with_recorded_d
 from surefoot.logs.symptoms.no_learning import find_plateau, find_zero_loss
 from surefoot.logs.symptoms.nonfinite import find_nonfinite
 from surefoot.logs.symptoms.overfit import find_overfit
-from surefoot.logs.symptoms.raised_level import find_spike
+from surefoot.logs.symptoms.spikes import find_spike
 from surefoot.logs.symptoms.symptom import DEFAULT_THRESHOLDS, RunView, Symptom, SymptomThresholds, format_number
 from surefoot.logs.symptoms.training_settings import (
     find_constant_clipping,

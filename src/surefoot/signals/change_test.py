@@ -1,18 +1,18 @@
 """A sequential test for a number that rises above what is normal for it: a spike, a shift, a drift or a trend.
 
-Values are on a scale on which noise is about equal everywhere: the logarithm of a loss or of a norm. Two statistics look
-at the same baseline: a cumulated sum finds what rises within a few rows, and the history of levels finds what rises too
-slowly for that. Values that are not accepted never move the level a change is measured from.
+Values are on a scale on which noise is about equal everywhere: the logarithm of a loss or of a norm. Two statistics
+look at the same baseline: a cumulated sum finds what rises within a few rows, and the history of levels finds what rises
+too slowly for that. Values that are not accepted never move the level a change is measured from.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-
 import numpy as np
 
-from surefoot.signals.baseline import MAD_TO_SIGMA, MIN_STRETCH, Baseline, Floats, LevelHistory
+from surefoot.signals.baseline import MIN_STRETCH, Baseline, Floats
+from surefoot.signals.change import Change, ChangeKind
+from surefoot.signals.dating import locate_rise
+from surefoot.signals.slow_rise import SMOOTH, slow_rise
 
 MIN_SIZE = 0.025
 """A smaller rise does not matter: 2.5 % on a logarithmic scale."""
@@ -32,8 +32,6 @@ MIN_RECENT = 8
 """Fewer values since the level was learnt are no level of their own."""
 START, MIN_START_RISE, START_DEVIATIONS = 4, 0.4, 6.0
 """The first values, above whose median by so much, and so many deviations, the first level may not be."""
-MIN_BLOCKS = 12
-"""Fewer blocks of history show no drift."""
 SAME_CHANGE_ROWS, SAME_CHANGE_SHARE = 4 * MIN_STRETCH, 0.02
 """A further rise within so many rows, or this share of the run, belongs to the same change."""
 SETTLED = 1.0 / 8
@@ -42,47 +40,6 @@ RETURN_ERRORS = 3.0
 """Standard errors within which a level is the same as before."""
 SPIKE_SHARE = 0.02
 """A shift that came back within this share of the run was a spike."""
-SMOOTH = 3
-"""Neighbouring blocks that are averaged before levels are compared."""
-
-
-class ChangeKind(StrEnum):
-    SPIKE = "spike"
-    """Came back soon."""
-    SHIFT = "shift"
-    """Rose within a few rows."""
-    DRIFT = "drift"
-    """Rose slowly, after it had been level or falling."""
-    TREND = "trend"
-    """Rose slowly, and had not been lower than in the beginning."""
-
-
-@dataclass(slots=True)
-class Change:
-    """A rise above the level that was accepted last."""
-
-    kind: ChangeKind
-    onset: int
-    """First row of it."""
-    found: int
-    """Row at which it was certain."""
-    reference: float
-    """The level before it."""
-    noise: float
-    """The noise before it."""
-    margin: float
-    """How far above the reference counts as back."""
-    size: float
-    """The highest level since, above the reference."""
-    latest: int
-    """Row at which it was last seen to rise."""
-    end: int | None = None
-    """Row at which the level before was reached again; None while it is not."""
-
-    @property
-    def slow(self) -> bool:
-        """Whether it rose too slowly to be seen from row to row."""
-        return self.kind in (ChangeKind.DRIFT, ChangeKind.TREND)
 
 
 def alarm_threshold(false_alarms: float) -> float:
@@ -191,7 +148,9 @@ class ChangeTest:
         since = 0 if len(earlier) else since
         since += locate_rise(np.concatenate([earlier, self._pending[since:]]), base.level, base.noise) - len(earlier)
         before = self._pending[: max(since, 0)]
-        self._pending = np.concatenate([earlier[len(earlier) + since :] if since < 0 else earlier[:0], self._pending[max(since, 0) :]])
+        self._pending = np.concatenate(
+            [earlier[len(earlier) + since :] if since < 0 else earlier[:0], self._pending[max(since, 0) :]]
+        )
         onset = self.rows - len(self._pending)
         if self.first_open is None and len(before) >= MIN_STRETCH:
             base.accept(onset - len(before), before)
@@ -242,7 +201,9 @@ class ChangeTest:
         if rise < max(MIN_START_RISE, START_DEVIATIONS * noise):
             return False
         at = START // 2 + locate_rise(values[START // 2 :], before, noise)
-        self.changes.append(Change(ChangeKind.SHIFT, at, self.rows, before, noise, self.min_size + noise, rise, self.rows))
+        self.changes.append(
+            Change(ChangeKind.SHIFT, at, self.rows, before, noise, self.min_size + noise, rise, self.rows)
+        )
         return True
 
     def _look_for_return(self) -> None:
@@ -269,79 +230,3 @@ class ChangeTest:
         kind = ChangeKind.TREND if rise.from_start else ChangeKind.DRIFT
         margin = max(self.min_size, rise.margin)
         self._record(kind, history.rows[rise.block], rise.best, rise.size, margin)
-
-
-@dataclass(frozen=True, slots=True)
-class SlowRise:
-    """The present level of a history above its best one."""
-
-    block: int
-    """The last block at the best level."""
-    best: float
-    size: float
-    margin: float
-    """A rise by chance is smaller."""
-    from_start: bool
-    """The first level was as low as the best one."""
-
-
-def slow_rise(history: LevelHistory, deviations: float) -> SlowRise | None:
-    """How far the last blocks of a history are above its best ones, and how far they could be by chance.
-
-    The noise of the blocks is taken from the blocks themselves; if neighbours differ less than blocks further apart, the
-    level wanders, and the margin grows with the distance as a random walk does.
-    """
-    levels = np.asarray(history.levels)
-    if len(levels) < MIN_BLOCKS:
-        return None
-    smooth = np.convolve(levels, np.full(SMOOTH, 1 / SMOOTH), "valid")
-    at = int(np.argmin(smooth[:-2])) if len(smooth) > 4 else 0
-    size = float(smooth[-1] - smooth[at])
-    if size <= 0:
-        return None
-    distance = len(smooth) - 1 - at
-    near, far = _bend(levels, 1), _bend(levels, 4)
-    wandering = min(max(float(np.log2(far / near)) / 2, 0.0), 0.5) if near > 0 and far > 0 else 0.0
-    margin = deviations * near * float(np.sqrt(2 / SMOOTH)) * (distance / SMOOTH) ** wandering
-    below = np.flatnonzero(smooth <= smooth[at] + margin / 2)
-    from_start = bool(smooth[0] - smooth[at] <= margin)
-    return SlowRise(int(below[-1]) + 1, float(smooth[at]), size, margin, from_start)
-
-
-def _bend(levels: Floats, apart: int) -> float:
-    """Noise of a level, from second differences, which a steady rise or fall leaves out."""
-    if len(levels) < 2 * apart + 4:
-        return 0.0
-    bends = levels[2 * apart :] - 2 * levels[apart:-apart] + levels[: -2 * apart]
-    return MAD_TO_SIGMA * float(np.median(np.abs(bends))) / float(np.sqrt(6))
-
-
-def locate_rise(values: Floats, before: float, noise: float) -> int:
-    """The index of the value at which a level rises, given the level before: all from there on are most likely above."""
-    height = max(float(np.median(values[-max(3, len(values) // 2) :])) - before, noise)
-    gains = np.clip(values - before, -height, 2 * height) - height / 2
-    ahead = np.cumsum(gains[::-1])[::-1]
-    return int(np.argmax(ahead))
-
-
-STEP_ROWS = 12
-"""Values on either side of a step that show its height."""
-STEP_SHARE = 0.6
-"""A slow change of which this share came from one value to the next was a step."""
-
-
-def find_step(values: Floats, change: Change) -> int | None:
-    """The index at which a change that was seen late rose at once, if it did; `values` are all that were fed."""
-    lag = change.found - change.onset
-    first, last = max(0, change.onset - lag), min(len(values), change.found + lag)
-    around = values[first:last]
-    if len(around) < 2 * STEP_ROWS:
-        return None
-    low, high = float(np.median(around[: len(around) // 4])), float(np.median(around[-(len(around) // 4) :]))
-    gains = np.clip(around - (low + high) / 2, low - high, high - low)
-    at = int(np.argmin(np.cumsum(gains))) + 1
-    before, after = around[max(0, at - STEP_ROWS) : at], around[at : at + STEP_ROWS]
-    if min(len(before), len(after)) < STEP_ROWS // 2 or high <= low:
-        return None
-    height = float(np.median(after) - np.median(before))
-    return first + at if height > STEP_SHARE * max(change.size, high - low) else None

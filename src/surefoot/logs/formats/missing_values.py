@@ -15,8 +15,8 @@ padding if the other records have these and this one does not:
 - it has no number at all, not even a step or an index, or
 - only its step or index continues, and a learning rate, time or memory that all other records have is missing.
 A record with a step and NaN for everything that can become NaN (loss, norm, accuracy) is a failure and stays, unless
-such records stand alone and come at regular distances (an evaluation was merged into the log), or repeat the step of the
-record before.
+such records stand alone and come at regular distances (an evaluation was merged into the log), or repeat the step of
+the record before.
 """
 
 from __future__ import annotations
