@@ -1,8 +1,8 @@
 """A sequential test for a number that rises above what is normal for it: a spike, a shift, a drift or a trend.
 
 Values are on a scale on which noise is about equal everywhere: the logarithm of a loss or of a norm. Two statistics
-look at the same baseline: a cumulated sum finds what rises within a few rows, and the history of levels finds what rises
-too slowly for that. Values that are not accepted never move the level a change is measured from.
+look at the same baseline: a cumulated sum finds what rises within a few rows, and the history of levels what rises too
+slowly for that. Values that are not accepted never move the level a change is measured from.
 """
 
 from __future__ import annotations
