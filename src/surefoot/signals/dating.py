@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from surefoot.signals.baseline import Floats
+from surefoot.signals.baseline import MEDIAN_ERROR, Floats
 from surefoot.signals.change import Change
 
-STEP_ROWS = 12
-"""Values on either side of a step that show its height."""
+STEP_ROWS, NOISY_STEP_ROWS = 12, 100
+"""Values on either side of a step that show its height: so many, more where it is not above the noise."""
+STEP_ERRORS = 4.0
+"""Standard errors by which it is above chance."""
 STEP_SHARE = 0.6
 """A slow change of which this share came from one value to the next was a step."""
 
@@ -31,8 +33,11 @@ def find_step(values: Floats, change: Change) -> int | None:
     low, high = float(np.median(around[: len(around) // 4])), float(np.median(around[-(len(around) // 4) :]))
     gains = np.clip(around - (low + high) / 2, low - high, high - low)
     at = int(np.argmin(np.cumsum(gains))) + 1
-    before, after = around[max(0, at - STEP_ROWS) : at], around[at : at + STEP_ROWS]
-    if min(len(before), len(after)) < STEP_ROWS // 2 or high <= low:
+    size = max(change.size, high - low)
+    rows = int(min(max(STEP_ROWS, NOISY_STEP_ROWS * (change.noise / size) ** 2), len(around) // 4)) if size > 0 else 0
+    before, after = around[max(0, at - rows) : at], around[at : at + rows]
+    if min(len(before), len(after)) < max(rows // 2, 3):
         return None
     height = float(np.median(after) - np.median(before))
-    return first + at if height > STEP_SHARE * max(change.size, high - low) else None
+    least = max(STEP_SHARE * size, STEP_ERRORS * MEDIAN_ERROR * change.noise * float(np.sqrt(2 / rows)))
+    return first + at if height > least else None
