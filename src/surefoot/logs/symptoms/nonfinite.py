@@ -14,6 +14,8 @@ RECENT_SHARE = 0.1
 """A NaN in the last share of the run still counts as present."""
 MIN_REPEATED, MIN_RECENT_SHARE = 3, 0.05
 """Repeated NaNs that are this share of the recent values are no accident; each of fewer was one update."""
+FIRST_EVALS = 3
+"""Evaluations of a model that has learnt nothing yet may be infinite."""
 MAX_NANS_AFTER_SHAPE = 3
 """With at most this many NaNs at the end, the pattern is that of the curve before them."""
 
@@ -24,22 +26,22 @@ def find_nonfinite(view: RunView) -> Symptom | None:
         onset = nonfinite_onset(series)
         if onset is not None:
             return _eval_symptom(view, series, onset) if held_out else _training_symptom(view, series, onset)
-    return _recovered(view, curves.loss)
+    return _recovered(view, curves.loss, "loss", 0) or _recovered(view, curves.eval_loss, "evaluation loss", FIRST_EVALS)
 
 
-def _recovered(view: RunView, series: Series) -> Symptom | None:
+def _recovered(view: RunView, series: Series, what: str, first: int) -> Symptom | None:
     bad = np.flatnonzero(~np.isfinite(series.values))
-    if not len(bad):
+    if not (bad >= first).any():
         return None
     step = float(series.steps[bad[0]])
     last = view.at_step(float(series.steps[bad[-1]]))
     return Symptom(
         verdict=RunHealth.WARNING,
         pattern=Pattern.RECOVERED_SPIKE,
-        sentence=f"The loss was not finite at {view.at_step(step)}, and came back.",
+        sentence=f"The {what} was not finite at {view.at_step(step)}, and came back.",
         onset=step,
         causes=((Cause.BAD_BATCH, 0.4), (Cause.PRECISION_OVERFLOW, 0.35), (Cause.LOG_OF_ZERO, 0.2)),
-        evidence=(f"{len(bad):,} of {len(series):,} logged losses are not finite, the last at {last}",),
+        evidence=(f"{len(bad):,} of {len(series):,} logged values are not finite, the last at {last}",),
     )
 
 
