@@ -242,3 +242,11 @@ def test_an_infinite_first_evaluation_is_normal() -> None:
     losses = np.linspace(3, 1, 200)
     answer = diagnose({"loss": losses, "eval_loss": [evals[n // 10] if n % 10 == 9 else None for n in range(200)]})
     assert str(answer.verdict) == "healthy"
+
+
+def test_a_run_that_overfitted_long_before_it_diverged_is_told_so_first() -> None:
+    train = np.concatenate([np.geomspace(1, 0.1, 40), np.geomspace(0.1, 2, 20)])
+    evals = np.concatenate([np.geomspace(1.2, 0.9, 10), np.geomspace(0.9, 30, 50)])
+    answer = diagnose({"loss": train, "eval_loss": evals})
+    assert (str(answer.verdict), str(answer.pattern)) == ("failed", "overfit")
+    assert any(note.startswith("also: ") for note in answer.notes)

@@ -26,7 +26,9 @@ def find_nonfinite(view: RunView) -> Symptom | None:
         onset = nonfinite_onset(series)
         if onset is not None:
             return _eval_symptom(view, series, onset) if held_out else _training_symptom(view, series, onset)
-    return _recovered(view, curves.loss, "loss", 0) or _recovered(view, curves.eval_loss, "evaluation loss", FIRST_EVALS)
+    return _recovered(view, curves.loss, "loss", 0) or _recovered(
+        view, curves.eval_loss, "evaluation loss", FIRST_EVALS
+    )
 
 
 def _recovered(view: RunView, series: Series, what: str, first: int) -> Symptom | None:
