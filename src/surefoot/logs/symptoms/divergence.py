@@ -31,8 +31,14 @@ SWING_GROWTH = 3.0
 """How much wider the last swings are than those in the calmest part of the run."""
 MIN_LOSSES = 4
 """Shorter runs are not judged."""
-WANDERS = 4.0
-"""A rise of less than this many times what the level wanders anyway."""
+MIN_ROWS_TO_WANDER = 200
+"""Fewer losses do not show whether a run wanders."""
+WANDER_SHARE = 0.5
+"""A rise of which this share has been seen before, and came back to the best level, is how this run is."""
+START_NOISES = 3.0
+"""Above the first level by this many times the noise of a row is still near it."""
+LEARNT_NOISES = 5.0
+"""A loss that fell by less than this many times the noise of a row has no trend to lose."""
 SHORT_RUN = 60
 """In shorter runs the noise is also measured between neighbours."""
 END_WINDOW = 10
@@ -42,12 +48,18 @@ CERTAIN_JUMP_FACTOR = 10.0
 
 
 def find_divergence(view: RunView) -> Symptom | None:
+    symptom = _diverged(view)
+    if symptom is None or symptom.verdict is not RunHealth.FAILED or view.loss is None or not _wanders(view, view.loss):
+        return symptom
+    return replace(symptom, verdict=RunHealth.WARNING)
+
+
+def _diverged(view: RunView) -> Symptom | None:
     loss = view.loss
     if loss is None or len(loss) < MIN_LOSSES or view.adversarial:
         return None
     if _has_blown_up(loss, view.thresholds):
-        symptom = _classify_blowup(view, loss)
-        return replace(symptom, verdict=RunHealth.WARNING) if _wanders(view, loss) else symptom
+        return _classify_blowup(view, loss)
     if _swings_widen(loss):
         return _divergence_symptom(view, loss, Pattern.OSCILLATING, loss.best_at)
     raised = find_raised_level(view)
@@ -97,15 +109,19 @@ def _has_blown_up(loss: LossCurve, thresholds: SymptomThresholds) -> bool:
 
 
 def _wanders(view: RunView, loss: LossCurve) -> bool:
-    """Whether the loss goes up and down as it did before and ends near where it began: a failure it is not."""
-    if loss.last > loss.start + LOG_2:
+    """Whether the loss ends near where it began, and rose like this before or never fell out of its noise."""
+    long = view.scan is not None and len(view.scan.raw) >= MIN_ROWS_TO_WANDER
+    noise = view.scan.test.baseline.noise if view.scan is not None and long else 0.0
+    raised = raised_level(view)
+    rise = max(loss.rise, raised.rise if raised is not None else 0.0)
+    if raised is not None and raised.sudden and raised.rise > LEARNT_NOISES * noise:
+        return False  # a jump out of the noise: judged by what it came from
+    if (rise < LOG_2 and not long) or loss.best + rise > loss.start + max(LOG_2, START_NOISES * noise):
         return False
     before = loss.level[: max(loss.best_at, 1)]
     rose_before = float((before - np.minimum.accumulate(before)).max())
-    if rose_before >= PRECEDENT_SHARE * loss.rise:
-        return True
-    wander = view.scan.test.baseline.wander if view.scan is not None else 0.0
-    return loss.start - loss.best < loss.rise < WANDERS * wander
+    least = (WANDER_SHARE if long else PRECEDENT_SHARE) * rise
+    return rose_before >= least or max(loss.start - loss.best, 0.0) < LEARNT_NOISES * noise
 
 
 def _classify_blowup(view: RunView, loss: LossCurve) -> Symptom:
