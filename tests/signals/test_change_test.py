@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -139,6 +141,19 @@ def test_a_small_step_that_was_seen_late_is_dated_to_its_row() -> None:
     change = test.changes[0]
     at = find_step(values, change) if change.slow else change.onset
     assert at == pytest.approx(20_000, abs=5)
+
+
+@pytest.mark.parametrize("at", [10, 1490, 1503, 2100])
+def test_a_test_that_was_saved_goes_on_as_if_it_had_not_been(at: int) -> None:
+    values = learning(4000)
+    values[1500:] += 0.4
+    values[2000:2600] -= 0.4
+    whole, first, second = ChangeTest(), ChangeTest(), ChangeTest()
+    whole.feed(values)
+    first.feed(values[:at])
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    second.feed(values[at:])
+    assert second.state_dict() == whole.state_dict()
 
 
 def test_a_history_of_any_length_is_bounded_and_keeps_its_best() -> None:

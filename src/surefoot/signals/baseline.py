@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,6 +135,26 @@ class Baseline:
         """How many values to learn from at once, after so many rows."""
         return int(min(max(MIN_STRETCH, rows * STRETCH_SHARE, 16 * self.memory), MAX_STRETCH))
 
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it."""
+        return {
+            "level": self.level,
+            "noise": self.noise,
+            "memory": self.memory,
+            "wander": self.wander,
+            "last": self.last.tolist(),
+            "errors": self._errors.tolist(),
+            "stretches": [[one.level, one.noise, one.memory] for one in self._stretches],
+            "history": self.history.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.level, self.noise = float(state["level"]), float(state["noise"])
+        self.memory, self.wander = float(state["memory"]), float(state["wander"])
+        self.last, self._errors = np.array(state["last"], float), np.array(state["errors"], float)
+        self._stretches = [Stretch(*one) for one in state["stretches"]]
+        self.history.load_state_dict(state["history"])
+
 
 class LevelHistory:
     """Levels of successive blocks of accepted values, in bounded memory: when it is full, neighbours merge."""
@@ -169,3 +191,11 @@ class LevelHistory:
             self._waiting = np.concatenate([np.full(self.block, self.levels[-1]), self._waiting])
             self._waiting_row = self.rows[-1]
         self.rows, self.levels, self.block = self.rows[:even:2], levels, 2 * self.block
+
+    def state_dict(self) -> dict[str, Any]:
+        waiting = {"waiting": self._waiting.tolist(), "waiting_row": self._waiting_row}
+        return {"block": self.block, "rows": list(self.rows), "levels": list(self.levels), **waiting}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.block, self.rows, self.levels = int(state["block"]), list(state["rows"]), list(state["levels"])
+        self._waiting, self._waiting_row = np.array(state["waiting"], float), int(state["waiting_row"])

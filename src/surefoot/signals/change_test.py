@@ -7,6 +7,10 @@ slowly for that. Values that are not accepted never move the level a change is m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
 import numpy as np
 
 from surefoot.signals.baseline import MIN_STRETCH, Baseline, Floats
@@ -108,6 +112,23 @@ class ChangeTest:
         if self.baseline.known and len(recent) < MIN_RECENT:
             return self.baseline.level
         return float(np.median(recent)) if len(recent) else float("nan")
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that was learnt, as JSON can hold it."""
+        return {
+            "rows": self.rows,
+            "pending": self._pending.tolist(),
+            "sum": self._sum,
+            "zero": self._zero,
+            "changes": [{**asdict(change), "kind": str(change.kind)} for change in self.changes],
+            "baseline": self.baseline.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.rows, self._zero, self._sum = int(state["rows"]), int(state["zero"]), float(state["sum"])
+        self._pending = np.array(state["pending"], float)
+        self.changes = [Change(**{**one, "kind": ChangeKind(one["kind"])}) for one in state["changes"]]
+        self.baseline.load_state_dict(state["baseline"])
 
     def _stretch_length(self) -> int:
         first = self.first_open
