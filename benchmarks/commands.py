@@ -168,15 +168,25 @@ def logs(
     speed: Annotated[
         bool, typer.Option("--speed", help="Time and memory for large generated logs (1.5 GB of temporary files).")
     ] = False,
+    made: Annotated[
+        bool,
+        typer.Option("--made", help="Made-up curves of up to a million rows, whole and at every prefix of a grid."),
+    ] = False,
+    split: SplitName = "report",
 ) -> None:
-    """Accuracy of `surefoot diagnose` on hand-labelled logs, and its speed."""
+    """Accuracy of `surefoot diagnose` on hand-labelled logs and on made-up curves, and its speed."""
     from benchmarks.log_accuracy import main as accuracy
     from benchmarks.log_speed import main as timing
+    from benchmarks.made_accuracy import main as made_accuracy
 
     if speed:
         typer.echo(timing(say=_progress))
-    elif folder is None:
-        raise _fail("bench logs: name a folder of labelled logs, or --speed.")
+    if made:
+        if split not in ("report", "tuning"):
+            raise _fail(f"bench logs: --split {split} is unknown. Use report or tuning.")
+        typer.echo(made_accuracy(held_back=split == "report", say=_progress))
+    if folder is None and not speed and not made:
+        raise _fail("bench logs: name a folder of labelled logs, or use --made or --speed.")
     if folder is None:
         return
     with _usage_errors():

@@ -20,11 +20,11 @@ from surefoot.logs.symptoms.crash import Crash, find_crash
 from surefoot.logs.symptoms.divergence import find_divergence
 from surefoot.logs.symptoms.extract_curves import extract_curves
 from surefoot.logs.symptoms.gan import find_gan_imbalance
-from surefoot.logs.symptoms.jumps import find_spike
 from surefoot.logs.symptoms.live_judge import replay_live_judge, with_recorded_diagnoses
 from surefoot.logs.symptoms.no_learning import find_plateau, find_zero_loss
 from surefoot.logs.symptoms.nonfinite import find_nonfinite
 from surefoot.logs.symptoms.overfit import find_overfit
+from surefoot.logs.symptoms.spikes import find_spike
 from surefoot.logs.symptoms.symptom import DEFAULT_THRESHOLDS, RunView, Symptom, SymptomThresholds, format_number
 from surefoot.logs.symptoms.training_settings import (
     find_constant_clipping,
@@ -178,7 +178,20 @@ def _drop_consequences(troubles: list[Symptom]) -> list[Symptom]:
     if not troubles or troubles[0].verdict is not RunHealth.FAILED:
         return troubles
     independent = (Pattern.OVERFIT, Pattern.OVERFLOW_SKIPS)
-    return [troubles[0], *(symptom for symptom in troubles[1:] if symptom.pattern in independent)]
+    kept = [troubles[0], *(symptom for symptom in troubles[1:] if symptom.pattern in independent)]
+    earlier = next((symptom for symptom in kept[1:] if _came_long_before(symptom, troubles[0])), None)
+    if earlier is None:
+        return kept
+    # What was worth keeping was made before the first trouble, so that one leads; the verdict is that of the worst.
+    return [replace(earlier, verdict=RunHealth.FAILED), *(symptom for symptom in kept if symptom is not earlier)]
+
+
+def _came_long_before(symptom: Symptom, failure: Symptom) -> bool:
+    """Whether a run overfitted for most of its time before it diverged."""
+    diverged = failure.pattern in (Pattern.JUMP, Pattern.EXPONENTIAL, Pattern.OSCILLATING)
+    if symptom.pattern is not Pattern.OVERFIT or not diverged or symptom.onset is None or failure.onset is None:
+        return False
+    return 2 * symptom.onset < failure.onset
 
 
 def _build_diagnosis(view: RunView, troubles: Sequence[Symptom], table: LogTable) -> LogDiagnosis:

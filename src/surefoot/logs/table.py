@@ -57,7 +57,7 @@ class LogTable:
     """One log, read."""
 
     format: str
-    """trainer_state, json, jsonl, csv, tsv, tensorboard, wandb, text, run, or arrays."""
+    """trainer_state, json, jsonl, csv, tsv, tensorboard, wandb, nanogpt, text, run, or arrays."""
     path: str
     records: int
     columns: Mapping[str, LogColumn]
@@ -171,18 +171,38 @@ class TableBuilder:
         )
 
     def _thinned(self, rows: array[int], values: array[float]) -> tuple[array[int], array[float]]:
-        """Keep the lowest and the highest of every four neighbours; a NaN counts as the highest."""
+        """Keep the lowest and the highest of every four neighbours, and all where values rise; a NaN is the highest."""
         self.note(THINNED_NOTE)
         whole = len(values) // 4 * 4
         numbers = np.frombuffer(rows, dtype=np.int64)
         data = np.frombuffer(values, dtype=np.float64)
         fours = data[:whole].reshape(-1, 4)
-        low = np.where(np.isnan(fours), np.inf, fours).argmin(1)
+        lows = np.where(np.isnan(fours), np.inf, fours)
+        low = lows.argmin(1)
         high = fours.argmax(1)
         high = np.where(low == high, (low + 1) % 4, high)
-        kept = np.sort(np.stack([low, high], 1), axis=1) + np.arange(0, whole, 4)[:, None]
-        index = np.concatenate([kept.ravel(), np.arange(whole, len(data))])
+        kept = np.repeat(_rises(lows.min(1))[:, None], 4, axis=1)
+        every = np.arange(len(fours))
+        kept[every, low] = kept[every, high] = True
+        index = np.concatenate([np.flatnonzero(kept), np.arange(whole, len(data))])
         return array("q", numbers[index].tobytes()), array("d", data[index].tobytes())
+
+
+_RISE_GROUPS = 8
+_KEPT_WHOLE = 0.01
+"""Share of the groups that are kept whole: those at the largest rises, so that a jump can be dated to the row."""
+
+
+def _rises(lows: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Where the following values are highest above those before."""
+    if len(lows) <= 2 * _RISE_GROUPS:
+        return np.ones(len(lows), dtype=np.bool_)
+    size = np.where(np.isfinite(lows), lows, 0.0)
+    total = np.concatenate([[0.0], np.cumsum(size / max(float(np.abs(size).max()), 1e-300))])
+    means = total[_RISE_GROUPS:] - total[:-_RISE_GROUPS]
+    rises = np.zeros(len(lows))
+    rises[_RISE_GROUPS : len(lows) - _RISE_GROUPS + 1] = means[_RISE_GROUPS:] - means[:-_RISE_GROUPS]
+    return rises > max(float(np.quantile(rises, 1 - _KEPT_WHOLE)), 0.0)
 
 
 def _max_values(columns: int) -> int:

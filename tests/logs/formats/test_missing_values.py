@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from surefoot.logs.diagnose_log import diagnose
+from surefoot.logs.formats import detect
 from surefoot.logs.log_diagnosis import RunHealth
 
 NAN = math.nan
@@ -102,3 +104,32 @@ def test_a_list_of_losses_has_no_padding() -> None:
 def test_losses_left_empty_while_the_run_went_on_are_a_failure(tmp_path: Path) -> None:
     rows = [*ROWS, *((80 + k, "", 0.1, 1.0) for k in range(20))]
     assert verdict(tmp_path / "log.csv", table(rows)) is RunHealth.FAILED
+
+
+def padded(every: int, rows: int = 400) -> str:
+    """A CSV file with a record of NaN in every column after every n-th row."""
+    lines = ["loss,grad_norm"]
+    for row in range(rows):
+        lines.append(f"{5 - row / 100},1.0")
+        if row % every == every // 2:
+            lines.append("nan,nan")
+    return "\n".join(lines) + "\n"
+
+
+def test_nan_records_at_regular_distances_are_padding(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(padded(50))
+    (table,) = detect.read_log(tmp_path / "log.csv")
+    assert np.isfinite(table.columns["loss"].values).all()
+    assert len(table.columns["loss"]) == 400
+
+
+def test_nan_records_that_repeat_a_step_are_padding(tmp_path: Path) -> None:
+    rows = [f"{step},{3 - step / 100}\n" + (f"{step},nan\n" if step in (7, 30, 31, 90) else "") for step in range(100)]
+    (tmp_path / "log.csv").write_text("step,loss\n" + "".join(rows))
+    (table,) = detect.read_log(tmp_path / "log.csv")
+    assert len(table.columns["loss"]) == 100
+
+
+def test_nan_records_to_the_end_are_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(padded(50) + "nan,nan\n" * 10)
+    assert diagnose(tmp_path / "log.csv").verdict == "failed"

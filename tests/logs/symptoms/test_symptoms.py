@@ -225,3 +225,28 @@ def test_a_loss_that_creeps_up_again() -> None:
     answer = diagnose(losses)
     assert answer.verdict == "warning"
     assert "risen" in answer.sentence
+
+
+def test_evaluations_that_were_nan_for_a_while_are_told() -> None:
+    evals = np.linspace(3, 2, 20)
+    evals[8:11] = np.nan
+    losses = np.linspace(3, 1, 200)
+    answer = diagnose({"loss": losses, "eval_loss": [evals[n // 10] if n % 10 == 9 else None for n in range(200)]})
+    assert (str(answer.verdict), str(answer.pattern)) == ("warning", "recovered_spike")
+    assert "evaluation" in answer.sentence
+
+
+def test_an_infinite_first_evaluation_is_normal() -> None:
+    evals = np.linspace(3, 2, 20)
+    evals[0] = np.inf
+    losses = np.linspace(3, 1, 200)
+    answer = diagnose({"loss": losses, "eval_loss": [evals[n // 10] if n % 10 == 9 else None for n in range(200)]})
+    assert str(answer.verdict) == "healthy"
+
+
+def test_a_run_that_overfitted_long_before_it_diverged_is_told_so_first() -> None:
+    train = np.concatenate([np.geomspace(1, 0.1, 40), np.geomspace(0.1, 2, 20)])
+    evals = np.concatenate([np.geomspace(1.2, 0.9, 10), np.geomspace(0.9, 30, 50)])
+    answer = diagnose({"loss": train, "eval_loss": evals})
+    assert (str(answer.verdict), str(answer.pattern)) == ("failed", "overfit")
+    assert any(note.startswith("also: ") for note in answer.notes)

@@ -11,11 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-
 from surefoot.logs.formats.console import console_log
 from surefoot.logs.formats.console.plain_text import decode_lines
 from surefoot.logs.formats.detect import describe_known_binary
+from surefoot.logs.formats.join_pieces import join_tables
 from surefoot.logs.formats.log_source import LogSource, is_compressed
 from surefoot.logs.log_diagnosis import LogDiagnosis, UnreadableInput
 from surefoot.logs.report.axes import shape_indices
@@ -103,7 +102,7 @@ class PipeTail:
 
 MAX_REREAD_BYTES = 1 << 24
 """Larger logs are not read again; only what is new is read."""
-LINE_FORMATS = frozenset({"jsonl", "csv", "tsv", "text"})
+LINE_FORMATS = frozenset({"jsonl", "csv", "tsv", "nanogpt", "text"})
 """Formats of which a part can be read on its own."""
 
 Judge = Callable[[LogTable], LogDiagnosis]
@@ -132,7 +131,7 @@ class ConsoleStream:
         table = self._gatherer.build(console_log.FORMAT, self._path)
         # The builder's arrays cannot grow while they are referenced.
         columns = {name: LogColumn(column.rows.copy(), column.values.copy()) for name, column in table.columns.items()}
-        joined = _join_tables(replace(table, columns=columns), more.build(console_log.FORMAT, self._path))
+        joined = _join_thinned(replace(table, columns=columns), more.build(console_log.FORMAT, self._path))
         return replace(joined, tail=ahead.tail[-MAX_TAIL_CHARS:], settings=ahead.settings)
 
     def _texts(self, data: bytes) -> Iterator[str]:
@@ -186,7 +185,7 @@ class GrowingLog:
         table = self._table
         if whole.strip():
             read = self._read_lines(whole)
-            table = _join_tables(table, read) if read is not None else table
+            table = _join_thinned(table, read) if read is not None else table
         return None if table is None else self._judge(table)
 
     def close(self) -> None:
@@ -212,7 +211,7 @@ class GrowingLog:
             self._console = ConsoleStream(self._path)
             self._console.feed(whole)
         elif table is not None:
-            self._table = _join_tables(self._table, table)
+            self._table = _join_thinned(self._table, table)
             if not self._head and table.format in ("csv", "tsv"):
                 self._head = whole[: whole.index(b"\n") + 1] if b"\n" in whole else b""
         del self._bytes[: len(whole)]
@@ -275,31 +274,14 @@ def _whole_lines(data: bytearray) -> bytes:
     return bytes(data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1])
 
 
-def _join_tables(first: LogTable | None, second: LogTable) -> LogTable:
-    """Join two parts of one log."""
-    if first is None:
-        return second
-    columns = dict(first.columns)
-    for name, column in second.columns.items():
-        later = LogColumn(column.rows + first.records, column.values)
-        columns[name] = _append_columns(columns[name], later) if name in columns else later
-    skipped = {
-        why: first.skipped.get(why, 0) + second.skipped.get(why, 0) for why in {**first.skipped, **second.skipped}
-    }
-    return replace(
-        second,
-        records=first.records + second.records,
-        columns=columns,
-        skipped=skipped,
-        notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
-        tail=(first.tail + second.tail)[-MAX_TAIL_CHARS:],
-        settings={**first.settings, **second.settings},
-    )
+def _join_thinned(first: LogTable | None, second: LogTable) -> LogTable:
+    """Join two parts of one log, in bounded memory."""
+    joined = join_tables(first, second)
+    return replace(joined, columns={name: _thinned(column) for name, column in joined.columns.items()})
 
 
-def _append_columns(first: LogColumn, second: LogColumn) -> LogColumn:
-    rows, values = np.concatenate([first.rows, second.rows]), np.concatenate([first.values, second.values])
-    if len(values) > MAX_VALUES_PER_COLUMN:
-        kept = shape_indices(values, MAX_VALUES_PER_COLUMN // 2)
-        rows, values = rows[kept], values[kept]
-    return LogColumn(rows, values)
+def _thinned(column: LogColumn) -> LogColumn:
+    if len(column) <= MAX_VALUES_PER_COLUMN:
+        return column
+    kept = shape_indices(column.values, MAX_VALUES_PER_COLUMN // 2)
+    return LogColumn(column.rows[kept], column.values[kept])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from surefoot.inspect import folder_has_log, is_checkpoint_file, is_checkpoint_folder
-from surefoot.logs.formats import csv_log, json_log, log_folder, surefoot_run, tensorboard_log, wandb_log
+from surefoot.logs.formats import csv_log, json_log, log_folder, nanogpt_log, surefoot_run, tensorboard_log, wandb_log
 from surefoot.logs.formats.console import console_log
 from surefoot.logs.formats.log_source import LogSource
 from surefoot.logs.log_diagnosis import UnreadableInput
@@ -86,7 +86,7 @@ class FormatReader(Protocol):
 
 
 CHECKPOINT = "checkpoint"
-READERS = tuple(cast(FormatReader, module) for module in (tensorboard_log, wandb_log, json_log, csv_log))
+READERS = tuple(cast(FormatReader, module) for module in (tensorboard_log, wandb_log, nanogpt_log, json_log, csv_log))
 """In the order they are tried; anything else is console text."""
 
 

@@ -1,7 +1,8 @@
-"""Finds the logs in a folder and reads the one with the most losses."""
+"""Finds the logs in a folder, joins the pieces of one run, and reads the one with the most losses."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from surefoot.inspect import find_weights
 from surefoot.logs.formats import surefoot_run, tensorboard_folder, wandb_log
+from surefoot.logs.formats.join_pieces import group_pieces, join_tables
 from surefoot.logs.formats.metric_names import MetricRole, parse_metric_name
 from surefoot.logs.log_diagnosis import UnreadableInput
 from surefoot.logs.table import LogTable
@@ -65,6 +67,7 @@ def read_folder(path: str, read_file: ReadFile) -> list[LogTable]:
         weights = find_weights(root)
         way_out = f"It contains weights: pass {weights} to inspect them" if weights else "Pass the log itself"
         raise UnreadableInput(f"{path} contains no readable log ({looked_at} files were checked). {way_out}")
+    logs = _join_runs(logs)
     logs.sort(key=lambda log: (log.points, _is_structured(log), _modified_at(log.path)), reverse=True)
     best, others = logs[0], logs[1:]
     notes = [_choice_note(root, best, others)] if others or left else [f"read {_relative_path(root, best.path)}"]
@@ -74,6 +77,21 @@ def read_folder(path: str, read_file: ReadFile) -> list[LogTable]:
         notes.append(f"the folder also contains weights, which were not inspected: surefoot diagnose {weights}")
     ending = next((table.tail for log in others for table in log.tables if "Traceback" in table.tail), "")
     return [replace(table, notes=(*table.notes, *notes), tail=table.tail or ending) for table in best.tables]
+
+
+def _join_runs(logs: list[_FoundLog]) -> list[_FoundLog]:
+    """Join the files that are pieces of one run."""
+    single = [log for log in logs if len(log.tables) == 1]
+    joined = [log for log in logs if len(log.tables) != 1]
+    for pieces in group_pieces(single, lambda log: log.path, lambda log: log.tables[0]):
+        table = functools.reduce(join_tables, [log.tables[0] for log in pieces])
+        if len(pieces) > 1:
+            names = ", ".join(log.path.name for log in pieces[:_MAX_MENTIONED])
+            more = f" and {len(pieces) - _MAX_MENTIONED} more" if len(pieces) > _MAX_MENTIONED else ""
+            note = f"joined {len(pieces)} files of one run, by their steps: {names}{more}"
+            table = replace(table, notes=(*table.notes, note))
+        joined.append(_FoundLog(pieces[-1].path, [table]))
+    return joined
 
 
 def _find_logs(root: Path, read_file: ReadFile) -> tuple[list[_FoundLog], int, int]:

@@ -14,7 +14,9 @@ Padding: a run whose loss is NaN still has a step, a learning rate and a clock. 
 padding if the other records have these and this one does not:
 - it has no number at all, not even a step or an index, or
 - only its step or index continues, and a learning rate, time or memory that all other records have is missing.
-A record with a step and NaN for everything that can become NaN (loss, norm, accuracy) is a failure and stays.
+A record with a step and NaN for everything that can become NaN (loss, norm, accuracy) is a failure and stays, unless
+such records stand alone and come at regular distances (an evaluation was merged into the log), or repeat the step of
+the record before.
 """
 
 from __future__ import annotations
@@ -126,6 +128,8 @@ _RUN_STATE = frozenset(
     {MetricRole.LR, MetricRole.LOSS_SCALE, MetricRole.SKIPPED, MetricRole.SPEED, MetricRole.SECONDS, MetricRole.MEMORY}
 )
 _CLOCKS = frozenset({"time", "timestamp", "date", "walltime", "elapsed", "seconds"})
+MIN_REGULAR, REGULAR_SHARE = 4, 0.9
+"""So many records of NaN only, this share of them at one distance, are no accident."""
 MIN_FILLED = 0.95
 """Share of the records with numbers in which a column has to be filled for its absence to count."""
 
@@ -162,6 +166,7 @@ def drop_padding(table: LogTable) -> LogTable:
         if live[numbers[name]].sum() >= MIN_FILLED * live.sum():
             missing = columns[name].rows[np.isnan(columns[name].values)]
             padding[missing] |= ~live[missing] & (~counted[missing] | (name in references.run_state))
+    padding |= _alone_and_regular(table, live) | _repeats_step(table, references, live)
     if not padding.any():
         return table
     kept = {name: _drop_rows(column, padding) for name, column in columns.items()}
@@ -169,6 +174,31 @@ def drop_padding(table: LogTable) -> LogTable:
     return replace(
         table, columns={name: column for name, column in kept.items() if len(column)}, notes=(*table.notes, note)
     )
+
+
+def _alone_and_regular(table: LogTable, live: Bools) -> Bools:
+    """Records of NaN only, each between two with numbers, at equal distances."""
+    none = np.zeros(table.records, dtype=np.bool_)
+    at = np.flatnonzero(~live & _mask(table.records, (column.rows for column in table.columns.values())))
+    at = at[at < np.flatnonzero(live)[-1]]
+    if len(at) < MIN_REGULAR or np.diff(at).min() < 2:
+        return none
+    apart = np.diff(at)
+    if (apart == np.median(apart)).mean() >= REGULAR_SHARE:
+        none[at] = True
+    return none
+
+
+def _repeats_step(table: LogTable, references: ReferenceColumns, live: Bools) -> Bools:
+    """Records of NaN only, with the same step as the record with numbers before them."""
+    repeated = np.zeros(table.records, dtype=np.bool_)
+    for name in references.counters:
+        column = table.columns[name]
+        if parse_metric_name(name).role is not MetricRole.STEP or len(column) < table.records:
+            continue
+        same = np.flatnonzero(np.diff(column.values) == 0) + 1
+        repeated[same] |= ~live[same] & live[same - 1]
+    return repeated
 
 
 def is_padding_from(table: LogTable, first: int) -> bool:

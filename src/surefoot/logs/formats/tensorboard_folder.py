@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
+from surefoot.logs.formats.join_pieces import group_pieces, join_tables
 from surefoot.logs.formats.log_source import LogSource
 from surefoot.logs.formats.tensorboard_log import FORMAT, EventReader
 from surefoot.logs.log_diagnosis import UnreadableInput
@@ -45,6 +47,8 @@ def read_event_folder(path: str | os.PathLike[str]) -> list[LogTable]:
     if len(folders) > _MAX_FOLDERS:
         errors.append(f"{root} has {len(folders)} folders with event files; the first {_MAX_FOLDERS} were read")
     tables = [_join_tables(str(home), parts, errors) for home, parts in runs.items()]
+    pieces = group_pieces(tables, lambda table: Path(table.path), lambda table: table)
+    tables = [functools.reduce(join_tables, sorted(tables, key=_start_time)) for tables in pieces]
     return sorted(tables, key=_start_time)
 
 

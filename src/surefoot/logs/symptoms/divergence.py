@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from surefoot.logs.log_diagnosis import RunHealth
 from surefoot.logs.run_curves import Series
-from surefoot.logs.symptoms import jumps
 from surefoot.logs.symptoms.loss_curve import MAX_POINTS, LossCurve, loss_curve
+from surefoot.logs.symptoms.raised_level import JUMP_CAUSES, PRECEDENT_SHARE, find_raised_level, raised_level
 from surefoot.logs.symptoms.symptom import (
     LOG_2,
     MIN_SIGMAS,
@@ -29,6 +31,14 @@ SWING_GROWTH = 3.0
 """How much wider the last swings are than those in the calmest part of the run."""
 MIN_LOSSES = 4
 """Shorter runs are not judged."""
+MIN_ROWS_TO_WANDER = 200
+"""Fewer losses do not show whether a run wanders."""
+WANDER_SHARE = 0.5
+"""A rise of which this share has been seen before, and came back to the best level, is how this run is."""
+START_NOISES = 3.0
+"""Above the first level by this many times the noise of a row is still near it."""
+LEARNT_NOISES = 5.0
+"""A loss that fell by less than this many times the noise of a row has no trend to lose."""
 SHORT_RUN = 60
 """In shorter runs the noise is also measured between neighbours."""
 END_WINDOW = 10
@@ -38,17 +48,24 @@ CERTAIN_JUMP_FACTOR = 10.0
 
 
 def find_divergence(view: RunView) -> Symptom | None:
+    symptom = _diverged(view)
+    if symptom is None or symptom.verdict is not RunHealth.FAILED or view.loss is None or not _wanders(view, view.loss):
+        return symptom
+    return replace(symptom, verdict=RunHealth.WARNING)
+
+
+def _diverged(view: RunView) -> Symptom | None:
     loss = view.loss
     if loss is None or len(loss) < MIN_LOSSES or view.adversarial:
         return None
     if _has_blown_up(loss, view.thresholds):
         return _classify_blowup(view, loss)
-    ended = _ends_high(view)
-    if ended is not None:
-        return ended
     if _swings_widen(loss):
         return _divergence_symptom(view, loss, Pattern.OSCILLATING, loss.best_at)
-    return jumps.find_lasting_jump(view) or _slow_rise(view, loss)
+    raised = find_raised_level(view)
+    if raised is not None and raised.pattern is Pattern.JUMP:
+        return raised
+    return _ends_high(view) or raised or _slow_rise(view, loss)
 
 
 def _ends_high(view: RunView) -> Symptom | None:
@@ -91,6 +108,22 @@ def _has_blown_up(loss: LossCurve, thresholds: SymptomThresholds) -> bool:
     return loss.rise > least and loss.best_at < len(loss) - 2
 
 
+def _wanders(view: RunView, loss: LossCurve) -> bool:
+    """Whether the loss ends near where it began, and rose like this before or never fell out of its noise."""
+    long = view.scan is not None and len(view.scan.raw) >= MIN_ROWS_TO_WANDER
+    noise = view.scan.test.baseline.noise if view.scan is not None and long else 0.0
+    raised = raised_level(view)
+    rise = max(loss.rise, raised.rise if raised is not None else 0.0)
+    if raised is not None and raised.sudden and raised.rise > LEARNT_NOISES * noise:
+        return False  # a jump out of the noise: judged by what it came from
+    if (rise < LOG_2 and not long) or loss.best + rise > loss.start + max(LOG_2, START_NOISES * noise):
+        return False
+    before = loss.level[: max(loss.best_at, 1)]
+    rose_before = float((before - np.minimum.accumulate(before)).max())
+    least = (WANDER_SHARE if long else PRECEDENT_SHARE) * rise
+    return rose_before >= least or max(loss.start - loss.best, 0.0) < LEARNT_NOISES * noise
+
+
 def _classify_blowup(view: RunView, loss: LossCurve) -> Symptom:
     middle = (loss.best + loss.last) / 2
     above = loss.level > middle
@@ -103,6 +136,9 @@ def _classify_blowup(view: RunView, loss: LossCurve) -> Symptom:
     gains = highest[stretch:] - highest[:-stretch] if len(highest) > stretch else np.zeros(1)
     total = float(highest[-1] - after[0])
     if total > 0 and float(gains.max()) > JUMP_SHARE * total:
+        raised = raised_level(view)
+        if raised is not None and raised.sudden and (dated := find_raised_level(view)) is not None:
+            return dated  # to the row, not to the bucket
         half = after[0] + 0.5 * float(gains.max())
         return _divergence_symptom(view, loss, Pattern.JUMP, loss.best_at + int(np.flatnonzero(after > half)[0]))
     low = np.flatnonzero(after <= loss.best + 2 * loss.noise)
@@ -181,7 +217,7 @@ def _divergence_symptom(view: RunView, loss: LossCurve, pattern: Pattern, at: in
 
 
 _PATTERN_CAUSES: dict[Pattern, tuple[tuple[Cause, float], ...]] = {
-    Pattern.JUMP: jumps.JUMP_CAUSES,
+    Pattern.JUMP: JUMP_CAUSES,
     Pattern.EXPONENTIAL: ((Cause.LEARNING_RATE, 0.6), (Cause.ACCUMULATION, 0.15), (Cause.MOMENTUM, 0.1)),
     Pattern.OSCILLATING: ((Cause.LEARNING_RATE, 0.4), (Cause.OPTIMIZER_STATE, 0.25), (Cause.DRIFT, 0.2)),
 }

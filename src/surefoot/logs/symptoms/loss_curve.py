@@ -59,7 +59,7 @@ def loss_curve(series: Series) -> LossCurve | None:
     steps, raw = series.steps[finite], series.values[finite]
     if not len(raw):
         return None
-    values = _logarithms(raw)
+    values = logarithms(raw)
     peaks = values
     if len(raw) > MAX_POINTS:
         size = -(-len(raw) // MAX_POINTS)
@@ -101,7 +101,8 @@ def _lowest_level(level: Floats, half: int) -> int:
     return int(np.argmin(level[edge : len(level) - edge])) + edge
 
 
-def _logarithms(raw: Floats) -> Floats:
+def logarithms(raw: Floats) -> Floats:
+    """On a scale on which noise is about equal everywhere; with negative values, of the distance from the lowest."""
     if (raw < 0).any():
         quarter = raw / 4  # differences of the largest floats would overflow
         low, high = np.quantile(quarter, [0.05, 0.95])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from surefoot.logs.log_diagnosis import RunHealth
 from surefoot.logs.run_curves import Floats, Series
+from surefoot.logs.symptoms.chance_level import guessed_classes
 from surefoot.logs.symptoms.loss_curve import LossCurve
 from surefoot.logs.symptoms.symptom import RunView, Symptom, format_number, mann_kendall
 from surefoot.records import Cause, Pattern
@@ -18,10 +17,6 @@ LEARNING_SHARE = 0.4
 """A loss that falls by this share of `min_fall` with a clear trend is learning."""
 MIN_TREND = 3.0
 """Standard deviations of the Mann-Kendall test for a clear trend."""
-COMMON_CLASS_COUNTS = (2, 3, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256, 500, 512, 1000)
-"""A loss at the logarithm of one of these means that the model guesses."""
-LOG_CLASSES_TOLERANCE = 0.004
-"""Relative distance from that logarithm."""
 
 
 def find_plateau(view: RunView) -> Symptom | None:
@@ -46,12 +41,6 @@ def _is_flat(loss: LossCurve, flat: float) -> bool:
     return (loss.fall < flat or still) and never_better and loss.rise < max(3 * flat, 4 * loss.level_error)
 
 
-def _guessed_classes(value: float) -> int | None:
-    return next(
-        (n for n in COMMON_CLASS_COUNTS if abs(value - math.log(n)) < LOG_CLASSES_TOLERANCE * math.log(n)), None
-    )
-
-
 def _plateau_symptom(view: RunView, loss: LossCurve) -> Symptom:
     step = float(loss.steps[0])
     last = float(np.median(loss.raw[-max(3, len(loss) // 10) :]))
@@ -60,7 +49,7 @@ def _plateau_symptom(view: RunView, loss: LossCurve) -> Symptom:
     evidence = [f"{first} at {view.at_step(step)}, {format_number(last)} at the end ({share:+.1%} learnt)"]
     causes: list[tuple[Cause, float]] = []
     advice: list[str] = []
-    classes = _guessed_classes(last)
+    classes = guessed_classes(last, view.settings)
     if classes is not None:
         evidence.append(
             f"{format_number(last)} is the logarithm of {classes}: the model guesses among {classes} classes"

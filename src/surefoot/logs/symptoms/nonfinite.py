@@ -12,8 +12,10 @@ from surefoot.records import Cause, Pattern
 
 RECENT_SHARE = 0.1
 """A NaN in the last share of the run still counts as present."""
-MIN_REPEATED = 3
-"""Repeated NaNs, one of them recent, are no accident."""
+MIN_REPEATED, MIN_RECENT_SHARE = 3, 0.05
+"""Repeated NaNs that are this share of the recent values are no accident; each of fewer was one update."""
+FIRST_EVALS = 3
+"""Evaluations of a model that has learnt nothing yet may be infinite."""
 MAX_NANS_AFTER_SHAPE = 3
 """With at most this many NaNs at the end, the pattern is that of the curve before them."""
 
@@ -24,22 +26,24 @@ def find_nonfinite(view: RunView) -> Symptom | None:
         onset = nonfinite_onset(series)
         if onset is not None:
             return _eval_symptom(view, series, onset) if held_out else _training_symptom(view, series, onset)
-    return _recovered(view, curves.loss)
+    return _recovered(view, curves.loss, "loss", 0) or _recovered(
+        view, curves.eval_loss, "evaluation loss", FIRST_EVALS
+    )
 
 
-def _recovered(view: RunView, series: Series) -> Symptom | None:
+def _recovered(view: RunView, series: Series, what: str, first: int) -> Symptom | None:
     bad = np.flatnonzero(~np.isfinite(series.values))
-    if not len(bad):
+    if not (bad >= first).any():
         return None
     step = float(series.steps[bad[0]])
     last = view.at_step(float(series.steps[bad[-1]]))
     return Symptom(
         verdict=RunHealth.WARNING,
         pattern=Pattern.RECOVERED_SPIKE,
-        sentence=f"The loss was not finite at {view.at_step(step)}, and came back.",
+        sentence=f"The {what} was not finite at {view.at_step(step)}, and came back.",
         onset=step,
         causes=((Cause.BAD_BATCH, 0.4), (Cause.PRECISION_OVERFLOW, 0.35), (Cause.LOG_OF_ZERO, 0.2)),
-        evidence=(f"{len(bad):,} of {len(series):,} logged losses are not finite, the last at {last}",),
+        evidence=(f"{len(bad):,} of {len(series):,} logged values are not finite, the last at {last}",),
     )
 
 
@@ -52,8 +56,8 @@ def nonfinite_onset(series: Series) -> int | None:
     if bad[-1]:
         good = np.flatnonzero(~bad)
         return int(good[-1]) + 1 if len(good) else 0
-    recent = bad[-max(1, int(RECENT_SHARE * count)) :].sum()
-    if recent and bad.sum() >= MIN_REPEATED:
+    recent = bad[-max(1, int(RECENT_SHARE * count)) :]
+    if bad.sum() >= MIN_REPEATED and recent.mean() > MIN_RECENT_SHARE:
         return int(np.flatnonzero(bad)[0])
     return None
 

@@ -90,7 +90,11 @@ def counter_at(column: LogColumn, rows: NDArray[np.int64]) -> Floats:
     if not len(have):
         return np.full(len(rows), np.nan)
     index = np.clip(np.searchsorted(have, rows, side="right") - 1, 0, None)
-    return values[index]
+    if len(have) < THINNED_LENGTH:
+        return values[index]
+    # Every column may be thinned at other records: between two of them a counter moved evenly, unless it went back.
+    ahead = values[np.minimum(index + 1, len(values) - 1)] >= values[index]
+    return np.where(ahead, np.round(np.interp(rows, have, values), 6), values[index])
 
 
 def _is_counter(steps: Floats) -> bool:
@@ -159,7 +163,7 @@ def _index_by_counter(rows: NDArray[np.int64], steps: Floats, unit: str) -> Step
             starts.append(int(index))
             begin = int(index)
         elif index - begin > 1 and steps[index] < steps[begin:index].max() - 2 * spacing:
-            again = steps[begin:index] > steps[index]
+            again = steps[begin:index] >= steps[index]
             dropped[begin:index] |= again
             notes.append(
                 f"the log goes back from {unit} {steps[index - 1]:g} to {steps[index]:g}: what it did twice is told"

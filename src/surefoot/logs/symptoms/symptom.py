@@ -10,8 +10,9 @@ import numpy as np
 
 from surefoot.logs.log_diagnosis import RunHealth
 from surefoot.logs.run_curves import Floats, RunCurves, Series
-from surefoot.logs.symptoms.loss_curve import LossCurve, loss_curve
+from surefoot.logs.symptoms.loss_curve import LossCurve, logarithms, loss_curve
 from surefoot.records import Cause, Pattern
+from surefoot.signals.change_test import ChangeTest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,17 @@ class Symptom:
     """Advice about this symptom, before the advice about its causes."""
 
 
+@dataclass(frozen=True, slots=True)
+class LossScan:
+    """Every finite loss, and the change test that went over all of them."""
+
+    steps: Floats
+    raw: Floats
+    values: Floats
+    """Their logarithms."""
+    test: ChangeTest
+
+
 @dataclass(frozen=True)
 class RunView:
     """The curves of a run with what several symptom checks need, computed once."""
@@ -67,6 +79,19 @@ class RunView:
     @cached_property
     def loss(self) -> LossCurve | None:
         return loss_curve(self.curves.loss)
+
+    @cached_property
+    def scan(self) -> LossScan | None:
+        """The change test over every loss, in the order of the log."""
+        series = self.curves.loss
+        finite = np.isfinite(series.values)
+        steps, raw = series.steps[finite], series.values[finite]
+        if not len(raw):
+            return None
+        values = logarithms(raw)
+        test = ChangeTest()
+        test.feed(values)
+        return LossScan(steps, raw, values, test)
 
     @cached_property
     def eval_loss(self) -> LossCurve | None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from surefoot.logs.diagnose_log import diagnose
 from surefoot.logs.run_curves import RunCurves, Series
-from surefoot.logs.symptoms import jumps
+from surefoot.logs.symptoms import raised_level
 from surefoot.logs.symptoms.symptom import RunView
 from surefoot.records import Pattern
 
@@ -68,7 +68,7 @@ def test_a_loss_that_is_back_at_its_level_has_not_failed(count: int, to: float) 
 def test_a_restart_of_the_schedule_that_came_back_before_is_a_precedent() -> None:
     cycles = np.tile(1 + 4 * np.exp(-np.arange(200) / 40), 5)[:820]
     losses = fall(820) * np.where(np.arange(820) < 200, 1.0, cycles)
-    sign = jumps.find_lasting_jump(looked_at(losses))
+    sign = raised_level.find_raised_level(looked_at(losses))
     assert sign is not None
     assert sign.verdict == "warning"
     assert sign.onset == 800
@@ -81,4 +81,57 @@ def test_heavy_tails_and_waves_are_no_leaps(seed: int) -> None:
     often = fall(600, 0.05) * np.where(chance.random(600) < 0.15, 3.0, 1.0)
     waves = fall(600, 0.02) * (1 + 0.6 * np.sin(np.arange(600) / 9))
     for losses in (heavy, often, waves):
-        assert jumps.find_lasting_jump(looked_at(losses)) is None
+        assert raised_level.find_raised_level(looked_at(losses)) is None
+
+
+def row_by_row(losses: Losses, first: int) -> set[str]:
+    """What is said of every prefix from a length on."""
+    return {str(diagnose(losses[:end].tolist()).verdict) for end in range(first, len(losses) + 1)}
+
+
+def test_read_row_by_row_a_run_is_never_healthy_while_it_is_above_its_level() -> None:
+    losses = leapt(400, 160, 6.5)
+    assert "healthy" not in row_by_row(losses, 406)
+
+
+def test_a_small_lasting_jump_is_warned_of_at_its_row() -> None:
+    losses = fall(6000, 0.02)
+    losses[4321:] *= 1.2
+    answer = diagnose(losses.tolist())
+    assert (answer.verdict, answer.pattern, answer.onset_step) == ("warning", "jump", 4322)  # points count from 1
+
+
+@pytest.mark.parametrize("rows", [4000, 40_000])
+def test_slow_harm_is_not_healthy(rows: int) -> None:
+    losses = fall(rows, 0.03)
+    losses[rows // 2 :] *= 1 + 0.2 * np.linspace(0, 1, rows - rows // 2)  # ends 6.6 % above its lowest
+    answer = diagnose(losses.tolist())
+    assert answer.verdict == "warning"
+    assert "risen" in answer.sentence
+
+
+def test_all_that_was_learnt_is_lost() -> None:
+    chance = np.random.default_rng(3)
+    losses = np.log(10) * (0.75 + 0.25 * np.exp(-np.arange(900) / 80)) * np.exp(chance.normal(0, 0.01, 900))
+    losses[700:] = np.log(10) * np.exp(chance.normal(0, 0.003, 200))
+    answer = diagnose(losses.tolist())
+    assert (answer.verdict, answer.onset_step) == ("failed", 701)
+    assert any("logarithm of 10" in line for line in answer.causes[0].evidence)
+
+
+def test_a_run_stuck_far_above_its_start_is_not_healthy() -> None:
+    losses = np.random.default_rng(0).normal(90.0, 3.0, 2000)
+    losses[:12] = 2.3
+    answer = diagnose(losses.tolist())
+    assert answer.verdict == "failed"
+    assert answer.onset_step == 13
+
+
+def test_new_data_that_are_learnt_have_not_failed() -> None:
+    losses = fall(4000, 0.03)
+    after = np.arange(3000)
+    losses[1000:] *= 1 + 1.2 * np.exp(-after / 300) - 0.1 * (1 - np.exp(-after / 300))
+    verdicts = [str(diagnose(losses[:end].tolist()).verdict) for end in range(1010, 4001, 130)]
+    assert "failed" not in verdicts
+    assert verdicts[0] == "warning"
+    assert verdicts[-1] == "healthy"

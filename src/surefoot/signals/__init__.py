@@ -1,0 +1,1 @@
+"""What is normal for a number over a run, and when it stopped being so; numpy only, for live rows and for logs."""

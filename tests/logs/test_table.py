@@ -1,0 +1,28 @@
+"""A log of any length fits into memory, and what matters in it stays where it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from surefoot.logs import table as tables
+from surefoot.logs.diagnose_log import diagnose_table
+from surefoot.logs.table import TableBuilder
+
+
+@pytest.mark.parametrize("at", [61_234, 223_457, 390_001])
+def test_a_jump_in_a_log_that_was_thinned_is_dated_to_its_row(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MAX_VALUES_PER_COLUMN", 1 << 16)
+    monkeypatch.setattr("surefoot.logs.symptoms.step_index.THINNED_LENGTH", 1 << 14)
+    chance = np.random.default_rng(0)
+    steps = np.arange(400_000, dtype=np.float64)
+    loss = (2.2 + 8 * np.exp(-steps / 1e4)) * np.exp(chance.normal(0, 0.03, len(steps)))
+    loss[at:] *= 1.5
+    builder = TableBuilder()
+    for first in range(0, len(steps), 10_000):
+        builder.extend({"step": steps[first : first + 10_000], "loss": loss[first : first + 10_000]}, {})
+    table = builder.build("csv", "log.csv")
+    assert len(table.columns["loss"]) < 1 << 16
+    answer = diagnose_table(table)
+    assert answer.verdict != "healthy"
+    assert answer.onset_step == pytest.approx(at, abs=5)
