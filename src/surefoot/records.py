@@ -365,20 +365,18 @@ class TrialResult(StrEnum):
     REWOUND = "rewound"
     """Nothing that was trained since the snapshot is worth keeping."""
     LEFT_ALONE = "left_alone"
-    """No branch ends better than the run as it is, which goes on untouched."""
+    """No branch ends better than the run as it is."""
     NOT_RUN = "not_run"
-    """A trial was not possible; `detail` says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialEvent(Event):
-    """A trial: short runs from a snapshot over kept batches, each with one thing changed."""
+    """A trial: short runs from a snapshot over kept batches, each with one thing changed, listed in `values`."""
 
     kind: ClassVar[str] = "trial"
     result: TrialResult
     detail: str = ""
     values: dict[str, Any] = field(default_factory=dict)
-    """The snapshot, the branches with their probe losses, and what follows from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,6 @@ from surefoot.guard.hooks import GUARDED, close_if_alive, contained, register_ho
 from surefoot.guard.recovery import Recovery
 from surefoot.guard.run_info import open_metrics_reader
 from surefoot.guard.step_pipeline import StepPipeline
-from surefoot.guard.trial_control import make_trials
 from surefoot.measure.batch_stats import count_samples
 from surefoot.measure.resources import StepTimer
 from surefoot.records import Action, Event, JudgedBy, StepMetrics
@@ -48,21 +47,17 @@ class AttachedGuard(Guard):
         self._optimizers = context.optimizers
         self._loss_watched = self._backward_awaited = False
         """A loss was ever watched; one was, and no backward has started from it yet."""
-        self._steps_without_backward = 0
-        """Consecutive steps to which no backward from the watched loss led."""
+        self._steps_without_backward = 0  # in a row, from the watched loss
         self._training_thread = threading.get_ident()
         self._timer = StepTimer()
         self._buffer_shadow = None if context.policy.observe else BufferShadow(context.model)
-        self._checkpointer: Checkpointer | None = None
-        """None without `resume=True`, and once the guard is closed."""
+        self._checkpointer: Checkpointer | None = None  # stays so without `resume=True`
         try:
             self._pipeline = StepPipeline(context, timer=self._timer, shadow=self._buffer_shadow)
             self._reader = open_metrics_reader(context, self._pipeline, self._timer)
             self._recovery = Recovery(context, self._pipeline, self._reader, shadow=self._buffer_shadow)
             self._pipeline.attempt = self._reader.journal.last_attempt + 1
-            self._recovery.trials = make_trials(
-                self, context, self._pipeline, self._reader, self._recovery.train_state, self._recovery.loss_scale
-            )
+            self._recorder = self._recovery.enable_trials(self)
             if context.resume:
                 from surefoot.guard.checkpointer import Checkpointer  # imports torch.distributed.checkpoint, slowly
 
@@ -129,8 +124,8 @@ class AttachedGuard(Guard):
         self._timer.forward_began()
         if self._recovery.snapshot_attempt is None:
             self._recovery.first_forward_began()
-        if self._recovery.trials is not None and torch.is_grad_enabled():
-            self._recovery.trials.recorder.forward_began()
+        if self._recorder is not None and torch.is_grad_enabled():
+            self._recorder.forward_began()
         if self._checkpointer is not None:
             self._checkpointer.forward_began()
         if self._recovery.decisions and torch.is_grad_enabled() and self._pipeline.grads_discarded():
@@ -163,8 +158,8 @@ class AttachedGuard(Guard):
     def _hook_loss(self, loss: Tensor, batch: Any, progress: Progress) -> None:
         if self._checkpointer is not None:
             self._checkpointer.loss_watched(batch)
-        if self._recovery.trials is not None:
-            self._recovery.trials.recorder.watched(batch)
+        if self._recorder is not None:
+            self._recorder.watched(batch)
         first, self._loss_watched, self._backward_awaited = not self._loss_watched, True, True
         self._pipeline.record_inputs(batch)
         if progress is LOSS:
@@ -198,8 +193,8 @@ class AttachedGuard(Guard):
     def _backward_ended(self, loss: Tensor, weight: Tensor, samples: float) -> None:
         if not self._pipeline.in_line_search:
             self._pipeline.backward_ended(loss, weight.detach(), samples)
-            if self._recovery.trials is not None:
-                self._recovery.trials.recorder.backward_ended(weight.detach())
+            if self._recorder is not None:
+                self._recorder.backward_ended(weight.detach())
 
     def _find_scaler(self, factor: float) -> None:
         self._pipeline.scaler, message = validate.find_scaler(factor)
@@ -238,8 +233,8 @@ class AttachedGuard(Guard):
             self._replace_pipeline()
         self._pipeline.before_step(k)
         self._recovery.before_step(k)
-        if self._recovery.trials is not None:
-            self._recovery.trials.recorder.before_step(k)
+        if self._recorder is not None:
+            self._recorder.before_step(k)
         if self._checkpointer is not None:
             self._checkpointer.before_step()
         if not callable(closure):
@@ -285,8 +280,8 @@ class AttachedGuard(Guard):
         if self._recovery.overrides.in_force:
             self._recovery.overrides.after_step(k)
         self._pipeline.after_step(k)
-        if self._recovery.trials is not None:
-            self._recovery.trials.recorder.step_ended(self._pipeline.attempt)
+        if self._recorder is not None:
+            self._recorder.step_ended(self._pipeline.attempt)
         if self._pipeline.order.withdrawn is not None:
             self._withdraw(self._pipeline.order.withdrawn)
         self._read_arrived()

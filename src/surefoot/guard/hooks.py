@@ -31,7 +31,7 @@ class CanDisable(Protocol):
     def disable(self, error: Exception, where: str) -> None: ...
 
 
-class LoopListener(Fetcher, Protocol):
+class LoopHooks(Fetcher, Protocol):
     """A guard that is called when a forward pass begins and ends, and fetches batches."""
 
     def forward_began(self) -> None: ...
@@ -77,7 +77,7 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
 class ForwardStartHook:
     """Tells the guard when a forward pass begins; in a copy of the model, saved or deep, it does nothing."""
 
-    def __init__(self, guard: LoopListener | None = None) -> None:
+    def __init__(self, guard: LoopHooks | None = None) -> None:
         self._guard = None if guard is None else weakref.ref(guard)
 
     def __call__(self, *_: object) -> None:
@@ -101,7 +101,7 @@ class ForwardEndHook(ForwardStartHook):
 
 
 def register_hooks(
-    guard: LoopListener, context: GuardContext, *, before_step: Callable[..., Any], after_step: Callable[..., Any]
+    guard: LoopHooks, context: GuardContext, *, before_step: Callable[..., Any], after_step: Callable[..., Any]
 ) -> list[RemovableHandle]:
     """Call the guard from the model, from its optimizers (with the index of each) and from a loader that allows it."""
     hooks = _register_forward_hooks(context.model, guard, ends=context.resume)
@@ -114,7 +114,7 @@ def register_hooks(
     return hooks
 
 
-def _register_forward_hooks(model: nn.Module, guard: LoopListener, *, ends: bool) -> list[RemovableHandle]:
+def _register_forward_hooks(model: nn.Module, guard: LoopHooks, *, ends: bool) -> list[RemovableHandle]:
     """Call the guard when a forward pass begins and, with `ends`, when it has ended."""
     # A mere container, as some GANs use, has no forward: there the loop calls its children.
     modules = [model] if type(model).forward is not nn.Module.forward else list(model.children())

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.actions.action_context import CannotAct
@@ -25,9 +24,10 @@ from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
-from surefoot.guard.trial_control import TrialControl
+from surefoot.guard.trial_control import HasSwitch, TrialControl, make_trials
 from surefoot.measure.block_layout import VerdictSlot
 from surefoot.records import EVENT_MARK, Action, Decision
+from surefoot.trials.kept_steps import StepRecorder
 from surefoot.trials.runner import Trial
 
 log = logging.getLogger("surefoot")
@@ -41,6 +41,7 @@ class Recovery:
     def __init__(
         self, context: GuardContext, pipeline: StepPipeline, reader: MetricsReader, *, shadow: BufferShadow | None
     ) -> None:
+        self._context = context
         policy = self._policy = context.policy
         self.pipeline = pipeline
         self.overrides = OverrideApplier(context.model, context.optimizers, pipeline.gates)
@@ -80,6 +81,14 @@ class Recovery:
         """Called with the attempt that the run was rewound to."""
         self.on_stop: Callable[[], None] | None = None
         """Called before the run is stopped."""
+
+    def enable_trials(self, guard: HasSwitch) -> StepRecorder | None:
+        """Run trials from here on, if the run allows them; returns the recorder of its steps."""
+        self.trials = make_trials(guard, self._context, self.pipeline, self._reader, self.train_state, self._loss_scale)
+        return None if self.trials is None else self.trials.recorder
+
+    def _loss_scale(self) -> Any:
+        return self.pipeline.loss_scale()
 
     # -- step by step
 
@@ -268,9 +277,6 @@ class Recovery:
         return (
             f"continued from step {step + updates}: {updates} updates since step {step}, {trial.conclusion.best.value}"
         )
-
-    def loss_scale(self) -> Tensor | None:
-        return self.pipeline.loss_scale()
 
     def _log_decision(self, level: int, decision: Decision, result: str) -> None:
         if self._reader.journal.rank == 0 and decision.action is not Action.REFUSE:

@@ -77,7 +77,7 @@ class TrialControl:
         """A row was read and judged."""
         self.recorder.row_read(row)
         self.recorder.trust(self._judge.proven)
-        self._suspicion = self._judge.take_suspicion() or self._suspicion
+        self._suspicion = self._judge.suspicion or self._suspicion
 
     def take_suspicion(self, attempt: int) -> Decision | None:
         """A rewind that is worth a trial, though the judge would not act by its rules alone."""

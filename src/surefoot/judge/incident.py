@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum, StrEnum
 from itertools import zip_longest
@@ -13,7 +13,7 @@ import numpy as np
 
 from surefoot.journal.aliases import COLUMNS, DETECTORS, EVENTS, INCIDENT_STEP, renamed, upgraded_incident
 from surefoot.judge.evidence import Evidence, LrRaised, MomentumRaised
-from surefoot.judge.thresholds import Thresholds
+from surefoot.judge.thresholds import RECENT_ROWS, Thresholds
 from surefoot.records import Finding, Pattern, StepMetrics, Verdict
 from surefoot.records import FindingKind as Kind
 
@@ -130,6 +130,12 @@ class Incident:
     weight_change: float = math.nan
     """Change of the log weight norm since before, beyond what training does."""
     thresholds: Thresholds = field(default_factory=Thresholds)
+
+    def half_lost(self, losses: Iterable[float]) -> bool:
+        """By the last of these losses, at least half of what the loss had fallen since the run began is lost."""
+        recent = sorted(list(losses)[-RECENT_ROWS:])
+        learnt = self.start_loss - self.normal_loss
+        return learnt > 0 and bool(recent) and recent[len(recent) // 2] > self.normal_loss + learnt / 2
 
     def found(self, *detectors: Kind) -> list[Finding]:
         """The findings of these detectors."""

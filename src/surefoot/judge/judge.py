@@ -24,7 +24,7 @@ from surefoot.judge.remediation import Remediation
 from surefoot.judge.remedies import RemedyId, remedy_id
 from surefoot.judge.severity import Severity, severity_of
 from surefoot.judge.signals import REFUSED, Sign, Signals
-from surefoot.judge.thresholds import BASELINE_ROWS, RECENT_ROWS, REPEAT_COUNT, UPDATES_IN_FLIGHT, WINDOW_ROWS
+from surefoot.judge.thresholds import BASELINE_ROWS, REPEAT_COUNT, UPDATES_IN_FLIGHT, WINDOW_ROWS
 from surefoot.records import (
     Action,
     Cause,
@@ -115,8 +115,8 @@ class Judge:
         self._awaited = Awaited.NOTHING
         self._blind_until = -1
         """The last attempt that was made before the decision whose effect is awaited."""
-        self._suspicion: Decision | None = None
-        """A rewind proposed for an incident that was just diagnosed."""
+        self.suspicion: Decision | None = None
+        """A rewind that a trial may find worthwhile, for an incident that the last row has led to diagnose."""
         self.decisions_paused = False
         """Another judge of the same run has decided to rewind: decide nothing until then."""
 
@@ -180,11 +180,6 @@ class Judge:
             if incident is not None:
                 incident.findings = [f for f in incident.findings if f.detector is not FindingKind.REPLICAS]
 
-    def take_suspicion(self) -> Decision | None:
-        """A rewind that a trial may find worthwhile, though the rules alone would not act; returned once."""
-        suspicion, self._suspicion = self._suspicion, None
-        return suspicion
-
     def carried_out(self, decision: Decision, *, proposed: bool) -> None:
         """A trial has changed this decision; `proposed` if it has led to it, from a suspicion."""
         self._remediation.carried_out(decision, proposed=proposed)
@@ -192,7 +187,7 @@ class Judge:
             self._awaited, self._blind_until = Awaited.EFFECT, self._attempt + UPDATES_IN_FLIGHT
 
     def dismissed(self, decision: Decision) -> None:
-        """A trial showed that nothing is wrong with the run: the incident is over, and nothing changes."""
+        """A trial showed that nothing is wrong: the incident is over."""
         self._remediation.withdraw(decision)
         self._awaited = Awaited.NOTHING
         self._tracker.close()
@@ -211,6 +206,7 @@ class Judge:
     def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Event]:
         """Judge one row: findings first, then diagnoses, then decisions."""
         self._count(row)
+        self.suspicion = None
         signals, tracker = self.signals, self._tracker
         signals.overrides = self._remediation.overrides
         findings: list[Finding] = []
@@ -260,10 +256,9 @@ class Judge:
         if refused and not silent:
             reason = "; ".join(f.detail for f in findings if f.detector in VETO_DETECTORS)
             events.append(self._decision(row, Action.REFUSE, reason))
-        self._suspicion = None
         events += self._diagnose(row)
         decisions = self._decide(row, events)
-        self._suspicion = None if decisions else self._suspicion
+        self.suspicion = None if decisions else self.suspicion
         events += decisions
         return events
 
@@ -290,15 +285,9 @@ class Judge:
             return []
         incident.stage = Stage.DIAGNOSED
         diagnoses = diagnose_incident(row, incident, has_good_state=self.proven >= 0)
-        if self._awaited is Awaited.NOTHING and row.applied and self._half_lost(incident):
-            self._suspicion = self._remediation.proposal(row, incident, diagnoses[0].cause)
+        if self._awaited is Awaited.NOTHING and row.applied and incident.half_lost(self.signals.recent_losses):
+            self.suspicion = self._remediation.proposal(row, incident, diagnoses[0].cause)
         return [*diagnoses]
-
-    def _half_lost(self, incident: Incident) -> bool:
-        """The loss has risen by at least half of what it had fallen since the run began."""
-        recent = sorted(list(self.signals.recent_losses)[-RECENT_ROWS:])
-        learnt = incident.start_loss - incident.normal_loss
-        return learnt > 0 and bool(recent) and recent[len(recent) // 2] > incident.normal_loss + learnt / 2
 
     def _severity(self, incident: Incident) -> Severity | None:
         return severity_of(incident, adaptive=self._adaptive, clipped=bool(self.overrides.clip))
@@ -360,14 +349,8 @@ class Judge:
         return self._decision(row, Action.STOP, refused_reason(row, self._refused, last, waiting=waiting))
 
     def _decision(self, row: StepMetrics, action: Action, reason: str) -> Decision:
-        return Decision(
-            step=row.step,
-            attempt=row.attempt,
-            time=row.time,
-            action=action,
-            reason=reason,
-            applied=not self.policy.observe,
-        )
+        where: dict[str, Any] = {"step": row.step, "attempt": row.attempt, "time": row.time}
+        return Decision(**where, action=action, reason=reason, applied=not self.policy.observe)
 
     # -- state
 
@@ -400,8 +383,8 @@ class Judge:
         state = upgraded_judge_state(state)
         self._refused, self._overflows, self._attempt = state["refused"], state["overflows"], state["attempt"]
         self.proven, self._blind_until = state["proven"], state.get("blind", -1)
-        blind = Awaited.EFFECT if self._blind_until >= 0 else Awaited.NOTHING
-        self._awaited = Awaited.REWIND if state["awaits"] else blind
+        self._awaited = Awaited.EFFECT if self._blind_until >= 0 else Awaited.NOTHING
+        self._awaited = Awaited.REWIND if state["awaits"] else self._awaited
         self._tracker.load_state_dict(state["book"])
         self.signals.load_state_dict(state["normal"])
         self.signals.layers.load_state_dict(state["past"])

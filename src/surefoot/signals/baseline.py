@@ -65,7 +65,7 @@ def _memory(apart: Floats, noise: float) -> float:
     return min(max(group * float(means.var()) / spread, 1.0), MAX_MEMORY) if spread > 0 else 1.0
 
 
-class Baseline:
+class LevelBaseline:
     """Level, noise and memory of a number; it never learns a value that was not accepted.
 
     `learn(values)` moves the level that changes are measured against; `accept(row, values)` also makes them part of the

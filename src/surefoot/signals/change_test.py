@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.signals.baseline import MIN_STRETCH, Baseline, Floats
+from surefoot.signals.baseline import MIN_STRETCH, Floats, LevelBaseline
 from surefoot.signals.change import Change, ChangeKind
 from surefoot.signals.dating import locate_rise
 from surefoot.signals.slow_rise import SMOOTH, slow_rise
@@ -70,7 +70,7 @@ class ChangeTest:
         self.deviations = float(np.sqrt(2 * np.log(1e5 / false_alarms)))
         """As many deviations of normal noise are as rare."""
         self.min_size = min_size
-        self.baseline = Baseline(MIN_NOISE)
+        self.baseline = LevelBaseline(MIN_NOISE)
         self.changes: list[Change] = []
         self.rows = 0
         self._pending: Floats = np.empty(0)

@@ -17,7 +17,7 @@ from surefoot.parallel import World
 from surefoot.train import exit_codes
 from surefoot.train.preflight import data_checks, resource_checks, resume_checks, training_checks
 from surefoot.train.preflight.report import CheckItem, CheckReport, failed, ok, skipped, warning
-from surefoot.train.preflight.trial import Trial, TrialFolder, TrialLimit, run_trial
+from surefoot.train.preflight.trial import ShortRun, TrialFolder, TrialLimit, run_trial
 from surefoot.train.preflight.watchdog import Watchdog, user_line
 from surefoot.train.recipe import Recipe, RecipeError, remarks
 
@@ -111,7 +111,7 @@ def _items(
     yield resume_checks.float32_fallback(recipe, world, folder / "float32")
 
 
-def _journal_items(trial: Trial, recipe: Recipe, world: World) -> Iterator[CheckItem]:
+def _journal_items(trial: ShortRun, recipe: Recipe, world: World) -> Iterator[CheckItem]:
     """Answers from the trial's journal and samples."""
     run = trial.run
     assert run is not None
@@ -129,7 +129,7 @@ def _recipe_item(recipe: Recipe, inconsistencies: list[str]) -> CheckItem:
     return ok("recipe", "its settings fit together")
 
 
-def _trial_item(trial: Trial, seconds: float) -> CheckItem:
+def _trial_item(trial: ShortRun, seconds: float) -> CheckItem:
     updates = f"{trial.steps} of {trial.wanted} updates in {seconds:.1f} s"
     error = trial.error
     if error is None:

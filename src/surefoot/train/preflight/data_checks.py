@@ -8,7 +8,7 @@ import numpy as np
 
 from surefoot.train.preflight.data_stats import ColumnStats, DataStats
 from surefoot.train.preflight.report import CheckItem, failed, first_few, ok, skipped, warning
-from surefoot.train.preflight.trial import Trial
+from surefoot.train.preflight.trial import ShortRun
 
 _LARGE = 1e4
 """Inputs beyond this are not normalised."""
@@ -20,7 +20,7 @@ _SHARED_MARK = "also trained on"
 """What notes of `surefoot.data` contain when texts are cut or dropped, and when they are in both splits."""
 
 
-def items(trial: Trial) -> Iterator[CheckItem]:
+def items(trial: ShortRun) -> Iterator[CheckItem]:
     stats = trial.train_data
     if not stats.samples:
         yield skipped("data", "the batches hold no tensors to look at")
@@ -32,7 +32,7 @@ def items(trial: Trial) -> Iterator[CheckItem]:
     yield _held_out(trial)
 
 
-def _ranges(trial: Trial, stats: DataStats) -> CheckItem:
+def _ranges(trial: ShortRun, stats: DataStats) -> CheckItem:
     name, vocab = "data: ranges", trial.facts.vocab
     columns = stats.columns
     ranges = ", ".join(f"{key} {_format_range(column)}" for key, column in columns.items())
@@ -109,7 +109,7 @@ def _duplicates(stats: DataStats) -> CheckItem:
     return ok(name, message, **values)
 
 
-def _unreadable(trial: Trial) -> CheckItem:
+def _unreadable(trial: ShortRun) -> CheckItem:
     name, unreadable = "data: unreadable or cut", trial.facts.unreadable
     lost = [note for note in trial.facts.notes if any(mark in note for mark in _LOST_MARKS)]
     if unreadable:
@@ -120,7 +120,7 @@ def _unreadable(trial: Trial) -> CheckItem:
     return ok(name, "; ".join(["none", *trial.facts.notes]))
 
 
-def _held_out(trial: Trial) -> CheckItem:
+def _held_out(trial: ShortRun) -> CheckItem:
     name, eval_data = "data: held out", trial.eval_data
     if eval_data is None and trial.facts.eval_batches:
         return skipped(name, "the trial ended before its evaluation")

@@ -15,14 +15,14 @@ from surefoot.parallel import World
 from surefoot.sinks.progress import format_duration
 from surefoot.train.preflight.journal_columns import applied, attempted, later_half
 from surefoot.train.preflight.report import CheckItem, ok, skipped, warning
-from surefoot.train.preflight.trial import Trial
+from surefoot.train.preflight.trial import ShortRun
 from surefoot.train.recipe import Recipe
 
 _MEMORY_FULL, _DATA_BOUND, _DEVICE_IDLE = 0.9, 0.2, 0.6
 _LESS_MEMORY = "Lower batch.size and raise batch.accumulate by the same factor, or set speed.checkpoint_activations=1."
 
 
-def items(trial: Trial, run: Run, recipe: Recipe, world: World) -> Iterator[CheckItem]:
+def items(trial: ShortRun, run: Run, recipe: Recipe, world: World) -> Iterator[CheckItem]:
     yield host_memory()
     if world.device.type == "cuda":
         yield _device_memory(world.device)
@@ -64,7 +64,7 @@ def _device_memory(device: torch.device) -> CheckItem:
     return ok(name, message, **values)
 
 
-def _speed(trial: Trial, run: Run, world: World) -> CheckItem:
+def _speed(trial: ShortRun, run: Run, world: World) -> CheckItem:
     name, seconds = "speed", later_half(applied(run, "seconds"))
     if not len(seconds):
         return skipped(name, "too few updates to time")
@@ -95,7 +95,7 @@ def _speed(trial: Trial, run: Run, world: World) -> CheckItem:
     return ok(name, message, **values)
 
 
-def _total_time(trial: Trial, run: Run, recipe: Recipe) -> CheckItem:
+def _total_time(trial: ShortRun, run: Run, recipe: Recipe) -> CheckItem:
     name, seconds = "total time", later_half(applied(run, "seconds"))
     if not len(seconds):
         return skipped(name, "too few updates to time")

@@ -13,7 +13,7 @@ from surefoot.journal.reader import Run
 from surefoot.parallel import World
 from surefoot.train.preflight.journal_columns import applied, applied_steps
 from surefoot.train.preflight.report import CheckItem, failed, ok, skipped, warning
-from surefoot.train.preflight.trial import Trial, TrialLimit, run_trial
+from surefoot.train.preflight.trial import ShortRun, TrialLimit, run_trial
 from surefoot.train.recipe import Recipe
 
 CHECKPOINTS, RESUME = "checkpoints", "resume"
@@ -57,7 +57,7 @@ def _folder_size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def resume(uninterrupted: Trial, recipe: Recipe, world: World, folder: Path) -> Iterator[CheckItem]:
+def resume(uninterrupted: ShortRun, recipe: Recipe, world: World, folder: Path) -> Iterator[CheckItem]:
     """Interrupt a second trial, resume it with fresh parts and compare its losses; every rank takes part."""
     steps = uninterrupted.steps
     cut = min(INTERRUPT_AFTER, max(1, steps // 4) if uninterrupted.timed_out else steps // 2)
@@ -131,7 +131,7 @@ def float32_fallback(recipe: Recipe, world: World, folder: Path) -> CheckItem:
     return ok(name, f"one update in float32 works, loss {losses[0]:.4f}" if len(losses) else "one update works")
 
 
-def monitoring(trial: Trial, run: Run) -> CheckItem:
+def monitoring(trial: ShortRun, run: Run) -> CheckItem:
     """Whether the journal is complete and readable."""
     name = "monitoring"
     message = f"{run.scalars.rows} rows, {len(run.layers)} tensors, {len(run.events)} events read back"

@@ -20,7 +20,7 @@ from surefoot.train.preflight.report import (
     warning,
     worst,
 )
-from surefoot.train.preflight.trial import Trial
+from surefoot.train.preflight.trial import ShortRun
 from surefoot.train.recipe import Recipe
 
 _MIN_UPDATES = 10
@@ -43,7 +43,7 @@ _CLIPS_OFTEN, _TOO_HIGH = 0.2, 10.0
 """Fraction of clipped updates that is too large, and factor above the normal maximum at which clipping is useless."""
 
 
-def items(trial: Trial, run: Run, recipe: Recipe) -> Iterator[CheckItem]:
+def items(trial: ShortRun, run: Run, recipe: Recipe) -> Iterator[CheckItem]:
     loss = _loss(trial, run)
     yield loss
     yield _interventions(run)
@@ -52,7 +52,7 @@ def items(trial: Trial, run: Run, recipe: Recipe) -> Iterator[CheckItem]:
     yield _clip_threshold(recipe, run)
 
 
-def _loss(trial: Trial, run: Run) -> CheckItem:
+def _loss(trial: ShortRun, run: Run) -> CheckItem:
     losses, name = applied(run, "loss"), "loss decreases"
     nonfinite = int((~np.isfinite(np.asarray(run.scalars["loss"]))).sum()) if run.scalars.rows else 0
     if nonfinite:
@@ -95,7 +95,7 @@ def _interventions(run: Run) -> CheckItem:
     return make(name, message, fix, acts=dict(actions), causes=causes)
 
 
-def _learning_rate(trial: Trial, run: Run, *, learns: bool) -> CheckItem:
+def _learning_rate(trial: ShortRun, run: Run, *, learns: bool) -> CheckItem:
     name, lrs = "learning rate", applied(run, "lr")
     ratios = applied(run, "update_ratio")
     ratios = ratios[np.isfinite(ratios) & (ratios > 0)]
@@ -124,7 +124,7 @@ class _GradientProblem:
     names: Sequence[str]
 
 
-def _gradients(trial: Trial, run: Run) -> CheckItem:
+def _gradients(trial: ShortRun, run: Run) -> CheckItem:
     """Norms over the later half of the trial, tensor by tensor."""
     item_name, layers = "gradients by layer", run.layers
     if layers.rows < 2:
@@ -160,7 +160,7 @@ def _later_rows(grid: np.ndarray) -> np.ndarray:
     return grid[len(grid) // 2 :]
 
 
-def _is_layer_weight(trial: Trial, name: str, numel: int) -> bool:
+def _is_layer_weight(trial: ShortRun, name: str, numel: int) -> bool:
     """Whether a tiny gradient means that a layer does not learn. Of embeddings only the rows in use have gradients,
     and the bias of attention keys has none by construction."""
     return name.removeprefix("module.") not in trial.facts.embeddings and not name.endswith("bias") and numel > 1

@@ -51,7 +51,7 @@ class TrialFacts:
 
 
 @dataclass(slots=True)
-class Trial:
+class ShortRun:
     """The result of a trial."""
 
     facts: TrialFacts
@@ -139,13 +139,13 @@ class _InspectedLoader:
         return self._stats.observe(self._loader) if self._epoch == 1 else iter(self._loader)
 
 
-def run_trial(recipe: Recipe, world: World, folder: Path, limit: TrialLimit, *, inspect_data: bool = False) -> Trial:
+def run_trial(recipe: Recipe, world: World, folder: Path, limit: TrialLimit, *, inspect_data: bool = False) -> ShortRun:
     """Train up to an update, resuming whatever the folder holds, and read the journal back.
 
-    An error before the first update is the recipe's and is raised; an error during training becomes `Trial.error`.
+    An error before the first update is the recipe's and is raised; an error during training becomes `ShortRun.error`.
     """
     parts = build(_trial_recipe(recipe, folder), world)
-    trial = Trial(_facts(parts))
+    trial = ShortRun(_facts(parts))
     trial.wanted = min(limit.updates, parts.total)
     loader = (
         cast(Any, _InspectedLoader(parts.data.train_loader, trial.train_data))
@@ -172,7 +172,7 @@ def run_trial(recipe: Recipe, world: World, folder: Path, limit: TrialLimit, *, 
     return trial
 
 
-def _evaluate(parts: RunParts, trial: Trial) -> None:
+def _evaluate(parts: RunParts, trial: ShortRun) -> None:
     if parts.data.eval_loader is None:
         return
     start = time.monotonic()
