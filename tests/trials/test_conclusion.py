@@ -8,7 +8,7 @@ import pytest
 
 from surefoot.records import Cause, StepMetrics
 from surefoot.trials.branches import BranchId, BranchResult, is_better
-from surefoot.trials.conclusion import SAME, Deviation, conclude, first_difference
+from surefoot.trials.conclusion import SAME, Conclusion, Deviation, conclude, first_difference
 
 NOBODY = frozenset[Cause]()
 GOOD = (1.00, 1.10, 0.90, 1.05)
@@ -43,13 +43,19 @@ def test_the_first_difference_is_dated_and_named(
     assert (difference.kind, difference.attempt) == (kind, attempt)
 
 
+def conclusion(
+    branches: dict[BranchId, BranchResult], changed: frozenset[Cause] = NOBODY, *, clipped: bool = False
+) -> Conclusion:
+    return conclude(branches, GOOD, SAME, changed, clipped=clipped, update_excess=1.0)
+
+
 def results(**losses: tuple[float, ...]) -> dict[BranchId, BranchResult]:
     return {BranchId(name): BranchResult(BranchId(name), values) for name, values in losses.items()}
 
 
 def test_nothing_is_done_where_no_branch_is_better() -> None:
     close = tuple(loss + 0.002 for loss in GOOD)
-    found = conclude(results(nothing=close, replay=close, skip=GOOD, clip=GOOD), GOOD, SAME, NOBODY, clipped=False)
+    found = conclusion(results(nothing=close, replay=close, skip=GOOD, clip=GOOD))
     assert not found.harmed
     assert found.best is BranchId.NOTHING
 
@@ -58,7 +64,7 @@ def test_settings_that_alone_cure_are_the_cause() -> None:
     changed = frozenset({Cause.LEARNING_RATE, Cause.SCHEDULE})
     better = tuple(loss - 0.1 for loss in GOOD)
     branches = results(nothing=BAD, replay=BAD, old_settings=better, skip=GOOD)
-    found = conclude(branches, GOOD, SAME, changed, clipped=False)
+    found = conclusion(branches, changed)
     assert found.best is BranchId.OLD_SETTINGS
     assert found.causes == changed
 
@@ -67,13 +73,13 @@ def test_smaller_updates_win_only_where_the_run_is_worse_than_it_was() -> None:
     improving = tuple(loss - 0.3 for loss in GOOD)
     lower = tuple(loss - 0.6 for loss in GOOD)
     branches = results(nothing=improving, replay=improving, old_settings=lower, clip=lower, skip=improving)
-    found = conclude(branches, GOOD, SAME, frozenset({Cause.LEARNING_RATE}), clipped=True)
+    found = conclusion(branches, frozenset({Cause.LEARNING_RATE}), clipped=True)
     assert not found.harmed
 
 
 def test_a_branch_worse_than_its_snapshot_is_not_continued() -> None:
     half = tuple(loss + 0.5 for loss in GOOD)
-    found = conclude(results(nothing=BAD, replay=BAD, skip=half), GOOD, SAME, NOBODY, clipped=False)
+    found = conclusion(results(nothing=BAD, replay=BAD, skip=half))
     assert found.best is BranchId.REWIND
 
 

@@ -260,7 +260,7 @@ class Recovery:
         if suspicion is None or self.ring is None or self._reader.latest is None:
             return
         tried = trials.consider(suspicion, self.ring, self._reader.latest, self.pipeline.attempt)
-        if tried is None or tried[0] is suspicion:
+        if tried is None or (tried[0] is suspicion and suspicion.action is not Action.ACCEPT):
             return
         self._reader.journal.event(tried[0])
         self._carry_out(*tried, proposed=True)

@@ -72,15 +72,20 @@ class TrialControl:
         self._suspicion: Decision | None = None
         self._tried_suspicion: Decision | None = None
         self._pause, self._paused_until = FIRST_PAUSE, -1
+        self._denied: tuple[Decision, int] | None = None
+        """The acceptance of data that teaches nothing so far, and after how many refusals to try it again."""
 
     def row_read(self, row: StepMetrics) -> None:
         """A row was read and judged."""
         self.recorder.row_read(row)
         self.recorder.trust(self._judge.proven)
         self._suspicion = self._judge.suspicion or self._suspicion
+        self._denied = None if row.applied else self._denied
 
     def take_suspicion(self, attempt: int) -> Decision | None:
         """A rewind that is worth a trial, though the judge would not act by its rules alone."""
+        if self._denied is not None and len(self.recorder.last_refused()) >= self._denied[1]:
+            return self._denied[0]
         suspicion, self._suspicion = self._suspicion, None
         self._tried_suspicion = suspicion
         return suspicion if attempt > self._paused_until else None
@@ -127,7 +132,8 @@ class TrialControl:
     def _can_be_learnt(self, decision: Decision) -> bool:
         """Whether the data that was refused so far should be let in; the judge's word counts where no trial can say."""
         with self._guard_off():
-            learnt = self._runner.can_be_learnt(decision.attempt - self._context.policy.max_consecutive_vetoes)
+            learnt = self._runner.can_be_learnt()
+        self._denied = None if learnt is not False else (decision, 2 * len(self.recorder.last_refused()))
         if learnt is False:
             detail = "the refused batches teach nothing about each other: they are refused as long as they come"
             self._record(decision, TrialResult.LEFT_ALONE, detail, {})
@@ -135,7 +141,10 @@ class TrialControl:
 
     def carried_out(self, decision: Decision, *, proposed: bool) -> None:
         """This decision was applied; `proposed` if it came from a suspicion."""
-        if decision.action in (Action.REWIND, Action.CONSTRAIN):
+        if decision.action is Action.ACCEPT:
+            self._denied = None
+            self.recorder.forget_probes()  # of data that is over
+        if decision.action in (Action.REWIND, Action.CONSTRAIN, Action.ACCEPT):
             self._judge.carried_out(decision, proposed=proposed)
 
     def dismissed(self, decision: Decision) -> None:

@@ -183,7 +183,11 @@ class Judge:
     def carried_out(self, decision: Decision, *, proposed: bool) -> None:
         """A trial has changed this decision; `proposed` if it has led to it, from a suspicion."""
         self._remediation.carried_out(decision, proposed=proposed)
-        if decision.action is Action.CONSTRAIN:
+        if decision.action is Action.ACCEPT:  # other data from here on: what is normal has to be learnt again
+            self._tracker.close()
+            self.signals.drop_losses()
+            self._refused = 0
+        if decision.action is not Action.REWIND:
             self._awaited, self._blind_until = Awaited.EFFECT, self._attempt + UPDATES_IN_FLIGHT
 
     def dismissed(self, decision: Decision) -> None:

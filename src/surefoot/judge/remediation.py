@@ -225,7 +225,9 @@ class Remediation:
         """This decision is in force, as a trial has shaped it."""
         if decision.overrides is not None:
             self.overrides = decision.overrides
-        if decision.action is Action.CONSTRAIN:
+        if decision.action is Action.ACCEPT:
+            self._waiting_out = False
+        if decision.action is not Action.REWIND:
             return
         self.actions += proposed
         self._last = decision.action, remedy_id(decision.remedy)

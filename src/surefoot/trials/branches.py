@@ -23,20 +23,10 @@ class BranchId(StrEnum):
     """The same without the batches that stand out."""
     OLD_SETTINGS = "old_settings"
     """The same with lr and momentum of the time of the snapshot."""
-    LOWER_LR = "lower_lr"
-    """The same with 0.3 of that lr."""
-    LOWEST_LR = "lowest_lr"
-    """The same with 0.1 of that lr."""
     CLIP = "clip"
     """The same with gradients clipped at their usual norm."""
     FLOAT32 = "float32"
     """The same in float32."""
-    FRESH_OPTIMIZER = "fresh_optimizer"
-    """The same, with a fresh optimizer."""
-    OLD_OPTIMIZER = "old_optimizer"
-    """The weights of now with the optimizer state of the snapshot."""
-    OLD_WEIGHTS = "old_weights"
-    """The weights of the snapshot with the optimizer state of now."""
 
 
 @dataclass(frozen=True, slots=True)

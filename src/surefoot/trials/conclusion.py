@@ -15,10 +15,12 @@ LOSS_TOLERANCE = 0.03
 """Relative difference of a loss from its replay that rounding explains."""
 NORM_TOLERANCE = 0.15
 """The same for gradient norms, which scatter more."""
+UNIT_TOLERANCE = 0.01
+"""By how much loss and gradients may have grown unequally where only their unit has changed: the weights are the same."""
 LASTING_SHARE = 0.6
 """The share of the steps from a deviation on that must deviate too."""
-OPTIMIZER_HARM = 0.1
-"""The optimizer state is damaged when steps with it end this fraction worse than with the one of the snapshot."""
+EXCESS_UPDATE = 3.0
+"""An update that moves the weights this many times further than usual speaks for a damaged optimizer state."""
 
 DATA_CAUSES = frozenset(
     {
@@ -59,8 +61,6 @@ class Difference:
 
     kind: Deviation
     attempt: int = -1
-    factor: float = 1.0
-    """Loss of the run over that of the replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,12 @@ def first_difference(rows: Mapping[int, StepMetrics], replay: BranchResult) -> D
     for i, attempt in enumerate(attempts):
         if not differs[i] or sum(differs[i:]) < LASTING_SHARE * len(differs[i:]):
             continue
-        row, loss, norm = rows[attempt], replay.losses[attempt], replay.norms[attempt]
+        row, norm = rows[attempt], replay.norms[attempt]
         if loss_off[i] <= LOSS_TOLERANCE:
             return Difference(Deviation.GRADIENT, attempt)
-        factor = row.loss / loss if loss and math.isfinite(loss) else math.inf
-        same = 0 < factor < math.inf and _relative(row.norm, factor * norm) <= LOSS_TOLERANCE
-        return Difference(Deviation.UNIT if same else Deviation.LOSS, attempt, factor)
+        factor = row.loss / replay.losses[attempt] if replay.losses[attempt] else math.inf
+        same = 0 < factor < math.inf and _relative(row.norm, factor * norm) <= UNIT_TOLERANCE
+        return Difference(Deviation.UNIT if same else Deviation.LOSS, attempt)
     return SAME
 
 
@@ -112,9 +112,13 @@ def conclude(
     changed: frozenset[Cause],
     *,
     clipped: bool,
+    update_excess: float,
 ) -> Conclusion:
-    """What follows from the branches; `changed` are causes among the settings that have changed since the snapshot,
-    `clipped` says that the loop clipped before."""
+    """What follows from the branches.
+
+    `changed` are causes among the settings that have changed since the snapshot, `clipped` says that the loop clipped
+    before, and `update_excess` how many times further than usual an update moved the weights since the difference.
+    """
     nothing = results[BranchId.NOTHING].probe_losses
     best = BranchId.NOTHING
     harmed = is_better(reference, nothing)
@@ -128,7 +132,7 @@ def conclude(
         return Conclusion(False, detail="no branch ends better than the run as it is")
     ended = results[best].probe_losses
     detail = f"{best.value}: probe loss {statistics.fmean(ended):.4g}, {statistics.fmean(nothing):.4g} as it is"
-    causes = _causes(results, difference, changed, clipped=clipped)
+    causes = _causes(results, difference, changed, clipped=clipped, update_excess=update_excess)
     if is_better(reference, ended):  # nothing that was trained since is worth keeping
         return Conclusion(True, BranchId.REWIND, causes, detail)
     return Conclusion(True, best, causes, detail)
@@ -155,10 +159,11 @@ def _causes(
     changed: frozenset[Cause],
     *,
     clipped: bool,
+    update_excess: float,
 ) -> frozenset[Cause]:
     """The causes that explain what cures and where the run differs from its replay."""
     if difference.kind is Deviation.LOSS:
-        return _causes_in_state(results)
+        return frozenset({Cause.OPTIMIZER_STATE}) if update_excess > EXCESS_UPDATE else WEIGHT_CAUSES
     if difference.kind is not Deviation.NONE:
         return UNIT_CAUSES if difference.kind is Deviation.UNIT else GRADIENT_CAUSES
     nothing = results[BranchId.NOTHING].probe_losses
@@ -170,13 +175,3 @@ def _causes(
     )
     cures = (c for b, c in by_cure if c and b in results and is_better(results[b].probe_losses, nothing))
     return next(cures, frozenset())
-
-
-def _causes_in_state(results: Mapping[BranchId, BranchResult]) -> frozenset[Cause]:
-    """Weights or optimizer state were changed by something else than updates: which of the two."""
-    replay, old_weights = results[BranchId.REPLAY], results.get(BranchId.OLD_WEIGHTS)
-    if old_weights is None:
-        return WEIGHT_CAUSES | {Cause.OPTIMIZER_STATE}
-    worse = not old_weights.probe_loss <= (1.0 + OPTIMIZER_HARM) * replay.probe_loss
-    harmed = worse and is_better(replay.probe_losses, old_weights.probe_losses)
-    return frozenset({Cause.OPTIMIZER_STATE}) if harmed else WEIGHT_CAUSES

@@ -176,6 +176,16 @@ class StepRecorder:
             )
         return steps
 
+    def last_refused(self) -> list[KeptStep]:
+        """The unbroken run of refused steps that the last rows read were about."""
+        refused: list[KeptStep] = []
+        for step in reversed(self._steps):
+            if step.row is not None and step.row.applied:
+                break
+            if step.row is not None and step.batches and step.intact():
+                refused.insert(0, step)
+        return refused
+
     def probes(self, before: int) -> list[KeptStep]:
         """The probes from before an attempt, oldest first."""
         return [s for s in self._probes if s.attempt < before and s.intact()]
@@ -191,6 +201,10 @@ class StepRecorder:
                 step.options, step.max_norm = list(again.options), again.max_norm
                 if step.row is not None:
                     step.row = replace(step.row, loss=again.loss, norm=again.norm)
+
+    def forget_probes(self) -> None:
+        """The run continues with other data."""
+        self._probes.clear()
 
     def forget_after(self, attempt: int) -> None:
         """Steps after this attempt belong to a run that was undone."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from surefoot.checkpoint.copies import StateCopy
 from surefoot.checkpoint.snapshots import Snapshot
 from surefoot.records import Cause, StepMetrics
 from surefoot.trials.branches import BranchId, BranchResult, is_better
@@ -29,7 +28,7 @@ MIN_PROBES = 3
 """With fewer probe batches, some steps since the snapshot are held out from all branches."""
 HELD_OUT = 6
 """How many of them."""
-UNIT_TOLERANCE = 0.02
+SAME_LOSS_TOLERANCE = 0.02
 """A loss that differs from step_fn's by a smaller fraction is the same."""
 STANDS_OUT_SIGMAS = 4.0
 """Sigmas of the loss above normal from which a batch is suspected."""
@@ -41,7 +40,6 @@ UNREAD_STEPS = 2
 """Steps whose numbers have not arrived yet."""
 UNSEEN_BATCHES = 3
 """Refused batches that are not trained on when it is tried whether the others teach anything about them."""
-LOWER_LR_FACTORS = {BranchId.LOWER_LR: 0.3, BranchId.LOWEST_LR: 0.1}
 
 
 @dataclass(slots=True)
@@ -109,9 +107,14 @@ class TrialRunner:
             for branch in self._telling_branches(trial, try_float32=try_float32):
                 if time.perf_counter() - began + results[BranchId.REPLAY].seconds > deadline:
                     break
-                results[branch] = self._run_branch(branch, trial, now)
+                results[branch] = self._run_branch(branch, trial)
         trial.conclusion = conclude(
-            results, trial.reference, trial.difference, trial.changed, clipped=any(map(_clips, trial.probes))
+            results,
+            trial.reference,
+            trial.difference,
+            trial.changed,
+            clipped=any(map(_clips, trial.probes)),
+            update_excess=update_excess([*self._recorder], trial.difference.attempt),
         )
         trial.seconds = time.perf_counter() - began
         return trial
@@ -149,7 +152,7 @@ class TrialRunner:
 
     def _telling_branches(self, trial: Trial, *, try_float32: bool) -> list[BranchId]:
         if trial.difference.kind is Deviation.LOSS:
-            return [BranchId.OLD_WEIGHTS]
+            return []
         branches = [BranchId.OLD_SETTINGS] if trial.changed else []
         branches += [BranchId.SKIP, BranchId.CLIP]
         return branches + ([BranchId.FLOAT32] if try_float32 else [])
@@ -161,33 +164,33 @@ class TrialRunner:
             return 1.0
         (loss,) = self._sandbox.losses(trial.steps[:1])
         ratio = row.loss / loss if loss else math.nan
-        return ratio if math.isfinite(ratio) and abs(ratio - 1.0) > UNIT_TOLERANCE else 1.0
+        return ratio if math.isfinite(ratio) and abs(ratio - 1.0) > SAME_LOSS_TOLERANCE else 1.0
 
-    def can_be_learnt(self, first: int) -> bool | None:
-        """Whether the batches refused since an attempt hold something to learn: after training on most of them, the
-        loss of the others must rise when their inputs are paired with other targets; None where that is unknown."""
-        refused = [s for s in self._recorder.since(first) if not s.applied]
+    def can_be_learnt(self) -> bool | None:
+        """Whether the batches that are being refused hold something to learn: after training on most of them, the loss
+        of the others must rise when their inputs are paired with other targets; None where that is unknown."""
+        refused = self._recorder.last_refused()
         if len(refused) <= UNSEEN_BATCHES:
             return None
+        unseen = refused[-max(UNSEEN_BATCHES, len(refused) // 3) :]
         with self._sandbox.opened():
-            for step in refused[:-UNSEEN_BATCHES]:
+            for step in refused[: -len(unseen)]:
                 self._sandbox.train_step(step, options=step.options, max_norm=loop_clip(step))
-            return self._depends_on_pairs(refused)
+            return self._depends_on_pairs(unseen)
 
     def depends_on_pairs(self, steps: Sequence[KeptStep]) -> bool | None:
         """Whether the loss of the last of these steps rises when their inputs are paired with other targets."""
         with self._sandbox.opened():
-            return self._depends_on_pairs(steps)
+            return self._depends_on_pairs(steps[-UNSEEN_BATCHES:])
 
     def _depends_on_pairs(self, steps: Sequence[KeptStep]) -> bool | None:
-        sandbox, last = self._sandbox, steps[-UNSEEN_BATCHES:]
-        mixed = [mixed_batches(step.batches) for step in last]
+        mixed = [mixed_batches(step.batches) for step in steps]
         if not all(mixed):
             return None
-        plain = sandbox.losses(last)
+        plain = self._sandbox.losses(steps)
         # Which tensor holds the targets is not known: mixing at least one of them must do harm.
         ways = zip(*mixed, strict=True)
-        rolled = [[sandbox.loss_of(s, batches) for s, batches in zip(last, way, strict=True)] for way in ways]
+        rolled = [[self._sandbox.loss_of(s, batches) for s, batches in zip(steps, way, strict=True)] for way in ways]
         return any(is_better(plain, losses) for losses in rolled)
 
     def retake(self, trial: Trial, rewind: Callable[[], None]) -> int:
@@ -203,16 +206,10 @@ class TrialRunner:
 
     # -- one branch
 
-    def _run_branch(self, branch: BranchId, trial: Trial, now: StateCopy | None = None) -> BranchResult:
+    def _run_branch(self, branch: BranchId, trial: Trial) -> BranchResult:
         began = time.perf_counter()
         sandbox = self._sandbox
-        if branch is BranchId.OLD_WEIGHTS and now is not None:
-            sandbox.restore(trial.snapshot.copy)
-            weights = sandbox.weights.capture()
-            sandbox.restore(now)
-            sandbox.weights.restore(weights)
-        else:
-            sandbox.restore(trial.snapshot.copy)
+        sandbox.restore(trial.snapshot.copy)
         with sandbox.float32(enabled=branch is BranchId.FLOAT32):
             taken = self._take_steps(branch, trial)
         probe_losses = tuple(sandbox.losses(trial.probes))
@@ -230,8 +227,6 @@ class TrialRunner:
             options: Sequence[Options] = step.options
             if branch is BranchId.OLD_SETTINGS:
                 options = old
-            elif branch in LOWER_LR_FACTORS:
-                options = scaled_lr(old, LOWER_LR_FACTORS[branch])
             max_norm = usual if branch is BranchId.CLIP else loop_clip(step)
             loss, norm = self._sandbox.train_step(
                 step, options=options, loss_factor=trial.loss_factor, max_norm=max_norm, apply=step.applied
@@ -296,8 +291,12 @@ def _memory(group: dict[str, Any]) -> float:
     return 1.0 / (1.0 - momentum) if momentum < 1.0 else math.inf
 
 
-def scaled_lr(options: Sequence[Options], factor: float) -> list[Options]:
-    return [[{**group, "lr": group["lr"] * factor} for group in groups] for groups in options]
+def update_excess(steps: Sequence[KeptStep], since: int) -> float:
+    """How many times further than usual an update at or after this attempt moved the weights; 0 where unknown."""
+    ratios = [(s.attempt, s.row.update_ratio) for s in steps if s.row is not None and s.row.update_ratio > 0]
+    # The update before the first loss that differs may be the one that was wrong.
+    usual = [ratio for attempt, ratio in ratios if attempt < since - 1]
+    return max((ratio for attempt, ratio in ratios if attempt >= since - 1), default=0.0) / max(usual) if usual else 0.0
 
 
 def usual_norm(steps: Sequence[KeptStep]) -> float:

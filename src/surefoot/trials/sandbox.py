@@ -39,9 +39,6 @@ class Sandbox:
         self._model, self._optimizers, self._step_fn = model, optimizers, step_fn
         self._train_state = train_state
         """Restores the whole run, with everything a step might touch."""
-        self.weights = TrainState(model, [])
-        self.training = TrainState(model, list(optimizers))
-        """Weights and optimizer state alone."""
         self._loss_scale = loss_scale
         self._params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
 
