@@ -30,7 +30,8 @@ _CHUNK = 4096
 
 @dataclass(frozen=True, slots=True)
 class JudgeNotice:
-    """A notice to the judge before a row: a rewind, a decision that failed, or the origin of a nonfinite value."""
+    """A notice to the judge before a row: a rewind, a decision that failed, the origin of a nonfinite value, or what a
+    trial made of a decision."""
 
     attempt: int = -1
     """The attempt and step that the run was rewound to, or in which the nonfinite value appeared."""
@@ -40,6 +41,10 @@ class JudgeNotice:
     why: str = ""
     origin: Mapping[str, Any] | None = None
     """Evidence of where in the model the nonfinite value appeared."""
+    carried_out: Decision | None = None
+    dismissed: Decision | None = None
+    proposed: bool = False
+    """A trial, and not the judge, led to that decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,9 @@ class RecordedAttach:
             elif e["kind"] == "finding" and e["detector"] == "origin":
                 notice = JudgeNotice(attempt=e["attempt"], step=e["step"], origin=e["evidence"])
                 notices.setdefault(self._rows_up_to(e["attempt"]), []).append(notice)
+            elif e["kind"] == "trial" and "proposed" in e["values"]:
+                index = max(self._rows_up_to(e["attempt"]), drained)
+                notices.setdefault(index, []).append(_trial_notice(e["values"]))
             elif name == "rewired":
                 drained = self._rows_up_to(e["attempt"] - 1)
             elif name == "rewound":
@@ -233,6 +241,15 @@ def policy_from(config: object) -> Policy:
         raise ValueError(f"run.json has the policy of another surefoot version; unknown: {', '.join(unknown)}")
     settings: dict[str, Any] = {**config, "thresholds": Thresholds(**config["thresholds"])}
     return Policy(**settings)
+
+
+def _trial_notice(values: Mapping[str, Any]) -> JudgeNotice:
+    carried_out, dismissed = (values.get(name) for name in ("carried_out", "dismissed"))
+    return JudgeNotice(
+        carried_out=None if carried_out is None else decision_from(carried_out),
+        dismissed=None if dismissed is None else decision_from(dismissed),
+        proposed=values["proposed"],
+    )
 
 
 def decision_from(event: Mapping[str, Any]) -> Decision:

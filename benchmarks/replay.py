@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.recorded_run import JudgeNotice, RecordedAttach, read_attaches
 from surefoot.journal.strict_json import dumps
+from surefoot.judge.judge import Judge
 from surefoot.judge.multi_optimizer import AnyJudge
 from surefoot.judge.policy import Policy
 from surefoot.records import Action, Decision, StepMetrics, Verdict
@@ -20,6 +21,8 @@ MEASUREMENT_SETTINGS = ("weights_every", "system_every", "snapshot_every", "max_
 """Policy settings that change what is measured and kept; a replay cannot show their effect."""
 GATE_SETTINGS = ("max_norm_ratio", "warmup", "norm_max_decay")
 """Policy settings that the gate's norm rule depends on."""
+TRIED = (Action.REWIND, Action.CONSTRAIN, Action.ACCEPT)
+"""What a trial may turn a decision into."""
 NormHistory = tuple[float, float, int]
 """Recent maximum norm, maximum ever, number of norms counted."""
 
@@ -150,6 +153,9 @@ class _AttachReplay:
             where = {name: notice.origin[name] for name in ("module", "kind", "inputs", "weights")}
             self._judge.located(StepMetrics(step=notice.step, attempt=notice.attempt, time=0.0), **where)
             return
+        if notice.carried_out is not None or notice.dismissed is not None:
+            self._notify_of_trial(notice)
+            return
         if notice.failed_decision is None:
             self._judge.rewound(notice.attempt, notice.step)
             if self._gate is not None:
@@ -159,6 +165,17 @@ class _AttachReplay:
         decision = next((d for d in self._decisions if (d.attempt, d.action) == key), None)
         if decision is not None:
             self._judge.failed(decision, notice.why)
+
+    def _notify_of_trial(self, notice: JudgeNotice) -> None:
+        """What a trial made of a decision; the trial itself cannot be run again without the model."""
+        if not isinstance(self._judge, Judge):
+            return
+        if notice.carried_out is not None and notice.carried_out.action in TRIED:
+            self._judge.carried_out(notice.carried_out, proposed=notice.proposed)
+        if notice.dismissed is not None and (not notice.proposed or notice.dismissed.action is Action.ACCEPT):
+            self._judge.dismissed(notice.dismissed)
+        if notice.proposed and notice.carried_out is not None:
+            self._decisions.append(notice.carried_out)
 
     def _ends_run(self, decisions: Iterable[Decision]) -> bool:
         """Whether the run would have been stopped here; a rewind that was not recorded counts as failed."""

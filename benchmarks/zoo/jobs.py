@@ -27,6 +27,8 @@ from benchmarks.zoo.training import Protector, train
 BARE = "bare"
 """No intervention: surefoot observes and records, which changes no bit of the run."""
 SUREFOOT = "surefoot"
+RULES_ALONE = "surefoot without step_fn"
+"""No trials can be run: the rules decide alone."""
 INTERVENTION_RULES: dict[str, Callable[[], Protector]] = {make().name: make for make in other_rules.INTERVENTION_RULES}
 """The intervention rules of other projects, by name."""
 
@@ -105,8 +107,8 @@ class ZooJob:
 
 def protector_for(job: ZooJob) -> Protector:
     """The protector that this job trains under."""
-    if job.judge in (BARE, SUREFOOT):
-        return SurefootProtector(job.run_dir, observe=job.judge == BARE)
+    if job.judge in (BARE, SUREFOOT, RULES_ALONE):
+        return SurefootProtector(job.run_dir, observe=job.judge == BARE, trials=job.judge == SUREFOOT)
     return INTERVENTION_RULES[job.judge]()
 
 

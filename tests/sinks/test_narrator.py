@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.records import Action, Cause, Decision, Diagnosis, Finding, Note, Outcome
+from surefoot.records import Action, Cause, Decision, Diagnosis, Finding, FindingKind, Note, Outcome
 from surefoot.sinks.narrator import EventNarrator
 
 Lines = list[tuple[int, str, str]]
@@ -82,7 +82,9 @@ def test_system_findings_can_be_left_out(lines: Lines) -> None:
             lambda step, label, text, style, emitted=emitted: emitted.append((step, label, text)),
             include_system=include,
         )
-        narrator.on_event(Finding(step=1, attempt=1, detector="pace", detail="steps take twice as long"))
+        narrator.on_event(
+            Finding(step=1, attempt=1, detector=FindingKind.SLOW_STEPS, detail="steps take twice as long")
+        )
         assert bool(emitted) is include
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.worker_pool import run_unordered
 from benchmarks.zoo import CONTROLS, FAULTS
 from benchmarks.zoo.families import Split
-from benchmarks.zoo.jobs import BARE, INTERVENTION_RULES, SUREFOOT, JobResult, ZooJob, scenarios_of
+from benchmarks.zoo.jobs import BARE, INTERVENTION_RULES, RULES_ALONE, SUREFOOT, JobResult, ZooJob, scenarios_of
 from benchmarks.zoo.scenario import SEEDS, Scenario
 from benchmarks.zoo.scoreboard.tables import Scoreboard, score_all
 
@@ -53,7 +53,9 @@ class Selection:
         jobs += [ZooJob(s.id, SUREFOOT, str(folder)) for s in live]
         if not self.quick:  # starting two processes takes longer than the run, so multi-rank runs get surefoot only
             single_rank = [s for s in live if s.settings.ranks == 1]
-            jobs += [ZooJob(s.id, judge, str(folder)) for judge in INTERVENTION_RULES for s in single_rank]
+            jobs += [
+                ZooJob(s.id, judge, str(folder)) for judge in (RULES_ALONE, *INTERVENTION_RULES) for s in single_rank
+            ]
         return jobs
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import surefoot
 from benchmarks.zoo import FAULTS
 from benchmarks.zoo.attached import recorded_rows
-from benchmarks.zoo.jobs import BARE, SUREFOOT, JobResult, ZooJob
+from benchmarks.zoo.jobs import BARE, RULES_ALONE, SUREFOOT, JobResult, ZooJob
 from benchmarks.zoo.published_runs import PRELUDE_STEPS, PUBLISHED_RUNS, PublishedRun, rule_inputs
 from benchmarks.zoo.published_runs import rows as run_rows
 from benchmarks.zoo.scenario import STRENGTHS, Scenario
@@ -24,11 +24,14 @@ from benchmarks.zoo.scoreboard.scores import (
     journal_report,
     with_gate_verdicts,
 )
+from benchmarks.zoo.scoreboard.trial_table import TRIALS, trial_rows
 from benchmarks.zoo.verify import is_harmed
 from surefoot.records import StepMetrics, Verdict
 
 ALL = "all"
 HARMLESS = "harmless"
+REGRET = 0.02
+"""A run that ends this fraction above the same run bare is worse for being protected."""
 
 
 @dataclass(slots=True)
@@ -51,6 +54,10 @@ class InterventionScores:
     false_interventions_by_family: dict[str, FalseAlarmScore] = field(default_factory=dict)
     healthy_outcomes: OutcomeScore = field(default_factory=OutcomeScore)
     """Healthy runs under the rule, relative to the same runs bare."""
+    compared: int = 0
+    """Runs compared with the same run bare, harmful or healthy."""
+    worse: list[str] = field(default_factory=list)
+    """Those that end more than `REGRET` worse, with both losses."""
 
 
 @dataclass(slots=True)
@@ -65,6 +72,9 @@ class Scoreboard:
     not_as_stated: list[str] = field(default_factory=list)
     overflow_steps: dict[str, frozenset[int]] = field(default_factory=dict)
     """Steps of each healthy run that loss scaling skips anyway: an intervention there changes nothing."""
+
+    def worse_than_bare(self, judge: str) -> Sequence[str]:
+        return self.interventions[judge].worse if judge in self.interventions else ()
 
     def ratio(self, scenario: Scenario, judge: str) -> float:
         """Final loss under a judge relative to the bare fault-free twin."""
@@ -124,12 +134,15 @@ def _add_report(scores: AlarmScores, scenario: Scenario, report: RuleReport) -> 
 
 def _add_outcome(board: Scoreboard, judge: str, scenario: Scenario) -> None:
     scores, result = board.interventions[judge], board.results[scenario.id, judge]
+    bare = board.results[scenario.id, BARE].loss
+    scores.compared += 1
+    if not result.loss <= (1.0 + REGRET) * bare:
+        scores.worse.append(f"{scenario.id} ({result.loss / bare:.3f} of the bare run's loss)")
     if scenario.healthy:
         acted = [step for step in result.acted if step not in board.overflow_steps[scenario.id]]
         by_family = scores.false_interventions_by_family.setdefault(scenario.settings.family, FalseAlarmScore())
         for score in (scores.false_interventions, by_family):
             score.add(scenario, acted)
-        bare = board.results[scenario.id, BARE].loss
         scores.healthy_outcomes.add(result.loss / bare, stopped=result.stopped is not None)
         return
     if not scenario.curable or (scenario.id, SUREFOOT) not in board.results:
@@ -181,6 +194,12 @@ def tables(board: Scoreboard) -> str:
         *(f"## {head}\n\n{_table(_breakdown_rows(board, keys))}" for head, keys in _breakdowns(board)),
         f"## Published runs\n\n{_PUBLISHED}\n\n{_table(_published_rows(board))}",
     ]
+    worse = [f"- {name}: {line}" for name in (SUREFOOT, RULES_ALONE) for line in board.worse_than_bare(name)]
+    if worse:
+        parts.append("## Worse than the bare run\n\n" + "\n".join(worse))
+    trials = list(trial_rows(board.scenarios, board.results, board.folder))
+    if len(trials) > 1:
+        parts.append(f"## Trials\n\n{TRIALS}\n\n{_table(trials)}")
     if board.not_as_stated:
         parts.append("## Not as stated\n\n" + "\n".join(f"- {line}" for line in board.not_as_stated))
     return "\n\n".join(parts)
@@ -215,7 +234,10 @@ def _alarm_rows(board: Scoreboard) -> Iterator[Sequence[str]]:
 
 
 def _intervention_rows(board: Scoreboard) -> Iterator[Sequence[str]]:
-    yield ("loop", "cured", *STRENGTHS, "loss / twin's", "broken", "stopped", "false interventions", "healthy harmed")
+    yield (
+        *("loop", "cured", *STRENGTHS, "loss / twin's", "broken", "stopped"),
+        *("worse than bare", "false interventions", "healthy harmed"),
+    )
     for judge, scores in board.interventions.items():
         total = scores.outcomes.get(ALL, OutcomeScore())
         yield (
@@ -225,6 +247,7 @@ def _intervention_rows(board: Scoreboard) -> Iterator[Sequence[str]]:
             _number(total.median_ratio, 3),
             _percent(total.dead),
             str(total.stopped),
+            f"{len(scores.worse)} of {scores.compared}",
             _number(scores.false_interventions.rate),
             _percent(1 - scores.healthy_outcomes.share),
         )

@@ -47,23 +47,23 @@ class Recovery:
         self.overrides = OverrideApplier(context.model, context.optimizers, pipeline.gates)
         self._reader = reader
         self._shadow = shadow
-        self.train_state = TrainState(
+        self._train_state = TrainState(
             context.model,
             context.optimizers,
             scheduler=context.schedulers,
             extra={**context.extra, GATE_MEMORY: self},
             groups=bool(context.schedulers),
         )
-        self.train_state.step_changes = {id(gate.optimizer): gate.options for gate in pipeline.gates}
+        self._train_state.step_changes = {id(gate.optimizer): gate.options for gate in pipeline.gates}
         self.ring: SnapshotRing | None = None
         if context.snapshot_memory != 0 and not policy.observe:
             self.ring = SnapshotRing(
-                self.train_state,
+                self._train_state,
                 size=policy.max_snapshots,
                 max_age=policy.snapshot_reach,
                 budget_bytes=context.snapshot_memory,
             )
-        self._prefilled = [(o, bool(o.state)) for o in self.train_state.optimizers]
+        self._prefilled = [(o, bool(o.state)) for o in self._train_state.optimizers]
         """The optimizers, each with whether it had state before its first step, as Adagrad does."""
         self.snapshot_attempt: int | None = None
         """The attempt after which a snapshot was last taken, or should have been; None before the first forward."""
@@ -84,8 +84,14 @@ class Recovery:
 
     def enable_trials(self, guard: HasSwitch) -> StepRecorder | None:
         """Run trials from here on, if the run allows them; returns the recorder of its steps."""
-        self.trials = make_trials(guard, self._context, self.pipeline, self._reader, self.train_state, self._loss_scale)
-        return None if self.trials is None else self.trials.recorder
+        reader = self._reader
+        made = make_trials(guard, self._context, self.pipeline, reader, self._train_state, self._loss_scale)
+        if isinstance(made, str):
+            if made and reader.journal.rank == 0:
+                log.info("surefoot: %s", made)
+            return None
+        self.trials = made
+        return made.recorder
 
     def _loss_scale(self) -> Any:
         return self.pipeline.loss_scale()
@@ -175,7 +181,7 @@ class Recovery:
         self.snapshot_attempt = attempt
         if self.ring is None or self.ring.disabled_reason is not None:
             return None
-        self.train_state.scaler = self.pipeline.scaler
+        self._train_state.scaler = self.pipeline.scaler
         snapshot = self.ring.take(attempt, self._reader.step, wait=wait)
         self._report_ring(self.ring)
         return snapshot
@@ -235,7 +241,7 @@ class Recovery:
             return apply(decision, self)
         tried = self.trials.consider(decision, self.ring, latest, self.pipeline.attempt)
         if tried is None:
-            self.trials.dismissed(decision)
+            self.trials.dismissed(decision, proposed=False)
             return "left alone: no trial ended better than the run as it is"
         return self._carry_out(*tried)
 
@@ -261,6 +267,7 @@ class Recovery:
             return
         tried = trials.consider(suspicion, self.ring, self._reader.latest, self.pipeline.attempt)
         if tried is None or (tried[0] is suspicion and suspicion.action is not Action.ACCEPT):
+            trials.dismissed(suspicion, proposed=True)
             return
         self._reader.journal.event(tried[0])
         self._carry_out(*tried, proposed=True)

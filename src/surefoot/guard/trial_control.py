@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -42,6 +42,10 @@ MAX_PAUSE = 160
 PREFERRED = (Cause.LEARNING_RATE, Cause.MOMENTUM, Cause.BAD_BATCH, Cause.WEIGHTS_DAMAGED, Cause.TRANSIENT)
 """Which of several causes that a trial leaves open is named where the judge has named none of them."""
 
+NO_STEP_FN = (
+    "no step_fn was given, so the rules act alone; with step_fn=lambda model, batch: loss, surefoot tries out what helps "
+    "before it acts, and a rewind loses almost no update"
+)
 SETTING_CAUSES = frozenset({Cause.LEARNING_RATE, Cause.SCHEDULE, Cause.MOMENTUM})
 
 
@@ -71,6 +75,8 @@ class TrialControl:
         self._runner = TrialRunner(sandbox, self.recorder)
         self._suspicion: Decision | None = None
         self._tried_suspicion: Decision | None = None
+        self._tried: TrialEvent | None = None
+        """The last trial, to be recorded with what came of it."""
         self._pause, self._paused_until = FIRST_PAUSE, -1
         self._denied: tuple[Decision, int] | None = None
         """The acceptance of data that teaches nothing so far, and after how many refusals to try it again."""
@@ -99,19 +105,19 @@ class TrialControl:
         try:
             trial = self._run(decision, ring)
         except (NotKept, StepFnFailed) as why:
-            self._record(decision, TrialResult.NOT_RUN, str(why), {})
+            self._reader.journal.event(self._event(decision, TrialResult.NOT_RUN, str(why), {}))
             return decision, None
         best = trial.conclusion.best
         if not trial.conclusion.harmed or (decision is self._tried_suspicion and self._is_new_data(trial)):
             self._paused_until, self._pause = attempt + self._pause, min(2 * self._pause, MAX_PAUSE)
-            self._record(decision, TrialResult.LEFT_ALONE, trial.conclusion.detail, trial.as_json())
+            self._tried = self._event(decision, TrialResult.LEFT_ALONE, trial.conclusion.detail, trial.as_json())
             return self._without_harm(decision)
         self._pause = FIRST_PAUSE
         decision = self._name_cause(decision, trial)
         overrides = overrides_for(trial.conclusion.causes, decision.overrides)
         decision = replace(decision, action=Action.REWIND, overrides=overrides)
         result = TrialResult.REWOUND if best is BranchId.REWIND else TrialResult.CONTINUED
-        self._record(decision, result, trial.conclusion.detail, trial.as_json())
+        self._tried = self._event(decision, result, trial.conclusion.detail, trial.as_json())
         return decision, None if best is BranchId.REWIND else trial
 
     def _is_new_data(self, trial: Trial) -> bool:
@@ -134,9 +140,9 @@ class TrialControl:
         with self._guard_off():
             learnt = self._runner.can_be_learnt()
         self._denied = None if learnt is not False else (decision, 2 * len(self.recorder.last_refused()))
-        if learnt is False:
+        if learnt is False and self._tried is not None:
             detail = "the refused batches teach nothing about each other: they are refused as long as they come"
-            self._record(decision, TrialResult.LEFT_ALONE, detail, {})
+            self._tried = replace(self._tried, detail=detail)
         return learnt is not False
 
     def carried_out(self, decision: Decision, *, proposed: bool) -> None:
@@ -146,10 +152,13 @@ class TrialControl:
             self.recorder.forget_probes()  # of data that is over
         if decision.action in (Action.REWIND, Action.CONSTRAIN, Action.ACCEPT):
             self._judge.carried_out(decision, proposed=proposed)
+        self._record({"carried_out": decision.as_json(), "proposed": proposed})
 
-    def dismissed(self, decision: Decision) -> None:
+    def dismissed(self, decision: Decision, *, proposed: bool) -> None:
         """This decision was not applied, because the run is better left alone."""
-        self._judge.dismissed(decision)
+        if not proposed or decision.action is Action.ACCEPT:
+            self._judge.dismissed(decision)
+        self._record({"dismissed": decision.as_json(), "proposed": proposed})
 
     def _run(self, decision: Decision, ring: SnapshotRing) -> Trial:
         onset = decision.max_attempt if decision.max_attempt >= 0 else decision.attempt
@@ -203,17 +212,16 @@ class TrialControl:
         self._reader.journal.event(diagnosis)
         return replace(decision, cause=cause)
 
-    def _record(self, decision: Decision, result: TrialResult, detail: str, values: dict[str, Any]) -> None:
-        rank = self._reader.journal.rank
-        where: dict[str, Any] = {
-            "step": decision.step,
-            "attempt": decision.attempt,
-            "time": decision.time,
-            "rank": rank,
-        }
-        self._reader.journal.event(TrialEvent(**where, result=result, detail=detail, values=values))
-        if result is not TrialResult.NOT_RUN:
-            log.info("surefoot: step %d: trial: %s", decision.step, detail, extra={EVENT_MARK: True})
+    def _event(self, decision: Decision, result: TrialResult, detail: str, values: Mapping[str, Any]) -> TrialEvent:
+        where: dict[str, Any] = {"step": decision.step, "attempt": decision.attempt, "time": decision.time}
+        return TrialEvent(**where, rank=self._reader.journal.rank, result=result, detail=detail, values=dict(values))
+
+    def _record(self, outcome: Mapping[str, Any]) -> None:
+        """Write the last trial to the journal, with what came of it."""
+        event, self._tried = self._tried, None
+        if event is not None:
+            self._reader.journal.event(replace(event, values={**event.values, **outcome}))
+            log.info("surefoot: step %d: trial: %s", event.step, event.detail, extra={EVENT_MARK: True})
 
 
 FLOAT32_CAUSES = (Cause.PRECISION_OVERFLOW, Cause.PRECISION_UNDERFLOW)
@@ -250,15 +258,17 @@ def make_trials(
     reader: MetricsReader,
     train_state: TrainState,
     loss_scale: Callable[[], Any],
-) -> TrialControl | None:
-    """Trials for this run, if its `step_fn` and its optimizer allow them."""
+) -> TrialControl | str:
+    """Trials for this run, or why none are run; an empty string where none are wanted."""
     policy, judge = context.policy, reader.judge
-    wanted = not policy.observe and policy.trial_seconds > 0 and context.snapshot_memory != 0
-    possible = (
-        len(context.optimizers) == 1
-        and pipeline.grad_stats.ranks.world_size == 1
-        and all(gate.veto_method is not VetoMethod.COPY for gate in pipeline.gates)
-    )
-    if context.step_fn is None or not wanted or not possible or not isinstance(judge, Judge):
-        return None
+    if policy.observe or policy.trial_seconds <= 0 or context.snapshot_memory == 0:
+        return ""
+    if context.step_fn is None:
+        return NO_STEP_FN
+    if len(context.optimizers) > 1 or not isinstance(judge, Judge):
+        return "trials are not run: the model has several optimizers, so the rules act alone"
+    if pipeline.grad_stats.ranks.world_size > 1:
+        return "trials are not run: they work on a single rank so far, so the rules act alone"
+    if any(gate.veto_method is VetoMethod.COPY for gate in pipeline.gates):
+        return "trials are not run: the optimizer needs a closure, so the rules act alone"
     return TrialControl(guard, context, context.step_fn, reader, judge, train_state, loss_scale)

@@ -232,8 +232,9 @@ class Remediation:
         self.actions += proposed
         self._last = decision.action, remedy_id(decision.remedy)
         self._healthy_updates = self._refusals = 0
-        # The trial has shown that it helps, and little was lost: neither an outcome to wait for nor a failure.
-        self.failures, self._tried, self._updates_since = 0, [], -1
+        # The trial has shown that it helps, and little was lost: what was tried before does not count any more.
+        self.failures, self._tried, self._updates_since = 0, [], 0
+        self._loss_before = self._signals.loss.median
 
     def withdraw(self, decision: Decision) -> None:
         """This decision was not carried out: a trial showed that nothing is wrong."""

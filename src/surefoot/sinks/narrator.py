@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from surefoot.records import Cause, Event
+from surefoot.records import Cause, Event, FindingKind
 
 Emit = Callable[[int, str, str, str | None], None]
 """Receives one line: step, label (finding, cause, action, outcome, would, failed), text, style."""
-SYSTEM_DETECTORS = frozenset({"slow_steps", "idle_device", "memory_growth"})
+SYSTEM_DETECTORS = frozenset[str]({FindingKind.SLOW_STEPS, FindingKind.IDLE_DEVICE, FindingKind.MEMORY_GROWTH})
 """Detectors that look at the machine and not at the training."""
 APPLIED_TO_CONFIRM = 5
 """Attempts to wait after the last refusal before reporting that refusing helped."""

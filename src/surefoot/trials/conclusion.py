@@ -16,7 +16,7 @@ LOSS_TOLERANCE = 0.03
 NORM_TOLERANCE = 0.15
 """The same for gradient norms, which scatter more."""
 UNIT_TOLERANCE = 0.01
-"""By how much loss and gradients may have grown unequally where only their unit has changed: the weights are the same."""
+"""By how much loss and gradients may have grown unequally where only their unit has changed, at the same weights."""
 LASTING_SHARE = 0.6
 """The share of the steps from a deviation on that must deviate too."""
 EXCESS_UPDATE = 3.0

@@ -1,0 +1,56 @@
+"""What trials found in the runs under surefoot, by planted cause."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import surefoot
+from benchmarks.zoo.jobs import SUREFOOT, JobResult, ZooJob
+from benchmarks.zoo.scenario import Scenario
+from surefoot.records import Cause
+
+TRIALS = (
+    "Trials under surefoot, by planted cause: in what the run first differed from the replay of its steps (none: the "
+    "replay goes wrong in the same way), which branch it continued from (nothing: it was left alone), and, where the "
+    "trial names causes, whether the planted one is among them."
+)
+_HEALTHY = "none: healthy"
+_HEAD = (
+    "planted cause",
+    "trials",
+    "differs from its replay",
+    "continued from",
+    "cause right",
+    "seconds: median, worst",
+)
+
+
+def trial_rows(
+    scenarios: Sequence[Scenario], results: Mapping[tuple[str, str], JobResult], folder: Path
+) -> Iterator[Sequence[str]]:
+    """The head of the table, and a row for each planted cause in whose runs there were trials."""
+    yield _HEAD
+    by_cause: dict[str, list[tuple[Scenario, Mapping[str, Any]]]] = {}
+    for scenario in scenarios:
+        if (scenario.id, SUREFOOT) in results and scenario.settings.ranks == 1:
+            events = surefoot.read(ZooJob(scenario.id, SUREFOOT, str(folder)).run_dir).events
+            found = [(scenario, e["values"]) for e in events if e["kind"] == "trial" and "best" in e["values"]]
+            by_cause.setdefault(scenario.cause or _HEALTHY, []).extend(found)
+    for cause, trials in sorted(by_cause.items()):
+        if trials:
+            yield cause, *_cells(trials)
+
+
+def _cells(trials: Sequence[tuple[Scenario, Mapping[str, Any]]]) -> Iterator[str]:
+    named = [(scenario, values["causes"]) for scenario, values in trials if values["causes"]]
+    right = sum(any(scenario.is_right_cause(Cause(cause)) for cause in causes) for scenario, causes in named)
+    seconds = sorted(values["seconds"] for _, values in trials)
+    yield str(len(trials))
+    for name in ("deviation", "best"):
+        counts = Counter(str(values[name]) for _, values in trials)
+        yield ", ".join(f"{value} {count}" for value, count in counts.most_common())
+    yield f"{right} of {len(named)}" if named else "-"
+    yield f"{seconds[len(seconds) // 2]:.2f}, {seconds[-1]:.2f}"
