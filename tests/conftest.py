@@ -53,6 +53,7 @@ TRAINS = (
     "guard/test_guard.py",
     "guard/test_loops.py",
     "guard/test_resume_proof.py",
+    "guard/test_trials.py",
     "models/test_decoder.py",
     "parallel/test_two_processes.py",
     "checkpoint/test_snapshots.py",

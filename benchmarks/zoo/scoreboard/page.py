@@ -77,9 +77,9 @@ scenario states in advance whether it is, and the benchmark reports scenarios th
   the eval loss. *Cause right*: the first cause it named from the onset on is the planted one.
 - **cured**: harmful runs that can be cured and end at most 5 % worse than their twin. Rules that intervene run live;
   *loss / twin's* is the median, *broken* the share whose model is broken at the end, *stopped* the runs that the rule
-  itself stopped. *Worse than bare*: runs, harmful or healthy, that end more than 2 % above the same run bare. surefoot is
-  given a `step_fn`, so that it can run trials; the row without shows its rules alone. Scenarios with two ranks are run
-  bare and under surefoot only.
+  itself stopped. *Worse than bare*: runs, harmful or healthy, that end more than 2 % above the same run bare. surefoot
+  is given a `step_fn`, so that it can run trials; the row without shows its rules alone. Scenarios with two ranks are
+  run bare and under surefoot only.
 - **false findings**, **false interventions**: alarms, and updates changed or skipped, per 100 000 healthy steps: twins
   in full, controls from their onset on. *Healthy harmed*: healthy runs that end more than 5 % worse than bare.
 

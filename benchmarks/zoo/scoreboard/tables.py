@@ -199,7 +199,7 @@ def tables(board: Scoreboard) -> str:
         parts.append("## Worse than the bare run\n\n" + "\n".join(worse))
     trials = list(trial_rows(board.scenarios, board.results, board.folder))
     if len(trials) > 1:
-        parts.append(f"## Trials\n\n{TRIALS}\n\n{_table(trials)}")
+        parts.append(f"## Trials\n\n{TRIALS}\n\n{_table(iter(trials))}")
     if board.not_as_stated:
         parts.append("## Not as stated\n\n" + "\n".join(f"- {line}" for line in board.not_as_stated))
     return "\n\n".join(parts)

@@ -43,7 +43,7 @@ PREFERRED = (Cause.LEARNING_RATE, Cause.MOMENTUM, Cause.BAD_BATCH, Cause.WEIGHTS
 """Which of several causes that a trial leaves open is named where the judge has named none of them."""
 
 NO_STEP_FN = (
-    "no step_fn was given, so the rules act alone; with step_fn=lambda model, batch: loss, surefoot tries out what helps "
+    "no step_fn was given, so the rules act alone; with step_fn=(model, batch) -> loss surefoot tries out what helps "
     "before it acts, and a rewind loses almost no update"
 )
 SETTING_CAUSES = frozenset({Cause.LEARNING_RATE, Cause.SCHEDULE, Cause.MOMENTUM})
