@@ -30,7 +30,7 @@ from surefoot.records import (
     Verdict,
 )
 from surefoot.trials.branches import BranchId
-from surefoot.trials.conclusion import WEIGHT_CAUSES
+from surefoot.trials.conclusion import WEIGHT_CAUSES, Deviation
 from surefoot.trials.kept_steps import NotKept, StepRecorder
 from surefoot.trials.runner import Trial, TrialRunner
 from surefoot.trials.sandbox import Sandbox, StepFn, StepFnFailed
@@ -108,7 +108,9 @@ class TrialControl:
             self._reader.journal.event(self._event(decision, TrialResult.NOT_RUN, str(why), {}))
             return decision, None
         best = trial.conclusion.best
-        if not trial.conclusion.harmed or (decision is self._tried_suspicion and self._is_new_data(trial)):
+        # Without a rule that calls for action, other data and other settings are the loop's own business.
+        only_suspected = decision is self._tried_suspicion and trial.difference.kind is Deviation.NONE
+        if not trial.conclusion.harmed or only_suspected:
             self._paused_until, self._pause = attempt + self._pause, min(2 * self._pause, MAX_PAUSE)
             self._tried = self._event(decision, TrialResult.LEFT_ALONE, trial.conclusion.detail, trial.as_json())
             return self._without_harm(decision)
@@ -119,13 +121,6 @@ class TrialControl:
         result = TrialResult.REWOUND if best is BranchId.REWIND else TrialResult.CONTINUED
         self._tried = self._event(decision, result, trial.conclusion.detail, trial.as_json())
         return decision, None if best is BranchId.REWIND else trial
-
-    def _is_new_data(self, trial: Trial) -> bool:
-        """Only the data is different, and it is being learnt: that is no harm, though the old data is unlearnt."""
-        if trial.conclusion.best is not BranchId.SKIP:
-            return False
-        with self._guard_off():
-            return self._runner.depends_on_pairs(trial.steps) is not False
 
     def _without_harm(self, decision: Decision) -> tuple[Decision, Trial | None] | None:
         """What is left of a decision when nothing is wrong with the run's state: what it overrides from here on."""

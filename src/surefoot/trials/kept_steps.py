@@ -100,10 +100,6 @@ class StepRecorder:
     def __iter__(self) -> Iterator[KeptStep]:
         return iter(self._steps)
 
-    @property
-    def newest_attempt(self) -> int:
-        return self._steps[-1].attempt if self._steps else -1
-
     # -- called in every step
 
     def forward_began(self) -> None:

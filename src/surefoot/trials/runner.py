@@ -178,12 +178,8 @@ class TrialRunner:
                 self._sandbox.train_step(step, options=step.options, max_norm=loop_clip(step))
             return self._depends_on_pairs(unseen)
 
-    def depends_on_pairs(self, steps: Sequence[KeptStep]) -> bool | None:
-        """Whether the loss of the last of these steps rises when their inputs are paired with other targets."""
-        with self._sandbox.opened():
-            return self._depends_on_pairs(steps[-UNSEEN_BATCHES:])
-
     def _depends_on_pairs(self, steps: Sequence[KeptStep]) -> bool | None:
+        """Whether the loss of these steps rises when their inputs are paired with other targets."""
         mixed = [mixed_batches(step.batches) for step in steps]
         if not all(mixed):
             return None
