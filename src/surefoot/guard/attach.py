@@ -32,7 +32,7 @@ The files, by what they do:
     step_pipeline       one attempted update on the device
     iteration_order     which optimizer steps end an iteration of the loop, with several optimizers
     metrics_reader      numbers from the device -> journal and judge (step_metrics: block -> StepMetrics)
-    recovery            snapshots, overrides and decisions
+    recovery            snapshots, overrides and decisions (trial_control: tries decisions out, with step_fn)
     run_info            describes the run for the judge and run.json; opens the journal
     checkpointer        saves: capture_point (when, and the position in the data), resume, emergency_save
     preemption          ends the run on a signal, at the same attempt on all ranks (signal_handlers: installing)
@@ -92,8 +92,9 @@ def attach(
         loader: Where the batches come from, so that a resumed run continues in the data where it was.
         resume: Save the run to `run_dir` as it trains, and resume from the newest intact checkpoint there. A resume is
             exact if the loop fetches with `for batch in guard.batches(loader):`, even if it draws random numbers.
-        step_fn: (model, batch) -> loss. Checkpoints then hold the last batch and its loss, and a resume is verified by
-            computing that loss again.
+        step_fn: (model, batch) -> loss. What helps is then tried out on kept batches before anything is done, and a
+            rewind loses almost no update; see the guide on trials. Checkpoints hold the last batch and its loss, and a
+            resume is verified by computing that loss again.
         steps_of: The optimizer whose updates `guard.step` counts, for loops with several.
         run_info: Your own entries for `run.json`, such as a config; a mapping is merged with what is there by its name.
 
