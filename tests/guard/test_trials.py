@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot
+from benchmarks.replay import replay
 from surefoot.records import Action, Cause, TrialResult
 
 STEPS, ONSET = 220, 120
@@ -148,6 +149,16 @@ def test_garbage_for_a_while_is_refused_while_it_comes_and_then_training_goes_on
     assert (rows["verdict"][-30:] == 0).all(), "good batches are taken again"
 
 
+def test_garbage_that_never_ends_stops_the_run(tmp_path: Path) -> None:
+    def data(step: int) -> Batch:
+        x, y = batch_of(step)
+        return (8 * torch.randn(x.shape), torch.randint(8, y.shape)) if step >= ONSET else (x, y)
+
+    run = Run(data=data)
+    with pytest.raises(surefoot.TrainingStopped, match="updates in a row were refused"):
+        run.train(tmp_path, steps=4 * STEPS)
+
+
 def test_a_new_task_that_stays_is_learnt(tmp_path: Path) -> None:
     other = torch.randn(16, 8, generator=torch.Generator().manual_seed(4))
 
@@ -189,6 +200,24 @@ def test_a_step_fn_that_fails_is_journaled_and_the_rules_act_alone(tmp_path: Pat
     assert loss < 1.2 * fault_free
     assert any(e["action"] == Action.REWIND for e in run.of_kind("decision"))
     assert not [e for e in run.of_kind("note") if e["name"] == "degraded"]
+
+
+@pytest.mark.parametrize("fault", ["moments", "lr", "garbage"])
+def test_a_run_with_trials_replays_to_the_same_decisions(fault: str, tmp_path: Path) -> None:
+    def garbage(step: int) -> Batch:
+        x, y = batch_of(step)
+        return (8 * torch.randn(x.shape), torch.randint(8, y.shape)) if ONSET <= step < ONSET + 20 else (x, y)
+
+    runs = {
+        "moments": Run(damage=shrink_second_moments),
+        "lr": Run(lr=lambda step: 0.5 if step >= ONSET else 3e-3),
+        "garbage": Run(data=garbage),
+    }
+    runs[fault].train(tmp_path)
+    assert runs[fault].of_kind("trial")
+    replayed = replay(tmp_path)
+    assert replayed.recorded
+    assert not replayed.differences
 
 
 def test_no_trials_with_trial_seconds_0(tmp_path: Path) -> None:

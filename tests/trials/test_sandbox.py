@@ -153,6 +153,35 @@ def test_an_error_in_step_fn_leaves_the_run_as_it_was() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+class FailsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        raise RuntimeError("out of memory")
+
+
+def test_an_error_in_backward_is_reported_like_one_of_step_fn() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def fails(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return FailsInBackward.apply(loss_of(model, batch))  # type: ignore[no-any-return]
+
+    sandbox = Sandbox(model, [optimizer], fails, TrainState(model, optimizer), loss_scale=lambda: None)
+    recorder = StepRecorder([optimizer], max_steps=5)
+    recorder.forward_began()
+    recorder.watched(next(batches(1)))
+    recorder.before_step(0)
+    recorder.step_ended(0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(StepFnFailed, match="RuntimeError: out of memory"), sandbox.opened():
+        sandbox.train_step(recorder.since(0)[0], options=recorder.since(0)[0].options)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_batches_written_in_place_are_copied_once_that_is_seen() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

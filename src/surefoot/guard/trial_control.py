@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
+import torch
+
 from surefoot.checkpoint.rng import get_rng_states, set_rng_states
 from surefoot.checkpoint.snapshots import SnapshotRing
 from surefoot.checkpoint.train_state import TrainState
@@ -39,6 +41,8 @@ log = logging.getLogger("surefoot")
 FIRST_PAUSE = 10
 """Attempts after a trial in which nothing helped, until the next one; twice as many after each further such trial."""
 MAX_PAUSE = 160
+MAX_STOPS_AVERTED = 3
+"""How often in a run a trial may decide against a stop."""
 PREFERRED = (Cause.LEARNING_RATE, Cause.MOMENTUM, Cause.BAD_BATCH, Cause.WEIGHTS_DAMAGED, Cause.TRANSIENT)
 """Which of several causes that a trial leaves open is named where the judge has named none of them."""
 
@@ -78,6 +82,7 @@ class TrialControl:
         self._tried: TrialEvent | None = None
         """The last trial, to be recorded with what came of it."""
         self._pause, self._paused_until = FIRST_PAUSE, -1
+        self._stops_averted = 0
         self._denied: tuple[Decision, int] | None = None
         """The acceptance of data that teaches nothing so far, and after how many refusals to try it again."""
 
@@ -100,11 +105,14 @@ class TrialControl:
         self, decision: Decision, ring: SnapshotRing, row: StepMetrics, attempt: int
     ) -> tuple[Decision, Trial | None] | None:
         """The decision to apply, and the trial to continue from; None if the run is better left alone."""
-        if not _is_tried(decision, row):
+        if not _is_tried(decision, row) or (
+            decision.action is Action.STOP and self._stops_averted >= MAX_STOPS_AVERTED
+        ):
             return decision, None
+        self._stops_averted += decision.action is Action.STOP
         try:
             trial = self._run(decision, ring)
-        except (NotKept, StepFnFailed) as why:
+        except (NotKept, StepFnFailed, torch.OutOfMemoryError) as why:
             self._reader.journal.event(self._event(decision, TrialResult.NOT_RUN, str(why), {}))
             return decision, None
         best = trial.conclusion.best
@@ -235,15 +243,16 @@ def overrides_for(causes: frozenset[Cause], overrides: StepOverrides | None) -> 
 
 def _is_tried(decision: Decision, row: StepMetrics) -> bool:
     """Whether the state of the run is in question: not where updates are refused, or only the precision is."""
-    if decision.action is Action.REFUSE or decision.action is Action.RELAX or not _state_may_be_bad(row):
+    if decision.action is Action.REFUSE or decision.action is Action.RELAX or not _state_may_be_bad(decision, row):
         return False
     overrides = decision.overrides or StepOverrides()
     precision_only = decision.action is Action.CONSTRAIN and overrides.float32
     return not precision_only and not decision.loss_scale > 0 and not overrides.rewarmup_steps
 
 
-def _state_may_be_bad(row: StepMetrics) -> bool:
-    return row.applied or row.verdict is Verdict.NORM_OUTLIER
+def _state_may_be_bad(decision: Decision, row: StepMetrics) -> bool:
+    """Not where updates are not finite; nor where refusing them all is a reason to stop."""
+    return row.applied or (row.verdict is Verdict.NORM_OUTLIER and decision.action is not Action.STOP)
 
 
 def make_trials(

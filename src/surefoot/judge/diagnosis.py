@@ -58,8 +58,8 @@ def refused_reason(row: StepMetrics, refused: int, last: str, *, waiting: bool) 
     else:
         way_out = "Check the batches since then; lower the learning rate, clip, or use bfloat16 or float32."
     return (
-        f"{refused} updates in a row were refused, the last at step {row.step} (attempt {row.attempt}): {last}. "
-        f"None of them changed weights or optimizer. {way_out}"
+        f"{refused} updates in a row were refused, the last at step {row.step} (attempt {row.attempt})"
+        f"{f': {last}' if last else ''}. None of them changed weights or optimizer. {way_out}"
     )
 
 

@@ -22,6 +22,8 @@ FIRST_PROBE_GAP = 4
 """Steps between two batches that become probes, at least."""
 MAX_BATCH_BYTES = 1 << 30
 """Bytes of batches that are kept at most; older steps are dropped first."""
+DEVICE_SHARE = 64
+"""On a device with less than that many times as much memory, they may take this part of it."""
 Options = list[dict[str, Any]]
 """The options of each parameter group of one optimizer, without its parameters."""
 
@@ -79,20 +81,22 @@ class TakenStep:
 
 
 class StepRecorder:
-    """Keeps the last `max_steps` steps, as far as their batches fit into `max_bytes`.
+    """Keeps the last `max_steps` steps, as far as their batches fit into memory.
 
     Batches are kept by reference. A loop that fills the same tensors again and again is noticed by their version
     counters; from then on they are copied.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer], *, max_steps: int, max_bytes: int = MAX_BATCH_BYTES) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], *, max_steps: int) -> None:
         self._optimizers = optimizers
         self._steps: deque[KeptStep] = deque()
-        self._max_steps, self._max_bytes = max_steps, max_bytes
+        self._max_steps = max_steps
         self._bytes = 0
         self._current: KeptStep | None = None
         self._devices: set[torch.device] = {p.device for o in optimizers for g in o.param_groups for p in g["params"]}
         self._devices = {device for device in self._devices if device.type == "cuda"}
+        shares = [torch.cuda.get_device_properties(device).total_memory // DEVICE_SHARE for device in self._devices]
+        self._max_bytes = min([MAX_BATCH_BYTES, *shares])
         self._copy_batches = False
         self._probes: list[KeptStep] = []
         """Steps of which it is known that the run was healthy, oldest first."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from surefoot.checkpoint.snapshots import Snapshot
 from surefoot.records import Cause, StepMetrics
-from surefoot.trials.branches import BranchId, BranchResult, is_better
+from surefoot.trials.branches import BranchId, BranchResult, gain, is_better
 from surefoot.trials.conclusion import (
     NOTHING_FOUND,
     SAME,
@@ -22,7 +22,7 @@ from surefoot.trials.conclusion import (
     first_difference,
 )
 from surefoot.trials.kept_steps import KeptStep, NotKept, Options, StepRecorder, TakenStep, roll_tensor, tensors_in
-from surefoot.trials.sandbox import Sandbox
+from surefoot.trials.sandbox import Sandbox, StepFnFailed
 
 MIN_PROBES = 3
 """With fewer probe batches, some steps since the snapshot are held out from all branches."""
@@ -38,6 +38,8 @@ SETTING_CHANGE = 1.05
 """A learning rate, or a momentum's memory, that has risen by this factor may be a cause."""
 UNREAD_STEPS = 2
 """Steps whose numbers have not arrived yet."""
+DEPENDENCE_MARGINS = 3.0
+"""By how many margins mixed pairs must be worse: it is asked again and again while batches are refused."""
 UNSEEN_BATCHES = 3
 """Refused batches that are not trained on when it is tried whether the others teach anything about them."""
 
@@ -187,7 +189,7 @@ class TrialRunner:
         # Which tensor holds the targets is not known: mixing at least one of them must do harm.
         ways = zip(*mixed, strict=True)
         rolled = [[self._sandbox.loss_of(s, batches) for s, batches in zip(steps, way, strict=True)] for way in ways]
-        return any(is_better(plain, losses) for losses in rolled)
+        return any(gain(plain, losses) > DEPENDENCE_MARGINS for losses in rolled)
 
     def retake(self, trial: Trial, rewind: Callable[[], None]) -> int:
         """Take the steps of the best branch once more, after `rewind`, and keep what they lead to; returns how many
@@ -196,7 +198,7 @@ class TrialRunner:
         with self._sandbox.borrowed():
             rewind()
             with self._sandbox.float32(enabled=branch is BranchId.FLOAT32):
-                taken = self._take_steps(branch, trial)
+                taken = self._take_steps(branch, trial, partly=True)
         self._recorder.replaced(taken, since=trial.snapshot.attempt + 1)
         return len(taken)
 
@@ -212,8 +214,8 @@ class TrialRunner:
         losses, norms = {k: s.loss for k, s in taken.items()}, {k: s.norm for k, s in taken.items()}
         return BranchResult(branch, probe_losses, losses, norms, time.perf_counter() - began)
 
-    def _take_steps(self, branch: BranchId, trial: Trial) -> dict[int, TakenStep]:
-        """Train the steps of a branch from the state the model is in."""
+    def _take_steps(self, branch: BranchId, trial: Trial, *, partly: bool = False) -> dict[int, TakenStep]:
+        """Train the steps of a branch from the state the model is in; with `partly`, up to the first that fails."""
         old = trial.options_before
         usual = usual_norm(trial.probes)
         taken: dict[int, TakenStep] = {}
@@ -224,9 +226,14 @@ class TrialRunner:
             if branch is BranchId.OLD_SETTINGS:
                 options = old
             max_norm = usual if branch is BranchId.CLIP else loop_clip(step)
-            loss, norm = self._sandbox.train_step(
-                step, options=options, loss_factor=trial.loss_factor, max_norm=max_norm, apply=step.applied
-            )
+            try:
+                loss, norm = self._sandbox.train_step(
+                    step, options=options, loss_factor=trial.loss_factor, max_norm=max_norm, apply=step.applied
+                )
+            except StepFnFailed:
+                if not partly:
+                    raise
+                break
             taken[step.attempt] = TakenStep(loss, norm, options, max_norm)
         return taken
 

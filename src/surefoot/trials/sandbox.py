@@ -21,7 +21,7 @@ StepFn = Callable[[nn.Module, Any], Tensor]
 
 
 class StepFnFailed(Exception):
-    """The user's step_fn raised, or returned no loss; the message says what."""
+    """The user's step_fn or the backward of its loss raised, or it returned no loss; the message says what."""
 
 
 class Sandbox:
@@ -120,7 +120,10 @@ class Sandbox:
         total = 0.0
         for batch, weight in zip(step.batches, step.loss_weights(), strict=True):
             loss, factor = self._loss(batch), loss_factor * weight
-            (loss * factor if scale is None else loss * (factor * scale.to(loss.device))).backward()
+            try:
+                (loss * factor if scale is None else loss * (factor * scale.to(loss.device))).backward()
+            except Exception as error:  # of the user's model, or out of memory
+                raise StepFnFailed(f"backward failed on a kept batch: {type(error).__name__}: {error}") from error
             total += float(loss.detach()) * factor
         grads = [p.grad for p in self._params if p.grad is not None]
         if scale is not None and grads:
