@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, StrEnum
 from typing import Any, ClassVar
 
@@ -278,6 +278,8 @@ class StepOverrides:
     """Factor on the learning rate."""
     rewarmup_steps: int = 0
     """Steps over which that factor rises linearly from 0 to its value."""
+    lasting_lr_factor: float = 1.0
+    """Factor on the learning rate for the rest of the run, which was restarted because it was too high."""
     max_lr: tuple[float, ...] = ()
     """Cap on the learning rate of the first group; the other groups are lowered in proportion."""
     max_momentum: tuple[float, ...] = ()
@@ -292,6 +294,11 @@ class StepOverrides:
     """Compute in float32, whatever autocast says."""
     zero_stale_grads: bool = False
     """Zero the gradients left over from the previous update before backward adds to them."""
+
+    @property
+    def temporary(self) -> bool:
+        """Whether anything is to be lifted again."""
+        return replace(self, lasting_lr_factor=1.0) != StepOverrides()
 
     def as_json(self) -> dict[str, Any]:
         """Only the fields that change something."""

@@ -27,6 +27,36 @@ def rate_too_high(run: ZooRun, at: int, strength: float) -> None:
     run.scale_lr(lambda step: strength if step >= at else 1.0)
 
 
+@fault(
+    Cause.LEARNING_RATE,
+    on={
+        "plain": ".!!",
+        "decoder": ".!!",
+        "convolution": ".!!",
+        "recurrent": ".!!",
+        "residual": ".!!",
+        "memory": ".!!",
+        "autoencoder": ".!!",
+        "encoder": ".!!",
+    },
+    strengths={
+        "plain": (3, 10, 100),
+        "decoder": (10, 100, 1000),
+        "convolution": (10, 100, 1000),
+        "recurrent": (30, 300, 3000),
+        "residual": (3, 100, 1000),
+        "memory": (10, 200, 1000),
+        "autoencoder": (3, 100, 1000),
+        "encoder": (2, 10, 100),
+    },
+    also=(Cause.SCHEDULE,),
+    onset=0,
+)
+def rate_too_high_from_start(run: ZooRun, at: int, strength: float) -> None:
+    """The learning rate is too high from the first step to the last, warmup included."""
+    run.scale_lr(lambda step: strength if step >= at else 1.0)
+
+
 def _creep(run: ZooRun, at: int, doubling: int, limit: float) -> None:
     run.scale_lr(lambda step: min(2.0 ** (max(0, step - at) / doubling), limit))
 

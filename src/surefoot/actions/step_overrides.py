@@ -125,11 +125,13 @@ class OverrideApplier:
         """Factor on the lr in this step, a tensor if the lr is one; None if it is not changed."""
         overrides = self._overrides[k]
         warmup = min(1.0, (self._steps[k] + 1) / overrides.rewarmup_steps) if overrides.rewarmup_steps > 0 else 1.0
-        factor, cap = overrides.lr_factor * warmup, _value_at(overrides.max_lr, self._indices[k], math.inf)
+        lasting, cap = overrides.lasting_lr_factor, _value_at(overrides.max_lr, self._indices[k], math.inf)
+        factor = overrides.lr_factor * lasting * warmup
         if lr is None or (factor == 1.0 and cap == math.inf):
             return None
         if cap == math.inf:
             return factor
+        lr = lr * lasting  # the cap is on what the lasting factor leaves of it
         max_lr = self._max_lrs_seen[k] = _max_of(self._max_lrs_seen.get(k, 0.0), lr)
         if isinstance(lr, Tensor):
             return torch.where(lr.detach() > cap, cap / max_lr, 1.0) * factor

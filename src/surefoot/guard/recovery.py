@@ -24,11 +24,10 @@ from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
-from surefoot.guard.trial_control import HasSwitch, TrialControl, make_trials
+from surefoot.guard.trial_control import Continuation, HasSwitch, TrialControl, make_trials
 from surefoot.measure.block_layout import VerdictSlot
 from surefoot.records import EVENT_MARK, Action, Decision
 from surefoot.trials.kept_steps import StepRecorder
-from surefoot.trials.runner import Trial
 
 log = logging.getLogger("surefoot")
 GATE_MEMORY = "surefoot.gates"
@@ -142,6 +141,8 @@ class Recovery:
 
     def iteration_ended(self) -> None:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
+        if self.trials is not None:
+            self._try_restart(self.trials)
         if self.decisions or (self.ring is not None and self.ring.messages):
             self._apply_decisions()
         if self.trials is not None:
@@ -245,16 +246,36 @@ class Recovery:
             return "left alone: no trial ended better than the run as it is"
         return self._carry_out(*tried)
 
-    def _carry_out(self, decision: Decision, trial: Trial | None, *, proposed: bool = False) -> str:
+    def _try_restart(self, trials: TrialControl) -> None:
+        """Run a trial of restarts if the run seems broken since its first update."""
+        restart = trials.take_restart()
+        if restart is None or self.ring is None:
+            return
+        tried = trials.consider_restart(restart, self.ring)
+        if tried is None:
+            return
+        decision, continuation = tried
+        self._reader.journal.event(decision)
+        self.decisions = []  # about the run that is over
+        if continuation is None:
+            apply(decision, self)  # a stop
+            return
+        result = self._continue_from(continuation, self.ring)
+        trials.restarted(decision)
+        if decision.overrides is not None:
+            self.overrides.set(decision.overrides)
+        self._log_decision(logging.WARNING, decision, f"{decision.remedy}; {result}")
+
+    def _carry_out(self, decision: Decision, continuation: Continuation | None, *, proposed: bool = False) -> str:
         """Apply a decision that a trial has led to, if there was one."""
         assert self.ring is not None
         assert self.trials is not None
-        if trial is None:
+        if continuation is None:
             result = apply(decision, self)
             if decision.action is Action.REWIND:
                 self.trials.recorder.forget_after(self._rewound_to)
         else:
-            result = self._continue_from(trial, self.ring)
+            result = self._continue_from(continuation, self.ring)
             if decision.overrides is not None:
                 self.overrides.set(decision.overrides, decision.optimizers)
         self.trials.carried_out(decision, proposed=proposed)
@@ -272,18 +293,16 @@ class Recovery:
         self._reader.journal.event(tried[0])
         self._carry_out(*tried, proposed=True)
 
-    def _continue_from(self, trial: Trial, ring: SnapshotRing) -> str:
-        """Put the run into the state that the trial's best branch ends in."""
+    def _continue_from(self, continuation: Continuation, ring: SnapshotRing) -> str:
+        """Put the run into the state that a trial's best branch ends in."""
         assert self.trials is not None
-        state = trial.snapshot
+        state = continuation.snapshot
         step = state.step
-        updates = self.trials.continue_from(trial, ring)
+        updates = self.trials.continue_from(continuation, ring)
         state.step += updates  # for everything that follows the run
         self.rewound(state)
         state.step = step
-        return (
-            f"continued from step {step + updates}: {updates} updates since step {step}, {trial.conclusion.best.value}"
-        )
+        return f"continued from step {step + updates}: {updates} updates since step {step}, {continuation.branch.value}"
 
     def _log_decision(self, level: int, decision: Decision, result: str) -> None:
         if self._reader.journal.rank == 0 and decision.action is not Action.REFUSE:

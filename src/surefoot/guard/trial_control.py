@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
 from surefoot.checkpoint.rng import get_rng_states, set_rng_states
-from surefoot.checkpoint.snapshots import SnapshotRing
+from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.gate.veto import VetoMethod
 from surefoot.guard.context import GuardContext
@@ -34,6 +35,7 @@ from surefoot.records import (
 from surefoot.trials.branches import BranchId
 from surefoot.trials.conclusion import WEIGHT_CAUSES, Deviation
 from surefoot.trials.kept_steps import NotKept, StepRecorder
+from surefoot.trials.restart import RestartRunner, RestartTrial, remedy_text
 from surefoot.trials.runner import Trial, TrialRunner
 from surefoot.trials.sandbox import Sandbox, StepFn, StepFnFailed
 
@@ -51,6 +53,20 @@ NO_STEP_FN = (
     "before it acts, and a rewind loses almost no update"
 )
 SETTING_CAUSES = frozenset({Cause.LEARNING_RATE, Cause.SCHEDULE, Cause.MOMENTUM})
+
+
+MAX_HOPELESS = 2
+"""Trials in which no restart helped a run that has learnt nothing, after which it is stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A branch of a trial that the run is to continue from."""
+
+    snapshot: Snapshot
+    branch: BranchId
+    retake: Callable[[Callable[[], None]], int]
+    """Takes the branch's steps once more after the given rewind, and returns how many updates that were."""
 
 
 class HasSwitch(Protocol):
@@ -77,6 +93,10 @@ class TrialControl:
         self.recorder = StepRecorder(context.optimizers, max_steps=context.policy.snapshot_reach)
         sandbox = Sandbox(context.model, context.optimizers, step_fn, train_state, loss_scale=loss_scale)
         self._runner = TrialRunner(sandbox, self.recorder)
+        self._restart_runner = RestartRunner(sandbox, self.recorder)
+        self._restart: Decision | None = None
+        self._hopeless = 0
+        """Complete trials of a run that has learnt nothing in which no restart helped."""
         self._suspicion: Decision | None = None
         self._tried_suspicion: Decision | None = None
         self._tried: TrialEvent | None = None
@@ -91,6 +111,7 @@ class TrialControl:
         self.recorder.row_read(row)
         self.recorder.trust(self._judge.proven)
         self._suspicion = self._judge.suspicion or self._suspicion
+        self._restart = self._judge.restart or self._restart
         self._denied = None if row.applied else self._denied
 
     def take_suspicion(self, attempt: int) -> Decision | None:
@@ -101,9 +122,62 @@ class TrialControl:
         self._tried_suspicion = suspicion
         return suspicion if attempt > self._paused_until else None
 
+    def take_restart(self) -> Decision | None:
+        """A restart that is worth a trial, because the run seems broken since its first update."""
+        restart, self._restart = self._restart, None
+        return restart
+
+    def consider_restart(self, decision: Decision, ring: SnapshotRing) -> tuple[Decision, Continuation | None] | None:
+        """The restart to continue from, or a stop of a run that nothing helps; None to leave the run alone."""
+        try:
+            trial = self._run_restart(ring)
+        except (NotKept, StepFnFailed, torch.OutOfMemoryError) as why:
+            self._reader.journal.event(self._event(decision, TrialResult.NOT_RUN, str(why), {}))
+            self._judge.early.dismissed()
+            return None
+        best = trial.best
+        result = TrialResult.LEFT_ALONE if best is None else TrialResult.CONTINUED
+        self._tried = self._event(decision, result, trial.describe(), trial.as_json())
+        if best is None:
+            self._judge.early.dismissed()
+            self._record({"dismissed": decision.as_json(), "proposed": True})
+            self._hopeless += trial.learnt_nothing and trial.complete
+            if self._hopeless < MAX_HOPELESS:
+                return None
+            reason = f"{decision.reason}; from its initial state it learns at no lower learning rate and not clipped"
+            return replace(decision, action=Action.STOP, reason=reason, remedy="", overrides=None), None
+        self._hopeless = 0
+        overrides = decision.overrides or StepOverrides()
+        overrides = StepOverrides(
+            lasting_lr_factor=overrides.lasting_lr_factor * best.lr_factor,
+            clip=(trial.max_norm,) if best.clip else (),
+        )
+        cause = decision.cause if best.cause is Cause.UNKNOWN else best.cause
+        evidence = {"trial": trial.as_json()}
+        where: dict[str, Any] = {"step": decision.step, "attempt": decision.attempt, "time": decision.time}
+        detail = f"{decision.reason}; by trial: {trial.describe()}"
+        self._reader.journal.event(Diagnosis(**where, cause=cause, confidence=0.95, evidence=evidence, detail=detail))
+        decision = replace(decision, cause=cause, overrides=overrides, remedy=remedy_text(best))
+        retake = functools.partial(self._restart_runner.retake, trial)
+        return decision, Continuation(trial.snapshot, best.id, retake)
+
+    def _run_restart(self, ring: SnapshotRing) -> RestartTrial:
+        ring.verify()
+        initial = next((s for s in ring.snapshots if s.attempt < 0), None)
+        if initial is None:
+            raise NotKept("the initial state is not kept any more")
+        with self._guard_off():
+            return self._restart_runner.run(initial, deadline=self._context.policy.trial_seconds)
+
+    def restarted(self, decision: Decision) -> None:
+        """The run was begun anew."""
+        self._suspicion = None
+        self._judge.restarted(decision)
+        self._record({"carried_out": decision.as_json(), "proposed": True})
+
     def consider(
         self, decision: Decision, ring: SnapshotRing, row: StepMetrics, attempt: int
-    ) -> tuple[Decision, Trial | None] | None:
+    ) -> tuple[Decision, Continuation | None] | None:
         """The decision to apply, and the trial to continue from; None if the run is better left alone."""
         if not _is_tried(decision, row) or (
             decision.action is Action.STOP and self._stops_averted >= MAX_STOPS_AVERTED
@@ -128,9 +202,11 @@ class TrialControl:
         decision = replace(decision, action=Action.REWIND, overrides=overrides)
         result = TrialResult.REWOUND if best is BranchId.REWIND else TrialResult.CONTINUED
         self._tried = self._event(decision, result, trial.conclusion.detail, trial.as_json())
-        return decision, None if best is BranchId.REWIND else trial
+        if best is BranchId.REWIND:
+            return decision, None
+        return decision, Continuation(trial.snapshot, best, functools.partial(self._runner.retake, trial))
 
-    def _without_harm(self, decision: Decision) -> tuple[Decision, Trial | None] | None:
+    def _without_harm(self, decision: Decision) -> tuple[Decision, Continuation | None] | None:
         """What is left of a decision when nothing is wrong with the run's state: what it overrides from here on."""
         if decision.action is Action.ACCEPT:
             return (decision, None) if self._can_be_learnt(decision) else None
@@ -173,8 +249,8 @@ class TrialControl:
         with self._guard_off():
             return self._runner.run(early, onset, deadline=seconds, try_float32=decision.cause in FLOAT32_CAUSES)
 
-    def continue_from(self, trial: Trial, ring: SnapshotRing) -> int:
-        """Put the run into the state at the end of the trial's best branch; returns the updates it holds since the
+    def continue_from(self, continuation: Continuation, ring: SnapshotRing) -> int:
+        """Put the run into the state at the end of a trial's best branch; returns the updates it holds since the
         snapshot."""
         schedulers = [(s, copy.deepcopy(s.state_dict())) for s in self._context.schedulers]
         scaler = self._train_state.scaler
@@ -182,7 +258,7 @@ class TrialControl:
         options = [[dict(group) for group in o.param_groups] for o in self._context.optimizers]
         rng_states = get_rng_states(set())
         with self._guard_off():
-            count = self._runner.retake(trial, lambda: ring.rewind(trial.snapshot))
+            count = continuation.retake(lambda: ring.rewind(continuation.snapshot))
         for scheduler, state in schedulers:
             scheduler.load_state_dict(state)
         if scaler is not None and scaler_state:
@@ -235,9 +311,13 @@ def overrides_for(causes: frozenset[Cause], overrides: StepOverrides | None) -> 
     if overrides is None or not causes:
         return overrides
     if causes & (WEIGHT_CAUSES | {Cause.OPTIMIZER_STATE}) and Cause.ACCUMULATION not in causes:
-        return StepOverrides()  # it came from outside, and is over
+        return StepOverrides(lasting_lr_factor=overrides.lasting_lr_factor)  # it came from outside, and is over
     if causes <= SETTING_CAUSES:
-        return StepOverrides(max_lr=overrides.max_lr, max_momentum=overrides.max_momentum)
+        return StepOverrides(
+            max_lr=overrides.max_lr,
+            max_momentum=overrides.max_momentum,
+            lasting_lr_factor=overrides.lasting_lr_factor,
+        )
     return overrides
 
 

@@ -13,6 +13,7 @@ from surefoot.journal.aliases import upgraded_judge_state
 from surefoot.judge.detectors import Detectors, ModelFacts
 from surefoot.judge.detectors.base import finding_at
 from surefoot.judge.diagnosis import diagnose_incident, overflow_reason, refused_reason
+from surefoot.judge.early_learning import EarlyLearning
 from surefoot.judge.evidence import OriginEvidence
 from surefoot.judge.history import ProgressFilter
 from surefoot.judge.incident import NO_DIAGNOSIS, VETO_DETECTORS, Incident, Stage, is_report_only
@@ -108,6 +109,9 @@ class Judge:
             reach=policy.snapshot_reach,
         )
         self._remediation = Remediation(policy, self.signals)
+        self.early = EarlyLearning()
+        self.restart: Decision | None = None
+        """A restart that a trial may find worthwhile, because the run seems broken since its first update."""
         self._refused = 0
         """Refused updates in a row, and overflows in a row."""
         self._overflows = 0
@@ -151,6 +155,7 @@ class Judge:
         for detector in self.detectors.all:
             detector.rewound()
         self.detectors.replicas.rewound_to(attempt)
+        self.early.rewound()
         self.proven = min(self.proven, attempt)
         self._tracker.close()
         self.decisions_paused = False
@@ -190,6 +195,11 @@ class Judge:
         if decision.action is not Action.REWIND:
             self._awaited, self._blind_until = Awaited.EFFECT, self._attempt + UPDATES_IN_FLIGHT
 
+    def restarted(self, decision: Decision) -> None:
+        """The run was begun anew from its initial state; its first losses stay what they were."""
+        self.early.restarted()
+        self._remediation.carried_out(decision, proposed=True)
+
     def dismissed(self, decision: Decision) -> None:
         """A trial showed that nothing is wrong: the incident is over."""
         self._remediation.withdraw(decision)
@@ -210,7 +220,7 @@ class Judge:
     def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Event]:
         """Judge one row: findings first, then diagnoses, then decisions."""
         self._count(row)
-        self.suspicion = None
+        self.suspicion = self.restart = None
         signals, tracker = self.signals, self._tracker
         signals.overrides = self._remediation.overrides
         findings: list[Finding] = []
@@ -222,6 +232,9 @@ class Judge:
         if row.judged_by or self._progress.around_zero:
             row = self._progress.judged(row)
         signals.judges_loss = row is original
+        if not self.early.proven and not row.optimizer and signals.judges_loss and not signals.adversarial:
+            trouble = self.early.update(row)
+            self.restart = self._remediation.restart(row, trouble) if trouble else None
         signs = signals.compare(row, layers, learn=tracker.incident is None or tracker.can_learn)
         for detector in self.detectors.all:
             if detector.wakes_on & signs or detector.watching:
@@ -289,6 +302,9 @@ class Judge:
             return []
         incident.stage = Stage.DIAGNOSED
         diagnoses = diagnose_incident(row, incident, has_good_state=self.proven >= 0)
+        if not self.early.proven and self.signals.judges_loss and not self.signals.adversarial:
+            reason = f"nothing is learnt for certain yet, and {incident.findings[0].detail}"
+            self.restart = self.restart or self._remediation.restart(row, reason)
         if self._awaited is Awaited.NOTHING and row.applied and incident.half_lost(self.signals.recent_losses):
             self.suspicion = self._remediation.proposal(row, incident, diagnoses[0].cause)
         return [*diagnoses]
@@ -371,6 +387,7 @@ class Judge:
             "progress": self._progress.state_dict(),
             "past": self.signals.layers.state_dict(),
             "treatment": self._remediation.state_dict(),
+            "early": self.early.state_dict(),
             "detectors": {detector.kind.value: detector.state_dict() for detector in self.detectors.all},
         }
 
@@ -394,6 +411,10 @@ class Judge:
         self.signals.layers.load_state_dict(state["past"])
         self._progress.load_state_dict(state.get("progress", {"signs": {}, "around_zero": []}))
         self._remediation.load_state_dict(state["treatment"])
+        if "early" in state:  # else an earlier version has saved this
+            self.early.load_state_dict(state["early"])
+        else:
+            self.early.proven = True
         saved = state["detectors"]
         for detector in self.detectors.all:
             if detector.kind in saved:  # one that an earlier version did not have starts afresh

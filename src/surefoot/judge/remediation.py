@@ -19,6 +19,7 @@ from surefoot.judge.remedies import (
     LOW_SCALE_REMEDIES,
     REMEDIES_BY_CAUSE,
     REPLICA_REMEDIES,
+    RESTART,
     REWIND,
     STALE_GRADS_REMEDIES,
     Remedy,
@@ -89,12 +90,12 @@ class Remediation:
             self.failures, self._tried = 0, []  # that is progress, whatever helped
         events += self._relax(row)
         remembers = self.outcome_pending or self._relaxed or self.failures or self._tried
-        self.active = bool(remembers) or self.overrides != NO_OVERRIDES
+        self.active = bool(remembers) or self.overrides.temporary
         return events
 
     def _relax(self, row: StepMetrics) -> list[Event]:
         wait = self._relax_after // 4 if self.overrides.lr_factor < 1 else self._relax_after
-        if self.overrides == NO_OVERRIDES or self._healthy_updates < wait or self.outcome_pending:
+        if not self.overrides.temporary or self._healthy_updates < wait or self.outcome_pending:
             return []
         relaxed, reason = (
             self._relaxed_overrides(row),
@@ -123,7 +124,7 @@ class Remediation:
     def _relaxed_overrides(self, row: StepMetrics) -> StepOverrides:
         """Drop overrides that were not needed recently, and widen those still needed step by step."""
         current = self.overrides
-        lr = row.lr if row.lr > 0 else 0.0
+        lr = row.lr * current.lasting_lr_factor if row.lr > 0 else 0.0
         max_lr = current.max_lr
         if max_lr and lr > self._signals.thresholds.lr_jump_ratio * max_lr[0]:
             pass  # the loop still sets the lr that did the harm
@@ -221,8 +222,14 @@ class Remediation:
             max_attempt=_max_sound_attempt(incident),
         )
 
+    def restart(self, row: StepMetrics, reason: str) -> Decision:
+        """The restart to try out for a run that was broken from its first update."""
+        fields: dict[str, Any] = {"remedy": RESTART.text, "cause": Cause.LEARNING_RATE, "max_attempt": 0}
+        return self._decision(row, Action.REWIND, reason, overrides=self.overrides, **fields)
+
     def carried_out(self, decision: Decision, *, proposed: bool) -> None:
         """This decision is in force, as a trial has shaped it."""
+        self.active = True
         if decision.overrides is not None:
             self.overrides = decision.overrides
         if decision.action is Action.ACCEPT:
@@ -263,6 +270,7 @@ class Remediation:
         room = room if tight else max(room, HUGE_RATIO * loss.sigma)
         healthy_lrs, healthy_momenta = _healthy_lrs(incident), incident.healthy_momenta
         return StepOverrides(
+            lasting_lr_factor=self.overrides.lasting_lr_factor,
             lr_factor=remedy.lr_factor,
             rewarmup_steps=remedy.rewarmup_steps,
             max_lr=lower_caps(healthy_lrs, self.overrides.max_lr) if remedy.cap_settings else (),

@@ -26,6 +26,7 @@ class RemedyId(StrEnum):
     WARMUP = "warmup"
     GENTLE_WARMUP = "gentle_warmup"
     EQUAL_WEIGHTS = "equal_weights"
+    RESTART = "restart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,8 @@ EQUAL_WEIGHTS = Remedy(
     RemedyId.EQUAL_WEIGHTS, "with equal weights on all ranks", cap_settings=False, ceilings=False, keep_overrides=True
 )
 
+RESTART = Remedy(RemedyId.RESTART, "from the initial state, with what works", cap_settings=False, ceilings=False)
+
 DEFAULT_REMEDIES = (REWIND, LOWER_LR, FRESH_OPTIMIZER)
 REMEDIES_BY_CAUSE: Mapping[Cause, tuple[Remedy, ...]] = {
     Cause.PRECISION_OVERFLOW: (FLOAT32, FLOAT32_REWIND, LOWER_LR),
@@ -145,6 +148,7 @@ ALL_REMEDIES = (
     WARMUP,
     GENTLE_WARMUP,
     EQUAL_WEIGHTS,
+    RESTART,
 )
 BY_NAME: Mapping[str, RemedyId] = {name: remedy.id for remedy in ALL_REMEDIES for name in (remedy.id, remedy.text)}
 """Decisions, and states that earlier versions saved, name a remedy by its text."""

@@ -232,7 +232,7 @@ class Signals(RowSignals):
         """The learning rate that the step is made with: the loop's, under the overrides."""
         overrides, k = self.overrides, row.optimizer
         cap = overrides.max_lr[k] if k < len(overrides.max_lr) else math.inf
-        return min(row.lr * overrides.lr_factor, cap)
+        return min(row.lr * overrides.lasting_lr_factor * overrides.lr_factor, cap)
 
     def effective_momentum(self, row: StepMetrics) -> float:
         """The momentum that the step is made with: the loop's, under the overrides."""

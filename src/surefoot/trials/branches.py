@@ -27,6 +27,16 @@ class BranchId(StrEnum):
     """The same with gradients clipped at their usual norm."""
     FLOAT32 = "float32"
     """The same in float32."""
+    RESTART = "restart"
+    """The initial state, and the kept steps from there as they were."""
+    RESTART_CLIP = "restart_clip"
+    """The same with gradients clipped at the norm they had at first."""
+    RESTART_LR_03 = "restart_lr_x0.3"
+    """The same with this factor on the learning rate."""
+    RESTART_LR_01 = "restart_lr_x0.1"
+    RESTART_LR_003 = "restart_lr_x0.03"
+    RESTART_LR_001 = "restart_lr_x0.01"
+    RESTART_LR_0003 = "restart_lr_x0.003"
 
 
 @dataclass(frozen=True, slots=True)

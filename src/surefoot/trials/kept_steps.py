@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -176,6 +177,10 @@ class StepRecorder:
             )
         return steps
 
+    def usable_steps(self) -> list[KeptStep]:
+        """All steps that can be taken again."""
+        return [s for s in self._steps if s.batches and s.options and not s.left_out and s.intact()]
+
     def last_refused(self) -> list[KeptStep]:
         """The unbroken run of refused steps that the last rows read were about."""
         refused: list[KeptStep] = []
@@ -234,6 +239,16 @@ def options_of(optimizer: Optimizer) -> Options:
         }
         for group in optimizer.param_groups
     ]
+
+
+def loop_clip(step: KeptStep) -> float:
+    """The norm that this step's gradients were clipped at, by the loop or by the guard."""
+    row = step.row
+    if step.max_norm is not None or row is None:
+        return math.inf if step.max_norm is None else step.max_norm
+    if row.applied_norm < 0.999 * row.norm:
+        return row.applied_norm
+    return row.clip if row.clip_factor < 1.0 else math.inf
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -21,15 +21,22 @@ from surefoot.trials.conclusion import (
     conclude,
     first_difference,
 )
-from surefoot.trials.kept_steps import KeptStep, NotKept, Options, StepRecorder, TakenStep, roll_tensor, tensors_in
+from surefoot.trials.kept_steps import (
+    KeptStep,
+    NotKept,
+    Options,
+    StepRecorder,
+    TakenStep,
+    loop_clip,
+    roll_tensor,
+    tensors_in,
+)
 from surefoot.trials.sandbox import Sandbox, StepFnFailed
 
 MIN_PROBES = 3
 """With fewer probe batches, some steps since the snapshot are held out from all branches."""
 HELD_OUT = 6
 """How many of them."""
-SAME_LOSS_TOLERANCE = 0.02
-"""A loss that differs from step_fn's by a smaller fraction is the same."""
 STANDS_OUT_SIGMAS = 4.0
 """Sigmas of the loss above normal from which a batch is suspected."""
 STANDS_OUT_NORM = 2.0
@@ -160,13 +167,9 @@ class TrialRunner:
         return branches + ([BranchId.FLOAT32] if try_float32 else [])
 
     def _loss_factor(self, trial: Trial) -> float:
-        """What the loop multiplies step_fn's loss by, such as a weight; 1 where that is unknown."""
-        row = trial.steps[0].row
-        if row is None or trial.steps[0].attempt >= trial.onset or not math.isfinite(row.loss):
-            return 1.0
-        (loss,) = self._sandbox.losses(trial.steps[:1])
-        ratio = row.loss / loss if loss else math.nan
-        return ratio if math.isfinite(ratio) and abs(ratio - 1.0) > SAME_LOSS_TOLERANCE else 1.0
+        """What the loop multiplies step_fn's loss by; 1 where the trouble may have begun already."""
+        first = trial.steps[0]
+        return 1.0 if first.attempt >= trial.onset else self._sandbox.loss_factor(first)
 
     def can_be_learnt(self) -> bool | None:
         """Whether the batches that are being refused hold something to learn: after training on most of them, the loss
@@ -305,16 +308,6 @@ def update_excess(steps: Sequence[KeptStep], since: int) -> float:
 def usual_norm(steps: Sequence[KeptStep]) -> float:
     norms = [s.row.norm for s in steps if s.row is not None and s.row.norm > 0]
     return statistics.median(norms) if norms else math.inf
-
-
-def loop_clip(step: KeptStep) -> float:
-    """The norm that this step's gradients were clipped at, by the loop or by the guard."""
-    row = step.row
-    if step.max_norm is not None or row is None:
-        return math.inf if step.max_norm is None else step.max_norm
-    if row.applied_norm < 0.999 * row.norm:
-        return row.applied_norm
-    return row.clip if row.clip_factor < 1.0 else math.inf
 
 
 def _clips(step: KeptStep) -> bool:

@@ -18,6 +18,8 @@ from surefoot.checkpoint.train_state import TrainState
 from surefoot.trials.kept_steps import KeptStep, Options
 
 StepFn = Callable[[nn.Module, Any], Tensor]
+SAME_LOSS_TOLERANCE = 0.02
+"""A loss that differs from step_fn's by a smaller fraction is the same."""
 
 
 class StepFnFailed(Exception):
@@ -161,6 +163,15 @@ class Sandbox:
         set_rng_states(step.rng_states)
         weighted = zip(batches, step.loss_weights(), strict=True)
         return sum(float(self._loss(batch)) * weight for batch, weight in weighted)
+
+    def loss_factor(self, step: KeptStep) -> float:
+        """What the loop multiplies step_fn's loss by, such as a weight: in the state from before this step; 1 where
+        that is unknown."""
+        if step.row is None or not math.isfinite(step.row.loss):
+            return 1.0
+        loss = self.loss_of(step, step.batches)
+        ratio = step.row.loss / loss if loss else math.nan
+        return ratio if math.isfinite(ratio) and abs(ratio - 1.0) > SAME_LOSS_TOLERANCE else 1.0
 
     @contextmanager
     def float32(self, *, enabled: bool) -> Iterator[None]:

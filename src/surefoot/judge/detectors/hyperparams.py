@@ -53,8 +53,9 @@ class HyperparamChange(WatchingDetector):
     def _lr_raised(self, row: StepMetrics) -> Findings:
         ratio, max_ratio = self._signals.lr_ratio, self._signals.thresholds.lr_jump_ratio
         cap = self._signals.overrides.max_lr
-        if cap and row.lr > max_ratio * cap[0]:
-            ratio = row.lr / cap[0]  # the cap keeps the steps below it, but the loop has set it
+        lr = row.lr * self._signals.overrides.lasting_lr_factor
+        if cap and lr > max_ratio * cap[0]:
+            ratio = lr / cap[0]  # the cap keeps the steps below it, but the loop has set it
         if not self._signals.ready or not ratio > max_ratio:
             self._high = self._high and ratio > max_ratio / 2
             return NOTHING

@@ -1,0 +1,231 @@
+"""Restarts: a run that was broken from its first update is begun anew from its initial state, with what works."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from surefoot.checkpoint.snapshots import Snapshot
+from surefoot.records import Cause
+from surefoot.trials.branches import BranchId, BranchResult, gain
+from surefoot.trials.kept_steps import KeptStep, NotKept, Options, StepRecorder, TakenStep, loop_clip
+from surefoot.trials.sandbox import Sandbox, StepFnFailed
+
+MIN_STEPS = 8
+"""Kept steps without which a restart cannot be judged."""
+HELD_OUT = 8
+"""Steps whose batches no branch trains on, at most: branches are judged by their losses."""
+HELD_OUT_SHARE = 4
+"""At most every so many steps are held out."""
+LEARNT_RATIO = 1.5
+"""A branch must have learnt this many times as much as the run as it is: smaller updates alone lower most losses."""
+TIMED_STEPS = 2
+"""Steps that are taken to see how long one takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartBranch:
+    """One way to begin anew."""
+
+    id: BranchId
+    lr_factor: float = 1.0
+    clip: bool = False
+    cause: Cause = Cause.UNKNOWN
+    """What is to blame if only this helps."""
+
+
+BRANCHES = (
+    RestartBranch(BranchId.RESTART),
+    RestartBranch(BranchId.RESTART_LR_03, 0.3, cause=Cause.LEARNING_RATE),
+    RestartBranch(BranchId.RESTART_LR_01, 0.1, cause=Cause.LEARNING_RATE),
+    RestartBranch(BranchId.RESTART_LR_003, 0.03, cause=Cause.LEARNING_RATE),
+    RestartBranch(BranchId.RESTART_LR_001, 0.01, cause=Cause.LEARNING_RATE),
+    RestartBranch(BranchId.RESTART_LR_0003, 0.003, cause=Cause.LEARNING_RATE),
+    RestartBranch(BranchId.RESTART_CLIP, clip=True, cause=Cause.EXPLODING_GRADIENT),
+)
+"""From the least change on."""
+ALIKE = 0.03
+"""Probe losses that differ by less than this fraction are alike."""
+
+
+@dataclass(slots=True)
+class RestartTrial:
+    """One trial of restarts: what was tried, and what helped."""
+
+    snapshot: Snapshot
+    steps: list[KeptStep]
+    probes: list[KeptStep]
+    max_norm: float
+    """Where the clipped branch clips."""
+    reference: list[float] = field(default_factory=list)
+    """Losses of the probes in the initial state."""
+    loss_factor: float = 1.0
+    stride: int = 1
+    """Every so many steps are taken, to end in time."""
+    results: dict[BranchId, BranchResult] = field(default_factory=dict)
+    best: RestartBranch | None = None
+    learnt_nothing: bool = False
+    """The run as it is is no better than its initial state."""
+    complete: bool = False
+    """All branches were tried."""
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "snapshot": self.snapshot.attempt,
+            "onset": 0,
+            "replayed": len(self.steps),
+            "stride": self.stride,
+            "probes": len(self.probes),
+            "reference": statistics.fmean(self.reference) if self.reference else math.nan,
+            "branches": [result.as_json() for result in self.results.values()],
+            "best": BranchId.NOTHING.value if self.best is None else self.best.id.value,
+            "causes": [] if self.best is None else [self.best.cause.value],
+            "seconds": round(self.seconds, 3),
+        }
+
+    def describe(self) -> str:
+        """What was found, in words."""
+        nothing = self.results[BranchId.NOTHING].probe_loss
+        if self.best is None:
+            return f"no restart ends better than the run as it is (probe loss {nothing:.4g})"
+        ended = self.results[self.best.id].probe_loss
+        return f"{self.best.id.value}: probe loss {ended:.4g} after {len(self.steps)} steps, {nothing:.4g} as it is"
+
+
+class RestartRunner:
+    """Tries restarts over the kept steps of one run."""
+
+    def __init__(self, sandbox: Sandbox, recorder: StepRecorder) -> None:
+        self._sandbox, self._recorder = sandbox, recorder
+
+    def run(self, initial: Snapshot, *, deadline: float) -> RestartTrial:
+        """Find out with which settings a run would have learnt; raises `NotKept` or `StepFnFailed`."""
+        began = time.perf_counter()
+        sandbox = self._sandbox
+        with sandbox.opened() as now:
+            trial = self._prepare(initial)
+            sandbox.restore(now)
+            trial.results[BranchId.NOTHING] = BranchResult(BranchId.NOTHING, tuple(sandbox.losses(trial.probes)))
+            sandbox.restore(initial.copy)
+            trial.reference = sandbox.losses(trial.probes)
+            trial.loss_factor = sandbox.loss_factor(trial.steps[0]) if trial.steps[0].attempt == 0 else 1.0
+            trial.stride = self._stride(trial, deadline - (time.perf_counter() - began))
+            for branch in BRANCHES:
+                if time.perf_counter() - began > deadline:
+                    break
+                trial.results[branch.id] = self._run_branch(branch, trial)
+            else:
+                trial.complete = True
+        _choose(trial)
+        trial.seconds = time.perf_counter() - began
+        return trial
+
+    def _prepare(self, initial: Snapshot) -> RestartTrial:
+        steps = self._recorder.usable_steps()
+        if len(steps) < MIN_STEPS:
+            raise NotKept(f"only {len(steps)} batches are kept, too few to try a restart")
+        every = max(HELD_OUT_SHARE, len(steps) // HELD_OUT)
+        probes = steps[every - 1 :: every]
+        held_out = {s.attempt for s in probes}
+        norms = [s.row.norm for s in steps if s.row is not None and 0 < s.row.norm < math.inf]
+        max_norm = statistics.median(norms[:MIN_STEPS]) if norms else math.inf
+        return RestartTrial(initial, [s for s in steps if s.attempt not in held_out], probes, max_norm)
+
+    def _stride(self, trial: RestartTrial, seconds: float) -> int:
+        """How many steps to go on by, so that all branches end in time."""
+        began = time.perf_counter()
+        for step in trial.steps[:TIMED_STEPS]:
+            self._sandbox.train_step(step, options=_scaled(step.options, 0.0))
+        per_step = (time.perf_counter() - began) / TIMED_STEPS
+        longest = max(1.0, seconds / (len(BRANCHES) * max(per_step, 1e-9)))
+        return max(1, math.ceil(len(trial.steps) / longest))
+
+    def _run_branch(self, branch: RestartBranch, trial: RestartTrial) -> BranchResult:
+        began = time.perf_counter()
+        self._sandbox.restore(trial.snapshot.copy)
+        taken = self._take_steps(branch, trial, trial.steps[:: trial.stride])
+        probe_losses = tuple(self._sandbox.losses(trial.probes))
+        losses, norms = {k: s.loss for k, s in taken.items()}, {k: s.norm for k, s in taken.items()}
+        return BranchResult(branch.id, probe_losses, losses, norms, time.perf_counter() - began)
+
+    def _take_steps(
+        self, branch: RestartBranch, trial: RestartTrial, steps: Sequence[KeptStep], *, partly: bool = False
+    ) -> dict[int, TakenStep]:
+        """Train these steps as the branch does; with `partly`, up to the first that fails."""
+        taken: dict[int, TakenStep] = {}
+        for step in steps:
+            options = _scaled(step.options, branch.lr_factor)
+            max_norm = min(loop_clip(step), trial.max_norm if branch.clip else math.inf)
+            try:
+                loss, norm = self._sandbox.train_step(
+                    step, options=options, loss_factor=trial.loss_factor, max_norm=max_norm
+                )
+            except StepFnFailed:
+                if not partly:
+                    raise
+                break
+            taken[step.attempt] = TakenStep(loss, norm, options, max_norm)
+        return taken
+
+    def retake(self, trial: RestartTrial, rewind: Callable[[], None]) -> int:
+        """Begin the run anew, after `rewind`, and take its kept steps as the best branch does; returns how many updates
+        that were."""
+        assert trial.best is not None
+        with self._sandbox.borrowed():
+            rewind()
+            taken = self._take_steps(trial.best, trial, trial.steps, partly=True)
+        self._recorder.replaced(taken, since=0)
+        return len(taken)
+
+
+def remedy_text(branch: RestartBranch) -> str:
+    """What a restart changes, in words."""
+    if branch.clip:
+        return "restarted from the initial state, with gradients clipped at the norm they had at first"
+    if branch.lr_factor == 1.0:
+        return "restarted from the initial state"
+    return f"restarted from the initial state, with the learning rate times {branch.lr_factor:g} from here on"
+
+
+def _scaled(options: Sequence[Options], factor: float) -> list[Options]:
+    """Optimizer options with another learning rate."""
+    return [[group | {"lr": group["lr"] * factor} if "lr" in group else group for group in o] for o in options]
+
+
+def _choose(trial: RestartTrial) -> None:
+    """Pick the branch to continue from, if one ends better than the run as it is.
+
+    Of branches that end alike it is the one with the least change; of learning rates the next lower one, because the
+    highest that went well for these steps may still be too high for the next ones.
+    """
+    results, reference = trial.results, trial.reference
+    nothing = results[BranchId.NOTHING].probe_losses
+    trial.learnt_nothing = not _is_better(nothing, reference)
+    learnt = 0.0 if trial.learnt_nothing else statistics.fmean(reference) - statistics.fmean(nothing)
+    helpful: list[tuple[RestartBranch, Sequence[float]]] = []
+    for branch in BRANCHES:
+        losses = results[branch.id].probe_losses if branch.id in results else nothing
+        gained = statistics.fmean(reference) - statistics.fmean(losses)
+        if _is_better(losses, nothing) and not _is_better(reference, losses) and gained >= LEARNT_RATIO * learnt:
+            helpful.append((branch, losses))
+    if not helpful:
+        return
+    _, best = min(helpful, key=lambda pair: statistics.fmean(pair[1]))
+    limit = (1 + ALIKE) * statistics.fmean(best)
+    alike = [branch for branch, losses in helpful if statistics.fmean(losses) <= limit or not _is_better(best, losses)]
+    lower_lrs = [branch for branch in alike if branch.lr_factor < 1.0]
+    trial.best = lower_lrs[:2][-1] if alike[0].lr_factor < 1.0 else alike[0]
+
+
+def _is_better(losses: Sequence[float], others: Sequence[float]) -> bool:
+    """Whether the first are lower beyond the noise: by their logarithms, because losses that explode scatter by
+    orders of magnitude."""
+    finite = [value for value in (*losses, *others) if math.isfinite(value)]
+    if finite and min(finite) > 0:
+        losses, others = [math.log(v) for v in losses], [math.log(v) for v in others]
+    return gain(losses, others) > 1.0
