@@ -122,6 +122,7 @@ class FindingKind(StrEnum):
     MEMORY_GROWTH = "memory_growth"
     IDLE_DEVICE = "idle_device"
     REPLICAS = "replicas"
+    EARLY_LEARNING = "early_learning"
 
 
 NAN = float("nan")
@@ -299,6 +300,14 @@ class StepOverrides:
     def temporary(self) -> bool:
         """Whether anything is to be lifted again."""
         return replace(self, lasting_lr_factor=1.0) != StepOverrides()
+
+    @property
+    def has_ceilings(self) -> bool:
+        """Whether finite updates are refused that would be accepted otherwise."""
+        return bool(self.norm_ceiling) or math.isfinite(self.loss_ceiling)
+
+    def without_ceilings(self) -> StepOverrides:
+        return replace(self, norm_ceiling=(), loss_ceiling=math.inf)
 
     def as_json(self) -> dict[str, Any]:
         """Only the fields that change something."""

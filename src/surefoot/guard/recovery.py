@@ -143,6 +143,7 @@ class Recovery:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
         if self.trials is not None:
             self._try_restart(self.trials)
+            self._lift_ceilings(self.trials)
         if self.decisions or (self.ring is not None and self.ring.messages):
             self._apply_decisions()
         if self.trials is not None:
@@ -265,6 +266,15 @@ class Recovery:
         if decision.overrides is not None:
             self.overrides.set(decision.overrides)
         self._log_decision(logging.WARNING, decision, f"{decision.remedy}; {result}")
+
+    def _lift_ceilings(self, trials: TrialControl) -> None:
+        """Lift ceilings that refuse updates because of the state of the run, not because of the data."""
+        decision = trials.lift_ceilings()
+        if decision is None or decision.overrides is None:
+            return
+        self._reader.journal.event(decision)
+        self.overrides.set(decision.overrides)
+        self._log_decision(logging.WARNING, decision, "")
 
     def _carry_out(self, decision: Decision, continuation: Continuation | None, *, proposed: bool = False) -> str:
         """Apply a decision that a trial has led to, if there was one."""

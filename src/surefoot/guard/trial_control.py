@@ -20,6 +20,7 @@ from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.judge.judge import Judge
+from surefoot.judge.thresholds import SETTLED_UPDATES
 from surefoot.records import (
     EVENT_MARK,
     Action,
@@ -32,7 +33,7 @@ from surefoot.records import (
     TrialResult,
     Verdict,
 )
-from surefoot.trials.branches import BranchId
+from surefoot.trials.branches import BRANCHES, BranchId
 from surefoot.trials.conclusion import WEIGHT_CAUSES, Deviation
 from surefoot.trials.kept_steps import NotKept, StepRecorder
 from surefoot.trials.restart import RestartRunner, RestartTrial, remedy_text
@@ -43,6 +44,8 @@ log = logging.getLogger("surefoot")
 FIRST_PAUSE = 10
 """Attempts after a trial in which nothing helped, until the next one; twice as many after each further such trial."""
 MAX_PAUSE = 160
+FIRST_CEILINGS_CHECK = 8
+"""Refusals in a row after which it is asked whether the ceilings are too tight; then after twice as many."""
 MAX_STOPS_AVERTED = 3
 """How often in a run a trial may decide against a stop."""
 PREFERRED = (Cause.LEARNING_RATE, Cause.MOMENTUM, Cause.BAD_BATCH, Cause.WEIGHTS_DAMAGED, Cause.TRANSIENT)
@@ -103,6 +106,11 @@ class TrialControl:
         """The last trial, to be recorded with what came of it."""
         self._pause, self._paused_until = FIRST_PAUSE, -1
         self._stops_averted = 0
+        self._lr_lowered = 0
+        """How often a trial showed that nothing but a lower learning rate helps."""
+        self._refused = 0
+        """Finite updates refused in a row."""
+        self._check_ceilings_at = FIRST_CEILINGS_CHECK
         self._denied: tuple[Decision, int] | None = None
         """The acceptance of data that teaches nothing so far, and after how many refusals to try it again."""
 
@@ -113,6 +121,7 @@ class TrialControl:
         self._suspicion = self._judge.suspicion or self._suspicion
         self._restart = self._judge.restart or self._restart
         self._denied = None if row.applied else self._denied
+        self._refused = 0 if row.applied else self._refused + (row.verdict is Verdict.NORM_OUTLIER)
 
     def take_suspicion(self, attempt: int) -> Decision | None:
         """A rewind that is worth a trial, though the judge would not act by its rules alone."""
@@ -121,6 +130,26 @@ class TrialControl:
         suspicion, self._suspicion = self._suspicion, None
         self._tried_suspicion = suspicion
         return suspicion if attempt > self._paused_until else None
+
+    def lift_ceilings(self) -> Decision | None:
+        """The end of refusing updates by ceilings that healthy batches of earlier times would not pass either."""
+        row, overrides = self._reader.latest, self._judge.overrides
+        if self._refused < self._check_ceilings_at:
+            self._check_ceilings_at = FIRST_CEILINGS_CHECK if self._refused == 0 else self._check_ceilings_at
+            return None
+        self._check_ceilings_at *= 2
+        if row is None or not overrides.has_ceilings:
+            return None
+        try:
+            with self._guard_off():
+                too_tight = self._runner.would_refuse(overrides)
+        except (StepFnFailed, torch.OutOfMemoryError):
+            return None
+        if not too_tight:
+            return None
+        self._refused = 0
+        reason = "the ceilings are lifted: batches on which the run was healthy would be refused, too"
+        return self._judge.lift_ceilings(row, reason)
 
     def take_restart(self) -> Decision | None:
         """A restart that is worth a trial, because the run seems broken since its first update."""
@@ -198,13 +227,24 @@ class TrialControl:
             return self._without_harm(decision)
         self._pause = FIRST_PAUSE
         decision = self._name_cause(decision, trial)
-        overrides = overrides_for(trial.conclusion.causes, decision.overrides)
+        overrides = self._overrides_for(trial, decision)
         decision = replace(decision, action=Action.REWIND, overrides=overrides)
         result = TrialResult.REWOUND if best is BranchId.REWIND else TrialResult.CONTINUED
         self._tried = self._event(decision, result, trial.conclusion.detail, trial.as_json())
         if best is BranchId.REWIND:
             return decision, None
         return decision, Continuation(trial.snapshot, best, functools.partial(self._runner.retake, trial))
+
+    def _overrides_for(self, trial: Trial, decision: Decision) -> StepOverrides | None:
+        branch, overrides = BRANCHES.get(trial.conclusion.best), decision.overrides
+        if branch is None or branch.lr_factor == 1.0:
+            return overrides_for(trial.conclusion.causes, overrides)
+        lasting = 1.0 if overrides is None else overrides.lasting_lr_factor
+        self._lr_lowered += 1
+        # A learning rate that served a run for long was right for it: it comes back when all is well, but only once.
+        if trial.changed or (decision.step >= SETTLED_UPDATES and self._lr_lowered == 1):
+            return StepOverrides(lr_factor=branch.lr_factor, lasting_lr_factor=lasting)
+        return StepOverrides(lasting_lr_factor=lasting * branch.lr_factor)
 
     def _without_harm(self, decision: Decision) -> tuple[Decision, Continuation | None] | None:
         """What is left of a decision when nothing is wrong with the run's state: what it overrides from here on."""

@@ -8,6 +8,8 @@ import statistics
 from collections import deque
 from typing import Any
 
+from surefoot.judge.detectors.base import finding_at
+from surefoot.judge.evidence import EarlyEvidence
 from surefoot.judge.thresholds import (
     CLEAR_RATIO,
     DOUBLE_RATIO,
@@ -20,7 +22,7 @@ from surefoot.judge.thresholds import (
     STRONG_RATIO,
     WINDOW_ROWS,
 )
-from surefoot.records import StepMetrics, Verdict
+from surefoot.records import Finding, FindingKind, StepMetrics, Verdict
 
 LEVEL_ROWS = WINDOW_ROWS // 2
 """Losses whose median is the level of the loss in the first updates."""
@@ -55,8 +57,15 @@ class EarlyLearning:
         self._silent_until = LEVEL_ROWS
         """Updates to be made before trouble is reported (again)."""
 
-    def update(self, row: StepMetrics) -> str:
-        """Add a row; returns what is wrong with the start of this run, in words, or an empty string."""
+    def update(self, row: StepMetrics) -> Finding | None:
+        """Add a row; returns what is wrong with the start of this run, if anything is."""
+        trouble = self._update(row)
+        if not trouble:
+            return None
+        evidence = EarlyEvidence(start=self.start_loss, best=self._best, violent=self._violent_start)
+        return finding_at(row, FindingKind.EARLY_LEARNING, trouble, evidence.as_dict())
+
+    def _update(self, row: StepMetrics) -> str:
         self._failed.append(row.verdict in FAILED)
         if row.applied:
             self._updates += 1

@@ -80,6 +80,19 @@ class LevelEvidence(Evidence):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyEvidence(Evidence):
+    """Of a run that went wrong before it was proven to learn."""
+
+    kinds = (Kind.EARLY_LEARNING,)
+    start: float
+    """The very first loss."""
+    best: float
+    """The best level since; infinite where there is none yet."""
+    violent: bool
+    """Loss or gradients changed far more than learning changes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RescaledEvidence(Evidence):
     kinds = (Kind.LOSS_RESCALED,)
     factor: float

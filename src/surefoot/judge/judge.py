@@ -195,6 +195,13 @@ class Judge:
         if decision.action is not Action.REWIND:
             self._awaited, self._blind_until = Awaited.EFFECT, self._attempt + UPDATES_IN_FLIGHT
 
+    def lift_ceilings(self, row: StepMetrics, reason: str) -> Decision:
+        """Updates that the overrides refuse are made again: a trial showed that their batches are not to blame."""
+        self._tracker.close()
+        self._refused = 0
+        self._awaited, self._blind_until = Awaited.EFFECT, self._attempt + UPDATES_IN_FLIGHT
+        return self._remediation.lift_ceilings(row, reason)
+
     def restarted(self, decision: Decision) -> None:
         """The run was begun anew from its initial state; its first losses stay what they were."""
         self.early.restarted()
@@ -234,7 +241,9 @@ class Judge:
         signals.judges_loss = row is original
         if not self.early.proven and not row.optimizer and signals.judges_loss and not signals.adversarial:
             trouble = self.early.update(row)
-            self.restart = self._remediation.restart(row, trouble) if trouble else None
+            if trouble is not None:
+                findings.append(trouble)
+                self.restart = self._remediation.restart(row, trouble.detail)
         signs = signals.compare(row, layers, learn=tracker.incident is None or tracker.can_learn)
         for detector in self.detectors.all:
             if detector.wakes_on & signs or detector.watching:

@@ -15,6 +15,7 @@ from typing import Any
 from surefoot.judge.case_facts import CaseFacts, Nonfinite
 from surefoot.judge.evidence import (
     ClippingEvidence,
+    EarlyEvidence,
     EvalRiseEvidence,
     Evidence,
     InputDrift,
@@ -116,6 +117,7 @@ CLUES: tuple[Clue, ...] = (
         "the learning rate is {case.first.lr_ratio:.3g} times its usual value",
         lambda c: c.suffers_from_lr,
     ),
+    _found(EarlyEvidence, Cause.LEARNING_RATE, 0.93, lambda held: held.violent),
     # -- the weights do not learn, or the loop does something to the gradients, or has stopped doing it
     _found(Kind.LARGE_INITIAL_GRADS, Cause.INITIALISATION, 0.6),
     _found(RoundedUpdates, Cause.PRECISION_UNDERFLOW, 0.85),

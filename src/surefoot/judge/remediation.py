@@ -150,13 +150,18 @@ class Remediation:
 
     def accept(self, row: StepMetrics, refused: int) -> list[Event]:
         """Lift the ceilings for a finite change that a rewind did not end: on other batches too it is normal now."""
-        has_ceiling = self.overrides.norm_ceiling or math.isfinite(self.overrides.loss_ceiling)
-        if not has_ceiling or refused < 2 * REPEAT_COUNT or row.verdict is not Verdict.NORM_OUTLIER:
+        if not self.overrides.has_ceilings or refused < 2 * REPEAT_COUNT or row.verdict is not Verdict.NORM_OUTLIER:
             return []
         self._previous_overrides = self.overrides
-        self.overrides = replace(self.overrides, norm_ceiling=(), loss_ceiling=math.inf)
+        self.overrides = self.overrides.without_ceilings()
         reason = f"{refused} finite updates in a row stood out alike, even after a rewind: this is the new normal"
         return [self._decision(row, Action.ACCEPT, reason, overrides=self.overrides)]
+
+    def lift_ceilings(self, row: StepMetrics, reason: str) -> Decision:
+        """Refuse no finite update any more that the policy itself does not refuse: it is not the data."""
+        self._waiting_out = False
+        self.overrides = self.overrides.without_ceilings()
+        return self._decision(row, Action.RELAX, reason, overrides=self.overrides)
 
     def next_remedy(self, row: StepMetrics, incident: Incident, cause: Cause, reason: str) -> list[Event]:
         """Decide for the next remedy, or stop the run when none is left or a limit is reached."""

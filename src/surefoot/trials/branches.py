@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from surefoot.records import Cause
+
 
 class BranchId(StrEnum):
     """What a branch does; the values are written to the journal."""
@@ -27,6 +29,13 @@ class BranchId(StrEnum):
     """The same with gradients clipped at their usual norm."""
     FLOAT32 = "float32"
     """The same in float32."""
+    LR_03 = "lr_x0.3"
+    """The same with this factor on the learning rate."""
+    LR_01 = "lr_x0.1"
+    FRESH_OPTIMIZER = "fresh_optimizer"
+    """The same with the optimizer's state as before its first step."""
+    OPTIMIZER_NOW = "optimizer_now"
+    """The steps since the run differed from its replay, with the weights of the snapshot and the optimizer of now."""
     RESTART = "restart"
     """The initial state, and the kept steps from there as they were."""
     RESTART_CLIP = "restart_clip"
@@ -37,6 +46,38 @@ class BranchId(StrEnum):
     RESTART_LR_003 = "restart_lr_x0.03"
     RESTART_LR_001 = "restart_lr_x0.01"
     RESTART_LR_0003 = "restart_lr_x0.003"
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What is different in one branch."""
+
+    id: BranchId
+    lr_factor: float = 1.0
+    clip: bool = False
+    """Gradients are clipped at their usual norm."""
+    skip: bool = False
+    """Batches that stand out are left out."""
+    old_settings: bool = False
+    """Learning rate and momentum are those of the time of the snapshot."""
+    float32: bool = False
+    fresh_optimizer: bool = False
+    cause: Cause = Cause.UNKNOWN
+    """What is to blame if only this helps, and nothing else tells."""
+
+
+REPLAY = Branch(BranchId.REPLAY)
+SKIP = Branch(BranchId.SKIP, skip=True)
+OLD_SETTINGS = Branch(BranchId.OLD_SETTINGS, old_settings=True)
+CLIP = Branch(BranchId.CLIP, clip=True, cause=Cause.EXPLODING_GRADIENT)
+FLOAT32 = Branch(BranchId.FLOAT32, float32=True)
+LR_03 = Branch(BranchId.LR_03, lr_factor=0.3, cause=Cause.LEARNING_RATE)
+LR_01 = Branch(BranchId.LR_01, lr_factor=0.1, cause=Cause.LEARNING_RATE)
+FRESH_OPTIMIZER = Branch(BranchId.FRESH_OPTIMIZER, fresh_optimizer=True, cause=Cause.OPTIMIZER_STATE)
+OPTIMIZER_NOW = Branch(BranchId.OPTIMIZER_NOW, cause=Cause.OPTIMIZER_STATE)
+LAST_BRANCHES = (LR_03, LR_01, FRESH_OPTIMIZER)
+"""Tried where a run was harmed and nothing else helps."""
+BRANCHES = {b.id: b for b in (REPLAY, SKIP, OLD_SETTINGS, CLIP, FLOAT32, *LAST_BRANCHES, OPTIMIZER_NOW)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from surefoot.records import Cause, StepMetrics
-from surefoot.trials.branches import BranchId, BranchResult, is_better
+from surefoot.trials.branches import BRANCHES, LAST_BRANCHES, BranchId, BranchResult, is_better
 
 LOSS_TOLERANCE = 0.03
 """Relative difference of a loss from its replay that rounding explains."""
@@ -132,7 +132,11 @@ def conclude(
         return Conclusion(False, detail="no branch ends better than the run as it is")
     ended = results[best].probe_losses
     detail = f"{best.value}: probe loss {statistics.fmean(ended):.4g}, {statistics.fmean(nothing):.4g} as it is"
-    causes = _causes(results, difference, changed, clipped=clipped, update_excess=update_excess)
+    causes = (
+        frozenset({BRANCHES[best].cause})
+        if BRANCHES[best] in LAST_BRANCHES
+        else _causes(results, reference, difference, changed, clipped=clipped, update_excess=update_excess)
+    )
     if is_better(reference, ended):  # nothing that was trained since is worth keeping
         return Conclusion(True, BranchId.REWIND, causes, detail)
     return Conclusion(True, best, causes, detail)
@@ -149,12 +153,12 @@ def _candidates(difference: Difference, changed: frozenset[Cause], *, harmed: bo
         yield BranchId.OLD_SETTINGS
     yield BranchId.SKIP
     if harmed:
-        yield BranchId.CLIP
-        yield BranchId.FLOAT32
+        yield from (BranchId.CLIP, BranchId.FLOAT32, *(branch.id for branch in LAST_BRANCHES))
 
 
 def _causes(
     results: Mapping[BranchId, BranchResult],
+    reference: Sequence[float],
     difference: Difference,
     changed: frozenset[Cause],
     *,
@@ -163,7 +167,9 @@ def _causes(
 ) -> frozenset[Cause]:
     """The causes that explain what cures and where the run differs from its replay."""
     if difference.kind is Deviation.LOSS:
-        return frozenset({Cause.OPTIMIZER_STATE}) if update_excess > EXCESS_UPDATE else WEIGHT_CAUSES
+        swapped = results.get(BranchId.OPTIMIZER_NOW)
+        by_optimizer = swapped is not None and is_better(reference, swapped.probe_losses)
+        return frozenset({Cause.OPTIMIZER_STATE}) if by_optimizer or update_excess > EXCESS_UPDATE else WEIGHT_CAUSES
     if difference.kind is not Deviation.NONE:
         return UNIT_CAUSES if difference.kind is Deviation.UNIT else GRADIENT_CAUSES
     nothing = results[BranchId.NOTHING].probe_losses

@@ -241,6 +241,11 @@ def options_of(optimizer: Optimizer) -> Options:
     ]
 
 
+def scaled_lr(options: Sequence[Options], factor: float) -> list[Options]:
+    """Optimizer options with another learning rate."""
+    return [[group | {"lr": group["lr"] * factor} if "lr" in group else group for group in o] for o in options]
+
+
 def loop_clip(step: KeptStep) -> float:
     """The norm that this step's gradients were clipped at, by the loop or by the guard."""
     row = step.row

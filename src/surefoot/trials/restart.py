@@ -11,8 +11,8 @@ from typing import Any
 
 from surefoot.checkpoint.snapshots import Snapshot
 from surefoot.records import Cause
-from surefoot.trials.branches import BranchId, BranchResult, gain
-from surefoot.trials.kept_steps import KeptStep, NotKept, Options, StepRecorder, TakenStep, loop_clip
+from surefoot.trials.branches import Branch, BranchId, BranchResult, gain
+from surefoot.trials.kept_steps import KeptStep, NotKept, StepRecorder, TakenStep, loop_clip, scaled_lr
 from surefoot.trials.sandbox import Sandbox, StepFnFailed
 
 MIN_STEPS = 8
@@ -27,25 +27,14 @@ TIMED_STEPS = 2
 """Steps that are taken to see how long one takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartBranch:
-    """One way to begin anew."""
-
-    id: BranchId
-    lr_factor: float = 1.0
-    clip: bool = False
-    cause: Cause = Cause.UNKNOWN
-    """What is to blame if only this helps."""
-
-
 BRANCHES = (
-    RestartBranch(BranchId.RESTART),
-    RestartBranch(BranchId.RESTART_LR_03, 0.3, cause=Cause.LEARNING_RATE),
-    RestartBranch(BranchId.RESTART_LR_01, 0.1, cause=Cause.LEARNING_RATE),
-    RestartBranch(BranchId.RESTART_LR_003, 0.03, cause=Cause.LEARNING_RATE),
-    RestartBranch(BranchId.RESTART_LR_001, 0.01, cause=Cause.LEARNING_RATE),
-    RestartBranch(BranchId.RESTART_LR_0003, 0.003, cause=Cause.LEARNING_RATE),
-    RestartBranch(BranchId.RESTART_CLIP, clip=True, cause=Cause.EXPLODING_GRADIENT),
+    Branch(BranchId.RESTART),
+    Branch(BranchId.RESTART_LR_03, 0.3, cause=Cause.LEARNING_RATE),
+    Branch(BranchId.RESTART_LR_01, 0.1, cause=Cause.LEARNING_RATE),
+    Branch(BranchId.RESTART_LR_003, 0.03, cause=Cause.LEARNING_RATE),
+    Branch(BranchId.RESTART_LR_001, 0.01, cause=Cause.LEARNING_RATE),
+    Branch(BranchId.RESTART_LR_0003, 0.003, cause=Cause.LEARNING_RATE),
+    Branch(BranchId.RESTART_CLIP, clip=True, cause=Cause.EXPLODING_GRADIENT),
 )
 """From the least change on."""
 ALIKE = 0.03
@@ -67,7 +56,7 @@ class RestartTrial:
     stride: int = 1
     """Every so many steps are taken, to end in time."""
     results: dict[BranchId, BranchResult] = field(default_factory=dict)
-    best: RestartBranch | None = None
+    best: Branch | None = None
     learnt_nothing: bool = False
     """The run as it is is no better than its initial state."""
     complete: bool = False
@@ -140,12 +129,12 @@ class RestartRunner:
         """How many steps to go on by, so that all branches end in time."""
         began = time.perf_counter()
         for step in trial.steps[:TIMED_STEPS]:
-            self._sandbox.train_step(step, options=_scaled(step.options, 0.0))
+            self._sandbox.train_step(step, options=scaled_lr(step.options, 0.0))
         per_step = (time.perf_counter() - began) / TIMED_STEPS
         longest = max(1.0, seconds / (len(BRANCHES) * max(per_step, 1e-9)))
         return max(1, math.ceil(len(trial.steps) / longest))
 
-    def _run_branch(self, branch: RestartBranch, trial: RestartTrial) -> BranchResult:
+    def _run_branch(self, branch: Branch, trial: RestartTrial) -> BranchResult:
         began = time.perf_counter()
         self._sandbox.restore(trial.snapshot.copy)
         taken = self._take_steps(branch, trial, trial.steps[:: trial.stride])
@@ -154,12 +143,12 @@ class RestartRunner:
         return BranchResult(branch.id, probe_losses, losses, norms, time.perf_counter() - began)
 
     def _take_steps(
-        self, branch: RestartBranch, trial: RestartTrial, steps: Sequence[KeptStep], *, partly: bool = False
+        self, branch: Branch, trial: RestartTrial, steps: Sequence[KeptStep], *, partly: bool = False
     ) -> dict[int, TakenStep]:
         """Train these steps as the branch does; with `partly`, up to the first that fails."""
         taken: dict[int, TakenStep] = {}
         for step in steps:
-            options = _scaled(step.options, branch.lr_factor)
+            options = scaled_lr(step.options, branch.lr_factor)
             max_norm = min(loop_clip(step), trial.max_norm if branch.clip else math.inf)
             try:
                 loss, norm = self._sandbox.train_step(
@@ -183,7 +172,7 @@ class RestartRunner:
         return len(taken)
 
 
-def remedy_text(branch: RestartBranch) -> str:
+def remedy_text(branch: Branch) -> str:
     """What a restart changes, in words."""
     if branch.clip:
         return "restarted from the initial state, with gradients clipped at the norm they had at first"
@@ -192,22 +181,17 @@ def remedy_text(branch: RestartBranch) -> str:
     return f"restarted from the initial state, with the learning rate times {branch.lr_factor:g} from here on"
 
 
-def _scaled(options: Sequence[Options], factor: float) -> list[Options]:
-    """Optimizer options with another learning rate."""
-    return [[group | {"lr": group["lr"] * factor} if "lr" in group else group for group in o] for o in options]
-
-
 def _choose(trial: RestartTrial) -> None:
     """Pick the branch to continue from, if one ends better than the run as it is.
 
-    Of branches that end alike it is the one with the least change; of learning rates the next lower one, because the
-    highest that went well for these steps may still be too high for the next ones.
+    Of branches that end alike it is the one with the least change; of learning rates the next lower one, or the one
+    that ends lowest if it is lower still: what went well for these few steps may still be too high for the next ones.
     """
     results, reference = trial.results, trial.reference
     nothing = results[BranchId.NOTHING].probe_losses
     trial.learnt_nothing = not _is_better(nothing, reference)
     learnt = 0.0 if trial.learnt_nothing else statistics.fmean(reference) - statistics.fmean(nothing)
-    helpful: list[tuple[RestartBranch, Sequence[float]]] = []
+    helpful: list[tuple[Branch, Sequence[float]]] = []
     for branch in BRANCHES:
         losses = results[branch.id].probe_losses if branch.id in results else nothing
         gained = statistics.fmean(reference) - statistics.fmean(losses)
@@ -215,11 +199,14 @@ def _choose(trial: RestartTrial) -> None:
             helpful.append((branch, losses))
     if not helpful:
         return
-    _, best = min(helpful, key=lambda pair: statistics.fmean(pair[1]))
-    limit = (1 + ALIKE) * statistics.fmean(best)
-    alike = [branch for branch, losses in helpful if statistics.fmean(losses) <= limit or not _is_better(best, losses)]
-    lower_lrs = [branch for branch in alike if branch.lr_factor < 1.0]
-    trial.best = lower_lrs[:2][-1] if alike[0].lr_factor < 1.0 else alike[0]
+    best, lowest = min(helpful, key=lambda pair: statistics.fmean(pair[1]))
+    limit = (1 + ALIKE) * statistics.fmean(lowest)
+    alike = [b for b, losses in helpful if statistics.fmean(losses) <= limit or not _is_better(lowest, losses)]
+    if alike[0].lr_factor == 1.0:
+        trial.best = alike[0]
+    else:
+        lower_lrs = [b for b in alike if b.lr_factor < 1.0]
+        trial.best = min(lower_lrs[:2][-1], best, key=lambda b: b.lr_factor)
 
 
 def _is_better(losses: Sequence[float], others: Sequence[float]) -> bool:

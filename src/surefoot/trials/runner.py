@@ -9,9 +9,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from surefoot.checkpoint.copies import StateCopy
 from surefoot.checkpoint.snapshots import Snapshot
-from surefoot.records import Cause, StepMetrics
-from surefoot.trials.branches import BranchId, BranchResult, gain, is_better
+from surefoot.records import Cause, StepMetrics, StepOverrides
+from surefoot.trials.branches import (
+    BRANCHES,
+    CLIP,
+    FLOAT32,
+    LAST_BRANCHES,
+    OLD_SETTINGS,
+    OPTIMIZER_NOW,
+    REPLAY,
+    SKIP,
+    Branch,
+    BranchId,
+    BranchResult,
+    gain,
+    is_better,
+)
 from surefoot.trials.conclusion import (
     NOTHING_FOUND,
     SAME,
@@ -29,6 +44,7 @@ from surefoot.trials.kept_steps import (
     TakenStep,
     loop_clip,
     roll_tensor,
+    scaled_lr,
     tensors_in,
 )
 from surefoot.trials.sandbox import Sandbox, StepFnFailed
@@ -110,13 +126,18 @@ class TrialRunner:
             sandbox.restore(trial.snapshot.copy)
             trial.reference = tuple(sandbox.losses(trial.probes))
             trial.loss_factor = self._loss_factor(trial)
-            results[BranchId.REPLAY] = self._run_branch(BranchId.REPLAY, trial)
+            results[BranchId.REPLAY] = self._run_branch(REPLAY, trial)
             rows = {s.attempt: s.row for s in trial.steps if s.row is not None}
             trial.difference = first_difference(rows, results[BranchId.REPLAY])
             for branch in self._telling_branches(trial, try_float32=try_float32):
                 if time.perf_counter() - began + results[BranchId.REPLAY].seconds > deadline:
                     break
-                results[branch] = self._run_branch(branch, trial)
+                if branch in LAST_BRANCHES and _is_cured(trial):
+                    break
+                if branch is OPTIMIZER_NOW:
+                    self._run_optimizer_now(trial, now)
+                else:
+                    results[branch.id] = self._run_branch(branch, trial)
         trial.conclusion = conclude(
             results,
             trial.reference,
@@ -159,17 +180,31 @@ class TrialRunner:
         changed = changed_settings(probes[-1], steps)
         return Trial(snapshot, onset, steps, probes, suspects, changed, options_before=probes[-1].options)
 
-    def _telling_branches(self, trial: Trial, *, try_float32: bool) -> list[BranchId]:
+    def _telling_branches(self, trial: Trial, *, try_float32: bool) -> list[Branch]:
         if trial.difference.kind is Deviation.LOSS:
-            return []
-        branches = [BranchId.OLD_SETTINGS] if trial.changed else []
-        branches += [BranchId.SKIP, BranchId.CLIP]
-        return branches + ([BranchId.FLOAT32] if try_float32 else [])
+            return [OPTIMIZER_NOW]
+        branches = [OLD_SETTINGS] if trial.changed else []
+        branches += [SKIP, CLIP, *([FLOAT32] if try_float32 else [])]
+        return branches + list(LAST_BRANCHES if _is_harmed(trial) else ())
 
     def _loss_factor(self, trial: Trial) -> float:
         """What the loop multiplies step_fn's loss by; 1 where the trouble may have begun already."""
         first = trial.steps[0]
         return 1.0 if first.attempt >= trial.onset else self._sandbox.loss_factor(first)
+
+    def would_refuse(self, overrides: StepOverrides) -> bool:
+        """Whether these overrides would refuse most of the batches that the run trained on when it was healthy, too:
+        then it is the state of the run that they are too tight for."""
+        refused = self._recorder.last_refused()
+        probes = self._recorder.probes(refused[0].attempt) if refused else []
+        if len(probes) < MIN_PROBES:
+            return False
+        with self._sandbox.opened():
+            factor = self._sandbox.loss_factor(refused[-1])  # no update was made since
+            taken = [self._sandbox.train_step(s, options=(), loss_factor=factor, apply=False) for s in probes]
+        norm_ceiling = min(overrides.norm_ceiling, default=math.inf)
+        above = [norm > norm_ceiling or loss > overrides.loss_ceiling for loss, norm in taken]
+        return 2 * sum(above) > len(above)
 
     def can_be_learnt(self) -> bool | None:
         """Whether the batches that are being refused hold something to learn: after training on most of them, the loss
@@ -197,48 +232,74 @@ class TrialRunner:
     def retake(self, trial: Trial, rewind: Callable[[], None]) -> int:
         """Take the steps of the best branch once more, after `rewind`, and keep what they lead to; returns how many
         updates that were. What is kept of these steps is then about the run as it continues."""
-        branch = trial.conclusion.best
+        branch = BRANCHES[trial.conclusion.best]
         with self._sandbox.borrowed():
             rewind()
-            with self._sandbox.float32(enabled=branch is BranchId.FLOAT32):
-                taken = self._take_steps(branch, trial, partly=True)
+            taken = self._take_steps(branch, trial, trial.steps, partly=True)
         self._recorder.replaced(taken, since=trial.snapshot.attempt + 1)
         return len(taken)
 
     # -- one branch
 
-    def _run_branch(self, branch: BranchId, trial: Trial) -> BranchResult:
+    def _run_branch(self, branch: Branch, trial: Trial) -> BranchResult:
         began = time.perf_counter()
-        sandbox = self._sandbox
-        sandbox.restore(trial.snapshot.copy)
-        with sandbox.float32(enabled=branch is BranchId.FLOAT32):
-            taken = self._take_steps(branch, trial)
-        probe_losses = tuple(sandbox.losses(trial.probes))
-        losses, norms = {k: s.loss for k, s in taken.items()}, {k: s.norm for k, s in taken.items()}
-        return BranchResult(branch, probe_losses, losses, norms, time.perf_counter() - began)
+        self._sandbox.restore(trial.snapshot.copy)
+        taken = self._take_steps(branch, trial, trial.steps)
+        return self._result(branch, trial, taken, began)
 
-    def _take_steps(self, branch: BranchId, trial: Trial, *, partly: bool = False) -> dict[int, TakenStep]:
-        """Train the steps of a branch from the state the model is in; with `partly`, up to the first that fails."""
-        old = trial.options_before
+    def _run_optimizer_now(self, trial: Trial, now: StateCopy) -> None:
+        """Train on from where the run differed from its replay, with the optimizer's state as it is now."""
+        began = time.perf_counter()
+        before = [s for s in trial.steps if s.attempt < trial.difference.attempt]
+        self._sandbox.restore(now)
+        tensors = self._sandbox.optimizer_tensors()
+        self._sandbox.restore(trial.snapshot.copy)
+        self._take_steps(REPLAY, trial, before)
+        if self._sandbox.set_optimizer_tensors(tensors):
+            taken = self._take_steps(OPTIMIZER_NOW, trial, trial.steps[len(before) :])
+            trial.results[BranchId.OPTIMIZER_NOW] = self._result(OPTIMIZER_NOW, trial, taken, began)
+
+    def _result(self, branch: Branch, trial: Trial, taken: dict[int, TakenStep], began: float) -> BranchResult:
+        probe_losses = tuple(self._sandbox.losses(trial.probes))
+        losses, norms = {k: s.loss for k, s in taken.items()}, {k: s.norm for k, s in taken.items()}
+        return BranchResult(branch.id, probe_losses, losses, norms, time.perf_counter() - began)
+
+    def _take_steps(
+        self, branch: Branch, trial: Trial, steps: Sequence[KeptStep], *, partly: bool = False
+    ) -> dict[int, TakenStep]:
+        """Train these steps as in a branch from the state the model is in; with `partly`, up to the first that
+        fails."""
         usual = usual_norm(trial.probes)
         taken: dict[int, TakenStep] = {}
-        for step in trial.steps:
-            if branch is BranchId.SKIP and step.attempt in trial.suspects:
-                continue
-            options: Sequence[Options] = step.options
-            if branch is BranchId.OLD_SETTINGS:
-                options = old
-            max_norm = usual if branch is BranchId.CLIP else loop_clip(step)
-            try:
-                loss, norm = self._sandbox.train_step(
-                    step, options=options, loss_factor=trial.loss_factor, max_norm=max_norm, apply=step.applied
-                )
-            except StepFnFailed:
-                if not partly:
-                    raise
-                break
-            taken[step.attempt] = TakenStep(loss, norm, options, max_norm)
+        if branch.fresh_optimizer:
+            self._sandbox.clear_optimizers()
+        with self._sandbox.float32(enabled=branch.float32):
+            for step in steps:
+                if branch.skip and step.attempt in trial.suspects:
+                    continue
+                options = trial.options_before if branch.old_settings else scaled_lr(step.options, branch.lr_factor)
+                max_norm = usual if branch.clip else loop_clip(step)
+                try:
+                    loss, norm = self._sandbox.train_step(
+                        step, options=options, loss_factor=trial.loss_factor, max_norm=max_norm, apply=step.applied
+                    )
+                except StepFnFailed:
+                    if not partly:
+                        raise
+                    break
+                taken[step.attempt] = TakenStep(loss, norm, options, max_norm)
         return taken
+
+
+def _is_harmed(trial: Trial) -> bool:
+    """The run is worse than it was at the snapshot."""
+    return is_better(trial.reference, trial.results[BranchId.NOTHING].probe_losses)
+
+
+def _is_cured(trial: Trial) -> bool:
+    """A branch that changes something ends no worse than the snapshot."""
+    changed = [result for result in trial.results.values() if result.branch is not BranchId.NOTHING]
+    return any(not is_better(trial.reference, result.probe_losses) for result in changed)
 
 
 def mixed_batches(batches: Sequence[Any]) -> list[list[Any]]:

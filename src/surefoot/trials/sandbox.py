@@ -15,7 +15,7 @@ from surefoot.actions.force_float32 import ForceFloat32
 from surefoot.checkpoint.copies import StateCopy
 from surefoot.checkpoint.rng import set_rng_states
 from surefoot.checkpoint.train_state import TrainState
-from surefoot.trials.kept_steps import KeptStep, Options
+from surefoot.trials.kept_steps import KeptStep, Options, tensors_in
 
 StepFn = Callable[[nn.Module, Any], Tensor]
 SAME_LOSS_TOLERANCE = 0.02
@@ -89,6 +89,33 @@ class Sandbox:
     def restore(self, state: StateCopy) -> None:
         """Continue from a snapshot of the whole run."""
         self._train_state.restore(state)
+
+    # -- the optimizers' state
+
+    def optimizer_tensors(self) -> list[Tensor]:
+        """Copies of all tensors in the optimizers' state."""
+        return [t.clone() for t in self._optimizer_tensors()]
+
+    @torch.no_grad()
+    def set_optimizer_tensors(self, values: Sequence[Tensor]) -> bool:
+        """Put such copies back; False, and nothing is changed, where they do not fit."""
+        tensors = list(self._optimizer_tensors())
+        if [t.shape for t in tensors] != [t.shape for t in values]:
+            return False
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
+        return True
+
+    @torch.no_grad()
+    def clear_optimizers(self) -> None:
+        """Let the optimizers begin anew: moments, momentum and step counters of 0."""
+        for tensor in self._optimizer_tensors():
+            tensor.zero_()
+
+    def _optimizer_tensors(self) -> Iterator[Tensor]:
+        for optimizer in self._optimizers:
+            for p in (p for group in optimizer.param_groups for p in group["params"]):
+                yield from tensors_in(optimizer.state.get(p, {}))
 
     # -- one update
 
