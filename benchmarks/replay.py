@@ -21,8 +21,6 @@ MEASUREMENT_SETTINGS = ("weights_every", "system_every", "snapshot_every", "max_
 """Policy settings that change what is measured and kept; a replay cannot show their effect."""
 GATE_SETTINGS = ("max_norm_ratio", "warmup", "norm_max_decay")
 """Policy settings that the gate's norm rule depends on."""
-TRIED = (Action.REWIND, Action.CONSTRAIN, Action.ACCEPT)
-"""What a trial may turn a decision into."""
 NormHistory = tuple[float, float, int]
 """Recent maximum norm, maximum ever, number of norms counted."""
 
@@ -170,10 +168,10 @@ class _AttachReplay:
         """What a trial made of a decision; the trial itself cannot be run again without the model."""
         if not isinstance(self._judge, Judge):
             return
-        if notice.carried_out is not None and notice.carried_out.action in TRIED:
+        if notice.carried_out is not None:
             self._judge.carried_out(notice.carried_out, proposed=notice.proposed)
-        if notice.dismissed is not None and (not notice.proposed or notice.dismissed.action is Action.ACCEPT):
-            self._judge.dismissed(notice.dismissed)
+        if notice.dismissed is not None:
+            self._judge.dismissed(notice.dismissed, proposed=notice.proposed)
         if notice.proposed and notice.carried_out is not None:
             self._decisions.append(notice.carried_out)
 

@@ -262,7 +262,7 @@ class Recovery:
             apply(decision, self)  # a stop
             return
         result = self._continue_from(continuation, self.ring)
-        trials.restarted(decision)
+        trials.carried_out(decision, proposed=True)
         if decision.overrides is not None:
             self.overrides.set(decision.overrides)
         self._log_decision(logging.WARNING, decision, f"{decision.remedy}; {result}")
@@ -274,6 +274,7 @@ class Recovery:
             return
         self._reader.journal.event(decision)
         self.overrides.set(decision.overrides)
+        trials.carried_out(decision, proposed=True)
         self._log_decision(logging.WARNING, decision, "")
 
     def _carry_out(self, decision: Decision, continuation: Continuation | None, *, proposed: bool = False) -> str:

@@ -36,7 +36,7 @@ from surefoot.records import (
 from surefoot.trials.branches import BRANCHES, BranchId
 from surefoot.trials.conclusion import WEIGHT_CAUSES, Deviation
 from surefoot.trials.kept_steps import NotKept, StepRecorder
-from surefoot.trials.restart import RestartRunner, RestartTrial, remedy_text
+from surefoot.trials.restart import RestartRunner, RestartTrial, settings_text
 from surefoot.trials.runner import Trial, TrialRunner
 from surefoot.trials.sandbox import Sandbox, StepFn, StepFnFailed
 
@@ -148,8 +148,10 @@ class TrialControl:
         if not too_tight:
             return None
         self._refused = 0
-        reason = "the ceilings are lifted: batches on which the run was healthy would be refused, too"
-        return self._judge.lift_ceilings(row, reason)
+        why = "batches on which the run was healthy would be refused, too"
+        decision = self._judge.without_ceilings(row, f"the ceilings are lifted: {why}")
+        self._tried = self._event(decision, TrialResult.LEFT_ALONE, why, {})
+        return decision
 
     def take_restart(self) -> Decision | None:
         """A restart that is worth a trial, because the run seems broken since its first update."""
@@ -161,20 +163,21 @@ class TrialControl:
         try:
             trial = self._run_restart(ring)
         except (NotKept, StepFnFailed, torch.OutOfMemoryError) as why:
-            self._reader.journal.event(self._event(decision, TrialResult.NOT_RUN, str(why), {}))
-            self._judge.early.dismissed()
+            self._tried = self._event(decision, TrialResult.NOT_RUN, str(why), {})
+            self.dismissed(decision, proposed=True)
             return None
         best = trial.best
         result = TrialResult.LEFT_ALONE if best is None else TrialResult.CONTINUED
         self._tried = self._event(decision, result, trial.describe(), trial.as_json())
         if best is None:
-            self._judge.early.dismissed()
-            self._record({"dismissed": decision.as_json(), "proposed": True})
             self._hopeless += trial.learnt_nothing and trial.complete
             if self._hopeless < MAX_HOPELESS:
+                self.dismissed(decision, proposed=True)
                 return None
             reason = f"{decision.reason}; from its initial state it learns at no lower learning rate and not clipped"
-            return replace(decision, action=Action.STOP, reason=reason, remedy="", overrides=None), None
+            stop = replace(decision, action=Action.STOP, reason=reason, remedy="", overrides=None)
+            self.carried_out(stop, proposed=True)
+            return stop, None
         self._hopeless = 0
         overrides = decision.overrides or StepOverrides()
         overrides = StepOverrides(
@@ -186,7 +189,8 @@ class TrialControl:
         where: dict[str, Any] = {"step": decision.step, "attempt": decision.attempt, "time": decision.time}
         detail = f"{decision.reason}; by trial: {trial.describe()}"
         self._reader.journal.event(Diagnosis(**where, cause=cause, confidence=0.95, evidence=evidence, detail=detail))
-        decision = replace(decision, cause=cause, overrides=overrides, remedy=remedy_text(best))
+        reason = f"{decision.reason}; {settings_text(best)}"
+        decision = replace(decision, cause=cause, overrides=overrides, reason=reason)
         retake = functools.partial(self._restart_runner.retake, trial)
         return decision, Continuation(trial.snapshot, best.id, retake)
 
@@ -197,12 +201,6 @@ class TrialControl:
             raise NotKept("the initial state is not kept any more")
         with self._guard_off():
             return self._restart_runner.run(initial, deadline=self._context.policy.trial_seconds)
-
-    def restarted(self, decision: Decision) -> None:
-        """The run was begun anew."""
-        self._suspicion = None
-        self._judge.restarted(decision)
-        self._record({"carried_out": decision.as_json(), "proposed": True})
 
     def consider(
         self, decision: Decision, ring: SnapshotRing, row: StepMetrics, attempt: int
@@ -269,14 +267,12 @@ class TrialControl:
         if decision.action is Action.ACCEPT:
             self._denied = None
             self.recorder.forget_probes()  # of data that is over
-        if decision.action in (Action.REWIND, Action.CONSTRAIN, Action.ACCEPT):
-            self._judge.carried_out(decision, proposed=proposed)
+        self._judge.carried_out(decision, proposed=proposed)
         self._record({"carried_out": decision.as_json(), "proposed": proposed})
 
     def dismissed(self, decision: Decision, *, proposed: bool) -> None:
         """This decision was not applied, because the run is better left alone."""
-        if not proposed or decision.action is Action.ACCEPT:
-            self._judge.dismissed(decision)
+        self._judge.dismissed(decision, proposed=proposed)
         self._record({"dismissed": decision.as_json(), "proposed": proposed})
 
     def _run(self, decision: Decision, ring: SnapshotRing) -> Trial:

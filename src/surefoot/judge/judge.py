@@ -50,6 +50,10 @@ class Awaited(StrEnum):
     """Updates under way were made before the last decision took effect."""
 
 
+CHANGED_BY_TRIALS = frozenset({Action.REWIND, Action.CONSTRAIN, Action.ACCEPT, Action.RELAX})
+"""Decisions that a trial may change or lead to."""
+
+
 class Judge:
     """Runs the detectors over each row, ranks causes, and decides within the policy's limits.
 
@@ -187,28 +191,30 @@ class Judge:
 
     def carried_out(self, decision: Decision, *, proposed: bool) -> None:
         """A trial has changed this decision; `proposed` if it has led to it, from a suspicion."""
+        if decision.action not in CHANGED_BY_TRIALS:
+            return
         self._remediation.carried_out(decision, proposed=proposed)
+        if remedy_id(decision.remedy) is RemedyId.RESTART:
+            self.early.restarted()
         if decision.action is Action.ACCEPT:  # other data from here on: what is normal has to be learnt again
-            self._tracker.close()
             self.signals.drop_losses()
+        if decision.action in (Action.ACCEPT, Action.RELAX):
+            self._tracker.close()
             self._refused = 0
         if decision.action is not Action.REWIND:
             self._awaited, self._blind_until = Awaited.EFFECT, self._attempt + UPDATES_IN_FLIGHT
 
-    def lift_ceilings(self, row: StepMetrics, reason: str) -> Decision:
-        """Updates that the overrides refuse are made again: a trial showed that their batches are not to blame."""
-        self._tracker.close()
-        self._refused = 0
-        self._awaited, self._blind_until = Awaited.EFFECT, self._attempt + UPDATES_IN_FLIGHT
-        return self._remediation.lift_ceilings(row, reason)
+    def without_ceilings(self, row: StepMetrics, reason: str) -> Decision:
+        """The decision to make updates again that the overrides refuse."""
+        return self._remediation.without_ceilings(row, reason)
 
-    def restarted(self, decision: Decision) -> None:
-        """The run was begun anew from its initial state; its first losses stay what they were."""
-        self.early.restarted()
-        self._remediation.carried_out(decision, proposed=True)
-
-    def dismissed(self, decision: Decision) -> None:
-        """A trial showed that nothing is wrong: the incident is over."""
+    def dismissed(self, decision: Decision, *, proposed: bool) -> None:
+        """A trial showed that nothing is wrong: the incident is over, unless the decision was only proposed."""
+        if remedy_id(decision.remedy) is RemedyId.RESTART:
+            self.early.dismissed()
+            return
+        if proposed and decision.action is not Action.ACCEPT:
+            return
         self._remediation.withdraw(decision)
         self._awaited = Awaited.NOTHING
         self._tracker.close()

@@ -157,11 +157,9 @@ class Remediation:
         reason = f"{refused} finite updates in a row stood out alike, even after a rewind: this is the new normal"
         return [self._decision(row, Action.ACCEPT, reason, overrides=self.overrides)]
 
-    def lift_ceilings(self, row: StepMetrics, reason: str) -> Decision:
-        """Refuse no finite update any more that the policy itself does not refuse: it is not the data."""
-        self._waiting_out = False
-        self.overrides = self.overrides.without_ceilings()
-        return self._decision(row, Action.RELAX, reason, overrides=self.overrides)
+    def without_ceilings(self, row: StepMetrics, reason: str) -> Decision:
+        """The decision to refuse only what the policy itself refuses."""
+        return self._decision(row, Action.RELAX, reason, overrides=self.overrides.without_ceilings())
 
     def next_remedy(self, row: StepMetrics, incident: Incident, cause: Cause, reason: str) -> list[Event]:
         """Decide for the next remedy, or stop the run when none is left or a limit is reached."""
@@ -237,7 +235,7 @@ class Remediation:
         self.active = True
         if decision.overrides is not None:
             self.overrides = decision.overrides
-        if decision.action is Action.ACCEPT:
+        if decision.action in (Action.ACCEPT, Action.RELAX):
             self._waiting_out = False
         if decision.action is not Action.REWIND:
             return

@@ -108,7 +108,7 @@ EQUAL_WEIGHTS = Remedy(
     RemedyId.EQUAL_WEIGHTS, "with equal weights on all ranks", cap_settings=False, ceilings=False, keep_overrides=True
 )
 
-RESTART = Remedy(RemedyId.RESTART, "from the initial state, with what works", cap_settings=False, ceilings=False)
+RESTART = Remedy(RemedyId.RESTART, "restarted from the initial state", cap_settings=False, ceilings=False)
 
 DEFAULT_REMEDIES = (REWIND, LOWER_LR, FRESH_OPTIMIZER)
 REMEDIES_BY_CAUSE: Mapping[Cause, tuple[Remedy, ...]] = {

@@ -172,13 +172,13 @@ class RestartRunner:
         return len(taken)
 
 
-def remedy_text(branch: Branch) -> str:
-    """What a restart changes, in words."""
+def settings_text(branch: Branch) -> str:
+    """What is different after a restart, in words."""
     if branch.clip:
-        return "restarted from the initial state, with gradients clipped at the norm they had at first"
+        return "gradients are clipped from here on at the norm they had at first"
     if branch.lr_factor == 1.0:
-        return "restarted from the initial state"
-    return f"restarted from the initial state, with the learning rate times {branch.lr_factor:g} from here on"
+        return "the settings stay as they are"
+    return f"the learning rate is multiplied by {branch.lr_factor:g} from here on"
 
 
 def _choose(trial: RestartTrial) -> None:
