@@ -14,7 +14,8 @@ from benchmarks.zoo.attached import SurefootProtector
 from benchmarks.zoo.families import Split
 from benchmarks.zoo.scenario import SEEDS, Scenario
 from benchmarks.zoo.training import train
-from surefoot.records import Action, TrialResult
+from surefoot.records import Action
+from surefoot.trials.conclusion import TrialResult
 
 FIRST_SEED = 20_000
 """Seeds from here on are unused elsewhere: nothing was tuned on them or reported from them in `bench zoo`."""

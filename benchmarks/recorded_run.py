@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.journal.aliases import upgraded_policy
+from surefoot.journal.aliases import ADDED_COLUMNS, upgraded_policy
 from surefoot.journal.reader import Run, read
 from surefoot.journal.row_file import BadHeader, map_rows
 from surefoot.journal.run_json import SIGNALS_DIR
 from surefoot.journal.segments import list_segments
 from surefoot.judge.multi_optimizer import AnyJudge, make_judge
 from surefoot.judge.policy import Policy, Thresholds
-from surefoot.records import ADDED_COLUMNS, SCHEMA, Action, Cause, Decision, StepMetrics, StepOverrides
+from surefoot.records import SCHEMA, Action, Cause, Decision, StepMetrics, StepOverrides
 
 LAG = 2
 """Rows in flight when one is judged; equals `measure.readback.LAG`, which cannot be imported without torch."""

@@ -219,9 +219,6 @@ class StepMetrics:
         return not self.verdict  # APPLIED is 0; this is read many times a step
 
 
-ADDED_COLUMNS = ("judged_by", "progress", "replicas", "nonfinite_buffers", "first_nonfinite_buffer")
-"""Columns that files of this schema may lack, because an earlier version wrote them."""
-
 LAYER_STATS = ("norm", "mean", "std", "absmax", "zeros", "nonfinite", "tiny", "sub")
 """Columns of a per-tensor row. `zeros`, `tiny` (under 6.1e-5) and `sub` (under 5.96e-8) are fractions of the elements,
 `nonfinite` is a count; mean, std and absmax are over the finite elements. A tensor without a gradient has
@@ -369,28 +366,6 @@ class Outcome(Event):
     kind: ClassVar[str] = "outcome"
     action: Action
     helped: bool
-    detail: str = ""
-    values: dict[str, Any] = field(default_factory=dict)
-
-
-class TrialResult(StrEnum):
-    """What came of a trial."""
-
-    CONTINUED = "continued"
-    """The run continues from the branch that helped."""
-    REWOUND = "rewound"
-    """Nothing that was trained since the snapshot is worth keeping."""
-    LEFT_ALONE = "left_alone"
-    """No branch ends better than the run as it is."""
-    NOT_RUN = "not_run"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialEvent(Event):
-    """A trial: short runs from a snapshot over kept batches, each with one thing changed, listed in `values`."""
-
-    kind: ClassVar[str] = "trial"
-    result: TrialResult
     detail: str = ""
     values: dict[str, Any] = field(default_factory=dict)
 

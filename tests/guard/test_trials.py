@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import surefoot
 from benchmarks.replay import replay
-from surefoot.records import Action, Cause, TrialResult
+from surefoot.records import Action, Cause
+from surefoot.trials.conclusion import TrialResult
 
 STEPS, ONSET = 220, 120
 POLICY = surefoot.Policy(snapshot_every=10, weights_every=10)

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from surefoot.judge.diagnosis import diagnosis_by_trial
 from surefoot.records import Action, Cause, Decision, Diagnosis, Finding, FindingKind, Note, Outcome
 from surefoot.sinks.narrator import EventNarrator
+from surefoot.trials.conclusion import TrialEvent, TrialResult
 
 Lines = list[tuple[int, str, str]]
 
@@ -61,6 +63,27 @@ def test_a_rewind_is_reported_at_the_step_of_its_decision(narrator: EventNarrato
         (90, "action", "rewound to step 70, with half the rate, because twice"),
         (120, "outcome", "it helped: the loss is 2"),
     ]
+
+
+def test_a_trial_is_reported_with_its_cause_and_what_was_done(narrator: EventNarrator, lines: Lines) -> None:
+    position: dict[str, Any] = {"step": 90, "attempt": 95}
+    narrator.on_event(Diagnosis(cause=Cause.LABELS, confidence=0.6, detail="Wrong labels. The loss is up", **position))
+    decision = Decision(action=Action.REWIND, reason="the loss is up", remedy="past the bad data", **position)
+    narrator.on_event(decision)
+    narrator.on_event(diagnosis_by_trial(decision, Cause.OPTIMIZER_STATE, "2.3 in place of 10.7", {"probes": 6}))
+    values = {"step": 92, "attempt": 74, "kept": 22, "branch": "replay"}
+    detail = "trained the 22 updates since step 70 again, as they were"
+    narrator.on_event(Note(step=92, attempt=97, name="rewound", detail=detail, values=values))
+    narrator.on_event(TrialEvent(result=TrialResult.CONTINUED, detail="2.3 in place of 10.7", **position))
+    causes = [text for _, label, text in lines if label == "cause"]
+    assert causes[0] == "Wrong labels: The loss is up (60% sure)"
+    assert causes[1].startswith("The optimizer's state is damaged")
+    assert causes[1].endswith("by trial: 2.3 in place of 10.7 (95% sure)")
+    assert lines[2:] == [
+        (90, "action", "trained the 22 updates since step 70 again, as they were, because the loss is up"),
+        (90, "trial", "2.3 in place of 10.7"),
+    ]
+    assert narrator.actions == {90: "retrained 22 updates"}
 
 
 def test_an_unknown_cause_has_no_confidence(narrator: EventNarrator, lines: Lines) -> None:

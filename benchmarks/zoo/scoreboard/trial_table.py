@@ -14,7 +14,8 @@ from surefoot.records import Cause
 
 TRIALS = (
     "Trials under surefoot, by planted cause: in what the run first differed from the replay of its steps (none: the "
-    "replay goes wrong in the same way), which branch it continued from (nothing: it was left alone), and, where the "
+    "replay goes wrong in the same way; restart: the run was tried from its initial state), which branch it continued "
+    "from (nothing: it was left alone), and, where the "
     "trial names causes, whether the planted one is among them."
 )
 _HEALTHY = "none: healthy"
@@ -50,7 +51,7 @@ def _cells(trials: Sequence[tuple[Scenario, Mapping[str, Any]]]) -> Iterator[str
     seconds = sorted(values["seconds"] for _, values in trials)
     yield str(len(trials))
     for name in ("deviation", "best"):
-        counts = Counter(str(values[name]) for _, values in trials)
+        counts = Counter(str(values.get(name, "restart")) for _, values in trials)
         yield ", ".join(f"{value} {count}" for value, count in counts.most_common())
     yield f"{right} of {len(named)}" if named else "-"
     yield f"{seconds[len(seconds) // 2]:.2f}, {seconds[-1]:.2f}"

@@ -16,7 +16,7 @@ def smooth(result: DemoResult) -> list[float]:
     average, points = result.losses[0], []
     for step, loss in enumerate(result.losses):
         in_range = loss < 100
-        weight = 1.0 if result.actions.get(step - 1, "").startswith("rewound") else 0.2
+        weight = 1.0 if result.actions.get(step - 1, "").startswith(("rewound", "retrained")) else 0.2
         average += weight * (loss - average) if in_range else 0.0
         points.append(average if in_range else math.nan)
     return points

@@ -128,7 +128,12 @@ def compare(results: dict[str, DemoResult]) -> None:
     console.print(table)
     *_, last = results.values()
     repeated = len(last.losses) - last.updates
-    console.print(f"   The last run made {repeated} more updates than the first: those that rewinds undid.")
+    if repeated:
+        console.print(f"   The last run made {repeated} more updates than the first: those that rewinds undid.")
+    else:
+        console.print(
+            "   The last run lost no update: trials trained the updates since a snapshot again, without the faults."
+        )
 
 
 def what_next(protected: tuple[str, ...], run_dir: Path, seed: int) -> None:

@@ -311,9 +311,11 @@ class Recovery:
         step = state.step
         updates = self.trials.continue_from(continuation, ring)
         state.step += updates  # for everything that follows the run
-        self.rewound(state)
+        branch = continuation.branch
+        detail = f"trained the {updates} updates since step {step} again, {branch.text}"
+        self._after_rewind(state, detail, kept=updates, branch=branch.id.value)
         state.step = step
-        return f"continued from step {step + updates}: {updates} updates since step {step}, {continuation.branch.value}"
+        return detail
 
     def _log_decision(self, level: int, decision: Decision, result: str) -> None:
         if self._reader.journal.rank == 0 and decision.action is not Action.REFUSE:
@@ -337,6 +339,10 @@ class Recovery:
         return ranks.intersect(attempts, self._policy.max_snapshots)
 
     def rewound(self, state: Snapshot) -> None:
+        self._after_rewind(state, f"back to step {state.step}, as after attempt {state.attempt}")
+
+    def _after_rewind(self, state: Snapshot, detail: str, **values: Any) -> None:
+        """The run is in this state now, whose step says how many updates it holds."""
         attempt, self._rewound_to = self.pipeline.attempt, state.attempt
         self._reader.drain(self.pipeline, judge=False)  # rows of updates that are undone now: written, not judged
         if self._shadow is not None:
@@ -348,8 +354,8 @@ class Recovery:
             self.on_rewind(state.attempt)
         self._reader.note(
             "rewound",
-            f"back to step {state.step}, as after attempt {state.attempt}",
-            values={"step": state.step, "attempt": state.attempt},
+            detail,
+            values={"step": state.step, "attempt": state.attempt, **values},
             attempt=attempt,
         )
         self._report_messages()

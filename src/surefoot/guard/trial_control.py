@@ -19,6 +19,7 @@ from surefoot.gate.veto import VetoMethod
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
+from surefoot.judge.diagnosis import diagnosis_by_trial
 from surefoot.judge.judge import Judge
 from surefoot.judge.thresholds import SETTLED_UPDATES
 from surefoot.records import (
@@ -26,15 +27,12 @@ from surefoot.records import (
     Action,
     Cause,
     Decision,
-    Diagnosis,
     StepMetrics,
     StepOverrides,
-    TrialEvent,
-    TrialResult,
     Verdict,
 )
-from surefoot.trials.branches import BRANCHES, BranchId
-from surefoot.trials.conclusion import WEIGHT_CAUSES, Deviation
+from surefoot.trials.branches import BRANCHES, Branch, BranchId
+from surefoot.trials.conclusion import WEIGHT_CAUSES, Deviation, TrialEvent, TrialResult
 from surefoot.trials.kept_steps import NotKept, StepRecorder
 from surefoot.trials.restart import RestartRunner, RestartTrial, settings_text
 from surefoot.trials.runner import Trial, TrialRunner
@@ -67,7 +65,7 @@ class Continuation:
     """A branch of a trial that the run is to continue from."""
 
     snapshot: Snapshot
-    branch: BranchId
+    branch: Branch
     retake: Callable[[Callable[[], None]], int]
     """Takes the branch's steps once more after the given rewind, and returns how many updates that were."""
 
@@ -185,14 +183,11 @@ class TrialControl:
             clip=(trial.max_norm,) if best.clip else (),
         )
         cause = decision.cause if best.cause is Cause.UNKNOWN else best.cause
-        evidence = {"trial": trial.as_json()}
-        where: dict[str, Any] = {"step": decision.step, "attempt": decision.attempt, "time": decision.time}
-        detail = f"{decision.reason}; by trial: {trial.describe()}"
-        self._reader.journal.event(Diagnosis(**where, cause=cause, confidence=0.95, evidence=evidence, detail=detail))
+        self._reader.journal.event(diagnosis_by_trial(decision, cause, trial.describe(), trial.as_json()))
         reason = f"{decision.reason}; {settings_text(best)}"
         decision = replace(decision, cause=cause, overrides=overrides, reason=reason)
         retake = functools.partial(self._restart_runner.retake, trial)
-        return decision, Continuation(trial.snapshot, best.id, retake)
+        return decision, Continuation(trial.snapshot, best, retake)
 
     def _run_restart(self, ring: SnapshotRing) -> RestartTrial:
         ring.verify()
@@ -231,7 +226,7 @@ class TrialControl:
         self._tried = self._event(decision, result, trial.conclusion.detail, trial.as_json())
         if best is BranchId.REWIND:
             return decision, None
-        return decision, Continuation(trial.snapshot, best, functools.partial(self._runner.retake, trial))
+        return decision, Continuation(trial.snapshot, BRANCHES[best], functools.partial(self._runner.retake, trial))
 
     def _overrides_for(self, trial: Trial, decision: Decision) -> StepOverrides | None:
         branch, overrides = BRANCHES.get(trial.conclusion.best), decision.overrides
@@ -319,12 +314,7 @@ class TrialControl:
         if not causes or decision.cause in causes:
             return decision
         cause = next((c for c in PREFERRED if c in causes), sorted(causes)[0])
-        where: dict[str, Any] = {"step": decision.step, "attempt": decision.attempt, "time": decision.time}
-        evidence = {"trial": trial.as_json()}
-        diagnosis = Diagnosis(
-            **where, cause=cause, confidence=0.95, evidence=evidence, detail=f"by trial: {trial.conclusion.detail}"
-        )
-        self._reader.journal.event(diagnosis)
+        self._reader.journal.event(diagnosis_by_trial(decision, cause, trial.conclusion.detail, trial.as_json()))
         return replace(decision, cause=cause)
 
     def _event(self, decision: Decision, result: TrialResult, detail: str, values: Mapping[str, Any]) -> TrialEvent:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from surefoot.judge.cause_catalog import CAUSES
 from surefoot.judge.decision_tree import Facts, walk
 from surefoot.judge.incident import Incident, evidence_of
-from surefoot.judge.rank_causes import rank_causes
-from surefoot.records import Diagnosis, Finding, Pattern, StepMetrics, Verdict
+from surefoot.judge.rank_causes import TRIAL_CONFIDENCE, rank_causes
+from surefoot.records import Cause, Decision, Diagnosis, Finding, Pattern, StepMetrics, Verdict
 
 
 def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: bool) -> list[Diagnosis]:
@@ -38,6 +39,20 @@ def diagnose_incident(row: StepMetrics, incident: Incident, *, has_good_state: b
         )
         for place, (cause, confidence, reason) in enumerate(rank_causes(incident)[:3])
     ]
+
+
+def diagnosis_by_trial(decision: Decision, cause: Cause, detail: str, trial: Mapping[str, Any]) -> Diagnosis:
+    """The cause that a trial has shown, where the incident had been put down to another one."""
+    return Diagnosis(
+        step=decision.step,
+        attempt=decision.attempt,
+        time=decision.time,
+        cause=cause,
+        confidence=TRIAL_CONFIDENCE,
+        evidence={"trial": trial},
+        advice=CAUSES[cause].remedies,
+        detail=f"{CAUSES[cause].sentence} by trial: {detail}",
+    )
 
 
 def _first_pattern(findings: Sequence[Finding]) -> Pattern:

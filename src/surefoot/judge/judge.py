@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
 
@@ -19,13 +18,14 @@ from surefoot.judge.history import ProgressFilter
 from surefoot.judge.incident import NO_DIAGNOSIS, VETO_DETECTORS, Incident, Stage, is_report_only
 from surefoot.judge.incident_tracker import IncidentTracker
 from surefoot.judge.param_roles import Role, cause_at_module, role_of
+from surefoot.judge.pending_effect import PendingEffect
 from surefoot.judge.policy import Policy
 from surefoot.judge.rank_causes import rank_causes
 from surefoot.judge.remediation import Remediation
 from surefoot.judge.remedies import RemedyId, remedy_id
 from surefoot.judge.severity import Severity, severity_of
 from surefoot.judge.signals import REFUSED, Sign, Signals
-from surefoot.judge.thresholds import BASELINE_ROWS, REPEAT_COUNT, UPDATES_IN_FLIGHT, WINDOW_ROWS
+from surefoot.judge.thresholds import BASELINE_ROWS, REPEAT_COUNT, WINDOW_ROWS
 from surefoot.records import (
     Action,
     Cause,
@@ -38,17 +38,6 @@ from surefoot.records import (
     StepOverrides,
     Verdict,
 )
-
-
-class Awaited(StrEnum):
-    """What has to happen before the next decision."""
-
-    NOTHING = "nothing"
-    REWIND = "rewind"
-    """Rows until then do not count."""
-    EFFECT = "effect"
-    """Updates under way were made before the last decision took effect."""
-
 
 CHANGED_BY_TRIALS = frozenset({Action.REWIND, Action.CONSTRAIN, Action.ACCEPT, Action.RELAX})
 """Decisions that a trial may change or lead to."""
@@ -120,9 +109,7 @@ class Judge:
         """Refused updates in a row, and overflows in a row."""
         self._overflows = 0
         self._attempt = -1
-        self._awaited = Awaited.NOTHING
-        self._blind_until = -1
-        """The last attempt that was made before the decision whose effect is awaited."""
+        self._pending = PendingEffect()
         self.suspicion: Decision | None = None
         """A rewind that a trial may find worthwhile, for an incident that the last row has led to diagnose."""
         self.decisions_paused = False
@@ -131,7 +118,7 @@ class Judge:
     @property
     def rewind_pending(self) -> bool:
         """A rewind was decided and has not happened yet: rows until then do not count."""
-        return self._awaited is Awaited.REWIND
+        return self._pending.rewind
 
     @property
     def overrides_by_optimizer(self) -> list[tuple[tuple[int, ...], StepOverrides]]:
@@ -164,7 +151,8 @@ class Judge:
         self._tracker.close()
         self.decisions_paused = False
         # The count of refused updates goes on until one is applied.
-        self._overflows, self._awaited = 0, Awaited.NOTHING
+        self._overflows = 0
+        self._pending.clear()
 
     def rewired(self, names: Sequence[str], scopes: Sequence[tuple[int, int]]) -> None:
         """The optimizers hold other tensors now."""
@@ -172,7 +160,7 @@ class Judge:
 
     def _decision_took_effect(self) -> None:
         """A decision without a rewind is in force: what was being watched is about the time before."""
-        self._awaited = Awaited.NOTHING
+        self._pending.clear()
         self._tracker.forget_earlier_signs()
         self.signals.forget_recent()
         for detector in self.detectors.all:
@@ -182,7 +170,7 @@ class Judge:
         """A decision could not be carried out; the next finding gets the next remedy."""
         self._remediation.action_failed()
         if self.rewind_pending:
-            self._awaited = Awaited.NOTHING
+            self._pending.clear()
         if remedy_id(decision.remedy) is RemedyId.EQUAL_WEIGHTS:
             self.detectors.replicas.restore_failed(why)
             incident = self._tracker.incident
@@ -202,7 +190,7 @@ class Judge:
             self._tracker.close()
             self._refused = 0
         if decision.action is not Action.REWIND:
-            self._awaited, self._blind_until = Awaited.EFFECT, self._attempt + UPDATES_IN_FLIGHT
+            self._pending.in_force(self._attempt)
 
     def without_ceilings(self, row: StepMetrics, reason: str) -> Decision:
         """The decision to make updates again that the overrides refuse."""
@@ -216,7 +204,7 @@ class Judge:
         if proposed and decision.action is not Action.ACCEPT:
             return
         self._remediation.withdraw(decision)
-        self._awaited = Awaited.NOTHING
+        self._pending.clear()
         self._tracker.close()
 
     def located(self, row: StepMetrics, module: str, kind: str, *, inputs: bool, weights: bool) -> list[Event]:
@@ -259,7 +247,7 @@ class Judge:
         else:  # nothing is wrong: at most an earlier decision has yet to show whether it helped
             if signs & Sign.WEIGHTS:
                 tracker.update(row, layers, ())
-            undecided = self._remediation.active or self._awaited is Awaited.EFFECT
+            undecided = self._remediation.active or self._pending
             events = self._decide(row, ()) if undecided else []
         signals.add(row)
         if tracker.incident is None and row.applied:
@@ -320,7 +308,7 @@ class Judge:
         if not self.early.proven and self.signals.judges_loss and not self.signals.adversarial:
             reason = f"nothing is learnt for certain yet, and {incident.findings[0].detail}"
             self.restart = self.restart or self._remediation.restart(row, reason)
-        if self._awaited is Awaited.NOTHING and row.applied and incident.half_lost(self.signals.recent_losses):
+        if not self._pending and row.applied and incident.half_lost(self.signals.recent_losses):
             self.suspicion = self._remediation.proposal(row, incident, diagnoses[0].cause)
         return [*diagnoses]
 
@@ -341,7 +329,7 @@ class Judge:
     def _decide(self, row: StepMetrics, events: Sequence[Event]) -> list[Event]:
         if self.rewind_pending or self.decisions_paused:
             return []
-        if self._awaited is Awaited.EFFECT and self._blind_until < row.attempt:
+        if self._pending.arrived(row.attempt):
             self._decision_took_effect()
         waiting = self._remediation.is_waiting_out(row)
         limit = self.policy.max_vetoes_waiting if waiting else self.policy.max_consecutive_vetoes
@@ -355,7 +343,7 @@ class Judge:
 
     def _decide_on_incident(self, row: StepMetrics) -> list[Event]:
         incident = self._tracker.incident
-        ready = incident is not None and incident.steps and self._awaited is Awaited.NOTHING
+        ready = incident is not None and incident.steps and not self._pending
         severity = self._severity(incident) if incident is not None and ready else None
         if incident is not None and severity and not (self.policy.observe and incident.stage is Stage.ACTED_ON):
             incident.stage = Stage.ACTED_ON
@@ -372,10 +360,7 @@ class Judge:
         cause = next((cause for cause, _, _ in rank_causes(incident)), Cause.UNKNOWN)
         events = self._remediation.next_remedy(row, incident, cause, reason)
         applied = {event.action for event in events if isinstance(event, Decision) and event.applied}
-        if Action.REWIND in applied:
-            self._awaited = Awaited.REWIND
-        elif Action.CONSTRAIN in applied:
-            self._awaited, self._blind_until = Awaited.EFFECT, row.attempt + UPDATES_IN_FLIGHT
+        self._pending.decided(applied, row.attempt)
         self._tracker.acted_on(incident)
         return events
 
@@ -396,7 +381,7 @@ class Judge:
             "attempt": self._attempt,
             "proven": self.proven,
             "awaits": self.rewind_pending,
-            "blind": self._blind_until if self._awaited is Awaited.EFFECT else -1,
+            "blind": self._pending.blind_until,
             "book": self._tracker.state_dict(),
             "normal": self.signals.state_dict(),
             "progress": self._progress.state_dict(),
@@ -418,9 +403,8 @@ class Judge:
     def _load(self, state: dict[str, Any]) -> None:
         state = upgraded_judge_state(state)
         self._refused, self._overflows, self._attempt = state["refused"], state["overflows"], state["attempt"]
-        self.proven, self._blind_until = state["proven"], state.get("blind", -1)
-        self._awaited = Awaited.EFFECT if self._blind_until >= 0 else Awaited.NOTHING
-        self._awaited = Awaited.REWIND if state["awaits"] else self._awaited
+        self.proven = state["proven"]
+        self._pending.load(rewind=state["awaits"], blind_until=state.get("blind", -1))
         self._tracker.load_state_dict(state["book"])
         self.signals.load_state_dict(state["normal"])
         self.signals.layers.load_state_dict(state["past"])

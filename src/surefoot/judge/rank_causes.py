@@ -37,6 +37,8 @@ from surefoot.records import FindingKind as Kind
 RankedCause = tuple[Cause, float, str]
 """A cause, its confidence, and the reason in words."""
 Test = Callable[[CaseFacts], bool]
+TRIAL_CONFIDENCE = 0.95
+"""Of a cause that a trial has shown."""
 
 
 @dataclass(frozen=True, slots=True)

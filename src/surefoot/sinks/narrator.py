@@ -8,7 +8,7 @@ from typing import Any
 from surefoot.records import Cause, Event, FindingKind
 
 Emit = Callable[[int, str, str, str | None], None]
-"""Receives one line: step, label (finding, cause, action, outcome, would, failed), text, style."""
+"""Receives one line: step, label (finding, cause, action, trial, outcome, would, failed), text, style."""
 SYSTEM_DETECTORS = frozenset[str]({FindingKind.SLOW_STEPS, FindingKind.IDLE_DEVICE, FindingKind.MEMORY_GROWTH})
 """Detectors that look at the machine and not at the training."""
 APPLIED_TO_CONFIRM = 5
@@ -40,6 +40,7 @@ class EventNarrator:
             "diagnosis": self._diagnosis,
             "decision": self._decision,
             "note": self._note,
+            "trial": self._trial,
             "outcome": self._outcome,
         }
 
@@ -75,9 +76,10 @@ class EventNarrator:
             self._emit_once(event, "finding", event["detail"], "yellow")
 
     def _diagnosis(self, event: Mapping[str, Any]) -> None:
-        """Only the most likely cause, which comes first; the others are in the journal."""
+        """Only the likeliest cause, which comes first, and one that a trial has shown; the journal has all."""
         is_first = event["attempt"] != self._diagnosed_attempt
-        if is_first and not self._ignored & set(event["evidence"].get("findings", ())):
+        by_trial = "trial" in event["evidence"]
+        if (is_first or by_trial) and not self._ignored & set(event["evidence"].get("findings", ())):
             text = event["detail"].replace(". ", ": ", 1)
             confidence = "" if event["cause"] == Cause.UNKNOWN else f" ({event['confidence']:.0%} sure)"
             self._emit_once(event, "cause", f"{text}{confidence}", "cyan")
@@ -110,11 +112,18 @@ class EventNarrator:
             target = event["values"][self._count_by]
             if self._count_by == "step":  # the note carries the step after the rewind
                 number = self._rewind.get("step", number)
-            self.actions[number] = f"rewound to step {target}"
-            remedy = self._rewind.get("remedy", "to be safe")
-            self._emit(number, "action", f"rewound to step {target}, {remedy}{self._because(self._rewind)}", "bold")
+            if "kept" in event["values"]:  # a trial has shown how to go on without losing updates
+                self.actions[number], text = f"retrained {event['values']['kept']} updates", event["detail"]
+            else:
+                self.actions[number] = f"rewound to step {target}"
+                text = f"rewound to step {target}, {self._rewind.get('remedy', 'to be safe')}"
+            self._emit(number, "action", f"{text}{self._because(self._rewind)}", "bold")
         elif event["name"] in ("failed", "degraded"):
             self._emit(number, "failed", event["detail"], "red")
+
+    def _trial(self, event: Mapping[str, Any]) -> None:
+        if event["detail"]:
+            self._emit_once(event, "trial", event["detail"], "cyan")
 
     def _outcome(self, event: Mapping[str, Any]) -> None:
         self._emit(event[self._count_by], "outcome", event["detail"], "green" if event["helped"] else "red")

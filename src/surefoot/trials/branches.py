@@ -53,6 +53,8 @@ class Branch:
     """What is different in one branch."""
 
     id: BranchId
+    text: str
+    """How its steps are trained, in words; it follows "12 updates since step 140 trained again"."""
     lr_factor: float = 1.0
     clip: bool = False
     """Gradients are clipped at their usual norm."""
@@ -66,15 +68,19 @@ class Branch:
     """What is to blame if only this helps, and nothing else tells."""
 
 
-REPLAY = Branch(BranchId.REPLAY)
-SKIP = Branch(BranchId.SKIP, skip=True)
-OLD_SETTINGS = Branch(BranchId.OLD_SETTINGS, old_settings=True)
-CLIP = Branch(BranchId.CLIP, clip=True, cause=Cause.EXPLODING_GRADIENT)
-FLOAT32 = Branch(BranchId.FLOAT32, float32=True)
-LR_03 = Branch(BranchId.LR_03, lr_factor=0.3, cause=Cause.LEARNING_RATE)
-LR_01 = Branch(BranchId.LR_01, lr_factor=0.1, cause=Cause.LEARNING_RATE)
-FRESH_OPTIMIZER = Branch(BranchId.FRESH_OPTIMIZER, fresh_optimizer=True, cause=Cause.OPTIMIZER_STATE)
-OPTIMIZER_NOW = Branch(BranchId.OPTIMIZER_NOW, cause=Cause.OPTIMIZER_STATE)
+REPLAY = Branch(BranchId.REPLAY, "as they were, without what was changed from outside")
+SKIP = Branch(BranchId.SKIP, "without the batches that stand out", skip=True)
+OLD_SETTINGS = Branch(BranchId.OLD_SETTINGS, "with lr and momentum as they were before", old_settings=True)
+CLIP = Branch(BranchId.CLIP, "with gradients clipped at their usual norm", clip=True, cause=Cause.EXPLODING_GRADIENT)
+FLOAT32 = Branch(BranchId.FLOAT32, "in float32", float32=True)
+LR_03 = Branch(BranchId.LR_03, "with 0.3 times the learning rate", lr_factor=0.3, cause=Cause.LEARNING_RATE)
+LR_01 = Branch(BranchId.LR_01, "with 0.1 times the learning rate", lr_factor=0.1, cause=Cause.LEARNING_RATE)
+FRESH_OPTIMIZER = Branch(
+    BranchId.FRESH_OPTIMIZER, "with a fresh optimizer", fresh_optimizer=True, cause=Cause.OPTIMIZER_STATE
+)
+OPTIMIZER_NOW = Branch(
+    BranchId.OPTIMIZER_NOW, "with the weights of then and the optimizer of now", cause=Cause.OPTIMIZER_STATE
+)
 LAST_BRANCHES = (LR_03, LR_01, FRESH_OPTIMIZER)
 """Tried where a run was harmed and nothing else helps."""
 BRANCHES = {b.id: b for b in (REPLAY, SKIP, OLD_SETTINGS, CLIP, FLOAT32, *LAST_BRANCHES, OPTIMIZER_NOW)}

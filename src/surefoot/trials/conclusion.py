@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, ClassVar
 
-from surefoot.records import Cause, StepMetrics
+from surefoot.records import Cause, Event, StepMetrics
 from surefoot.trials.branches import BRANCHES, LAST_BRANCHES, BranchId, BranchResult, is_better
 
 LOSS_TOLERANCE = 0.03
@@ -76,6 +77,28 @@ class Conclusion:
     detail: str = ""
 
 
+class TrialResult(StrEnum):
+    """What came of a trial."""
+
+    CONTINUED = "continued"
+    """The run continues from the branch that helped."""
+    REWOUND = "rewound"
+    """Nothing that was trained since the snapshot is worth keeping."""
+    LEFT_ALONE = "left_alone"
+    """No branch ends better than the run as it is."""
+    NOT_RUN = "not_run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialEvent(Event):
+    """A trial: short runs from a snapshot over kept batches, each with one thing changed, listed in `values`."""
+
+    kind: ClassVar[str] = "trial"
+    result: TrialResult
+    detail: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+
+
 SAME = Difference(Deviation.NONE)
 NOTHING_FOUND = Conclusion(harmed=False)
 
@@ -129,9 +152,12 @@ def conclude(
         if best is BranchId.NOTHING or is_better(losses, results[best].probe_losses):
             best = branch
     if best is BranchId.NOTHING:
-        return Conclusion(False, detail="no branch ends better than the run as it is")
+        return Conclusion(False, detail="no branch ends better than the run as it is: it is left alone")
     ended = results[best].probe_losses
-    detail = f"{best.value}: probe loss {statistics.fmean(ended):.4g}, {statistics.fmean(nothing):.4g} as it is"
+    detail = (
+        f"the loss on {len(ended)} probe batches is {statistics.fmean(nothing):.4g} as the run is, and "
+        f"{statistics.fmean(ended):.4g} after the updates since the snapshot were trained again {BRANCHES[best].text}"
+    )
     causes = (
         frozenset({BRANCHES[best].cause})
         if BRANCHES[best] in LAST_BRANCHES

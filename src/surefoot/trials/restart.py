@@ -27,14 +27,23 @@ TIMED_STEPS = 2
 """Steps that are taken to see how long one takes."""
 
 
+def _lower_lr(id: BranchId, factor: float) -> Branch:
+    return Branch(id, f"with {factor:g} times the learning rate", factor, cause=Cause.LEARNING_RATE)
+
+
 BRANCHES = (
-    Branch(BranchId.RESTART),
-    Branch(BranchId.RESTART_LR_03, 0.3, cause=Cause.LEARNING_RATE),
-    Branch(BranchId.RESTART_LR_01, 0.1, cause=Cause.LEARNING_RATE),
-    Branch(BranchId.RESTART_LR_003, 0.03, cause=Cause.LEARNING_RATE),
-    Branch(BranchId.RESTART_LR_001, 0.01, cause=Cause.LEARNING_RATE),
-    Branch(BranchId.RESTART_LR_0003, 0.003, cause=Cause.LEARNING_RATE),
-    Branch(BranchId.RESTART_CLIP, clip=True, cause=Cause.EXPLODING_GRADIENT),
+    Branch(BranchId.RESTART, "as they were"),
+    _lower_lr(BranchId.RESTART_LR_03, 0.3),
+    _lower_lr(BranchId.RESTART_LR_01, 0.1),
+    _lower_lr(BranchId.RESTART_LR_003, 0.03),
+    _lower_lr(BranchId.RESTART_LR_001, 0.01),
+    _lower_lr(BranchId.RESTART_LR_0003, 0.003),
+    Branch(
+        BranchId.RESTART_CLIP,
+        "with gradients clipped at the norm they had at first",
+        clip=True,
+        cause=Cause.EXPLODING_GRADIENT,
+    ),
 )
 """From the least change on."""
 ALIKE = 0.03
@@ -81,9 +90,12 @@ class RestartTrial:
         """What was found, in words."""
         nothing = self.results[BranchId.NOTHING].probe_loss
         if self.best is None:
-            return f"no restart ends better than the run as it is (probe loss {nothing:.4g})"
+            return f"no restart ends better than the run as it is (loss {nothing:.4g} on the probe batches)"
         ended = self.results[self.best.id].probe_loss
-        return f"{self.best.id.value}: probe loss {ended:.4g} after {len(self.steps)} steps, {nothing:.4g} as it is"
+        return (
+            f"the loss on {len(self.probes)} probe batches is {nothing:.4g} as the run is, and {ended:.4g} restarted "
+            f"from its initial state, with its first {len(self.steps)} updates trained again {self.best.text}"
+        )
 
 
 class RestartRunner:
