@@ -66,6 +66,13 @@ class History:
             self.of(int(k)).load_state_dict(history)
 
 
+AROUND_ZERO = (
+    "the loss stays around zero with both signs, so it is only checked for being finite; pass "
+    "guard.watch(loss, progress=...) a number that falls as the run improves, such as -reward"
+)
+"""Why the loss of a run is not judged."""
+
+
 class ProgressFilter:
     """Returns each row with `loss` set to the number to judge; NaN where nothing is judged.
 

@@ -14,18 +14,19 @@ from surefoot.judge.detectors.base import finding_at
 from surefoot.judge.diagnosis import diagnose_incident, overflow_reason, refused_reason
 from surefoot.judge.early_learning import EarlyLearning
 from surefoot.judge.evidence import OriginEvidence
-from surefoot.judge.history import ProgressFilter
+from surefoot.judge.history import AROUND_ZERO, ProgressFilter
 from surefoot.judge.incident import NO_DIAGNOSIS, VETO_DETECTORS, Incident, Stage, is_report_only
 from surefoot.judge.incident_tracker import IncidentTracker
 from surefoot.judge.param_roles import Role, cause_at_module, role_of
 from surefoot.judge.pending_effect import PendingEffect
 from surefoot.judge.policy import Policy
 from surefoot.judge.rank_causes import rank_causes
+from surefoot.judge.refusal_counter import RefusalCounter
 from surefoot.judge.remediation import Remediation
 from surefoot.judge.remedies import RemedyId, remedy_id
 from surefoot.judge.severity import Severity, severity_of
 from surefoot.judge.signals import REFUSED, Sign, Signals
-from surefoot.judge.thresholds import BASELINE_ROWS, REPEAT_COUNT, WINDOW_ROWS
+from surefoot.judge.thresholds import REPEAT_COUNT, WINDOW_ROWS
 from surefoot.records import (
     Action,
     Cause,
@@ -105,10 +106,7 @@ class Judge:
         self.early = EarlyLearning()
         self.restart: Decision | None = None
         """A restart that a trial may find worthwhile, because the run seems broken since its first update."""
-        self._refused = 0
-        """Refused updates in a row, and overflows in a row."""
-        self._overflows = 0
-        self._attempt = -1
+        self._refusals = RefusalCounter()
         self._pending = PendingEffect()
         self.suspicion: Decision | None = None
         """A rewind that a trial may find worthwhile, for an incident that the last row has led to diagnose."""
@@ -128,7 +126,7 @@ class Judge:
     @property
     def quiet(self) -> bool:
         """Nothing is wrong, so that a snapshot may be taken now."""
-        return self._tracker.incident is None and self._refused == 0
+        return self._tracker.incident is None and self._refusals.refused == 0
 
     @property
     def overrides(self) -> StepOverrides:
@@ -150,8 +148,7 @@ class Judge:
         self.proven = min(self.proven, attempt)
         self._tracker.close()
         self.decisions_paused = False
-        # The count of refused updates goes on until one is applied.
-        self._overflows = 0
+        self._refusals.overflows = 0  # the count of refused updates goes on until one is applied
         self._pending.clear()
 
     def rewired(self, names: Sequence[str], scopes: Sequence[tuple[int, int]]) -> None:
@@ -188,9 +185,9 @@ class Judge:
             self.signals.drop_losses()
         if decision.action in (Action.ACCEPT, Action.RELAX):
             self._tracker.close()
-            self._refused = 0
+            self._refusals.refused = 0
         if decision.action is not Action.REWIND:
-            self._pending.in_force(self._attempt)
+            self._pending.in_force(self._refusals.attempt)
 
     def without_ceilings(self, row: StepMetrics, reason: str) -> Decision:
         """The decision to make updates again that the overrides refuse."""
@@ -220,7 +217,7 @@ class Judge:
 
     def update(self, row: StepMetrics, layers: np.ndarray | None = None) -> list[Event]:
         """Judge one row: findings first, then diagnoses, then decisions."""
-        self._count(row)
+        self._refusals.update(row)
         self.suspicion = self.restart = None
         signals, tracker = self.signals, self._tracker
         signals.overrides = self._remediation.overrides
@@ -259,37 +256,23 @@ class Judge:
         self.signals.drop_losses()
         for detector in self.detectors.all:
             detector.rewound()
-        detail = (
-            "the loss stays around zero with both signs, so it is only checked for being finite; pass "
-            "guard.watch(loss, progress=...) a number that falls as the run improves, such as -reward"
-        )
-        return finding_at(row, FindingKind.PROGRESS, detail, {"loss": row.loss, "optimizer": row.optimizer})
+        return finding_at(row, FindingKind.PROGRESS, AROUND_ZERO, {"loss": row.loss, "optimizer": row.optimizer})
 
     def _judge_trouble(self, row: StepMetrics, layers: np.ndarray | None, findings: list[Finding]) -> list[Event]:
         refused = row.verdict in REFUSED
-        # Beyond 64 refusals in a row, only the 128th, the 256th and so on are reported.
-        silent = refused and self._refused > BASELINE_ROWS and self._refused & (self._refused - 1)
+        silent = refused and self._refusals.old_news
         events: list[Event] = [] if silent else [*findings]
         if findings:
             events += self._diagnose_reports(row, [f for f in findings if is_report_only(f)])
         self._tracker.update(row, layers, [f for f in findings if not is_report_only(f)])
         if refused and not silent:
             reason = "; ".join(f.detail for f in findings if f.detector in VETO_DETECTORS)
-            events.append(self._decision(row, Action.REFUSE, reason))
+            events.append(self._remediation.decision(row, Action.REFUSE, reason))
         events += self._diagnose(row)
         decisions = self._decide(row, events)
         self.suspicion = None if decisions else self.suspicion
         events += decisions
         return events
-
-    def _count(self, row: StepMetrics) -> None:
-        if row.applied:
-            self._refused = self._overflows = 0
-        if row.attempt != self._attempt:  # an update counts once, however many optimizers took part in it
-            if not row.applied:
-                self._refused += row.verdict in REFUSED
-                self._overflows += row.verdict is Verdict.OVERFLOW
-            self._attempt = row.attempt
 
     # -- the cause
 
@@ -333,7 +316,8 @@ class Judge:
             self._decision_took_effect()
         waiting = self._remediation.is_waiting_out(row)
         limit = self.policy.max_vetoes_waiting if waiting else self.policy.max_consecutive_vetoes
-        if self._refused == limit or (self._refused > limit and not self.policy.observe):
+        refused = self._refusals.refused
+        if refused == limit or (refused > limit and not self.policy.observe):
             return [self._stop_refused(row, events, waiting=waiting)]
         if row.verdict is Verdict.NORM_OUTLIER:
             self._remediation.count_refusal()
@@ -348,12 +332,12 @@ class Judge:
         if incident is not None and severity and not (self.policy.observe and incident.stage is Stage.ACTED_ON):
             incident.stage = Stage.ACTED_ON
             return self._act(row, incident, severity.reason)
-        if self._overflows == self.policy.max_consecutive_overflows:
-            return [self._decision(row, Action.STOP, overflow_reason(row, self._overflows))]
+        if self._refusals.overflows == self.policy.max_consecutive_overflows:
+            return [self._remediation.decision(row, Action.STOP, overflow_reason(row, self._refusals.overflows))]
         return self._remediation.update(row, trouble=incident is not None and self._tracker.quiet_rows == 0)
 
     def _act(self, row: StepMetrics, incident: Incident, reason: str) -> list[Event]:
-        accepted = self._remediation.accept(row, self._refused)
+        accepted = self._remediation.accept(row, self._refusals.refused)
         if accepted:
             self._tracker.close()
             return accepted
@@ -366,19 +350,14 @@ class Judge:
 
     def _stop_refused(self, row: StepMetrics, events: Sequence[Event], *, waiting: bool) -> Decision:
         last = next((event.reason for event in events if isinstance(event, Decision)), "")
-        return self._decision(row, Action.STOP, refused_reason(row, self._refused, last, waiting=waiting))
-
-    def _decision(self, row: StepMetrics, action: Action, reason: str) -> Decision:
-        where: dict[str, Any] = {"step": row.step, "attempt": row.attempt, "time": row.time}
-        return Decision(**where, action=action, reason=reason, applied=not self.policy.observe)
+        reason = refused_reason(row, self._refusals.refused, last, waiting=waiting)
+        return self._remediation.decision(row, Action.STOP, reason)
 
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "refused": self._refused,
-            "overflows": self._overflows,
-            "attempt": self._attempt,
+            **self._refusals.state_dict(),
             "proven": self.proven,
             "awaits": self.rewind_pending,
             "blind": self._pending.blind_until,
@@ -402,7 +381,7 @@ class Judge:
 
     def _load(self, state: dict[str, Any]) -> None:
         state = upgraded_judge_state(state)
-        self._refused, self._overflows, self._attempt = state["refused"], state["overflows"], state["attempt"]
+        self._refusals.load_state_dict(state)
         self.proven = state["proven"]
         self._pending.load(rewind=state["awaits"], blind_until=state.get("blind", -1))
         self._tracker.load_state_dict(state["book"])

@@ -97,16 +97,14 @@ class Remediation:
         wait = self._relax_after // 4 if self.overrides.lr_factor < 1 else self._relax_after
         if not self.overrides.temporary or self._healthy_updates < wait or self.outcome_pending:
             return []
-        relaxed, reason = (
-            self._relaxed_overrides(row),
-            f"{self._healthy_updates} healthy updates: overrides are relaxed",
-        )
+        relaxed = self._relaxed_overrides(row)
+        reason = f"{self._healthy_updates} healthy updates: overrides are relaxed"
         self._healthy_updates = self._refusals = 0
         self._relaxed = True
         if relaxed == self.overrides:
             return []
         self.overrides = relaxed
-        return [self._decision(row, Action.RELAX, reason, overrides=relaxed)]
+        return [self.decision(row, Action.RELAX, reason, overrides=relaxed)]
 
     def _loss_still_high(self) -> bool:
         """The recent losses are still above what they were before the incident."""
@@ -155,11 +153,11 @@ class Remediation:
         self._previous_overrides = self.overrides
         self.overrides = self.overrides.without_ceilings()
         reason = f"{refused} finite updates in a row stood out alike, even after a rewind: this is the new normal"
-        return [self._decision(row, Action.ACCEPT, reason, overrides=self.overrides)]
+        return [self.decision(row, Action.ACCEPT, reason, overrides=self.overrides)]
 
     def without_ceilings(self, row: StepMetrics, reason: str) -> Decision:
         """The decision to refuse only what the policy itself refuses."""
-        return self._decision(row, Action.RELAX, reason, overrides=self.overrides.without_ceilings())
+        return self.decision(row, Action.RELAX, reason, overrides=self.overrides.without_ceilings())
 
     def next_remedy(self, row: StepMetrics, incident: Incident, cause: Cause, reason: str) -> list[Event]:
         """Decide for the next remedy, or stop the run when none is left or a limit is reached."""
@@ -181,7 +179,7 @@ class Remediation:
             why = f"{self.failures} attempts in a row did not help"
             why = why if self.failures else "none of the remaining remedies can be applied"
             why = f"the limit of {self.actions} actions is reached (Policy.max_actions)" if exhausted else why
-            stop = self._decision(row, Action.STOP, f"{reason}; {why}", cause=cause, max_attempt=incident.onset)
+            stop = self.decision(row, Action.STOP, f"{reason}; {why}", cause=cause, max_attempt=incident.onset)
             return [*events, stop]
         keep = remedy.restore_loss_scale or remedy.keep_overrides
         overrides = self.overrides if keep else self._overrides_for(remedy, incident)
@@ -191,7 +189,7 @@ class Remediation:
             self._previous_overrides, self.overrides = self.overrides, overrides
             self._updates_since, self._healthy_updates, self._refusals = 0, 0, 0
             self._loss_before = self._signals.loss.median
-        decision = self._decision(
+        decision = self.decision(
             row,
             Action.REWIND if remedy.rewind else Action.CONSTRAIN,
             reason,
@@ -215,7 +213,7 @@ class Remediation:
 
     def proposal(self, row: StepMetrics, incident: Incident, cause: Cause) -> Decision:
         """The rewind to try out for an incident that does not call for an action by itself."""
-        return self._decision(
+        return self.decision(
             row,
             Action.REWIND,
             f"much of what was learnt is lost ({cause})",
@@ -228,7 +226,7 @@ class Remediation:
     def restart(self, row: StepMetrics, reason: str) -> Decision:
         """The restart to try out for a run that was broken from its first update."""
         fields: dict[str, Any] = {"remedy": RESTART.text, "cause": Cause.LEARNING_RATE, "max_attempt": 0}
-        return self._decision(row, Action.REWIND, reason, overrides=self.overrides, **fields)
+        return self.decision(row, Action.REWIND, reason, overrides=self.overrides, **fields)
 
     def carried_out(self, decision: Decision, *, proposed: bool) -> None:
         """This decision is in force, as a trial has shaped it."""
@@ -297,7 +295,8 @@ class Remediation:
         where: dict[str, Any] = {"step": row.step, "attempt": row.attempt, "time": row.time}
         return Outcome(**where, action=action, helped=helped, detail=detail, values=values)
 
-    def _decision(self, row: StepMetrics, action: Action, reason: str, **fields: Any) -> Decision:
+    def decision(self, row: StepMetrics, action: Action, reason: str, **fields: Any) -> Decision:
+        """A decision at this row; not applied where the policy only observes."""
         where: dict[str, Any] = {"step": row.step, "attempt": row.attempt, "time": row.time}
         return Decision(**where, action=action, reason=reason, applied=not self._policy.observe, **fields)
 
