@@ -157,7 +157,7 @@ def main() -> None:
     results["first"] = parallel.broadcast(world, {"rank": world.rank})
     results["version_notes"] = parallel.check_versions(world)
     results["shut_down"] = shut_down_after_failure(world)
-    (out / f"told-{world.rank}.json").write_text(json.dumps(results))
+    (out / f"results-{world.rank}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
