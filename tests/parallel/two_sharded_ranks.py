@@ -72,9 +72,9 @@ def train_two_ranks(
     return losses, [full_tensor_of(p) for p in model.parameters()]
 
 
-def max_difference(one: Sequence[Any], other: Sequence[Any]) -> float:
+def max_difference(first: Sequence[Any], second: Sequence[Any]) -> float:
     """The largest absolute difference."""
-    pairs = zip(one, other, strict=True)
+    pairs = zip(first, second, strict=True)
     return max(float((torch.as_tensor(a) - torch.as_tensor(b)).abs().max()) for a, b in pairs)
 
 
