@@ -122,7 +122,7 @@ def test_external_termination_is_no_fault_of_the_run(how: str) -> None:
 
 def test_out_of_memory_is_reported_with_sizes() -> None:
     ending = ending_of(FRAMES + NEW_MEMORY)
-    assert "2.00 GiB more was asked for, 813 MiB of 79.15 GiB was free" in ending.sentence
+    assert "2.00 GiB was requested, 813 MiB of 79.15 GiB was free" in ending.sentence
     assert "expandable_segments" in ending.advice[0]
     assert "8.50 GiB" in ending.advice[0]
 
