@@ -165,9 +165,9 @@ def _threshold_choices() -> Iterator[SymptomThresholds]:
     ]
     for name, value in moves:
         yield replace(DEFAULT_THRESHOLDS, **{name: value})
-    for (one, first), (other, second) in itertools.combinations(moves, 2):
-        if one != other:
-            yield replace(DEFAULT_THRESHOLDS, **{one: first, other: second})
+    for (first_name, first), (second_name, second) in itertools.combinations(moves, 2):
+        if first_name != second_name:
+            yield replace(DEFAULT_THRESHOLDS, **{first_name: first, second_name: second})
 
 
 def _objective(scores: Iterable[LogScore]) -> float:

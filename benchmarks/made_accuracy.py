@@ -23,7 +23,7 @@ SUDDEN_ROWS = 5
 
 @dataclass(frozen=True, slots=True)
 class CurveScore:
-    """What was said about one curve."""
+    """The diagnosis of one curve, compared with the truth."""
 
     curve: MadeCurve
     whole: LogDiagnosis
@@ -57,8 +57,8 @@ def main(*, held_back: bool, say: Callable[[str], None]) -> str:
         if len(scores) % 20 == 0:
             say(f"{len(scores)} curves judged")
     lines = summary("held back" if held_back else "tuning", scores)
-    for one in scores:
-        lines += _mistakes(one)
+    for curve_score in scores:
+        lines += _mistakes(curve_score)
     return "\n".join(lines)
 
 
@@ -117,17 +117,19 @@ def summary(name: str, scores: Iterable[CurveScore]) -> list[str]:
     ]
 
 
-def _mistakes(one: CurveScore) -> list[str]:
-    said = f"{one.whole.verdict} / {one.whole.pattern}, onset {one.whole.onset_step}, truly {one.curve.onset}"
+def _mistakes(score: CurveScore) -> list[str]:
+    verdict = (
+        f"{score.whole.verdict} / {score.whole.pattern}, onset {score.whole.onset_step}, truly {score.curve.onset}"
+    )
     words: list[str] = []
-    if not one.right:
+    if not score.right:
         words.append("wrong verdict")
-    if one.missed:
-        words.append(f"healthy at rows {', '.join(map(str, one.missed[:6]))} ({len(one.missed)} of {one.harmed})")
-    if one.failed:
-        words.append(f"failed at rows {', '.join(map(str, one.failed[:6]))}")
-    if (one.onset_error or 0) > SUDDEN_ROWS:
-        words.append(f"onset off by {one.onset_error:,}")
-    if one.curve.healthy and one.findings and one.whole.pattern is not Pattern.NONE:
-        words.append(f"{one.findings} findings")
-    return [f"  {one.curve.name}: {'; '.join(words)} ({said})"] if words else []
+    if score.missed:
+        words.append(f"healthy at rows {', '.join(map(str, score.missed[:6]))} ({len(score.missed)} of {score.harmed})")
+    if score.failed:
+        words.append(f"failed at rows {', '.join(map(str, score.failed[:6]))}")
+    if (score.onset_error or 0) > SUDDEN_ROWS:
+        words.append(f"onset off by {score.onset_error:,}")
+    if score.curve.healthy and score.findings and score.whole.pattern is not Pattern.NONE:
+        words.append(f"{score.findings} findings")
+    return [f"  {score.curve.name}: {'; '.join(words)} ({verdict})"] if words else []

@@ -372,7 +372,7 @@ def make_curve(kind: str, rows: int, number: int = 0) -> MadeCurve:
 
 
 def make_curves(*, held_back: bool) -> Iterator[MadeCurve]:
-    """The curves of one half, each made when it is asked for."""
+    """The curves of one half, generated one at a time."""
     for kind in KINDS:
         for rows in (*LENGTHS, *((LONG[kind],) if kind in LONG else ())):
             for number in range(2 if rows <= LENGTHS[1] else 1):

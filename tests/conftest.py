@@ -82,14 +82,14 @@ TwoProcesses = Callable[..., list[Any]]
 
 @pytest.fixture(scope="session")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> TwoProcesses:
-    """Runs a script on two ranks under torchrun; it gets a folder and writes told-0.json and told-1.json there."""
+    """Runs a script on two ranks under torchrun with a folder, in which it writes results-0.json and results-1.json."""
 
     def run(script: Path, *options: str) -> list[Any]:
         out = tmp_path_factory.mktemp(script.stem)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
         done = run_to_the_end([*command, str(script), str(out)], env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=240)
         assert done.returncode == 0, done.stderr[-4000:]
-        return [json.loads((out / f"told-{rank}.json").read_text()) for rank in (0, 1)]
+        return [json.loads((out / f"results-{rank}.json").read_text()) for rank in (0, 1)]
 
     return run
 

@@ -150,7 +150,7 @@ PUBLISHED_RUNS = (
         name="growing_norm",
         source="https://github.com/ironjr/grokfast/issues/9",
         about="Gradients that feed on a filter of themselves: the norm grows by half from print to print and ends "
-        "infinite, while the loss hardly moves. How many steps lie between the prints is not said.",
+        "infinite, while the loss hardly moves. The number of steps between the prints is unknown.",
         losses=(11.6752, 11.4293, 11.3192, 11.2486, 11.111, 11.2352, 11.3782, 11.2332, 11.3905, 11.2784),
         norms=(
             3789384056832.0,
@@ -240,7 +240,7 @@ PUBLISHED_RUNS = (
         name="adapter_with_norm_peaks",
         source="https://github.com/modal-labs/llm-finetuning/pull/82",
         about="A fine-tuning in the test log of a merged change: for six prints the norm is up to seven times as high "
-        "while the loss stays, and it is on its way back. How many steps lie between the prints is not said.",
+        "while the loss stays, and it is on its way back. The number of steps between the prints is unknown.",
         losses=(
             *(0.0923, 0.0981, 0.0879, 0.0962, 0.0832, 0.0875, 0.0781),
             *(0.0787, 0.1008, 0.087, 0.0938, 0.1106, 0.0756),
@@ -273,7 +273,7 @@ PUBLISHED_RUNS = (
         name="classifier_small_batches",
         source="https://github.com/ThilinaRajapakse/simpletransformers/issues/12",
         about="A text classifier, the loss of each small batch from 1325 to 1333: the next one undoes every leap. Its "
-        "end is not told; by the numbers it is well.",
+        "end is not published; by its numbers it is healthy.",
         losses=(0.813926, 0.495253, 0.877046, 0.935980, 1.029763, 0.401378, 0.995074, 1.740216, 0.489634),
         norms=_no_norms(9),
         every=1,
@@ -286,7 +286,7 @@ PUBLISHED_RUNS = (
         name="post_training_small_batches",
         source="https://github.com/howardhsu/BERT-for-RRC-ABSA/issues/2",
         about="BERT trained further on reviews, the loss of single batches from step 23400 to 24100: it swings by a "
-        "factor of two and goes nowhere bad. Its end is not told; by the numbers it is well.",
+        "factor of two and goes nowhere bad. Its end is not published; by its numbers it is healthy.",
         losses=(
             *(1.117658, 1.289947, 1.296999, 1.051140, 1.439625, 0.884657, 1.163339, 1.378097, 1.190969, 1.233999),
             *(1.124069, 1.473860, 1.483228, 2.123017, 1.340707),

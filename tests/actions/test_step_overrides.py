@@ -23,9 +23,9 @@ Make = Callable[[Net], Optimizer]
 
 
 def two_groups(model: Net, lr: Any) -> list[dict[str, Any]]:
-    rest = [*model.norm.parameters(), *model.last.parameters()]
+    other_params = [*model.norm.parameters(), *model.last.parameters()]
     plain_model = lr * 0.1 if isinstance(lr, Tensor) else 0.1 * lr
-    return [{"params": list(model.first.parameters()), "lr": lr}, {"params": rest, "lr": plain_model}]
+    return [{"params": list(model.first.parameters()), "lr": lr}, {"params": other_params, "lr": plain_model}]
 
 
 OPTIMIZERS: dict[str, Make] = {
@@ -176,8 +176,8 @@ def test_stale_grads_are_zeroed_only_by_override(zero_stale: bool, attach: Attac
 def test_each_optimizer_has_its_own_cap(attach: Attach) -> None:
     def build() -> tuple[Net, list[Optimizer]]:
         model = net()
-        rest = [*model.norm.parameters(), *model.last.parameters()]
-        return model, [torch.optim.SGD(model.first.parameters(), lr=0.1), torch.optim.SGD(rest, lr=0.01)]
+        other_params = [*model.norm.parameters(), *model.last.parameters()]
+        return model, [torch.optim.SGD(model.first.parameters(), lr=0.1), torch.optim.SGD(other_params, lr=0.01)]
 
     (model, optimizers), (plain_model, plain_optimizer) = build(), build()
     guard = attach(model, optimizers)
@@ -298,8 +298,8 @@ def test_ceiling_refuses_in_the_same_step(what: str, name: str, attach: Attach, 
 
 def test_ceiling_of_one_optimizer_refuses_both(attach: Attach, read: Read) -> None:
     model = net()
-    rest = [*model.norm.parameters(), *model.last.parameters()]
-    optimizers = [torch.optim.SGD(model.first.parameters(), lr=0.1), torch.optim.SGD(rest, lr=0.01)]
+    other_params = [*model.norm.parameters(), *model.last.parameters()]
+    optimizers = [torch.optim.SGD(model.first.parameters(), lr=0.1), torch.optim.SGD(other_params, lr=0.01)]
     guard = attach(model, optimizers)
     script(guard, {})
     for i in range(3):

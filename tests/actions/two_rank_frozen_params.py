@@ -88,7 +88,7 @@ def main() -> None:
     out = Path(sys.argv[1])
     results = {kind: trial(kind, False, out) for kind in ("ddp", "fsdp2")}
     results |= {f"{kind} moved": trial(kind, True, out) for kind in ("ddp", "fsdp2")}
-    (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(results))
+    (out / f"results-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -105,7 +105,7 @@ def main() -> None:
     results |= {f"{kind} lacking": trial(kind, True, out) for kind in ("ddp", "fsdp2")}
     results["rate"] = {kind: lowered_lr_matches_manual_lr(kind, out) for kind in ("ddp", "fsdp2", "zero")}
     results["lost"] = run_with_one_unprotected_rank(out)
-    (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(results))
+    (out / f"results-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

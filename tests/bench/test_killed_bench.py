@@ -58,7 +58,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("name", BENCHES)
-def test_no_process_outlives_a_killed_bench(name: str, number: signal.Signals, tmp_path: Path) -> None:
+def test_no_process_outlives_a_killed_benchmark(name: str, number: signal.Signals, tmp_path: Path) -> None:
     program, made, several = BENCHES[name]
     mark = f"{os.environ[MARK]}-bench"
     env = worker_env(TMPDIR=str(tmp_path), OMP_NUM_THREADS="1") | {MARK: mark}
@@ -72,7 +72,7 @@ def test_no_process_outlives_a_killed_bench(name: str, number: signal.Signals, t
         until(lambda: not marked(mark))
 
 
-def test_the_children_of_a_killed_fork_server_end_too(tmp_path: Path) -> None:
+def test_children_of_a_killed_fork_server_end_too(tmp_path: Path) -> None:
     mark = f"{os.environ[MARK]}-bench"
     env = worker_env(OMP_NUM_THREADS="1") | {MARK: mark}
     with started([sys.executable, "-c", FORKED, str(tmp_path)], env=env) as bench:

@@ -1,4 +1,4 @@
-"""Replaying recorded rows makes the recorded decisions again; another policy makes others."""
+"""Replaying recorded rows makes the recorded decisions; another policy makes different ones."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ REGENERATE = (
     "If decisions were meant to change, regenerate the recorded runs and review the difference: "
     "OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.golden tests/bench/golden"
 )
-REFUSED, WENT_BACK = "gradient_nan-recurrent-clear-11", "rate_too_high-decoder-brutal-11"
+REFUSED, REWOUND = "gradient_nan-recurrent-clear-11", "rate_too_high-decoder-brutal-11"
 
 
-def typed(*words: object) -> Result:
+def invoke(*words: object) -> Result:
     return CliRunner().invoke(app, ["bench", "replay", *map(str, words)])
 
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Callable[[str], Path]:
-    """Copies a recorded run, so that a test may change it."""
+    """Copies a recorded run that a test may change."""
 
     def copy(name: str) -> Path:
         return Path(shutil.copytree(GOLDEN / name, tmp_path / name))
@@ -58,69 +58,69 @@ def copied(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_same_rows_give_the_same_decisions(name: str) -> None:
+def test_replay_makes_the_recorded_decisions(name: str) -> None:
     try:
-        found = replay(GOLDEN / name)
+        replayed = replay(GOLDEN / name)
     except ValueError as error:
         pytest.fail(f"{error}. {REGENERATE}")
-    assert not found.differences, f"{found.differences[0]}\n{REGENERATE}"
-    assert not found.notes
-    result = typed(GOLDEN / name)
+    assert not replayed.differences, f"{replayed.differences[0]}\n{REGENERATE}"
+    assert not replayed.notes
+    result = invoke(GOLDEN / name)
     assert result.exit_code == 0, result.output
-    assert f"{len(found.recorded)} decisions, all made again" in result.stdout
+    assert f"{len(replayed.recorded)} decisions, all made again" in result.stdout
 
 
-def test_the_recorded_runs_cover_the_actions() -> None:
+def test_recorded_runs_cover_the_actions() -> None:
     runs = [replay(GOLDEN / name) for name in SCENARIOS]
     actions = {d.action for run in runs for d in run.recorded}
     assert {Action.REFUSE, Action.REWIND, Action.RELAX} <= actions, REGENERATE
-    assert any(not run.recorded for run in runs), "and a run that was left alone"
+    assert any(not run.recorded for run in runs), "one run has no decisions"
     assert sorted(path.name for path in GOLDEN.iterdir()) == sorted(SCENARIOS), REGENERATE
     assert sum(path.stat().st_size for path in GOLDEN.rglob("*.*") if path.is_file()) < 1.5e6
 
 
-def test_a_stricter_gate_refuses_more() -> None:
-    found = replay(GOLDEN / WENT_BACK, Policy(max_norm_ratio=1.2))
-    assert not found.same_policy
-    first = found.differences[0]
+def test_stricter_gate_refuses_more() -> None:
+    replayed = replay(GOLDEN / REWOUND, Policy(max_norm_ratio=1.2))
+    assert not replayed.same_policy
+    first = replayed.differences[0]
     assert first.then is None
     assert first.now is not None
     assert first.now.action is Action.REFUSE
     assert not first.hypothetical
-    assert all(p.hypothetical for p in found.pairs if p.decision.attempt > first.decision.attempt)
-    result = typed(GOLDEN / WENT_BACK, "--set", "max_norm_ratio=1.2")
+    assert all(p.hypothetical for p in replayed.pairs if p.decision.attempt > first.decision.attempt)
+    result = invoke(GOLDEN / REWOUND, "--set", "max_norm_ratio=1.2")
     assert result.exit_code == 0
     assert f"the first difference is at attempt {first.decision.attempt} (step {first.decision.step})" in result.stdout
     assert "hypothetical" in result.stdout
 
 
-def test_an_observer_decides_the_same_and_does_nothing() -> None:
-    found = replay(GOLDEN / REFUSED, Policy(observe=True))
-    assert found.recorded
-    assert found.differences[0].differing_fields == ["applied"]
-    result = typed(GOLDEN / REFUSED, "--policy", "observe")
+def test_observe_decides_the_same_without_applying() -> None:
+    replayed = replay(GOLDEN / REFUSED, Policy(observe=True))
+    assert replayed.recorded
+    assert replayed.differences[0].differing_fields == ["applied"]
+    result = invoke(GOLDEN / REFUSED, "--policy", "observe")
     assert result.exit_code == 0
     assert "not applied: refuse" in result.stdout
 
 
-def test_measurement_settings_make_no_other_policy() -> None:
-    found = replay(GOLDEN / WENT_BACK, Policy(snapshot_every=7, weights_every=3))
-    assert found.same_policy
-    assert not found.differences
+def test_measurement_settings_do_not_change_the_policy() -> None:
+    replayed = replay(GOLDEN / REWOUND, Policy(snapshot_every=7, weights_every=3))
+    assert replayed.same_policy
+    assert not replayed.differences
 
 
-def test_json_tells_all_of_it() -> None:
-    result = typed(GOLDEN / WENT_BACK, "--json", "--set", "thresholds.norm_jump_ratio=9", "--set", "max_norm_ratio=1.2")
+def test_json_output() -> None:
+    result = invoke(GOLDEN / REWOUND, "--json", "--set", "thresholds.norm_jump_ratio=9", "--set", "max_norm_ratio=1.2")
     assert result.exit_code == 0
-    told = json.loads(result.stdout)
-    assert told["policy"]["thresholds"]["norm_jump_ratio"] == 9.0
-    assert (told["same_policy"], told["differences"] > 0) == (False, True)
-    assert {"step", "attempt", "then", "now", "same", "hypothetical"} == told["decisions"][0].keys()
-    assert told["recorded"] == sum(pair["then"] is not None for pair in told["decisions"])
+    output = json.loads(result.stdout)
+    assert output["policy"]["thresholds"]["norm_jump_ratio"] == 9.0
+    assert (output["same_policy"], output["differences"] > 0) == (False, True)
+    assert {"step", "attempt", "then", "now", "same", "hypothetical"} == output["decisions"][0].keys()
+    assert output["recorded"] == sum(pair["then"] is not None for pair in output["decisions"])
 
 
-def test_it_needs_no_torch() -> None:
-    words = ["bench", "replay", str(GOLDEN / WENT_BACK), "--set", "max_norm_ratio=1.2"]
+def test_replay_needs_no_torch() -> None:
+    words = ["bench", "replay", str(GOLDEN / REWOUND), "--set", "max_norm_ratio=1.2"]
     code = f"import sys; sys.modules['torch'] = None; sys.argv[1:] = {words}; import surefoot.cli as c; c.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -130,7 +130,7 @@ def test_it_needs_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--policy", "dare"], "--policy dare is unknown. Use observe or protect"),
         (["--set", "max_norm_rato=10"], "Did you mean max_norm_ratio?"),
@@ -146,22 +146,22 @@ def test_it_needs_no_torch() -> None:
         (["--set", "snapshot_every=5"], "which no replay can show"),
     ],
 )
-def test_bad_options_get_one_line(words: list[str], said: str) -> None:
-    result = typed(GOLDEN / REFUSED, *words)
+def test_bad_options_get_one_line(words: list[str], message: str) -> None:
+    result = invoke(GOLDEN / REFUSED, *words)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert not result.stdout
 
 
-def spoil_info(run: Path, how: Callable[[dict[str, Any]], object]) -> None:
+def edit_info(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
     info = json.loads((run / "run.json").read_text())
-    how(info)
+    change(info)
     (run / "run.json").write_text(json.dumps(info))
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("change", "message"),
     [
         (lambda info: info.update(schema=7), "is of schema 7"),
         (lambda info: info["config"].pop("judged"), "run.json lacks the judge's inputs"),
@@ -170,54 +170,54 @@ def spoil_info(run: Path, how: Callable[[dict[str, Any]], object]) -> None:
         (lambda info: info["config"]["policy"]["sight"].update(zeal=3), "unknown: thresholds.zeal"),
     ],
 )
-def test_a_run_of_another_version(
-    how: Callable[[dict[str, Any]], object], said: str, copied: Callable[[str], Path]
+def test_run_of_another_version_is_refused(
+    change: Callable[[dict[str, Any]], object], message: str, copied: Callable[[str], Path]
 ) -> None:
     run = copied(REFUSED)
-    spoil_info(run, how)
-    result = typed(run)
+    edit_info(run, change)
+    result = invoke(run)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-def test_a_missing_run_or_one_without_rows(tmp_path: Path, copied: Callable[[str], Path]) -> None:
-    assert "does not exist" in typed(tmp_path / "nowhere").stderr
-    assert "is not a run directory" in typed(tmp_path).stderr
+def test_missing_run_or_run_without_rows_is_refused(tmp_path: Path, copied: Callable[[str], Path]) -> None:
+    assert "does not exist" in invoke(tmp_path / "nowhere").stderr
+    assert "is not a run directory" in invoke(tmp_path).stderr
     run = copied(REFUSED)
     shutil.rmtree(run / "signals")
-    assert "no rows to replay" in typed(run).stderr
-    assert typed(run).exit_code == typed(tmp_path).exit_code == 2
+    assert "no rows to replay" in invoke(run).stderr
+    assert invoke(run).exit_code == invoke(tmp_path).exit_code == 2
 
 
-def test_rows_of_another_schema(copied: Callable[[str], Path]) -> None:
+def test_rows_of_another_schema_are_refused(copied: Callable[[str], Path]) -> None:
     run = copied(REFUSED)
     (file,) = (run / "signals").glob("scalars-*.bin")
     file.write_bytes(file.read_bytes().replace(b'"update_ratio"', b'"update_rating'[:13] + b'"', 1))
-    result = typed(run)
+    result = invoke(run)
     assert result.exit_code == 2
     assert "rows of another schema: no update_ratio" in result.stderr
 
 
-def test_the_first_difference_is_shown(copied: Callable[[str], Path]) -> None:
+def test_first_difference_is_shown(copied: Callable[[str], Path]) -> None:
     run = copied(REFUSED)
-    told = (run / "events.jsonl").read_text()
-    lines = told.splitlines(keepends=True)
+    events = (run / "events.jsonl").read_text()
+    lines = events.splitlines(keepends=True)
     first = next(i for i, line in enumerate(lines) if '"kind":"decision"' in line)
     changed = lines[first].replace('"cause":"unknown"', '"cause":"drift"')
     assert changed != lines[first]
     (run / "events.jsonl").write_text("".join([*lines[:first], changed, *lines[first + 1 :]]))
-    result = typed(run)
+    result = invoke(run)
     assert result.exit_code == 1
     assert "differs in cause" in result.stdout
     assert "drift" in result.stdout
 
 
-def test_another_wording_of_a_reason_is_no_difference(copied: Callable[[str], Path]) -> None:
+def test_changed_wording_of_a_reason_is_no_difference(copied: Callable[[str], Path]) -> None:
     run = copied(REFUSED)
-    told = (run / "events.jsonl").read_text()
-    (run / "events.jsonl").write_text(told.replace('"reason":"', '"reason":"once ', 1))
-    assert typed(run).exit_code == 0
+    events = (run / "events.jsonl").read_text()
+    (run / "events.jsonl").write_text(events.replace('"reason":"', '"reason":"once ', 1))
+    assert invoke(run).exit_code == 0
 
 
 def test_missing_per_tensor_rows_are_noted(copied: Callable[[str], Path]) -> None:
@@ -227,19 +227,19 @@ def test_missing_per_tensor_rows_are_noted(copied: Callable[[str], Path]) -> Non
     assert any("no longer on disk" in note for note in replay(run).notes)
 
 
-# -- as it was live
+# -- a replay equals the live run
 
 
 class Spy:
-    """Decides by plan and records everything it is given, in order."""
+    """A judge that decides by plan and records its calls."""
 
     def __init__(self, plan: dict[int, Action]) -> None:
-        self.plan, self.told = plan, []
+        self.plan, self.calls = plan, []
         self.names: list[str] = []
         self.quiet, self.wants_weight_check, self.proven = True, False, -1
 
     def update(self, row: StepMetrics, layers: np.ndarray) -> list[Event]:
-        self.told.append(("row", repr(row), layers.tobytes()))
+        self.calls.append(("row", repr(row), layers.tobytes()))
         self.proven = row.attempt - 1
         action = self.plan.pop(row.attempt, None)
         if action is None:
@@ -247,17 +247,17 @@ class Spy:
         return [Decision(step=row.step, attempt=row.attempt, time=row.time, action=action, reason="planned")]
 
     def rewound(self, attempt: int, step: int) -> None:
-        self.told.append(("rewound", attempt, step))
+        self.calls.append(("rewound", attempt, step))
 
     def failed(self, decision: Decision, why: str) -> None:
-        self.told.append(("failed", decision.action, why))
+        self.calls.append(("failed", decision.action, why))
 
     def rewired(self, names: list[str], scopes: Any) -> None:
         self.names = names
 
 
 def as_recorded(run_dir: Path) -> Iterator[tuple[Any, ...]]:
-    """What a replaying judge is given."""
+    """The calls that a replayed judge gets."""
     for run in read_attaches(run_dir)[0]:
         for recorded in run.rows():
             for notice in recorded.notices:
@@ -270,7 +270,7 @@ def as_recorded(run_dir: Path) -> Iterator[tuple[Any, ...]]:
 
 
 class Loop:
-    """A training loop with this many optimizers, which a test may disturb."""
+    """A training loop with this many optimizers."""
 
     def __init__(self, run_dir: Path, optimizers: int = 1, **options: Any) -> None:
         torch.manual_seed(0)
@@ -291,10 +291,10 @@ class Loop:
     def loss(self) -> Tensor:
         return self.guard.watch(self.model(torch.rand(8, 4)).square().mean())
 
-    def train(self, steps: int, *, drops: tuple[int, ...] = ()) -> None:
+    def train(self, steps: int, *, discards: tuple[int, ...] = ()) -> None:
         for i in range(steps):
             self.loss().backward()
-            if i in drops:
+            if i in discards:
                 self.model.zero_grad()
                 continue
             for optimizer in self.optimizers:
@@ -304,16 +304,18 @@ class Loop:
 
 @pytest.mark.parametrize("optimizers", [1, 2, 3])
 @pytest.mark.parametrize("ring", [None, False])
-def test_the_judge_is_given_the_same_in_the_same_order(optimizers: int, ring: bool | None, tmp_path: Path) -> None:
+def test_replayed_judge_gets_the_same_calls_in_the_same_order(
+    optimizers: int, ring: bool | None, tmp_path: Path
+) -> None:
     loop = Loop(tmp_path / "run", optimizers, snapshot_memory=ring)
     spy = loop.spy({6: Action.REWIND, 14: Action.RELAX, 20: Action.REWIND, 21: Action.REWIND})
-    loop.train(30, drops=(7, 8, 16, 22))
+    loop.train(30, discards=(7, 8, 16, 22))
     loop.guard.close()
-    assert {told[0] for told in spy.told} == {"row", "rewound" if ring is None else "failed"}
-    assert list(as_recorded(tmp_path / "run")) == spy.told
+    assert {call[0] for call in spy.calls} == {"row", "rewound" if ring is None else "failed"}
+    assert list(as_recorded(tmp_path / "run")) == spy.calls
 
 
-def test_the_same_after_parameters_were_added(tmp_path: Path) -> None:
+def test_replayed_judge_gets_the_same_calls_after_parameters_were_added(tmp_path: Path) -> None:
     loop = Loop(tmp_path / "run", snapshot_memory=False)
     spy = loop.spy({7: Action.REWIND, 12: Action.REWIND})
     loop.train(8)
@@ -321,8 +323,8 @@ def test_the_same_after_parameters_were_added(tmp_path: Path) -> None:
     loop.optimizers[0].add_param_group({"params": loop.model[3].parameters()})
     loop.train(8)
     loop.guard.close()
-    assert ("failed", "rewind", "no snapshots are kept") in spy.told
-    assert list(as_recorded(tmp_path / "run")) == spy.told
+    assert ("failed", "rewind", "no snapshots are kept") in spy.calls
+    assert list(as_recorded(tmp_path / "run")) == spy.calls
 
 
 def test_every_attach_has_its_own_judge(tmp_path: Path) -> None:
@@ -334,9 +336,9 @@ def test_every_attach_has_its_own_judge(tmp_path: Path) -> None:
                 (loop.loss() * math.nan).backward()
                 loop.optimizers[0].step()
         loop.guard.close()
-    found = replay(tmp_path / "run")
-    assert not found.differences
-    assert found.policy.max_consecutive_vetoes == 5
+    replayed = replay(tmp_path / "run")
+    assert not replayed.differences
+    assert replayed.policy.max_consecutive_vetoes == 5
     runs, _ = read_attaches(tmp_path / "run")
     assert [run.policy.max_consecutive_vetoes for run in runs] == [3, 5]
     assert [
@@ -347,19 +349,19 @@ def test_every_attach_has_its_own_judge(tmp_path: Path) -> None:
     assert sooner.differences[0].now.action is Action.STOP
 
 
-def test_a_policy_survives_the_round_trip_through_run_json() -> None:
+def test_policy_round_trips_through_run_json() -> None:
     policy = Policy(
         max_norm_ratio=math.inf, max_consecutive_vetoes=7, thresholds=Thresholds(norm_jump_ratio=9.5, baseline_rows=17)
     )
     assert policy_from((loads_object(dumps({"policy": asdict(policy)})) or {})["policy"]) == policy
 
 
-def test_the_lag_is_that_of_the_readback() -> None:
+def test_lag_equals_that_of_the_readback() -> None:
     assert LAG == readback.LAG
 
 
-def test_the_replayed_norm_rule_is_that_of_the_gate() -> None:
-    """Rows judged by one gate get, in a replay with other settings, the verdicts of a gate with those settings."""
+def test_replayed_norm_rule_equals_that_of_the_gate() -> None:
+    """Rows of one gate, replayed with other settings, get the verdicts of a gate with those settings."""
     rng = np.random.default_rng(3)
     norms = np.exp(rng.normal(0.0, 1.5, 400)).astype(np.float32)
     policies = (Policy(max_norm_ratio=8.0, warmup=20), Policy(max_norm_ratio=1.5, warmup=5, norm_max_decay=0.9))
@@ -368,8 +370,8 @@ def test_the_replayed_norm_rule_is_that_of_the_gate() -> None:
     gate_replay = GateReplay(*policies)
     again = [gate_replay(row) for row in then]
     assert [row.verdict for row in again] == [row.verdict for row in now]
-    for one, two in zip(again, now, strict=True):
-        assert one.applied or one.norm_limit == pytest.approx(two.norm_limit)
+    for replayed_row, gate_row in zip(again, now, strict=True):
+        assert replayed_row.applied or replayed_row.norm_limit == pytest.approx(gate_row.norm_limit)
 
 
 def gated(norms: np.ndarray, policy: Policy) -> Iterator[StepMetrics]:
@@ -378,9 +380,9 @@ def gated(norms: np.ndarray, policy: Policy) -> Iterator[StepMetrics]:
     for i, norm in enumerate(norms.tolist()):
         totals = torch.zeros(UNITS_START + 2, dtype=torch.float64)
         totals[SummarySlot.LOSS], totals[SummarySlot.ACTIVE_RANKS], totals[UNITS_START] = 1.0, 1.0, norm**2
-        said = torch.zeros(len(VerdictSlot), dtype=torch.float64)
-        decide(totals, out=said, scaled=False, joint=None, commit=True)
-        verdict = Verdict(int(said[VerdictSlot.VERDICT]))
+        verdict_slots = torch.zeros(len(VerdictSlot), dtype=torch.float64)
+        decide(totals, out=verdict_slots, scaled=False, joint=None, commit=True)
+        verdict = Verdict(int(verdict_slots[VerdictSlot.VERDICT]))
         yield StepMetrics(
             step=i,
             attempt=i,
@@ -388,5 +390,5 @@ def gated(norms: np.ndarray, policy: Policy) -> Iterator[StepMetrics]:
             loss=1.0,
             norm=norm,
             verdict=verdict,
-            norm_limit=float(said[VerdictSlot.NORM_LIMIT]),
+            norm_limit=float(verdict_slots[VerdictSlot.NORM_LIMIT]),
         )

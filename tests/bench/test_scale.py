@@ -35,7 +35,7 @@ PLAN = replace(make_plan("tiny", "cpu"), size=MINI, peers=())
 
 @dataclass
 class Bench:
-    """A plan that was trained, and what it wrote."""
+    """A trained plan and its results."""
 
     plan: ScalePlan
     board: ScaleBoard
@@ -43,7 +43,7 @@ class Bench:
     folder: Path
 
     def again(self, plan: ScalePlan, seconds: float = 600.0) -> tuple[ScaleBoard, list[str]]:
-        """Call it again with the same file; the board and the progress lines."""
+        """Run it again with the same file; returns the table and the progress lines."""
         file, lines = ResultFile(plan, self.path), []
         file.load()
         with reproducible_and_quiet():
@@ -66,7 +66,7 @@ def trainer() -> ScaleTrainer:
     return ScaleTrainer(MINI, torch.device("cpu"))
 
 
-def test_the_real_size_is_at_least_80_million_parameters_with_enough_scenarios() -> None:
+def test_full_size_has_at_least_80_million_parameters_and_enough_scenarios() -> None:
     with torch.device("meta"):
         assert count_parameters(Decoder(SIZES["85m"].model)) > 80e6
     faults = [s for s in SCENARIOS.values() if not s.healthy]
@@ -75,14 +75,14 @@ def test_the_real_size_is_at_least_80_million_parameters_with_enough_scenarios()
     assert len(PEERS) >= 3
 
 
-def test_every_scenario_has_its_row_under_every_loop(bench: Bench) -> None:
+def test_every_scenario_has_a_row_for_every_loop(bench: Bench) -> None:
     assert not bench.board.errors
     assert set(bench.board.results) == {(s, loop) for s in (TWIN, *SCENARIOS) for loop in (BARE, SUREFOOT)}
     rows = {line.split(" | ")[0].strip("| ").removesuffix(" (c)") for line in bench.board.as_markdown().splitlines()}
     assert rows >= {TWIN, *SCENARIOS}
 
 
-def test_the_file_is_strict_json_with_every_result(bench: Bench) -> None:
+def test_results_file_is_strict_json_with_every_result(bench: Bench) -> None:
     def refuse(constant: str) -> Any:
         raise AssertionError(f"{constant} is not JSON")
 
@@ -92,7 +92,7 @@ def test_the_file_is_strict_json_with_every_result(bench: Bench) -> None:
     assert None in losses.values(), "a broken model has no loss"
 
 
-def test_a_nan_gradient_breaks_the_bare_run_but_not_the_guarded_one(bench: Bench) -> None:
+def test_nan_gradient_breaks_the_bare_run_but_not_the_guarded_one(bench: Bench) -> None:
     scenario = SCENARIOS["nan_gradient"]
     bare, guarded = (bench.board.results[scenario.name, loop] for loop in (BARE, SUREFOOT))
     assert bare.loss is None
@@ -111,7 +111,7 @@ def test_every_fault_changes_the_run_and_a_pause_does_not(bench: Bench) -> None:
     assert {name for name, loss in losses.items() if loss == losses[TWIN]} == {TWIN, "eval_pauses"}
 
 
-def test_a_run_that_surefoot_leaves_alone_is_the_bare_run(bench: Bench) -> None:
+def test_guarded_run_without_intervention_equals_the_bare_run(bench: Bench) -> None:
     results = bench.board.results
     untouched = [s for s in (TWIN, *SCENARIOS) if not results[s, SUREFOOT].acted + results[s, SUREFOOT].acted_before]
     assert TWIN in untouched
@@ -121,7 +121,7 @@ def test_a_run_that_surefoot_leaves_alone_is_the_bare_run(bench: Bench) -> None:
 
 @pytest.mark.parametrize("loop_name", [BARE, *PEERS])
 @pytest.mark.parametrize("scenario", [FAULT_FREE, SCENARIOS["dropout_on"], SCENARIOS["second_moments_damaged"]])
-def test_continuing_from_the_fault_free_run_ends_where_a_whole_run_ends(
+def test_run_continued_from_the_fault_free_run_equals_a_full_run(
     scenario: ScaleScenario, loop_name: str, trainer: ScaleTrainer, tmp_path: Path
 ) -> None:
     run, loop = trainer.fresh_run(), make_loop(loop_name, tmp_path)
@@ -134,7 +134,7 @@ def test_continuing_from_the_fault_free_run_ends_where_a_whole_run_ends(
 
 @pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if not scenario.from_birth])
 def test_nothing_differs_before_the_onset(name: str, trainer: ScaleTrainer, tmp_path: Path) -> None:
-    """Otherwise a bare run could not continue from the fault-free one."""
+    """Needed so that a bare run can continue from the fault-free one."""
     weights: list[torch.Tensor] = []
     for plant in (FAULT_FREE.plant, SCENARIOS[name].plant):
         run = trainer.fresh_run()
@@ -144,7 +144,7 @@ def test_nothing_differs_before_the_onset(name: str, trainer: ScaleTrainer, tmp_
     assert torch.equal(*weights)
 
 
-def test_a_second_call_trains_only_what_is_missing(bench: Bench) -> None:
+def test_second_call_trains_only_missing_runs(bench: Bench) -> None:
     board, lines = bench.again(PLAN)
     assert lines == []
     assert board.results == bench.board.results
@@ -157,7 +157,7 @@ def test_a_second_call_trains_only_what_is_missing(bench: Bench) -> None:
     assert set(board.results) == set(bench.board.results)
 
 
-def test_a_stored_file_is_shown_without_training(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_results_are_shown_without_training(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SIZES, MINI.name, MINI)
     done = CliRunner().invoke(app, ["scale", "--show", str(bench.path)])
     assert done.exit_code == 0
@@ -165,7 +165,7 @@ def test_a_stored_file_is_shown_without_training(bench: Bench, monkeypatch: pyte
     assert done.stdout.splitlines()[:-1] == bench.board.as_markdown().splitlines()[:-1]
 
 
-def test_after_the_time_limit_no_run_begins_and_the_table_says_so(bench: Bench) -> None:
+def test_no_run_starts_after_the_time_limit_and_the_table_says_so(bench: Bench) -> None:
     board, lines = bench.again(replace(PLAN, peers=tuple(PEERS)), seconds=0.0)
     assert len(lines) == 1
     assert f"{len(PLAN.scenarios) * len(PEERS)} runs are left out" in lines[0]
@@ -179,7 +179,7 @@ def test_after_the_time_limit_no_run_begins_and_the_table_says_so(bench: Bench) 
         (["--device", "cpu", "--only", "nothing_like_it"], "no scenario's name contains 'nothing_like_it'"),
     ],
 )
-def test_wrong_options_end_with_one_line(options: list[str], message: str) -> None:
+def test_invalid_options_are_refused_with_one_line(options: list[str], message: str) -> None:
     done = CliRunner().invoke(app, ["scale", *options])
     assert done.exit_code == 2
     assert message in done.stderr

@@ -94,10 +94,10 @@ def test_generator_and_list_as_loader() -> None:
     assert "skip_ahead(loader, n)" in warning_of([1, 2, 3])
 
 
-@pytest.mark.parametrize("thing", [None, 3, DataLoader, StatefulStream])
-def test_object_that_is_no_loader_is_refused(thing: object) -> None:
+@pytest.mark.parametrize("not_a_loader", [None, 3, DataLoader, StatefulStream])
+def test_object_that_is_no_loader_is_refused(not_a_loader: object) -> None:
     with pytest.raises(TypeError, match="must be iterable or have a state_dict"):
-        position_of(thing)
+        position_of(not_a_loader)
 
 
 # -- loaders with a state

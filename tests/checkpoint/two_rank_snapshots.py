@@ -124,7 +124,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     results: dict[str, Any] = {kind: trial(kind) for kind in KINDS}
     results["placements"] = placements()
-    (Path(sys.argv[1]) / f"told-{dist.get_rank()}.json").write_text(json.dumps(results))
+    (Path(sys.argv[1]) / f"results-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

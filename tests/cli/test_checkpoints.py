@@ -126,9 +126,9 @@ def test_converts_a_plain_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(tensors["model.weight"], model.weight)
     assert torch.equal(tensors["model.head"], model.weight)
     assert torch.equal(tensors["optimizer.state.0.exp_avg"], optimizer.state[model.weight]["exp_avg"])
-    rest = json.loads((tmp_path / "out.json").read_text())
-    assert (rest["step"], rest["loss"], rest["names"]) == (7, "nan", ["a", "b"])
-    assert rest["model"]["weight"] == {"tensor": "model.weight"}
+    converted = json.loads((tmp_path / "out.json").read_text())
+    assert (converted["step"], converted["loss"], converted["names"]) == (7, "nan", ["a", "b"])
+    assert converted["model"]["weight"] == {"tensor": "model.weight"}
     assert invoke("convert", tmp_path / "model.pt", tmp_path / "out").exit_code == 2  # no file is overwritten
 
 
@@ -144,9 +144,9 @@ class Settings:
     rate = 1.0
 
 
-@pytest.mark.parametrize("thing", [Planted(), Settings()], ids=["code", "object"])
-def test_pickle_that_may_run_code_is_not_converted(tmp_path: Path, thing: object) -> None:
-    torch.save({"model": torch.ones(2), "args": thing}, tmp_path / "model.pt")
+@pytest.mark.parametrize("settings", [Planted(), Settings()], ids=["code", "object"])
+def test_pickle_that_may_run_code_is_not_converted(tmp_path: Path, settings: object) -> None:
+    torch.save({"model": torch.ones(2), "args": settings}, tmp_path / "model.pt")
     result = invoke("convert", tmp_path / "model.pt", tmp_path / "out.safetensors")
     assert result.exit_code == 2
     assert "model.pt" in result.stderr

@@ -58,9 +58,9 @@ def test_failed_run_exits_with_1_and_healthy_run_with_0(good: Path, bad: Path) -
 def test_old_spellings_of_columns_are_accepted(tmp_path: Path, old: str, new: str) -> None:
     path = tmp_path / "log.csv"
     path.write_text("step,loss,own\n" + "".join(f"{k},{loss},0.1\n" for k, loss in enumerate(LOSSES)))
-    answers = [json.loads(run(path, option, "own", "--json").stdout) for option in (old, new)]
-    assert answers[0] == answers[1]
-    assert "own" in answers[0]["source"]["columns"].values()
+    diagnoses = [json.loads(run(path, option, "own", "--json").stdout) for option in (old, new)]
+    assert diagnoses[0] == diagnoses[1]
+    assert "own" in diagnoses[0]["source"]["columns"].values()
 
 
 def test_too_short_log_exits_with_0(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ def test_only_assistant_tokens_and_their_end_are_targets(tmp_path: Path) -> None
 def test_packed_conversations_share_samples_and_none_is_cut(tmp_path: Path) -> None:
     data = opened("chat", path=write_chats(tmp_path / "a.jsonl", 50), held_out=0, context=150, batch_size=100)
     (batch,) = data.train_loader
-    answers = bytes(counted_targets(batch)).split(b"\0")[:-1]
-    assert sorted(answers) == sorted((f"it is {i}" * (1 + i % 3)).encode() for i in range(50))
+    replies = bytes(counted_targets(batch)).split(b"\0")[:-1]
+    assert sorted(replies) == sorted((f"it is {i}" * (1 + i % 3)).encode() for i in range(50))
     assert batch["inputs"].shape == (data.samples, 150)
     assert data.samples < 25
     texts = bytes(batch["inputs"].flatten().tolist())

@@ -188,12 +188,12 @@ def test_a_run_of_two_ranks_resumes_with_one_and_with_four(tmp_path: Path) -> No
     state = pair[0].train_loader.state_dict()
     assert state == pair[1].train_loader.state_dict()
     for world in (1, 4):
-        rest = []
+        remaining = []
         for rank in range(world):
             data = opened("tokens", path=path, held_out=0, rank=rank, world=world)
             data.train_loader.load_state_dict(state)
-            rest += [counted_targets(batch) for batch in data.train_loader]
-        all_tokens = sorted(token for tokens in seen + rest for token in tokens)
+            remaining += [counted_targets(batch) for batch in data.train_loader]
+        all_tokens = sorted(token for tokens in seen + remaining for token in tokens)
         left_out = 2000 - len(all_tokens)
         assert 0 <= left_out < 8 * 4 * world  # the last batch, when not full
         if not left_out:

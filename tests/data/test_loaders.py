@@ -315,12 +315,12 @@ def test_one_rank_resumes_from_two_and_two_from_one(tmp_path: Path) -> None:
     for process in [started(reader_processes.read_on_two_ranks, tmp_path, rank) for rank in (0, 1)]:
         process.join()
         assert process.exitcode == 0
-    one, two = (json.loads((tmp_path / f"results-{rank}.json").read_text()) for rank in (0, 1))
-    assert merge_ranks(first) + merge_ranks(one["rest"], two["rest"]) == order
-    assert one["state"] == two["state"]
+    rank_0, rank_1 = (json.loads((tmp_path / f"results-{rank}.json").read_text()) for rank in (0, 1))
+    assert merge_ranks(first) + merge_ranks(rank_0["rest"], rank_1["rest"]) == order
+    assert rank_0["state"] == rank_1["state"]
     alone = make_loader(Numbers(LENGTH), 6, seed=11)
-    alone.load_state_dict(one["state"])
-    assert merge_ranks(one["first"], two["first"]) + merge_ranks(read(alone, epochs=1)) == order
+    alone.load_state_dict(rank_0["state"])
+    assert merge_ranks(rank_0["first"], rank_1["first"]) + merge_ranks(read(alone, epochs=1)) == order
 
 
 def merge_ranks(*by_rank: list[list[int]]) -> list[int]:
@@ -348,6 +348,6 @@ def test_random_numbers_in_workers_depend_on_the_batch_only() -> None:
             batches_and_states.append((batch.tolist(), loader.state_dict()))
         return batches_and_states
 
-    two = read(2)
-    assert [batch for batch, _ in read(1, two[1][1])] == [batch for batch, _ in two[2:]]
-    assert len({round(x % 1, 6) for batch, _ in two for x in batch}) == 12
+    rank_1 = read(2)
+    assert [batch for batch, _ in read(1, rank_1[1][1])] == [batch for batch, _ in rank_1[2:]]
+    assert len({round(x % 1, 6) for batch, _ in rank_1 for x in batch}) == 12

@@ -220,11 +220,11 @@ def test_ranks_share_every_sample_and_always_have_one(length: int, batch_size: i
 
 
 def test_the_global_batch_does_not_depend_on_the_number_of_ranks() -> None:
-    one, two, four = (
+    one_rank, two_ranks, four_ranks = (
         [flat([step]) for step in steps(ranks(53, batch_size, world_size))]
         for batch_size, world_size in ((8, 1), (4, 2), (2, 4))
     )
-    assert one == two == four
+    assert one_rank == two_ranks == four_ranks
 
 
 def test_with_fewer_samples_than_ranks_left_some_repeat_with_a_warning() -> None:
@@ -264,10 +264,10 @@ def test_banned_samples_are_skipped_and_the_others_keep_their_order(
         loops = [iter(sampler) for sampler in world]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        rest = [list(step) for step in zip(*loops, strict=True)]
+        remaining = [list(step) for step in zip(*loops, strict=True)]
     seen = len(flat(before))
     assert flat(before) == order[:seen]
-    assert list(dict.fromkeys(flat(rest))) == [i for i in order[seen:] if i not in banned]
+    assert list(dict.fromkeys(flat(remaining))) == [i for i in order[seen:] if i not in banned]
     assert not banned & set(flat(steps(world)))
 
 

@@ -38,9 +38,9 @@ def test_skipped_batches_are_not_read(kind: str) -> None:
     expected = [batch.tolist() for batch in loader_of(kind, Counting())]
     for n in (0, 1, len(expected), len(expected) + 1):
         data = Counting()
-        rest = [batch.tolist() for batch in skip_ahead(loader_of(kind, data), n)]
-        assert rest == expected[n:]
-        assert data.fetched == [sample for batch in rest for sample in batch]
+        remaining = [batch.tolist() for batch in skip_ahead(loader_of(kind, data), n)]
+        assert remaining == expected[n:]
+        assert data.fetched == [sample for batch in remaining for sample in batch]
 
 
 def test_the_loader_itself_is_unchanged() -> None:

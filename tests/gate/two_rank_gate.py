@@ -159,7 +159,7 @@ def main() -> None:
         for fault in (*optimizer_matrix.FAULTS, optimizer_matrix.BUFFER)
     ]
     results.append(placements())
-    (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(results))
+    (out / f"results-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

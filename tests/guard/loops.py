@@ -1,4 +1,4 @@
-"""A small model, its batches, the faults planted in them, and the plain loop around it all."""
+"""A small model, its batches, faults to plant in them, and the plain training loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def batch(i: int, size: int = 16) -> Tensor:
 
 
 def loss_of(model: nn.Module, x: Tensor, fault: str | None = None) -> Tensor:
-    """A loss, healthy or not: 'nan' in the data, 'burst' in the gradients, 'inf' in the loss alone."""
+    """A healthy or faulty loss: 'nan' in the data, 'burst' in the gradients, 'inf' in the loss alone."""
     x = x * math.nan if fault == "nan" else x
     loss = (model(x) - x.detach().sum(1)).square().mean()
     if fault == "burst":
@@ -62,7 +62,7 @@ def train(
 
 
 def bare(loss: Tensor, batch: Any = None) -> Tensor:
-    """Stands in for `guard.watch` in a loop that is not watched."""
+    """Replaces `guard.watch` in an unguarded loop."""
     return loss
 
 
@@ -72,7 +72,7 @@ def snapshot(model: nn.Module, *optimizers: Optimizer) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Bit for bit."""
+    """Whether both are bit-identical."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b))
     if isinstance(a, dict):
@@ -87,11 +87,11 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def hooks_on(model: nn.Module, *optimizers: Optimizer) -> list[str]:
-    """Whatever is hooked to a model and its optimizers, by name."""
-    found = [name for o in optimizers for name, v in vars(o).items() if name.endswith("_hooks") and v]
-    found += [name for o in optimizers for name in ("found_inf", "grad_scale") if hasattr(o, name)]
+    """Names of all hooks on a model and its optimizers."""
+    hooked = [name for o in optimizers for name, v in vars(o).items() if name.endswith("_hooks") and v]
+    hooked += [name for o in optimizers for name in ("found_inf", "grad_scale") if hasattr(o, name)]
     for module in model.modules():
-        found += [name for name, v in vars(module).items() if name.endswith("_hooks") and v]
+        hooked += [name for name, v in vars(module).items() if name.endswith("_hooks") and v]
     for p in model.parameters():
-        found += ["tensor hooks"] if p._backward_hooks else []
-    return found
+        hooked += ["tensor hooks"] if p._backward_hooks else []
+    return hooked

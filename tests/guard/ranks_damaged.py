@@ -17,14 +17,14 @@ import surefoot
 TENSORS = (1, 2, 3, 7)
 DAMAGES = ("none", "scaled on all", "nan on all", "scaled on one", "nan on one", "nudged on one", "state on one")
 FEWER = ("nan on all", "scaled on one", "nudged on one")
-"""With more than two processes: damage that all ranks see, that one sees, and that no rank sees."""
+"""With more than two ranks: damage seen by all ranks, by one, and by none."""
 AT = 28
 STEPS = 46
 POLICY = surefoot.Policy(weights_every=8, snapshot_every=4, healthy_steps_to_trust=4, warmup=12)
 
 
 def model_of(tensors: int) -> nn.Module:
-    """Layers without biases, so that the model has so many parameters."""
+    """A model with this many parameters: layers without biases."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for k in range(tensors):
@@ -56,17 +56,17 @@ def harm(damage: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
 
 def equal_everywhere(model: nn.Module) -> bool:
     mine = torch.cat([p.detach().flatten() for p in model.parameters()])
-    held = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(held, mine)
-    return all(torch.equal(other, held[0]) for other in held) and bool(held[0].isfinite().all())
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, mine)
+    return all(torch.equal(other, gathered[0]) for other in gathered) and bool(gathered[0].isfinite().all())
 
 
 def trial(tensors: int, damage: str, where: Path) -> dict[str, Any]:
     model = model_of(tensors)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     guard = surefoot.attach(model, optimizer, run_dir=where, policy=POLICY)
-    told: list[dict[str, Any]] = []
-    guard.on_event(lambda event: told.append(event.as_json()))
+    events: list[dict[str, Any]] = []
+    guard.on_event(lambda event: events.append(event.as_json()))
     stopped = False
     for step in range(STEPS):
         x, y = batch_of(step, dist.get_rank())
@@ -80,16 +80,16 @@ def trial(tensors: int, damage: str, where: Path) -> dict[str, Any]:
         optimizer.zero_grad()
         if step == AT:
             harm(damage, model, optimizer)
-    lost, landed = guard.disabled, guard.step
+    lost, step_count = guard.disabled, guard.step
     guard.close()
-    findings = [e for e in told if e["kind"] == "finding" and e["detector"] == "replicas"]
+    findings = [e for e in events if e["kind"] == "finding" and e["detector"] == "replicas"]
     return {
         "stopped": stopped,
         "lost": lost,
-        "step": landed,
+        "step": step_count,
         "equal": equal_everywhere(model),
-        "rewound": [e["values"] for e in told if e["kind"] == "note" and e["name"] == "rewound"],
-        "decided": [[e["action"], e["cause"], e["attempt"]] for e in told if e["kind"] == "decision"],
+        "rewound": [e["values"] for e in events if e["kind"] == "note" and e["name"] == "rewound"],
+        "decided": [[e["action"], e["cause"], e["attempt"]] for e in events if e["kind"] == "decision"],
         "apart": [e["evidence"]["culprit_rank"] for e in findings if not e["evidence"]["equal"]],
         "again": sum(e["evidence"]["equal"] for e in findings),
         "details": [e["detail"] for e in findings],
@@ -100,12 +100,12 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     out = Path(sys.argv[1])
-    told = {
+    results = {
         f"{tensors} tensors, {damage}": trial(tensors, damage, out / f"{tensors}-{damage}")
         for tensors in TENSORS
         for damage in (DAMAGES if dist.get_world_size() == 2 else FEWER if tensors < 7 else ("none", *FEWER))
     }
-    (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(told))
+    (out / f"results-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

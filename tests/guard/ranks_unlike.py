@@ -1,4 +1,4 @@
-"""Run by torchrun with two processes: ranks that differ on purpose, or in what their loops do, judge and act alike."""
+"""Run by torchrun with two ranks that differ on purpose or whose loops differ: both judge and act alike."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Hook = Callable[[int, nn.Module, torch.optim.Optimizer], None]
 
 def average(model: nn.Module, *, gradients: bool) -> None:
     for p in model.parameters():
-        held = p.grad if gradients else p.data
-        assert held is not None
-        dist.all_reduce(held)
-        held /= dist.get_world_size()
+        tensor = p.grad if gradients else p.data
+        assert tensor is not None
+        dist.all_reduce(tensor)
+        tensor /= dist.get_world_size()
 
 
 def judged(row: StepMetrics) -> dict[str, str]:
-    """What is judged of a row; times, memory and what the loop reports are told, and never acted on."""
-    own = (
+    """The judged fields of a row, without times, memory and reported values, which may differ between ranks."""
+    not_judged = (
         "time",
         "seconds",
         "data_wait",
@@ -45,8 +45,8 @@ def judged(row: StepMetrics) -> dict[str, str]:
         "bad_microbatch",
         "num_microbatches",
     )
-    told = asdict(row).items()
-    return {name: str(value) for name, value in told if name not in own and not name.startswith("memory")}
+    fields = asdict(row).items()
+    return {name: str(value) for name, value in fields if name not in not_judged and not name.startswith("memory")}
 
 
 def nudge(step: int, model: nn.Module, *_: Any) -> None:
@@ -70,8 +70,8 @@ def train(
     model = model or model_of(3)
     optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=3e-3)
     guard = surefoot.attach(model, optimizer, run_dir=where, **{"policy": POLICY, "scaler": scaler} | options)
-    told: list[dict[str, Any]] = []
-    guard.on_event(lambda event: told.append(event.as_json()))
+    events: list[dict[str, Any]] = []
+    guard.on_event(lambda event: events.append(event.as_json()))
     stopped, rows = "", {}
     for step in range(STEPS):
         x, y = batch_of(step, dist.get_rank())
@@ -95,17 +95,17 @@ def train(
             optimizer.zero_grad()
         if after is not None:
             after(step, model, optimizer)
-    lost, landed = guard.disabled, guard.step
+    lost, step_count = guard.disabled, guard.step
     guard.close()
     return {
         "stopped": stopped,
         "lost": lost,
-        "step": landed,
+        "step": step_count,
         "rows": rows,
         "equal": equal_everywhere(model),
-        "rewound": [e["values"] for e in told if e["kind"] == "note" and e["name"] == "rewound"],
-        "decided": [[e["action"], e["cause"]] for e in told if e["kind"] == "decision" and e["action"] != "refuse"],
-        "findings": [[e["detector"], e["severe"], e["detail"]] for e in told if e["kind"] == "finding"],
+        "rewound": [e["values"] for e in events if e["kind"] == "note" and e["name"] == "rewound"],
+        "decided": [[e["action"], e["cause"]] for e in events if e["kind"] == "decision" and e["action"] != "refuse"],
+        "findings": [[e["detector"], e["severe"], e["detail"]] for e in events if e["kind"] == "finding"],
     }
 
 
@@ -119,7 +119,7 @@ def own_models(where: Path) -> dict[str, Any]:
 
 
 def local_sgd(where: Path) -> dict[str, Any]:
-    """Gradients are exchanged at first; later each rank trains alone, and weights are averaged now and then."""
+    """Gradients are averaged at first; later each rank trains alone, and weights are averaged every five steps."""
     model = model_of(3).module
     assert isinstance(model, nn.Module)
 
@@ -135,7 +135,7 @@ def local_sgd(where: Path) -> dict[str, Any]:
 
 
 def ddp_then_local(where: Path) -> dict[str, Any]:
-    """The same with DDP, whose exchange is switched off."""
+    """The same with DDP, whose gradient sync is switched off."""
     model = model_of(3)
 
     def after(step: int, *_: Any) -> None:
@@ -152,13 +152,13 @@ def averaged_by_loop(where: Path, *, harmed: bool) -> dict[str, Any]:
     return train(where, model=model, before=lambda *_: average(model, gradients=True), after=nudge if harmed else None)
 
 
-def set_rate(step: int, _: nn.Module, optimizer: Any) -> None:
+def raise_lr(step: int, _: nn.Module, optimizer: Any) -> None:
     if step == AT and dist.get_rank() == 1:
         optimizer.param_groups[0]["lr"] *= 20.0
 
 
 def scaled(where: Path, *, ranks: tuple[int, ...], until: int) -> dict[str, Any]:
-    """Loss scaling leaves out steps in which a rank's loss is NaN."""
+    """Loss scaling skips the steps in which a rank's loss is NaN."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     return train(where, scaler=scaler, spoil=lambda step: AT <= step < until and dist.get_rank() in ranks)
 
@@ -175,10 +175,10 @@ TRIALS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "ddp then local": ddp_then_local,
     "averaged by the loop": lambda where: averaged_by_loop(where, harmed=False),
     "averaged by the loop, nudged": lambda where: averaged_by_loop(where, harmed=True),
-    "no state to go back to": lambda where: train(where, after=nudge, snapshot_memory=False),
+    "no snapshots": lambda where: train(where, after=nudge, snapshot_memory=False),
     "observed": lambda where: train(where, after=nudge, policy=replace(POLICY, observe=True)),
     "gradients kept on one rank": lambda where: train(where, keep=lambda step: step >= AT and dist.get_rank() == 1),
-    "rate raised on one rank": lambda where: train(where, after=set_rate),
+    "lr raised on one rank": lambda where: train(where, after=raise_lr),
     "nan under loss scaling, on one rank": lambda where: scaled(where, ranks=(1,), until=AT + 6),
     "nan under loss scaling, on all ranks": lambda where: scaled(where, ranks=(0, 1), until=AT + 6),
     "zero": zero,
@@ -190,8 +190,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     out = Path(sys.argv[1])
-    told = {name: trial(out / name) for name, trial in TRIALS.items()}
-    (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(told))
+    results = {name: trial(out / name) for name, trial in TRIALS.items()}
+    (out / f"results-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

@@ -1,7 +1,7 @@
 """Training loops that are killed and resumed, one kind after the other, in forked processes.
 
-Run as a program it reads the name of a loop from its input, line by line, and answers each with one line of JSON:
-whether every loss was the one of a run that nobody killed, what was told of that, and how each process ended.
+Run as a program, it reads names of loops from stdin, one per line, and prints one line of JSON for each:
+the steps whose losses differ from an uninterrupted run, the warnings about that, and how each process ended.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from surefoot.guard import preemption
 STEPS = 30
 WIDTH = 6
 LIMIT = 100
-"""Seconds after which a process that hangs is ended."""
+"""Seconds after which a hanging process is killed."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """What a process does to itself at one point of one iteration."""
+    """A signal that a process sends itself at one point of one iteration."""
 
     step: int
     place: str
     how: str
-    """KILL, STOP (and then killed), TERM, TWICE (TERM, and TERM again while it ends), INT or HUP."""
+    """KILL, STOP (then killed), TERM, TWICE (TERM, and TERM again during the exit), INT or HUP."""
 
 
 KILLS = (
@@ -61,11 +61,11 @@ KILLS = (
     Kill(25, "fetched", "HUP"),
 )
 ENDS = {"KILL": -9, "STOP": -9, "TERM": 143, "TWICE": 143, "INT": 130, "HUP": 129, "": 0}
-"""How a process ends by each."""
+"""Exit code after each."""
 
 
 class Job:
-    """One process of a run: where it writes down its losses, and when it is killed."""
+    """One process of a run: it records its losses and kills itself at the planned point."""
 
     def __init__(self, run: Path, kill: Kill | None, *, resume: bool, rank: int = 0) -> None:
         self.run, self.kill, self.resume, self.rank = run, kill, resume, rank
@@ -80,9 +80,9 @@ class Job:
 
     def loss(self, step: int, loss: Tensor) -> None:
         os.write(self._losses, f"{step} {float(loss.detach()).hex()}\n".encode())
-        if self._manager is not None:  # such short steps would all be over before the first save is
+        if self._manager is not None:  # these steps are shorter than a save
             self._manager.poll(wait=True)
-        if dist.is_initialized():  # processes need a while to agree on the step at which they end
+        if dist.is_initialized():  # ranks need time to agree on the step at which they end
             time.sleep(0.1)
 
     def at(self, step: int, place: str) -> None:
@@ -100,7 +100,7 @@ class Job:
 
 
 class Samples(Dataset[Tensor]):
-    """Fixed samples; with `noise` each is changed by numbers from the three global generators as it is read."""
+    """Fixed samples; `noise` adds numbers from the three global generators as a sample is read."""
 
     def __init__(self, *, noise: bool = False) -> None:
         self.data, self.noise = torch.randn(44, WIDTH, generator=torch.Generator().manual_seed(3)), noise
@@ -113,7 +113,7 @@ class Samples(Dataset[Tensor]):
 
 
 def draw(*shape: int) -> Tensor:
-    """Numbers from torch's, NumPy's and Python's own generator."""
+    """Numbers from torch's, NumPy's and Python's global generators."""
     return 0.1 * torch.randn(shape) + 0.1 * float(np.random.rand()) + 0.1 * random.random()
 
 
@@ -146,7 +146,7 @@ def simple(
     extra: dict[str, Any] | None = None,
     wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
 ) -> None:
-    """`before` is drawn before a batch is fetched, after the step before; `after` is drawn once the batch is there."""
+    """`before` is drawn between a step and the next fetch; `after` is drawn after the fetch."""
     model = wrap(small_net())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=STEPS + 1)
@@ -318,7 +318,7 @@ def no_loader_unnamed(job: Job) -> None:
 
 
 def batch_drawn_ahead_unnamed(job: Job) -> None:
-    """As nanoGPT does it: the next batch is drawn while the device is still at this one."""
+    """As in nanoGPT: the next batch is drawn while the device still computes this one."""
     model = small_net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     with job.attach(model, optimizer) as guard:
@@ -336,27 +336,29 @@ def batch_drawn_ahead_unnamed(job: Job) -> None:
 
 
 def alternating(job: Job, *, critic_steps: int = 1) -> None:
-    model = nn.ModuleDict({"make": nn.Linear(3, WIDTH), "tell": nn.Sequential(nn.Linear(WIDTH, 8), nn.Linear(8, 1))})
-    make, tell = model["make"], model["tell"]
-    critic = torch.optim.AdamW(tell.parameters(), lr=0.01)
-    maker = torch.optim.AdamW(make.parameters(), lr=0.01)
+    model = nn.ModuleDict(
+        {"generator": nn.Linear(3, WIDTH), "critic": nn.Sequential(nn.Linear(WIDTH, 8), nn.Linear(8, 1))}
+    )
+    generator, critic = model["generator"], model["critic"]
+    critic_optimizer = torch.optim.AdamW(critic.parameters(), lr=0.01)
+    generator_optimizer = torch.optim.AdamW(generator.parameters(), lr=0.01)
     loader = make_loader(Samples(), 4, seed=1)
-    with job.attach(model, [critic, maker], loader=loader) as guard:
+    with job.attach(model, [critic_optimizer, generator_optimizer], loader=loader) as guard:
         batches = endless(lambda: guard.batches(loader))
         for step in range(guard.step, STEPS):
             for _ in range(critic_steps):
                 real = next(batches)
                 job.at(step, "fetched")
-                fake = make(torch.randn(4, 3)).detach()
-                loss = guard.watch(tell(fake).sigmoid().mean() - tell(real + draw(1)).sigmoid().mean(), real)
-                critic.zero_grad()
+                fake = generator(torch.randn(4, 3)).detach()
+                loss = guard.watch(critic(fake).sigmoid().mean() - critic(real + draw(1)).sigmoid().mean(), real)
+                critic_optimizer.zero_grad()
                 loss.backward()
-                critic.step()
+                critic_optimizer.step()
             job.at(step, "backward")
-            made = guard.watch(-tell(make(torch.randn(4, 3))).sigmoid().mean())
-            maker.zero_grad()
+            made = guard.watch(-critic(generator(torch.randn(4, 3))).sigmoid().mean())
+            generator_optimizer.zero_grad()
             made.backward()
-            maker.step()
+            generator_optimizer.step()
             job.loss(step, loss + 1000 * made)
             job.at(step + 1, "stepped")
 
@@ -402,8 +404,8 @@ LOOPS: dict[str, Callable[[Job], None]] = {
 # -- processes
 
 
-def live(name: str, make: Callable[[], Job], rank: int, port: int) -> NoReturn:
-    """Train in a forked process, and end it as the interpreter would, without taking apart what was loaded."""
+def train_in_fork(name: str, make: Callable[[], Job], rank: int, port: int) -> NoReturn:
+    """Train in a forked process and exit as the interpreter would, but without tearing down loaded modules."""
     signal.alarm(LIMIT)
     code: Any = 0
     try:
@@ -432,20 +434,20 @@ def live(name: str, make: Callable[[], Job], rank: int, port: int) -> NoReturn:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def run(name: str, folder: Path, kill: Kill | None, *, resume: bool = True) -> list[int]:
-    """Let the processes of a run live, and end; how each ended."""
+    """Run all processes of a run and return their exit codes."""
     ranks = range(2 if name == "two_processes" else 1)
     port = free_port() if len(ranks) > 1 else 0
     pids = []
     for rank in ranks:
         pid = os.fork()
         if pid == 0:
-            live(name, lambda rank=rank: Job(folder, kill, resume=resume, rank=rank), rank, port)
+            train_in_fork(name, lambda rank=rank: Job(folder, kill, resume=resume, rank=rank), rank, port)
         pids.append(pid)
     codes = []
     for pid in pids:
@@ -453,7 +455,9 @@ def run(name: str, folder: Path, kill: Kill | None, *, resume: bool = True) -> l
         if os.WIFSTOPPED(status):
             os.kill(pid, signal.SIGKILL)
             status = os.waitpid(pid, 0)[1]
-        if codes == [] and kill is not None and kill.how in ("KILL", "STOP"):  # nobody is left to talk to
+        if (
+            codes == [] and kill is not None and kill.how in ("KILL", "STOP")
+        ):  # the others would wait for the killed rank
             for other in pids[1:]:
                 os.kill(other, signal.SIGKILL)
         codes.append(os.waitstatus_to_exitcode(status))
@@ -461,35 +465,35 @@ def run(name: str, folder: Path, kill: Kill | None, *, resume: bool = True) -> l
 
 
 def losses(folder: Path, rank: int) -> tuple[dict[int, str], list[int]]:
-    """The last loss of each step, and the steps that had different ones when they came again."""
+    """The last loss of each step, and the steps whose loss differed when repeated."""
     seen: dict[int, str] = {}
-    unlike = []
+    changed = []
     for line in Path(f"{folder}.losses-{rank}").read_text().splitlines():
         step, loss = line.split()
         if seen.setdefault(int(step), loss) != loss:
-            unlike.append(int(step))
-    return seen, unlike
+            changed.append(int(step))
+    return seen, changed
 
 
 def try_loop(name: str, folder: Path) -> dict[str, Any]:
-    """Kill one run five times; what came of it."""
+    """Kill one run five times and compare it with an uninterrupted one."""
     straight, killed = folder / f"{name}-straight", folder / f"{name}-killed"
     assert set(run(name, straight, None, resume=False)) == {0}, Path(f"{straight}.log").read_text()[-2000:]
     codes = [run(name, killed, kill)[0] for kill in (*KILLS, None)]
     differ: set[int] = set()
     for rank in range(2 if name == "two_processes" else 1):
         expected, _ = losses(straight, rank)
-        seen, unlike = losses(killed, rank)
-        differ |= {step for step in expected if seen.get(step) != expected[step]} | set(unlike)
+        seen, changed = losses(killed, rank)
+        differ |= {step for step in expected if seen.get(step) != expected[step]} | set(changed)
         differ |= seen.keys() - expected
     events = surefoot.read(killed).events
-    told = [e["detail"] for e in events if e["kind"] == "checkpoint" and e.get("name") == "inexact"]
+    warnings = [e["detail"] for e in events if e["kind"] == "checkpoint" and e.get("name") == "inexact"]
     at_attach = [e["detail"] for e in events if e.get("name") == "exact_if" and e["step"] == 0]
     starts = [e["values"]["step"] for e in events if e["kind"] == "checkpoint" and e.get("name") == "resumed"]
     log = Path(f"{killed}.log").read_text() if Path(f"{killed}.log").exists() else ""
     return {
         "differ": sorted(differ),
-        "told": told,
+        "warnings": warnings,
         "at_attach": at_attach,
         "codes": codes,
         "resumed": starts,
@@ -500,7 +504,7 @@ def try_loop(name: str, folder: Path) -> dict[str, Any]:
 def main() -> None:
     torch.set_num_threads(1)
     for module in ("surefoot.guard.attach", "torch._dynamo", "torch.distributed.fsdp", "torch.onnx", "numpy.fft"):
-        importlib.import_module(module)  # what every process would load by itself
+        importlib.import_module(module)  # so that no fork has to load them
     gc.freeze()
     for line in sys.stdin:
         print(json.dumps(try_loop(line.strip(), Path(sys.argv[1]))), flush=True)

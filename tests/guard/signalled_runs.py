@@ -1,6 +1,6 @@
-"""Runs that send themselves a signal at one moment, each in a process forked from one that has loaded torch.
+"""Runs that send themselves a signal at a given moment, each in a process forked after torch was loaded.
 
-Reads "RUN_DIR MOMENT FIRST SECOND" (the numbers of two signals, 0 for none), and answers with the exit code.
+Reads lines "RUN_DIR MOMENT FIRST SECOND" (two signal numbers, 0 for none) and prints the exit code for each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import surefoot.guard.checkpointer
 
 
 class Late:
-    """Sends a signal in the last moments of the interpreter."""
+    """Sends a signal during interpreter shutdown."""
 
     def __init__(self, number: int) -> None:
         self._kill, self._pid, self._number = os.kill, os.getpid(), number
@@ -66,14 +66,14 @@ def train(run: str, moment: str, first: int, second: int) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     for module in ("surefoot.guard.attach", "torch._dynamo", "torch.distributed.fsdp", "torch.onnx", "numpy.fft"):
-        importlib.import_module(module)  # what every process would load by itself
+        importlib.import_module(module)  # so that no fork has to load them
     for line in sys.stdin:
         run, moment, first, second = line.split()
         pid = os.fork()
         if pid == 0:
             os.dup2(2, 1)
             train(run, moment, int(first), int(second))
-            return  # and ends as an interpreter does
+            return  # and exits as the interpreter does
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 

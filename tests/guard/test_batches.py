@@ -1,4 +1,4 @@
-"""`guard.batches`: what it yields, when a run over it is saved, and the warnings where a resume cannot be exact."""
+"""`guard.batches`: what it yields, when it saves, and the warnings when a resume cannot be exact."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = 30
 
 
 class Run:
-    """A small net with dropout, saved every second step; the loop around it is each test's own."""
+    """A small net with dropout, saved every second step; each test brings its own loop."""
 
     def __init__(self, run: Path, *, loader: Any = None, resume: bool = True) -> None:
         torch.manual_seed(0)
@@ -57,10 +57,10 @@ class Run:
         if manager is not None:
             manager.poll(wait=True)
 
-    def pull_the_plug(self) -> None:
-        self.guard.__exit__(RuntimeError, RuntimeError("the plug is pulled"), None)
+    def crash(self) -> None:
+        self.guard.__exit__(RuntimeError, RuntimeError("planted crash"), None)
 
-    def told(self) -> str:
+    def warnings(self) -> str:
         events = surefoot.read(self.run).events
         return "\n".join(e["detail"] for e in events if e.get("name") == "inexact")
 
@@ -69,7 +69,7 @@ Loop = Callable[[Run, int], None]
 
 
 def by_epochs(run: Run, steps: int) -> None:
-    """Counts its epochs by its steps, and draws after each of them."""
+    """Derives its epoch from the step, and draws random numbers after each step and epoch."""
     step = run.start
     for _ in range(step // BATCHES, 10):
         for x in run.guard.batches(run.loader):
@@ -82,7 +82,7 @@ def by_epochs(run: Run, steps: int) -> None:
 
 
 def one_ahead(run: Run, steps: int) -> None:
-    """Fetches its next batch while the last one is still at work."""
+    """Fetches the next batch before the update on the last one."""
     batches = endless(run)
     x = next(batches)
     for _ in range(run.start, steps):
@@ -92,7 +92,7 @@ def one_ahead(run: Run, steps: int) -> None:
 
 
 def twice_a_batch(run: Run, steps: int) -> None:
-    """Trains twice on each batch, with numbers of its own."""
+    """Trains twice on each batch, and draws its own random numbers."""
     step = run.start
     for x in endless(run):
         for _ in range(2):
@@ -109,14 +109,14 @@ def endless(run: Run) -> Iterator[Tensor]:
 
 
 def resumed(tmp_path: Path, loop: Loop, kills: tuple[int, ...]) -> tuple[list[float], list[float], Run]:
-    """The losses of a run that nobody stopped, from where another one that was killed went on; and those of that."""
+    """Losses of an uninterrupted run from the resumed step on, losses of the resumed run, and that run."""
     straight = Run(tmp_path / "straight", resume=False)
     loop(straight, STEPS)
     straight.guard.close()
     for steps in kills:
         killed = Run(tmp_path / "killed")
         loop(killed, steps)
-        killed.pull_the_plug()
+        killed.crash()
     again = Run(tmp_path / "killed")
     assert 0 < again.start < STEPS
     loop(again, STEPS)
@@ -125,36 +125,36 @@ def resumed(tmp_path: Path, loop: Loop, kills: tuple[int, ...]) -> tuple[list[fl
 
 
 @pytest.mark.parametrize("kills", [(7, 9), (11, 16), (16, 17), (18, 24)])
-def test_epochs_that_a_loop_counts_itself(tmp_path: Path, kills: tuple[int, ...]) -> None:
+def test_resume_is_exact_when_the_loop_counts_its_own_epochs(tmp_path: Path, kills: tuple[int, ...]) -> None:
     expected, losses, run = resumed(tmp_path, by_epochs, kills)
     assert losses == expected
-    assert run.told() == ""
+    assert run.warnings() == ""
 
 
-def test_a_loop_that_fetches_one_batch_ahead_is_exact_and_told_that_it_may_not_be(tmp_path: Path) -> None:
+def test_loop_that_fetches_one_batch_ahead_is_exact_but_warned(tmp_path: Path) -> None:
     expected, losses, run = resumed(tmp_path, one_ahead, (11, 20))
     assert losses == expected
-    assert "fetches its next batch before optimizer.step()" in run.told()
+    assert "fetches its next batch before optimizer.step()" in run.warnings()
 
 
-def test_a_save_waits_until_a_batch_was_used_as_often_as_it_is(tmp_path: Path) -> None:
+def test_save_waits_for_the_last_update_on_a_batch(tmp_path: Path) -> None:
     expected, losses, run = resumed(tmp_path, twice_a_batch, (9, 20))
     assert losses == expected
     assert run.start % 2 == 0
-    assert run.told() == ""
+    assert run.warnings() == ""
 
 
-def test_a_batch_that_never_ends_is_saved_all_the_same_and_told(tmp_path: Path) -> None:
+def test_endless_updates_on_one_batch_are_saved_with_a_warning(tmp_path: Path) -> None:
     run = Run(tmp_path)
     (x, *_) = run.guard.batches(run.loader)
     for _ in range(60):
         run.step(run.forward(x))
     assert CheckpointStore(tmp_path / "checkpoints").all()
-    assert "between two updates on the same batch" in run.told()
-    run.pull_the_plug()
+    assert "between two updates on the same batch" in run.warnings()
+    run.crash()
 
 
-def test_batches_fetched_in_another_thread_are_told_and_harm_nothing(tmp_path: Path) -> None:
+def test_batches_fetched_in_another_thread_are_warned_about(tmp_path: Path) -> None:
     run = Run(tmp_path)
     waiting: queue.Queue[Tensor] = queue.Queue(2)
 
@@ -167,14 +167,14 @@ def test_batches_fetched_in_another_thread_are_told_and_harm_nothing(tmp_path: P
     for _ in range(BATCHES):
         run.step(run.forward(waiting.get()))
     thread.join()
-    run.pull_the_plug()
-    assert "in another thread" in run.told()
+    run.crash()
+    assert "in another thread" in run.warnings()
 
 
-def test_a_stop_in_an_evaluation_before_the_next_fetch_is_told_after_the_resume(
+def test_save_during_an_evaluation_before_the_next_fetch_is_warned_about_after_the_resume(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture_point, "EVAL_WAIT", 0.0)  # as if it took long
+    monkeypatch.setattr(capture_point, "EVAL_WAIT", 0.0)  # as if the evaluation took long
     run = Run(tmp_path)
     with pytest.raises(SystemExit), run.guard:
         for x in run.guard.batches(run.loader):
@@ -189,10 +189,10 @@ def test_a_stop_in_an_evaluation_before_the_next_fetch_is_told_after_the_resume(
     again = Run(tmp_path)
     assert again.start == 5
     assert "resumed, but the run was saved in the middle of an evaluation" in caplog.text
-    again.pull_the_plug()
+    again.crash()
 
 
-def test_a_fetch_in_an_evaluation_is_none_of_the_training(tmp_path: Path) -> None:
+def test_fetch_during_evaluation_does_not_count_as_training(tmp_path: Path) -> None:
     def evaluating(run: Run, steps: int) -> None:
         step = run.start
         for x in endless(run):
@@ -210,10 +210,10 @@ def test_a_fetch_in_an_evaluation_is_none_of_the_training(tmp_path: Path) -> Non
     assert losses == expected
 
 
-# -- what it gives out
+# -- iteration and length
 
 
-def test_batches_and_their_number(tmp_path: Path) -> None:
+def test_batches_have_a_length_and_can_be_iterated_again(tmp_path: Path) -> None:
     run = Run(tmp_path)
     batches = run.guard.batches([3, 4, 5])
     assert len(batches) == 3
@@ -225,14 +225,14 @@ def test_batches_and_their_number(tmp_path: Path) -> None:
     run.guard.close()
 
 
-def test_switched_off_it_gives_out_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_guard_yields_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUREFOOT", "off")
     run = Run(tmp_path)
     assert list(run.guard.batches([1, 2])) == [1, 2]
     assert next(iter(run.guard.batches())) == 0
 
 
-def test_a_loader_that_attach_was_not_given_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_loader_not_passed_to_attach_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with caplog.at_level(logging.WARNING), surefoot.attach(model, optimizer, run_dir=tmp_path, resume=True) as guard:
@@ -242,7 +242,7 @@ def test_a_loader_that_attach_was_not_given_is_told(tmp_path: Path, caplog: pyte
     assert "was given no loader, so the position in the data is not saved. Pass loader=" in caplog.text
 
 
-def test_a_copied_loader_goes_its_way_alone(tmp_path: Path) -> None:
+def test_copied_loader_is_independent(tmp_path: Path) -> None:
     run = Run(tmp_path)
     other = copy.deepcopy(run.loader)
     run.guard.close()

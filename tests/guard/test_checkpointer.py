@@ -1,4 +1,4 @@
-"""Saving and resuming through `attach(resume=True)`: signals, kinds of loops, misuse."""
+"""Saving and resuming through `attach(resume=True)`: signals, kinds of loops, invalid use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def handlers() -> Iterator[None]:
 
 
 class Loop:
-    """A net with dropout and batch norm, on batches that torch's random numbers make."""
+    """A net with dropout and batch norm on batches drawn from torch's global generator."""
 
     def __init__(self, forward: Forward, run: Path, **options: Any) -> None:
         torch.manual_seed(0)
@@ -55,34 +55,34 @@ class Loop:
         return losses
 
 
-def called(model: nn.Module, x: Tensor) -> Tensor:
+def call_model(model: nn.Module, x: Tensor) -> Tensor:
     return model(x)
 
 
-def inside(model: nn.Module, x: Tensor) -> Tensor:
-    """No hook of the model sees this."""
+def call_forward(model: nn.Module, x: Tensor) -> Tensor:
+    """No hook of the model runs."""
     return model.forward(x)
 
 
-def apart(model: nn.Module, x: Tensor) -> Tensor:
-    """Nor this, half of the time."""
+def call_functional(model: nn.Module, x: Tensor) -> Tensor:
+    """Hooks of the model do not always run."""
     return functional_call(model, dict(model.named_parameters()), (x,))
 
 
-def compiled(model: nn.Module, x: Tensor) -> Tensor:
+def call_compiled(model: nn.Module, x: Tensor) -> Tensor:
     return torch.compile(model, backend="eager")(x)
 
 
-@pytest.mark.parametrize("forward", [called, inside, apart, compiled])
-def test_a_run_goes_on_bit_for_bit_however_its_model_is_called(tmp_path: Path, forward: Forward) -> None:
+@pytest.mark.parametrize("forward", [call_model, call_forward, call_functional, call_compiled])
+def test_resume_is_bit_identical_for_every_way_to_call_the_model(tmp_path: Path, forward: Forward) -> None:
     straight = Loop(forward, tmp_path / "a", resume=False)
     expected = straight.to(30)
     straight.guard.close()
     killed = Loop(forward, tmp_path / "b")
     killed.to(22)
     killed.guard._checkpointer._manager.poll(wait=True)  # type: ignore[attr-defined]
-    kept = [one.step for one in CheckpointStore(tmp_path / "b" / "checkpoints").all()]
-    killed.guard.__exit__(RuntimeError, RuntimeError("the plug is pulled"), None)
+    kept = [checkpoint.step for checkpoint in CheckpointStore(tmp_path / "b" / "checkpoints").all()]
+    killed.guard.__exit__(RuntimeError, RuntimeError("planted crash"), None)
     again = Loop(forward, tmp_path / "b")
     assert again.done == max(kept)
     assert 0 < again.done < 22
@@ -90,51 +90,55 @@ def test_a_run_goes_on_bit_for_bit_however_its_model_is_called(tmp_path: Path, f
     again.guard.close()
 
 
-def test_observing_refuses_to_resume(tmp_path: Path) -> None:
+def test_observe_refuses_to_resume(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="changes nothing"):
-        Loop(called, tmp_path, policy="observe")
+        Loop(call_model, tmp_path, policy="observe")
 
 
-def test_switched_off_nothing_is_saved_and_no_signal_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_guard_saves_nothing_and_installs_no_signal_handler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SUREFOOT", "off")
     before = signal.getsignal(signal.SIGTERM)
-    loop = Loop(called, tmp_path / "run")
+    loop = Loop(call_model, tmp_path / "run")
     loop.to(10)
     assert signal.getsignal(signal.SIGTERM) is before
     assert not (tmp_path / "run").exists()
 
 
-def test_a_signal_ends_the_run_where_it_is_and_it_goes_on_from_there(tmp_path: Path) -> None:
-    loop = Loop(called, tmp_path)
+def test_run_ended_by_a_signal_resumes_at_the_same_step(tmp_path: Path) -> None:
+    loop = Loop(call_model, tmp_path)
     loop.to(7)
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended, loop.guard:
         loop.to(20)
     assert ended.value.code == 128 + signal.SIGTERM
-    again = Loop(called, tmp_path)
+    again = Loop(call_model, tmp_path)
     assert again.done == loop.done
     again.guard.close()
 
 
-def test_a_handler_of_the_loop_itself_is_called_when_the_run_is_saved(tmp_path: Path) -> None:
-    heard: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+def test_users_signal_handler_is_called_and_the_run_is_saved(tmp_path: Path) -> None:
+    received: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
     try:
-        loop = Loop(called, tmp_path)
+        loop = Loop(call_model, tmp_path)
         loop.to(7)
         signal.raise_signal(signal.SIGUSR1)
         loop.to(12)
-        assert heard == [signal.SIGUSR1]
-        kinds = {one.step: one.about["kind"] for one in CheckpointStore(tmp_path / "checkpoints").all()}
+        assert received == [signal.SIGUSR1]
+        kinds = {
+            checkpoint.step: checkpoint.about["kind"] for checkpoint in CheckpointStore(tmp_path / "checkpoints").all()
+        }
         assert "emergency" in kinds.values()
         loop.guard.close()
     finally:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_two_runs_in_one_process_one_after_the_other_and_beside_each_other(tmp_path: Path) -> None:
-    first = Loop(called, tmp_path / "a")
-    second = Loop(called, tmp_path / "b")
+def test_two_runs_in_one_process_are_saved_independently(tmp_path: Path) -> None:
+    first = Loop(call_model, tmp_path / "a")
+    second = Loop(call_model, tmp_path / "b")
     first.to(6)
     second.to(6)
     first.guard.close()
@@ -145,12 +149,12 @@ def test_two_runs_in_one_process_one_after_the_other_and_beside_each_other(tmp_p
 
 
 def steps_of(run: Path) -> int:
-    again = Loop(called, run)
+    again = Loop(call_model, run)
     again.guard.close()
     return again.done
 
 
-def test_evaluations_between_steps_and_two_optimizers_change_nothing(tmp_path: Path) -> None:
+def test_resume_is_exact_with_evaluations_and_two_optimizers(tmp_path: Path) -> None:
     def build(run: Path) -> tuple[Loop, torch.optim.Optimizer]:
         torch.manual_seed(0)
         loop = Loop.__new__(Loop)
@@ -185,7 +189,7 @@ def test_evaluations_between_steps_and_two_optimizers_change_nothing(tmp_path: P
     straight[0].guard.close()
     killed = build(tmp_path / "b")
     train(*killed, 17)
-    killed[0].guard.__exit__(RuntimeError, RuntimeError("the plug is pulled"), None)
+    killed[0].guard.__exit__(RuntimeError, RuntimeError("planted crash"), None)
     again = build(tmp_path / "b")
     assert 0 < again[0].done < 17
     begun = again[0].done

@@ -19,7 +19,7 @@ from surefoot.records import Verdict
 
 Attach = Callable[..., Any]
 Read = Callable[[], surefoot.Run]
-# Adam with a large eps: some gradients here are zero but for rounding, and a small one would make steps of that noise.
+# Adam with a large eps: some gradients here are zero up to rounding, and a small eps would amplify that noise.
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
     "fused SGD": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, fused=True),
@@ -29,12 +29,12 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def close(a: Any, b: Any) -> bool:
-    """As close as two ways of rounding the same product."""
+    """Equal up to rounding."""
     return all(torch.allclose(x, y, rtol=1e-5, atol=1e-7) for x, y in zip(a[0].values(), b[0].values(), strict=True))
 
 
 def by_hand(model: Net, optimizer: torch.optim.Optimizer, i: int, clip: Callable[[Net], object]) -> None:
-    """One update of a loop that clips by itself."""
+    """One update of an unguarded loop that clips."""
     loss_of(model, batch(i)).backward()
     clip(model)
     optimizer.step()
@@ -43,7 +43,7 @@ def by_hand(model: Net, optimizer: torch.optim.Optimizer, i: int, clip: Callable
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("threshold", [0.05, 1.0, 1e6])
-def test_a_number_clips_as_torch_does(name: str, threshold: float, attach: Attach, read: Read) -> None:
+def test_clip_by_norm_equals_torch(name: str, threshold: float, attach: Attach, read: Read) -> None:
     model, other = net(), net()
     optimizer, plain = OPTIMIZERS[name](model.parameters()), OPTIMIZERS[name](other.parameters())
     guard = attach(model, optimizer, clip=threshold)
@@ -52,21 +52,21 @@ def test_a_number_clips_as_torch_does(name: str, threshold: float, attach: Attac
         train(model, optimizer, guard.watch, i)
         by_hand(other, plain, i, lambda m: norms.append(nn.utils.clip_grad_norm_(m.parameters(), threshold).item()))
         assert close(snapshot(model), snapshot(other))
-        other.load_state_dict(model.state_dict())  # so that no rounding is carried on
+        other.load_state_dict(model.state_dict())  # so that rounding does not accumulate
         plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     guard.close()
     rows = read().scalars
-    wanted = np.minimum(threshold / (np.array(norms) + 1e-6), 1.0)
+    expected = np.minimum(threshold / (np.array(norms) + 1e-6), 1.0)
     assert rows["norm"].tolist() == pytest.approx(norms, rel=1e-4), "the norm is the one before clipping"
     assert rows["clip"].tolist() == pytest.approx([threshold] * 10)
-    assert rows["clip_factor"].tolist() == pytest.approx(wanted.tolist(), rel=1e-4)
-    assert rows["clip_fraction"].tolist() == pytest.approx((np.cumsum(wanted < 1) / np.arange(1, 11)).tolist())
+    assert rows["clip_factor"].tolist() == pytest.approx(expected.tolist(), rel=1e-4)
+    assert rows["clip_fraction"].tolist() == pytest.approx((np.cumsum(expected < 1) / np.arange(1, 11)).tolist())
     if threshold == 1e6:
-        assert same(snapshot(model, optimizer), snapshot(other, plain)), "a gradient under the threshold is left alone"
+        assert same(snapshot(model, optimizer), snapshot(other, plain)), "a gradient below the threshold is unchanged"
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_by_value_as_torch_does(name: str, attach: Attach) -> None:
+def test_clip_by_value_equals_torch(name: str, attach: Attach) -> None:
     model, other = net(), net()
     optimizer, plain = OPTIMIZERS[name](model.parameters()), OPTIMIZERS[name](other.parameters())
     guard = attach(model, optimizer, clip={"value": 0.01})
@@ -77,7 +77,7 @@ def test_by_value_as_torch_does(name: str, attach: Attach) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_by_norm_and_by_value(name: str, attach: Attach) -> None:
+def test_clip_by_norm_and_value(name: str, attach: Attach) -> None:
     model, other = net(), net()
     optimizer, plain = OPTIMIZERS[name](model.parameters()), OPTIMIZERS[name](other.parameters())
     guard = attach(model, optimizer, clip={"norm": 1.0, "value": 0.1})
@@ -93,7 +93,7 @@ def test_by_norm_and_by_value(name: str, attach: Attach) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_each_group_by_its_own(name: str, attach: Attach) -> None:
+def test_each_param_group_has_its_own_clip(name: str, attach: Attach) -> None:
     model, other = net(), net()
 
     def groups(m: Net) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ def test_each_group_by_its_own(name: str, attach: Attach) -> None:
         assert close(snapshot(model), snapshot(other))
 
 
-class Dial(nn.Module):
+class SettableNorm(nn.Module):
     """A model whose gradient norm can be set."""
 
     def __init__(self) -> None:
@@ -123,78 +123,78 @@ class Dial(nn.Module):
         return self.weight.sum() * (norm / 2.0)
 
 
-def turn(model: Dial, optimizer: torch.optim.Optimizer, guard: surefoot.Guard, norm: float) -> None:
+def train_with_norm(model: SettableNorm, optimizer: torch.optim.Optimizer, guard: surefoot.Guard, norm: float) -> None:
     guard.watch(model(norm)).backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_adaptive_is_the_percentile_of_the_accepted_norms(fused: bool, attach: Attach, read: Read) -> None:
-    model = Dial()
+def test_adaptive_clip_is_the_percentile_of_accepted_norms(fused: bool, attach: Attach, read: Read) -> None:
+    model = SettableNorm()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=fused)
     guard = attach(model, optimizer, clip="adaptive")
     rng = np.random.default_rng(0)
     norms = rng.uniform(2.0, 12.0, 260)
     bad = {50: math.nan, 151: math.inf, 160: 1e6, 170: 1e5}
     for i, norm in enumerate(norms):
-        turn(model, optimizer, guard, norm)
+        train_with_norm(model, optimizer, guard, norm)
         if i in bad:
-            turn(model, optimizer, guard, bad[i])
+            train_with_norm(model, optimizer, guard, bad[i])
     guard.close()
     rows = read().scalars
-    landed = rows["verdict"] == Verdict.APPLIED
-    assert (~landed).sum() == len(bad)
-    clip, accepted = rows["clip"][landed], rows["norm"][landed]
+    applied = rows["verdict"] == Verdict.APPLIED
+    assert (~applied).sum() == len(bad)
+    clip, accepted = rows["clip"][applied], rows["norm"][applied]
     assert accepted.tolist() == pytest.approx(norms.tolist(), rel=1e-5)
     known = np.flatnonzero(clip != clips.ADAPTIVE_START)[0]
-    assert 100 <= known <= 110, "10 until 100 norms are known"
+    assert 100 <= known <= 110, "the start value applies until 100 norms are known"
     for i in range(known, 260):
-        lately = [np.quantile(accepted[: i - back], clips.ADAPTIVE_PERCENTILE) for back in range(11)]
-        assert min(lately) * (1 - 1e-4) <= clip[i] <= max(lately) * (1 + 1e-4)
-    wanted = np.minimum(clip / (accepted + 1e-6), 1.0)
-    assert rows["clip_factor"][landed].tolist() == pytest.approx(wanted.tolist(), rel=1e-4)
+        recent = [np.quantile(accepted[: i - back], clips.ADAPTIVE_PERCENTILE) for back in range(11)]
+        assert min(recent) * (1 - 1e-4) <= clip[i] <= max(recent) * (1 + 1e-4)
+    expected = np.minimum(clip / (accepted + 1e-6), 1.0)
+    assert rows["clip_factor"][applied].tolist() == pytest.approx(expected.tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize(("norm", "threshold"), [(0.2, clips.ADAPTIVE_MIN), (5000.0, clips.ADAPTIVE_MAX), (20.0, 20.0)])
-def test_adaptive_stays_within_bounds(norm: float, threshold: float, attach: Attach, read: Read) -> None:
-    model = Dial()
+def test_adaptive_clip_stays_within_bounds(norm: float, threshold: float, attach: Attach, read: Read) -> None:
+    model = SettableNorm()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     guard = attach(model, optimizer, clip="adaptive")
     for _ in range(120):
-        turn(model, optimizer, guard, norm)
+        train_with_norm(model, optimizer, guard, norm)
     guard.close()
     assert read().scalars["clip"][-1] == pytest.approx(threshold)
 
 
-def test_adaptive_looks_back_on_a_thousand_norms(attach: Attach, read: Read) -> None:
-    model = Dial()
+def test_adaptive_clip_uses_the_last_thousand_norms(attach: Attach, read: Read) -> None:
+    model = SettableNorm()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     guard = attach(model, optimizer, clip="adaptive")
     for i in range(1320):
-        turn(model, optimizer, guard, 50.0 if i < 300 else 5.0)
+        train_with_norm(model, optimizer, guard, 50.0 if i < 300 else 5.0)
     guard.close()
     clip = read().scalars["clip"]
     assert clip[700] == pytest.approx(50.0)
-    assert clip[-1] == pytest.approx(5.0), "the high norms have left the memory"
+    assert clip[-1] == pytest.approx(5.0), "the high norms have left the window"
 
 
-def test_adaptive_for_optimizers_that_step_in_turn(attach: Attach, read: Read) -> None:
-    model = nn.ModuleList([Dial(), Dial()])
+def test_alternating_optimizers_have_separate_adaptive_clips(attach: Attach, read: Read) -> None:
+    model = nn.ModuleList([SettableNorm(), SettableNorm()])
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.0) for part in model]
     guard = attach(model, optimizers, clip="adaptive")
     for _ in range(125):
         for k, norm in ((0, 3.0), (1, 30.0)):
             part = model[k]
-            assert isinstance(part, Dial)
-            turn(part, optimizers[k], guard, norm)
+            assert isinstance(part, SettableNorm)
+            train_with_norm(part, optimizers[k], guard, norm)
     guard.close()
     rows = read().scalars
     for k, norm in ((0, 3.0), (1, 30.0)):
         assert rows["clip"][rows["optimizer"] == k][-1] == pytest.approx(norm), f"optimizer {k}"
 
 
-def test_a_refused_update_is_not_clipped_into_the_weights(attach: Attach) -> None:
+def test_refused_update_is_not_clipped_and_applied(attach: Attach) -> None:
     model = net()
     optimizer = OPTIMIZERS["fused AdamW"](model.parameters())
     guard = attach(model, optimizer, clip=1.0)
@@ -207,7 +207,7 @@ def test_a_refused_update_is_not_clipped_into_the_weights(attach: Attach) -> Non
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_loop_that_clips_itself_is_seen_before_it_does(name: str, attach: Attach, read: Read) -> None:
+def test_norm_is_measured_before_the_loop_clips(name: str, attach: Attach, read: Read) -> None:
     model, other = net(), net()
     optimizer, plain = OPTIMIZERS[name](model.parameters()), OPTIMIZERS[name](other.parameters())
     guard = attach(model, optimizer)
@@ -223,12 +223,12 @@ def test_a_loop_that_clips_itself_is_seen_before_it_does(name: str, attach: Atta
     guard.watch(loss_of(model, batch(30), "burst"), batch(30)).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     optimizer.step()
-    assert same(before, snapshot(model, optimizer)), "clipped to 0.1 it would have passed for healthy"
+    assert same(before, snapshot(model, optimizer)), "after the clip to 0.1 it would look healthy"
     guard.close()
     assert read().scalars["norm"][:24].tolist() == pytest.approx(norms, rel=1e-5)
 
 
-def test_gradients_are_there_again_after_a_refused_step(attach: Attach) -> None:
+def test_gradients_are_restored_after_a_refused_step(attach: Attach) -> None:
     model = net()
     optimizer = OPTIMIZERS["SGD"](model.parameters())
     guard = attach(model, optimizer)

@@ -31,7 +31,7 @@ def compiled(model: Net, backend: str = "aot_eager", **options: Any) -> Any:
 
 
 def check(model: Net, run: Any, optimizer: torch.optim.Optimizer, guard: surefoot.Guard, read: Read) -> None:
-    """Healthy steps land, a bad one leaves no trace, and the numbers are those of the gradients."""
+    """Healthy steps are applied, a bad one leaves no trace, and the recorded norms are those of the gradients."""
     norms: list[float] = []
     for i in range(4):
         guard.watch(loss_of(run, batch(i)), batch(i)).backward()
@@ -50,7 +50,7 @@ def check(model: Net, run: Any, optimizer: torch.optim.Optimizer, guard: surefoo
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("order", ["attach, compile", "compile, attach to it", "compile, attach to the model"])
-def test_a_compiled_model_is_guarded(order: str, fused: bool, attach: Attach, read: Read) -> None:
+def test_compiled_model_is_guarded(order: str, fused: bool, attach: Attach, read: Read) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
     if order == "attach, compile":
@@ -63,7 +63,7 @@ def test_a_compiled_model_is_guarded(order: str, fused: bool, attach: Attach, re
 
 
 @pytest.mark.parametrize("attach_to", ["model", "compiled"])
-def test_one_graph_stays_one_graph(attach_to: str, attach: Attach, read: Read) -> None:
+def test_guard_adds_no_graph_break(attach_to: str, attach: Attach, read: Read) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     if attach_to == "model":
@@ -75,14 +75,14 @@ def test_one_graph_stays_one_graph(attach_to: str, attach: Attach, read: Read) -
     check(model, run, optimizer, guard, read)
 
 
-def test_by_the_real_compiler(attach: Attach, read: Read) -> None:
+def test_inductor_backend(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     guard = attach(model, optimizer)
     check(model, compiled(model, backend="inductor"), optimizer, guard, read)
 
 
-def test_closing_leaves_a_compiled_model_as_it_was(attach: Attach) -> None:
+def test_close_leaves_a_compiled_model_unchanged(attach: Attach) -> None:
     model, other = net(), net()
     optimizer, plain = (torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, other))
     run, bare_run = compiled(model), compiled(other)
@@ -97,7 +97,7 @@ def test_closing_leaves_a_compiled_model_as_it_was(attach: Attach) -> None:
     assert same(snapshot(model, optimizer), snapshot(other, plain))
 
 
-def test_a_compiled_loss_function_may_watch(attach: Attach, read: Read) -> None:
+def test_watch_inside_a_compiled_loss_function(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)

@@ -1,4 +1,4 @@
-"""An internal error or a full disk ends the protection or the journal, never the training."""
+"""An internal error or a full disk ends protection or the journal, never the training."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ PLACES: dict[str, tuple[Any, str]] = {
     "timing the step": (StepTimer, "step_ended"),
     "finding stale gradients": (StepPipeline, "find_stale_grads"),
     "measuring gradients": (GradStats, "measure"),
-    "recognising gradients": (SeenGrads, "unchanged"),
+    "detecting stale gradients": (SeenGrads, "unchanged"),
     "sampling the weights": (UpdateSample, "take"),
     "comparing the weights": (UpdateSample, "compare"),
     "measuring the weights": (GradStats, "measure_weights"),
     "before the step": (Gate, "before_step"),
     "applying the verdict": (Gate, "apply"),
-    "settling the buffers": (BufferShadow, "commit_or_revert"),
+    "reverting the buffers": (BufferShadow, "commit_or_revert"),
     "reading memory and utilisation": (SystemMonitor, "read"),
     "sending": (AsyncReadback, "send"),
     "receiving": (AsyncReadback, "receive"),
@@ -56,14 +56,14 @@ PLACES: dict[str, tuple[Any, str]] = {
 
 
 def break_after(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: int) -> None:
-    """Let a method of surefoot fail at one call, and at every later one."""
-    honest, seen = getattr(owner, name), [0]
+    """Make a method of surefoot raise after `calls` calls."""
+    original, seen = getattr(owner, name), [0]
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         seen[0] += 1
         if seen[0] > calls:
             raise RuntimeError("planted")
-        return honest(*args, **kwargs)
+        return original(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, broken)
 
@@ -71,7 +71,7 @@ def break_after(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: i
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("calls", [0, 4])
 @pytest.mark.parametrize("place", PLACES)
-def test_training_goes_on_as_if_surefoot_were_not_there(
+def test_internal_error_switches_protection_off_and_training_continues(
     place: str,
     calls: int,
     fused: bool,
@@ -90,7 +90,7 @@ def test_training_goes_on_as_if_surefoot_were_not_there(
         assert torch.equal(mine, theirs)
     assert same(snapshot(model, optimizer), snapshot(other, plain))
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
-    assert len(errors) == 1, "said once"
+    assert len(errors) == 1, "logged once"
     assert "protection is OFF" in errors[0]
     assert "planted" in errors[0]
     guard.close()
@@ -101,27 +101,27 @@ def test_training_goes_on_as_if_surefoot_were_not_there(
     assert "planted" in degraded[0]["detail"]
 
 
-def test_a_refused_step_that_breaks_leaves_the_gradients_in_place(
+def test_error_during_a_refused_step_leaves_the_gradients_in_place(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
     train(model, optimizer, guard.watch, 0)
-    honest = Gate.hide_grads
+    original = Gate.hide_grads
 
-    def half_way(self: Gate) -> None:
-        honest(self)
+    def failing_hide_grads(self: Gate) -> None:
+        original(self)
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(Gate, "hide_grads", half_way)
+    monkeypatch.setattr(Gate, "hide_grads", failing_hide_grads)
     guard.watch(loss_of(model, batch(1), "nan"), batch(1)).backward()
     optimizer.step()
     assert all(p.grad is not None for p in model.parameters())
     assert "protection is OFF" in caplog.text
 
 
-def test_a_closure_that_meets_a_broken_gate_still_runs(
+def test_closure_still_runs_after_an_error_in_the_gate(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, other = net(), net()
@@ -145,7 +145,7 @@ def test_a_closure_that_meets_a_broken_gate_still_runs(
     assert "protection is OFF" in caplog.text
 
 
-def test_an_error_of_the_users_own_is_handed_on(attach: Attach, caplog: pytest.LogCaptureFixture) -> None:
+def test_user_error_propagates_and_the_protection_stays(attach: Attach, caplog: pytest.LogCaptureFixture) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
@@ -161,13 +161,13 @@ def test_an_error_of_the_users_own_is_handed_on(attach: Attach, caplog: pytest.L
     train(model, optimizer, guard.watch, 0)
     before = snapshot(model, optimizer)
     train(model, optimizer, guard.watch, 1, "nan")
-    assert same(before, snapshot(model, optimizer)), "the protection stays"
+    assert same(before, snapshot(model, optimizer)), "protection stays on"
     assert "protection is OFF" not in caplog.text
 
 
 @pytest.mark.parametrize("file", ["events.jsonl", "signals/scalars-000000.bin", "signals/layers-000000.bin"])
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_a_full_disk_ends_the_journal_and_nothing_else(
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_full_disk_stops_only_the_journal(
     file: str, attach: Attach, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = tmp_path / "run" / file
@@ -182,7 +182,7 @@ def test_a_full_disk_ends_the_journal_and_nothing_else(
     assert same(snapshot(model, optimizer), snapshot(other, plain))
     before = snapshot(model, optimizer)
     train(model, optimizer, guard.watch, 20, "nan")
-    assert same(before, snapshot(model, optimizer)), "the protection stays"
+    assert same(before, snapshot(model, optimizer)), "protection stays on"
     guard.close()
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert len(errors) == 1

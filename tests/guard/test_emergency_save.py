@@ -18,7 +18,7 @@ from surefoot.journal.reader import read
 
 
 class Loop:
-    """Never saved by the clock or the count; the data are fine up to a batch, and poison from there on."""
+    """A loop without periodic saves; from batch `poison` on, all batches are NaN."""
 
     def __init__(self, run: Path, poison: int = 1 << 60, **policy: Any) -> None:
         torch.manual_seed(0)
@@ -46,7 +46,7 @@ class Loop:
         return CheckpointStore(self.run / "checkpoints").all()
 
 
-def test_when_an_incident_begins_the_last_good_snapshot_is_saved(tmp_path: Path) -> None:
+def test_last_good_snapshot_is_saved_when_an_incident_begins(tmp_path: Path) -> None:
     loop = Loop(tmp_path, poison=40, max_consecutive_vetoes=500, max_failed_actions=50, max_actions=50)
     loop.train(46)
     loop.guard._checkpointer._manager.close()  # type: ignore[attr-defined]
@@ -56,7 +56,7 @@ def test_when_an_incident_begins_the_last_good_snapshot_is_saved(tmp_path: Path)
     assert 20 <= kept.step <= 40
     known = json.loads((kept.folder / "state-00001.json").read_text())["guard"]["history"]
     assert len(known["losses"]) == len(known["norms"]) > kept.step
-    loop.guard.__exit__(RuntimeError, RuntimeError("the plug is pulled"), None)
+    loop.guard.__exit__(RuntimeError, RuntimeError("planted crash"), None)
     again = Loop(tmp_path)
     assert again.guard.step == kept.step
     again.train(30)
@@ -65,7 +65,7 @@ def test_when_an_incident_begins_the_last_good_snapshot_is_saved(tmp_path: Path)
     again.guard.close()
 
 
-def test_a_stopped_run_is_saved_and_reported_once(tmp_path: Path) -> None:
+def test_stopped_run_is_saved_and_reported_once(tmp_path: Path) -> None:
     loop = Loop(tmp_path, poison=40, max_consecutive_vetoes=8)
     stops = 0
     with loop.guard:
@@ -87,7 +87,7 @@ def test_a_stopped_run_is_saved_and_reported_once(tmp_path: Path) -> None:
     again.guard.close()
 
 
-def test_a_healthy_run_is_saved_at_its_end_alone(tmp_path: Path) -> None:
+def test_healthy_run_is_saved_only_at_its_end(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     loop.train(60)
     loop.guard.close()

@@ -1,4 +1,4 @@
-"""A signal in the middle of a long evaluation: the run is saved at once, exactly."""
+"""A signal during a long evaluation: the run is saved immediately, and the resume is exact."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from surefoot.data import make_loader
 
 
 class Loop:
-    """Evaluates after every tenth batch was fetched and before it is trained on, as many do."""
+    """Evaluates after every tenth fetch, before training on that batch, as many loops do."""
 
     def __init__(self, run: Path, *, ours: bool = True, in_evaluation: Callable[[int], None] = lambda i: None) -> None:
         torch.manual_seed(0)
@@ -50,12 +50,12 @@ class Loop:
                 self.calls += 1
                 self.in_evaluation(self.calls)
                 self.model(torch.ones(2, 6))
-                torch.rand(3)  # it draws random numbers, which a run that evaluates again draws again
+                torch.rand(3)  # a resumed run that evaluates again draws these again
         self.model.train()
 
 
 @pytest.mark.parametrize("ours", [True, False], ids=["a loader", "batches drawn by the loop"])
-def test_a_signal_during_an_evaluation_ends_the_run_before_its_end(tmp_path: Path, ours: bool) -> None:
+def test_signal_during_an_evaluation_ends_the_run_immediately(tmp_path: Path, ours: bool) -> None:
     straight = Loop(tmp_path / "a", ours=ours)
     expected = straight.to(35)
     straight.guard.close()
@@ -76,7 +76,7 @@ def test_a_signal_during_an_evaluation_ends_the_run_before_its_end(tmp_path: Pat
     again.guard.close()
 
 
-def test_an_evaluation_without_a_signal_is_left_alone(tmp_path: Path) -> None:
+def test_evaluation_without_a_signal_runs_to_its_end(tmp_path: Path) -> None:
     loop: Any = Loop(tmp_path)
     loop.to(25)
     assert loop.calls == 150

@@ -1,4 +1,4 @@
-"""What a user sees of the guard: refusals, counting, stopping, closing, attaching again."""
+"""The guard as a user sees it: refusals, counting, stopping, closing, attaching again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("fault", ["nan", "inf"])
 @pytest.mark.parametrize("healthy", [0, 3])
-def test_a_batch_that_is_not_finite_leaves_no_trace(name: str, fault: str, healthy: int, attach: Attach) -> None:
+def test_nonfinite_batch_leaves_no_trace(name: str, fault: str, healthy: int, attach: Attach) -> None:
     model = net()
     optimizer = OPTIMIZERS[name](model)
     guard = attach(model, optimizer)
@@ -56,7 +56,7 @@ def test_a_batch_that_is_not_finite_leaves_no_trace(name: str, fault: str, healt
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_run_goes_on_as_if_the_bad_batch_had_never_been(name: str, attach: Attach) -> None:
+def test_run_with_refused_batches_equals_the_run_without_them(name: str, attach: Attach) -> None:
     model, other = net(), net()
     optimizer, plain = OPTIMIZERS[name](model), OPTIMIZERS[name](other)
     guard = attach(model, optimizer)
@@ -69,7 +69,7 @@ def test_the_run_goes_on_as_if_the_bad_batch_had_never_been(name: str, attach: A
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_million_fold_gradient_is_refused_after_the_warm_up(name: str, attach: Attach, read: Read) -> None:
+def test_norm_outlier_is_refused_after_warmup(name: str, attach: Attach, read: Read) -> None:
     model = net()
     optimizer = OPTIMIZERS[name](model)
     guard = attach(model, optimizer)
@@ -85,10 +85,10 @@ def test_a_million_fold_gradient_is_refused_after_the_warm_up(name: str, attach:
     assert np.isnan(rows["norm_limit"][:20]).all(), "no limit while the baseline forms"
     assert rows["norm"][25] > 100 * rows["norm"][:25].max()
     assert rows["norm_limit"][25] == pytest.approx(100 * rows["norm"][:25].max(), rel=0.05)
-    assert rows["norm"][26] < rows["norm_limit"][26] < rows["norm"][25], "a rejected norm moves no baseline"
+    assert rows["norm"][26] < rows["norm_limit"][26] < rows["norm"][25], "a refused norm does not move the baseline"
 
 
-def test_before_the_warm_up_a_finite_gradient_is_applied(attach: Attach, read: Read) -> None:
+def test_finite_gradient_is_applied_during_warmup(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -100,7 +100,7 @@ def test_before_the_warm_up_a_finite_gradient_is_applied(attach: Attach, read: R
     assert read().scalars["verdict"].tolist() == [0, 0]
 
 
-def test_the_thresholds_of_a_policy_are_obeyed(attach: Attach, read: Read) -> None:
+def test_policy_thresholds_are_used(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer, policy=surefoot.Policy(max_norm_ratio=math.inf, warmup=1))
@@ -114,7 +114,7 @@ def test_the_thresholds_of_a_policy_are_obeyed(attach: Attach, read: Read) -> No
     assert read().scalars["verdict"].tolist() == [0] * 6
 
 
-def test_observing_changes_nothing_and_records_what_it_would_have_done(
+def test_observe_changes_nothing_and_records_its_decisions(
     attach: Attach, read: Read, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, other = net(), net()
@@ -141,39 +141,39 @@ def test_observed_updates_count_as_applied(attach: Attach, read: Read) -> None:
     for i in range(25):
         train(model, optimizer, guard.watch, i, "burst" if i == 22 else None)
     guard.close()
-    assert read().scalars["step"].tolist() == list(range(25)), "an update nobody held back has landed"
+    assert read().scalars["step"].tolist() == list(range(25)), "an update that was not refused counts as applied"
     assert guard.step == 25
 
 
 # -- stopping ---------------------------------------------------------------------------------------------------------
 
 
-def test_refusals_in_a_row_stop_the_run_with_the_reason(attach: Attach, read: Read) -> None:
+def test_consecutive_refusals_stop_the_run_with_a_reason(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer, policy=surefoot.Policy(max_consecutive_vetoes=2))
     for i in range(3):
         train(model, optimizer, guard.watch, i)
     before = snapshot(model, optimizer)
-    tried = 0
+    updates = 0
     with pytest.raises(surefoot.TrainingStopped) as caught:
         for i in range(50):
             train(model, optimizer, guard.watch, i, "nan")
-            tried += 1
-    assert tried == 2 + 2 - 1, "the second refusal is known two steps later"
-    told = str(caught.value)
+            updates += 1
+    assert updates == 2 + 2 - 1, "the second refusal is known two steps later"
+    message = str(caught.value)
     for word in ("2 updates in a row", "step 3", "attempt 4", "the loss is nan", "weights"):
-        assert word in told.replace("Weights", "weights")
+        assert word in message.replace("Weights", "weights")
     assert same(before, snapshot(model, optimizer))
     guard.close()
     run = read()
-    assert run.scalars["attempt"].tolist() == list(range(3 + 4)), "not one row is missing"
+    assert run.scalars["attempt"].tolist() == list(range(3 + 4)), "no row is missing"
     stops = [e for e in run.events if e["kind"] == "decision" and e["action"] == "stop"]
     assert stops[0]["attempt"] == 4
-    assert stops[0]["reason"] in told
+    assert stops[0]["reason"] in message
 
 
-def test_the_reason_of_a_stop_is_still_true(attach: Attach) -> None:
+def test_stop_reason_does_not_claim_unchanged_weights_falsely(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer, policy=surefoot.Policy(max_consecutive_vetoes=2))
@@ -187,7 +187,7 @@ def test_the_reason_of_a_stop_is_still_true(attach: Attach) -> None:
     assert not (changed and "Weights and optimizer are as they were" in str(caught.value))
 
 
-def test_an_accepted_step_resets_the_count(attach: Attach) -> None:
+def test_applied_step_resets_the_refusal_count(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer, policy=surefoot.Policy(max_consecutive_vetoes=3))
@@ -197,7 +197,7 @@ def test_an_accepted_step_resets_the_count(attach: Attach) -> None:
     assert guard.step == 10
 
 
-def test_a_stopped_run_that_continues_is_stopped_again(attach: Attach) -> None:
+def test_stopped_run_that_continues_is_stopped_again(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer, policy=surefoot.Policy(max_consecutive_vetoes=1))
@@ -214,7 +214,7 @@ def test_a_stopped_run_that_continues_is_stopped_again(attach: Attach) -> None:
 # -- counting ---------------------------------------------------------------------------------------------------------
 
 
-def test_step_and_attempt(attach: Attach, read: Read) -> None:
+def test_refused_updates_count_as_attempts_not_steps(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -228,7 +228,7 @@ def test_step_and_attempt(attach: Attach, read: Read) -> None:
     assert guard.step == 3
 
 
-def test_numbers_are_read_exactly_two_steps_later(attach: Attach) -> None:
+def test_metrics_are_read_exactly_two_steps_later(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -240,7 +240,7 @@ def test_numbers_are_read_exactly_two_steps_later(attach: Attach) -> None:
     assert guard.step == 10
 
 
-def test_the_row_of_an_update(attach: Attach, read: Read) -> None:
+def test_row_contains_the_metrics_of_its_update(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -274,7 +274,7 @@ def test_the_row_of_an_update(attach: Attach, read: Read) -> None:
     assert np.sqrt(squares).tolist() == pytest.approx(norms, rel=1e-5)
 
 
-def test_the_last_hundred_losses_and_norms_are_at_hand(attach: Attach) -> None:
+def test_history_has_the_last_hundred_losses_and_norms(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -286,7 +286,7 @@ def test_the_last_hundred_losses_and_norms_are_at_hand(attach: Attach) -> None:
     assert all(norm > 0 for norm in norms)
 
 
-def test_weights_are_measured_now_and_then(attach: Attach, read: Read) -> None:
+def test_weights_are_measured_at_intervals(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer, policy=surefoot.Policy(weights_every=3))
@@ -299,14 +299,14 @@ def test_weights_are_measured_now_and_then(attach: Attach, read: Read) -> None:
         norms.append(float(nn.utils.get_total_norm([p.detach() for p in model.parameters()])))
     guard.close()
     rows = read().scalars
-    told = [1, 4, 7]
-    assert np.flatnonzero(~np.isnan(rows["weight_norm"])).tolist() == told
-    assert rows["weight_norm"][told].tolist() == pytest.approx([norms[0], norms[3], norms[6]], rel=1e-5)
-    assert rows["update_ratio"][told].tolist() == pytest.approx([ratios[0], ratios[3], ratios[6]], rel=1e-4)
-    assert rows["nonfinite_params"][told].tolist() == [0.0] * 3
+    measured = [1, 4, 7]
+    assert np.flatnonzero(~np.isnan(rows["weight_norm"])).tolist() == measured
+    assert rows["weight_norm"][measured].tolist() == pytest.approx([norms[0], norms[3], norms[6]], rel=1e-5)
+    assert rows["update_ratio"][measured].tolist() == pytest.approx([ratios[0], ratios[3], ratios[6]], rel=1e-4)
+    assert rows["nonfinite_params"][measured].tolist() == [0.0] * 3
 
 
-def test_damaged_weights_are_found(attach: Attach, read: Read) -> None:
+def test_nonfinite_weights_are_found(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer, policy=surefoot.Policy(weights_every=1))
@@ -321,7 +321,9 @@ def test_damaged_weights_are_found(attach: Attach, read: Read) -> None:
     assert any("1 values in weights or buffers" in e["detail"] for e in findings)
 
 
-def test_where_the_bad_gradients_were(attach: Attach, read: Read, caplog: pytest.LogCaptureFixture) -> None:
+def test_tensors_with_nonfinite_gradients_are_named(
+    attach: Attach, read: Read, caplog: pytest.LogCaptureFixture
+) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -341,7 +343,7 @@ def test_where_the_bad_gradients_were(attach: Attach, read: Read, caplog: pytest
 # -- watching and reporting -------------------------------------------------------------------------------------------
 
 
-def test_watch_returns_the_very_same_tensor(attach: Attach) -> None:
+def test_watch_returns_the_same_tensor(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -351,10 +353,10 @@ def test_watch_returns_the_very_same_tensor(attach: Attach) -> None:
     assert loss.grad_fn is graph
     guard.close()
     loss = loss_of(model, batch(1))
-    assert guard.watch(loss) is loss, "also after the end"
+    assert guard.watch(loss) is loss, "also after close"
 
 
-def test_the_loss_of_an_evaluation_is_returned_and_not_recorded(attach: Attach, read: Read) -> None:
+def test_loss_under_no_grad_is_returned_and_not_recorded(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -370,7 +372,7 @@ def test_the_loss_of_an_evaluation_is_returned_and_not_recorded(attach: Attach, 
     assert rows["samples"].tolist() == [16.0] * 3
 
 
-def test_reports_are_written_down(attach: Attach, read: Read) -> None:
+def test_reports_are_recorded(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -389,10 +391,12 @@ def test_reports_are_written_down(attach: Attach, read: Read) -> None:
     assert values == [{"total_steps": 5}, {"eval_loss": 0.5, "accuracy": 0.25, "perplexity": 1.5}]
 
 
-def test_what_is_reported_may_be_a_tensor(attach: Attach, read: Read, caplog: pytest.LogCaptureFixture) -> None:
+def test_report_accepts_scalar_tensors_and_numpy_numbers(
+    attach: Attach, read: Read, caplog: pytest.LogCaptureFixture
+) -> None:
     model = net()
     guard = attach(model, sgd(model))
-    torch.set_warn_always(True)  # torch complains only once of a number made from a tensor with a graph
+    torch.set_warn_always(True)  # torch warns only once when a tensor with a graph becomes a number
     try:
         guard.report(loss=loss_of(model, batch(0)), count=torch.tensor([3]), share=np.float64(0.5))
     finally:
@@ -407,7 +411,7 @@ def test_what_is_reported_may_be_a_tensor(attach: Attach, read: Read, caplog: py
 
 
 @pytest.mark.parametrize("name", ["name", "detail", "at", "loss"])
-def test_a_report_may_have_any_name(name: str, attach: Attach, read: Read) -> None:
+def test_report_accepts_any_name(name: str, attach: Attach, read: Read) -> None:
     model = net()
     guard = attach(model, sgd(model))
     guard.report(**{name: 2.5})
@@ -417,11 +421,11 @@ def test_a_report_may_have_any_name(name: str, attach: Attach, read: Read) -> No
     assert [e["values"] for e in events if e.get("name") == "report"] == [{name: 2.5}]
 
 
-# -- beginning and end ------------------------------------------------------------------------------------------------
+# -- attach and close -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("word", ["off", "OFF", "0", "false"])
-def test_switched_off_nothing_happens_at_all(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_surefoot_off_does_nothing(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUREFOOT", word)
     model, other = net(), net()
     optimizer, plain = sgd(model), sgd(other)
@@ -439,7 +443,7 @@ def test_switched_off_nothing_happens_at_all(word: str, tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_off_guard_has_the_same_methods(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_guard_has_the_same_attributes(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     model = net()
     live = attach(model, sgd(model))
     monkeypatch.setenv("SUREFOOT", "off")
@@ -448,14 +452,16 @@ def test_an_off_guard_has_the_same_methods(attach: Attach, monkeypatch: pytest.M
         assert type(getattr(idle, name)) is type(getattr(live, name))
 
 
-def test_switched_on_by_any_other_word(attach: Attach, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_any_other_value_of_surefoot_switches_it_on(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("SUREFOOT", "on")
     model = net()
     attach(model, sgd(model))
     assert (tmp_path / "run" / "run.json").exists()
 
 
-def test_a_context_closes_itself(tmp_path: Path) -> None:
+def test_with_block_closes_the_guard(tmp_path: Path) -> None:
     model = net()
     optimizer = sgd(model)
     with surefoot.attach(model, optimizer, run_dir=tmp_path) as guard:
@@ -470,7 +476,7 @@ def test_a_context_closes_itself(tmp_path: Path) -> None:
     assert not (tmp_path / "writer.lock").exists()
 
 
-def test_a_context_that_ends_in_an_error_writes_it_down(tmp_path: Path) -> None:
+def test_exception_in_a_with_block_is_recorded(tmp_path: Path) -> None:
     model = net()
     optimizer = sgd(model)
     with (
@@ -484,7 +490,7 @@ def test_a_context_that_ends_in_an_error_writes_it_down(tmp_path: Path) -> None:
     assert notes[0]["detail"] == "ZeroDivisionError: by zero"
 
 
-def test_close_removes_all_hooks_and_may_be_called_again(attach: Attach, read: Read) -> None:
+def test_close_removes_all_hooks_and_is_idempotent(attach: Attach, read: Read) -> None:
     model, other = net(), net()
     optimizer, plain = sgd(model), sgd(other)
     guard = attach(model, optimizer)
@@ -505,7 +511,7 @@ def test_close_removes_all_hooks_and_may_be_called_again(attach: Attach, read: R
     assert read().scalars.rows == rows == 0
 
 
-def test_attached_again_attempts_go_on(attach: Attach, read: Read) -> None:
+def test_attempts_continue_after_attaching_again(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     for turn in range(3):
@@ -518,7 +524,7 @@ def test_attached_again_attempts_go_on(attach: Attach, read: Read) -> None:
     assert len(read().info["earlier"]) == 2
 
 
-def test_attached_again_no_attempt_is_numbered_twice(attach: Attach, read: Read) -> None:
+def test_no_weight_stats_carry_over_to_the_next_attach(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model)
     for _ in range(2):
@@ -527,10 +533,10 @@ def test_attached_again_no_attempt_is_numbered_twice(attach: Attach, read: Read)
             train(model, optimizer, guard.watch, i)
         guard.close()
     norms = read().scalars["weight_norm"]
-    assert (np.isnan(norms) | (norms > 0.1)).all(), "a norm of 0 was never measured"
+    assert (np.isnan(norms) | (norms > 0.1)).all(), "a norm of 0 would be an uninitialized value"
 
 
-def test_a_loss_that_is_kept_does_not_keep_its_batch(attach: Attach) -> None:
+def test_kept_loss_does_not_keep_its_batch_alive(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -543,13 +549,13 @@ def test_a_loss_that_is_kept_does_not_keep_its_batch(attach: Attach) -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        kept.append(loss)  # a common slip, cheap as long as the graph has been freed
+        kept.append(loss)  # a common mistake, harmless as long as the graph has been freed
         del x, loss
     gc.collect()
     assert [alive() for alive in batches] == [None] * 3
 
 
-def test_a_guard_that_is_collected_releases_everything(tmp_path: Path) -> None:
+def test_garbage_collected_guard_releases_model_and_run_dir(tmp_path: Path) -> None:
     def use() -> weakref.ref[nn.Module]:
         model = net()
         optimizer = sgd(model)
@@ -558,13 +564,13 @@ def test_a_guard_that_is_collected_releases_everything(tmp_path: Path) -> None:
             train(model, optimizer, guard.watch, i)
         return weakref.ref(model)
 
-    for _ in range(2):  # and the directory can be used again
+    for _ in range(2):  # twice, because the run directory must be free again
         model = use()
         gc.collect()
         assert model() is None
 
 
-def test_a_guarded_model_can_be_copied_and_saved(attach: Attach, tmp_path: Path) -> None:
+def test_guarded_model_can_be_copied_and_saved(attach: Attach, tmp_path: Path) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)

@@ -1,4 +1,4 @@
-"""The shapes of training loops: accumulation, closures, several optimizers, discarded gradients, changing groups."""
+"""Kinds of training loops: accumulation, closures, several optimizers, discarded gradients, changing groups."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def accumulate(
     watch: Callable[..., Tensor],
     i: int,
     faults: dict[int, str],
-    micros: int,
+    num_microbatches: int,
 ) -> list[float]:
-    """One update over several micro-batches; the watched loss is the one before it is divided."""
+    """One update over several micro-batches; the loss is watched before it is divided."""
     losses: list[float] = []
-    for m in range(micros):
+    for m in range(num_microbatches):
         x = batch(100 * i + m)
         loss = watch(loss_of(model, x, faults.get(m)), x)
-        (loss / micros).backward()
+        (loss / num_microbatches).backward()
         losses.append(loss.item())
     optimizer.step()
     optimizer.zero_grad()
@@ -50,7 +50,7 @@ def accumulate(
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("culprit", [0, 2, 3])
 @pytest.mark.parametrize("fault", ["nan", "burst", "inf"])
-def test_the_bad_micro_batch_is_found(fault: str, culprit: int, fused: bool, attach: Attach, read: Read) -> None:
+def test_bad_microbatch_is_found(fault: str, culprit: int, fused: bool, attach: Attach, read: Read) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
     guard = attach(model, optimizer, policy=surefoot.Policy(warmup=5))
@@ -58,7 +58,7 @@ def test_the_bad_micro_batch_is_found(fault: str, culprit: int, fused: bool, att
         accumulate(model, optimizer, guard.watch, i, {}, 4)
     before = snapshot(model, optimizer)
     accumulate(model, optimizer, guard.watch, 6, {culprit: fault}, 4)
-    assert same(before, snapshot(model, optimizer)), "the healthy micro-batches go with the bad one, buffers too"
+    assert same(before, snapshot(model, optimizer)), "the whole update is refused, and buffers are reverted"
     guard.close()
     run = read()
     assert run.scalars["bad_microbatch"].tolist() == [-1] * 6 + [culprit]
@@ -67,7 +67,7 @@ def test_the_bad_micro_batch_is_found(fault: str, culprit: int, fused: bool, att
     assert finding["evidence"]["bad_microbatch"] == culprit
 
 
-def test_the_loss_of_several_micro_batches_is_their_mean(attach: Attach, read: Read) -> None:
+def test_loss_of_several_microbatches_is_their_mean(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model.parameters())
     guard = attach(model, optimizer)
@@ -80,7 +80,7 @@ def test_the_loss_of_several_micro_batches_is_their_mean(attach: Attach, read: R
 
 
 @pytest.mark.parametrize("divided", ["before", "after"])
-def test_it_is_the_same_loss_whether_it_is_watched_before_or_after_it_is_divided(
+def test_recorded_loss_is_the_same_when_watched_before_or_after_division(
     divided: str, attach: Attach, read: Read
 ) -> None:
     model = net()
@@ -99,7 +99,7 @@ def test_it_is_the_same_loss_whether_it_is_watched_before_or_after_it_is_divided
     assert read().scalars["loss"].tolist() == pytest.approx(means, rel=1e-6)
 
 
-def test_more_micro_batches_than_the_block_has_slots(attach: Attach, read: Read) -> None:
+def test_more_microbatches_than_slots_in_the_block(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model.parameters())
     guard = attach(model, optimizer)
@@ -113,7 +113,7 @@ def test_more_micro_batches_than_the_block_has_slots(attach: Attach, read: Read)
     assert rows["bad_microbatch"][1] >= 0
 
 
-# -- dropped ----------------------------------------------------------------------------------------------------------
+# -- discarded --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("to_none", [True, False])
@@ -134,7 +134,7 @@ def test_discarded_gradients_are_recorded_as_discarded(to_none: bool, attach: At
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_a_bad_batch_that_the_loop_discards_itself(to_none: bool, attach: Attach, read: Read) -> None:
+def test_bad_batch_discarded_by_the_loop_is_recorded_as_nonfinite(to_none: bool, attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model.parameters())
     guard = attach(model, optimizer)
@@ -154,7 +154,7 @@ def test_a_bad_batch_that_the_loop_discards_itself(to_none: bool, attach: Attach
 
 @pytest.mark.parametrize("how", ["positional", "keyword"])
 @pytest.mark.parametrize("name", ["SGD", "fused AdamW", "LBFGS"])
-def test_a_closure(name: str, how: str, attach: Attach, read: Read) -> None:
+def test_closure(name: str, how: str, attach: Attach, read: Read) -> None:
     def build(model: Net) -> torch.optim.Optimizer:
         if name == "LBFGS":
             return torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
@@ -204,10 +204,10 @@ def test_weights_are_measured_when_backward_runs_in_a_closure(attach: Attach, re
         norms.append(nn.utils.get_total_norm([p.detach() for p in model.parameters()]).item())
     guard.close()
     rows = read().scalars
-    told = np.flatnonzero(~np.isnan(rows["weight_norm"]))
-    assert len(told) >= 3
-    for at in told:
-        assert rows["weight_norm"][at] == pytest.approx(norms[at - 1], rel=1e-5), "as they were after the step before"
+    measured = np.flatnonzero(~np.isnan(rows["weight_norm"]))
+    assert len(measured) >= 3
+    for at in measured:
+        assert rows["weight_norm"][at] == pytest.approx(norms[at - 1], rel=1e-5), "measured after the previous step"
         assert rows["update_ratio"][at] > 0
 
 
@@ -243,17 +243,17 @@ def test_two_optimizers_on_one_backward_share_the_verdict(where: str, attach: At
     assert guard.step == 4
 
 
-def test_two_optimizers_and_the_count_of_refusals(attach: Attach) -> None:
+def test_two_optimizers_count_consecutive_refusals_once(attach: Attach) -> None:
     model = net()
     optimizers = two(model)
     guard = attach(model, optimizers, policy=surefoot.Policy(max_consecutive_vetoes=3))
     for i in range(12):
         train(model, optimizers, guard.watch, i, None if i % 3 == 2 else "nan")
     guard.close()
-    assert guard.step == 4, "two refused updates in a row are not three"
+    assert guard.step == 4, "two consecutive refusals are below the limit of three"
 
 
-def test_two_optimizers_one_history(attach: Attach) -> None:
+def test_two_optimizers_share_one_history(attach: Attach) -> None:
     model = net()
     optimizers = two(model)
     guard = attach(model, optimizers)
@@ -262,7 +262,7 @@ def test_two_optimizers_one_history(attach: Attach) -> None:
     assert guard.history[0] == pytest.approx(losses, rel=1e-6), "each update's loss once"
 
 
-def test_two_optimizers_and_how_far_the_weights_moved(attach: Attach, read: Read) -> None:
+def test_update_ratio_of_two_optimizers_is_the_larger(attach: Attach, read: Read) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4000), nn.Linear(4000, 1))
     optimizers = [torch.optim.SGD(model[0].parameters(), lr=1.0), torch.optim.SGD(model[1].parameters(), lr=1e-9)]
@@ -275,66 +275,68 @@ def test_two_optimizers_and_how_far_the_weights_moved(attach: Attach, read: Read
             o.zero_grad()
         if i == 0:
             after = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-            wanted = float((after - before).norm() / after.norm())
+            expected = float((after - before).norm() / after.norm())
     guard.close()
     rows = read().scalars
-    told = rows["update_ratio"][rows["attempt"] == 1]
-    assert np.nanmax(told) == pytest.approx(wanted, rel=0.5), "the larger of two moves is not lost"
+    ratios = rows["update_ratio"][rows["attempt"] == 1]
+    assert np.nanmax(ratios) == pytest.approx(expected, rel=0.5), "the larger of both ratios is recorded"
 
 
 class Gan(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.maker = nn.Linear(4, 4)
-        self.judge = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+        self.generator = nn.Linear(4, 4)
+        self.critic = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
 
 
-def play(model: Gan, judge: Any, maker: Any, watch: Callable[..., Tensor], i: int, fault: str | None = None) -> None:
-    """One turn of each side; `fault` names the side that sees NaN."""
+def alternate(
+    model: Gan, critic: Any, generator: Any, watch: Callable[..., Tensor], i: int, fault: str | None = None
+) -> None:
+    """One update of each network; `fault` names the one whose loss is NaN."""
     real, noise = batch(i), batch(i + 500)
-    made = model.maker(noise)
-    judge.zero_grad()
-    loss = model.judge(made.detach()).mean() - model.judge(real).mean() + model.judge(real).square().mean()
-    watch(loss * (math.nan if fault == "judge" else 1.0), real).backward()
-    judge.step()
-    maker.zero_grad()
-    watch(-model.judge(made).mean() * (math.nan if fault == "maker" else 1.0), noise).backward()
-    maker.step()
+    made = model.generator(noise)
+    critic.zero_grad()
+    loss = model.critic(made.detach()).mean() - model.critic(real).mean() + model.critic(real).square().mean()
+    watch(loss * (math.nan if fault == "critic" else 1.0), real).backward()
+    critic.step()
+    generator.zero_grad()
+    watch(-model.critic(made).mean() * (math.nan if fault == "generator" else 1.0), noise).backward()
+    generator.step()
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_two_sides_that_take_turns(fused: bool, attach: Attach, read: Read) -> None:
+def test_alternating_optimizers_are_refused_separately(fused: bool, attach: Attach, read: Read) -> None:
     def build() -> tuple[Gan, torch.optim.Optimizer, torch.optim.Optimizer]:
         torch.manual_seed(0)
         model = Gan()
-        judge = torch.optim.Adam(model.judge.parameters(), lr=1e-3, fused=fused)
-        return model, judge, torch.optim.Adam(model.maker.parameters(), lr=1e-3, fused=fused)
+        critic = torch.optim.Adam(model.critic.parameters(), lr=1e-3, fused=fused)
+        return model, critic, torch.optim.Adam(model.generator.parameters(), lr=1e-3, fused=fused)
 
-    model, judge, maker = build()
-    other, other_judge, other_maker = build()
-    guard = attach(model, [judge, maker])
+    model, critic, generator = build()
+    other, other_critic, other_generator = build()
+    guard = attach(model, [critic, generator])
     for i in range(8):
-        play(model, judge, maker, guard.watch, i)
-        play(other, other_judge, other_maker, bare, i)
-    assert same(snapshot(model, judge, maker), snapshot(other, other_judge, other_maker))
-    before = snapshot(model.judge, judge)
-    maker_before = snapshot(model.maker, maker)
-    play(model, judge, maker, guard.watch, 8, "judge")
-    assert same(before[1], snapshot(model.judge, judge)[1])
-    assert not same(maker_before, snapshot(model.maker, maker)), "the other side goes on"
-    maker_before = snapshot(model.maker, maker)
-    play(model, judge, maker, guard.watch, 9, "maker")
-    assert same(maker_before, snapshot(model.maker, maker))
+        alternate(model, critic, generator, guard.watch, i)
+        alternate(other, other_critic, other_generator, bare, i)
+    assert same(snapshot(model, critic, generator), snapshot(other, other_critic, other_generator))
+    before = snapshot(model.critic, critic)
+    generator_before = snapshot(model.generator, generator)
+    alternate(model, critic, generator, guard.watch, 8, "critic")
+    assert same(before[1], snapshot(model.critic, critic)[1])
+    assert not same(generator_before, snapshot(model.generator, generator)), "the other network is updated"
+    generator_before = snapshot(model.generator, generator)
+    alternate(model, critic, generator, guard.watch, 9, "generator")
+    assert same(generator_before, snapshot(model.generator, generator))
     guard.close()
     rows = read().scalars
     assert rows["optimizer"].tolist() == [0, 1] * 10
     assert rows["attempt"].tolist() == list(range(20))
     assert rows["verdict"].tolist() == [0] * 16 + [1, 0, 0, 1]
-    assert rows["step"].tolist() == [i // 2 for i in range(20)], "one step a turn of both"
+    assert rows["step"].tolist() == [i // 2 for i in range(20)], "both updates of an iteration share its step"
     assert guard.step == 10
 
 
-def test_one_optimizer_that_steps_twice_on_one_backward(attach: Attach, read: Read) -> None:
+def test_two_steps_on_one_backward(attach: Attach, read: Read) -> None:
     model, other = net(), net()
     optimizer, plain = sgd(model.parameters()), sgd(other.parameters())
     guard = attach(model, optimizer)
@@ -349,10 +351,10 @@ def test_one_optimizer_that_steps_twice_on_one_backward(attach: Attach, read: Re
     assert read().scalars["attempt"].tolist() == list(range(6))
 
 
-# -- what changes on the way ------------------------------------------------------------------------------------------
+# -- changes during training ------------------------------------------------------------------------------------------
 
 
-def test_a_learning_rate_that_is_a_tensor(attach: Attach, read: Read) -> None:
+def test_tensor_lr_is_recorded(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.001), fused=True)
     guard = attach(model, optimizer)
@@ -363,7 +365,7 @@ def test_a_learning_rate_that_is_a_tensor(attach: Attach, read: Read) -> None:
     assert read().scalars["lr"].tolist() == pytest.approx([0.001, 0.0005, 0.00025, 0.000125])
 
 
-def test_a_schedule_is_followed(attach: Attach, read: Read) -> None:
+def test_scheduled_lr_is_recorded(attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model.parameters())
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)
@@ -376,7 +378,7 @@ def test_a_schedule_is_followed(attach: Attach, read: Read) -> None:
 
 
 @pytest.mark.parametrize("when", ["between steps", "between backward and step"])
-def test_a_group_added_on_the_way_is_guarded_too(when: str, attach: Attach, read: Read) -> None:
+def test_param_group_added_during_training_is_guarded(when: str, attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model.first.parameters())
     guard = attach(model, optimizer)
@@ -401,7 +403,7 @@ def test_a_group_added_on_the_way_is_guarded_too(when: str, attach: Attach, read
     guard.close()
     run = read()
     attempts = run.scalars["attempt"].tolist()
-    assert attempts == sorted(set(attempts)), "no attempt is told twice"
+    assert attempts == sorted(set(attempts)), "no attempt is recorded twice"
     assert run.scalars["verdict"].tolist()[-3:] == [0, 1, 0]
     assert run.scalars.rows == 6
     assert "rewired" in [e.get("name") for e in run.events]
@@ -409,7 +411,7 @@ def test_a_group_added_on_the_way_is_guarded_too(when: str, attach: Attach, read
 
 
 @pytest.mark.parametrize("when", ["between steps", "between backward and step"])
-def test_the_very_update_that_finds_the_groups_changed_can_be_refused(when: str, attach: Attach) -> None:
+def test_first_update_after_a_new_param_group_can_be_refused(when: str, attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.first.parameters(), lr=0.01)
     guard = attach(model, optimizer)
@@ -423,10 +425,10 @@ def test_the_very_update_that_finds_the_groups_changed_can_be_refused(when: str,
         optimizer.add_param_group({"params": [*model.norm.parameters(), *model.last.parameters()]})
     optimizer.step()
     optimizer.zero_grad()
-    assert same(before, snapshot(model)), "weights and buffers as before the forward pass"
+    assert same(before, snapshot(model)), "weights and buffers are unchanged since before the forward pass"
 
 
-def test_a_parameter_that_is_replaced_is_guarded_too(attach: Attach) -> None:
+def test_replaced_parameter_is_guarded(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
@@ -441,7 +443,7 @@ def test_a_parameter_that_is_replaced_is_guarded_too(attach: Attach) -> None:
     assert same(before, snapshot(model, optimizer))
 
 
-def test_parameters_frozen_and_thawed_on_the_way(attach: Attach, read: Read) -> None:
+def test_parameters_frozen_and_unfrozen_during_training(attach: Attach, read: Read) -> None:
     model, other = net(), net()
     optimizer, plain = (torch.optim.AdamW(m.parameters(), fused=True) for m in (model, other))
     guard = attach(model, optimizer)
@@ -458,7 +460,7 @@ def test_parameters_frozen_and_thawed_on_the_way(attach: Attach, read: Read) -> 
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_recomputed_activations(reentrant: bool, attach: Attach, read: Read) -> None:
+def test_activation_checkpointing(reentrant: bool, attach: Attach, read: Read) -> None:
     model = net()
     optimizer = sgd(model.parameters())
     guard = attach(model, optimizer)
@@ -469,8 +471,8 @@ def test_recomputed_activations(reentrant: bool, attach: Attach, read: Read) -> 
         assert isinstance(hidden, Tensor)
         loss = guard.watch(model.last(hidden).square().mean(), x)
         loss.backward()
-        found = [p.grad for p in model.parameters() if p.grad is not None]
-        norms.append(nn.utils.get_total_norm(found).item())
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        norms.append(nn.utils.get_total_norm(grads).item())
         optimizer.step()
         optimizer.zero_grad()
     guard.close()
@@ -498,13 +500,13 @@ def test_sparse_gradients(attach: Attach, read: Read) -> None:
     assert read().scalars["verdict"].tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
 
 
-def test_a_large_factor_before_the_loss_is_not_taken_for_loss_scaling(attach: Attach, read: Read) -> None:
+def test_large_loss_factor_is_not_taken_for_loss_scaling(attach: Attach, read: Read) -> None:
     import weakref
 
-    class Gone:
+    class Dead:
         pass
 
-    proxy = weakref.proxy(Gone())  # looking for a scaler among all objects must survive this one
+    proxy = weakref.proxy(Dead())  # the search for a scaler among all objects must survive a dead proxy
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     guard = attach(model, optimizer)
@@ -521,7 +523,7 @@ def test_a_large_factor_before_the_loss_is_not_taken_for_loss_scaling(attach: At
     del proxy
 
 
-def test_an_unwatched_backward_after_the_watched_one(attach: Attach) -> None:
+def test_unwatched_backward_after_the_watched_one_is_checked_too(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model.parameters())
     guard = attach(model, optimizer)

@@ -1,6 +1,6 @@
-"""Memory of the guard besides the model and the snapshots.
+"""Memory that the guard uses besides the model and the snapshots.
 
-That is under one percent of the weights, and the shadow of the buffers.
+It is less than one percent of the weights, plus a copy of the buffers.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ Attach = Callable[..., Any]
 
 
 def tensors_of(start: object, but: set[int]) -> dict[int, int]:
-    """Bytes of every storage that can be reached from an object, by address; objects in `but` are left out."""
-    found: dict[int, int] = {}
+    """Bytes of every storage reachable from an object, by address, without the objects in `but`."""
+    nbytes: dict[int, int] = {}
     seen, todo = set(but), [start]
     while todo:
-        thing = todo.pop()
-        if id(thing) in seen or isinstance(thing, type | ModuleType):
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, type | ModuleType):
             continue
-        seen.add(id(thing))
-        if isinstance(thing, Tensor):
-            storage = thing.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
+        seen.add(id(item))
+        if isinstance(item, Tensor):
+            storage = item.untyped_storage()
+            nbytes[storage.data_ptr()] = storage.nbytes()
         # A function holds its own variables, but also all of its module.
-        todo += thing.__closure__ or () if isinstance(thing, FunctionType) else gc.get_referents(thing)
-    return found
+        todo += item.__closure__ or () if isinstance(item, FunctionType) else gc.get_referents(item)
+    return nbytes
 
 
 @pytest.mark.parametrize("clip", [1.0, "adaptive"])
 @pytest.mark.parametrize("policy", ["protect", "observe"])
-def test_under_one_percent_of_the_weights(policy: str, clip: float | str, attach: Attach) -> None:
+def test_guard_uses_under_one_percent_of_the_weights_memory(policy: str, clip: float | str, attach: Attach) -> None:
     torch.manual_seed(0)
     model = Decoder(SIZES["10m"])
     model.register_buffer("cache", torch.zeros(100_000))
@@ -58,10 +58,10 @@ def test_under_one_percent_of_the_weights(policy: str, clip: float | str, attach
         hook = optimizer.register_step_pre_hook(lambda *_, inside=inside: inside.update(tensors_of(guard, but)))
         optimizer.step()
         hook.remove()
-        for found in (inside, tensors_of(guard, but)):
-            own = sum(size for address, size in found.items() if address not in theirs | gradients)
+        for nbytes in (inside, tensors_of(guard, but)):
+            own = sum(size for address, size in nbytes.items() if address not in theirs | gradients)
             most = max(most, own)
         optimizer.zero_grad()
-    assert most > 0, "the walk found nothing at all"
+    assert most > 0, "the search found no tensors"
     shadow = sum(b.numel() * b.element_size() for b in model.buffers()) if policy == "protect" else 0
     assert most < params / 100 + shadow, f"{most:,} bytes beside {params:,} of weights and {shadow:,} of buffers"

@@ -17,7 +17,7 @@ from surefoot.records import Decision, Event, StepMetrics
 Attach = Callable[..., surefoot.Guard]
 
 
-def test_the_latest_row_is_the_last_one_in_the_journal(attach: Attach, read: Callable[[], surefoot.Run]) -> None:
+def test_latest_row_is_the_last_one_in_the_journal(attach: Attach, read: Callable[[], surefoot.Run]) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
@@ -36,23 +36,21 @@ def test_the_latest_row_is_the_last_one_in_the_journal(attach: Attach, read: Cal
     assert guard.latest.loss == losses[-1]
 
 
-def test_a_listener_gets_every_event_as_it_is_written(attach: Attach, read: Callable[[], surefoot.Run]) -> None:
+def test_listener_gets_every_event_of_the_journal(attach: Attach, read: Callable[[], surefoot.Run]) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
-    heard: list[Event] = []
-    guard.on_event(heard.append)
+    events: list[Event] = []
+    guard.on_event(events.append)
     for i in range(6):
         train(model, optimizer, guard.watch, i, "nan" if i == 2 else None)
-    assert any(isinstance(event, Decision) and event.action == "refuse" for event in heard)
+    assert any(isinstance(event, Decision) and event.action == "refuse" for event in events)
     guard.close()
     written = [(e["kind"], e["attempt"]) for e in read().events if e.get("name") != "attached"]
-    assert sorted((e.kind, e.attempt) for e in heard) == sorted(written)
+    assert sorted((e.kind, e.attempt) for e in events) == sorted(written)
 
 
-def test_total_steps_is_written_once_however_often_it_is_reported(
-    attach: Attach, read: Callable[[], surefoot.Run]
-) -> None:
+def test_total_steps_is_written_only_when_it_changes(attach: Attach, read: Callable[[], surefoot.Run]) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
@@ -60,11 +58,11 @@ def test_total_steps_is_written_once_however_often_it_is_reported(
         guard.report(total_steps=10 if i < 4 else 20, tokens=5)
         train(model, optimizer, guard.watch, i)
     guard.close()
-    told = [event["values"] for event in read().events if event.get("name") == "report"]
-    assert told == [{"total_steps": 10}, {"total_steps": 20}]
+    reports = [event["values"] for event in read().events if event.get("name") == "report"]
+    assert reports == [{"total_steps": 10}, {"total_steps": 20}]
 
 
-def test_a_listener_that_raises_is_removed_and_training_goes_on(
+def test_listener_that_raises_is_removed_and_training_continues(
     attach: Attach, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = net()
@@ -72,11 +70,11 @@ def test_a_listener_that_raises_is_removed_and_training_goes_on(
     guard = attach(model, optimizer)
     calls: list[Any] = []
 
-    def clumsy(event: Event) -> None:
+    def failing_listener(event: Event) -> None:
         calls.append(event)
-        raise KeyError("none of yours")
+        raise KeyError("planted")
 
-    guard.on_event(clumsy)
+    guard.on_event(failing_listener)
     others: list[Event] = []
     guard.on_event(others.append)
     with caplog.at_level(logging.ERROR, "surefoot"):
@@ -88,7 +86,7 @@ def test_a_listener_that_raises_is_removed_and_training_goes_on(
     assert "failed and was removed; training continues" in caplog.text
 
 
-def test_an_off_guard_has_no_history_and_no_events() -> None:
+def test_off_guard_has_no_history_and_no_events() -> None:
     guard = OffGuard()
     guard.on_event(print)
     assert guard.latest is None

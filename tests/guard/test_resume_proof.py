@@ -1,4 +1,4 @@
-"""A resume is verified by computing the loss of the saved batch again, without a trace in the training."""
+"""A resume is verified by computing the loss of the saved batch again, without changing the training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from surefoot.journal.reader import read
 
 
 class Loop:
-    """A net with dropout and batch norm, on batches that torch's random numbers make."""
+    """A net with dropout and batch norm on batches drawn from torch's global generator."""
 
     def __init__(self, run: Path, step_fn: Any, **policy: Any) -> None:
         torch.manual_seed(0)
@@ -50,7 +50,7 @@ def step(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
     )
 
 
-def ended(run: Path, *, steps: int = 14, step_fn: Any = step, **policy: Any) -> list[float]:
+def run_to_end(run: Path, *, steps: int = 14, step_fn: Any = step, **policy: Any) -> list[float]:
     loop = Loop(run, step_fn, **policy)
     losses = loop.to(steps)
     loop.guard.close()
@@ -61,90 +61,90 @@ def verdicts(run: Path) -> list[dict[str, Any]]:
     return [e for e in read(run).events if e.get("name") in ("proved", "unproven")]
 
 
-def test_a_saved_batch_has_the_loss_it_had_and_the_journal_says_so(tmp_path: Path) -> None:
-    ended(tmp_path)
+def test_replayed_batch_has_its_saved_loss(tmp_path: Path) -> None:
+    run_to_end(tmp_path)
     assert Loop(tmp_path, step).guard.close() is None
-    (told,) = verdicts(tmp_path)
-    assert told["name"] == "proved"
-    assert told["values"]["state"] is True
-    assert told["values"]["probe"] == "equal"
-    assert told["values"]["loss"] == told["values"]["was"] > 0
-    assert "bit for bit" in told["detail"]
+    (event,) = verdicts(tmp_path)
+    assert event["name"] == "proved"
+    assert event["values"]["state"] is True
+    assert event["values"]["probe"] == "equal"
+    assert event["values"]["loss"] == event["values"]["was"] > 0
+    assert "bit for bit" in event["detail"]
 
 
 @pytest.mark.parametrize("forward", [None, lambda model, x: model.forward(x)], ids=["seen", "unseen"])
-def test_the_replay_check_changes_nothing_in_the_training(tmp_path: Path, forward: Any) -> None:
+def test_replay_check_does_not_change_training(tmp_path: Path, forward: Any) -> None:
     plain = Loop(tmp_path / "a", None)
     expected = plain.to(20, forward)
     plain.guard.close()
-    drawn = torch.get_rng_state()
-    asked = Loop(tmp_path / "b", step)
-    assert asked.to(20, forward) == expected
-    assert torch.equal(torch.get_rng_state(), drawn)
-    for one, other in zip(plain.model.state_dict().values(), asked.model.state_dict().values(), strict=True):
-        assert torch.equal(one, other)
-    assert asked.model.training
-    asked.guard.close()
+    rng_state = torch.get_rng_state()
+    checked = Loop(tmp_path / "b", step)
+    assert checked.to(20, forward) == expected
+    assert torch.equal(torch.get_rng_state(), rng_state)
+    for expected_tensor, tensor in zip(
+        plain.model.state_dict().values(), checked.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(expected_tensor, tensor)
+    assert checked.model.training
+    checked.guard.close()
     Loop(tmp_path / "b", step).guard.close()
     assert verdicts(tmp_path / "b")[-1]["values"]["probe"] == "equal"
 
 
-def test_a_model_whose_code_has_changed_is_reported_and_resumes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    ended(tmp_path)
-    other = Loop(tmp_path, lambda model, batch: 1.1 * step(model, batch))
-    assert other.to(16)
-    other.guard.close()
-    (told,) = verdicts(tmp_path)
-    assert told["name"] == "unproven"
-    assert (told["values"]["state"], told["values"]["probe"]) == (True, "differs")
-    assert "code or step_fn changed" in told["detail"]
+def test_changed_model_code_is_reported_and_the_run_resumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run_to_end(tmp_path)
+    tensor = Loop(tmp_path, lambda model, batch: 1.1 * step(model, batch))
+    assert tensor.to(16)
+    tensor.guard.close()
+    (event,) = verdicts(tmp_path)
+    assert event["name"] == "unproven"
+    assert (event["values"]["state"], event["values"]["probe"]) == (True, "differs")
+    assert "code or step_fn changed" in event["detail"]
     assert any(
         "code or step_fn changed" in record.message for record in caplog.records if record.levelname == "WARNING"
     )
 
 
-def test_a_loss_that_differs_by_rounding_alone_is_close(tmp_path: Path) -> None:
-    ended(tmp_path)
+def test_loss_that_differs_by_rounding_is_close(tmp_path: Path) -> None:
+    run_to_end(tmp_path)
     Loop(tmp_path, lambda model, batch: step(model, batch) * (1 + 1e-6)).guard.close()
-    (told,) = verdicts(tmp_path)
-    assert (told["name"], told["values"]["probe"]) == ("proved", "close")
+    (event,) = verdicts(tmp_path)
+    assert (event["name"], event["values"]["probe"]) == ("proved", "close")
 
 
-def test_without_a_step_fn_only_the_state_is_proven_and_that_is_said(tmp_path: Path) -> None:
-    ended(tmp_path, step_fn=None)
+def test_without_step_fn_only_the_state_is_verified(tmp_path: Path) -> None:
+    run_to_end(tmp_path, step_fn=None)
     Loop(tmp_path, None).guard.close()
-    (told,) = verdicts(tmp_path)
-    assert (told["name"], told["values"]["probe"]) == ("proved", "none")
-    assert "only that is verified" in told["detail"]
+    (event,) = verdicts(tmp_path)
+    assert (event["name"], event["values"]["probe"]) == ("proved", "none")
+    assert "only that is verified" in event["detail"]
 
 
-def test_the_replay_check_can_be_off_or_rare_and_its_cost_is_recorded(tmp_path: Path) -> None:
+def test_replay_check_interval_and_cost(tmp_path: Path) -> None:
     def probed(run: Path) -> list[bool]:
         return ["probe_seconds" in e["values"] for e in read(run).events if e.get("name") == "saved"]
 
-    ended(tmp_path / "off", probe_every=0)
-    ended(tmp_path / "second", probe_every=2, steps=80)  # a save that falls due during another comes later
+    run_to_end(tmp_path / "off", probe_every=0)
+    run_to_end(tmp_path / "second", probe_every=2, steps=80)  # a save that falls due during another is delayed
     assert set(probed(tmp_path / "off")) == {False}
     assert probed(tmp_path / "second")[0]
     assert not all(probed(tmp_path / "second"))
 
 
-def test_a_step_fn_that_fails_is_told_once_and_costs_nothing_but_the_proof(
+def test_failing_step_fn_is_reported_once_and_only_the_check_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(model: nn.Module, batch: Any) -> Tensor:
         raise KeyError("labels")
 
-    losses = ended(tmp_path, step_fn=broken)
+    losses = run_to_end(tmp_path, step_fn=broken)
     assert len(losses) == 14
     assert len([r for r in caplog.records if "labels" in r.message]) == 1
     Loop(tmp_path, step).guard.close()
     assert "no batch to replay" in verdicts(tmp_path)[-1]["detail"]
 
 
-def test_a_compiled_model_is_not_compiled_again_for_it(tmp_path: Path) -> None:
+def test_replay_check_does_not_recompile_the_model(tmp_path: Path) -> None:
     compiles: list[int] = []
 
     def backend(graph: Any, inputs: Any) -> Any:

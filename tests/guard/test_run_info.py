@@ -1,4 +1,4 @@
-"""How far the first updates of an optimizer move the weights, which the judge must not take for damage."""
+"""The predicted size of an optimizer's first updates, which the judge must not take for damage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from surefoot.judge.thresholds import SMALL_FRACTION
         ("RMSprop", {"alpha": 0.9, "momentum": 0.5}),
     ],
 )
-def test_it_is_as_large_as_is_said(name: str, options: dict[str, Any]) -> None:
+def test_predicted_size_of_the_first_update(name: str, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     weights = nn.Parameter(torch.randn(64, 64))
     optimizer = getattr(torch.optim, name)([weights], lr=1e-3, **options)

@@ -1,4 +1,4 @@
-"""Gradients that the loop never zeroes are recognised, and nothing else is taken for them."""
+"""Gradients that the loop never zeroes are found, without false alarms."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def loss_of(model: Bag, i: int, **options: bool) -> Tensor:
     return (model(tokens(i), **options) - tokens(i).float().mean(1) / 10).square().mean()
 
 
-def told(run: surefoot.Run) -> list[str]:
-    """What was done about the run, and what was found of its gradients."""
-    found = [e["detail"] for e in run.events if e["kind"] == "finding" and e["detector"] == "stale_grads"]
-    return found + [e["reason"] for e in run.events if e["kind"] == "decision"]
+def findings_and_decisions(run: surefoot.Run) -> list[str]:
+    """Details of all stale-gradient findings and reasons of all decisions."""
+    findings = [e["detail"] for e in run.events if e["kind"] == "finding" and e["detector"] == "stale_grads"]
+    return findings + [e["reason"] for e in run.events if e["kind"] == "decision"]
 
 
 @pytest.mark.parametrize("to_none", [True, False])
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "SparseAdam"])
-def test_only_the_sparse_table_is_trained(name: str, to_none: bool, attach: Attach, read: Read) -> None:
-    """The dense layer requires gradients too; no optimizer holds them, and so nobody empties them."""
+def test_untrained_layers_have_no_stale_gradients(name: str, to_none: bool, attach: Attach, read: Read) -> None:
+    """The dense layer has gradients too, but belongs to no optimizer and is never zeroed."""
     torch.manual_seed(0)
     model = Bag()
     optimizer = getattr(torch.optim, name)(model.table.parameters(), lr=0.01)
@@ -61,12 +61,12 @@ def test_only_the_sparse_table_is_trained(name: str, to_none: bool, attach: Atta
     guard.close()
     assert guard.step == STEPS
     assert set(read().scalars["stale_grads"].tolist()[1:]) == {0.0}
-    assert told(read()) == []
+    assert findings_and_decisions(read()) == []
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_tables_that_take_turns(to_none: bool, attach: Attach, read: Read) -> None:
-    """In every other batch a table has no gradient, or an old one that was emptied."""
+def test_alternating_tables_have_no_stale_gradients(to_none: bool, attach: Attach, read: Read) -> None:
+    """In every other batch a table has no gradient, or one that was zeroed."""
     torch.manual_seed(0)
     model = Bag(both=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -77,38 +77,38 @@ def test_tables_that_take_turns(to_none: bool, attach: Attach, read: Read) -> No
         optimizer.zero_grad(set_to_none=to_none)
     guard.close()
     assert set(read().scalars["stale_grads"].tolist()[1:]) == {0.0}
-    assert told(read()) == []
+    assert findings_and_decisions(read()) == []
 
 
-def _again_elsewhere(params: list[Tensor]) -> Iterator[Tensor]:
-    """Memory that is freed and taken again, so that new gradients lie where the old ones did, or not."""
+def _new_blocks(params: list[Tensor]) -> Iterator[Tensor]:
+    """Allocate memory, so that new gradients cannot reuse the old addresses."""
     for p in params:
         yield torch.empty_like(p)
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])
-def test_a_backward_that_is_not_watched_comes_first(elsewhere: bool, attach: Attach, read: Read) -> None:
-    """Gradients were emptied, and those that are there are new, whether or not they lie where the old ones lay."""
+def test_unwatched_backward_before_the_watched_one_is_not_stale(elsewhere: bool, attach: Attach, read: Read) -> None:
+    """The gradients were zeroed, so those of the first backward are new, at the old addresses or not."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     guard = attach(model, optimizer)
     for i in range(STEPS):
         optimizer.zero_grad()
-        held = list(_again_elsewhere(list(model.parameters()))) if elsewhere else []
+        blocks = list(_new_blocks(list(model.parameters()))) if elsewhere else []
         x = torch.randn(8, 6, generator=torch.Generator().manual_seed(i))
         (0.01 * sum(p.square().sum() for p in model.parameters())).backward()
         guard.watch((model(x)[:, 0] - x.sum(1)).square().mean(), x).backward()
         optimizer.step()
-        del held
+        del blocks
         gc.collect()
     guard.close()
     assert set(read().scalars["stale_grads"].tolist()[1:]) == {0.0}
-    assert not any("not zeroed" in words for words in told(read()))
+    assert not any("not zeroed" in words for words in findings_and_decisions(read()))
 
 
-def test_gradients_zeroed_behind_torchs_back(attach: Attach, read: Read) -> None:
-    """As a kernel of one's own does it: the same tensor, and no new version of it."""
+def test_gradients_zeroed_in_place_without_a_version_change(attach: Attach, read: Read) -> None:
+    """As a custom kernel does: the same tensor without a new version."""
     torch.manual_seed(0)
     model = nn.Linear(6, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -139,4 +139,4 @@ def test_stale_gradients_are_found(build: str, attach: Attach, read: Read) -> No
         optimizer.step()
     guard.close()
     assert read().scalars["stale_grads"].tolist()[1:] == [1.0] * 5
-    assert any("not zeroed" in words for words in told(read()))
+    assert any("not zeroed" in words for words in findings_and_decisions(read()))

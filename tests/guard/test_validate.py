@@ -1,4 +1,4 @@
-"""Every misuse raises an error of one sentence, before anything is trained or hooked."""
+"""Every invalid use raises a one-line error before anything is trained or hooked."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Callable[[Net, torch.optim.Optimizer], dict[str, Any]], t
     "run_dir blank": (lambda m, o: {"run_dir": "  "}, ("run_dir=", "missing")),
     "run_dir is a number": (lambda m, o: {"run_dir": 7}, ("run_dir=", "7")),
     "option misspelt": (lambda m, o: {"polcy": "observe"}, ("polcy=", "Did you mean policy=?")),
-    "option unheard of": (lambda m, o: {"turbo": True}, ("turbo=", "run_dir", "clip", "policy", "scaler")),
+    "option unknown": (lambda m, o: {"turbo": True}, ("turbo=", "run_dir", "clip", "policy", "scaler")),
     "step_fn is no function": (lambda m, o: {"step_fn": 3}, ("step_fn=3", "a function of the model and a batch")),
     "resume is a path": (lambda m, o: {"resume": "runs/a"}, ("resume=", "True or False", "run_dir=")),
     "scheduler is a number": (lambda m, o: {"scheduler": 0.1}, ("scheduler=0.1", "state_dict", "a list of them")),
@@ -106,18 +106,18 @@ def test_attach_raises_and_changes_nothing(case: str, attach: Attach, tmp_path: 
     wrong, words = CASES[case]
     with pytest.raises(ValueError, match=re.escape(words[0])) as caught:
         attach(**({"model": model, "optimizer": optimizer} | wrong(model, optimizer)))
-    told = str(caught.value)
+    message = str(caught.value)
     for word in words:
-        assert word in told
-    assert told.startswith("attach: ")
-    assert "\n" not in told
+        assert word in message
+    assert message.startswith("attach: ")
+    assert "\n" not in message
     assert same(before, snapshot(model, optimizer))
     assert hooks_on(model, optimizer) == []
     assert list(tmp_path.iterdir()) == [], "nothing was written"
-    guards_well(attach, model, optimizer)
+    check_attach_works(attach, model, optimizer)
 
 
-def guards_well(attach: Attach, model: Net, optimizer: torch.optim.Optimizer) -> None:
+def check_attach_works(attach: Attach, model: Net, optimizer: torch.optim.Optimizer) -> None:
     """A correct attach to the same model and optimizer works."""
     guard = attach(model, optimizer)
     train(model, optimizer, guard.watch, 0)
@@ -145,18 +145,18 @@ def guards_well(attach: Attach, model: Net, optimizer: torch.optim.Optimizer) ->
         ("100", 100),
     ],
 )
-def test_snapshot_memory_in_every_notation(given: Any, wanted: int | None) -> None:
+def test_snapshot_memory_formats(given: Any, wanted: int | None) -> None:
     assert check_snapshot_memory(given) == wanted
 
 
-def test_a_policy_with_too_few_snapshots() -> None:
+def test_policy_with_too_few_snapshots_is_refused() -> None:
     with pytest.raises(ValueError, match="max_snapshots must be at least 2"):
         surefoot.Policy(max_snapshots=1)
     with pytest.raises(ValueError, match="snapshot_every must be at least 1"):
         surefoot.Policy(snapshot_every=0)
 
 
-def test_a_run_directory_used_by_a_live_process(attach: Attach, tmp_path: Path) -> None:
+def test_run_dir_used_by_a_live_process_is_refused(attach: Attach, tmp_path: Path) -> None:
     program = (
         "import sys, torch, surefoot\n"
         "model = torch.nn.Linear(2, 2)\n"
@@ -179,10 +179,10 @@ def test_a_run_directory_used_by_a_live_process(attach: Attach, tmp_path: Path) 
         assert hooks_on(model, optimizer) == []
         other.communicate("")
     assert other.returncode == 0
-    guards_well(attach, model, optimizer)
+    check_attach_works(attach, model, optimizer)
 
 
-def test_a_run_directory_used_by_another_guard_here(attach: Attach) -> None:
+def test_run_dir_used_by_another_guard_of_this_process_is_refused(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     attach(model, optimizer)
@@ -193,22 +193,22 @@ def test_a_run_directory_used_by_another_guard_here(attach: Attach) -> None:
     assert hooks_on(other) == []
 
 
-@pytest.mark.parametrize("where", ["is a file", "below a file", "nowhere to write"])
-def test_a_run_directory_that_cannot_be_written(where: str, attach: Attach, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["is a file", "below a file", "not writable"])
+def test_unwritable_run_dir_is_refused(where: str, attach: Attach, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    target = {"is a file": file, "below a file": file / "run", "nowhere to write": Path("/proc/surefoot/run")}[where]
+    target = {"is a file": file, "below a file": file / "run", "not writable": Path("/proc/surefoot/run")}[where]
     model = net()
     optimizer = sgd(model)
     with pytest.raises(ValueError, match=re.escape(str(target))) as caught:
         attach(model, optimizer, run_dir=target)
     assert "Choose a run_dir" in str(caught.value)
     assert hooks_on(model, optimizer) == []
-    guards_well(attach, model, optimizer)
+    check_attach_works(attach, model, optimizer)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_run_directory_without_permission(attach: Attach, tmp_path: Path) -> None:
+def test_run_dir_without_permission_is_refused(attach: Attach, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     model = net()
@@ -234,7 +234,7 @@ LOSSES: dict[str, tuple[Callable[[Net], Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", LOSSES)
-def test_watch_refuses_what_is_no_loss(case: str, attach: Attach) -> None:
+def test_watch_refuses_invalid_losses(case: str, attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -242,15 +242,15 @@ def test_watch_refuses_what_is_no_loss(case: str, attach: Attach) -> None:
     before = snapshot(model, optimizer)[1]
     with pytest.raises(ValueError, match=re.escape(words[0])) as caught:
         guard.watch(make(model), batch(0))
-    told = str(caught.value)
+    message = str(caught.value)
     for word in words:
-        assert word in told
-    assert told.startswith("watch: ")
+        assert word in message
+    assert message.startswith("watch: ")
     assert same(before, snapshot(model, optimizer)[1])
-    train(model, optimizer, guard.watch, 0)  # and the guard goes on
+    train(model, optimizer, guard.watch, 0)  # the guard still works
 
 
-def test_a_loss_that_was_never_watched_raises_before_the_weights_change(attach: Attach) -> None:
+def test_step_without_watch_raises_before_the_weights_change(attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)
@@ -264,7 +264,7 @@ def test_a_loss_that_was_never_watched_raises_before_the_weights_change(attach: 
     assert not same(before, snapshot(model, optimizer))
 
 
-def test_a_closure_that_never_watches_raises_before_the_weights_change(attach: Attach) -> None:
+def test_closure_without_watch_raises_before_the_weights_change(attach: Attach) -> None:
     model = net()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
     attach(model, optimizer)
@@ -282,7 +282,7 @@ def test_a_closure_that_never_watches_raises_before_the_weights_change(attach: A
 
 
 @pytest.mark.parametrize("values", [{"tokens": "many"}, {"total_steps": None}])
-def test_a_report_that_is_no_number_raises_and_the_protection_stays(values: dict[str, Any], attach: Attach) -> None:
+def test_non_numeric_report_raises_and_the_protection_stays(values: dict[str, Any], attach: Attach) -> None:
     model = net()
     optimizer = sgd(model)
     guard = attach(model, optimizer)

@@ -1,4 +1,4 @@
-"""Run by torchrun with two processes: saved with a batch to prove it by, in trouble on rank 1 only, and resumed."""
+"""Run by torchrun with two ranks: saved with a batch to replay, NaN on rank 1 only, and resumed."""
 
 from __future__ import annotations
 
@@ -57,30 +57,30 @@ def train(run: Path, kind: str, batches: int, poison: int = 1 << 60) -> dict[str
                 ema.update_parameters(net)
             if count == batches:
                 break
-    told = {"begun": begun, "step": guard.step}
+    results = {"begun": begun, "step": guard.step}
     guard.close()
     dist.barrier()
     events = read(run).events
     proofs = [e for e in events if e.get("name") in ("proved", "unproven")]
     kept = CheckpointStore(run / "checkpoints").all()
-    return told | {
+    return results | {
         "proofs": [[e["name"], e["values"]["state"], e["values"]["probe"]] for e in proofs],
         "failed": [e["detail"] for e in events if e.get("name") == "failed"],
-        "kinds": {str(one.step): [one.kind, one.health] for one in kept},
-        "size": max(one.size for one in kept),
+        "kinds": {str(checkpoint.step): [checkpoint.kind, checkpoint.health] for checkpoint in kept},
+        "size": max(checkpoint.size for checkpoint in kept),
         "ema": _owners(kept[0].folder, "extra.ema"),
     }
 
 
 def _saved_since(run: Path, step: int) -> None:
-    """Wait for the save that is under way: trouble is to begin when the disk is free, however slow it is."""
-    while not any(one.step > step for one in CheckpointStore(run / "checkpoints").all()):
+    """Wait for the save in progress, so that the fault begins when the disk is free, however slow it is."""
+    while not any(checkpoint.step > step for checkpoint in CheckpointStore(run / "checkpoints").all()):
         time.sleep(0.01)
     dist.barrier()
 
 
 def evaluated(run: Path) -> dict[str, Any]:
-    """Rank 1 alone is told to end, in the middle of an evaluation that both are at."""
+    """Rank 1 alone gets a signal in the middle of an evaluation on both ranks."""
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Linear(6, 6))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -103,25 +103,25 @@ def evaluated(run: Path) -> dict[str, Any]:
         code = end.code
     dist.barrier()
     kept = CheckpointStore(run / "checkpoints").all()
-    return {"calls": calls, "code": code, "kept": [[one.step, one.kind] for one in kept]}
+    return {"calls": calls, "code": code, "kept": [[checkpoint.step, checkpoint.kind] for checkpoint in kept]}
 
 
 def _owners(folder: Path, what: str) -> list[list[str]]:
-    """Of the parameters of a model beside, those that each process calls its own."""
-    found = [json.loads(file.read_text()) for file in sorted(folder.glob("state-*.json"))]
-    return [[n for n in told["own"] if n.startswith(what) and n.endswith("weight")] for told in found]
+    """The weights of an extra model that each rank wrote to its own file."""
+    states = [json.loads(file.read_text()) for file in sorted(folder.glob("state-*.json"))]
+    return [[n for n in state["own"] if n.startswith(what) and n.endswith("weight")] for state in states]
 
 
 def main() -> None:
     out = Path(sys.argv[1])
     dist.init_process_group("gloo")
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for kind in ("ddp", "fsdp"):
         run = out / kind
         first = train(run, kind, 40)
-        told[kind] = {"first": first, "second": train(run, kind, 45, poison=25), "third": train(run, kind, 5)}
-    told["evaluated"] = evaluated(out / "evaluated")
-    (out / f"told-{dist.get_rank()}.json").write_text(json.dumps(told))
+        results[kind] = {"first": first, "second": train(run, kind, 45, poison=25), "third": train(run, kind, 5)}
+    results["evaluated"] = evaluated(out / "evaluated")
+    (out / f"results-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

@@ -33,7 +33,7 @@ def test_a_million_scalar_rows_stay_under_200_mb() -> None:
     assert SCALARS_HEADER.dtype.itemsize * 1_000_000 < 200_000_000
 
 
-def test_a_torn_tail_costs_only_its_own_row_at_every_byte(tmp_path: Path) -> None:
+def test_truncation_at_any_byte_costs_only_the_last_row(tmp_path: Path) -> None:
     path = tmp_path / "signals" / "scalars-000000.bin"
     path.parent.mkdir()
     file = RowFile(path, SCALARS_HEADER)
@@ -56,7 +56,7 @@ def test_a_torn_tail_costs_only_its_own_row_at_every_byte(tmp_path: Path) -> Non
             assert load_rows(path, last=2)[1]["attempt"].tolist() == [*expected, 9][-2:]
 
 
-def test_a_file_with_a_torn_header_is_kept_and_a_new_one_started(tmp_path: Path) -> None:
+def test_file_with_a_truncated_header_is_kept_and_a_new_one_started(tmp_path: Path) -> None:
     folder = tmp_path / "signals"
     folder.mkdir()
     torn = make_segment(folder, "scalars", 4).path

@@ -1,4 +1,4 @@
-"""The header parser reads what the safetensors library writes, and says of a damaged file what is wrong with it."""
+"""The header parser reads what the safetensors library writes, and names the damage of a damaged file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from surefoot.journal.safetensors_header import BadSafetensors, read_header
 
 
-def test_each_tensor_lies_where_the_header_says(tmp_path: Path) -> None:
+def test_tensors_are_at_the_offsets_of_the_header(tmp_path: Path) -> None:
     tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([], np.int64), "c": np.ones(3, np.int8)}
     path = tmp_path / "model.safetensors"
     save_file(tensors, path, metadata={"format": "np"})
@@ -27,13 +27,13 @@ def test_each_tensor_lies_where_the_header_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [4, 20, -1])
-def test_a_missing_end_is_recognised(kept: int, tmp_path: Path) -> None:
+def test_truncated_file_is_recognised(kept: int, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": np.ones(8, np.float32)}, path)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(BadSafetensors) as told:
+    with pytest.raises(BadSafetensors) as caught:
         read_header(path)
-    assert told.value.cut_off == (kept != 4), "of a header that is not even there nothing can be said"
+    assert caught.value.cut_off == (kept != 4), "without a header it is unknown whether the file is truncated"
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ def test_rows_round_trip(
     tmp_path_factory: pytest.TempPathFactory, rows: list[StepMetrics], tensors: int, data: st.DataObject
 ) -> None:
     run_dir = tmp_path_factory.mktemp("run")
-    one = st.lists(floats, min_size=tensors * 8, max_size=tensors * 8)
-    stats = [np.array(data.draw(one), np.float32).reshape(tensors, 8) for _ in rows]
+    tensor_stats = st.lists(floats, min_size=tensors * 8, max_size=tensors * 8)
+    stats = [np.array(data.draw(tensor_stats), np.float32).reshape(tensors, 8) for _ in rows]
     journal = open_journal(run_dir)
     journal.layout([f"w{at}" for at in range(tensors)], [1] * tensors)
     for row, values in zip(rows, stats, strict=True):

@@ -1,4 +1,4 @@
-"""Rows of made-up runs, drawn by a seeded generator, and what a detector or a judge says of them."""
+"""Synthetic rows drawn by a seeded generator, and helpers that feed them to a detector or a judge."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = tuple(f"{block}.weight" for block in BLOCKS)
 
 
 class Source:
-    """A run that learns: a noisy loss that falls towards a floor, and norms that scatter log-normally."""
+    """A healthy run: a noisy loss that decays to a floor, and log-normal gradient norms."""
 
     def __init__(
         self,
@@ -45,15 +45,15 @@ class Source:
         self.step = 0
 
     def row(self, *, times: float = 1.0, swells: float = 1.0, **values: Any) -> StepMetrics:
-        """The next row; `times` multiplies its loss, `swells` its norm, and `values` are what they are."""
+        """The next row; `times` multiplies its loss, `swells` its norm, and `values` override its fields."""
         level = self._floor + (self._loss - self._floor) * 0.5 ** (self.step / self._half)
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "loss": times * level * math.exp(self._noise * self._chance()),
             "norm": swells * self._norm * math.exp(self._scatter * self._chance()),
             "nonfinite": 0.0,
         }
-        told |= self._always | values
-        row = StepMetrics(step=self.step, attempt=self.attempt, time=float(self.attempt), **told)
+        fields |= self._always | values
+        row = StepMetrics(step=self.step, attempt=self.attempt, time=float(self.attempt), **fields)
         self.attempt += 1
         self.step += row.applied
         return row
@@ -62,12 +62,12 @@ class Source:
         return [self.row(**values) for _ in range(count)]
 
     def nan(self, **values: Any) -> StepMetrics:
-        """A row that was refused because its loss is not a number."""
+        """A row refused because its loss is NaN."""
         bad: dict[str, Any] = {"loss": math.nan, "norm": math.nan, "nonfinite": 9.0, "verdict": Verdict.NONFINITE}
         return self.row(**(bad | values))
 
     def far(self, **values: Any) -> StepMetrics:
-        """A row that was refused because its norm is far outside what was accepted."""
+        """A row refused as a norm outlier."""
         return self.row(**({"norm": 900.0, "norm_limit": 100.0, "verdict": Verdict.NORM_OUTLIER} | values))
 
     def _chance(self) -> float:
@@ -82,7 +82,7 @@ def layers(
     which: Sequence[int] | None = None,
     zeros: float = 0.02,
 ) -> np.ndarray:
-    """Statistics of all tensors: ordinary norms, and those of `which` multiplied and with a share of zeros."""
+    """Ordinary statistics of all tensors; norms of `which` are scaled by `swells` and have this fraction of zeros."""
     rng = np.random.default_rng(seed)
     made = np.zeros((tensors, len(LAYER_STATS)), dtype=np.float32)
     chosen = list(range(tensors)) if which is None else list(which)
@@ -94,30 +94,30 @@ def layers(
 
 
 class Bench:
-    """What detectors work with, kept up to date as the judge does it."""
+    """The thresholds and signals that detectors read, updated as the judge updates them."""
 
     def __init__(self) -> None:
         self.sight = Thresholds()
         self.normal = Signals(self.sight)
 
     def add(self, rows: Iterable[StepMetrics]) -> None:
-        """Rows that no detector is asked about."""
+        """Add rows to the baselines only; no detector sees them."""
         for row in rows:
             self.normal.compare(row)
             self.normal.add(row)
 
-    def said(
+    def findings(
         self, detector: Detector, rows: Iterable[StepMetrics], tensors: Iterable[np.ndarray] = ()
     ) -> list[Finding]:
-        """All that a detector says of these rows."""
-        found: list[Finding] = []
+        """All findings of a detector on these rows."""
+        findings: list[Finding] = []
         given = iter(tensors)
         for row in rows:
             now = next(given, None)
-            self.normal.compare(row, now, learn=not found)
-            found += detector.update(row, now)
+            self.normal.compare(row, now, learn=not findings)
+            findings += detector.update(row, now)
             self.normal.add(row)
-        return found
+        return findings
 
 
 def judged(judge: Judge, rows: Iterable[StepMetrics], tensors: Iterable[np.ndarray] = ()) -> list[Event]:
@@ -131,14 +131,14 @@ def of(kind: type[Kind], events: Iterable[Event]) -> list[Kind]:
 
 
 def actions(events: Iterable[Event]) -> list[Action]:
-    """What was decided, refusals aside."""
+    """The actions decided, without refusals."""
     return [d.action for d in of(Decision, events) if d.action is not Action.REFUSE]
 
 
 def trained(
     policy: Policy | None = None, *, rows: int = 150, source: Source | None = None, **more: Any
 ) -> tuple[Judge, Source]:
-    """A judge that has seen a healthy run, and where its next rows come from."""
+    """A judge that has seen a healthy run, and the source of its next rows."""
     source = Source(1) if source is None else source
     judge = Judge(policy or Policy(), **more)
     assert actions(judged(judge, source.rows(rows))) == []

@@ -1,4 +1,4 @@
-"""Every cause has words, and the remedies of the notes are all among them."""
+"""Every cause has a description, and its remedies include those of the design notes."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ VERBS = (
 )
 
 
-def is_a_sentence(text: str) -> bool:
+def is_short_sentence(text: str) -> bool:
     """One sentence that fits on a line of a console."""
     return text[0].isupper() and text.endswith(".") and ". " not in text and len(text.split()) > 4 and len(text) <= 110
 
 
-def test_every_cause_has_words() -> None:
+def test_every_cause_has_a_description() -> None:
     assert set(CAUSES) == set(Cause)
 
 
 @pytest.mark.parametrize("cause", Cause)
-def test_the_words_are_fit_to_be_read(cause: Cause) -> None:
+def test_descriptions_are_short_single_sentences(cause: Cause) -> None:
     about = CAUSES[cause]
-    assert is_a_sentence(about.sentence)
+    assert is_short_sentence(about.sentence)
     assert about.sentence.split()[0] not in VERBS.split()
     assert 2 <= len(about.remedies) <= 4
     for remedy in about.remedies:
         assert len(remedy) <= 110
         assert remedy.endswith(".")
         assert ". " not in remedy
-        assert remedy.split()[0] in VERBS.split(), "a remedy says what to do"
+        assert remedy.split()[0] in VERBS.split(), "a remedy starts with a verb"
 
 
-def test_nothing_is_said_twice() -> None:
+def test_no_text_is_repeated() -> None:
     sentences = [about.sentence for about in CAUSES.values()]
     assert len(set(sentences)) == len(sentences)
     for about in CAUSES.values():
@@ -63,10 +63,10 @@ NOTES = {
     Cause.OSCILLATION: ("lower the learning rate", "batches are more alike", "schedule", "optimizer's state"),
     Cause.UNKNOWN: ("half the learning rate",),
 }
-"""What the notes ask to be found."""
+"""Words that the design notes require in the remedies."""
 
 
-@pytest.mark.parametrize(("cause", "asked"), NOTES.items())
-def test_the_remedies_of_the_notes(cause: Cause, asked: tuple[str, ...]) -> None:
-    said = " ".join(CAUSES[cause].remedies).lower()
-    assert [words for words in asked if words not in said] == []
+@pytest.mark.parametrize(("cause", "expected"), NOTES.items())
+def test_remedies_cover_the_design_notes(cause: Cause, expected: tuple[str, ...]) -> None:
+    remedies = " ".join(CAUSES[cause].remedies).lower()
+    assert [words for words in expected if words not in remedies] == []

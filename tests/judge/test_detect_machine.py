@@ -1,4 +1,4 @@
-"""Time and memory: told, and never a reason to act."""
+"""Detectors of step time and memory: reported, never acted on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from surefoot.records import Cause, Diagnosis, StepMetrics
 
 
 def timed(source: Source, count: int, seconds: float = 0.2, wait: float = 0.01) -> list[StepMetrics]:
-    """Steps of about this length; every so often one takes far longer, as with a checkpoint."""
+    """Steps of about this duration; some take far longer, as with a checkpoint."""
     rng = random.Random(count)
     lengths = [seconds * rng.uniform(0.9, 1.2) * (20 if k % 37 == 36 else 1) for k in range(count)]
     return [source.row(seconds=s, data_wait=wait * rng.uniform(0.5, 1.5)) for s in lengths]
@@ -23,52 +23,52 @@ def paced() -> tuple[Bench, SlowSteps, Source]:
     bench, source = Bench(), Source(0)
     detector = SlowSteps(bench.sight)
     slow_start = [source.row(seconds=30.0, data_wait=5.0) for _ in range(3)]
-    assert bench.said(detector, [*slow_start, *timed(source, 200)]) == []
+    assert bench.findings(detector, [*slow_start, *timed(source, 200)]) == []
     return bench, detector, source
 
 
-def test_steps_that_take_far_longer_are_told_once_and_again_after_they_were_fast() -> None:
+def test_slow_steps_are_found_once_and_again_after_recovery() -> None:
     bench, detector, source = paced()
     at = source.attempt
-    (found,) = bench.said(detector, timed(source, 60, seconds=1.0))
-    assert found.attempt == at + WINDOW_ROWS - 1
-    assert found.evidence["data"] is False
-    assert bench.said(detector, timed(source, 60)) == []
-    assert len(bench.said(detector, timed(source, 30, seconds=1.0))) == 1
+    (finding,) = bench.findings(detector, timed(source, 60, seconds=1.0))
+    assert finding.attempt == at + WINDOW_ROWS - 1
+    assert finding.evidence["data"] is False
+    assert bench.findings(detector, timed(source, 60)) == []
+    assert len(bench.findings(detector, timed(source, 30, seconds=1.0))) == 1
 
 
-def test_waiting_for_data_is_told_as_the_reason() -> None:
+def test_waiting_for_data_is_named_as_the_reason() -> None:
     bench, detector, source = paced()
-    (found,) = bench.said(detector, timed(source, 30, seconds=0.5, wait=0.3))
-    assert found.evidence["data"] is True
-    assert "waiting for data" in found.detail
+    (finding,) = bench.findings(detector, timed(source, 30, seconds=0.5, wait=0.3))
+    assert finding.evidence["data"] is True
+    assert "waiting for data" in finding.detail
 
 
 def filled(source: Source, readings: list[float]) -> list[StepMetrics]:
-    """Each reading is told by some rows, as they are taken every few seconds."""
+    """Each reading appears in three rows, because readings are taken every few seconds."""
     return [source.row(memory=reading) for reading in readings for _ in range(3)]
 
 
-def test_memory_that_grows_without_a_pause_is_told_once() -> None:
+def test_steadily_growing_memory_is_found_once() -> None:
     bench, source = Bench(), Source(0)
     detector = MemoryGrowth(bench.sight)
-    assert bench.said(detector, filled(source, [1e9 * (1 + k / 10) for k in range(BASELINE_ROWS // 3)])) == [], (
+    assert bench.findings(detector, filled(source, [1e9 * (1 + k / 10) for k in range(BASELINE_ROWS // 3)])) == [], (
         "warming up"
     )
     leaking = [3e9 * 1.01**k for k in range(4 * WINDOW_ROWS)]
-    (found,) = bench.said(detector, filled(source, leaking))
-    assert found.evidence["grown"] > 1.05
+    (finding,) = bench.findings(detector, filled(source, leaking))
+    assert finding.evidence["grown"] > 1.05
 
 
-def test_memory_that_comes_and_goes_is_no_leak() -> None:
+def test_fluctuating_memory_is_no_leak() -> None:
     bench, source, rng = Bench(), Source(0), random.Random(3)
     detector = MemoryGrowth(bench.sight)
-    assert bench.said(detector, filled(source, [3e9 * rng.uniform(0.7, 1.3) for _ in range(300)])) == []
+    assert bench.findings(detector, filled(source, [3e9 * rng.uniform(0.7, 1.3) for _ in range(300)])) == []
     sawtooth = [3e9 * (1 + 0.02 * (k % 8)) for k in range(200)]
-    assert bench.said(detector, filled(source, sawtooth)) == []
+    assert bench.findings(detector, filled(source, sawtooth)) == []
 
 
-def test_the_judge_names_them_and_touches_nothing() -> None:
+def test_judge_reports_slow_steps_and_leaks_without_acting() -> None:
     judge, source = trained()
     events = judged(judge, timed(source, 100))
     events += judged(judge, timed(source, 40, seconds=0.5, wait=0.3))

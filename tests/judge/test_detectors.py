@@ -1,4 +1,4 @@
-"""Detectors on plain rows."""
+"""Detectors that need a single row: non-finite values, norm outliers, idle devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEALTHY = StepMetrics(step=7, attempt=9, time=3.0, loss=2.0, norm=1.0, nonfinite
 
 
 @pytest.mark.parametrize("detector", [NonFinite(), NormOutlier(Signals(Thresholds())), IdleDevice(Thresholds())])
-def test_nothing_is_said_of_a_healthy_row(detector: NonFinite | NormOutlier | IdleDevice) -> None:
+def test_healthy_row_gives_no_finding(detector: NonFinite | NormOutlier | IdleDevice) -> None:
     assert not detector.update(HEALTHY)
 
 
@@ -30,7 +30,7 @@ def test_nothing_is_said_of_a_healthy_row(detector: NonFinite | NormOutlier | Id
         ({"norm": math.inf}, "their norm overflows float32"),
     ],
 )
-def test_what_is_not_finite_is_named(change: dict[str, float], words: str) -> None:
+def test_nonfinite_value_is_named(change: dict[str, float], words: str) -> None:
     (finding,) = NonFinite().update(replace(HEALTHY, verdict=Verdict.NONFINITE, **change))
     assert words in finding.detail
     assert finding.pattern is Pattern.NONFINITE
@@ -38,33 +38,33 @@ def test_what_is_not_finite_is_named(change: dict[str, float], words: str) -> No
     assert set(finding.evidence) == {"loss", "norm", "nonfinite"}
 
 
-def test_loss_and_gradients_are_both_named() -> None:
+def test_nonfinite_loss_and_gradients_are_both_named() -> None:
     (finding,) = NonFinite().update(replace(HEALTHY, verdict=Verdict.NONFINITE, loss=math.nan, nonfinite=8.0))
     assert "loss" in finding.detail
     assert "8 gradient" in finding.detail
 
 
-def test_damaged_weights_are_told_though_the_update_landed() -> None:
+def test_nonfinite_weights_are_found_although_the_update_was_applied() -> None:
     (finding,) = NonFinite().update(replace(HEALTHY, nonfinite_params=2.0))
     assert "2 values in weights or buffers" in finding.detail
 
 
-def test_an_overflow_of_the_loss_scale_is_no_trouble() -> None:
+def test_overflow_of_the_loss_scale_gives_no_finding() -> None:
     row = replace(HEALTHY, verdict=Verdict.OVERFLOW, nonfinite=4.0, norm=math.nan)
     assert not NonFinite().update(row)
     assert NormOutlier(Signals(Thresholds())).update(row) == ()
 
 
-def test_the_culprit_is_told_where_it_is_known() -> None:
+def test_source_of_a_nonfinite_value_is_named_where_known() -> None:
     bad = replace(HEALTHY, verdict=Verdict.NONFINITE, loss=math.nan)
     (finding,) = NonFinite().update(replace(bad, bad_microbatch=2, num_microbatches=4, rank=1))
     assert finding.evidence["bad_microbatch"] == 2
     assert finding.evidence["culprit_rank"] == 1
     (finding,) = NonFinite().update(replace(bad, bad_microbatch=0, num_microbatches=1))
-    assert "bad_microbatch" not in finding.evidence, "of one micro-batch there is nothing to tell"
+    assert "bad_microbatch" not in finding.evidence, "with one micro-batch its index says nothing"
 
 
-def test_an_outlandish_norm_is_told_with_its_limit() -> None:
+def test_norm_outlier_is_found_with_its_limit() -> None:
     row = replace(
         HEALTHY, verdict=Verdict.NORM_OUTLIER, norm=500.0, norm_limit=100.0, bad_microbatch=1, num_microbatches=2
     )
@@ -75,7 +75,7 @@ def test_an_outlandish_norm_is_told_with_its_limit() -> None:
     assert finding.evidence == {"loss": 2.0, "norm": 500.0, "limit": 100.0, "bad_microbatch": 1}
 
 
-def test_a_loss_above_its_ceiling_is_named_as_the_reason_and_not_a_norm_within_its_limit() -> None:
+def test_loss_above_its_ceiling_is_the_reason_when_the_norm_is_within_its_limit() -> None:
     normal = Signals(Thresholds())
     normal.overrides = StepOverrides(loss_ceiling=1.5)
     row = replace(HEALTHY, verdict=Verdict.NORM_OUTLIER, norm=3.475, norm_limit=81.75)
@@ -85,7 +85,7 @@ def test_a_loss_above_its_ceiling_is_named_as_the_reason_and_not_a_norm_within_i
     assert finding.evidence["ceiling"] == 1.5
 
 
-def test_an_update_refused_along_with_that_of_another_optimizer_says_so() -> None:
+def test_update_refused_because_of_another_optimizer_is_reported_as_such() -> None:
     row = replace(HEALTHY, verdict=Verdict.NORM_OUTLIER, norm=3.475, norm_limit=81.75)
     (finding,) = NormOutlier(Signals(Thresholds())).update(row)
     assert "another optimizer" in finding.detail
@@ -95,12 +95,12 @@ def every_second(row: StepMetrics, begin: int, seconds: int) -> list[StepMetrics
     return [replace(row, time=float(begin + s)) for s in range(seconds)]
 
 
-def test_a_bottleneck_is_told_once_and_again_after_it_was_over() -> None:
+def test_bottleneck_is_found_once_and_again_after_recovery() -> None:
     detector, long = IdleDevice(Thresholds()), int(Thresholds().idle_seconds)
     idle = replace(HEALTHY, utilisation=0.3, seconds=1.0, data_wait=0.1)
-    said = [len(detector.update(row)) for row in every_second(idle, 0, 3 * long)]
-    assert said.index(1) == long
-    assert sum(said) == 1
+    num_findings = [len(detector.update(row)) for row in every_second(idle, 0, 3 * long)]
+    assert num_findings.index(1) == long
+    assert sum(num_findings) == 1
     assert not detector.update(HEALTHY), "a row without a reading changes nothing"
     detector.update(replace(idle, time=3.0 * long, utilisation=Thresholds().idle_utilisation))
     assert sum(len(detector.update(row)) for row in every_second(idle, 3 * long + 1, long)) == 0
@@ -108,8 +108,8 @@ def test_a_bottleneck_is_told_once_and_again_after_it_was_over() -> None:
 
 
 @pytest.mark.parametrize(("wait", "word"), [(0.5, "data"), (0.01, "launches"), (math.nan, "launches")])
-def test_a_bottleneck_has_a_reason(wait: float, word: str) -> None:
+def test_bottleneck_has_a_reason(wait: float, word: str) -> None:
     detector = IdleDevice(Thresholds())
     row = replace(HEALTHY, utilisation=0.3, seconds=1.0, data_wait=wait)
-    found = [f for later in every_second(row, 0, int(Thresholds().idle_seconds) + 1) for f in detector.update(later)]
-    assert word in found[0].detail
+    findings = [f for later in every_second(row, 0, int(Thresholds().idle_seconds) + 1) for f in detector.update(later)]
+    assert word in findings[0].detail

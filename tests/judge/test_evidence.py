@@ -1,4 +1,4 @@
-"""What a detector hands to severity, causes and remedies is read back as it was, also from a saved incident."""
+"""Evidence of findings round-trips through the journal and through a saved incident."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def kinds_of(evidence: type[Evidence]) -> Iterator[type[Evidence]]:
 
 
 @pytest.mark.parametrize("kind", list(kinds_of(Evidence)), ids=lambda kind: kind.__name__)
-def test_evidence_is_read_back_as_it_was(kind: type[Evidence]) -> None:
+def test_evidence_round_trips(kind: type[Evidence]) -> None:
     values: dict[str, Any] = {f.name: VALUES[str(f.type)] for f in fields(kind) if f.default is MISSING}
     evidence = kind(**values)
-    assert evidence.as_dict() == values, "what has its default is left out of the journal"
+    assert evidence.as_dict() == values, "defaults are left out of the journal"
     for detector in kind.kinds:
         finding = Finding(step=1, attempt=1, detector=detector, evidence=evidence.as_dict())
         assert kind.read(finding) == evidence
         assert kind.read(load_finding(json.loads(json.dumps(finding_state(finding))))) == evidence
 
 
-def test_one_detector_may_have_seen_different_things() -> None:
+def test_one_detector_may_have_several_kinds_of_evidence() -> None:
     (detector,) = LrRaised.kinds
     dropped = LrDropped(lr=1e-5, before=1e-3, early=False)
     finding = Finding(step=1, attempt=1, detector=detector, evidence=dropped.as_dict())

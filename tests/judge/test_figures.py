@@ -1,4 +1,4 @@
-"""The numbers of the judge stand in thresholds.py and policy.py, each with its meaning."""
+"""The judge's numbers are defined in thresholds.py and policy.py only, each with a docstring."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def numbers(tree: ast.AST) -> Iterator[float]:
 
 
 def assigned(body: list[ast.stmt]) -> Iterator[tuple[str, ast.Assign | ast.AnnAssign, ast.stmt | None]]:
-    """What is given a value, how, and what stands right below it."""
-    for one, below in zip(body, [*body[1:], None], strict=True):
-        if isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None:
-            targets = one.targets if isinstance(one, ast.Assign) else [one.target]
-            names = [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
-            yield from ((name, one, below) for name in names)
+    """Names that are assigned, the assignment, and the statement after it."""
+    for node, next_node in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+            yield from ((name, node, next_node) for name in names)
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_other_module_defines_numbers(path: Path) -> None:
-    """A multiple of a scale constant is fine, and so are the remedies and the clues for causes, which are data."""
+    """Multiples of a scale constant are allowed, and so are tables of remedies and cause rules, which are data."""
     body = ast.parse(path.read_text()).body
-    given = [(name, one) for name, one, _ in assigned(body) if path.name not in DATA and [*numbers(one)]]
-    assert [name for name, one in given if not SCALE & {n.id for n in ast.walk(one) if isinstance(n, ast.Name)}] == []
+    given = [(name, node) for name, node, _ in assigned(body) if path.name not in DATA and [*numbers(node)]]
+    assert [name for name, node in given if not SCALE & {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}] == []
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_nothing_is_compared_with_a_bare_number(path: Path) -> None:
-    """Beyond counts up to three, halves, and guards against dividing by nothing."""
+def test_no_comparison_with_a_bare_number(path: Path) -> None:
+    """Except counts up to three, halves, and guards against division by zero."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Compare):
             bare = [v for side in (node.left, *node.comparators) for v in numbers(side)]
@@ -50,13 +50,13 @@ def test_nothing_is_compared_with_a_bare_number(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", HOMES, ids=lambda path: path.name)
-def test_each_number_says_what_it_means(path: Path) -> None:
+def test_each_number_has_a_docstring(path: Path) -> None:
     body = ast.parse(path.read_text()).body
-    parts = [body, *(one.body for one in body if isinstance(one, ast.ClassDef))]
+    parts = [body, *(node.body for node in body if isinstance(node, ast.ClassDef))]
     silent = [
         name
         for part in parts
-        for name, _, below in assigned(part)
-        if not (isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant))
+        for name, _, next_node in assigned(part)
+        if not (isinstance(next_node, ast.Expr) and isinstance(next_node.value, ast.Constant))
     ]
     assert silent == []

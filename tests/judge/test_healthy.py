@@ -1,4 +1,4 @@
-"""Healthy runs of every kind are left alone, and the best-known public trouble is seen before it is there."""
+"""Healthy runs of every kind have no decisions, and a published loss spike is found early."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from surefoot.records import Decision, Finding, FindingKind, StepMetrics
     restart=st.integers(40, 300),
     raises=st.floats(1.0, 4.0),
 )
-def test_a_healthy_run_is_left_alone(
+def test_healthy_run_has_no_decisions(
     seed: int,
     loss: float,
     floor: float,
@@ -40,49 +40,49 @@ def test_a_healthy_run_is_left_alone(
     restart: int,
     raises: float,
 ) -> None:
-    """Any level and slope, batches of any noise, and a schedule that restarts."""
+    """Any loss level and slope, any batch noise, and a schedule with restarts."""
     source = Source(seed, loss=loss, floor=floor * loss, half=half, noise=noise, norm=norm, scatter=scatter)
-    told = [source.row(lr=1e-3 * raises ** (1 - (k % restart) / restart)) for k in range(300)]
-    assert of(Decision, judged(Judge(Policy()), told)) == []
+    trace_rows = [source.row(lr=1e-3 * raises ** (1 - (k % restart) / restart)) for k in range(300)]
+    assert of(Decision, judged(Judge(Policy()), trace_rows)) == []
 
 
-def test_most_detectors_sleep_through_a_healthy_row() -> None:
+def test_most_detectors_are_not_called_on_healthy_rows() -> None:
     judge, source = Judge(Policy()), Source(3)
-    asked: list[str] = []
+    detectors_called: list[str] = []
 
-    def listening(detector: Detector) -> Callable[..., Findings]:
+    def recording(detector: Detector) -> Callable[..., Findings]:
         update = detector.update
 
-        def update_and_note(row: StepMetrics, tensors: np.ndarray | None = None) -> Findings:
-            asked.append(detector.kind)
+        def update_and_record(row: StepMetrics, tensors: np.ndarray | None = None) -> Findings:
+            detectors_called.append(detector.kind)
             return update(row, tensors)
 
-        return update_and_note
+        return update_and_record
 
     for row in source.rows(100):
         judge.update(row, layers(row.attempt))
     for detector in judge.detectors.all:
-        detector.update = listening(detector)
+        detector.update = recording(detector)
     for row in source.rows(100):
         judge.update(row, layers(row.attempt))
-    assert len(asked) < 100 * len(judge.detectors.all) / 4
+    assert len(detectors_called) < 100 * len(judge.detectors.all) / 4
     judge.update(source.row(times=9.0, lr=0.1), layers(0))
-    assert {FindingKind.JUMP, FindingKind.HYPERPARAM_CHANGE, FindingKind.LOSS_RESCALED} <= set(asked)
+    assert {FindingKind.JUMP, FindingKind.HYPERPARAM_CHANGE, FindingKind.LOSS_RESCALED} <= set(detectors_called)
 
 
-def first_sign(given_rows: list[StepMetrics]) -> int:
+def first_finding(given_rows: list[StepMetrics]) -> int:
     judge = Judge(Policy())
     return next(row.attempt for row in with_gate_verdicts(given_rows) if of(Finding, judge.update(row)))
 
 
-def test_the_spike_of_a_public_run_is_seen_two_steps_before() -> None:
+def test_spike_of_a_published_run_is_found_two_steps_early() -> None:
     (trace,) = [t for t in PUBLISHED_RUNS if t.name == "bigscience_176b"]
-    first = first_sign(rows(trace))
+    first = first_finding(rows(trace))
     assert PRELUDE_STEPS <= first <= PRELUDE_STEPS + trace.spike - 2
 
 
-def test_public_runs_that_only_look_like_trouble_are_left_alone() -> None:
+def test_published_healthy_runs_have_no_decisions() -> None:
     for trace in PUBLISHED_RUNS:
         if trace.healthy:
-            told = with_gate_verdicts(rows(trace)) if trace.has_norms else rows(trace)
-            assert of(Decision, judged(Judge(Policy()), told)) == [], trace.name
+            trace_rows = with_gate_verdicts(rows(trace)) if trace.has_norms else rows(trace)
+            assert of(Decision, judged(Judge(Policy()), trace_rows)) == [], trace.name

@@ -1,4 +1,4 @@
-"""Importing is light and does nothing."""
+"""Imports are cheap and without side effects."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 HEAVY = ("torch", "matplotlib", "transformers", "lightning", "triton", "rich", "typer")
 ARRAYS = ("numpy",)
-"""The judge looks at all tensors of a row at once; merely naming surefoot needs none of it."""
+"""The judge needs NumPy; `import surefoot` alone does not."""
 
 
 def loaded_after(statement: str) -> set[str]:
-    """The top-level packages that an import brings along, in a process of its own."""
+    """The top-level packages that an import loads, in its own process."""
     program = (
         f"{statement}\nimport sys, logging\nassert not logging.getLogger('surefoot').handlers\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
@@ -25,31 +25,31 @@ def loaded_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_surefoot_itself_brings_nothing_heavy() -> None:
+def test_import_surefoot_loads_no_heavy_packages() -> None:
     assert not loaded_after("import surefoot") & {*HEAVY, *ARRAYS}
 
 
-@pytest.mark.parametrize("room", ["judge.judge", "judge.policy", "judge.history", "records"])
-def test_rows_are_judged_without_torch(room: str) -> None:
-    found = loaded_after(f"import surefoot.{room}")
-    assert "surefoot" in found
-    assert not found & set(HEAVY)
+@pytest.mark.parametrize("module", ["judge.judge", "judge.policy", "judge.history", "records"])
+def test_judge_imports_without_torch(module: str) -> None:
+    packages = loaded_after(f"import surefoot.{module}")
+    assert "surefoot" in packages
+    assert not packages & set(HEAVY)
 
 
-def test_every_module_of_the_judge_does_without_torch() -> None:
+def test_no_judge_module_imports_torch() -> None:
     walk = (
-        "import importlib, pkgutil, surefoot.judge as room\n"
-        "for found in pkgutil.walk_packages(room.__path__, 'surefoot.judge.'):\n"
-        "    importlib.import_module(found.name)"
+        "import importlib, pkgutil, surefoot.judge as judge\n"
+        "for module in pkgutil.walk_packages(judge.__path__, 'surefoot.judge.'):\n"
+        "    importlib.import_module(module.name)"
     )
     assert not loaded_after(walk) & set(HEAVY)
 
 
-def test_a_run_is_read_without_torch() -> None:
+def test_reading_a_run_needs_no_torch() -> None:
     assert "torch" not in loaded_after("import surefoot\nsurefoot.read\nsurefoot.Run\nsurefoot.Policy")
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     import surefoot
 
     for name in surefoot.__all__:

@@ -1,4 +1,4 @@
-"""What is normal forms early, follows the run, and takes in nothing of what is being judged."""
+"""Baselines form early, follow the run, and exclude the rows that are being judged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from surefoot.judge.thresholds import WINDOW_ROWS
 from surefoot.records import Diagnosis, Finding, Verdict
 
 
-def test_a_baseline_keeps_the_last_values_and_their_middle() -> None:
+def test_baseline_keeps_the_last_values_and_their_median() -> None:
     known = Baseline(5)
     for k in range(12):
         known.add(k, float(k))
@@ -23,13 +23,13 @@ def test_a_baseline_keeps_the_last_values_and_their_middle() -> None:
     assert (len(known), known.max) == (3, 9.0)
     known.add(10, math.nan)
     known.add(10, math.inf)
-    assert len(known) == 3, "what is not finite is no part of it"
+    assert len(known) == 3, "non-finite values are left out"
     known.drop_from(0)
     assert len(known) == 0
     assert math.isnan(known.median)
 
 
-def test_values_that_are_all_the_same_have_a_spread() -> None:
+def test_constant_values_have_a_nonzero_spread() -> None:
     known = Baseline(8)
     for k in range(8):
         known.add(k, 2.0)
@@ -45,24 +45,24 @@ def test_baselines_form_within_the_first_dozens_of_steps() -> None:
     assert [f.detector for f in of(Finding, judged(judge, [source.row(swells=50.0)]))] == ["jump"]
 
 
-def test_the_last_rows_are_being_judged_and_are_not_normal_yet() -> None:
+def test_newest_rows_are_not_in_the_baseline_yet() -> None:
     bench, source = Bench(), Source(0, half=1e9)
     bench.add(source.rows(150))
-    middle = bench.normal.loss.median
+    median = bench.normal.loss.median
     bench.add(source.rows(WINDOW_ROWS, times=1.3))
-    assert bench.normal.loss.median == pytest.approx(middle, rel=0.03)
+    assert bench.normal.loss.median == pytest.approx(median, rel=0.03)
     bench.add(source.rows(150, times=1.3))
-    assert bench.normal.loss.median == pytest.approx(1.3 * middle, rel=0.03)
+    assert bench.normal.loss.median == pytest.approx(1.3 * median, rel=0.03)
 
 
-def test_spikes_are_no_part_of_it_unless_they_stay() -> None:
+def test_spikes_enter_the_baseline_only_if_they_last() -> None:
     bench, source = Bench(), Source(0)
     for k in range(200):
         bench.add([source.row(swells=100.0 if k % 40 == 39 else 1.0)])
     assert bench.normal.log_norms[0].max < math.log(4.0)
 
 
-def test_what_was_refused_is_no_part_of_it() -> None:
+def test_refused_rows_do_not_enter_the_baseline() -> None:
     bench, source = Bench(), Source(0)
     bench.add(source.rows(100))
 
@@ -75,7 +75,7 @@ def test_what_was_refused_is_no_part_of_it() -> None:
     assert repr(normal()) == before
 
 
-def test_a_rewind_takes_back_what_came_after_it() -> None:
+def test_rewind_removes_later_rows_from_the_baseline() -> None:
     bench, source = Bench(), Source(0)
     bench.add(source.rows(100))
     bench.add(source.rows(50, times=1.2, lr=5e-3))
@@ -85,7 +85,7 @@ def test_a_rewind_takes_back_what_came_after_it() -> None:
     assert list(bench.normal.recent_losses) == []
 
 
-def test_each_optimizer_has_norms_of_its_own() -> None:
+def test_each_optimizer_has_its_own_norm_baseline() -> None:
     bench, source = Bench(), Source(0)
     for _ in range(100):
         bench.add([source.row(), source.row(optimizer=1, swells=1000.0)])
@@ -95,7 +95,7 @@ def test_each_optimizer_has_norms_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_loss_that_halves_over_two_hundred_steps_raises_nothing(seed: int) -> None:
+def test_loss_that_halves_over_200_steps_raises_nothing(seed: int) -> None:
     source = Source(seed, loss=3.0, floor=0.0, half=200.0)
     assert of(Finding, judged(Judge(Policy()), source.rows(800))) == []
 
@@ -107,8 +107,8 @@ def test_noisy_small_batches_raise_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_warm_restart_of_the_rate_raises_nothing(seed: int) -> None:
-    """The rate falls over each of four rounds and is four times as high again; the loss rises a little with it."""
+def test_warm_restart_of_the_lr_raises_nothing(seed: int) -> None:
+    """The lr decays in each of four cycles and then restarts four times as high; the loss rises a little with it."""
     source, judge = Source(seed), Judge(Policy())
     for _ in range(4):
         rows = [source.row(lr=4e-3 * 0.25 ** (k / 150), times=1 + 0.04 * 0.9**k) for k in range(150)]
@@ -116,10 +116,10 @@ def test_a_warm_restart_of_the_rate_raises_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_other_data_from_here_on_is_told_once_and_nothing_is_done(seed: int) -> None:
+def test_lasting_change_of_data_is_reported_once_without_action(seed: int) -> None:
     judge, source = trained(source=Source(seed), rows=250)
     events = judged(judge, source.rows(300, times=1.35))
     assert [f.detector for f in of(Finding, events)] == ["loss_level"]
     assert of(Diagnosis, events) != []
     assert actions(events) == []
-    assert judge.quiet, "by now it is normal"
+    assert judge.quiet, "by now it is the baseline"

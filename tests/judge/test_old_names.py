@@ -1,4 +1,4 @@
-"""Every old name in journal/aliases.py leads to one that exists today."""
+"""Every old name in journal/aliases.py maps to a current name."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from surefoot.judge.policy import Policy
 from surefoot.judge.thresholds import Thresholds
 
 MOVED_STATE = {"_lr", "_max_lr", "_losses", "_applied_attempt"}
-"""What the signals keep today, for all detectors."""
+"""State that the signals keep now, for all detectors."""
 BY_NAME = {detector.kind.value: detector for detector in Judge(Policy()).detectors.all}
 
 
 @pytest.mark.parametrize("detector", BY_NAME.values(), ids=lambda detector: detector.kind)
-def test_a_detector_is_named_after_its_class(detector: Detector) -> None:
+def test_detector_is_named_after_its_class(detector: Detector) -> None:
     assert re.sub(r"(?<!^)(?=[A-Z])", "_", type(detector).__name__).lower() == detector.kind
 
 
@@ -57,7 +57,7 @@ def test_old_thresholds() -> None:
 
 
 def test_old_incidents() -> None:
-    flags = {"diagnosed", "acted_on"}  # one stage today
+    flags = {"diagnosed", "acted_on"}  # now one field, stage
     assert set(INCIDENT.values()) <= {field.name for field in fields(Incident)} | flags
     assert upgraded_incident({"named": True, "treated": False})["stage"] == Stage.DIAGNOSED
     assert upgraded_incident({"named": True, "treated": True})["stage"] == Stage.ACTED_ON

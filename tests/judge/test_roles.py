@@ -1,4 +1,4 @@
-"""Roles from the names that real models give their parameters."""
+"""Roles derived from the parameter names of real models."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ SAID_BY_THE_CLASS = {"layer2.0.downsample.0.weight", "layer2.0.downsample.1.weig
 
 
 @pytest.mark.parametrize(("name", "kind", "role", "part"), REAL)
-def test_real_names(name: str, kind: str, role: Role, part: Role) -> None:
+def test_roles_of_real_parameter_names(name: str, kind: str, role: Role, part: Role) -> None:
     assert role_of(name, kind) is role
     assert part_of(name) is part
     if name not in SAID_BY_THE_CLASS:
@@ -170,24 +170,24 @@ def test_real_names(name: str, kind: str, role: Role, part: Role) -> None:
         ("Normalize", OTHER),
     ],
 )
-def test_the_class_speaks_where_the_name_is_silent(kind: str, role: Role) -> None:
+def test_module_class_decides_where_the_name_does_not(kind: str, role: Role) -> None:
     assert role_of("net.3.weight", kind) is role
 
 
 @pytest.mark.parametrize("wrapped", ["module.{}", "_orig_mod.{}", "module._orig_mod.{}", "base_model.model.{}"])
 @pytest.mark.parametrize(("name", "kind", "role", "part"), [row for row in REAL if "." in row[0]])
-def test_wrappers_change_nothing(wrapped: str, name: str, kind: str, role: Role, part: Role) -> None:
+def test_wrapper_prefixes_are_ignored(wrapped: str, name: str, kind: str, role: Role, part: Role) -> None:
     assert role_of(wrapped.format(name), kind) is role
     if not name.startswith("layers."):  # `model.layers` is LLaMA's
         assert part_of(wrapped.format(name)) is part
 
 
-def test_parts_are_coarse() -> None:
+def test_real_names_cover_every_part() -> None:
     assert {part_of(name) for name, *_ in REAL} == {VISION, PROJECTION, LANGUAGE, OTHER}
 
 
 @pytest.mark.parametrize(
-    ("role", "trouble", "cause", "said"),
+    ("role", "trouble", "cause", "expected_words"),
     [
         (VISION, GradProblem.EXPLODING, Cause.INPUT_SCALE, ("not normalised", "[-1, 1]", "[0, 1]", "black")),
         (PROJECTION, GradProblem.VANISHING, Cause.INITIALISATION, ("dimensions", "initialisation")),
@@ -197,23 +197,23 @@ def test_parts_are_coarse() -> None:
         (HEAD, GradProblem.NONFINITE, Cause.LOG_OF_ZERO, ("log of zero", "divided by zero")),
     ],
 )
-def test_a_role_in_trouble_has_something_to_say(
-    role: Role, trouble: GradProblem, cause: Cause, said: tuple[str, ...]
+def test_role_with_a_gradient_problem_suggests_a_cause(
+    role: Role, trouble: GradProblem, cause: Cause, expected_words: tuple[str, ...]
 ) -> None:
-    word = cause_of_role(role, trouble)
-    assert word is not None
-    assert word[0] is cause
-    assert all(words in word[1] for words in said)
-    assert word[1].endswith(".")
+    suggestion = cause_of_role(role, trouble)
+    assert suggestion is not None
+    assert suggestion[0] is cause
+    assert all(words in suggestion[1] for words in expected_words)
+    assert suggestion[1].endswith(".")
 
 
-def test_all_others_say_nothing() -> None:
+def test_other_roles_suggest_no_cause() -> None:
     silent = [(role, trouble) for role in Role for trouble in GradProblem if cause_of_role(role, trouble) is None]
     assert len(silent) == len(Role) * len(GradProblem) - len(ROLE_CAUSES)
     assert (NORM, GradProblem.EXPLODING) in silent
 
 
-def test_a_tensor_speaks_for_its_role_and_for_its_part() -> None:
+def test_tensor_counts_for_its_role_and_its_part() -> None:
     name = "vision_tower.encoder.layers.0.self_attn.q_proj.weight"
     nonfinite, exploding = (
         cause_of_role(role_of(name), GradProblem.NONFINITE),

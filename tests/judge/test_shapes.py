@@ -1,4 +1,4 @@
-"""The three shapes of a blow-up, as the notes give them and in many random variations."""
+"""The three patterns of divergence: sequences of the design notes, and random variations."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ JUMP, EXPONENTIAL, OSCILLATING = Pattern.JUMP, Pattern.EXPONENTIAL, Pattern.OSCI
         ([], Pattern.NONE),
     ],
 )
-def test_the_sequences_of_the_notes(losses: list[float], pattern: Pattern) -> None:
+def test_patterns_of_the_sequences_in_the_notes(losses: list[float], pattern: Pattern) -> None:
     assert shape(losses) is pattern
 
 
 calm = st.lists(st.floats(-0.02, 0.02), min_size=3, max_size=40)
-"""How far the losses before the trouble scatter, as a share."""
+"""Relative noise of the losses before the onset."""
 scale = st.floats(-6, 6).map(lambda power: 10.0**power)
 dies = st.booleans()
 
 
 def before(noise: list[float], level: float) -> list[float]:
-    """A loss that falls a little, with noise."""
+    """A slowly falling loss with noise."""
     return [level * (1 - 0.1 * k / len(noise)) * (1 + n) for k, n in enumerate(noise)]
 
 
@@ -64,7 +64,9 @@ def test_growth(noise: list[float], level: float, died: bool, pace: float, lengt
 
 @settings(max_examples=200)
 @given(calm, scale, dies, st.floats(1.3, 1.8), st.integers(7, 12), st.data())
-def test_swings(noise: list[float], level: float, died: bool, pace: float, length: int, data: st.DataObject) -> None:
+def test_oscillation(
+    noise: list[float], level: float, died: bool, pace: float, length: int, data: st.DataObject
+) -> None:
     losses = before(noise, level)
     shaken = data.draw(st.lists(st.floats(-0.04, 0.04), min_size=length, max_size=length))
     centre = losses[-1]
@@ -77,5 +79,5 @@ def test_swings(noise: list[float], level: float, died: bool, pace: float, lengt
 
 @settings(max_examples=200)
 @given(calm, scale)
-def test_a_healthy_loss_has_no_shape(noise: list[float], level: float) -> None:
+def test_healthy_loss_has_no_pattern(noise: list[float], level: float) -> None:
     assert shape(before(noise, level)) is Pattern.NONE

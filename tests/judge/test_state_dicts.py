@@ -1,4 +1,4 @@
-"""Everything in the judge that has state can be saved, put away as JSON, loaded, and goes on as if nothing happened."""
+"""All state of the judge survives a round trip through JSON, and a loaded judge continues identically."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Fed = tuple[StepMetrics, np.ndarray]
 
 @cache
 def rows(seed: int, count: int) -> list[Fed]:
-    """Rows of every kind, many of them in a row of the same kind, with all that a row can hold."""
+    """Rows of every kind with every field set; verdicts and levels persist over several rows."""
     rng, source = random.Random(seed), Source(seed, noise=0.1)
     made: list[Fed] = []
     verdict, busy, times, swells, lr, scale = Verdict.APPLIED, 0.3, 1.0, 1.0, 1e-3, 65536.0
@@ -60,8 +60,8 @@ def rows(seed: int, count: int) -> list[Fed]:
 DETECTORS = [type(d).__name__ for d in Judge(Policy()).detectors.all]
 
 
-class Keeps:
-    """A part that answers with its state."""
+class Stateful:
+    """A stateful part of the judge and a function that feeds it a row."""
 
     def __init__(self, part: Any, feed: Callable[[Any, Fed], Any]) -> None:
         self._part, self._feed = part, feed
@@ -71,26 +71,26 @@ class Keeps:
         return self._feed(self._part, fed)
 
 
-def _treated(part: Remediation, fed: Fed) -> Any:
+def _update_remediation(part: Remediation, fed: Fed) -> Any:
     return part.update(fed[0], trouble=fed[0].attempt % 7 == 0)
 
 
-STATEFUL: dict[str, Callable[[], Keeps]] = {
-    "NonFinite": lambda: Keeps(NonFinite(), lambda p, fed: p.update(fed[0])),
-    "NormOutlier": lambda: Keeps(NormOutlier(Signals(Thresholds())), lambda p, fed: p.update(fed[0])),
-    "History": lambda: Keeps(History(), lambda p, fed: p.add(fed[0].loss, fed[0].norm)),
-    "Baseline": lambda: Keeps(
+STATEFUL: dict[str, Callable[[], Stateful]] = {
+    "NonFinite": lambda: Stateful(NonFinite(), lambda p, fed: p.update(fed[0])),
+    "NormOutlier": lambda: Stateful(NormOutlier(Signals(Thresholds())), lambda p, fed: p.update(fed[0])),
+    "History": lambda: Stateful(History(), lambda p, fed: p.add(fed[0].loss, fed[0].norm)),
+    "Baseline": lambda: Stateful(
         Baseline(32), lambda p, fed: (p.add(fed[0].attempt, fed[0].loss), p.median, p.max, p.sigma, p.last)
     ),
-    "Signals": lambda: Keeps(
+    "Signals": lambda: Stateful(
         Signals(Thresholds()),
         lambda p, fed: (p.compare(fed[0]), p.z, p.log_norm_ratio, p.lr_ratio, p.add(fed[0])),
     ),
-    "LayerBaselines": lambda: Keeps(
+    "LayerBaselines": lambda: Stateful(
         LayerBaselines(Thresholds()),
         lambda p, fed: (p.update(fed[1], learn=fed[0].applied), p.norm_change.tolist(), p.zeros_change.tolist()),
     ),
-    "Remediation": lambda: Keeps(Remediation(Policy(), Signals(Thresholds())), _treated),
+    "Remediation": lambda: Stateful(Remediation(Policy(), Signals(Thresholds())), _update_remediation),
 }
 
 
@@ -100,37 +100,39 @@ def test_round_trip(name: str, cut: int) -> None:
     make = STATEFUL[name]
     whole, first, second = make(), make(), make()
     given = rows(cut, 500)
-    answers = [repr(whole.feed(fed)) for fed in given]
+    expected = [repr(whole.feed(fed)) for fed in given]
     for fed in given[:cut]:
         first.feed(fed)
     saved = json.loads(json.dumps(first.state_dict()))
     second.load_state_dict(saved)
     assert repr(second.state_dict()) == repr(first.state_dict())
-    assert [repr(second.feed(fed)) for fed in given[cut:]] == answers[cut:]
+    assert [repr(second.feed(fed)) for fed in given[cut:]] == expected[cut:]
     assert repr(second.state_dict()) == repr(whole.state_dict())
-    assert repr(json.loads(json.dumps(first.state_dict()))) == repr(saved), "what was saved is no part of what goes on"
+    assert repr(json.loads(json.dumps(first.state_dict()))) == repr(saved), (
+        "the saved state is not changed by later rows"
+    )
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_every_detector_goes_on_as_if_nothing_happened(seed: int) -> None:
-    """Two judges see the same rows; the detectors of one of them are put away and taken out again at every row."""
+def test_reloaded_detectors_find_the_same(seed: int) -> None:
+    """Two judges see the same rows; the detectors of one are saved and loaded at every row."""
     whole, other = (Judge(Policy(observe=True), NAMES, owned=5) for _ in range(2))
-    spoke: set[str] = set()
+    kinds_found: set[str] = set()
     for row, tensors in rows(seed, 400):
         for detector in other.detectors.all:
             detector.load_state_dict(json.loads(json.dumps(detector.state_dict())))
-        told = whole.update(row, tensors)
-        assert repr(other.update(row, tensors)) == repr(told)
-        spoke |= {e.detector for e in told if e.kind == "finding"}  # pyright: ignore[reportAttributeAccessIssue]
-    assert len(spoke) > 5, "the rows are not all alike"
+        events = whole.update(row, tensors)
+        assert repr(other.update(row, tensors)) == repr(events)
+        kinds_found |= {e.detector for e in events if e.kind == "finding"}  # pyright: ignore[reportAttributeAccessIssue]
+    assert len(kinds_found) > 5, "the rows trigger several detectors"
     for mine, theirs in zip(whole.detectors.all, other.detectors.all, strict=True):
         assert repr(mine.state_dict()) == repr(theirs.state_dict())
         assert set(vars(mine)) == set(vars(theirs))
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_detector_that_sleeps_has_missed_nothing(seed: int) -> None:
-    """Two judges see the same rows; the detectors of one of them are asked about every row."""
+def test_skipped_rows_do_not_change_detectors(seed: int) -> None:
+    """Two judges see the same rows; the detectors of one are called on every row."""
     whole, awake = (Judge(Policy(observe=True), NAMES, owned=5) for _ in range(2))
     for row, tensors in rows(seed + 20, 500):
         for detector in awake.detectors.all:
@@ -141,7 +143,7 @@ def test_a_detector_that_sleeps_has_missed_nothing(seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def judge_and_loaded() -> tuple[Judge, Judge]:
-    """One that has seen much, and one that was only loaded."""
+    """A judge that has seen many rows, and one that loaded its state."""
     judge, fresh = (Judge(Policy(observe=True), NAMES, owned=5) for _ in range(2))
     for row, tensors in rows(7, 400):
         judge.update(row, tensors)
@@ -150,36 +152,36 @@ def judge_and_loaded() -> tuple[Judge, Judge]:
 
 
 @pytest.mark.parametrize("name", DETECTORS)
-def test_nothing_that_changes_is_left_out(name: str, judge_and_loaded: tuple[Judge, Judge]) -> None:
-    def remembered(judge: Judge) -> dict[str, str]:
+def test_state_dict_covers_every_changing_attribute(name: str, judge_and_loaded: tuple[Judge, Judge]) -> None:
+    def state_of(judge: Judge) -> dict[str, str]:
         plain = (bool, int, float, str, list, set, tuple, np.ndarray, type(None))
-        held = vars(judge.detectors.all[DETECTORS.index(name)])
-        kept = {key: repr(value) for key, value in held.items() if isinstance(value, plain)}
-        return {key: value for key, value in kept.items() if key != "watching"}  # a loaded one looks at the next row
+        attributes = vars(judge.detectors.all[DETECTORS.index(name)])
+        kept = {key: repr(value) for key, value in attributes.items() if isinstance(value, plain)}
+        return {key: value for key, value in kept.items() if key != "watching"}  # set after loading, until the next row
 
     judge, fresh = judge_and_loaded
-    assert remembered(fresh) == remembered(judge)
+    assert state_of(fresh) == state_of(judge)
 
 
 @pytest.mark.parametrize("cut", [0, 10, 80, 260])
-def test_a_judge_goes_on_where_it_was(cut: int) -> None:
-    """Cut where no case is open: what was seen of one is not kept."""
+def test_loaded_judge_continues_identically(cut: int) -> None:
+    """Cut where no incident is open."""
     source = Source(5)
     given = [*source.rows(90), source.nan(), *source.rows(180), *[source.nan() for _ in range(3)]]
     given += source.rows(60, lr=4e-2, times=2.0)
     whole, first, second = (Judge(Policy(), NAMES) for _ in range(3))
-    answers = [repr(whole.update(row, layers(row.attempt))) for row in given]
+    expected = [repr(whole.update(row, layers(row.attempt))) for row in given]
     for row in given[:cut]:
         first.update(row, layers(row.attempt))
     assert first.quiet
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert repr(second.state_dict()) == repr(first.state_dict())
     assert (second.proven, second.quiet) == (first.proven, True)
-    assert [repr(second.update(row, layers(row.attempt))) for row in given[cut:]] == answers[cut:]
+    assert [repr(second.update(row, layers(row.attempt))) for row in given[cut:]] == expected[cut:]
     assert repr(second.state_dict()) == repr(whole.state_dict())
 
 
-def test_restraints_and_books_survive() -> None:
+def test_overrides_and_outcomes_survive_loading() -> None:
     judge, source = trained()
     judged(judge, [source.nan() for _ in range(3)])
     judge.rewound(140, 140)
@@ -187,17 +189,17 @@ def test_restraints_and_books_survive() -> None:
     after = Judge(Policy())
     after.load_state_dict(json.loads(json.dumps(judge.state_dict())))
     going_on = source.rows(200)
-    told, again = judged(judge, going_on), judged(after, going_on)
-    assert repr(again) == repr(told)
-    assert actions(again) == [Action.RELAX]
+    events, loaded_events = judged(judge, going_on), judged(after, going_on)
+    assert repr(loaded_events) == repr(events)
+    assert actions(loaded_events) == [Action.RELAX]
 
 
-def test_a_trouble_that_is_still_there_after_loading_shows_again() -> None:
+def test_ongoing_fault_is_found_again_after_loading() -> None:
     judge, source = trained()
     judged(judge, [source.nan(), source.nan()])
     after = Judge(Policy())
     after.load_state_dict(json.loads(json.dumps(judge.state_dict())))
-    assert not after.quiet, "the last updates were refused"
+    assert not after.quiet, "the last updates were refused, so no snapshot is due"
     events = judged(after, [source.nan() for _ in range(3)])
     assert actions(events) == [Action.REWIND]
     (decision,) = [d for d in of(Decision, events) if d.action is Action.REWIND]
@@ -205,7 +207,7 @@ def test_a_trouble_that_is_still_there_after_loading_shows_again() -> None:
     assert decision.overrides.max_lr == (1e-3,)
 
 
-def test_a_judge_that_is_loaded_waits_for_no_rewind() -> None:
+def test_loaded_judge_has_no_pending_rewind() -> None:
     judge, source = trained()
     saved = json.loads(json.dumps(judge.state_dict()))
     assert actions(judged(judge, [source.nan() for _ in range(3)])) == [Action.REWIND]
@@ -214,22 +216,22 @@ def test_a_judge_that_is_loaded_waits_for_no_rewind() -> None:
     assert actions(judged(judge, [source.nan() for _ in range(3)])) == [Action.REWIND]
 
 
-def test_a_judge_saved_in_the_middle_of_a_case_decides_as_if_it_had_not_been() -> None:
+def test_judge_saved_during_an_incident_decides_the_same() -> None:
     judge, source = trained()
     judged(judge, [source.nan(), *source.rows(2, times=3.0, swells=20.0), source.nan()])
     assert not judge.quiet
     saved = judge.state_dict()
-    assert kinds_in(saved) <= {bool, int, float, str, type(None)}, "a checkpoint leaves out all else"
+    assert types_in(saved) <= {bool, int, float, str, type(None)}, "a checkpoint leaves out other types"
     after = Judge(Policy())
     after.load_state_dict(json.loads(json.dumps(saved)))
     going_on = [*[source.nan() for _ in range(3)], *source.rows(30, times=2.0)]
-    told, again = judged(judge, going_on), judged(after, going_on)
-    assert Action.REWIND in actions(told)
-    assert repr(again) == repr(told)
+    events, loaded_events = judged(judge, going_on), judged(after, going_on)
+    assert Action.REWIND in actions(events)
+    assert repr(loaded_events) == repr(events)
 
 
 @pytest.mark.parametrize("part", ["book", "treatment", "detectors"])
-def test_of_a_state_that_does_not_fit_nothing_is_taken(part: str) -> None:
+def test_incomplete_state_is_refused_and_changes_nothing(part: str) -> None:
     (judge, source), fresh = trained(), Judge(Policy())
     judged(judge, [source.nan(), *source.rows(2, times=3.0)])
     saved = judge.state_dict()
@@ -239,7 +241,7 @@ def test_of_a_state_that_does_not_fit_nothing_is_taken(part: str) -> None:
     assert repr(fresh.state_dict()) == repr(Judge(Policy()).state_dict())
 
 
-def test_signs_are_remembered_after_loading() -> None:
+def test_signs_survive_loading() -> None:
     judge, source = trained()
     judged(judge, [source.row(eval_loss=2.0), *source.rows(10, times=1.5), *source.rows(70)])
     after = Judge(Policy())
@@ -248,7 +250,7 @@ def test_signs_are_remembered_after_loading() -> None:
     assert actions(judged(after, worse)) == [Action.REWIND]
 
 
-def kinds_in(value: Any) -> set[type]:
+def types_in(value: Any) -> set[type]:
     if isinstance(value, dict):
-        return set().union(*map(kinds_in, value.values()))
-    return set().union(*map(kinds_in, value)) if isinstance(value, list | tuple) else {type(value)}
+        return set().union(*map(types_in, value.values()))
+    return set().union(*map(types_in, value)) if isinstance(value, list | tuple) else {type(value)}

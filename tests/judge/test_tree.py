@@ -1,4 +1,4 @@
-"""All the ways through the decision tree."""
+"""Every path through the decision tree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from surefoot.judge.thresholds import SETTLED_UPDATES
 from surefoot.records import Pattern
 
 ANSWERS = list(itertools.product([True, False], repeat=4))
-BELONGS = (
+ADVICE_FRAGMENTS = (
     ("initialisation and warmup", ""),
     ("loss scaling and dtype casts", "overflow"),
     ("Lower the learning rate or clip harder", "data and the loss function"),
@@ -22,7 +22,7 @@ BELONGS = (
 def facts(
     early: bool, mixed: bool, large: bool, good: bool, *, scaled: bool = True, pattern: Pattern = Pattern.NONE
 ) -> Facts:
-    """Facts that give these answers."""
+    """Facts that lead to these answers."""
     return Facts(
         step=SETTLED_UPDATES - 1 if early else SETTLED_UPDATES,
         mixed_precision=mixed,
@@ -34,28 +34,32 @@ def facts(
 
 
 @pytest.mark.parametrize("answers", ANSWERS)
-def test_every_way_through(answers: tuple[bool, bool, bool, bool]) -> None:
+def test_every_path_through_the_tree(answers: tuple[bool, bool, bool, bool]) -> None:
     path = walk(facts(*answers))
-    assert tuple(answer for _, answer in path.steps) == answers
+    assert tuple(is_yes for _, is_yes in path.steps) == answers
     assert [question for question, _ in path.steps] == [question.text for question in QUESTIONS]
-    expected = [told for (yes, no), answer in zip(BELONGS, answers, strict=True) if (told := yes if answer else no)]
+    expected = [
+        fragment
+        for (yes, no), is_yes in zip(ADVICE_FRAGMENTS, answers, strict=True)
+        if (fragment := yes if is_yes else no)
+    ]
     assert len(path.advice) == len(expected)
-    for told, advice in zip(expected, path.advice, strict=True):
-        assert told in advice
+    for fragment, advice in zip(expected, path.advice, strict=True):
+        assert fragment in advice
 
 
-def test_the_ways_lead_to_different_advice() -> None:
+def test_every_path_has_different_advice() -> None:
     assert len({walk(facts(*answers)).advice for answers in ANSWERS}) == 16
 
 
-def test_a_line_for_the_console() -> None:
+def test_path_as_one_line() -> None:
     assert walk(facts(False, True, False, True)).as_text() == (
         "within the first 1000 steps: no; mixed precision: yes; unusually large gradients: no; "
         "a good state to go back to: yes"
     )
 
 
-def test_loss_scaling_is_asked_for_only_where_it_is_missing() -> None:
+def test_loss_scaling_is_advised_only_where_it_is_missing() -> None:
     missing = walk(facts(False, True, True, True, scaled=False)).advice
     assert missing[1].startswith("Turn loss scaling on if this is float16")
     assert len(walk(facts(False, True, True, True, scaled=True)).advice) == len(missing) - 1
@@ -64,7 +68,7 @@ def test_loss_scaling_is_asked_for_only_where_it_is_missing() -> None:
 
 @pytest.mark.parametrize("pattern", Pattern)
 @pytest.mark.parametrize("answers", ANSWERS)
-def test_the_shape_says_where_to_look_first(answers: tuple[bool, bool, bool, bool], pattern: Pattern) -> None:
+def test_pattern_adds_its_own_advice(answers: tuple[bool, bool, bool, bool], pattern: Pattern) -> None:
     plain, shaped = walk(facts(*answers)), walk(facts(*answers, pattern=pattern))
     assert shaped.steps == plain.steps
     more = (SHAPES[pattern],) if pattern in SHAPES else ()

@@ -3,4 +3,4 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # for what the tests of this room share
+sys.path.insert(0, str(Path(__file__).parent))  # for helpers shared by these tests

@@ -1,4 +1,4 @@
-"""TensorBoard event files made by hand, for tests."""
+"""Writes TensorBoard event files for tests."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def event(step: int, *values: bytes, wall: float = 1.7e9) -> bytes:
 
 
 def simple(tag: str, value: float) -> bytes:
-    """A scalar as PyTorch and TensorFlow 1 write it."""
+    """A scalar as written by PyTorch and TensorFlow 1."""
     return field(1, tag.encode()) + b"\x15" + struct.pack("<f", value)
 
 
 def tensor(tag: str, dtype: int, content: bytes, plugin: str = "scalars") -> bytes:
-    """A scalar as TensorFlow 2 writes it: a tensor without dimensions, and the plugin that shows it."""
+    """A scalar as written by TensorFlow 2: a 0-d tensor and its plugin name."""
     body = b"\x08" + varint(dtype) + field(2, b"") + content
     return field(1, tag.encode()) + field(8, body) + field(9, field(1, field(1, plugin.encode())))
 

@@ -1,4 +1,4 @@
-"""Courses of training runs, made of a shape, a length and noise."""
+"""Synthetic loss curves with a shape, a length and noise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Numbers = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Course:
-    """What a run would have done had nothing gone wrong."""
+    """A healthy loss curve, into which tests plant faults."""
 
     loss: np.ndarray
     seed: int
@@ -28,7 +28,7 @@ class Course:
 
 @st.composite
 def learning(draw: st.DrawFn, least: int = 40, noise: tuple[float, ...] = (0.005, 0.02, 0.05)) -> Course:
-    """A loss that falls, by a power, by halves or straight, to somewhere above nothing."""
+    """A loss that decreases by a power law, exponentially or linearly to a floor above zero."""
     count = draw(st.sampled_from([n for n in (20, 40, 100, 300, 1000, 5000) if n >= least]))
     seed = draw(st.integers(0, 2**31))
     chance = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Answers made by hand, for what draws and prints them."""
+"""Handmade diagnoses for tests of reports and plots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from surefoot.records import Cause, Pattern
 
 
 def made_curves(points: int = 500, *, fails_at: int | None = None, seed: int = 0) -> RunCurves:
-    """A loss that falls with some noise; from `fails_at` on it is NaN."""
+    """A noisy decreasing loss that is NaN from `fails_at` on."""
     random = np.random.default_rng(seed)
     steps = np.arange(points) * 10.0
     values = 2 + 8 * np.exp(-np.arange(points) / (points / 5)) + random.normal(0, 0.05, points)
@@ -31,7 +31,7 @@ def made_curves(points: int = 500, *, fails_at: int | None = None, seed: int = 0
 
 
 def healthy(**changes: Any) -> LogDiagnosis:
-    told = {
+    fields = {
         "verdict": RunHealth.HEALTHY,
         "sentence": "Healthy: the loss fell from 10 to 2.",
         "last_step": 4990,
@@ -44,11 +44,11 @@ def healthy(**changes: Any) -> LogDiagnosis:
             "skipped": {},
         },
     }
-    return LogDiagnosis(**(told | changes))
+    return LogDiagnosis(**(fields | changes))
 
 
 def failed(**changes: Any) -> LogDiagnosis:
-    told = {
+    fields = {
         "verdict": RunHealth.FAILED,
         "pattern": Pattern.NONFINITE,
         "sentence": "The loss turned NaN at step 4,000 and stayed so.",
@@ -78,4 +78,4 @@ def failed(**changes: Any) -> LogDiagnosis:
         },
         "notes": ("the log holds two runs",),
     }
-    return LogDiagnosis(**(told | changes))
+    return LogDiagnosis(**(fields | changes))

@@ -1,4 +1,4 @@
-"""Whatever the bytes are, the front door gives an answer or one clear message: never a traceback, never a hang."""
+"""For any bytes, `diagnose` returns a diagnosis or raises one clear message: no traceback, no hang."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ ENCODINGS = ["utf-8-sig", "utf-16", "utf-16-le", "utf-32", "cp1252"]
 
 
 def damaged(seed: int) -> bytes:
-    """A file of some format, or parts of two; in another encoding, packed, cut, spliced, bytes changed."""
+    """A file of some format, or parts of two: re-encoded, compressed, cut, spliced, or with changed bytes."""
     chance = random.Random(seed)
     data = chance.choice([*FILES.values(), chance.randbytes(600)])
     if chance.random() < 0.2:
@@ -95,22 +95,22 @@ def damaged(seed: int) -> bytes:
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_there_is_an_answer_or_one_message(tmp_path: Path, seed: int) -> None:
+def test_any_bytes_give_a_diagnosis_or_one_message(tmp_path: Path, seed: int) -> None:
     (tmp_path / "any").write_bytes(damaged(seed))
     try:
-        answer = diagnose(tmp_path / "any")
-    except UnreadableInput as wrong:
-        told = str(wrong)
+        diagnosis = diagnose(tmp_path / "any")
+    except UnreadableInput as error:
+        output = str(error)
     else:
-        assert isinstance(answer, LogDiagnosis)
-        assert answer.sentence
-        assert repr(answer).startswith(answer.verdict.upper())
-        assert answer._repr_html_()
-        told = json.dumps(answer.as_json(), allow_nan=False)
-    assert str(tmp_path) in told
+        assert isinstance(diagnosis, LogDiagnosis)
+        assert diagnosis.sentence
+        assert repr(diagnosis).startswith(diagnosis.verdict.upper())
+        assert diagnosis._repr_html_()
+        output = json.dumps(diagnosis.as_json(), allow_nan=False)
+    assert str(tmp_path) in output
 
 
-def test_the_command_says_so_too(tmp_path: Path) -> None:
+def test_command_gives_a_diagnosis_or_one_message(tmp_path: Path) -> None:
     paths = [tmp_path / f"{seed}" for seed in range(20)]
     for seed, path in enumerate(paths):
         path.write_bytes(damaged(seed))
@@ -121,7 +121,7 @@ def test_the_command_says_so_too(tmp_path: Path) -> None:
     assert all(line.startswith(f"surefoot diagnose: {tmp_path}") for line in done.stderr.splitlines())
 
 
-def test_undamaged_every_one_of_them_is_read(tmp_path: Path) -> None:
+def test_undamaged_files_are_read(tmp_path: Path) -> None:
     for name, data in FILES.items():
         (tmp_path / "log").write_bytes(data)
         assert diagnose(tmp_path / "log").source["points"], name
@@ -134,7 +134,7 @@ NAMES = ["step", "loss", "grad_norm", "learning_rate", "eval_loss", "loss_scale"
 
 @st.composite
 def extreme_logs(draw: st.DrawFn) -> dict[str, list[float]]:
-    """A log of the usual shape in which some numbers stand at the limits of what a float can hold."""
+    """A usual log in which some numbers are at the limits of a float."""
     count = draw(st.sampled_from([3, 8, 20, 60, 150]))
     names = draw(st.lists(st.sampled_from(NAMES[3:]), unique=True, max_size=4))
     fall = 2 + 8 * np.exp(-np.arange(count) / 12) + 0.02 * np.cos(np.arange(count) * 2.4)
@@ -159,14 +159,12 @@ def _written(columns: dict[str, list[float]], form: str) -> str:
 
 @given(extreme_logs(), st.sampled_from(["trainer state", "jsonl", "csv", "text", "arrays"]))
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_numbers_at_the_limits_of_a_float_raise_no_warning(
-    tmp_path: Path, columns: dict[str, list[float]], form: str
-) -> None:
+def test_extreme_floats_raise_no_warning(tmp_path: Path, columns: dict[str, list[float]], form: str) -> None:
     (tmp_path / "log").write_text(_written(columns, form) if form != "arrays" else "")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        answer = diagnose(columns if form == "arrays" else tmp_path / "log")
-    assert answer.sentence
-    assert repr(answer).startswith(answer.verdict.upper())
-    assert answer._repr_html_()
-    json.dumps(answer.as_json(), allow_nan=False)
+        diagnosis = diagnose(columns if form == "arrays" else tmp_path / "log")
+    assert diagnosis.sentence
+    assert repr(diagnosis).startswith(diagnosis.verdict.upper())
+    assert diagnosis._repr_html_()
+    json.dumps(diagnosis.as_json(), allow_nan=False)

@@ -1,4 +1,4 @@
-"""`surefoot diagnose` in an environment with what the package requires and nothing else: no torch, no matplotlib."""
+"""`surefoot diagnose` in an environment with only the required packages: no torch, no matplotlib."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ FALL = np.round(2 + 8 * np.exp(-np.arange(60) / 12) + 0.02 * np.cos(np.arange(60
 LOSSES = [*FALL, *["NaN"] * 20]
 
 
-def required(name: str, found: set[str]) -> set[str]:
-    """What a package requires in every installation, and what those require."""
-    if name in found:
-        return found
+def required(name: str, names: set[str]) -> set[str]:
+    """The required packages of a package, recursively, without extras."""
+    if name in names:
+        return names
     try:
         needs = distribution(name).requires or []
     except PackageNotFoundError:
-        return found  # for another system or an older Python
-    found.add(name)
+        return names  # for another system or an older Python
+    names.add(name)
     for need in needs:
         if "extra ==" not in need:
-            required(re.split(r"[^\w.-]", need, maxsplit=1)[0].lower(), found)
-    return found
+            required(re.split(r"[^\w.-]", need, maxsplit=1)[0].lower(), names)
+    return names
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a new environment that links to the required packages alone."""
+    """The Python of a new environment with only the required packages."""
     home = tmp_path_factory.mktemp("bare")
     venv.EnvBuilder(with_pip=False, symlinks=sys.platform != "win32").create(home)
     places = {"base": str(home), "platbase": str(home)}
@@ -58,7 +58,7 @@ def run(python: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same run, dead at step 60, as four trainers log it."""
+    """The same run, failed at step 60, in four log formats."""
     home = tmp_path_factory.mktemp("logs")
     records = [f'{{"step": {k}, "loss": {loss}}}' for k, loss in enumerate(LOSSES)]
     written = {
@@ -73,24 +73,22 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("package", ["torch", "matplotlib", "pandas", "tensorboard", "google.protobuf", "wandb"])
-def test_the_environment_is_bare(python: Path, package: str) -> None:
+def test_environment_has_no_extra_packages(python: Path, package: str) -> None:
     assert "No module named" in run(python, "-c", f"import {package}").stderr
 
 
-def test_every_kind_of_log_has_its_answer(python: Path, logs: dict[str, Path]) -> None:
+def test_every_kind_of_log_is_diagnosed(python: Path, logs: dict[str, Path]) -> None:
     done = run(python, "-m", "surefoot", "diagnose", "--json", *logs.values())
     assert done.stderr == ""
     assert done.returncode == 1
-    answers = json.loads(done.stdout)
-    assert [answer["source"]["format"] for answer in answers] == list(logs)
-    assert {(answer["verdict"], answer["pattern"], answer["onset_step"]) for answer in answers} == {
+    diagnoses = json.loads(done.stdout)
+    assert [diagnosis["source"]["format"] for diagnosis in diagnoses] == list(logs)
+    assert {(diagnosis["verdict"], diagnosis["pattern"], diagnosis["onset_step"]) for diagnosis in diagnoses} == {
         ("failed", "nonfinite", 60)
     }
 
 
-def test_the_page_the_web_page_and_the_comparison_need_nothing_more(
-    python: Path, logs: dict[str, Path], tmp_path: Path
-) -> None:
+def test_html_page_and_comparison_need_no_extras(python: Path, logs: dict[str, Path], tmp_path: Path) -> None:
     done = run(python, "-m", "surefoot", "diagnose", logs["csv"], "--html", tmp_path / "a.html")
     assert done.stdout.startswith("FAILED")
     assert "<svg" in (tmp_path / "a.html").read_text(encoding="utf-8")
@@ -98,13 +96,13 @@ def test_the_page_the_web_page_and_the_comparison_need_nothing_more(
     assert "A and B are level" in done.stdout
 
 
-def test_a_picture_needs_matplotlib_and_says_so(python: Path, logs: dict[str, Path], tmp_path: Path) -> None:
+def test_plot_without_matplotlib_is_refused_with_advice(python: Path, logs: dict[str, Path], tmp_path: Path) -> None:
     done = run(python, "-m", "surefoot", "diagnose", logs["csv"], "--plot", tmp_path / "a.png")
     assert done.returncode == 2
     assert "pip install 'surefoot[plots]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_in_a_notebook_it_is_one_call(python: Path) -> None:
+def test_diagnose_from_python(python: Path) -> None:
     code = "import surefoot; print(surefoot.diagnose([2.0, 1.5, 1.2, 1.1, float('nan'), float('nan')]).verdict)"
     assert run(python, "-c", code).stdout == "failed\n"

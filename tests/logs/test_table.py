@@ -1,4 +1,4 @@
-"""A log of any length fits into memory, and what matters in it stays where it was."""
+"""A log of any length fits into memory, and thinning keeps its onset exact."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from surefoot.logs.table import TableBuilder
 
 
 @pytest.mark.parametrize("at", [61_234, 223_457, 390_001])
-def test_a_jump_in_a_log_that_was_thinned_is_dated_to_its_row(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onset_of_a_jump_in_a_thinned_log_is_exact(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "MAX_VALUES_PER_COLUMN", 1 << 16)
     monkeypatch.setattr("surefoot.logs.symptoms.step_index.THINNED_LENGTH", 1 << 14)
     chance = np.random.default_rng(0)
@@ -23,6 +23,6 @@ def test_a_jump_in_a_log_that_was_thinned_is_dated_to_its_row(at: int, monkeypat
         builder.extend({"step": steps[first : first + 10_000], "loss": loss[first : first + 10_000]}, {})
     table = builder.build("csv", "log.csv")
     assert len(table.columns["loss"]) < 1 << 16
-    answer = diagnose_table(table)
-    assert answer.verdict != "healthy"
-    assert answer.onset_step == pytest.approx(at, abs=5)
+    diagnosis = diagnose_table(table)
+    assert diagnosis.verdict != "healthy"
+    assert diagnosis.onset_step == pytest.approx(at, abs=5)

@@ -1,4 +1,4 @@
-"""Run files of W&B made by hand, for tests."""
+"""Writes W&B run files for tests."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ HISTORY, SUMMARY, CONFIG, STATS, OUTPUT, RUN, EXIT = 2, 3, 5, 7, 13, 17, 18
 
 
 def file(*records: bytes) -> bytes:
-    """Records in blocks of 32 KiB, cut into pieces where they do not fit."""
+    """Records in blocks of 32 KiB, split where they do not fit."""
     out = bytearray(b":W&B" + struct.pack("<HB", 0xBEE1, 0))
     for record in records:
-        first, rest = True, record
-        while first or rest:
-            room = BLOCK - len(out) % BLOCK
-            if room < 7:
-                out += b"\0" * room
-                room = BLOCK
-            part, rest = rest[: room - 7], rest[room - 7 :]
-            kind = (1 if first else 4) if not rest else (2 if first else 3)
+        first, remaining = True, record
+        while first or remaining:
+            free = BLOCK - len(out) % BLOCK
+            if free < 7:
+                out += b"\0" * free
+                free = BLOCK
+            part, remaining = remaining[: free - 7], remaining[free - 7 :]
+            kind = (1 if first else 4) if not remaining else (2 if first else 3)
             out += struct.pack("<IHB", zlib.crc32(bytes([kind]) + part), len(part), kind) + part
             first = False
     return bytes(out)

@@ -296,9 +296,9 @@ def test_kernel_checksums_equal_the_portable_ones_and_cover_every_bit(kernels: t
         table = torch.tensor(rows, dtype=torch.int64, device=kernels)
         constants = {"POSITION": POSITION, "FIRST": FIRST, "SECOND": SECOND, "BLOCK": 1024}
         checksum_words[(len(tensors), 4)](table, sums, len(tensors), **constants)
-        first, *rest = sums.tolist()
+        first, *checksums = sums.tolist()
         assert first == 0
-        return rest
+        return checksums
 
     generator = torch.Generator().manual_seed(0)
     sizes = (2, 1026, 40_000)

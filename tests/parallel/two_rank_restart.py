@@ -74,7 +74,7 @@ def main() -> None:
         "first_step": killed["first_step"],
         "same": {k: killed[k] == uninterrupted[k] for k in ("end", "lr")},
     }
-    (out / f"told-{world.rank}.json").write_text(json.dumps(results))
+    (out / f"results-{world.rank}.json").write_text(json.dumps(results))
     parallel.shutdown(world)
 
 

@@ -72,9 +72,9 @@ def train_two_ranks(
     return losses, [full_tensor_of(p) for p in model.parameters()]
 
 
-def max_difference(one: Sequence[Any], other: Sequence[Any]) -> float:
+def max_difference(first: Sequence[Any], second: Sequence[Any]) -> float:
     """The largest absolute difference."""
-    pairs = zip(one, other, strict=True)
+    pairs = zip(first, second, strict=True)
     return max(float((torch.as_tensor(a) - torch.as_tensor(b)).abs().max()) for a, b in pairs)
 
 
@@ -157,7 +157,7 @@ def main() -> None:
     results["first"] = parallel.broadcast(world, {"rank": world.rank})
     results["version_notes"] = parallel.check_versions(world)
     results["shut_down"] = shut_down_after_failure(world)
-    (out / f"told-{world.rank}.json").write_text(json.dumps(results))
+    (out / f"results-{world.rank}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

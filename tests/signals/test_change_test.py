@@ -1,4 +1,4 @@
-"""A rise is found soon, dated to its row, and stays open until the level before is reached again."""
+"""The change test: a rise is found soon with its exact onset, and stays open until the earlier level returns."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ def noise(rows: int, size: float = 0.03, seed: int = 0) -> Floats:
 
 
 def learning(rows: int, seed: int = 0) -> Floats:
-    """Logarithms of a loss that falls as a power of the step."""
+    """Logarithms of a loss that decreases by a power law."""
     return -0.3 * np.log(1 + np.arange(rows) / 50) + noise(rows, seed=seed)
 
 
-def test_a_jump_is_dated_to_its_row_and_stays_open() -> None:
+def test_onset_of_a_jump_is_exact_and_it_stays_open() -> None:
     test = ChangeTest()
     values = learning(5000)
     values[3210:] += 0.5
-    found = test.feed(values)
-    assert [(change.kind, change.onset) for change in found] == [(ChangeKind.SHIFT, 3210)]
-    assert found[0].found - found[0].onset < 15
-    assert test.first_open is found[0]
+    changes = test.feed(values)
+    assert [(change.kind, change.onset) for change in changes] == [(ChangeKind.SHIFT, 3210)]
+    assert changes[0].found - changes[0].onset < 15
+    assert test.first_open is changes[0]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_rows_may_come_one_by_one_or_many_at_once(size: int) -> None:
+def test_result_does_not_depend_on_the_size_of_the_blocks(size: int) -> None:
     values = learning(2500)
     values[1500:] += 0.4
     whole, parts = ChangeTest(), ChangeTest()
     whole.feed(values)
     for start in range(0, len(values), size):
         parts.feed(values[start : start + size])
-    assert [(one.kind, one.onset, one.found) for one in parts.changes] == [
-        (one.kind, one.onset, one.found) for one in whole.changes
+    assert [(change.kind, change.onset, change.found) for change in parts.changes] == [
+        (change.kind, change.onset, change.found) for change in whole.changes
     ]
 
 
-def test_a_level_that_was_not_accepted_never_becomes_normal() -> None:
+def test_raised_level_never_becomes_the_baseline() -> None:
     test = ChangeTest()
     values = np.concatenate([learning(1000), 0.5 + noise(200_000)])
     test.feed(values)
@@ -58,14 +58,14 @@ def test_a_level_that_was_not_accepted_never_becomes_normal() -> None:
     assert change.reference < -0.8
 
 
-@pytest.mark.parametrize(("rest", "back"), [(0.0, True), (0.1, False), (0.5, False)])
-def test_back_is_the_old_level_and_not_half_of_the_peak(rest: float, back: bool) -> None:
+@pytest.mark.parametrize(("remaining", "has_recovered"), [(0.0, True), (0.1, False), (0.5, False)])
+def test_recovery_means_the_old_level_not_half_of_the_peak(remaining: float, has_recovered: bool) -> None:
     flat = noise(3000)
-    flat[1000:] += rest + (1 - rest) * np.exp(-np.arange(2000) / 100)
+    flat[1000:] += remaining + (1 - remaining) * np.exp(-np.arange(2000) / 100)
     test = ChangeTest()
     test.feed(flat)
     assert test.changes[0].onset == pytest.approx(1000, abs=1)
-    assert (test.first_open is None) is back
+    assert (test.first_open is None) is has_recovered
 
 
 def test_a_few_high_rows_are_a_spike() -> None:
@@ -77,7 +77,7 @@ def test_a_few_high_rows_are_a_spike() -> None:
     assert test.changes[0].end is not None
 
 
-def test_a_further_jump_is_a_change_of_its_own_and_the_first_stays_open() -> None:
+def test_second_jump_is_a_second_change_and_the_first_stays_open() -> None:
     values = learning(6000)
     values[2000:] += 0.5
     values[4000:] += 0.5
@@ -87,7 +87,7 @@ def test_a_further_jump_is_a_change_of_its_own_and_the_first_stays_open() -> Non
 
 
 @pytest.mark.parametrize("rows", [5000, 50_000, 300_000])
-def test_a_slow_rise_is_found_however_long_it_takes(rows: int) -> None:
+def test_slow_rise_is_found_at_any_length(rows: int) -> None:
     values = learning(rows)
     begin = rows // 2
     values[begin:] = values[begin - 50 : begin].mean() + 0.1 * np.arange(rows - begin) / (rows - begin)
@@ -100,14 +100,14 @@ def test_a_slow_rise_is_found_however_long_it_takes(rows: int) -> None:
     assert 0.4 * rows < change.onset < 0.8 * rows
 
 
-def test_a_rise_from_the_beginning_is_a_trend() -> None:
+def test_rise_from_the_start_is_a_trend() -> None:
     test = ChangeTest()
     test.feed(noise(20_000) + np.arange(20_000) * 1e-5)
     assert test.first_open is not None
     assert test.first_open.kind is ChangeKind.TREND
 
 
-def test_values_far_above_the_first_ones_are_no_first_level() -> None:
+def test_early_jump_does_not_become_the_first_level() -> None:
     values = noise(500)
     values[9:] += 2.0
     test = ChangeTest()
@@ -116,19 +116,19 @@ def test_values_far_above_the_first_ones_are_no_first_level() -> None:
 
 
 @pytest.mark.parametrize("tails", [3.0, 30.0])
-def test_healthy_runs_raise_hardly_an_alarm(tails: float) -> None:
-    found = 0
+def test_healthy_runs_have_few_false_alarms(tails: float) -> None:
+    num_changes = 0
     for seed in range(10):
         chance = np.random.default_rng(seed)
         rough = chance.standard_t(tails, 30_000) * 0.03
-        slow = np.convolve(chance.normal(0, 0.01, 30_100), np.full(101, 0.1), "valid")  # batches that are alike
+        slow = np.convolve(chance.normal(0, 0.01, 30_100), np.full(101, 0.1), "valid")  # correlated batches
         test = ChangeTest()
         test.feed(-0.3 * np.log(1 + np.arange(30_000) / 50) + rough + 0.1 * slow)
-        found += len(test.changes)
-    assert found <= 6, "20 in a million"
+        num_changes += len(test.changes)
+    assert num_changes <= 6, "at most 20 in a million rows"
 
 
-def test_fewer_false_alarms_cost_a_higher_threshold() -> None:
+def test_fewer_false_alarms_need_a_higher_threshold() -> None:
     thresholds = [alarm_threshold(target) for target in (10.0, 1.0, 0.1)]
     assert thresholds == sorted(thresholds)
 

@@ -38,7 +38,7 @@ def main(out: Path) -> None:
             make_optimizers(_sharded(_model()), OptimizerSection(name=name))
         except ValueError as error:
             results[name] = str(error)
-    (out / f"told-{rank}.json").write_text(json.dumps(results))
+    (out / f"results-{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
 

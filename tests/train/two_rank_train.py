@@ -38,7 +38,7 @@ def main(out: Path) -> None:
     for name, sections in RUNS.items():
         _train(out / name, **EIGHT_PER_UPDATE, **sections)
     rank = int(os.environ["RANK"])  # only rank 0 reads the results, after it has written them
-    (out / f"told-{rank}.json").write_text(json.dumps(_results(out) if rank == 0 else {}))
+    (out / f"results-{rank}.json").write_text(json.dumps(_results(out) if rank == 0 else {}))
 
 
 def _results(out: Path) -> dict[str, Any]:

@@ -251,7 +251,7 @@ class AsyncSaver:
                 values |= self._save_together(pending, step, guard, {**about, **more})
         except SaveFailed as failure:
             return SaveResult(**values, error=failure.reason, seconds=time.monotonic() - began)
-        except Exception as error:  # whatever it is, training must be told and continue
+        except Exception as error:  # whatever it is, it is reported and training continues
             return SaveResult(**values, error=f"{type(error).__name__}: {error}", seconds=time.monotonic() - began)
         finally:
             self._spare_copy = self._spare_copy if pending.borrowed else pending.copy

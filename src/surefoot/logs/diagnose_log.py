@@ -272,7 +272,7 @@ def _decision_path(view: RunView, diagnosis: LogDiagnosis) -> str:
         good_state=bool(diagnosis.onset_step),
         pattern=diagnosis.pattern,
     )
-    return f"asked: {walk(facts).as_text()}"
+    return f"decision path: {walk(facts).as_text()}"
 
 
 def _find_crash(table: LogTable) -> Crash | None:

@@ -258,7 +258,7 @@ def main(rank: int, world_size: int, folder: Path, port: int) -> None:
     results["from one"] |= load_from_one_rank(kinds[1:], folder) if world_size == 4 else {}
     if world_size == 2:
         results["by hand"] = unsharded_ranks(folder)
-    (folder / f"told-{rank}.json").write_text(json.dumps(results))
+    (folder / f"results-{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
 

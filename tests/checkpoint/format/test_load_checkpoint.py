@@ -408,41 +408,41 @@ def test_several_optimizers_and_parameters_outside_the_model(tmp_path: Path) -> 
         torch.manual_seed(seed)
         model, alone = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), nn.Parameter(torch.rand(4))
         alone.grad = torch.ones(4)
-        rest = torch.optim.SGD([{"params": model[1].parameters()}, {"params": [alone], "lr": 0.5 * seed}], momentum=0.9)
-        rest.step()
-        return TrainState(model, [adam(model[0]), rest]), alone
+        sgd = torch.optim.SGD([{"params": model[1].parameters()}, {"params": [alone], "lr": 0.5 * seed}], momentum=0.9)
+        sgd.step()
+        return TrainState(model, [adam(model[0]), sgd]), alone
 
-    (one, saved_param), (two, loaded_param) = build(1), build(2)
-    save_then_load(one, two, tmp_path)
+    (first, saved_param), (second, loaded_param) = build(1), build(2)
+    save_then_load(first, second, tmp_path)
     assert saved_param.equal(loaded_param)
-    assert two.optimizers[1].param_groups[1]["lr"] == 0.5
+    assert second.optimizers[1].param_groups[1]["lr"] == 0.5
 
 
 def test_parameters_in_another_order_are_matched_by_name(tmp_path: Path) -> None:
     models = [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)]
-    one, two = (torch.optim.Adam(m.parameters()) for m in models)
+    first, second = (torch.optim.Adam(m.parameters()) for m in models)
     for n, p in enumerate(models[0].parameters()):
         p.grad = torch.full_like(p, n + 1)
-    one.step()
-    two.param_groups[0]["params"].reverse()
-    save(TrainState(models[0], one), tmp_path)
-    (note,) = load(TrainState(models[1], two), tmp_path).notes
+    first.step()
+    second.param_groups[0]["params"].reverse()
+    save(TrainState(models[0], first), tmp_path)
+    (note,) = load(TrainState(models[1], second), tmp_path).notes
     assert "another order" in note
     for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert one.state[p]["exp_avg"].equal(two.state[q]["exp_avg"])
+        assert first.state[p]["exp_avg"].equal(second.state[q]["exp_avg"])
 
 
 def test_parameters_in_other_groups_are_matched_by_name(tmp_path: Path) -> None:
     models = [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)]
     orders = ((0, 0.1), (1, 0.2)), ((1, 0.3), (0, 0.4))
-    one, two = (
+    first, second = (
         torch.optim.Adam([{"params": list(m[i].parameters()), "lr": lr} for i, lr in order])
         for m, order in zip(models, orders, strict=True)
     )
-    save(TrainState(models[0], one), tmp_path)
-    (note,) = load(TrainState(models[1], two), tmp_path).notes
+    save(TrainState(models[0], first), tmp_path)
+    (note,) = load(TrainState(models[1], second), tmp_path).notes
     assert "grouped differently" in note
-    assert [g["lr"] for g in two.param_groups] == [0.2, 0.1]
+    assert [g["lr"] for g in second.param_groups] == [0.2, 0.1]
 
 
 def test_existing_state_is_written_in_place(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def run_sharded(folder: Path, world_size: int) -> list[dict[str, Any]]:
     command = [sys.executable, str(SCRIPT), str(folder), str(world_size)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(world_size)]
+    return [json.loads((folder / f"results-{rank}.json").read_text()) for rank in range(world_size)]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Tables in text, with the dirt that real ones have."""
+"""CSV files with the irregularities of real ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PLAIN = "step,loss,lr\n1,2.5,1e-4\n2,nan,2e-4\n3,inf,3e-4\n"
         ("step,loss,lr,name\n1,tensor(2.5),1e-4,a\n2,-nan(ind),2e-4,b\n3,1.#INF,3e-4,c\n", "csv"),
     ],
 )
-def test_the_same_table_in_many_hands(tmp_path: Path, content: str, format: str) -> None:
+def test_dialects_of_one_table(tmp_path: Path, content: str, format: str) -> None:
     table = read(tmp_path, content)
     assert table.format == format
     assert values(table, "step") == [1, 2, 3]
@@ -62,7 +62,7 @@ def test_the_same_table_in_many_hands(tmp_path: Path, content: str, format: str)
     assert table.records == 3
 
 
-def test_a_column_filled_now_and_then_keeps_its_records(tmp_path: Path) -> None:
+def test_sparse_column_keeps_its_records(tmp_path: Path) -> None:
     table = read(tmp_path, "step,train_loss,val_loss\n1,2.0,\n1,,3.0\n2,1.0,\n2,None,N/A\n")
     assert values(table, "train_loss") == [2.0, 1.0]
     assert table.columns["val_loss"].rows.tolist() == [1]
@@ -75,14 +75,14 @@ def test_numbers_without_a_header_get_plain_names(tmp_path: Path) -> None:
     assert values(read(tmp_path, "loss\n2.5\n2.4\n2.3\n"), "loss") == [2.5, 2.4, 2.3]
 
 
-def test_a_run_that_was_appended_is_told(tmp_path: Path) -> None:
+def test_appended_run_is_read(tmp_path: Path) -> None:
     table = read(tmp_path, "epoch,loss\n0,2.0\n1,1.0\nepoch,loss\n0,2.5\nepoch,loss,lr\n1,1.5,0.1\n")
     assert values(table, "loss") == [2.0, 1.0, 2.5, 1.5]
     assert values(table, "lr") == [0.1]
     assert table.notes == ("the file contains the header 3 times: runs were appended to it",)
 
 
-def test_rows_that_are_too_short_or_too_long_are_used_and_counted(tmp_path: Path) -> None:
+def test_rows_of_the_wrong_length_are_used_and_counted(tmp_path: Path) -> None:
     good = "".join(f"{n},1.0,0.1\n" for n in range(4, 14))
     table = read(tmp_path, f"step,loss,lr\n1,2.0,0.1\n2,1.5\n3,1.2,0.1,9,9\nkilled\n{good}14,0.9\n15,0.")
     assert values(table, "step") == list(range(1, 16))
@@ -95,14 +95,14 @@ def test_rows_that_are_too_short_or_too_long_are_used_and_counted(tmp_path: Path
     }
 
 
-def test_an_export_of_charts_loses_its_band_and_the_name_of_its_run(tmp_path: Path) -> None:
+def test_chart_export_drops_min_max_columns_and_run_names(tmp_path: Path) -> None:
     header = '"Step","proud-sun-7 - train/loss","proud-sun-7 - train/loss__MIN","proud-sun-7 - train/loss__MAX"\n'
     table = read(tmp_path, header + '"0","2.5","2.5","2.5"\n"10","2.0","2.0","2.0"\n')
     assert list(table.columns) == ["Step", "train/loss"]
     assert table.settings["run"] == "proud-sun-7"
 
 
-def test_an_export_with_two_runs_gives_two_tables(tmp_path: Path) -> None:
+def test_export_of_two_runs_gives_two_tables(tmp_path: Path) -> None:
     file = tmp_path / "log.csv"
     file.write_text('"Step","a - loss","a - loss__MIN","b - loss"\n0,1,1,5\n1,2,2,6\n2,3,3,\n')
     first, second = detect.read_log(file)
@@ -111,25 +111,25 @@ def test_an_export_with_two_runs_gives_two_tables(tmp_path: Path) -> None:
     assert (first.settings["run"], second.settings["run"]) == ("a", "b")
 
 
-def test_rows_that_say_what_they_are_do_not_mix(tmp_path: Path) -> None:
+def test_rows_labelled_by_split_become_separate_columns(tmp_path: Path) -> None:
     table = read(tmp_path, "epoch,phase,loss\n0,train,2.0\n0,val,3.0\n1,train,1.0\n1,val,2.5\n")
     assert values(table, "train/loss") == [2.0, 1.0]
     assert values(table, "val/loss") == [3.0, 2.5]
     assert values(table, "epoch") == [0, 0, 1, 1]
 
 
-def test_one_value_a_row_with_its_name_beside_it(tmp_path: Path) -> None:
+def test_long_format_with_name_and_value_columns(tmp_path: Path) -> None:
     table = read(tmp_path, "step,metric,value\n1,loss,2.0\n1,lr,0.1\n2,loss,1.0\n2,lr,0.1\n")
     assert values(table, "loss") == [2.0, 1.0]
     assert values(table, "lr") == [0.1, 0.1]
 
 
-def test_the_tag_of_an_exported_scalar_stands_in_the_name_of_the_file(tmp_path: Path) -> None:
+def test_tag_of_an_exported_scalar_comes_from_the_file_name(tmp_path: Path) -> None:
     table = read(tmp_path, "Wall time,Step,Value\n1.7e9,1,2.0\n1.7e9,2,1.0\n", "run-a-tag-train_loss.csv")
     assert values(table, "train_loss") == [2.0, 1.0]
 
 
-def test_a_metric_as_mlflow_keeps_it(tmp_path: Path) -> None:
+def test_mlflow_metric_file(tmp_path: Path) -> None:
     table = read(
         tmp_path, "".join(f"{1_700_000_000_000 + n} {1.0 / (n + 1)} {n * 10}\n" for n in range(9)), "train_loss"
     )
@@ -138,7 +138,7 @@ def test_a_metric_as_mlflow_keeps_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "latin-1"])
-def test_encodings_of_all_kinds(tmp_path: Path, encoding: str) -> None:
+def test_encodings(tmp_path: Path, encoding: str) -> None:
     text = "step,loss,über\n" + "".join(f"{n},{n / 2},0\n" for n in range(300))
     if encoding in ("utf-16-le", "utf-16-be"):
         text = text.replace("ü", "u")
@@ -147,27 +147,27 @@ def test_encodings_of_all_kinds(tmp_path: Path, encoding: str) -> None:
     assert len(table.columns["loss"]) == 300
 
 
-def test_a_block_of_nul_bytes_does_no_harm(tmp_path: Path) -> None:
+def test_block_of_nul_bytes_is_skipped(tmp_path: Path) -> None:
     rows = b"".join(b"%d,0.5\n" % n for n in range(50))
     table = read(tmp_path, b"step,loss\n" + rows + b"\0" * 4096 + b"\n50,0.5\n51,0.5\n")
     assert len(table.columns["loss"]) == 52
 
 
-def test_nan_in_the_places_of_evaluations_not_made_is_no_nan(tmp_path: Path) -> None:
+def test_nan_for_evaluations_not_made_is_a_missing_value(tmp_path: Path) -> None:
     rows = "".join(f"{n},1.0,{2.0 if n % 5 == 4 else 'nan'}\n" for n in range(60))
     table = read(tmp_path, "step,loss,val_loss\n" + rows)
     assert values(table, "val_loss") == [2.0] * 12
     assert table.columns["val_loss"].rows.tolist() == list(range(4, 60, 5))
 
 
-def test_nan_where_an_evaluation_was_due_stays(tmp_path: Path) -> None:
+def test_nan_of_a_real_evaluation_is_kept(tmp_path: Path) -> None:
     rows = "".join(f"{n},1.0,{2.0 if n % 5 == 4 and n < 40 else 'nan'}\n" for n in range(60))
     table = read(tmp_path, "step,loss,val_loss\n" + rows)
     assert table.columns["val_loss"].rows.tolist() == list(range(4, 60, 5))
     assert np.isnan(table.columns["val_loss"].values).sum() == 4
 
 
-def test_rows_of_two_kinds_that_fill_each_other_with_nan(tmp_path: Path) -> None:
+def test_two_kinds_of_rows_padded_with_nan(tmp_path: Path) -> None:
     random.seed(3)
     kinds = [random.random() < 0.8 for _ in range(80)]
     rows = "".join(f"{n},{'1.0,nan' if train else 'nan,2.0'}\n" for n, train in enumerate(kinds))
@@ -177,13 +177,13 @@ def test_rows_of_two_kinds_that_fill_each_other_with_nan(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("first", [0, 1, 30, 59])
-def test_a_loss_that_turns_nan_and_stays_is_nan(tmp_path: Path, first: int) -> None:
+def test_lasting_nan_loss_is_kept(tmp_path: Path, first: int) -> None:
     rows = "".join(f"{n},{1.0 if n < first else 'nan'},0.5\n" for n in range(60))
     table = read(tmp_path, "step,loss,val_loss\n" + rows)
     assert np.isnan(table.columns["loss"].values).sum() == 60 - first
 
 
-def test_a_loss_that_pandas_left_empty_to_the_end_is_nan(tmp_path: Path) -> None:
+def test_loss_left_empty_to_the_end_by_pandas_is_nan(tmp_path: Path) -> None:
     rows = "".join(f"{n},{1.0 if n < 40 else ''},{0.5 if n % 2 else ''}\n" for n in range(60))
     table = read(tmp_path, "step,loss,acc\n" + rows)
     assert np.isnan(table.columns["loss"].values).sum() == 20
@@ -203,7 +203,7 @@ def test_a_loss_that_pandas_left_empty_to_the_end_is_nan(tmp_path: Path) -> None
         "a,b\nc,d\n",
     ],
 )
-def test_console_text_is_no_table(text: str) -> None:
+def test_console_text_is_not_csv(text: str) -> None:
     assert not csv_log.fits(text.encode())
 
 
@@ -216,10 +216,10 @@ def test_console_text_is_no_table(text: str) -> None:
         ("12abcdef", None), ("3/300", 3), ("2024/01/01", None), ("nan", math.nan), ("-nan", math.nan), ("'0.5'", 0.5),
     ],
 )  # fmt: skip
-def test_numbers_as_programs_write_them(text: str, expected: float | None) -> None:
-    found = parse_number(text)
-    assert found == expected or (
-        found is not None and expected is not None and math.isnan(found) == math.isnan(expected)
+def test_number_formats(text: str, expected: float | None) -> None:
+    number = parse_number(text)
+    assert number == expected or (
+        number is not None and expected is not None and math.isnan(number) == math.isnan(expected)
     )
 
 
@@ -230,26 +230,26 @@ cells = st.one_of(
 
 @given(st.lists(st.lists(cells, min_size=2, max_size=4), min_size=1, max_size=30), st.sampled_from([",", "\t", ";"]))
 @settings(max_examples=80, deadline=None)
-def test_the_quick_way_and_the_careful_way_agree(rows: list[list[str]], sign: str) -> None:
+def test_fast_and_row_by_row_readers_agree(rows: list[list[str]], sign: str) -> None:
     header = sign.join(["step", "loss", "lr"])
     dialect = csv_log.detect_dialect(
         "\n".join([header, sign.join(["1", "2.0", "3.0"]), sign.join(["2", "2.0", "3.0"]), ""])
     )
     assert dialect is not None
     text = "".join(sign.join(row) + "\n" for row in rows)
-    quick, careful = csv_log.CsvReader(dialect, ""), csv_log.CsvReader(dialect, "")
-    quick.feed(header + "\n")
-    careful.feed(header + "\n")
-    quick.feed(text)
+    vectorized_reader, row_reader = csv_log.CsvReader(dialect, ""), csv_log.CsvReader(dialect, "")
+    vectorized_reader.feed(header + "\n")
+    row_reader.feed(header + "\n")
+    vectorized_reader.feed(text)
     for line in text.splitlines(keepends=True):
-        careful.feed_by_row(line)
-    one, other = quick.builder.build("csv", ""), careful.builder.build("csv", "")
-    assert one.records == other.records
-    assert one.skipped == other.skipped
-    assert set(one.columns) == set(other.columns)
-    for name, column in one.columns.items():
-        assert np.array_equal(column.rows, other.columns[name].rows)
-        assert np.array_equal(column.values, other.columns[name].values, equal_nan=True)
+        row_reader.feed_by_row(line)
+    vectorized, row_by_row = vectorized_reader.builder.build("csv", ""), row_reader.builder.build("csv", "")
+    assert vectorized.records == row_by_row.records
+    assert vectorized.skipped == row_by_row.skipped
+    assert set(vectorized.columns) == set(row_by_row.columns)
+    for name, column in vectorized.columns.items():
+        assert np.array_equal(column.rows, row_by_row.columns[name].rows)
+        assert np.array_equal(column.values, row_by_row.columns[name].values, equal_nan=True)
 
 
 FIXTURES = [
@@ -262,10 +262,10 @@ FIXTURES = [
 
 @given(st.sampled_from(FIXTURES), st.sampled_from(FIXTURES), st.data())
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_cuts_and_splices_never_break_the_reader(tmp_path: Path, one: bytes, other: bytes, data: st.DataObject) -> None:
-    cut, start = data.draw(st.integers(0, len(one))), data.draw(st.integers(0, len(other)))
+def test_cut_and_spliced_files_never_crash(tmp_path: Path, first: bytes, second: bytes, data: st.DataObject) -> None:
+    cut, start = data.draw(st.integers(0, len(first))), data.draw(st.integers(0, len(second)))
     middle = data.draw(st.binary(max_size=20))
     file = tmp_path / "log"
-    file.write_bytes(one[:cut] + middle + other[start:])
+    file.write_bytes(first[:cut] + middle + second[start:])
     with suppress(UnreadableInput):
         detect.read_log(file)

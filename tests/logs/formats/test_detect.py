@@ -1,4 +1,4 @@
-"""The front door: anything at all is read or refused in one clear sentence."""
+"""Format detection: any input is read or refused with one clear message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def losses(path: Path) -> int:
 
 @pytest.mark.parametrize(("content", "format"), [(LINES, "jsonl"), (TABLE, "csv"), (TEXT, "text")])
 @pytest.mark.parametrize("name", ["log", "log.png", "log.csv", "log.json"])
-def test_the_content_counts_and_not_the_name(tmp_path: Path, content: str, format: str, name: str) -> None:
+def test_format_is_detected_by_content(tmp_path: Path, content: str, format: str, name: str) -> None:
     (tmp_path / name).write_text(content)
     (table,) = detect.read_log(tmp_path / name)
     assert table.format == format
@@ -38,19 +38,19 @@ def test_the_content_counts_and_not_the_name(tmp_path: Path, content: str, forma
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
 @pytest.mark.parametrize("content", [LINES, TABLE, TEXT])
-def test_packed_logs(tmp_path: Path, content: str, pack) -> None:
+def test_compressed_logs(tmp_path: Path, content: str, pack) -> None:
     (tmp_path / "log").write_bytes(pack(content.encode()))
     assert losses(tmp_path / "log") == 500
 
 
 @pytest.mark.parametrize("content", [LINES, TABLE, TEXT])
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-8-sig", "utf-32"])
-def test_wide_encodings(tmp_path: Path, content: str, encoding: str) -> None:
+def test_utf16_and_utf32(tmp_path: Path, content: str, encoding: str) -> None:
     (tmp_path / "log").write_bytes(content.replace("\n", "\r\n").encode(encoding))
     assert losses(tmp_path / "log") == 500
 
 
-def test_a_packed_log_that_is_cut_off_gives_what_is_there(tmp_path: Path) -> None:
+def test_truncated_compressed_log_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     rows = "".join(f"{n},{n * 7919 % 99_991 / 7}\n" for n in range(60_000))
     (tmp_path / "log.gz").write_bytes(gzip.compress(("step,loss\n" + rows).encode())[:-20_000])
     (table,) = detect.read_log(tmp_path / "log.gz")
@@ -59,7 +59,7 @@ def test_a_packed_log_that_is_cut_off_gives_what_is_there(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", [LINES, TABLE, TEXT])
-def test_a_pipe(monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+def test_pipe_is_read(monkeypatch: pytest.MonkeyPatch, content: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
     (table,) = detect.read_log("-")
     assert len(table.columns["loss"]) == 500
@@ -91,7 +91,7 @@ def archive(name: str) -> bytes:
         (gzip.compress(b"", mtime=0)[:12], "decompressed|empty"),
     ],
 )
-def test_what_is_no_log_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+def test_other_file_types_are_named(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "log").write_bytes(content)
     with pytest.raises(UnreadableInput, match=words) as caught:
         detect.read_log(tmp_path / "log")
@@ -101,21 +101,21 @@ def test_what_is_no_log_is_named(tmp_path: Path, content: bytes, words: str) -> 
 @pytest.mark.parametrize(
     "head", [b"\x80\x02}q\0.", archive("archive/data.pkl"), b'\x40\0\0\0\0\0\0\0{"a": {"dtype": "F32"}}' + bytes(40)]
 )
-def test_checkpoints_are_told_from_logs(tmp_path: Path, head: bytes) -> None:
+def test_checkpoints_are_recognised(tmp_path: Path, head: bytes) -> None:
     (tmp_path / "model").write_bytes(head)
     assert detect.is_checkpoint(tmp_path / "model")
     assert detect.detect_format(head) == "checkpoint"
 
 
 @pytest.mark.parametrize("content", [LINES, TABLE, TEXT])
-def test_logs_are_no_checkpoints(tmp_path: Path, content: str) -> None:
+def test_logs_are_not_taken_for_checkpoints(tmp_path: Path, content: str) -> None:
     (tmp_path / "log").write_text(content)
     assert not detect.is_checkpoint(tmp_path / "log")
     assert not detect.is_checkpoint(tmp_path)
     assert not detect.is_checkpoint("-")
 
 
-def test_what_is_not_there_or_not_allowed(tmp_path: Path) -> None:
+def test_missing_paths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableInput, match="does not exist"):
         detect.read_log(tmp_path / "missing.csv")
     with pytest.raises(UnreadableInput, match="cannot be read"):
@@ -124,15 +124,15 @@ def test_what_is_not_there_or_not_allowed(tmp_path: Path) -> None:
         detect.read_log("/dev/null")
 
 
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the rights of a file do not bind this user")
-def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="file permissions do not apply to this user")
+def test_file_without_read_permission_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(TEXT)
     (tmp_path / "log").chmod(0)
     with pytest.raises(UnreadableInput, match="cannot be read"):
         detect.read_log(tmp_path / "log")
 
 
-def test_blocks_are_the_bytes_in_whole_lines(tmp_path: Path) -> None:
+def test_blocks_end_at_line_ends(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes((b"x" * 700 + b"\n") * 300 + b"y" * 3_000_000 + b"\nend")
     with LogSource.open(tmp_path / "log") as source:
         blocks = list(source.blocks(100_000))

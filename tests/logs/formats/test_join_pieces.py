@@ -1,4 +1,4 @@
-"""A folder with the pieces of one run is read as one run."""
+"""A folder with several log files of one run is read as one run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def piece(file: Path, first: int, last: int, above: float = 0.0) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_pieces_that_go_on_are_one_run(tmp_path: Path) -> None:
+def test_consecutive_pieces_are_one_run(tmp_path: Path) -> None:
     for number in range(11):  # log_10 comes after log_9
         piece(tmp_path / f"log_{number}.jsonl", 100 * number, 100 * number + 100)
     (table,) = detect.read_log(tmp_path)
@@ -29,7 +29,7 @@ def test_pieces_that_go_on_are_one_run(tmp_path: Path) -> None:
     assert any("joined 11 files" in note for note in table.notes)
 
 
-def test_what_was_done_again_after_a_restart_counts_once(tmp_path: Path) -> None:
+def test_steps_repeated_after_a_restart_count_once(tmp_path: Path) -> None:
     piece(tmp_path / "attempt_1" / "log.jsonl", 0, 900)
     piece(tmp_path / "attempt_2" / "log.jsonl", 800, 1300)
     piece(tmp_path / "attempt_3" / "log.jsonl", 700, 2000)
@@ -38,14 +38,14 @@ def test_what_was_done_again_after_a_restart_counts_once(tmp_path: Path) -> None
     np.testing.assert_array_equal(run.loss.steps, np.arange(2000))
 
 
-def test_a_leap_between_two_pieces_is_seen(tmp_path: Path) -> None:
+def test_jump_between_two_pieces_is_found(tmp_path: Path) -> None:
     piece(tmp_path / "log_0.jsonl", 0, 1500)
     piece(tmp_path / "log_1.jsonl", 1500, 1600, above=8.0)
-    answer = diagnose(tmp_path)
-    assert (answer.verdict, answer.pattern, answer.onset_step) == ("failed", "jump", 1500)
+    diagnosis = diagnose(tmp_path)
+    assert (diagnosis.verdict, diagnosis.pattern, diagnosis.onset_step) == ("failed", "jump", 1500)
 
 
-def test_runs_that_each_begin_at_zero_are_not_joined(tmp_path: Path) -> None:
+def test_runs_that_start_at_zero_are_not_joined(tmp_path: Path) -> None:
     piece(tmp_path / "log_0.jsonl", 0, 300)
     piece(tmp_path / "log_1.jsonl", 0, 500)
     (table,) = detect.read_log(tmp_path)

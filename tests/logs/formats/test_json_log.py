@@ -1,4 +1,4 @@
-"""JSON logs of many shapes: what a person finds in them when they look for the loss."""
+"""JSON logs of many structures: losses, steps and columns are found."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def values(table: LogTable, name: str) -> list[float]:
 
 
 def steps(table: LogTable, name: str, by: str = "step") -> list[float]:
-    """The steps at which a column has values, found as anybody would: through the record they share."""
+    """The steps of a column's values, joined by record."""
     axis = dict(zip(table.columns[by].rows.tolist(), table.columns[by].values.tolist(), strict=True))
     return [axis[row] for row in table.columns[name].rows.tolist()]
 
@@ -51,7 +51,7 @@ STATE: dict[str, Any] = {
 }
 
 
-def test_a_trainers_state_gives_its_points_and_keeps_the_sum_apart(tmp_path: Path) -> None:
+def test_trainer_state_gives_its_points_without_the_summary(tmp_path: Path) -> None:
     table = read(tmp_path, json.dumps(STATE, indent=2))
     assert table.format == "trainer_state"
     assert values(table, "loss") == [2.0, 1.5, 1.2]
@@ -65,7 +65,7 @@ def test_a_trainers_state_gives_its_points_and_keeps_the_sum_apart(tmp_path: Pat
     assert table.settings["num_train_epochs"] == 3
 
 
-def test_a_state_that_is_cut_off_gives_what_is_there(tmp_path: Path) -> None:
+def test_truncated_trainer_state_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     text = json.dumps(STATE, indent=2)
     table = read(tmp_path, text[: text.index("5e-05")])
     assert values(table, "loss") == [2.0]
@@ -73,7 +73,7 @@ def test_a_state_that_is_cut_off_gives_what_is_there(tmp_path: Path) -> None:
     assert table.skipped == {"documents cut off in the middle": 1}
 
 
-def test_lines_with_dirt_between_them_are_read_and_the_dirt_is_counted(tmp_path: Path) -> None:
+def test_invalid_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     lines = [
         "starting up",
         '{"step": 1, "loss": 2.5, "ok": true, "note": "hello", "sizes": [1, 2]}',
@@ -95,7 +95,7 @@ def test_lines_with_dirt_between_them_are_read_and_the_dirt_is_counted(tmp_path:
 
 
 @pytest.mark.parametrize("field", ["split", "phase", "mode", "type", "stage"])
-def test_rows_of_training_and_evaluation_do_not_mix(tmp_path: Path, field: str) -> None:
+def test_training_and_evaluation_rows_are_separate_columns(tmp_path: Path, field: str) -> None:
     lines = [
         json.dumps({field: "config", "lr": 0.5, "batch": 8}),
         json.dumps({field: "train", "step": 1, "loss": 2.0, "lr": 0.1}),
@@ -110,7 +110,7 @@ def test_rows_of_training_and_evaluation_do_not_mix(tmp_path: Path, field: str) 
     assert table.settings["lr"] == 0.5
 
 
-def test_one_value_a_record_with_its_name_beside_it(tmp_path: Path) -> None:
+def test_long_format_with_name_and_value_fields(tmp_path: Path) -> None:
     lines = [{"key": key, "value": 1.0 / (step + 1), "step": step} for step in range(3) for key in ("loss", "lr")]
     table = read(tmp_path, "\n".join(map(json.dumps, lines)) + "\n")
     assert values(table, "loss") == [1.0, 0.5, 1 / 3]
@@ -146,42 +146,42 @@ def test_documents_of_many_shapes(
     assert values(read(tmp_path, json.dumps(document, indent=indent)), name) == expected
 
 
-def test_pairs_keep_their_steps_and_keys_become_epochs(tmp_path: Path) -> None:
+def test_step_value_pairs_and_epoch_keys(tmp_path: Path) -> None:
     assert steps(read(tmp_path, '{"loss": [[10, 3], [20, 2], [30, 1]]}'), "loss") == [10, 20, 30]
     assert steps(read(tmp_path, '{"1": {"loss": 3}, "2": {"loss": 2}}'), "loss", "epoch") == [1, 2]
     assert steps(read(tmp_path, '{"step_100": {"loss": 3}, "step_200": {"loss": 2}}'), "loss") == [100, 200]
 
 
-def test_a_short_list_is_spread_over_the_long_one(tmp_path: Path) -> None:
+def test_shorter_list_is_spread_over_the_longer_one(tmp_path: Path) -> None:
     table = read(tmp_path, json.dumps({"train_loss": [1.0] * 100, "val_loss": [2.0] * 4}))
     assert table.columns["val_loss"].rows.tolist() == [24, 49, 74, 99]
 
 
-def test_lists_with_steps_of_their_own_keep_them(tmp_path: Path) -> None:
+def test_lists_with_their_own_steps_keep_them(tmp_path: Path) -> None:
     table = read(tmp_path, '{"eval": {"step": [3], "loss": [1.5]}, "step": [1, 2, 3], "loss": [3, 2, 1]}')
     assert steps(table, "loss") == [1, 2, 3]
     assert steps(table, "eval/loss") == [3]
 
 
-def test_a_first_line_with_all_the_settings_is_no_obstacle(tmp_path: Path) -> None:
+def test_first_line_with_settings_is_skipped(tmp_path: Path) -> None:
     first = json.dumps({"config": "x" * 200_000})
     table = read(tmp_path, first + "\n" + '{"step": 1, "loss": 2.0}\n' * 3)
     assert values(table, "loss") == [2.0] * 3
 
 
-def test_objects_printed_over_many_lines_one_after_the_other(tmp_path: Path) -> None:
+def test_consecutive_pretty_printed_objects(tmp_path: Path) -> None:
     text = "\n".join(json.dumps({"step": step, "loss": 1.0 / step}, indent=2) for step in (1, 2, 4))
     assert values(read(tmp_path, text), "loss") == [1.0, 0.5, 0.25]
 
 
-def test_a_nan_in_the_place_of_an_evaluation_that_was_not_made_is_no_nan(tmp_path: Path) -> None:
+def test_nan_for_an_evaluation_not_made_is_a_missing_value(tmp_path: Path) -> None:
     lines = [{"step": n, "loss": 1.0, "val_loss": 2.0 if n % 10 == 0 else math.nan} for n in range(100)]
     table = read(tmp_path, "\n".join(map(json.dumps, lines)) + "\n")
     assert values(table, "val_loss") == [2.0] * 10
     assert any("not measured" in note for note in table.notes)
 
 
-def test_a_loss_that_is_null_to_the_end_was_nan(tmp_path: Path) -> None:
+def test_loss_null_to_the_end_is_nan(tmp_path: Path) -> None:
     lines = [{"step": n, "loss": 1.0 if n < 60 else None, "elo": None} for n in range(100)]
     table = read(tmp_path, "\n".join(map(json.dumps, lines)) + "\n")
     assert len(table.columns["loss"]) == 100
@@ -190,7 +190,7 @@ def test_a_loss_that_is_null_to_the_end_was_nan(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"name": "x"}', '[["a", "b"]]', '{"a":' * 5000])
-def test_json_without_numbers_says_so(tmp_path: Path, content: str) -> None:
+def test_json_without_numbers_is_refused(tmp_path: Path, content: str) -> None:
     with pytest.raises(UnreadableInput, match="contains no"):
         read(tmp_path, content)
 
@@ -214,7 +214,7 @@ records = st.lists(
 
 @given(records)
 @settings(max_examples=100, deadline=None)
-def test_the_quick_way_and_the_careful_way_agree(rows: list[dict[str, Any]]) -> None:
+def test_fast_and_line_by_line_readers_agree(rows: list[dict[str, Any]]) -> None:
     raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
     quick, careful = TableBuilder(), TableBuilder()
     at_once = json_log.parse_lines_together(raw)
@@ -235,30 +235,30 @@ regular = st.integers(1, 4).flatmap(
 
 @given(regular, st.sampled_from([(", ", ": "), (",", ":")]), st.sampled_from(["\n", "\r\n"]), st.data())
 @settings(max_examples=80, deadline=None)
-def test_lines_of_nothing_but_numbers_agree_too(
+def test_readers_agree_on_lines_of_numbers(
     rows: list[tuple[float, ...]], separators: tuple[str, str], end: str, data: st.DataObject
 ) -> None:
     names = ["step", "loss", "val, loss", 'a"b'][: len(rows[0])]
     lines = [json.dumps(dict(zip(names, row, strict=True)), separators=separators) + end for row in rows]
-    if data.draw(st.booleans()):  # one that is not like the others
+    if data.draw(st.booleans()):  # a line unlike the others
         odd = data.draw(st.sampled_from(['{"loss": 1, "step": 2}', '{"step": null}', '{"step": "5"}', "{}", "[1]", ""]))
         lines.insert(data.draw(st.integers(0, len(lines))), odd + end)
     raw = "".join(lines).encode()
-    found = json_log.parse_number_matrix(raw)
-    assert found is not None or len(lines) > len(rows)
-    if found is not None:
+    matrix = json_log.parse_number_matrix(raw)
+    assert matrix is not None or len(lines) > len(rows)
+    if matrix is not None:
         quick, careful = TableBuilder(), TableBuilder()
-        quick.extend(dict(zip(found[0], found[1].T, strict=True)), {})
+        quick.extend(dict(zip(matrix[0], matrix[1].T, strict=True)), {})
         RecordBlock(careful).add(json_log.parse_lines_singly(raw, careful))
         same(quick.build("a", ""), careful.build("a", ""))
 
 
-def same(one: LogTable, other: LogTable) -> None:
-    assert one.records == other.records
-    assert set(one.columns) == set(other.columns)
-    for name, column in one.columns.items():
-        assert np.array_equal(column.rows, other.columns[name].rows)
-        assert np.array_equal(column.values, other.columns[name].values, equal_nan=True)
+def same(first: LogTable, second: LogTable) -> None:
+    assert first.records == second.records
+    assert set(first.columns) == set(second.columns)
+    for name, column in first.columns.items():
+        assert np.array_equal(column.rows, second.columns[name].rows)
+        assert np.array_equal(column.values, second.columns[name].values, equal_nan=True)
 
 
 FIXTURES = [
@@ -271,8 +271,8 @@ FIXTURES = [
 
 @given(st.sampled_from(FIXTURES), st.sampled_from(FIXTURES), st.data())
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_cuts_and_splices_never_break_the_reader(tmp_path: Path, one: bytes, other: bytes, data: st.DataObject) -> None:
-    cut, start = data.draw(st.integers(0, len(one))), data.draw(st.integers(0, len(other)))
+def test_cut_and_spliced_files_never_crash(tmp_path: Path, first: bytes, second: bytes, data: st.DataObject) -> None:
+    cut, start = data.draw(st.integers(0, len(first))), data.draw(st.integers(0, len(second)))
     middle = data.draw(st.binary(max_size=20))
     with suppress(UnreadableInput):
-        read(tmp_path, one[:cut] + middle + other[start:])
+        read(tmp_path, first[:cut] + middle + second[start:])

@@ -1,4 +1,4 @@
-"""A folder as somebody has it: logs among weights, code, data and older logs."""
+"""Folders that contain logs among weights, code, data and older logs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def table_csv(file: Path, points: int) -> None:
     file.write_text("step,loss\n" + "".join(f"{n},{1.0 / (n + 1)}\n" for n in range(points)))
 
 
-def test_the_newest_checkpoint_has_the_whole_history(tmp_path: Path) -> None:
+def test_newest_checkpoint_has_the_whole_history(tmp_path: Path) -> None:
     for step in (5, 10, 100):
         state(tmp_path / f"checkpoint-{step}", step)
     (table,) = detect.read_log(tmp_path)
@@ -32,7 +32,7 @@ def test_the_newest_checkpoint_has_the_whole_history(tmp_path: Path) -> None:
     assert not any("also" in note for note in table.notes)
 
 
-def test_the_log_with_the_most_losses_wins_and_the_others_are_told(tmp_path: Path) -> None:
+def test_log_with_the_most_losses_is_used_and_the_others_are_noted(tmp_path: Path) -> None:
     table_csv(tmp_path / "version_0" / "metrics.csv", 20)
     table_csv(tmp_path / "version_1" / "metrics.csv", 50)
     (tmp_path / "hparams.yaml").write_text("lr: 0.1\n")
@@ -41,7 +41,7 @@ def test_the_log_with_the_most_losses_wins_and_the_others_are_told(tmp_path: Pat
     assert any("version_1/metrics.csv" in note and "version_0/metrics.csv (20)" in note for note in table.notes)
 
 
-def test_what_is_no_log_is_passed_by(tmp_path: Path) -> None:
+def test_other_files_are_ignored(tmp_path: Path) -> None:
     for name in (".git", "venv", "data", "node_modules", ".hidden"):
         table_csv(tmp_path / name / "metrics.csv", 500)
     (tmp_path / "train.py").write_text("loss = 0.5\n" * 100)
@@ -52,7 +52,7 @@ def test_what_is_no_log_is_passed_by(tmp_path: Path) -> None:
     assert table.path.endswith("run.csv")
 
 
-def test_the_exception_in_a_console_log_goes_with_the_numbers_beside_it(tmp_path: Path) -> None:
+def test_exception_in_a_console_log_is_combined_with_the_metrics_file(tmp_path: Path) -> None:
     table_csv(tmp_path / "metrics.csv", 30)
     (tmp_path / "slurm-17.err").write_text(
         "Traceback (most recent call last):\n  File 'a.py', line 1, in f\n"
@@ -63,19 +63,19 @@ def test_the_exception_in_a_console_log_goes_with_the_numbers_beside_it(tmp_path
     assert "OutOfMemoryError" in table.tail
 
 
-def test_a_folder_without_logs_says_so(tmp_path: Path) -> None:
+def test_folder_without_logs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "readme.md").write_text("nothing here")
     with pytest.raises(UnreadableInput, match="no readable log"):
         detect.read_log(tmp_path)
 
 
-def test_a_folder_of_weights_says_what_to_pass(tmp_path: Path) -> None:
+def test_folder_of_weights_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     with pytest.raises(UnreadableInput, match=r"pass .*model\.safetensors"):
         detect.read_log(tmp_path)
 
 
-def test_a_link_that_leads_back_is_no_trap(tmp_path: Path) -> None:
+def test_symlink_loop_is_no_problem(tmp_path: Path) -> None:
     (tmp_path / "again").symlink_to(tmp_path)
     table_csv(tmp_path / "metrics.csv", 5)
     (tmp_path / "gone.csv").symlink_to(tmp_path / "nowhere.csv")

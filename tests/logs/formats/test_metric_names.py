@@ -1,4 +1,4 @@
-"""What a column holds is told from its name, whoever named it."""
+"""The role of a column is recognised by its name, for many trainers."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from surefoot.logs.formats.metric_names import MetricRole, parse_metric_name
         "losses/total_loss",
     ],
 )
-def test_the_whole_training_loss(name: str) -> None:
-    told = parse_metric_name(name)
-    assert (told.role, told.is_eval, told.term) == (MetricRole.LOSS, False, "")
+def test_training_loss_names(name: str) -> None:
+    parsed = parse_metric_name(name)
+    assert (parsed.role, parsed.is_eval, parsed.term) == (MetricRole.LOSS, False, "")
 
 
 @pytest.mark.parametrize(
     "name", ["val_loss", "eval/loss", "Valid Loss", "validation_loss", "test_loss", "验证损失", "dev loss"]
 )
-def test_the_loss_on_held_out_data(name: str) -> None:
-    told = parse_metric_name(name)
-    assert (told.role, told.is_eval, told.term) == (MetricRole.LOSS, True, "")
+def test_eval_loss_names(name: str) -> None:
+    parsed = parse_metric_name(name)
+    assert (parsed.role, parsed.is_eval, parsed.term) == (MetricRole.LOSS, True, "")
 
 
 @pytest.mark.parametrize(("name", "part"), [("train/box_loss", "box"), ("Gen Loss", "gen"), ("value_loss", "value")])
-def test_one_term_of_a_loss(name: str, part: str) -> None:
+def test_loss_term_names(name: str, part: str) -> None:
     assert parse_metric_name(name).term == part
 
 
@@ -80,5 +80,5 @@ def test_one_term_of_a_loss(name: str, part: str) -> None:
         ("total_flos", MetricRole.OTHER),
     ],
 )
-def test_everything_else(name: str, role: MetricRole) -> None:
+def test_other_metric_names(name: str, role: MetricRole) -> None:
     assert parse_metric_name(name).role is role

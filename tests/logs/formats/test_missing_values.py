@@ -1,4 +1,4 @@
-"""Records that hold nothing are padding; a loss that is NaN in a record of the run is a failure."""
+"""Records without values are padding; a NaN loss in a real record is a failure."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ AHEAD = [(80 + k, NAN, NAN, NAN) for k in range(20)]
 PADDED: dict[str, Rows] = {
     "at the end": [*ROWS, *[EMPTY] * 20],
     "at the start": [*[EMPTY] * 10, *ROWS],
-    "now and then": [row for k, one in enumerate(ROWS) for row in ((one, EMPTY) if k % 7 == 3 else (one,))],
-    "every other": [row for one in ROWS for row in (one, EMPTY)],
+    "occasionally": [row for k, filled in enumerate(ROWS) for row in ((filled, EMPTY) if k % 7 == 3 else (filled,))],
+    "every other": [row for filled in ROWS for row in (filled, EMPTY)],
     "steps written ahead": [*ROWS, *AHEAD],
 }
 
@@ -53,24 +53,24 @@ def test_records_without_numbers_are_padding(tmp_path: Path, where: str, write: 
 
 
 @pytest.mark.parametrize("index", ["", "index", "Unnamed: 0"])
-def test_an_index_that_goes_on_beside_them_changes_nothing(tmp_path: Path, index: str) -> None:
+def test_padding_with_a_running_index_is_padding(tmp_path: Path, index: str) -> None:
     rows = [(k, *row) for k, row in enumerate([*ROWS, *[EMPTY] * 20])]
     assert verdict(tmp_path / "log.csv", table(rows, f"{index},{HEAD}")) is RunHealth.HEALTHY
 
 
-def test_places_left_empty_are_padding_too(tmp_path: Path) -> None:
+def test_empty_cells_are_padding(tmp_path: Path) -> None:
     assert verdict(tmp_path / "a.csv", table([*ROWS, *[("",) * 4] * 20])) is RunHealth.HEALTHY
     assert verdict(tmp_path / "b.csv", table([*ROWS, *((80 + k, "", "", "") for k in range(20))])) is RunHealth.HEALTHY
     nothing = dict.fromkeys(HEAD.split(","))
     assert verdict(tmp_path / "c.jsonl", records(ROWS) + (json.dumps(nothing) + "\n") * 20) is RunHealth.HEALTHY
 
 
-def test_padded_arrays_are_read_alike() -> None:
+def test_padded_arrays_are_healthy() -> None:
     columns = list(zip(*PADDED["at the end"], strict=True))
     assert diagnose(dict(zip(HEAD.split(","), columns, strict=True))).verdict is RunHealth.HEALTHY
 
 
-def test_padding_is_said(tmp_path: Path) -> None:
+def test_padding_is_noted(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(table(PADDED["at the end"]))
     assert "20 records without any number were left out as padding" in diagnose(tmp_path / "log.csv").notes
 
@@ -90,18 +90,16 @@ FAILED: dict[str, tuple[str, Rows]] = {
 
 @pytest.mark.parametrize("write", [table, records])
 @pytest.mark.parametrize("what", FAILED)
-def test_a_loss_that_is_nan_in_a_record_of_the_run_is_a_failure(
-    tmp_path: Path, what: str, write: Callable[..., str]
-) -> None:
+def test_nan_loss_in_a_real_record_is_a_failure(tmp_path: Path, what: str, write: Callable[..., str]) -> None:
     head, rows = FAILED[what]
     assert verdict(tmp_path / "log", write(rows, head)) is RunHealth.FAILED
 
 
-def test_a_list_of_losses_has_no_padding() -> None:
+def test_plain_list_of_losses_has_no_padding() -> None:
     assert diagnose([*FALL, *[NAN] * 20]).verdict is RunHealth.FAILED
 
 
-def test_losses_left_empty_while_the_run_went_on_are_a_failure(tmp_path: Path) -> None:
+def test_missing_losses_while_the_run_continues_are_a_failure(tmp_path: Path) -> None:
     rows = [*ROWS, *((80 + k, "", 0.1, 1.0) for k in range(20))]
     assert verdict(tmp_path / "log.csv", table(rows)) is RunHealth.FAILED
 
@@ -116,7 +114,7 @@ def padded(every: int, rows: int = 400) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_nan_records_at_regular_distances_are_padding(tmp_path: Path) -> None:
+def test_nan_records_at_regular_intervals_are_padding(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(padded(50))
     (table,) = detect.read_log(tmp_path / "log.csv")
     assert np.isfinite(table.columns["loss"].values).all()

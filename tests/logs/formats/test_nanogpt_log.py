@@ -26,7 +26,7 @@ NANOGPT = """0 val 10.9511
 
 
 @pytest.mark.parametrize(("text", "train"), [(LLM_C, [11.03, 10.9, np.nan]), (NANOGPT, [10.955029, 10.690001])])
-def test_each_number_is_read_under_its_name(tmp_path: Path, text: str, train: list[float]) -> None:
+def test_columns_are_named(tmp_path: Path, text: str, train: list[float]) -> None:
     path = tmp_path / "main.log"
     path.write_text(text)
     (table,) = detect.read_log(path)
@@ -36,17 +36,17 @@ def test_each_number_is_read_under_its_name(tmp_path: Path, text: str, train: li
     assert len(table.columns["step"]) == table.records
 
 
-def test_a_run_that_leapt_is_dated_by_its_steps(tmp_path: Path) -> None:
+def test_onset_of_a_jump_is_in_steps(tmp_path: Path) -> None:
     loss = 3 + 8 * np.exp(-np.arange(900) / 100)
     loss[600:] = 9.5
     lines = [f"s:{step} trl:{value:.4f} lr:0.000600 norm:1.20" for step, value in enumerate(loss)]
     (tmp_path / "main.log").write_text("\n".join(lines) + "\n")
-    answer = diagnose(tmp_path / "main.log")
-    assert (answer.verdict, answer.pattern, answer.onset_step) == ("failed", "jump", 600)
-    assert answer.source["columns"]["rate"] == "lr"
+    diagnosis = diagnose(tmp_path / "main.log")
+    assert (diagnosis.verdict, diagnosis.pattern, diagnosis.onset_step) == ("failed", "jump", 600)
+    assert diagnosis.source["columns"]["rate"] == "lr"
 
 
-def test_other_text_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_other_text_does_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text("".join(f"step {n}: train loss {9 - n / 10:.3f}, lr 0.1\n" for n in range(20)))
     (table,) = detect.read_log(path)

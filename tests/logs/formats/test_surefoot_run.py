@@ -1,4 +1,4 @@
-"""Our own run directory, read as one log among others."""
+"""A surefoot run directory, read as a log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_run_gives_its_numbers_and_what_was_said_of_them(run: Path) -> None:
+def test_run_gives_its_metrics_and_diagnoses(run: Path) -> None:
     (table,) = detect.read_log(run)
     assert table.format == "run"
     assert table.records == 50
@@ -51,25 +51,25 @@ def test_a_run_gives_its_numbers_and_what_was_said_of_them(run: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["events.jsonl", "run.json"])
-def test_a_part_of_a_run_stands_for_the_whole(run: Path, part: str) -> None:
+def test_path_inside_a_run_means_the_run(run: Path, part: str) -> None:
     (table,) = detect.read_log(run / part)
     assert table.format == "run"
     assert table.records == 50
 
 
-def test_a_run_among_other_things_is_found(run: Path) -> None:
+def test_run_in_a_folder_of_other_files_is_found(run: Path) -> None:
     (run.parent / "notes.txt").write_text("nothing of use\n")
     (table,) = detect.read_log(run.parent)
     assert table.format == "run"
 
 
-def test_a_run_that_recorded_nothing_says_so(tmp_path: Path) -> None:
+def test_run_without_rows_is_refused(tmp_path: Path) -> None:
     Journal(tmp_path / "run", info={}, on_failure=pytest.fail).close()
     with pytest.raises(UnreadableInput, match="nothing was recorded yet"):
         detect.read_log(tmp_path / "run")
 
 
-def test_other_folders_are_no_runs(tmp_path: Path) -> None:
+def test_other_folders_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"name": "of another tool"}')
     assert not surefoot_run.is_run_dir(tmp_path)
     assert not surefoot_run.is_run_dir(tmp_path / "missing")

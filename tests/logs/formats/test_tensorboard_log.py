@@ -1,4 +1,4 @@
-"""TensorBoard files of all makes, whole and damaged, alone and in folders."""
+"""TensorBoard files of all writers, intact and damaged, single and in folders."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def test_scalars_of_tensorflow_2_are_read_in_every_number_format(dtype: int, con
     assert losses(read(data), "epoch_loss") == [2.5] * 3
 
 
-def test_whole_numbers_keep_their_sign() -> None:
+def test_integers_keep_their_sign() -> None:
     data = opening() + event(1, tensor("n", 9, field(10, varint(-3)))) + event(2, tensor("n", 3, b"\x38" + varint(7)))
     assert losses(read(data), "n") == [-3.0, 7.0]
 
 
-def test_nan_and_infinity_stay_what_they_are() -> None:
+def test_nan_and_infinity_are_kept() -> None:
     table = read(opening() + event(0, simple("loss", math.nan)) + event(1, simple("loss", math.inf)))
     assert math.isnan(losses(table, "loss")[0])
     assert losses(table, "loss")[1] == math.inf
@@ -84,7 +84,7 @@ def test_several_values_of_one_event_are_one_record() -> None:
     assert table.columns["step"].values.tolist() == [7, 8]
 
 
-def test_images_and_texts_are_counted_not_read() -> None:
+def test_images_and_texts_are_counted_and_skipped() -> None:
     image = field(1, b"picture") + field(4, b"\x08\x01")
     wide = field(1, b"matrix") + field(8, b"\x08\x01" + field(2, field(2, b"\x08\x03")) + field(4, b"\0" * 12))
     table = read(opening() + event(1, image) + event(1, wide) + event(2, simple("loss", 1.0)))
@@ -92,7 +92,7 @@ def test_images_and_texts_are_counted_not_read() -> None:
     assert sum(table.skipped.values()) == 2
 
 
-def test_a_large_image_is_stepped_over_without_being_held() -> None:
+def test_large_image_is_skipped_without_loading_it() -> None:
     image = event(1, field(1, b"film") + field(4, b"\1" * (5 << 20)))
     table = read(opening() + event(1, simple("loss", 2.0)) + image + event(2, simple("loss", 1.0)))
     assert losses(table, "loss") == [2.0, 1.0]
@@ -110,7 +110,7 @@ def test_steps_that_go_back_are_kept() -> None:
     assert table.columns["step"].values.tolist() == [1, 2, 3, 1, 2]
 
 
-def test_a_flipped_bit_costs_one_record() -> None:
+def test_bit_flip_costs_one_record() -> None:
     data = bytearray(plain(50))
     data[len(opening()) + 10 * len(event(1, simple("train/loss", 1.0))) + 20] ^= 4
     table = read(bytes(data))
@@ -118,7 +118,7 @@ def test_a_flipped_bit_costs_one_record() -> None:
     assert table.skipped == {"records with a wrong checksum": 1}
 
 
-def test_after_a_damaged_length_reading_goes_on_behind_it() -> None:
+def test_reading_continues_after_a_damaged_length() -> None:
     whole = plain(50)
     at = len(whole) // 2
     table = read(whole[:at] + b"\xff" * 37 + whole[at + 37 :])
@@ -127,25 +127,25 @@ def test_after_a_damaged_length_reading_goes_on_behind_it() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 10, 20, 40])
-def test_a_torn_end_is_left_out_and_said(cut: int) -> None:
+def test_truncated_end_is_skipped_and_noted(cut: int) -> None:
     table = read(plain(50)[:-cut])
     assert len(losses(table)) == 49
     assert sum(table.skipped.values()) == 1
 
 
-def test_nul_bytes_of_a_crash_are_said_and_harmless() -> None:
+def test_trailing_nul_bytes_are_noted() -> None:
     table = read(plain(50) + b"\0" * 5000)
     assert len(losses(table)) == 50
     assert not table.skipped
     assert len(table.notes) == 1
 
 
-def test_nul_bytes_in_the_middle_are_stepped_over() -> None:
+def test_nul_bytes_in_the_middle_are_skipped() -> None:
     table = read(plain(50) + b"\0" * 5000 + b"".join(event(60, simple("train/loss", 9.0)) for _ in range(2)))
     assert losses(table)[-2:] == [9.0, 9.0]
 
 
-def test_a_file_without_a_whole_record_is_refused_in_words() -> None:
+def test_file_without_a_complete_record_is_refused() -> None:
     with pytest.raises(UnreadableInput, match="contains no complete record"):
         read(opening()[:30])
 
@@ -155,7 +155,7 @@ def test_other_files_do_not_fit(head: bytes) -> None:
     assert not tensorboard_log.fits(head)
 
 
-def test_a_file_is_told_by_content_even_when_its_start_is_damaged() -> None:
+def test_file_with_a_damaged_start_is_recognised_by_content() -> None:
     assert tensorboard_log.fits(plain(3))
     assert tensorboard_log.fits(plain(3)[5:])
 
@@ -167,7 +167,7 @@ def test_files_of_one_folder_are_one_run_in_order_of_time(tmp_path: Path) -> Non
     assert table.columns["step"].values.tolist() == [*range(5), *range(10)]
 
 
-def test_the_two_folders_of_keras_are_one_run(tmp_path: Path) -> None:
+def test_two_folders_of_keras_are_one_run(tmp_path: Path) -> None:
     for part in ("train", "validation"):
         write(tmp_path / "run" / part, opening() + b"".join(event(n, simple("epoch_loss", n)) for n in range(4)))
     (table,) = tensorboard_log.read_folder(tmp_path)
@@ -175,7 +175,7 @@ def test_the_two_folders_of_keras_are_one_run(tmp_path: Path) -> None:
     assert losses(table, "validation/epoch_loss") == [0, 1, 2, 3]
 
 
-def test_folders_of_add_scalars_belong_to_the_run_above(tmp_path: Path) -> None:
+def test_add_scalars_folders_belong_to_the_parent_run(tmp_path: Path) -> None:
     write(tmp_path, plain(4))
     for part in ("train", "val"):
         write(tmp_path / f"both_loss_{part}", opening() + event(1, simple("both/loss", 3.0)))
@@ -183,13 +183,13 @@ def test_folders_of_add_scalars_belong_to_the_run_above(tmp_path: Path) -> None:
     assert {"train/loss", "both_loss_train/both/loss", "both_loss_val/both/loss"} <= set(table.columns)
 
 
-def test_other_folders_are_runs_of_their_own(tmp_path: Path) -> None:
+def test_other_folders_are_separate_runs(tmp_path: Path) -> None:
     write(tmp_path / "version_1", plain(4, wall=2000.0))
     write(tmp_path / "version_0", plain(3, wall=1000.0))
     assert [len(losses(table)) for table in tensorboard_log.read_folder(tmp_path)] == [3, 4]
 
 
-def test_the_hyperparameter_dashboard_is_no_run(tmp_path: Path) -> None:
+def test_hparams_folder_is_no_run(tmp_path: Path) -> None:
     write(tmp_path, plain(4))
     entry = field(1, b"_hparams_/experiment") + field(9, field(1, field(1, b"hparams")))
     write(tmp_path / "1700000.5", opening() + event(0, entry) + event(0, simple("metric", 1.0)))
@@ -197,14 +197,14 @@ def test_the_hyperparameter_dashboard_is_no_run(tmp_path: Path) -> None:
     assert set(table.columns) == {"step", "wall_time", "train/loss"}
 
 
-def test_a_folder_tells_of_a_file_it_could_not_read(tmp_path: Path) -> None:
+def test_unreadable_file_in_a_folder_is_noted(tmp_path: Path) -> None:
     write(tmp_path, plain(4))
     write(tmp_path, b"junk", "events.out.tfevents.0.junk")
     (table,) = tensorboard_log.read_folder(tmp_path)
     assert "contains no complete record" in table.notes[0]
 
 
-def test_a_folder_without_events_is_refused(tmp_path: Path) -> None:
+def test_folder_without_events_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableInput, match="no TensorBoard event files"):
         tensorboard_log.read_folder(tmp_path)
 
@@ -222,7 +222,7 @@ _SAMPLE = (
     noise=st.binary(max_size=60),
 )
 @settings(deadline=None, max_examples=80)
-def test_cut_and_spliced_files_never_end_in_a_traceback(cuts: list[tuple[int, int]], noise: bytes) -> None:
+def test_cut_and_spliced_files_never_crash(cuts: list[tuple[int, int]], noise: bytes) -> None:
     data = _SAMPLE
     for first, last in cuts:
         data = data[:first] + noise + data[last:]
@@ -236,5 +236,5 @@ def test_cut_and_spliced_files_never_end_in_a_traceback(cuts: list[tuple[int, in
 
 @given(st.binary(max_size=200))
 @settings(deadline=None, max_examples=80)
-def test_any_bytes_in_a_sound_frame_are_survived(data: bytes) -> None:
+def test_any_bytes_in_a_valid_frame_never_crash(data: bytes) -> None:
     assert len(losses(read(plain(2) + record(data) + event(5, simple("train/loss", 1.0))))) >= 3

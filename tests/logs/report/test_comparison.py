@@ -1,4 +1,4 @@
-"""Two logs beside each other."""
+"""Comparison of two logs."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from surefoot.logs.run_curves import RunCurves, Series
 
 
 def lower_from(point: int, factor: float, *, seed: int = 1) -> LogDiagnosis:
-    """A run like the healthy one with other noise, whose loss is lower from a point on."""
+    """A healthy run with other noise, whose loss is multiplied by `factor` from a point on."""
     made = made_curves(seed=seed)
     values = made.loss.values.copy()
     values[point:] *= factor
     return healthy(curves=replace(made, loss=replace(made.loss, values=values)))
 
 
-def test_it_says_which_is_lower_by_how_much_and_where_they_part() -> None:
-    found = compare_logs(healthy(), lower_from(250, 0.8))
-    assert found.sentence.startswith("B is 20 % lower than A at step 4,990 (2.")
-    assert found.diverged_at is not None
-    assert 2400 <= found.diverged_at <= 2600
+def test_sentence_names_the_lower_run_the_difference_and_the_divergence() -> None:
+    comparison = compare_logs(healthy(), lower_from(250, 0.8))
+    assert comparison.sentence.startswith("B is 20 % lower than A at step 4,990 (2.")
+    assert comparison.diverged_at is not None
+    assert 2400 <= comparison.diverged_at <= 2600
 
 
-def test_two_runs_that_differ_by_noise_alone_are_level() -> None:
-    found = compare_logs(healthy(), lower_from(0, 1.0))
-    assert found.sentence.startswith("A and B are level at step 4,990")
-    assert found.diverged_at is None
+def test_runs_that_differ_by_noise_are_level() -> None:
+    comparison = compare_logs(healthy(), lower_from(0, 1.0))
+    assert comparison.sentence.startswith("A and B are level at step 4,990")
+    assert comparison.diverged_at is None
 
 
-def test_the_same_log_twice_is_level() -> None:
-    found = compare_logs(healthy(), healthy())
-    assert found.diverged_at is None
-    assert "level" in found.sentence
+def test_same_log_twice_is_level() -> None:
+    comparison = compare_logs(healthy(), healthy())
+    assert comparison.diverged_at is None
+    assert "level" in comparison.sentence
 
 
-def test_a_run_that_failed_is_compared_where_it_still_stood() -> None:
-    found = compare_logs(failed(), healthy())
-    assert found.compared_at is not None
-    assert found.compared_at <= 4000
-    assert found.sentence.endswith("A failed at 4,000.")
-    assert found.is_trouble
+def test_failed_run_is_compared_before_its_failure() -> None:
+    comparison = compare_logs(failed(), healthy())
+    assert comparison.compared_at is not None
+    assert comparison.compared_at <= 4000
+    assert comparison.sentence.endswith("A failed at 4,000.")
+    assert comparison.is_trouble
 
 
 def test_runs_of_other_lengths_and_spacing_are_aligned_by_step() -> None:
-    made = made_curves(2000)  # four times the points, four times as far
+    made = made_curves(2000)  # four times the points over four times the steps
     every = Series("loss", made.loss.steps / 4, made.loss.values)
-    found = compare_logs(healthy(), healthy(curves=replace(made, loss=every)))
-    assert "level" in found.sentence
+    comparison = compare_logs(healthy(), healthy(curves=replace(made, loss=every)))
+    assert "level" in comparison.sentence
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"curves": None}, "B has no loss to compare"),
         ({"curves": replace(made_curves(), unit="epoch")}, "A counts in steps and B in epochs"),
@@ -69,11 +69,11 @@ def test_runs_of_other_lengths_and_spacing_are_aligned_by_step() -> None:
         ({"curves": RunCurves(loss=Series("loss", np.arange(3.0), np.full(3, np.nan)))}, "not one finite loss in B"),
     ],
 )
-def test_what_cannot_be_compared_is_said(changes: dict[str, object], told: str) -> None:
-    found = compare_logs(healthy(), healthy(**changes))
-    assert told in found.sentence
-    assert comparison_page.as_text(found)
-    assert comparison_page.as_html(found)
+def test_incomparable_runs_get_a_reason(changes: dict[str, object], message: str) -> None:
+    comparison = compare_logs(healthy(), healthy(**changes))
+    assert message in comparison.sentence
+    assert comparison_page.as_text(comparison)
+    assert comparison_page.as_html(comparison)
 
 
 def test_settings_and_columns_that_differ_are_listed() -> None:
@@ -82,24 +82,24 @@ def test_settings_and_columns_that_differ_are_listed() -> None:
     assert compare_logs(first, second).settings == (("fp16", "1", "0"), ("column for loss", "loss", "train_loss"))
 
 
-def test_the_page_starts_with_the_sentence_and_shows_both() -> None:
-    found = compare_logs(failed(), healthy())
+def test_page_starts_with_the_sentence_and_shows_both_runs() -> None:
+    comparison = compare_logs(failed(), healthy())
     for width in (60, 80, 200):
-        page = comparison_page.as_text(found, width=width)
+        page = comparison_page.as_text(comparison, width=width)
         assert max(len(line) for line in page.splitlines()) <= width
         assert "● B" in page
         assert "bad.jsonl" in page
-    assert comparison_page.as_text(found, width=200).splitlines()[0] == found.sentence
+    assert comparison_page.as_text(comparison, width=200).splitlines()[0] == comparison.sentence
 
 
-def test_it_has_json_a_picture_and_a_web_page(tmp_path: Path) -> None:
-    found = compare_logs(failed(), healthy())
-    told = json.loads(json.dumps(found.as_json(), allow_nan=False))
-    assert told["a"]["verdict"] == "failed"
-    assert told["b"]["verdict"] == "healthy"
-    assert told["sentence"] == found.sentence
-    comparison_page.draw(found, tmp_path / "both.png")
-    comparison_page.write(found, tmp_path / "both.html")
+def test_json_plot_and_html_of_a_comparison(tmp_path: Path) -> None:
+    comparison = compare_logs(failed(), healthy())
+    output = json.loads(json.dumps(comparison.as_json(), allow_nan=False))
+    assert output["a"]["verdict"] == "failed"
+    assert output["b"]["verdict"] == "healthy"
+    assert output["sentence"] == comparison.sentence
+    comparison_page.draw(comparison, tmp_path / "both.png")
+    comparison_page.write(comparison, tmp_path / "both.html")
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
     assert "A: train/loss" in (tmp_path / "both.html").read_text(encoding="utf-8")
 
@@ -109,7 +109,7 @@ numbers = st.lists(st.tuples(st.floats(), st.floats()), max_size=30)
 
 @given(numbers, numbers)
 def test_any_two_runs_can_be_compared(first: list[tuple[float, float]], second: list[tuple[float, float]]) -> None:
-    answers = [
+    diagnoses = [
         LogDiagnosis(
             verdict=RunHealth.UNKNOWN,
             sentence="made up",
@@ -117,7 +117,7 @@ def test_any_two_runs_can_be_compared(first: list[tuple[float, float]], second: 
         )
         for points in (first, second)
     ]
-    found = compare_logs(*answers)
-    json.dumps(found.as_json(), allow_nan=False)
-    assert found.sentence.endswith(".")
-    assert comparison_page.as_text(found)
+    comparison = compare_logs(*diagnoses)
+    json.dumps(comparison.as_json(), allow_nan=False)
+    assert comparison.sentence.endswith(".")
+    assert comparison_page.as_text(comparison)

@@ -1,4 +1,4 @@
-"""The page for a browser: all in one file, and nothing from a log runs in it."""
+"""The HTML page: one file without external resources, and nothing from a log is executed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VOID = {"meta", "br", "img"}
 
 
 class Outline(HTMLParser):
-    """Tags with their attributes, and whether every one was closed."""
+    """Collects tags with their attributes and checks that each is closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,10 +55,10 @@ def outline(html: str) -> Outline:
     return parsed
 
 
-def test_it_tells_all_that_the_terminal_tells_and_more(tmp_path: Path) -> None:
+def test_html_page_has_everything_of_the_terminal_page(tmp_path: Path) -> None:
     write_page(failed(), tmp_path / "deep" / "answer.html")
     text = outline((tmp_path / "deep" / "answer.html").read_text(encoding="utf-8")).text
-    for told in (
+    for words in (
         "FAILED",
         "The loss turned NaN at step 4,000 and stayed so.",
         "80 % into the run",
@@ -67,10 +67,10 @@ def test_it_tells_all_that_the_terminal_tells_and_more(tmp_path: Path) -> None:
         "the log holds two runs",
         "3 lines that are not JSON",
     ):
-        assert told in text
+        assert words in text
 
 
-def test_nothing_comes_from_elsewhere_and_nothing_runs() -> None:
+def test_page_loads_and_runs_nothing_external() -> None:
     page = outline(as_html(failed()))
     names = {tag for tag, _ in page.tags}
     assert not names & {"script", "link", "iframe", "object", "embed", "form", "base", "img"}
@@ -79,7 +79,7 @@ def test_nothing_comes_from_elsewhere_and_nothing_runs() -> None:
         assert not any(name.startswith("on") for name in attributes)
 
 
-def test_the_policy_allows_the_one_style_sheet_and_nothing_else() -> None:
+def test_content_security_policy_allows_only_the_style_sheet() -> None:
     html = as_html(failed())
     policy = next(a["content"] for tag, a in outline(html).tags if a.get("http-equiv") == "Content-Security-Policy")
     style = re.search(r"<style>(.*?)</style>", html, re.S)
@@ -91,7 +91,7 @@ def test_the_policy_allows_the_one_style_sheet_and_nothing_else() -> None:
     assert "unsafe" not in policy
 
 
-def test_a_log_cannot_put_markup_into_the_page() -> None:
+def test_markup_from_a_log_is_escaped() -> None:
     evil = "</title></style><script>alert(1)</script><img src=x onerror=alert(1)>\"'"
     made = replace(made_curves(), loss=replace(made_curves().loss, name=evil), unit=evil)
     named = RankedCause(cause=Cause.DRIFT, confidence=0.5, evidence=(evil,), advice=(evil,))
@@ -100,14 +100,14 @@ def test_a_log_cannot_put_markup_into_the_page() -> None:
     assert not {tag for tag, _ in outline(html).tags} & {"script", "img"}
 
 
-def test_it_has_a_dark_and_a_small_form() -> None:
+def test_dark_mode_and_small_screens() -> None:
     html = as_html(healthy())
     assert "prefers-color-scheme: dark" in html
     assert "max-width: 600px" in html
     assert 'name="viewport"' in html
 
 
-def test_each_quantity_has_its_panel_and_the_onset_its_line() -> None:
+def test_each_metric_has_a_panel_with_the_onset() -> None:
     html = as_html(failed())
     for title in ("loss", "gradient norm", "learning rate", "loss scale"):
         assert '<text class="title"' in html
@@ -116,22 +116,22 @@ def test_each_quantity_has_its_panel_and_the_onset_its_line() -> None:
     assert 'class="onset"' not in as_html(healthy())
 
 
-def test_millions_of_points_make_a_page_of_some_hundred_kilobytes() -> None:
+def test_page_for_millions_of_points_is_small() -> None:
     assert len(as_html(healthy(curves=made_curves(1_000_000)))) < 400_000
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_path_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
     with pytest.raises(UnreadableInput, match=r"--html .*file"):
         write_page(failed(), tmp_path / "file" / "answer.html")
 
 
-def test_an_answer_without_numbers_has_a_page_without_a_picture() -> None:
+def test_diagnosis_without_curves_has_a_page_without_a_plot() -> None:
     assert "<svg" not in as_html(LogDiagnosis(verdict=RunHealth.UNKNOWN, sentence="Nothing there."))
 
 
 @given(st.lists(st.floats(), max_size=30), st.text(max_size=40))
-def test_any_numbers_and_names_make_a_whole_page(losses: list[float], name: str) -> None:
+def test_any_numbers_and_names_make_a_valid_page(losses: list[float], name: str) -> None:
     made = RunCurves(loss=Series(name, np.arange(len(losses), dtype=float), np.array(losses)))
     html = as_html(failed(curves=made, sentence=name))
     assert "nan," not in html

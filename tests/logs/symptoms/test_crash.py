@@ -1,5 +1,5 @@
-"""The last words of a run: what killed it is named, with the numbers, and what to do."""
-# ruff: noqa: E501 - last words are as long as they are
+"""The exception at the end of a log: its kind, numbers, evidence and advice."""
+# ruff: noqa: E501 - error messages are long
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ STOPS = {
     "by hand": (FRAMES + "KeyboardInterrupt", "interrupted"),
     "time": ("slurmstepd: error: *** JOB 123 ON node1 CANCELLED AT 2024-01-01T00:00:00 DUE TO TIME LIMIT ***", "time_limit"),
     "pre-emption": ("slurmstepd: error: *** JOB 123 ON n1 CANCELLED AT 2024-01-01T00:00:00 DUE TO PREEMPTION ***", "preempted"),
-    "told to": ("torch.distributed.elastic.multiprocessing.api.SignalException: Process 12 got signal: 15", "terminated"),
+    "terminated": ("torch.distributed.elastic.multiprocessing.api.SignalException: Process 12 got signal: 15", "terminated"),
 }  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def ending_of(text: str) -> Crash:
 
 
 @pytest.mark.parametrize("how", ENDINGS)
-def test_what_ended_the_run_is_named(how: str) -> None:
+def test_crash_reason_is_named(how: str) -> None:
     text, kind, cause = ENDINGS[how]
     ending = ending_of("step 10 done\n" + text + "\n")
     assert (ending.kind, ending.cause, ending.is_fault) == (kind, cause, True)
@@ -114,55 +114,55 @@ def test_what_ended_the_run_is_named(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", STOPS)
-def test_a_stop_from_outside_is_no_fault_of_the_run(how: str) -> None:
+def test_external_termination_is_no_fault_of_the_run(how: str) -> None:
     text, kind = STOPS[how]
     ending = ending_of(text)
     assert (ending.kind, ending.is_fault) == (kind, False)
 
 
-def test_memory_is_told_with_its_numbers() -> None:
+def test_out_of_memory_is_reported_with_sizes() -> None:
     ending = ending_of(FRAMES + NEW_MEMORY)
-    assert "2.00 GiB more was asked for, 813 MiB of 79.15 GiB was free" in ending.sentence
+    assert "2.00 GiB was requested, 813 MiB of 79.15 GiB was free" in ending.sentence
     assert "expandable_segments" in ending.advice[0]
     assert "8.50 GiB" in ending.advice[0]
 
 
-def test_memory_that_somebody_else_holds_is_told() -> None:
+def test_memory_of_other_processes_is_reported() -> None:
     assert "nvidia-smi" in ending_of(FRAMES + OLD_MEMORY).advice[0]
 
 
-def test_one_huge_tensor_is_told() -> None:
+def test_single_huge_allocation_is_reported() -> None:
     text = NEW_MEMORY.replace("allocate 2.00 GiB", "allocate 64.00 GiB")
     assert "check its shape" in ending_of(text).advice[0]
 
 
-def test_a_timeout_is_told_with_collective_rank_and_seconds() -> None:
+def test_timeout_is_reported_with_collective_rank_and_seconds() -> None:
     ending = ending_of(TIMEOUT)
     assert "600 seconds" in ending.sentence
-    assert any("ALLREDUCE, number 1234; rank 3" in one for one in ending.evidence)
+    assert any("ALLREDUCE, number 1234; rank 3" in line for line in ending.evidence)
 
 
-def test_the_users_own_line_is_named() -> None:
-    assert any("/home/me/train.py:61 in main" in one for one in ending_of(FRAMES + "KeyError: 'x'").evidence)
+def test_line_of_user_code_is_named() -> None:
+    assert any("/home/me/train.py:61 in main" in line for line in ending_of(FRAMES + "KeyError: 'x'").evidence)
 
 
-def test_the_launchers_root_cause_is_told() -> None:
+def test_root_cause_of_the_launcher_is_reported() -> None:
     text = FRAMES + "KeyError: 'x'\n" + CHILD.format(code=1, trace="none")
-    assert any("rank 5 on node7" in one and "exit code 1" in one for one in ending_of(text).evidence)
+    assert any("rank 5 on node7" in line and "exit code 1" in line for line in ending_of(text).evidence)
 
 
 @pytest.mark.parametrize("root", [FRAMES + NEW_MEMORY, FRAMES + "KeyError: 'x'"])
-def test_what_follows_from_a_fault_is_not_taken_for_it(root: str) -> None:
-    """One rank fails, the others wait until the watchdog ends them, and the launcher kills the rest."""
+def test_follow_up_errors_are_not_taken_for_the_cause(root: str) -> None:
+    """One rank fails, the others wait until the watchdog times out, and the launcher kills them."""
     labelled = "\n".join(f"[rank1]: {line}" for line in root.split("\n"))
     others = f"{TIMEOUT}\nsrun: error: node1: task 0: Exited with exit code 137\n"
     kind = ending_of(root).kind
     assert ending_of(labelled + "\n" + others).kind == kind
     assert ending_of(others + labelled + "\n").kind == kind
-    assert any("Rank 1" in one for one in ending_of(labelled + "\n" + others).evidence)
+    assert any("Rank 1" in line for line in ending_of(labelled + "\n" + others).evidence)
 
 
-def test_an_exception_that_came_while_another_was_dealt_with_is_the_one_that_counts() -> None:
+def test_last_exception_of_a_chain_is_used() -> None:
     text = FRAMES + "KeyError: 'x'\n\nDuring handling of the above exception, another exception occurred:\n\n" + FRAMES
     assert "AttributeError" in ending_of(text + "AttributeError: y").sentence
 
@@ -177,7 +177,7 @@ def test_an_exception_that_came_while_another_was_dealt_with_is_the_one_that_cou
         FRAMES + "OSError: [Errno 28] No space left on device\n" + "Processing another file of the archive now\n" * 60,
     ],
 )
-def test_a_run_that_just_ends_or_went_on_has_no_such_ending(text: str) -> None:
+def test_run_without_a_final_exception_has_no_crash_reason(text: str) -> None:
     assert find_crash(text) is None
 
 
@@ -187,7 +187,7 @@ def test_a_run_that_just_ends_or_went_on_has_no_such_ending(text: str) -> None:
     st.integers(0, 900),
     st.integers(0, 900),
 )
-def test_cuts_and_splices_never_fail(parts: list[str], start: int, stop: int) -> None:
+def test_cut_and_spliced_tracebacks_never_crash(parts: list[str], start: int, stop: int) -> None:
     text = "\n".join(parts)
     for piece in (text[start:], text[:stop], text[start:] + text[:stop]):
         ending = find_crash(piece)
@@ -196,5 +196,5 @@ def test_cuts_and_splices_never_fail(parts: list[str], start: int, stop: int) ->
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=2000))
-def test_any_text_is_taken(text: str) -> None:
+def test_any_text_is_accepted(text: str) -> None:
     find_crash(text)

@@ -1,4 +1,4 @@
-"""One answer for a run of surefoot's own: what it named while it ran leads, whatever its log looks like."""
+"""Diagnosis of a surefoot run: causes recorded during the run are ranked before those found in its log."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ LEVEL = Finding(step=152, attempt=152, detector="level", detail="the loss has ri
 WEIGHTS = Diagnosis(step=152, attempt=152, cause=Cause.WEIGHTS_DAMAGED, confidence=0.5, detail="Weights. others")
 
 
-def answer(folder: Path, losses: Sequence[float], *events: Event) -> LogDiagnosis:
-    """What is said of a run with these losses and events."""
+def diagnose_run(folder: Path, losses: Sequence[float], *events: Event) -> LogDiagnosis:
+    """Diagnose a run with these losses and events."""
     journal = Journal(folder, info={}, on_failure=pytest.fail)
     for step, loss in enumerate(losses):
         journal.row(StepMetrics(step=step, attempt=step, time=1e9 + step, loss=loss, norm=1.0, lr=0.1))
@@ -42,73 +42,73 @@ def answer(folder: Path, losses: Sequence[float], *events: Event) -> LogDiagnosi
     return diagnose(folder)
 
 
-def test_the_runs_own_causes_lead_with_their_reason_first(tmp_path: Path) -> None:
-    found = answer(tmp_path / "run", JUMP, LEVEL, WEIGHTS, LABELS)
-    assert found.verdict is RunHealth.FAILED
-    assert [one.cause for one in found.causes[:2]] == [Cause.LABELS, Cause.WEIGHTS_DAMAGED]
-    first = found.causes[0]
+def test_recorded_causes_are_ranked_first_with_their_evidence(tmp_path: Path) -> None:
+    diagnosis = diagnose_run(tmp_path / "run", JUMP, LEVEL, WEIGHTS, LABELS)
+    assert diagnosis.verdict is RunHealth.FAILED
+    assert [cause.cause for cause in diagnosis.causes[:2]] == [Cause.LABELS, Cause.WEIGHTS_DAMAGED]
+    first = diagnosis.causes[0]
     assert first.confidence == 0.62
     assert first.evidence[0] == "the weights are what they were, and so are the inputs"
     assert first.evidence[1] == "step 152: the loss has risen from 2.1 to 31 and stays there"
     assert any("was down to" in line for line in first.evidence[2:])  # what the log adds
     assert first.advice[0] == "Check the labels by hand."
-    assert all(one.confidence <= 0.5 for one in found.causes[2:])
+    assert all(cause.confidence <= 0.5 for cause in diagnosis.causes[2:])
 
 
-def test_of_several_cases_the_one_at_the_onset_leads(tmp_path: Path) -> None:
+def test_incident_at_the_onset_is_ranked_first(tmp_path: Path) -> None:
     early = Diagnosis(step=60, attempt=60, cause=Cause.BAD_BATCH, confidence=0.9, detail="A batch. one stood out")
     late = Diagnosis(step=195, attempt=195, cause=Cause.OVERFITTING, confidence=0.9, detail="By heart. it repeats")
-    found = answer(tmp_path / "run", JUMP, early, LEVEL, LABELS, late)
-    assert found.causes[0].cause is Cause.LABELS
+    diagnosis = diagnose_run(tmp_path / "run", JUMP, early, LEVEL, LABELS, late)
+    assert diagnosis.causes[0].cause is Cause.LABELS
 
 
-def test_a_run_that_surefoot_stopped_names_what_it_was_stopped_for(tmp_path: Path) -> None:
+def test_stopped_run_names_the_cause_of_the_stop(tmp_path: Path) -> None:
     earlier = Diagnosis(step=151, attempt=151, cause=Cause.BAD_BATCH, confidence=0.4, detail="A batch. one of them")
     stop = Decision(step=152, attempt=152, action=Action.STOP, cause=Cause.LABELS, reason="3 attempts did not help")
-    assert answer(tmp_path / "run", JUMP, earlier, LEVEL, LABELS, stop).causes[0].cause is Cause.LABELS
+    assert diagnose_run(tmp_path / "run", JUMP, earlier, LEVEL, LABELS, stop).causes[0].cause is Cause.LABELS
 
 
-def test_a_run_that_was_put_right_is_not_simply_healthy(tmp_path: Path) -> None:
+def test_run_with_an_intervention_is_a_warning(tmp_path: Path) -> None:
     rewind = Decision(step=152, attempt=152, action=Action.REWIND, cause=Cause.LABELS, reason="the loss has risen")
-    found = answer(tmp_path / "run", FALL, LEVEL, LABELS, rewind)
-    assert found.verdict is RunHealth.WARNING
-    assert found.sentence.startswith("surefoot intervened at step 152 (rewind)")
-    assert found.onset_step == 152
-    assert found.causes[0].cause is Cause.LABELS
+    diagnosis = diagnose_run(tmp_path / "run", FALL, LEVEL, LABELS, rewind)
+    assert diagnosis.verdict is RunHealth.WARNING
+    assert diagnosis.sentence.startswith("surefoot intervened at step 152 (rewind)")
+    assert diagnosis.onset_step == 152
+    assert diagnosis.causes[0].cause is Cause.LABELS
 
 
-def test_what_passed_without_an_intervention_leaves_a_run_healthy_and_is_said(tmp_path: Path) -> None:
+def test_incident_without_an_intervention_is_mentioned_in_a_healthy_run(tmp_path: Path) -> None:
     watched = Decision(step=152, attempt=152, action=Action.REWIND, applied=False, reason="it only observes")
-    found = answer(tmp_path / "run", FALL, LEVEL, LABELS, watched)
-    assert found.verdict is RunHealth.HEALTHY
-    assert "labels at step 152" in found.sentence
-    assert "nothing stands out" not in found.sentence
+    diagnosis = diagnose_run(tmp_path / "run", FALL, LEVEL, LABELS, watched)
+    assert diagnosis.verdict is RunHealth.HEALTHY
+    assert "labels at step 152" in diagnosis.sentence
+    assert "nothing stands out" not in diagnosis.sentence
 
 
-def test_trouble_of_another_kind_than_the_run_named_keeps_its_own_cause(tmp_path: Path) -> None:
+def test_unrelated_recorded_cause_does_not_replace_the_diagnosed_one(tmp_path: Path) -> None:
     passing = Diagnosis(step=60, attempt=60, cause=Cause.BAD_BATCH, confidence=0.65, detail="A batch. one stood out")
-    found = answer(tmp_path / "run", [2.3 + 0.001 * (step % 3) for step in range(200)], passing)
-    assert found.causes[0].cause is Cause.LABELS  # a plateau at the logarithm of ten
+    diagnosis = diagnose_run(tmp_path / "run", [2.3 + 0.001 * (step % 3) for step in range(200)], passing)
+    assert diagnosis.causes[0].cause is Cause.LABELS  # a plateau at the logarithm of ten
     unknown = Diagnosis(
         step=152, attempt=152, cause=Cause.UNKNOWN, confidence=0.9, detail="The numbers do not say why."
     )
-    assert answer(tmp_path / "other", JUMP, unknown).causes[0].cause is not Cause.UNKNOWN
+    assert diagnose_run(tmp_path / "other", JUMP, unknown).causes[0].cause is not Cause.UNKNOWN
 
 
-def test_the_page_shows_the_evidence_that_decides(tmp_path: Path) -> None:
+def test_page_shows_the_deciding_evidence(tmp_path: Path) -> None:
     more = [
         Finding(step=150, attempt=150, detector=name, detail=f"seen by {name}") for name in ("jump", "norms", "inputs")
     ]
     labels = {"findings": ["level", "jump", "norms", "inputs"]}
     diagnosis = Diagnosis(step=152, attempt=152, cause=Cause.LABELS, confidence=0.6, detail="L. why", evidence=labels)
-    answer(tmp_path / "run", JUMP, *more, LEVEL, diagnosis)
+    diagnose_run(tmp_path / "run", JUMP, *more, LEVEL, diagnosis)
     printed = CliRunner().invoke(app, ["diagnose", str(tmp_path / "run")]).stdout
     for words in ("Wrong labels (60 %)", "Why\n", "seen by jump", "seen by norms", "seen by inputs", "risen from 2.1"):
         assert words in printed
 
 
 @pytest.mark.parametrize("policy", ["protect", "observe"])
-def test_a_real_run_and_its_diagnosis_name_the_same_cause(tmp_path: Path, policy: str) -> None:
+def test_real_run_and_its_diagnosis_name_the_same_cause(tmp_path: Path, policy: str) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -124,6 +124,6 @@ def test_a_real_run_and_its_diagnosis_name_the_same_cause(tmp_path: Path, policy
     named = [event for event in surefoot.read(tmp_path / "run").events if event["kind"] == "diagnosis"]
     first = [event for event in named if event["attempt"] == named[0]["attempt"]]
     surest = max(first, key=lambda event: event["confidence"])
-    found = surefoot.diagnose(tmp_path / "run")
-    assert found.causes[0].cause == surest["cause"] == Cause.BAD_BATCH
-    assert found.causes[0].confidence == surest["confidence"]
+    diagnosis = surefoot.diagnose(tmp_path / "run")
+    assert diagnosis.causes[0].cause == surest["cause"] == Cause.BAD_BATCH
+    assert diagnosis.causes[0].confidence == surest["confidence"]

@@ -123,28 +123,32 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
 ) -> LogDiagnosis | None:
     """Diagnose a log as it grows until its verdict is in `until`, it ends, or it is silent for too long."""
-    voice, firm = NewsFilter(), FailureConfirmer()
+    news_filter, confirmer = NewsFilter(), FailureConfirmer()
     diagnosis: LogDiagnosis | None = None
-    heard, due, waiting = clock(), clock(), False
+    last_growth, due, waiting = clock(), clock(), False
     judged_quiet, over = True, False
     while True:
         now = clock()
         if log.grown():
-            heard, waiting, judged_quiet = now, True, False
-        quiet = log.ended or now - heard >= QUIET_SECONDS
+            last_growth, waiting, judged_quiet = now, True, False
+        quiet = log.ended or now - last_growth >= QUIET_SECONDS
         judged = (waiting and now >= due) or log.ended or (quiet and not judged_quiet and now >= due)
         if judged:
             started = clock()
             diagnosis = log.diagnose(quiet=quiet) or diagnosis
             waiting, judged_quiet = False, quiet
             due = now + max(MIN_INTERVAL, MAX_LOAD_FACTOR * (clock() - started))
-        before, over = over, log.ended or now - heard >= SILENT_SECONDS
-        if diagnosis is not None and (judged or over > before) and firm.is_confirmed(diagnosis, quiet=quiet, over=over):
-            if voice.is_news(diagnosis):
+        before, over = over, log.ended or now - last_growth >= SILENT_SECONDS
+        if (
+            diagnosis is not None
+            and (judged or over > before)
+            and confirmer.is_confirmed(diagnosis, quiet=quiet, over=over)
+        ):
+            if news_filter.is_news(diagnosis):
                 on_news(diagnosis)
             if diagnosis.verdict in until:
                 return diagnosis
-        if log.ended or (timeout is not None and now - heard >= timeout):
+        if log.ended or (timeout is not None and now - last_growth >= timeout):
             return diagnosis
         sleep(poll)
 

@@ -145,7 +145,7 @@ def _optimizer_role(words: tuple[str, ...], word_set: frozenset[str]) -> MetricR
     whole = "".join(words)
     if word_set & {"min", "max"} and whole.endswith(("min", "max")):
         return MetricRole.OTHER
-    plain = word_set <= {"norm"} | _FILLER | _TRAIN  # norm of what is not said: nearly always of the gradients
+    plain = word_set <= {"norm"} | _FILLER | _TRAIN  # an unspecified norm is nearly always that of the gradients
     if "gnorm" in word_set or ("norm" in word_set and (plain or word_set & _GRADIENTS)) or "gradnorm" in whole:
         return MetricRole.OTHER if len(word_set - _FILLER) > 4 else MetricRole.GRAD_NORM
     if word_set & {"skipped", "overflow", "overflows"}:

@@ -42,7 +42,7 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; bo
 th { font-weight: 600; }
 figure { margin: 1.5rem 0; } svg { width: 100%; height: auto; display: block; }
 svg text { fill: var(--faint); font: 13px system-ui, sans-serif; }
-svg .title { fill: var(--ink); font-weight: 600; } svg .told { fill: var(--failed); }
+svg .title { fill: var(--ink); font-weight: 600; } svg .annotation { fill: var(--failed); }
 svg .ink0 { fill: var(--one); } svg .ink1 { fill: var(--two); }
 svg .ink2 { fill: var(--three); } svg .ink3 { fill: var(--four); }
 .grid { stroke: var(--rule); } .axis { stroke: var(--faint); }

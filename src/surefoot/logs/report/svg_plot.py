@@ -73,7 +73,7 @@ def _panel(panel: Panel, across: _StepAxis, top: int, tall: int, *, onset: float
     middle = panel.nonfinite_label_at((across.first, across.last)) if word else None
     if middle is not None:
         where = f'x="{across(middle):.1f}" y="{top + tall / 2:.0f}"'
-        yield f'<text class="told" {where} text-anchor="middle">{escape(panel.nonfinite_label)}</text>'
+        yield f'<text class="annotation" {where} text-anchor="middle">{escape(panel.nonfinite_label)}</text>'
     for ink, series in zip(panel.colours, panel.series, strict=True):
         yield from _line(series, panel.scale, across, top, tall, ink)
     if onset is not None:
@@ -82,7 +82,7 @@ def _panel(panel: Panel, across: _StepAxis, top: int, tall: int, *, onset: float
         if word:
             end = x > WIDE / 2
             where = f'x="{x + (-6 if end else 6):.1f}" y="{top + 13}" text-anchor="{"end" if end else "start"}"'
-            yield f'<text class="told" {where}>{word} at {escape(format_count(onset))}</text>'
+            yield f'<text class="annotation" {where}>{word} at {escape(format_count(onset))}</text>'
 
 
 def _heading(panel: Panel, top: int) -> Iterator[str]:

@@ -29,7 +29,7 @@ MAX_EVIDENCE = 8
 """Lines of evidence for the first cause; each cause has its most informative line first."""
 MAX_ADVICE = 4
 MAX_NOTES = 2
-DECISION_PATH_PREFIX = "asked: "
+DECISION_PATH_PREFIX = "decision path: "
 """Prefix of the note with the path through the decision tree, which only --json shows."""
 MAX_TEXT_WIDTH = 110
 """Wider text is hard to read; the plot may be wider."""

@@ -42,7 +42,7 @@ _PREFIX = re.compile(
 _EXCEPTION = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Timeout"
     r"|NotFound|Aborted|Invalid)))"
-    r"(?::\s*(?P<said>.*))?$"
+    r"(?::\s*(?P<message>.*))?$"
 )
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
 _LIBRARY_PATH = re.compile(
@@ -170,7 +170,7 @@ _KINDS_WITH_MESSAGE = frozenset(
 
 def _exception_message(text: str) -> str:
     match = _EXCEPTION.match(text)
-    return _ERRNO.sub("", match["said"] or "").strip().rstrip(".:")[:160] if match else ""
+    return _ERRNO.sub("", match["message"] or "").strip().rstrip(".:")[:160] if match else ""
 
 
 def _location(lines: list[_Line], index: int, kind: str) -> list[str]:
@@ -180,7 +180,7 @@ def _location(lines: list[_Line], index: int, kind: str) -> list[str]:
     if frame:
         sentences.append(f"It happened at {frame}.")
     if lines[index].rank:
-        sentences.append(f"Rank {lines[index].rank} said so first.")
+        sentences.append(f"Rank {lines[index].rank} reported it first.")
     root = _torchrun_root_cause(lines)
     if root and kind not in ("interrupted",):
         sentences.append(root)
@@ -236,7 +236,7 @@ def _unknown_exception(lines: list[_Line]) -> Crash | None:
             continue
         if match["name"].endswith("SystemExit") or _was_superseded(lines, index) or _matches_a_rule(line.text):
             continue
-        name, message = match["name"].rsplit(".", 1)[-1], (match["said"] or "").strip()[:MAX_MESSAGE_CHARS]
+        name, message = match["name"].rsplit(".", 1)[-1], (match["message"] or "").strip()[:MAX_MESSAGE_CHARS]
         return _describe_exception(name, message, index, lines)
     root = _torchrun_root_cause(lines)
     if root:
@@ -322,7 +322,7 @@ def _explain_oom(text: str) -> tuple[str, list[str], list[str]]:
         spare = reserved - allocated
     sentence = "The device ran out of memory"
     if requested is not None:
-        sentence += f": {_format_size(requested)} more was asked for"
+        sentence += f": {_format_size(requested)} was requested"
         if free is not None:
             sentence += f", {_format_size(free)}{f' of {_format_size(total)}' if total is not None else ''} was free"
     evidence: list[str] = []

@@ -179,7 +179,7 @@ ENVIRONMENT_RULES: tuple[CrashRule, ...] = (
         "terminated",
         Cause.UNKNOWN,
         r"(?:SIGTERM|Signal 15|exitcode ?:? ?-15|SignalException|SIGHUP|signal 15|Terminated\s*$|exit code 143)",
-        "The run was told to stop from outside (SIGTERM): the scheduler, the launcher or another rank.",
+        "The run was stopped from outside (SIGTERM): the scheduler, the launcher or another rank.",
         "Look at the scheduler's log and at the other ranks' output for who stopped it.",
         _RESUME,
         tier=2,

@@ -166,8 +166,8 @@ def _index_by_counter(rows: NDArray[np.int64], steps: Floats, unit: str) -> Step
             again = steps[begin:index] >= steps[index]
             dropped[begin:index] |= again
             notes.append(
-                f"the log goes back from {unit} {steps[index - 1]:g} to {steps[index]:g}: what it did twice is told"
-                " from the second time"
+                f"the log goes back from {unit} {steps[index - 1]:g} to {steps[index]:g}: repeated steps count"
+                " from the second pass"
             )
     clock = _build_index(rows, steps, starts, unit)
     kept = tuple(notes[:3]) + ((f"and {len(notes) - 3} times more",) if len(notes) > 3 else ())

@@ -1,5 +1,5 @@
-"""Console text of many trainers: the rows are found, and nothing else is."""
-# ruff: noqa: E501, RUF001 - lines of logs are as long as they are, and some are Chinese
+"""Console output of many trainers: rows are found, and nothing else is taken for a row."""
+# ruff: noqa: E501, RUF001 - log lines are long, and some are Chinese
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ ONE_LINE = {
 
 
 @pytest.mark.parametrize("style", ONE_LINE)
-def test_a_row_a_line_is_read_whatever_the_trainer(tmp_path: Path, style: str) -> None:
+def test_one_row_per_line_is_read_for_every_trainer(tmp_path: Path, style: str) -> None:
     line, counter, loss = ONE_LINE[style]
     table = table_of(tmp_path, rows(60, line))
     assert values(table, counter)[:3] == [1, 2, 3] or style in ("Hugging Face", "Hugging Face with strings")
@@ -97,7 +97,7 @@ def test_a_row_a_line_is_read_whatever_the_trainer(tmp_path: Path, style: str) -
 
 
 @pytest.mark.parametrize("style", ONE_LINE)
-def test_rows_read_one_at_a_time_are_those_read_together(tmp_path: Path, style: str) -> None:
+def test_incremental_reading_gives_the_same_rows(tmp_path: Path, style: str) -> None:
     text = rows(60, ONE_LINE[style][0])
     together = table_of(tmp_path, text)
     following = ConsoleParser()
@@ -106,12 +106,12 @@ def test_rows_read_one_at_a_time_are_those_read_together(tmp_path: Path, style: 
         assert [row[name] for row in slowly if name in row] == pytest.approx(column.values.tolist(), nan_ok=True)
 
 
-def test_numbers_of_the_prefix_are_no_numbers_of_the_row(tmp_path: Path) -> None:
+def test_numbers_in_the_line_prefix_are_ignored(tmp_path: Path) -> None:
     table = table_of(tmp_path, rows(5, ONE_LINE["log prefix"][0]))
     assert set(table.columns) == {"step", "loss"}
 
 
-def test_units_are_understood(tmp_path: Path) -> None:
+def test_units_are_parsed(tmp_path: Path) -> None:
     table = table_of(
         tmp_path, "step 1 loss 2.5 speed: 1.5K acc: 98.5% time 12ms\nstep 2 loss 2.4 speed: 2M acc: 99% time 12ms\n"
     )
@@ -121,10 +121,10 @@ def test_units_are_understood(tmp_path: Path) -> None:
 
 def test_nan_and_infinity_are_kept(tmp_path: Path) -> None:
     table = table_of(tmp_path, "step 1 loss nan\nstep 2 loss inf\nstep 3 loss -inf\nstep 4 loss NaN\n")
-    found = values(table, "loss")
-    assert math.isnan(found[0])
-    assert math.isnan(found[3])
-    assert found[1:3] == [math.inf, -math.inf]
+    losses = values(table, "loss")
+    assert math.isnan(losses[0])
+    assert math.isnan(losses[3])
+    assert losses[1:3] == [math.inf, -math.inf]
 
 
 def test_decimal_commas(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_decimal_commas(tmp_path: Path) -> None:
     assert values(table, "loss") == [0.532, 0.41]
 
 
-def test_evaluation_never_mixes_with_training(tmp_path: Path) -> None:
+def test_evaluation_and_training_are_separate_columns(tmp_path: Path) -> None:
     table = table_of(
         tmp_path,
         "Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.3\n"
@@ -159,7 +159,7 @@ def test_evaluation_never_mixes_with_training(tmp_path: Path) -> None:
         "Epoch(val) [{n}][10/10]    loss: {loss:.3f}",
     ],
 )
-def test_the_head_of_a_line_tells_what_was_measured(tmp_path: Path, line: str) -> None:
+def test_start_of_the_line_names_the_split(tmp_path: Path, line: str) -> None:
     table = table_of(tmp_path, rows(4, line))
     assert values(table, "eval loss") == pytest.approx([3.99, 3.98, 3.97, 3.96])
     assert "loss" not in table.columns
@@ -171,7 +171,7 @@ def test_two_phases_on_one_line(tmp_path: Path) -> None:
     assert values(table, "eval loss") == [0.6] * 3
 
 
-def test_an_epoch_on_a_line_before_is_carried_on(tmp_path: Path) -> None:
+def test_epoch_on_an_earlier_line_applies_to_later_rows(tmp_path: Path) -> None:
     text = "".join(
         f"Epoch {n}/2\n----------\ntrain Loss: 0.{n} Acc: 0.8\nval Loss: 0.5{n} Acc: 0.9\n\n" for n in (0, 1, 2)
     )
@@ -183,7 +183,7 @@ def test_an_epoch_on_a_line_before_is_carried_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("full_twice", [False, True])
-def test_only_the_last_state_of_a_keras_bar_counts(full_twice: bool, tmp_path: Path) -> None:
+def test_only_the_last_state_of_a_keras_bar_is_a_row(full_twice: bool, tmp_path: Path) -> None:
     text = ""
     for epoch in range(1, 6):
         text += f"Epoch {epoch}/5\n"
@@ -196,7 +196,7 @@ def test_only_the_last_state_of_a_keras_bar_counts(full_twice: bool, tmp_path: P
     assert values(table, "Epoch") == [1, 2, 3, 4, 5]
 
 
-def test_a_keras_bar_written_with_backspaces_counts_where_there_is_nothing_else(tmp_path: Path) -> None:
+def test_keras_bar_with_backspaces_is_read_if_nothing_else_is_there(tmp_path: Path) -> None:
     states = [f"{batch:3d}/100 [====>.........] - ETA: 3s - loss: {3 - batch / 100:.4f}" for batch in range(1, 100)]
     table = table_of(tmp_path, "Epoch 1/1\n" + ("\b" * 60).join(states))
     assert values(table, "loss") == pytest.approx([3 - batch / 100 for batch in range(1, 100)])
@@ -212,20 +212,20 @@ def test_states_of_a_tqdm_bar_are_rows_and_repeats_are_not(tmp_path: Path) -> No
     assert values(table, "loss")[0] == 4.98
 
 
-def test_a_bar_for_every_epoch_counts_on(tmp_path: Path) -> None:
+def test_step_counts_on_over_one_bar_per_epoch(tmp_path: Path) -> None:
     bar = [f"\r{n * 10:3d}%|██▎       | {n}/10 [00:01<00:30, 9.5it/s, loss=0.{n}]" for n in range(1, 11)]
     table = table_of(tmp_path, "\n".join("".join(bar) for _ in range(3)))
     assert values(table, "step") == list(range(1, 31))
 
 
-def test_a_bar_longer_than_any_line_is_read(tmp_path: Path) -> None:
+def test_very_long_bar_is_read(tmp_path: Path) -> None:
     states = (f"\r  3%|▎         | {n}/30000 [00:01<00:30,  9.5it/s, loss=0.5, lr=1e-4]" for n in range(1, 30001))
     table = table_of(tmp_path, "".join(states))
     assert values(table, "step")[-1] == 30000
     assert table.records == 30000
 
 
-def test_a_bar_tells_the_step_of_the_dictionaries_between(tmp_path: Path) -> None:
+def test_bar_gives_the_step_of_dictionaries_between_its_states(tmp_path: Path) -> None:
     text = "".join(
         f"\r {n}%|▎         | {n * 10}/1000 [00:01<00:30,  9.5it/s]\n{{'loss': 1.{n}, 'learning_rate': 5e-05, 'epoch': 0.{n}1}}\n"
         for n in range(1, 10)
@@ -233,7 +233,7 @@ def test_a_bar_tells_the_step_of_the_dictionaries_between(tmp_path: Path) -> Non
     assert values(table_of(tmp_path, text), "step") == [n * 10 for n in range(1, 10)]
 
 
-def test_a_skipped_update_tells_the_loss_scale(tmp_path: Path) -> None:
+def test_loss_scale_of_skipped_updates_is_read(tmp_path: Path) -> None:
     text = "".join(
         f"[2024-01-01 12:00:00,000] [INFO] [loss_scaler.py:183:update_scale] [deepspeed] OVERFLOW! Rank {rank} Skipping"
         f" step. Attempted loss scale: {2**n}, reducing to {2 ** (n - 1)}\n"
@@ -245,7 +245,7 @@ def test_a_skipped_update_tells_the_loss_scale(tmp_path: Path) -> None:
     assert values(table, "overflow") == [1, 2, 3]
 
 
-def test_fairseq_tells_of_overflows_in_its_own_words(tmp_path: Path) -> None:
+def test_fairseq_overflow_messages_are_read(tmp_path: Path) -> None:
     table = table_of(tmp_path, "NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: 64.0\n")
     assert values(table, "loss scale") == [64]
 
@@ -290,7 +290,7 @@ def test_tables_with_bars(tmp_path: Path) -> None:
     assert values(table_of(tmp_path, text), "loss") == [0.1, 0.2, 0.3, 0.4]
 
 
-def test_one_name_a_line(tmp_path: Path) -> None:
+def test_one_metric_per_line(tmp_path: Path) -> None:
     text = "".join(
         f"[batch={n}/100]:\n\t Train time/batch: {n - 1}\n\t Train loss/train/total: 3.{n}\nsaved\n"
         for n in range(1, 6)
@@ -333,7 +333,7 @@ def test_code_and_settings_before_the_log_are_no_rows(tmp_path: Path) -> None:
     assert table.settings["vocab_size"] == 50257
 
 
-def test_chatter_is_no_row(tmp_path: Path) -> None:
+def test_other_output_is_no_row(tmp_path: Path) -> None:
     text = (
         "Loading checkpoint shards: 100%|██████████| 7/7 [00:01<00:00]\nnumber of parameters: 24.63M\n"
         "Epoch 00003: val_loss improved from 0.53 to 0.41, saving model to x.h5\n"
@@ -342,7 +342,7 @@ def test_chatter_is_no_row(tmp_path: Path) -> None:
     assert table_of(tmp_path, text).records == 0
 
 
-def test_the_log_of_the_quickstart(tmp_path: Path) -> None:
+def test_log_of_the_pytorch_quickstart(tmp_path: Path) -> None:
     text = "".join(
         f"Epoch {epoch}\n-------------------------------\n"
         + "".join(f"loss: {2 - epoch / 5 - batch / 100:>7f}  [{batch * 6400:>5d}/60000]\n" for batch in range(4))
@@ -366,7 +366,7 @@ def test_the_log_of_the_quickstart(tmp_path: Path) -> None:
         ("completed step: {n}, seconds: 3.2, total_weights: 4, loss: {loss:.3f}", "step", "loss"),
     ],
 )
-def test_unusual_ways_to_say_it(tmp_path: Path, line: str, counter: str, name: str) -> None:
+def test_unusual_formats(tmp_path: Path, line: str, counter: str, name: str) -> None:
     table = table_of(tmp_path, rows(4, line))
     assert values(table, name) == pytest.approx([3.99, 3.98, 3.97, 3.96])
     assert len(values(table, counter)) == 4
@@ -380,32 +380,32 @@ def test_one_rank_of_many_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("label", ["{rank}: ", "[1,{rank}]<stdout>:", "[Rank {rank}] ", "rank={rank} "])
-def test_labels_of_tasks_are_ranks(tmp_path: Path, label: str) -> None:
+def test_task_labels_are_ranks(tmp_path: Path, label: str) -> None:
     text = "".join(f"{label.format(rank=rank)}iteration {n} loss 0.{n}\n" for n in range(1, 6) for rank in (0, 1))
     assert values(table_of(tmp_path, text), "loss") == [0.1, 0.2, 0.3, 0.4, 0.5]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "utf-8"])
-def test_encodings_and_line_ends(tmp_path: Path, encoding: str) -> None:
+def test_encodings_and_line_endings(tmp_path: Path, encoding: str) -> None:
     text = rows(30, "Epoch {n}/30 – loss: {loss:.3f}").replace("\n", "\r\n")
     assert len(values(table_of(tmp_path, text.encode(encoding)), "loss")) == 30
 
 
-def test_what_windows_writes_in_china(tmp_path: Path) -> None:
+def test_gb18030_encoding(tmp_path: Path) -> None:
     text = rows(30, "第{n}轮 损失：{loss:.3f}")
     assert len(values(table_of(tmp_path, text.encode("gb18030")), "损失")) == 30
 
 
-def test_a_block_of_nul_bytes_is_passed_over(tmp_path: Path) -> None:
+def test_block_of_nul_bytes_is_skipped(tmp_path: Path) -> None:
     text = rows(5, "step {n} loss {loss:.3f}").encode()
     assert table_of(tmp_path, text + bytes(5000) + text.replace(b"step ", b"step 1")).records == 10
 
 
-def test_a_compressed_log_is_read(tmp_path: Path) -> None:
+def test_compressed_log_is_read(tmp_path: Path) -> None:
     assert table_of(tmp_path, gzip.compress(rows(5, "step {n} loss {loss:.3f}").encode())).records == 5
 
 
-def test_the_ending_is_what_stands_behind_the_last_row(tmp_path: Path) -> None:
+def test_tail_is_the_text_after_the_last_row(tmp_path: Path) -> None:
     row = rows(3, "step {n} loss {loss:.3f}")
     survived = "Traceback (most recent call last):\n  File x\nOSError: again\n"
     assert table_of(tmp_path, row + survived + row.replace("step ", "step 1")).tail == ""
@@ -413,7 +413,7 @@ def test_the_ending_is_what_stands_behind_the_last_row(tmp_path: Path) -> None:
     assert table_of(tmp_path, survived).tail.endswith("OSError: again")
 
 
-def test_a_long_ending_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+def test_long_tail_keeps_its_start_and_end(tmp_path: Path) -> None:
     text = rows(3, "step {n} loss {loss:.3f}") + "the first words\n" + "in the middle\n" * 20000 + "the last words\n"
     ending = table_of(tmp_path, text).tail
     assert ending.startswith("the first words")
@@ -421,11 +421,11 @@ def test_a_long_ending_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     assert len(ending) <= 1 << 16
 
 
-def test_an_unfinished_last_line_is_read(tmp_path: Path) -> None:
+def test_unfinished_last_line_is_read(tmp_path: Path) -> None:
     assert table_of(tmp_path, rows(3, "step {n} loss {loss:.3f}").rstrip()).records == 3
 
 
-def test_following_gives_rows_as_soon_as_their_line_is_complete() -> None:
+def test_follow_gives_a_row_as_soon_as_its_line_is_complete() -> None:
     following = ConsoleParser()
     assert following.feed("step 1 loss 0.5\nstep 2 lo") == [{"step": 1, "loss": 0.5}]
     assert following.feed("ss 0.4") == []
@@ -433,7 +433,7 @@ def test_following_gives_rows_as_soon_as_their_line_is_complete() -> None:
     assert following.tail.strip() == "Traceback"
 
 
-def test_text_is_told_from_what_is_none() -> None:
+def test_text_and_binary_data_are_distinguished() -> None:
     assert fits(b"step 1 loss 0.5\n")
     assert fits("损失：0.5\n".encode())
     assert not fits(bytes(range(256)) * 20)
@@ -455,7 +455,7 @@ SPLICES = [line.format(n=7, loss=1.5) for line, _, _ in ONE_LINE.values()] + [
     st.integers(0, 400),
     st.sampled_from(["\n", "", " "]),
 )
-def test_cuts_and_splices_are_read_without_complaint(parts: list[str], start: int, stop: int, joint: str) -> None:
+def test_cut_and_spliced_logs_are_read(parts: list[str], start: int, stop: int, joint: str) -> None:
     text = joint.join(parts)
     following = ConsoleParser()
     for piece in (text[:start], text[start : start + stop], text * 3):
@@ -467,7 +467,7 @@ def test_cuts_and_splices_are_read_without_complaint(parts: list[str], start: in
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=4000))
-def test_any_bytes_are_read_or_refused_in_words(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_any_bytes_are_read_or_refused_with_a_message(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     with contextlib.suppress(UnreadableInput):
         table_of(tmp_path_factory.mktemp("log"), data)
 
