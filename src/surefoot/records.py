@@ -28,6 +28,10 @@ class Verdict(IntEnum):
     """The gradients were discarded before any optimizer stepped."""
 
 
+REFUSED = (Verdict.NONFINITE, Verdict.NORM_OUTLIER)
+"""Verdicts of updates that surefoot did not let through."""
+
+
 class JudgedBy(IntEnum):
     """Which number shows whether a run makes progress; the numbers are written to disk and never reused."""
 

@@ -22,11 +22,10 @@ from surefoot.judge.thresholds import (
     STRONG_RATIO,
     WINDOW_ROWS,
 )
-from surefoot.records import Finding, FindingKind, StepMetrics, Verdict
+from surefoot.records import REFUSED, Finding, FindingKind, StepMetrics
 
 LEVEL_ROWS = WINDOW_ROWS // 2
 """Losses whose median is the level of the loss in the first updates."""
-FAILED = (Verdict.NONFINITE, Verdict.NORM_OUTLIER)
 
 
 class EarlyLearning:
@@ -66,7 +65,7 @@ class EarlyLearning:
         return finding_at(row, FindingKind.EARLY_LEARNING, trouble, evidence.as_dict())
 
     def _update(self, row: StepMetrics) -> str:
-        self._failed.append(row.verdict in FAILED)
+        self._failed.append(row.verdict in REFUSED)
         if row.applied:
             self._updates += 1
         if row.applied and math.isfinite(row.loss):

@@ -1,4 +1,5 @@
-"""The last losses and gradient norms of a run, and whether its loss is a measure of progress at all."""
+"""What the judge remembers from row to row: losses and norms, whether the loss measures progress at all, refusals in a
+row, and the decision whose effect has yet to arrive."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from surefoot.judge.thresholds import BASELINE_ROWS, HISTORY_ROWS, REPEAT_COUNT, WINDOW_ROWS
-from surefoot.records import NAN, JudgedBy, StepMetrics, Verdict
+from surefoot.judge.thresholds import BASELINE_ROWS, HISTORY_ROWS, REPEAT_COUNT, UPDATES_IN_FLIGHT, WINDOW_ROWS
+from surefoot.records import NAN, REFUSED, Action, JudgedBy, StepMetrics, Verdict
 
 
 class History:
@@ -125,3 +126,80 @@ def _both_signs_throughout(signs: deque[bool]) -> bool:
     known = list(signs)
     parts = [known[start : start + WINDOW_ROWS] for start in range(0, len(known) - WINDOW_ROWS + 1, WINDOW_ROWS)]
     return bool(parts) and all(len(set(part)) == 2 for part in parts)
+
+
+class RefusalCounter:
+    """Counts refused updates and overflows since one was applied.
+
+    An update counts once, however many optimizers took part in it.
+    """
+
+    def __init__(self) -> None:
+        self.refused = 0
+        """Refused updates in a row."""
+        self.overflows = 0
+        """Overflows of the loss scale in a row."""
+        self.attempt = -1
+        """The last attempt that was counted."""
+
+    def update(self, row: StepMetrics) -> None:
+        if row.applied:
+            self.refused = self.overflows = 0
+        if row.attempt != self.attempt:
+            if not row.applied:
+                self.refused += row.verdict in REFUSED
+                self.overflows += row.verdict is Verdict.OVERFLOW
+            self.attempt = row.attempt
+
+    @property
+    def old_news(self) -> bool:
+        """Beyond 64 refusals in a row, only the 128th, the 256th and so on are reported."""
+        return self.refused > BASELINE_ROWS and self.refused & (self.refused - 1) != 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"refused": self.refused, "overflows": self.overflows, "attempt": self.attempt}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.refused, self.overflows, self.attempt = state["refused"], state["overflows"], state["attempt"]
+
+
+class PendingEffect:
+    """The effect of the last decision, as long as it has not arrived.
+
+    After a rewind was decided, rows do not count until it has happened. After any other decision, updates under way
+    were still made without it.
+    """
+
+    def __init__(self) -> None:
+        self.rewind = False
+        self._blind_until = -1
+        """The last attempt that was made before the decision took effect."""
+
+    def __bool__(self) -> bool:
+        return self.rewind or self._blind_until >= 0
+
+    def decided(self, actions: set[Action], attempt: int) -> None:
+        """Such decisions were made at this attempt."""
+        if Action.REWIND in actions:
+            self.rewind = True
+        elif Action.CONSTRAIN in actions:
+            self.in_force(attempt)
+
+    def in_force(self, attempt: int) -> None:
+        """A decision without a rewind was made at this attempt."""
+        self.rewind, self._blind_until = False, attempt + UPDATES_IN_FLIGHT
+
+    def arrived(self, attempt: int) -> bool:
+        """This attempt is the first that was made with the last decision in force."""
+        return not self.rewind and 0 <= self._blind_until < attempt
+
+    def clear(self) -> None:
+        self.rewind, self._blind_until = False, -1
+
+    @property
+    def blind_until(self) -> int:
+        """The last attempt before a decision without a rewind took effect; -1 where none is pending."""
+        return -1 if self.rewind else self._blind_until
+
+    def load(self, *, rewind: bool, blind_until: int) -> None:
+        self.rewind, self._blind_until = rewind, blind_until

@@ -14,20 +14,19 @@ from surefoot.judge.detectors.base import finding_at
 from surefoot.judge.diagnosis import diagnose_incident, overflow_reason, refused_reason
 from surefoot.judge.early_learning import EarlyLearning
 from surefoot.judge.evidence import OriginEvidence
-from surefoot.judge.history import AROUND_ZERO, ProgressFilter
+from surefoot.judge.history import AROUND_ZERO, PendingEffect, ProgressFilter, RefusalCounter
 from surefoot.judge.incident import NO_DIAGNOSIS, VETO_DETECTORS, Incident, Stage, is_report_only
 from surefoot.judge.incident_tracker import IncidentTracker
 from surefoot.judge.param_roles import Role, cause_at_module, role_of
-from surefoot.judge.pending_effect import PendingEffect
 from surefoot.judge.policy import Policy
 from surefoot.judge.rank_causes import rank_causes
-from surefoot.judge.refusal_counter import RefusalCounter
 from surefoot.judge.remediation import Remediation
 from surefoot.judge.remedies import RemedyId, remedy_id
 from surefoot.judge.severity import Severity, severity_of
-from surefoot.judge.signals import REFUSED, Sign, Signals
+from surefoot.judge.signals import Sign, Signals
 from surefoot.judge.thresholds import REPEAT_COUNT, WINDOW_ROWS
 from surefoot.records import (
+    REFUSED,
     Action,
     Cause,
     Decision,
@@ -366,7 +365,7 @@ class Judge:
             "progress": self._progress.state_dict(),
             "past": self.signals.layers.state_dict(),
             "treatment": self._remediation.state_dict(),
-            "early": self.early.state_dict(),
+            "early": None if self.early.proven else self.early.state_dict(),
             "detectors": {detector.kind.value: detector.state_dict() for detector in self.detectors.all},
         }
 
@@ -389,10 +388,10 @@ class Judge:
         self.signals.layers.load_state_dict(state["past"])
         self._progress.load_state_dict(state.get("progress", {"signs": {}, "around_zero": []}))
         self._remediation.load_state_dict(state["treatment"])
-        if "early" in state:  # else an earlier version has saved this
-            self.early.load_state_dict(state["early"])
-        else:
+        if state.get("early") is None:  # learning is proven, or an earlier version has saved this
             self.early.proven = True
+        else:
+            self.early.load_state_dict(state["early"])
         saved = state["detectors"]
         for detector in self.detectors.all:
             if detector.kind in saved:  # one that an earlier version did not have starts afresh

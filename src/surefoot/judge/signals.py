@@ -13,10 +13,9 @@ import numpy as np
 
 from surefoot.judge.baselines import Baseline, LayerBaselines, pending_rows
 from surefoot.judge.thresholds import DOUBLE_RATIO, RECENT_ROWS, SMALL_FRACTION, WINDOW_ROWS, Thresholds
-from surefoot.records import StepMetrics, StepOverrides, Verdict
+from surefoot.records import REFUSED, StepMetrics, StepOverrides
 
 NO_OVERRIDES = StepOverrides()
-REFUSED = (Verdict.NONFINITE, Verdict.NORM_OUTLIER)
 
 
 class Sign:
