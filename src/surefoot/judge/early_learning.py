@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+import sys
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from surefoot.judge.detectors.base import finding_at
 from surefoot.judge.evidence import EarlyEvidence
 from surefoot.judge.thresholds import (
+    BASELINE_ROWS,
     CLEAR_RATIO,
     DOUBLE_RATIO,
     EARLY_UPDATES,
@@ -26,6 +29,12 @@ from surefoot.records import REFUSED, Finding, FindingKind, StepMetrics
 
 LEVEL_ROWS = WINDOW_ROWS // 2
 """Losses whose median is the level of the loss in the first updates."""
+LEVEL_SIGMAS = STRONG_RATIO
+"""Standard deviations of a single loss that a level lies above another for certain, though many are looked at."""
+HIGHEST_SIGMAS = CLEAR_RATIO * STRONG_RATIO
+"""The same for the highest of many losses above a single one."""
+TINY = sys.float_info.min
+"""In place of losses and norms that have no logarithm."""
 
 
 class EarlyLearning:
@@ -44,15 +53,18 @@ class EarlyLearning:
         """Updates since the first one, or since the last restart."""
         self.start_loss = math.nan
         """The very first loss; the next ones may have changed already."""
-        self._losses: deque[float] = deque(maxlen=WINDOW_ROWS)
+        self._losses: deque[float] = deque(maxlen=BASELINE_ROWS)
         self._failed: deque[bool] = deque(maxlen=LEVEL_ROWS)
         """Of the last rows: whether the update was refused."""
         self._best = math.inf
         """The lowest level so far."""
         self._highest = -math.inf
         """The highest loss among the first updates."""
-        self._norms = (math.inf, 0.0)
-        """The smallest and the largest gradient norm."""
+        self._norms: deque[float] = deque(maxlen=BASELINE_ROWS)
+        """The last gradient norms."""
+        self._first_norm = 0.0
+        self._highest_norm = 0.0
+        """The largest gradient norm among the first updates."""
         self._silent_until = LEVEL_ROWS
         """Updates to be made before trouble is reported (again)."""
 
@@ -76,7 +88,7 @@ class EarlyLearning:
             return ""
         trouble = self._trouble()
         if trouble:
-            self._silent_until = self._updates + len(self._failed) + WINDOW_ROWS
+            self.dismissed()
         elif self._updates >= EARLY_UPDATES:
             self.proven = self._has_learnt() or self._updates >= SETTLED_UPDATES
         return trouble
@@ -87,13 +99,16 @@ class EarlyLearning:
         self._losses.append(row.loss)
         if len(self._losses) >= LEVEL_ROWS:
             self._best = min(self._best, self._level)
-        if self._updates <= EARLY_UPDATES // 2:
+        first = self._updates <= EARLY_UPDATES // 2
+        if first:
             self._highest = max(self._highest, row.loss)
         if row.norm > 0:
-            self._norms = min(self._norms[0], row.norm), max(self._norms[1], row.norm)
+            self._norms.append(row.norm)
+            self._first_norm = self._first_norm or row.norm
+            self._highest_norm = max(self._highest_norm, row.norm) if first else self._highest_norm
 
     def dismissed(self) -> None:
-        """What was reported calls for nothing: look again when the run has doubled its length."""
+        """What was reported calls for nothing so far: look again when the run has doubled its length."""
         self._silent_until = 2 * max(self._updates, WINDOW_ROWS)
 
     def restarted(self) -> None:
@@ -103,14 +118,14 @@ class EarlyLearning:
 
     def rewound(self) -> None:
         """The run was rewound: the last losses say nothing about the next ones."""
-        self._losses.clear()
-        self._failed.clear()
+        for rows in (self._losses, self._failed, self._norms):
+            rows.clear()
 
     def _forget(self) -> None:
         self._updates, self._silent_until = 0, LEVEL_ROWS
-        self._losses.clear()
-        self._failed.clear()
-        self._best, self._highest, self._norms = math.inf, -math.inf, (math.inf, 0.0)
+        self.rewound()
+        self._best, self._highest = math.inf, -math.inf
+        self._first_norm = self._highest_norm = 0.0
 
     # -- what is wrong
 
@@ -118,46 +133,42 @@ class EarlyLearning:
     def _level(self) -> float:
         return statistics.median(list(self._losses)[-LEVEL_ROWS:])
 
-    @property
-    def _noise(self) -> float:
-        """About one standard deviation of the loss from batch to batch."""
-        losses = list(self._losses)
-        steps = [abs(b - a) for a, b in itertools.pairwise(losses)]
-        return statistics.median(steps) if steps else math.inf
-
     def _trouble(self) -> str:
         if sum(self._failed) >= REPEAT_COUNT:
             return f"{sum(self._failed)} of the first updates were refused, the loss began at {self.start_loss:.4g}"
-        start = self.start_loss
+        start, best = self.start_loss, self._best
         if len(self._losses) < LEVEL_ROWS or not start > 0:
             return ""
-        last = list(self._losses)[-RECENT_ROWS:]
-        if self._level > CLEAR_RATIO * start and min(last) > start:
-            return f"the loss began at {start:.4g} and has exploded to {self._level:.4g}"
-        learnt = start - self._best
-        halfway = self._best + learnt / 2
-        lost = self._level - self._best > STRONG_RATIO * self._noise / math.sqrt(LEVEL_ROWS)
-        if learnt > self._negligible and min(last) > halfway and lost:
-            return f"the loss fell from {start:.4g} to {self._best:.4g} and is back at {self._level:.4g}"
+        level, lowest, noise = self._level, min(list(self._losses)[-RECENT_ROWS:]), LEVEL_SIGMAS * _noise(self._losses)
+        if lowest > start and _rise(start, level) > max(math.log(CLEAR_RATIO), noise):
+            return f"the loss began at {start:.4g} and has exploded to {level:.4g}"
+        fell = _rise(best, start) > max(NEGLIGIBLE_FRACTION, noise)
+        if fell and lowest > (start + best) / 2 and _rise(best, level) > noise:
+            return f"the loss fell from {start:.4g} to {best:.4g} and is back at {level:.4g}"
         if self._updates >= EARLY_UPDATES and not self._has_learnt() and self._violent_start:
             return f"the loss began at {start:.4g} and has not fallen in {self._updates} updates"
         return ""
 
-    @property
-    def _negligible(self) -> float:
-        """A fall of the loss that is no proof of learning."""
-        return max(NEGLIGIBLE_FRACTION * abs(self.start_loss), self._noise / DOUBLE_RATIO)
-
     def _has_learnt(self) -> bool:
         """The loss is lower than at first by more than chance."""
-        return len(self._losses) >= LEVEL_ROWS and self.start_loss - self._level > self._negligible
+        if len(self._losses) < LEVEL_ROWS:
+            return False
+        if not self.start_loss > 0:
+            return self.start_loss - self._level > NEGLIGIBLE_FRACTION * abs(self.start_loss)
+        return _rise(self._level, self.start_loss) > max(NEGLIGIBLE_FRACTION, DOUBLE_RATIO * _noise(self._losses))
 
     @property
     def _violent_start(self) -> bool:
-        """Loss or gradients changed far more in the first updates than learning does: a run that merely waits on a
-        plateau is left alone."""
-        smallest, largest = self._norms
-        return self._highest > CLEAR_RATIO * self.start_loss or largest > HUGE_RATIO * smallest
+        """Loss or gradients changed far more in the first updates than learning and the choice of batches explain: a
+        run that merely waits on a plateau is left alone."""
+        leap = max(math.log(CLEAR_RATIO), HIGHEST_SIGMAS * _noise(self._losses))
+        if _rise(self.start_loss, self._highest) > leap:
+            return True
+        if not self._norms:
+            return False
+        usual = statistics.median(list(self._norms)[-WINDOW_ROWS:])
+        changed = max(math.log(HUGE_RATIO), HIGHEST_SIGMAS * _noise(self._norms))
+        return max(_rise(usual, self._highest_norm), _rise(self._first_norm, usual)) > changed
 
     # -- state
 
@@ -172,14 +183,28 @@ class EarlyLearning:
             "best": self._best,
             "highest": self._highest,
             "norms": list(self._norms),
+            "first_norm": self._first_norm,
+            "highest_norm": self._highest_norm,
             "silent_until": self._silent_until,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.proven, self.restarts, self._updates = state["proven"], state["restarts"], state["updates"]
         self.start_loss = state["start_loss"]
-        self._losses = deque(state["losses"], maxlen=WINDOW_ROWS)
+        self._losses = deque(state["losses"], maxlen=BASELINE_ROWS)
         self._failed = deque(state["failed"], maxlen=LEVEL_ROWS)
         self._best, self._highest = state["best"], state["highest"]
-        smallest, largest = state["norms"]
-        self._norms, self._silent_until = (smallest, largest), state["silent_until"]
+        self._norms = deque(state["norms"], maxlen=BASELINE_ROWS)
+        self._first_norm, self._highest_norm = state["first_norm"], state["highest_norm"]
+        self._silent_until = state["silent_until"]
+
+
+def _rise(before: float, after: float) -> float:
+    """The logarithm of the factor by which a value has grown; in it, losses and norms scatter evenly."""
+    return math.log(max(after, TINY) / max(before, TINY))
+
+
+def _noise(values: Iterable[float]) -> float:
+    """About one standard deviation of `_rise` from one batch to another."""
+    steps = [abs(_rise(a, b)) for a, b in itertools.pairwise(values)]
+    return statistics.median(steps) if steps else math.inf
