@@ -51,6 +51,18 @@ SIZES = {
         eval_batches=2,
         final_batches=24,
     ),
+    "small": ScaleSize(
+        name="small",
+        model=DecoderConfig(vocab=BYTES, width=128, layers=4, heads=4, context=64),
+        updates=360,
+        onset=135,
+        warmup=30,
+        lr=2e-3,
+        batch=8,
+        eval_every=20,
+        eval_batches=2,
+        final_batches=64,
+    ),
     "tiny": ScaleSize(
         name="tiny",
         model=DecoderConfig(vocab=BYTES, width=128, layers=5, heads=4, context=32),
