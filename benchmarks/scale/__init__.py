@@ -5,7 +5,8 @@
     surefoot bench scale --only lr_                   only scenarios whose name contains this
     surefoot bench scale --out scale.json             also writes every result as it comes; run again to continue
     surefoot bench scale --show scale.json            only prints the tables of that file
-    surefoot bench scale --device cpu --size tiny     the same on a small decoder, to try it out
+    surefoot bench scale --device cpu --size small    the same on a decoder for a CPU; half an hour with --quick
+    surefoot bench scale --device cpu --size tiny     the same on a tiny one, to try it out
 
 Every scenario is trained by several loops from the same weights over the same batches: the bare loop, surefoot with its
 defaults and a `step_fn`, and rules that other projects ship. The bare loop is a usual recipe: bfloat16 autocast, fused

@@ -175,7 +175,7 @@ def test_no_run_starts_after_the_time_limit_and_the_table_says_so(bench: Bench) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--size", "7b"], "--size 85m or tiny"),
+        (["--size", "7b"], "--size 85m or small or tiny"),
         (["--device", "cpu", "--only", "nothing_like_it"], "no scenario's name contains 'nothing_like_it'"),
     ],
 )
