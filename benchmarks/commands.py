@@ -124,7 +124,7 @@ def zoo(
 @app.command()
 def scale(
     device: Device = None,
-    size: Annotated[str, typer.Option(help="85m; small: a decoder for a CPU, half an hour; tiny: to try it out.")] = "85m",
+    size: Annotated[str, typer.Option(help="85m; small: for a CPU, half an hour; tiny: to try it out.")] = "85m",
     quick: Annotated[bool, typer.Option(help="Eight scenarios, without the other rules.")] = False,
     only: Annotated[str, typer.Option(help="Only scenarios whose name contains this, such as lr_ or garbage.")] = "",
     out: Annotated[
