@@ -221,6 +221,23 @@ def test_a_run_with_trials_replays_to_the_same_decisions(fault: str, tmp_path: P
     assert not replayed.differences
 
 
+def test_a_run_too_hot_from_its_first_update_is_restarted_even_with_a_nan_batch_among_the_first(
+    tmp_path: Path, fault_free: float
+) -> None:
+    def data(step: int) -> Batch:
+        x, y = batch_of(step)
+        return (torch.full_like(x, math.nan) if step in (3, 7) else x), y
+
+    bare = Run(data=lambda step: batch_of(max(step, 8)), lr=lambda step: 1.0).train(None)
+    run = Run(data=data, lr=lambda step: 1.0)
+    final = run.train(tmp_path / "run")
+    assert bare > 5 * fault_free
+    assert final < 0.5 * bare
+    restart = run.continued[0]["values"]
+    assert restart["snapshot"] == -1
+    assert all(math.isfinite(branch["probe_loss"]) for branch in restart["branches"][1:])
+
+
 def test_no_trials_with_trial_seconds_0(tmp_path: Path) -> None:
     policy = surefoot.Policy(snapshot_every=10, weights_every=10, trial_seconds=0)
     model = nn.Linear(16, 8)

@@ -46,7 +46,7 @@ _CLIPS_OFTEN, _TOO_HIGH = 0.2, 10.0
 def items(trial: ShortRun, run: Run, recipe: Recipe) -> Iterator[CheckItem]:
     loss = _loss(trial, run)
     yield loss
-    yield _interventions(run)
+    yield _interventions(trial, run)
     yield _learning_rate(trial, run, learns=loss.status in (CheckStatus.OK, CheckStatus.SKIPPED))
     yield _gradients(trial, run)
     yield _clip_threshold(recipe, run)
@@ -73,7 +73,7 @@ def _loss(trial: ShortRun, run: Run) -> CheckItem:
     return ok(name, message, **values)
 
 
-def _interventions(run: Run) -> CheckItem:
+def _interventions(trial: ShortRun, run: Run) -> CheckItem:
     name = "no interventions"
     actions = Counter(str(event.get("action")) for event in run.events if event["kind"] == "decision")
     actions.pop("accept", None)
@@ -90,9 +90,19 @@ def _interventions(run: Run) -> CheckItem:
         cause = str(first.get("cause")).replace("_", " ")
         message += f"; at update {first['step']} because of {cause}: {first.get('detail') or first.get('evidence')}"
         fix = "; ".join(str(advice) for advice in first.get("advice", ())) or fix
+    fix = _lr_that_worked(run, trial.facts.lr) or fix
     make = failed if any(action in actions for action in _SEVERE_ACTIONS) else warning
     causes = sorted({str(event.get("cause")) for event in diagnoses})
     return make(name, message, fix, acts=dict(actions), causes=causes)
+
+
+def _lr_that_worked(run: Run, peak: float) -> str:
+    """The learning rate that the run was continued with for good, as a recipe line; empty where it was not lowered."""
+    overrides = [event["overrides"] for event in run.events if event["kind"] == "decision" and event["overrides"]]
+    factor = min((float(o.get("lasting_lr_factor", 1.0)) for o in overrides), default=1.0)
+    if not factor < 1.0:
+        return ""
+    return f"Set optimizer.lr={factor * peak:.3g}: the run went on with {factor:g} times its learning rate."
 
 
 def _learning_rate(trial: ShortRun, run: Run, *, learns: bool) -> CheckItem:
