@@ -11,7 +11,7 @@ import pytest
 from surefoot.trials.conclusion import TrialResult
 
 KINDS = ("ddp", "fsdp")
-STEPS = 100
+STEPS = 170
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ import surefoot
 from surefoot.guard.attached import AttachedGuard
 from surefoot.records import Action, Decision
 
-STEPS, ONSET = 100, 60
+STEPS, ONSET = 170, 120
 POLICY = surefoot.Policy(snapshot_every=10, weights_every=10)
 TEACHER = torch.randn(16, 8, generator=torch.Generator().manual_seed(3))
 Batch = tuple[Tensor, Tensor]
@@ -71,7 +71,7 @@ def no_damage(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 def enlarge_weights(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     if step == ONSET:
         with torch.no_grad():
-            local(next(p for name, p in model.named_parameters() if name.endswith("blocks.1.weight"))).mul_(30.0)
+            local(next(p for name, p in model.named_parameters() if name.endswith("head.weight"))).mul_(30.0)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -107,10 +107,10 @@ class Run:
             optimizer.zero_grad()
         result: dict[str, Any] = {}
         if guard is not None and run_dir is not None:
-            result = {"step": guard.step, "lost": guard.disabled}
+            result = {"lost": guard.disabled}
             guard.close()
             dist.barrier()
-            result |= {"events": surefoot.read(run_dir).events}
+            result |= {"step": guard.step, "events": surefoot.read(run_dir).events}
         state = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor)]
         tensors = [*model.state_dict().values(), *state]
         return result | {
@@ -180,7 +180,7 @@ def main() -> None:
     results: dict[str, Any] = {"nan": math.nan}
     for kind in ("ddp", "fsdp"):
         results[f"{kind} fault-free"] = Run(kind).train(None)
-        results[f"{kind} healthy"] = Run(kind, try_at=50).train(out / f"{kind}-healthy")
+        results[f"{kind} healthy"] = Run(kind, try_at=60).train(out / f"{kind}-healthy")
         results[f"{kind} weights"] = Run(kind, enlarge_weights).train(out / f"{kind}-weights")
         CALLS["count"] = 0
         results[f"{kind} broken"] = Run(kind, enlarge_weights, broken_on_one_rank).train(out / f"{kind}-broken")
