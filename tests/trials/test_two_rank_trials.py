@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from surefoot.measure.cross_rank import Ranks
 from surefoot.trials.conclusion import TrialResult
+from surefoot.trials.data_parallel import unsupported_layout
 
 KINDS = ("ddp", "fsdp")
 STEPS = 170
@@ -75,3 +79,24 @@ def test_a_step_fn_that_communicates_is_refused_before_it_does(results: list[dic
     assert trials
     assert all(trial["result"] == TrialResult.NOT_RUN for trial in trials)
     assert "communicates between ranks" in trials[0]["detail"]
+
+
+def test_where_one_rank_loses_its_protection_the_other_does_not_wait_for_it(results: list[dict[str, Any]]) -> None:
+    assert [result["ddp lost"]["lost"] for result in results] == [False, True]
+    assert all(result["ddp lost"]["equal"] for result in results)
+    trials = trials_of(results[0]["ddp lost"])
+    assert trials
+    assert all("a rank has lost its protection" in trial["detail"] for trial in trials)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (nn.Linear(4, 4), "neither with DistributedDataParallel nor with FSDP2"),
+        (nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4)), "SyncBatchNorm"),
+    ],
+)
+def test_layouts_without_trials_are_named(model: nn.Module, reason: str) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ranks = Ranks(0, 2, torch.ones(1), None, ())
+    assert reason in str(unsupported_layout(model, [optimizer], ranks))

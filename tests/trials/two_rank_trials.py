@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import surefoot
+from surefoot.guard import rank_meeting
 from surefoot.guard.attached import AttachedGuard
 from surefoot.records import Action, Decision
 
@@ -87,14 +87,20 @@ class Run:
     step_fn: Callable[[nn.Module, Any], Tensor] | None = loss_of
     try_at: int = -1
     """The step after which a trial is run of which the run must show no trace."""
+    loses_rank: bool = False
+    """Rank 1 loses its protection in the very step after which the others would act."""
 
     def train(self, run_dir: Path | None) -> dict[str, Any]:
         model = wrapped(self.kind)
         torch.manual_seed(100 + dist.get_rank())
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        guard = None
+        guard: AttachedGuard | None = None
         if run_dir is not None:
-            guard = surefoot.attach(model, optimizer, run_dir=run_dir, policy=POLICY, step_fn=self.step_fn)
+            attached = surefoot.attach(model, optimizer, run_dir=run_dir, policy=POLICY, step_fn=self.step_fn)
+            assert isinstance(attached, AttachedGuard)
+            guard = attached
+            if self.loses_rank and dist.get_rank() == 1:
+                fail_before_acting(guard)
         for step in range(STEPS):
             self.damage(step, model, optimizer)
             batch = batch_of(step)
@@ -102,7 +108,7 @@ class Run:
             (loss if guard is None else guard.watch(loss, batch)).backward()
             optimizer.step()
             if step == self.try_at:
-                assert isinstance(guard, AttachedGuard)
+                assert guard is not None
                 try_without_need(guard)
             optimizer.zero_grad()
         result: dict[str, Any] = {}
@@ -138,6 +144,18 @@ def try_without_need(guard: AttachedGuard) -> None:
     )
     assert recovery.trials.consider(suspicion, recovery.ring, row, recovery.pipeline.attempt) is not None
     recovery.trials._record({})
+
+
+def fail_before_acting(guard: AttachedGuard) -> None:
+    """An error inside surefoot, once there is something to act on."""
+    recovery, ended = guard._recovery, guard._recovery.iteration_ended
+
+    def iteration_ended() -> None:
+        if recovery.pipeline.attempt > ONSET and (recovery.decisions or recovery._reader.judge.suspicion):
+            raise RuntimeError("planted")
+        ended()
+
+    recovery.iteration_ended = iteration_ended
 
 
 def equal_on_all_ranks(params: list[nn.Parameter]) -> bool:
@@ -177,13 +195,15 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     out = Path(sys.argv[1])
-    results: dict[str, Any] = {"nan": math.nan}
+    results: dict[str, Any] = {}
     for kind in ("ddp", "fsdp"):
         results[f"{kind} fault-free"] = Run(kind).train(None)
         results[f"{kind} healthy"] = Run(kind, try_at=60).train(out / f"{kind}-healthy")
         results[f"{kind} weights"] = Run(kind, enlarge_weights).train(out / f"{kind}-weights")
         CALLS["count"] = 0
         results[f"{kind} broken"] = Run(kind, enlarge_weights, broken_on_one_rank).train(out / f"{kind}-broken")
+    rank_meeting.MEETING_SECONDS = 1.0
+    results["ddp lost"] = Run("ddp", enlarge_weights, loses_rank=True).train(out / "ddp-lost")
     results["ddp communicating"] = Run("ddp", enlarge_weights, communicating).train(out / "ddp-communicating")
     (out / f"results-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()

@@ -146,7 +146,7 @@ class Recovery:
 
     def iteration_ended(self) -> None:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
-        trials = None if self._within_iteration else self.trials
+        trials = self.trials if self._meeting is None or self.pipeline.stepped else None  # as in `_within_iteration`
         if trials is not None:
             self._try_restart(trials)
             self._lift_ceilings(trials)

@@ -29,6 +29,17 @@ from surefoot.trials.rank_agreement import RankAgreement, TrialFailed
 
 BUCKET_ELEMENTS = 1 << 23
 """Elements of gradients that are averaged in one collective."""
+FSDP_ATTRIBUTES = (
+    "_post_forward_indices",
+    "_training_state",
+    "comm_ctx",
+    "fsdp_params",
+    "mesh_info",
+    "post_forward_mesh_info",
+    "reduce_grads",
+    "reshard_after_backward",
+)
+"""Of a group of sharded parameters, as used here."""
 GRADIENT_BYTES = 4
 """Per element of an unsharded gradient, which is accumulated in float32."""
 
@@ -43,6 +54,8 @@ def unsupported_layout(model: nn.Module, optimizers: Sequence[Optimizer], ranks:
 
 
 def _not_sharded_alike(groups: Sequence[Any], params: Sequence[Tensor], ranks: Ranks) -> str | None:
+    if not all(hasattr(group, name) for group in groups for name in FSDP_ATTRIBUTES):
+        return "this version of torch keeps FSDP2's state in another way"
     sharded = {id(p.sharded_param) for group in groups for p in group.fsdp_params}
     if any((group.mesh_info.mesh.ndim, group.mesh_info.mesh.size()) != (1, ranks.world_size) for group in groups):
         return "the model is not sharded over all ranks in one dimension"
@@ -245,7 +258,7 @@ def _param_groups(model: nn.Module) -> list[Any]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             state: Any = module._get_fsdp_state()  # several modules may share one
-            for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
+            for group in getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]:
                 groups[id(group)] = group
     return [group for group in groups.values() if group is not None]
 
