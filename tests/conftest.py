@@ -61,6 +61,7 @@ TRAINS = (
     "train/test_mixed_precision.py",
     "train/test_sharded_optimizers.py",
     "train/test_two_rank_train.py",
+    "trials/test_two_rank_trials.py",
     "trainers/test_accelerate.py",
     "trainers/test_hf_trainer.py",
     "trainers/test_lightning.py",

@@ -171,6 +171,11 @@ class MetricsReader:
 
     # -- events
 
+    def record(self, event: Event) -> None:
+        """Write an event of something that all ranks do alike: one of them records it."""
+        if self.journal.rank == 0:
+            self.journal.event(event)
+
     def _without_repeated_stops(self, events: list[Event]) -> list[Event]:
         """A loop that ignores a stop is stopped at every step; only the 1st, 2nd, 4th, 8th ... time is recorded."""
         if not any(isinstance(e, Decision) and e.action is Action.STOP for e in events):

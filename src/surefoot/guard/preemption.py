@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from surefoot.background import run_unless_exiting
+from surefoot.guard.rank_meeting import all_arrive, connect
 from surefoot.guard.signal_handlers import SignalHandlers
 
 log = logging.getLogger("surefoot")
@@ -24,7 +25,6 @@ LEAD_SECONDS = 1.5
 _MIN_LEAD_ATTEMPTS = 3
 """Attempts ahead, however long a step takes."""
 _POLL_SECONDS = 0.25
-_WAIT_SECONDS = 0.02
 
 
 class Preemption:
@@ -111,7 +111,7 @@ class RankConsensus:
         self._closed = threading.Event()
         if not self._single_rank:
             self._prefix = f"surefoot/{token}"
-            self._store = dist.PrefixStore(self._prefix, _connect())
+            self._store = dist.PrefixStore(self._prefix, connect())
             threading.Thread(target=self._poll, name="surefoot-agree", daemon=True).start()
 
     def close(self) -> None:
@@ -154,26 +154,8 @@ class RankConsensus:
         self._number += 1
 
     def all_waiting(self, attempt: int) -> bool:
-        """Whether all ranks wait here, between this attempt and the next; all of them get the same answer.
-
-        Each rank counts itself in. The first that sees all of them writes "go", and the first whose time is over
-        writes "no"; whichever was written first counts.
-        """
-        if self._single_rank:
-            return True
-        count_key, answer_key = f"here{attempt}", f"word{attempt}"
-        try:
-            self._store.add(count_key, 1)
-            deadline = time.monotonic() + LEAD_SECONDS
-            while time.monotonic() < deadline:
-                if self._store.add(count_key, 0) >= self._world:
-                    return self._store.compare_set(answer_key, "", "go") == b"go"
-                if self._store.check([answer_key]):
-                    return self._store.get(answer_key) == b"go"
-                time.sleep(_WAIT_SECONDS)
-            return self._store.compare_set(answer_key, "", "no") == b"go"
-        except RuntimeError:  # the store is gone
-            return False
+        """Whether all ranks wait here, between this attempt and the next; all of them get the same answer."""
+        return self._single_rank or all_arrive(self._store, str(attempt), self._world, LEAD_SECONDS)
 
     def _seconds_per_attempt(self, attempt: int) -> float:
         attempts = max(1, attempt - (self._first_attempt if self._first_attempt is not None else attempt))
@@ -184,7 +166,7 @@ class RankConsensus:
         self._agreed = action, int(attempt)
 
     def _poll(self) -> None:
-        store = dist.PrefixStore(self._prefix, _connect())  # two threads must not share a connection
+        store = dist.PrefixStore(self._prefix, connect())  # two threads must not share a connection
 
         def look() -> None:
             number = self._number
@@ -207,12 +189,3 @@ class RankConsensus:
                     error,
                 )
                 return
-
-
-def _connect() -> Any:
-    """A connection of our own to the default store of torch.distributed."""
-    store: Any = dist.distributed_c10d._get_default_store()
-    try:
-        return store.clone()
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return store

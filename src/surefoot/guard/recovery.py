@@ -23,8 +23,10 @@ from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard.rank_meeting import meeting_of
 from surefoot.guard.step_pipeline import StepPipeline
-from surefoot.guard.trial_control import Continuation, HasSwitch, TrialControl, make_trials
+from surefoot.guard.trial_control import Continuation, HasSwitch, TrialControl
+from surefoot.guard.trial_setup import make_trials
 from surefoot.measure.block_layout import VerdictSlot
 from surefoot.records import EVENT_MARK, Action, Decision
 from surefoot.trials.kept_steps import StepRecorder
@@ -74,6 +76,7 @@ class Recovery:
         """Decisions still to be applied."""
         self._rewound_to = -1
         """The attempt after which the state was taken that the run was last rewound to."""
+        self._meeting = meeting_of(pipeline.grad_stats.ranks)
         self.trials: TrialControl | None = None
         """Runs trials before a decision is applied; None where that is not possible."""
         self.on_rewind: Callable[[int], None] | None = None
@@ -84,7 +87,9 @@ class Recovery:
     def enable_trials(self, guard: HasSwitch) -> StepRecorder | None:
         """Run trials from here on, if the run allows them; returns the recorder of its steps."""
         reader = self._reader
-        made = make_trials(guard, self._context, self.pipeline, reader, self._train_state, self._loss_scale)
+        made = make_trials(
+            guard, self._context, self.pipeline, reader, self._train_state, self._loss_scale, self.all_ranks_guarded
+        )
         if isinstance(made, str):
             if made and reader.journal.rank == 0:
                 log.info("surefoot: %s", made)
@@ -141,13 +146,14 @@ class Recovery:
 
     def iteration_ended(self) -> None:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
-        if self.trials is not None:
-            self._try_restart(self.trials)
-            self._lift_ceilings(self.trials)
+        trials = self.trials if self._meeting is None or self.pipeline.stepped else None  # as in `_within_iteration`
+        if trials is not None:
+            self._try_restart(trials)
+            self._lift_ceilings(trials)
         if self.decisions or (self.ring is not None and self.ring.messages):
             self._apply_decisions()
-        if self.trials is not None:
-            self._try_suspicion(self.trials)
+        if trials is not None:
+            self._try_suspicion(trials)
         if self.ring is not None and not self._ring_prepared:
             self._ring_prepared = True
             self.ring.preallocate()
@@ -239,13 +245,18 @@ class Recovery:
     def _try_and_apply(self, decision: Decision) -> str:
         """Apply a decision, or what a trial finds to be better; returns what was done, in words."""
         latest = self._reader.latest
-        if self.trials is None or self.ring is None or latest is None:
+        if self.trials is None or self.ring is None or latest is None or self._within_iteration:
             return apply(decision, self)
         tried = self.trials.consider(decision, self.ring, latest, self.pipeline.attempt)
         if tried is None:
             self.trials.dismissed(decision, proposed=False)
             return "left alone: no trial ended better than the run as it is"
         return self._carry_out(*tried)
+
+    @property
+    def _within_iteration(self) -> bool:
+        """Whether other ranks may be in collectives of the loop, such as those of a backward pass."""
+        return self._meeting is not None and not self.pipeline.stepped
 
     def _try_restart(self, trials: TrialControl) -> None:
         """Run a trial of restarts if the run seems broken since its first update."""
@@ -256,7 +267,7 @@ class Recovery:
         if tried is None:
             return
         decision, continuation = tried
-        self._reader.journal.event(decision)
+        self._reader.record(decision)
         self.decisions = []  # about the run that is over
         if continuation is None:
             apply(decision, self)  # a stop
@@ -272,7 +283,7 @@ class Recovery:
         decision = trials.lift_ceilings()
         if decision is None or decision.overrides is None:
             return
-        self._reader.journal.event(decision)
+        self._reader.record(decision)
         self.overrides.set(decision.overrides)
         trials.carried_out(decision, proposed=True)
         self._log_decision(logging.WARNING, decision, "")
@@ -301,7 +312,7 @@ class Recovery:
         if tried is None or (tried[0] is suspicion and suspicion.action is not Action.ACCEPT):
             trials.dismissed(suspicion, proposed=True)
             return
-        self._reader.journal.event(tried[0])
+        self._reader.record(tried[0])
         self._carry_out(*tried, proposed=True)
 
     def _continue_from(self, continuation: Continuation, ring: SnapshotRing) -> str:
@@ -329,14 +340,19 @@ class Recovery:
         return self.pipeline.scaler
 
     def common_attempts(self, attempts: Sequence[int]) -> Sequence[int]:
-        ranks, newest = self.pipeline.grad_stats.ranks, self.pipeline.grad_stats.block.verdict[VerdictSlot.ACTIVE_RANKS]
-        # Rows are read two steps late, and a rank may have gone since. Reading `newest` waits for the device, which is
-        # fine: this is called for rewinds only.
-        if (
-            ranks.world_size > 1 and min(self._reader.ranks_alive, float(newest)) < ranks.world_size
-        ):  # it would not answer
+        if not self.all_ranks_guarded():  # it would not answer
             raise CannotAct("a rank has lost its protection, so the ranks cannot be rewound together")
-        return ranks.intersect(attempts, self._policy.max_snapshots)
+        return self.pipeline.grad_stats.ranks.intersect(attempts, self._policy.max_snapshots)
+
+    def all_ranks_guarded(self) -> bool:
+        """Whether every rank still has its protection, and so takes part in what all do together."""
+        if self._meeting is None:
+            return True
+        stats = self.pipeline.grad_stats
+        # Rows are read two steps late, and a rank may have gone since. Reading `newest` waits for the device, which is
+        # fine: this is called for rewinds and trials only.
+        newest = float(stats.block.verdict[VerdictSlot.ACTIVE_RANKS])
+        return min(self._reader.ranks_alive, newest) >= stats.ranks.world_size and self._meeting.hold()
 
     def rewound(self, state: Snapshot) -> None:
         self._after_rewind(state, f"back to step {state.step}, as after attempt {state.attempt}")

@@ -6,7 +6,7 @@ import copy
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -15,10 +15,8 @@ import torch
 from surefoot.checkpoint.rng import get_rng_states, set_rng_states
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import TrainState
-from surefoot.gate.veto import VetoMethod
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
-from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.judge.diagnosis import diagnosis_by_trial
 from surefoot.judge.judge import Judge
 from surefoot.judge.thresholds import SETTLED_UPDATES
@@ -34,9 +32,10 @@ from surefoot.records import (
 from surefoot.trials.branches import BRANCHES, Branch, BranchId
 from surefoot.trials.conclusion import WEIGHT_CAUSES, Deviation, TrialEvent, TrialResult
 from surefoot.trials.kept_steps import NotKept, StepRecorder
+from surefoot.trials.rank_agreement import RankAgreement, TrialFailed
 from surefoot.trials.restart import RestartRunner, RestartTrial, settings_text
 from surefoot.trials.runner import Trial, TrialRunner
-from surefoot.trials.sandbox import Sandbox, StepFn, StepFnFailed
+from surefoot.trials.sandbox import Sandbox, StepFn
 
 log = logging.getLogger("surefoot")
 FIRST_PAUSE = 10
@@ -49,13 +48,11 @@ MAX_STOPS_AVERTED = 3
 PREFERRED = (Cause.LEARNING_RATE, Cause.MOMENTUM, Cause.BAD_BATCH, Cause.WEIGHTS_DAMAGED, Cause.TRANSIENT)
 """Which of several causes that a trial leaves open is named where the judge has named none of them."""
 
-NO_STEP_FN = (
-    "no step_fn was given, so the rules act alone; with step_fn=(model, batch) -> loss surefoot tries out what helps "
-    "before it acts, and a rewind loses almost no update"
-)
 SETTING_CAUSES = frozenset({Cause.LEARNING_RATE, Cause.SCHEDULE, Cause.MOMENTUM})
 
 
+NOT_RUN = (TrialFailed, torch.OutOfMemoryError)
+"""Why a trial ends without a result."""
 MAX_HOPELESS = 2
 """Trials in which no restart helped a run that has learnt nothing, after which it is stopped."""
 
@@ -88,11 +85,16 @@ class TrialControl:
         judge: Judge,
         train_state: TrainState,
         loss_scale: Callable[[], Any],
+        agreement: RankAgreement,
+        all_ranks_guarded: Callable[[], bool],
     ) -> None:
         self._guard, self._context, self._reader, self._judge = guard, context, reader, judge
         self._train_state = train_state
         self.recorder = StepRecorder(context.optimizers, max_steps=context.policy.snapshot_reach)
-        sandbox = Sandbox(context.model, context.optimizers, step_fn, train_state, loss_scale=loss_scale)
+        self._agreement, self._all_ranks_guarded = agreement, all_ranks_guarded
+        sandbox = Sandbox(
+            context.model, context.optimizers, step_fn, train_state, loss_scale=loss_scale, agreement=agreement
+        )
         self._runner = TrialRunner(sandbox, self.recorder)
         self._restart_runner = RestartRunner(sandbox, self.recorder)
         self._restart: Decision | None = None
@@ -108,6 +110,8 @@ class TrialControl:
         """How often a trial showed that nothing but a lower learning rate helps."""
         self._refused = 0
         """Finite updates refused in a row."""
+        self._not_applied = 0
+        """Updates not applied in a row, for whatever reason."""
         self._check_ceilings_at = FIRST_CEILINGS_CHECK
         self._denied: tuple[Decision, int] | None = None
         """The acceptance of data that teaches nothing so far, and after how many refusals to try it again."""
@@ -120,10 +124,15 @@ class TrialControl:
         self._restart = self._judge.restart or self._restart
         self._denied = None if row.applied else self._denied
         self._refused = 0 if row.applied else self._refused + (row.verdict is Verdict.NORM_OUTLIER)
+        self._not_applied = 0 if row.applied else self._not_applied + 1
+
+    def _num_refused(self) -> int:
+        """Updates refused in a row; on several ranks by the rows, as they may keep different batches."""
+        return len(self.recorder.last_refused()) if self._agreement.alone else self._not_applied
 
     def take_suspicion(self, attempt: int) -> Decision | None:
         """A rewind that is worth a trial, though the judge would not act by its rules alone."""
-        if self._denied is not None and len(self.recorder.last_refused()) >= self._denied[1]:
+        if self._denied is not None and self._num_refused() >= self._denied[1]:
             return self._denied[0]
         suspicion, self._suspicion = self._suspicion, None
         self._tried_suspicion = suspicion
@@ -141,7 +150,7 @@ class TrialControl:
         try:
             with self._guard_off():
                 too_tight = self._runner.would_refuse(overrides)
-        except (StepFnFailed, torch.OutOfMemoryError):
+        except NOT_RUN:
             return None
         if not too_tight:
             return None
@@ -160,7 +169,7 @@ class TrialControl:
         """The restart to continue from, or a stop of a run that nothing helps; None to leave the run alone."""
         try:
             trial = self._run_restart(ring)
-        except (NotKept, StepFnFailed, torch.OutOfMemoryError) as why:
+        except NOT_RUN as why:
             self._tried = self._event(decision, TrialResult.NOT_RUN, str(why), {})
             self.dismissed(decision, proposed=True)
             return None
@@ -183,19 +192,19 @@ class TrialControl:
             clip=(trial.max_norm,) if best.clip else (),
         )
         cause = decision.cause if best.cause is Cause.UNKNOWN else best.cause
-        self._reader.journal.event(diagnosis_by_trial(decision, cause, trial.describe(), trial.as_json()))
+        self._reader.record(diagnosis_by_trial(decision, cause, trial.describe(), trial.as_json()))
         reason = f"{decision.reason}; {settings_text(best)}"
         decision = replace(decision, cause=cause, overrides=overrides, reason=reason)
         retake = functools.partial(self._restart_runner.retake, trial)
         return decision, Continuation(trial.snapshot, best, retake)
 
     def _run_restart(self, ring: SnapshotRing) -> RestartTrial:
-        ring.verify()
-        initial = next((s for s in ring.snapshots if s.attempt < 0), None)
-        if initial is None:
-            raise NotKept("the initial state is not kept any more")
         with self._guard_off():
-            return self._restart_runner.run(initial, deadline=self._context.policy.trial_seconds)
+            ring.verify()
+            initial = self._agreement.common([s for s in ring.snapshots if s.attempt < 0])
+            if not initial:
+                raise NotKept("the initial state is not kept any more")
+            return self._restart_runner.run(initial[0], deadline=self._context.policy.trial_seconds)
 
     def consider(
         self, decision: Decision, ring: SnapshotRing, row: StepMetrics, attempt: int
@@ -208,8 +217,8 @@ class TrialControl:
         self._stops_averted += decision.action is Action.STOP
         try:
             trial = self._run(decision, ring)
-        except (NotKept, StepFnFailed, torch.OutOfMemoryError) as why:
-            self._reader.journal.event(self._event(decision, TrialResult.NOT_RUN, str(why), {}))
+        except NOT_RUN as why:
+            self._reader.record(self._event(decision, TrialResult.NOT_RUN, str(why), {}))
             return decision, None
         best = trial.conclusion.best
         # Without a rule that calls for action, other data and other settings are the loop's own business.
@@ -249,9 +258,10 @@ class TrialControl:
 
     def _can_be_learnt(self, decision: Decision) -> bool:
         """Whether the data that was refused so far should be let in; the judge's word counts where no trial can say."""
-        with self._guard_off():
+        learnt: bool | None = None
+        with suppress(*NOT_RUN), self._guard_off():
             learnt = self._runner.can_be_learnt()
-        self._denied = None if learnt is not False else (decision, 2 * len(self.recorder.last_refused()))
+        self._denied = None if learnt is not False else (decision, 2 * self._num_refused())
         if learnt is False and self._tried is not None:
             detail = "the refused batches teach nothing about each other: they are refused as long as they come"
             self._tried = replace(self._tried, detail=detail)
@@ -272,12 +282,12 @@ class TrialControl:
 
     def _run(self, decision: Decision, ring: SnapshotRing) -> Trial:
         onset = decision.max_attempt if decision.max_attempt >= 0 else decision.attempt
-        ring.verify()
-        early = [s for s in ring.snapshots if s.attempt < onset]
-        if not early:
-            raise NotKept(f"there is no snapshot from before attempt {onset}")
         seconds = self._context.policy.trial_seconds
         with self._guard_off():
+            ring.verify()
+            early = self._agreement.common([s for s in ring.snapshots if s.attempt < onset])
+            if not early:
+                raise NotKept(f"there is no snapshot from before attempt {onset}")
             return self._runner.run(early, onset, deadline=seconds, try_float32=decision.cause in FLOAT32_CAUSES)
 
     def continue_from(self, continuation: Continuation, ring: SnapshotRing) -> int:
@@ -303,6 +313,8 @@ class TrialControl:
     @contextmanager
     def _guard_off(self) -> Iterator[None]:
         """Hooks of the guard do nothing: neither forward passes nor watched losses of a trial are the run's."""
+        if not self._all_ranks_guarded():  # the others would wait for it
+            raise NotKept("a rank has lost its protection, and trials need all ranks")
         self._guard.disabled = True
         try:
             yield
@@ -314,7 +326,7 @@ class TrialControl:
         if not causes or decision.cause in causes:
             return decision
         cause = next((c for c in PREFERRED if c in causes), sorted(causes)[0])
-        self._reader.journal.event(diagnosis_by_trial(decision, cause, trial.conclusion.detail, trial.as_json()))
+        self._reader.record(diagnosis_by_trial(decision, cause, trial.conclusion.detail, trial.as_json()))
         return replace(decision, cause=cause)
 
     def _event(self, decision: Decision, result: TrialResult, detail: str, values: Mapping[str, Any]) -> TrialEvent:
@@ -325,8 +337,9 @@ class TrialControl:
         """Write the last trial to the journal, with what came of it."""
         event, self._tried = self._tried, None
         if event is not None:
-            self._reader.journal.event(replace(event, values={**event.values, **outcome}))
-            log.info("surefoot: step %d: trial: %s", event.step, event.detail, extra={EVENT_MARK: True})
+            self._reader.record(replace(event, values={**event.values, **outcome}))
+            if event.rank == 0:
+                log.info("surefoot: step %d: trial: %s", event.step, event.detail, extra={EVENT_MARK: True})
 
 
 FLOAT32_CAUSES = (Cause.PRECISION_OVERFLOW, Cause.PRECISION_UNDERFLOW)
@@ -359,26 +372,3 @@ def _is_tried(decision: Decision, row: StepMetrics) -> bool:
 def _state_may_be_bad(decision: Decision, row: StepMetrics) -> bool:
     """Not where updates are not finite; nor where refusing them all is a reason to stop."""
     return row.applied or (row.verdict is Verdict.NORM_OUTLIER and decision.action is not Action.STOP)
-
-
-def make_trials(
-    guard: HasSwitch,
-    context: GuardContext,
-    pipeline: StepPipeline,
-    reader: MetricsReader,
-    train_state: TrainState,
-    loss_scale: Callable[[], Any],
-) -> TrialControl | str:
-    """Trials for this run, or why none are run; an empty string where none are wanted."""
-    policy, judge = context.policy, reader.judge
-    if policy.observe or policy.trial_seconds <= 0 or context.snapshot_memory == 0:
-        return ""
-    if context.step_fn is None:
-        return NO_STEP_FN
-    if len(context.optimizers) > 1 or not isinstance(judge, Judge):
-        return "trials are not run: the model has several optimizers, so the rules act alone"
-    if pipeline.grad_stats.ranks.world_size > 1:
-        return "trials are not run: they work on a single rank so far, so the rules act alone"
-    if any(gate.veto_method is VetoMethod.COPY for gate in pipeline.gates):
-        return "trials are not run: the optimizer needs a closure, so the rules act alone"
-    return TrialControl(guard, context, context.step_fn, reader, judge, train_state, loss_scale)

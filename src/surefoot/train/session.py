@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefoot import parallel
@@ -81,6 +81,8 @@ def attach_guard(parts: RunParts, invocation: Invocation, recipe: Recipe | None 
     if protection.mode == "off" or switched_off():
         return UnprotectedGuard(parts.schedules[0], every=recipe.log.every, total=parts.total)
     policy = policy_of(recipe)
+    if parts.world.size > 1:
+        policy = replace(policy, probe_every=0)  # step_fn is for trials only
     record = run_record(
         recipe,
         source=invocation.source,
@@ -99,7 +101,7 @@ def attach_guard(parts: RunParts, invocation: Invocation, recipe: Recipe | None 
         snapshot_memory=protection.snapshot_memory,
         loader=parts.data.train_loader,
         resume=not policy.observe,
-        step_fn=step_fn_of(parts) if parts.world.size == 1 else None,
+        step_fn=step_fn_of(parts),
         run_info=record,
     )
 

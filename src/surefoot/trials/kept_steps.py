@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from surefoot.checkpoint.rng import RngStates, get_torch_rng_states
 from surefoot.records import StepMetrics
+from surefoot.trials.rank_agreement import TrialFailed
 
 NUM_PROBES = 8
 """Batches kept to compare states by; their ages grow like those of backups."""
@@ -29,7 +30,7 @@ Options = list[dict[str, Any]]
 """The options of each parameter group of one optimizer, without its parameters."""
 
 
-class NotKept(Exception):
+class NotKept(TrialFailed):
     """The steps that a trial needs are not kept; the message says why."""
 
 
@@ -61,11 +62,18 @@ class KeptStep:
         return self.row is None or self.row.applied
 
     def loss_weights(self) -> list[float]:
-        """The share of each micro-batch in the loss; waits for the device."""
-        count = len(self.batches)
-        weights = [float(weight) for weight in self.weights] if len(self.weights) == count else [1.0] * count
+        """The share of each micro-batch in the loss of this rank; waits for the device."""
+        count, weights = len(self.batches), self._weights()
         total = sum(weights)
         return [weight / total for weight in weights] if total else [1.0 / count] * count
+
+    def total_weight(self) -> float:
+        """How much this rank's loss counts beside those of the others; waits for the device."""
+        return sum(self._weights())
+
+    def _weights(self) -> list[float]:
+        count = len(self.batches)
+        return [float(weight) for weight in self.weights] if len(self.weights) == count else [1.0] * count
 
     def intact(self) -> bool:
         return [t._version for t in tensors_in(self.batches)] == self.versions

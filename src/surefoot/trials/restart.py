@@ -13,7 +13,8 @@ from surefoot.checkpoint.snapshots import Snapshot
 from surefoot.records import Cause
 from surefoot.trials.branches import Branch, BranchId, BranchResult, gain
 from surefoot.trials.kept_steps import KeptStep, NotKept, StepRecorder, TakenStep, loop_clip, scaled_lr
-from surefoot.trials.sandbox import Sandbox, StepFnFailed
+from surefoot.trials.rank_agreement import TrialFailed
+from surefoot.trials.sandbox import Sandbox, UpdateFailed
 
 MIN_STEPS = 8
 """Kept steps without which a restart cannot be judged."""
@@ -102,10 +103,10 @@ class RestartRunner:
     """Tries restarts over the kept steps of one run."""
 
     def __init__(self, sandbox: Sandbox, recorder: StepRecorder) -> None:
-        self._sandbox, self._recorder = sandbox, recorder
+        self._sandbox, self._recorder, self._agreement = sandbox, recorder, sandbox.agreement
 
     def run(self, initial: Snapshot, *, deadline: float) -> RestartTrial:
-        """Find out with which settings a run would have learnt; raises `NotKept` or `StepFnFailed`."""
+        """Find out with which settings a run would have learnt; raises `TrialFailed`."""
         began = time.perf_counter()
         sandbox = self._sandbox
         with sandbox.opened() as now:
@@ -118,7 +119,7 @@ class RestartRunner:
             trial.loss_factor = sandbox.loss_factor(trial.steps[0]) if trial.steps[0].attempt == 0 else 1.0
             trial.stride = self._stride(trial, deadline - (time.perf_counter() - began))
             for branch in BRANCHES:
-                if time.perf_counter() - began > deadline:
+                if self._agreement.any(time.perf_counter() - began > deadline):
                     break
                 trial.results[branch.id] = self._run_branch(branch, trial)
             else:
@@ -128,7 +129,7 @@ class RestartRunner:
         return trial
 
     def _prepare(self, initial: Snapshot) -> RestartTrial:
-        steps = self._recorder.usable_steps()
+        steps = self._agreement.common(self._recorder.usable_steps())
         if len(steps) < MIN_STEPS:
             raise NotKept(f"only {len(steps)} batches are kept, too few to try a restart")
         every = max(HELD_OUT_SHARE, len(steps) // HELD_OUT)
@@ -153,7 +154,7 @@ class RestartRunner:
             self._sandbox.train_step(step, options=scaled_lr(step.options, 0.0))
         per_step = (time.perf_counter() - began) / TIMED_STEPS
         longest = max(1.0, seconds / (len(BRANCHES) * max(per_step, 1e-9)))
-        return max(1, math.ceil(len(trial.steps) / longest))
+        return self._agreement.from_first(max(1, math.ceil(len(trial.steps) / longest)))
 
     def _run_branch(self, branch: Branch, trial: RestartTrial) -> BranchResult:
         began = time.perf_counter()
@@ -175,8 +176,8 @@ class RestartRunner:
                 loss, norm = self._sandbox.train_step(
                     step, options=options, loss_factor=trial.loss_factor, max_norm=max_norm
                 )
-            except StepFnFailed:
-                if not partly:
+            except TrialFailed as error:
+                if not partly or isinstance(error, UpdateFailed):
                     raise
                 break
             taken[step.attempt] = TakenStep(loss, norm, options, max_norm)
@@ -185,10 +186,9 @@ class RestartRunner:
     def retake(self, trial: RestartTrial, rewind: Callable[[], None]) -> int:
         """Begin the run anew, after `rewind`, and take its kept steps as the best branch does; returns how many updates
         that were."""
-        assert trial.best is not None
-        with self._sandbox.borrowed():
-            rewind()
-            taken = self._take_steps(trial.best, trial, trial.steps, partly=True)
+        branch = trial.best
+        assert branch is not None
+        taken = self._sandbox.retake(rewind, lambda: self._take_steps(branch, trial, trial.steps, partly=True))
         self._recorder.replaced(taken, since=0)
         return len(taken)
 

@@ -47,7 +47,8 @@ from surefoot.trials.kept_steps import (
     scaled_lr,
     tensors_in,
 )
-from surefoot.trials.sandbox import Sandbox, StepFnFailed
+from surefoot.trials.rank_agreement import TrialFailed
+from surefoot.trials.sandbox import Sandbox, UpdateFailed
 
 MIN_PROBES = 3
 """With fewer probe batches, some steps since the snapshot are held out from all branches."""
@@ -111,11 +112,11 @@ class TrialRunner:
     """Runs trials over the kept steps of one run."""
 
     def __init__(self, sandbox: Sandbox, recorder: StepRecorder) -> None:
-        self._sandbox, self._recorder = sandbox, recorder
+        self._sandbox, self._recorder, self._agreement = sandbox, recorder, sandbox.agreement
 
     def run(self, snapshots: Sequence[Snapshot], onset: int, *, deadline: float, try_float32: bool) -> Trial:
         """Find out what helps a run that went wrong at attempt `onset`, from one of these snapshots (oldest first);
-        raises `NotKept` or `StepFnFailed`."""
+        raises `TrialFailed`."""
         began = time.perf_counter()
         sandbox = self._sandbox
         with sandbox.opened() as now:
@@ -130,7 +131,7 @@ class TrialRunner:
             rows = {s.attempt: s.row for s in trial.steps if s.row is not None}
             trial.difference = first_difference(rows, results[BranchId.REPLAY])
             for branch in self._telling_branches(trial, try_float32=try_float32):
-                if time.perf_counter() - began + results[BranchId.REPLAY].seconds > deadline:
+                if self._agreement.any(time.perf_counter() - began + results[BranchId.REPLAY].seconds > deadline):
                     break
                 if branch in LAST_BRANCHES and _is_cured(trial):
                     break
@@ -138,13 +139,15 @@ class TrialRunner:
                     self._run_optimizer_now(trial, now)
                 else:
                     results[branch.id] = self._run_branch(branch, trial)
-        trial.conclusion = conclude(
-            results,
-            trial.reference,
-            trial.difference,
-            trial.changed,
-            clipped=any(map(_clips, trial.probes)),
-            update_excess=update_excess([*self._recorder], trial.difference.attempt),
+        trial.conclusion = self._agreement.from_first(
+            conclude(
+                results,
+                trial.reference,
+                trial.difference,
+                trial.changed,
+                clipped=any(map(_clips, trial.probes)),
+                update_excess=update_excess([*self._recorder], trial.difference.attempt),
+            )
         )
         trial.seconds = time.perf_counter() - began
         return trial
@@ -152,7 +155,7 @@ class TrialRunner:
     def _newest_sound(self, snapshots: Sequence[Snapshot], onset: int) -> tuple[Snapshot, int]:
         """The newest snapshot that no older one is better than by the probes, and the onset: the trouble may have
         begun before it was seen."""
-        sound, probes = snapshots[0], self._recorder.probes(onset)
+        sound, probes = snapshots[0], self._agreement.common(self._recorder.probes(onset))
         best: list[float] = []
         for snapshot in snapshots if len(probes) >= MIN_PROBES else ():
             self._sandbox.restore(snapshot.copy)
@@ -165,8 +168,8 @@ class TrialRunner:
 
     def _prepare(self, snapshot: Snapshot, onset: int) -> Trial:
         first = snapshot.attempt + 1
-        steps = self._recorder.since(first)
-        probes = self._recorder.probes(first)
+        steps = self._agreement.common(self._agreement.together(lambda: self._recorder.since(first)))
+        probes = self._agreement.common(self._recorder.probes(first))
         if len(probes) < MIN_PROBES:  # of a run that has just begun: hold out some of its steps
             known = [s for s in steps if s.row is not None and s.applied]
             probes = known[:: max(1, len(known) // HELD_OUT)][:HELD_OUT]
@@ -177,7 +180,7 @@ class TrialRunner:
         if all(s.row is None for s in steps):
             raise NotKept("no numbers of the steps since the snapshot have arrived yet")
         suspects = find_suspects([*probes, *steps], onset)
-        changed = changed_settings(probes[-1], steps)
+        changed = self._agreement.from_first(changed_settings(probes[-1], steps))
         return Trial(snapshot, onset, steps, probes, suspects, changed, options_before=probes[-1].options)
 
     def _telling_branches(self, trial: Trial, *, try_float32: bool) -> list[Branch]:
@@ -195,8 +198,8 @@ class TrialRunner:
     def would_refuse(self, overrides: StepOverrides) -> bool:
         """Whether these overrides would refuse most of the batches that the run trained on when it was healthy, too:
         then it is the state of the run that they are too tight for."""
-        refused = self._recorder.last_refused()
-        probes = self._recorder.probes(refused[0].attempt) if refused else []
+        refused = self._agreement.common(self._recorder.last_refused())
+        probes = self._agreement.common(self._recorder.probes(refused[0].attempt)) if refused else []
         if len(probes) < MIN_PROBES:
             return False
         with self._sandbox.opened():
@@ -209,7 +212,7 @@ class TrialRunner:
     def can_be_learnt(self) -> bool | None:
         """Whether the batches that are being refused hold something to learn: after training on most of them, the loss
         of the others must rise when their inputs are paired with other targets; None where that is unknown."""
-        refused = self._recorder.last_refused()
+        refused = self._agreement.common(self._recorder.last_refused())
         if len(refused) <= UNSEEN_BATCHES:
             return None
         unseen = refused[-max(UNSEEN_BATCHES, len(refused) // 3) :]
@@ -221,21 +224,19 @@ class TrialRunner:
     def _depends_on_pairs(self, steps: Sequence[KeptStep]) -> bool | None:
         """Whether the loss of these steps rises when their inputs are paired with other targets."""
         mixed = [mixed_batches(step.batches) for step in steps]
-        if not all(mixed):
+        if self._agreement.any(not all(mixed)):
             return None
         plain = self._sandbox.losses(steps)
         # Which tensor holds the targets is not known: mixing at least one of them must do harm.
-        ways = zip(*mixed, strict=True)
-        rolled = [[self._sandbox.loss_of(s, batches) for s, batches in zip(steps, way, strict=True)] for way in ways]
+        count = int(min(row[0] for row in self._agreement.gather([min(map(len, mixed))])))
+        rolled = [self._sandbox.losses(steps, [ways[i] for ways in mixed]) for i in range(count)]
         return any(gain(plain, losses) > DEPENDENCE_MARGINS for losses in rolled)
 
     def retake(self, trial: Trial, rewind: Callable[[], None]) -> int:
         """Take the steps of the best branch once more, after `rewind`, and keep what they lead to; returns how many
         updates that were. What is kept of these steps is then about the run as it continues."""
         branch = BRANCHES[trial.conclusion.best]
-        with self._sandbox.borrowed():
-            rewind()
-            taken = self._take_steps(branch, trial, trial.steps, partly=True)
+        taken = self._sandbox.retake(rewind, lambda: self._take_steps(branch, trial, trial.steps, partly=True))
         self._recorder.replaced(taken, since=trial.snapshot.attempt + 1)
         return len(taken)
 
@@ -283,8 +284,8 @@ class TrialRunner:
                     loss, norm = self._sandbox.train_step(
                         step, options=options, loss_factor=trial.loss_factor, max_norm=max_norm, apply=step.applied
                     )
-                except StepFnFailed:
-                    if not partly:
+                except TrialFailed as error:
+                    if not partly or isinstance(error, UpdateFailed):
                         raise
                     break
                 taken[step.attempt] = TakenStep(loss, norm, options, max_norm)

@@ -15,19 +15,30 @@ from surefoot.actions.force_float32 import ForceFloat32
 from surefoot.checkpoint.copies import StateCopy
 from surefoot.checkpoint.rng import set_rng_states
 from surefoot.checkpoint.train_state import TrainState
-from surefoot.trials.kept_steps import KeptStep, Options, tensors_in
+from surefoot.measure.layout import to_local
+from surefoot.trials.data_parallel import DataParallelPasses
+from surefoot.trials.kept_steps import KeptStep, Options, TakenStep, tensors_in
+from surefoot.trials.rank_agreement import RankAgreement, RankFailed, TrialFailed
 
 StepFn = Callable[[nn.Module, Any], Tensor]
 SAME_LOSS_TOLERANCE = 0.02
 """A loss that differs from step_fn's by a smaller fraction is the same."""
 
 
-class StepFnFailed(Exception):
+class StepFnFailed(TrialFailed):
     """The user's step_fn or the backward of its loss raised, or it returned no loss; the message says what."""
 
 
+class UpdateFailed(TrialFailed):
+    """An optimizer's step failed on some of the ranks, so that their weights differ now."""
+
+
 class Sandbox:
-    """One model and its optimizers, trained by `step_fn` without the loop and without the guard's hooks."""
+    """One model and its optimizers, trained by `step_fn` without the loop and without the guard's hooks.
+
+    On several ranks all of them call the same methods in the same order. Losses and norms are those over all ranks, the
+    same on each, and what fails on one rank is raised on all of them.
+    """
 
     def __init__(
         self,
@@ -37,12 +48,15 @@ class Sandbox:
         train_state: TrainState,
         *,
         loss_scale: Callable[[], Tensor | None],
+        agreement: RankAgreement | None = None,
     ) -> None:
         self._model, self._optimizers, self._step_fn = model, optimizers, step_fn
         self._train_state = train_state
         """Restores the whole run, with everything a step might touch."""
         self._loss_scale = loss_scale
         self._params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+        self.agreement = agreement or RankAgreement()
+        self._passes = DataParallelPasses(model, self._params, self.agreement)
 
     @contextmanager
     def opened(self) -> Iterator[StateCopy]:
@@ -50,37 +64,43 @@ class Sandbox:
         grads = [(p, p.grad) for p in self._params]
         modes = [(m, m.training) for m in self._model.modules()]
         options = [[dict(group) for group in o.param_groups] for o in self._optimizers]
-        now = self._train_state.capture()
-        with ExitStack() as stack:
-            for p in self._params:
-                p.grad = None
-            stack.enter_context(torch.enable_grad())
-            if torch.is_autocast_enabled(self._device.type):  # the loop's own; step_fn has its own, too
-                stack.enter_context(torch.autocast(self._device.type, enabled=False))
-            try:
+        now = self.agreement.together(self._train_state.capture)
+        try:
+            with self.borrowed():
                 yield now
-            finally:
-                self._train_state.restore(now)
-                for optimizer, groups in zip(self._optimizers, options, strict=True):
-                    for group, before in zip(optimizer.param_groups, groups, strict=True):
-                        group.update(before)
-                for module, training in modes:
-                    module.training = training
-                for p, grad in grads:
-                    p.grad = grad
-                torch.clear_autocast_cache()
+        finally:
+            self._train_state.restore(now)
+            for optimizer, groups in zip(self._optimizers, options, strict=True):
+                for group, before in zip(optimizer.param_groups, groups, strict=True):
+                    group.update(before)
+            for module, training in modes:
+                module.training = training
+            for p, grad in grads:
+                p.grad = grad
+            torch.clear_autocast_cache()
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:
         """Train the run itself: its gradients are dropped, everything else is left as it becomes."""
         with ExitStack() as stack:
+            stack.enter_context(self._passes.local())
             for p in self._params:
                 p.grad = None
             stack.enter_context(torch.enable_grad())
-            if torch.is_autocast_enabled(self._device.type):
+            if torch.is_autocast_enabled(self._device.type):  # the loop's own; step_fn has its own, too
                 stack.enter_context(torch.autocast(self._device.type, enabled=False))
             yield
         torch.clear_autocast_cache()
+
+    def retake(self, rewind: Callable[[], None], take: Callable[[], dict[int, TakenStep]]) -> dict[int, TakenStep]:
+        """Rewind the run and train it on; where ranks would end with different weights, it stays rewound."""
+        with self.borrowed():
+            self.agreement.together(rewind)
+            try:
+                return take()
+            except UpdateFailed:
+                self.agreement.together(rewind)
+                return {}
 
     @property
     def _device(self) -> torch.device:
@@ -88,19 +108,19 @@ class Sandbox:
 
     def restore(self, state: StateCopy) -> None:
         """Continue from a snapshot of the whole run."""
-        self._train_state.restore(state)
+        self.agreement.together(lambda: self._train_state.restore(state))
 
     # -- the optimizers' state
 
     def optimizer_tensors(self) -> list[Tensor]:
         """Copies of all tensors in the optimizers' state."""
-        return [t.clone() for t in self._optimizer_tensors()]
+        return self.agreement.together(lambda: [t.clone() for t in self._optimizer_tensors()])
 
     @torch.no_grad()
     def set_optimizer_tensors(self, values: Sequence[Tensor]) -> bool:
         """Put such copies back; False, and nothing is changed, where they do not fit."""
         tensors = list(self._optimizer_tensors())
-        if [t.shape for t in tensors] != [t.shape for t in values]:
+        if self.agreement.any([t.shape for t in tensors] != [t.shape for t in values]):
             return False
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value)
@@ -115,7 +135,7 @@ class Sandbox:
     def _optimizer_tensors(self) -> Iterator[Tensor]:
         for optimizer in self._optimizers:
             for p in (p for group in optimizer.param_groups for p in group["params"]):
-                yield from tensors_in(optimizer.state.get(p, {}))
+                yield from tensors_in(getattr(optimizer, "optim", optimizer).state.get(p, {}))  # inside a sharded one
 
     # -- one update
 
@@ -132,20 +152,30 @@ class Sandbox:
 
         An update whose gradients are not finite is refused, as by the gate.
         """
-        loss = self._backward(step, loss_factor)
-        norm = self._clip(max_norm)
+        scale = self._loss_scale()
+        loss = self._passes.backward(lambda: self._backward(step, loss_factor, scale), step.total_weight)
+        grads = [to_local(p.grad) for p in self._params if p.grad is not None]
+        if scale is not None and grads:
+            torch._foreach_div_(grads, scale.to(grads[0].device))
+        norm = self._clip(grads, max_norm)
         if apply and math.isfinite(norm) and math.isfinite(loss):
-            for optimizer, groups in zip(self._optimizers, options, strict=True):
-                for group, values in zip(optimizer.param_groups, groups, strict=True):
-                    group.update(values)
-                _bare_step(optimizer)
+            try:
+                self.agreement.together(lambda: self._step_optimizers(options))
+            except RankFailed as error:
+                raise UpdateFailed(str(error)) from error
         for p in self._params:
             p.grad = None
         return loss, norm
 
-    def _backward(self, step: KeptStep, loss_factor: float) -> float:
+    def _step_optimizers(self, options: Sequence[Options]) -> None:
+        for optimizer, groups in zip(self._optimizers, options, strict=True):
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                group.update(values)
+            _bare_step(optimizer)
+
+    def _backward(self, step: KeptStep, loss_factor: float, scale: Tensor | None) -> float:
+        """Gradients of this rank's batches; returns their loss."""
         set_rng_states(step.rng_states)
-        scale = self._loss_scale()
         total = 0.0
         for batch, weight in zip(step.batches, step.loss_weights(), strict=True):
             loss, factor = self._loss(batch), loss_factor * weight
@@ -154,9 +184,6 @@ class Sandbox:
             except Exception as error:  # of the user's model, or out of memory
                 raise StepFnFailed(f"backward failed on a kept batch: {type(error).__name__}: {error}") from error
             total += float(loss.detach()) * factor
-        grads = [p.grad for p in self._params if p.grad is not None]
-        if scale is not None and grads:
-            torch._foreach_div_(grads, scale.to(grads[0].device))
         return total
 
     def _loss(self, batch: Any) -> Tensor:
@@ -169,24 +196,28 @@ class Sandbox:
             raise StepFnFailed(f"step_fn must return the loss, a tensor with one element, not {type(loss).__name__}")
         return loss.reshape(())
 
-    def _clip(self, max_norm: float) -> float:
-        grads = [p.grad for p in self._params if p.grad is not None]
+    def _clip(self, grads: list[Tensor], max_norm: float) -> float:
         if not grads:
             return math.nan
-        norm = float(torch.nn.utils.get_total_norm(grads))
+        norm = self._passes.total_norm(float(torch.nn.utils.get_total_norm(grads)))
         if norm > max_norm:
             torch._foreach_mul_(grads, max_norm / norm)
         return norm
 
     # -- probes
 
-    def losses(self, steps: Sequence[KeptStep]) -> list[float]:
-        """The loss of each of these steps with the weights as they are; buffers may change."""
-        return [self.loss_of(step, step.batches) for step in steps]
+    def losses(self, steps: Sequence[KeptStep], batches: Sequence[Sequence[Any]] | None = None) -> list[float]:
+        """The loss of each of these steps, or of these on other batches, with the weights as they are; buffers may
+        change."""
+        pairs = list(zip(steps, batches or [step.batches for step in steps], strict=True))
+        return self._passes.losses(
+            lambda: [self._loss_of(step, parts) for step, parts in pairs],
+            lambda: [step.total_weight() for step in steps],
+            len(steps),
+        )
 
     @torch.no_grad()
-    def loss_of(self, step: KeptStep, batches: Sequence[Any]) -> float:
-        """The loss of a step on these batches."""
+    def _loss_of(self, step: KeptStep, batches: Sequence[Any]) -> float:
         set_rng_states(step.rng_states)
         weighted = zip(batches, step.loss_weights(), strict=True)
         return sum(float(self._loss(batch)) * weight for batch, weight in weighted)
@@ -196,7 +227,7 @@ class Sandbox:
         that is unknown."""
         if step.row is None or not math.isfinite(step.row.loss):
             return 1.0
-        loss = self.loss_of(step, step.batches)
+        loss = self.losses([step])[0]
         ratio = step.row.loss / loss if loss else math.nan
         return ratio if math.isfinite(ratio) and abs(ratio - 1.0) > SAME_LOSS_TOLERANCE else 1.0
 
