@@ -33,7 +33,7 @@ The files, by what they do:
     iteration_order     which optimizer steps end an iteration of the loop, with several optimizers
     metrics_reader      numbers from the device -> journal and judge (step_metrics: block -> StepMetrics)
     recovery            snapshots, overrides and decisions (trial_control: tries decisions out, with step_fn;
-                        trial_setup: where that is possible; rank_meeting: all ranks are there to act together)
+                        trial_setup: where that is possible; rank_barrier: all ranks are there to act together)
     run_info            describes the run for the judge and run.json; opens the journal
     checkpointer        saves: capture_point (when, and the position in the data), resume, emergency_save
     preemption          ends the run on a signal, at the same attempt on all ranks (signal_handlers: installing)

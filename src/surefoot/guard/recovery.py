@@ -23,7 +23,7 @@ from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
-from surefoot.guard.rank_meeting import meeting_of
+from surefoot.guard.rank_barrier import barrier_of
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.guard.trial_control import Continuation, HasSwitch, TrialControl
 from surefoot.guard.trial_setup import make_trials
@@ -76,7 +76,7 @@ class Recovery:
         """Decisions still to be applied."""
         self._rewound_to = -1
         """The attempt after which the state was taken that the run was last rewound to."""
-        self._meeting = meeting_of(pipeline.grad_stats.ranks)
+        self._barrier = barrier_of(pipeline.grad_stats.ranks)
         self.trials: TrialControl | None = None
         """Runs trials before a decision is applied; None where that is not possible."""
         self.on_rewind: Callable[[int], None] | None = None
@@ -146,7 +146,7 @@ class Recovery:
 
     def iteration_ended(self) -> None:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
-        trials = self.trials if self._meeting is None or self.pipeline.stepped else None  # as in `_within_iteration`
+        trials = self.trials if self._barrier is None or self.pipeline.stepped else None  # as in `_within_iteration`
         if trials is not None:
             self._try_restart(trials)
             self._lift_ceilings(trials)
@@ -256,7 +256,7 @@ class Recovery:
     @property
     def _within_iteration(self) -> bool:
         """Whether other ranks may be in collectives of the loop, such as those of a backward pass."""
-        return self._meeting is not None and not self.pipeline.stepped
+        return self._barrier is not None and not self.pipeline.stepped
 
     def _try_restart(self, trials: TrialControl) -> None:
         """Run a trial of restarts if the run seems broken since its first update."""
@@ -346,13 +346,13 @@ class Recovery:
 
     def all_ranks_guarded(self) -> bool:
         """Whether every rank still has its protection, and so takes part in what all do together."""
-        if self._meeting is None:
+        if self._barrier is None:
             return True
         stats = self.pipeline.grad_stats
         # Rows are read two steps late, and a rank may have gone since. Reading `newest` waits for the device, which is
         # fine: this is called for rewinds and trials only.
         newest = float(stats.block.verdict[VerdictSlot.ACTIVE_RANKS])
-        return min(self._reader.ranks_alive, newest) >= stats.ranks.world_size and self._meeting.hold()
+        return min(self._reader.ranks_alive, newest) >= stats.ranks.world_size and self._barrier.wait()
 
     def rewound(self, state: Snapshot) -> None:
         self._after_rewind(state, f"back to step {state.step}, as after attempt {state.attempt}")
