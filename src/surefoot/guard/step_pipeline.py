@@ -43,6 +43,8 @@ class StepPipeline:
     """An optimizer such as LBFGS is evaluating the loss again; only its starting point is judged."""
     check_weights = False
     """Measure the weights at the next step, though it is not their turn."""
+    snapshot_interval = NAN
+    """What this rank proposes to the others; NaN for nothing."""
     _sampled_attempt = -1
     """The attempt before which the weights were sampled."""
     _totals: Tensor | None = None
@@ -259,6 +261,7 @@ class StepPipeline:
             SharedSlot.STALE_GRADS: self._stale_grads,
             SharedSlot.SAMPLES: self.samples,
             SharedSlot.LOSS_SCALE: NAN if scale is None else scale,
+            SharedSlot.SNAPSHOT_INTERVAL: self.snapshot_interval,
         }
         return exchange.gather(values, stepping=stepping)
 
