@@ -14,7 +14,7 @@ from torch import Tensor
 from surefoot.background import BackgroundTask, BackgroundWorker
 from surefoot.checkpoint.copies import LiveState, StateCopy, local_part
 from surefoot.checkpoint.frozen_params import BaseCheck, BaseCopy, SharedBase, describe_changed
-from surefoot.checkpoint.snapshot_ages import most_crowded
+from surefoot.checkpoint.snapshot_ages import next_to_drop
 from surefoot.checkpoint.snapshot_memory import MIN_SNAPSHOTS, Location, format_bytes, free_bytes, plan_snapshots
 from surefoot.checkpoint.train_state import NonTensorState, TrainState
 from surefoot.checkpoint.tree import TensorSlot, detach_tensors
@@ -160,6 +160,13 @@ class SnapshotRing:
         self._make_room()
         self._drop_spare_memory()
 
+    def limit(self, size: float) -> None:
+        """Keep at most so many snapshots, as another rank has no room for more; NaN changes nothing."""
+        if self.disabled_reason is None and MIN_SNAPSHOTS <= size < self._size:
+            self._size = int(size)
+            self._make_room()
+            self._drop_spare_memory()
+
     def _plan(self, live: LiveState) -> None:
         """The state has a new layout, as after the optimizer's first step: choose location and number again."""
         plan = plan_snapshots(live.nbytes, self._budget, self._size, self._base.bytes_for(live))
@@ -197,35 +204,12 @@ class SnapshotRing:
     def _make_room(self, coming: int | None = None) -> bool:
         """Drop snapshots until there is room for those that are there, and for a coming one at this attempt."""
         while len(self.snapshots) + (coming is not None) > self._size:
-            dropped = self._next_to_drop(self.snapshots[-1].attempt + 1 if coming is None else coming)
+            now = self.snapshots[-1].attempt + 1 if coming is None else coming
+            dropped = next_to_drop(self.snapshots, now, self._max_age)
             if dropped is None:
                 return False
-            self._forget(dropped)
+            self._forget(self.snapshots[dropped])
         return True
-
-    def _next_to_drop(self, now: int) -> Snapshot | None:
-        """The oldest snapshot if it is too old, else the one whose neighbours are closest for its age, among the good
-        ones if possible.
-
-        The newest good snapshot stays, and so does the oldest unproven one, which will be proven next: if it were
-        dropped for younger ones, none would ever be proven. All ranks with the same snapshots drop the same.
-        """
-        oldest_unproven = next((s for s in self.snapshots if not s.good), None)
-        needed = self.newest_good(), oldest_unproven
-        removable = [i for i, s in enumerate(self.snapshots) if not s.in_use and s not in needed]
-        between = [i for i in removable if i > 0]
-        if 0 in removable and (not between or self._oldest_is_too_old(now)):
-            return self.snapshots[0]
-        if not between:
-            return None
-        attempts = [*(s.attempt for s in self.snapshots), now]
-        good = [i for i in between if self.snapshots[i].good]
-        return self.snapshots[most_crowded(attempts, good or between, now=now)]
-
-    def _oldest_is_too_old(self, now: int) -> bool:
-        age, next_age = (now - s.attempt for s in self.snapshots[:2])
-        is_initial = self.snapshots[0].attempt < 0
-        return age > 2 * self._max_age or (next_age >= self._max_age and not is_initial)
 
     def _forget(self, snapshot: Snapshot) -> None:
         self.snapshots.remove(snapshot)

@@ -21,11 +21,11 @@ from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import TrainState, initial_optimizer_state
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
-from surefoot.guard.snapshot_interval import SnapshotInterval, clock_for
+from surefoot.guard.snapshot_interval import SnapshotInterval, agree_on_interval, clock_for
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.guard.trial_control import Continuation, HasSwitch, TrialControl, make_trials
 from surefoot.measure.block_layout import VerdictSlot
-from surefoot.records import EVENT_MARK, Action, Decision, StepMetrics
+from surefoot.records import EVENT_MARK, Action, Decision
 from surefoot.trials.kept_steps import StepRecorder
 
 log = logging.getLogger("surefoot")
@@ -124,8 +124,8 @@ class Recovery:
             newly_good |= not snapshot.good and snapshot.attempt <= proven
         if self.ring is not None and newly_good:
             self.ring.mark_good(proven)
-        if self.ring is not None and self.interval.measures and self._reader.latest is not None:
-            self._choose_interval(self.ring, self._reader.latest)
+        if self.ring is not None and agree_on_interval(self.interval, self.ring, self.pipeline, self._reader):
+            self._report_place(self.ring)
         if self.trials is not None and self._reader.latest is not None:
             self.trials.row_read(self._reader.latest)
         if not decisions:
@@ -172,7 +172,7 @@ class Recovery:
         """The optimizers hold other parameters now."""
         for old, gate in zip(self.pipeline.gates, pipeline.gates, strict=True):
             gate.options = old.options
-        pipeline.snapshot_interval = self.pipeline.snapshot_interval
+        pipeline.proposals = self.pipeline.proposals
         self.pipeline = pipeline
         self.overrides.replace_gates(pipeline.gates)
 
@@ -196,14 +196,6 @@ class Recovery:
             self.interval.snapshot_taken(snapshot, start)
         self._report_ring(self.ring)
         return snapshot
-
-    def _choose_interval(self, ring: SnapshotRing, row: StepMetrics) -> None:
-        """Propose an interval to the other ranks, and take the one that all have proposed."""
-        self.interval.row_read(row, ring.size)
-        self.pipeline.snapshot_interval = self.interval.proposed
-        several = self.pipeline.grad_stats.ranks.world_size > 1
-        if self.interval.agree(self._reader.snapshot_interval if several else self.interval.proposed):
-            self._report_place(ring)
 
     def _report_messages(self) -> None:
         if self.ring is not None and self.ring.messages:

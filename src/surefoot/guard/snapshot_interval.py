@@ -10,8 +10,11 @@ from typing import Any, Protocol
 
 import torch
 
-from surefoot.checkpoint.snapshots import Snapshot
+from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
+from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.judge.policy import Policy
+from surefoot.measure.block_layout import SharedSlot
 from surefoot.measure.readback import LAG
 from surefoot.records import NAN, StepMetrics
 
@@ -27,6 +30,9 @@ MIN_STEPS, MAX_STEPS = 8, 32
 """The same for steps."""
 CLEARLY_SHORTER = 1.25
 """A shorter interval is chosen only where a cost higher by this factor would allow it, too."""
+
+REPORTED_CHANGE = 2
+"""The factor by which an interval must change to be reported again."""
 
 
 class Clock(Protocol):
@@ -86,6 +92,7 @@ class SnapshotInterval:
         """What this rank would choose; NaN while it does not know, or where the policy says."""
         self.agreed = self._fixed
         """The interval is no first guess any more."""
+        self._reported = 0
         self._clock = clock
         self._measuring: tuple[int, bool, list[tuple[Any, Any]]] | None = None
         """A snapshot whose cost is not known yet: its attempt, whether memory was allocated for it, and the pieces of
@@ -148,12 +155,16 @@ class SnapshotInterval:
             self.proposed = float(chosen)
 
     def agree(self, proposed: float) -> bool:
-        """The longest interval that a rank has proposed, NaN if none has; returns whether the interval has changed."""
+        """Take the longest interval that a rank has proposed, NaN if none has; returns whether it is to be reported:
+        the first one, and then each that differs a lot from the last one reported."""
         if self._fixed or not proposed >= 1:
             return False
-        changed = not self.agreed or self.updates != int(proposed)
         self.updates, self.agreed = int(proposed), True
-        return changed
+        low, high = sorted((self.updates, self._reported))
+        if high < REPORTED_CHANGE * low:
+            return False
+        self._reported = self.updates
+        return True
 
     # -- in words
 
@@ -185,6 +196,21 @@ class SnapshotInterval:
             return every
         cost, step = _milliseconds(self.cost_seconds), _milliseconds(self.step_seconds)
         return f"{every}: one takes {cost}, an update {step}; {100 * self.time_share:.2g} % of the time"
+
+
+def agree_on_interval(
+    interval: SnapshotInterval, ring: SnapshotRing, pipeline: StepPipeline, reader: MetricsReader
+) -> bool:
+    """After a row was read: propose an interval and a number of snapshots to the other ranks, and take what all have
+    agreed on by that row; returns whether the interval is to be reported."""
+    if reader.latest is not None:
+        interval.row_read(reader.latest, ring.size)
+    if pipeline.grad_stats.ranks.world_size == 1:
+        return interval.agree(interval.proposed)
+    pipeline.proposals[SharedSlot.SNAPSHOT_INTERVAL] = interval.proposed
+    pipeline.proposals[SharedSlot.SNAPSHOT_ROOM] = ring.size if ring.disabled_reason is None else NAN
+    ring.limit(reader.snapshot_room)
+    return interval.agree(reader.snapshot_interval)
 
 
 def shortest_interval(ring_size: int, settle_rows: int) -> int:

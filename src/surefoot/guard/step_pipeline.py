@@ -43,8 +43,6 @@ class StepPipeline:
     """An optimizer such as LBFGS is evaluating the loss again; only its starting point is judged."""
     check_weights = False
     """Measure the weights at the next step, though it is not their turn."""
-    snapshot_interval = NAN
-    """What this rank proposes to the others; NaN for nothing."""
     _sampled_attempt = -1
     """The attempt before which the weights were sampled."""
     _totals: Tensor | None = None
@@ -58,6 +56,8 @@ class StepPipeline:
         self.scaler: Any = context.scaler
         self.samples = self.tokens = self.eval_loss = self._stale_grads = NAN
         """Reported or found since the last update."""
+        self.proposals: dict[SharedSlot, float | Tensor] = {}
+        """What this rank proposes to the others about snapshots."""
         self._model, self._optimizers, self._policy = context.model, optimizers, policy
         self._timer, self._shadow = timer, None if shadow is None or shadow.empty else shadow
         self.device = main_device(self.layout.params)
@@ -261,8 +261,7 @@ class StepPipeline:
             SharedSlot.STALE_GRADS: self._stale_grads,
             SharedSlot.SAMPLES: self.samples,
             SharedSlot.LOSS_SCALE: NAN if scale is None else scale,
-            SharedSlot.SNAPSHOT_INTERVAL: self.snapshot_interval,
-        }
+        } | self.proposals
         return exchange.gather(values, stepping=stepping)
 
     def _has_weight_stats(self, k: int) -> bool:
