@@ -86,9 +86,10 @@ class PlantedClock:
     def __init__(self, seconds: float) -> None:
         self.cost = seconds
 
-    def now(self) -> None: ...
+    def now(self) -> float:
+        return 0.0
 
-    def seconds(self, start: None, end: None) -> float:
+    def seconds(self, start: float, end: float) -> float:
         return self.cost
 
 
