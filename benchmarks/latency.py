@@ -17,9 +17,9 @@ from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.records import LAYER_STATS, NAN, StepMetrics
 
-DAMAGED_AT, MAX_UPDATES = 60, 120
+DAMAGED_AT, MAX_UPDATES = 75, 130
 """The update before which weights are damaged, and how long a rewind is waited for."""
-DAMAGE = 20.0
+DAMAGE = 5.0
 """Factor on all matrices."""
 SMALL_BATCH = 1, 128
 """Samples and tokens per batch, where `bench overhead` does not train this size on this device."""

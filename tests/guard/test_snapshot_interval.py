@@ -56,7 +56,7 @@ class PlantedRun:
             self.attempt += 1
 
 
-@pytest.mark.parametrize(("cost", "updates"), [(1e-5, 5), (1.5e-3, 8), (3.9e-3, 20), (1.1e-2, 70), (1.0, 100)])
+@pytest.mark.parametrize(("cost", "updates"), [(1e-5, 5), (1.5e-3, 8), (3.9e-3, 20), (7.5e-3, 40), (1.0, 50)])
 def test_interval_follows_the_cost(cost: float, updates: int) -> None:
     run = PlantedRun()
     run.train(40, cost)
@@ -136,7 +136,6 @@ def test_ranks_take_the_longest_proposal() -> None:
     assert fast.interval.updates == slow.interval.updates == 25
 
 
-def test_recipe_takes_null_for_the_interval() -> None:
-    assert surefoot.Policy(snapshot_every=None) == surefoot.Policy()
+def test_share_of_the_time_is_validated() -> None:
     with pytest.raises(ValueError, match="snapshot_time_share must be above 0"):
         surefoot.Policy(snapshot_time_share=0.0)

@@ -18,11 +18,12 @@ from surefoot.measure.block_layout import SharedSlot
 from surefoot.measure.readback import LAG
 from surefoot.records import NAN, StepMetrics
 
-LADDER = (5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 70, 100)
-"""The intervals that may be chosen: noise in the times does not change the interval all the time."""
+LADDER = (5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
+"""The intervals that may be chosen: noise in the times does not change the interval all the time. However much a snapshot
+costs, a rewind is to lose no more than these."""
 FIRST_INTERVAL = 10
 """Used until two snapshots and some steps have been measured, which costs the time of two or three snapshots."""
-INTERVAL_OF_TWO = 50
+INTERVAL_OF_TWO = LADDER[-1]
 """With room for two snapshots: the older of them is all that a run can be rewound to."""
 MIN_COSTS, MAX_COSTS = 2, 5
 """Snapshots that are measured before an interval is chosen, and the newest that count later."""
@@ -195,7 +196,7 @@ class SnapshotInterval:
         if math.isnan(self.time_share):
             return every
         cost, step = _milliseconds(self.cost_seconds), _milliseconds(self.step_seconds)
-        return f"{every}: one takes {cost}, an update {step}; {100 * self.time_share:.2g} % of the time"
+        return f"{every}: one takes {cost}, an update {step}, which makes {100 * self.time_share:.2g} % of the time"
 
 
 def agree_on_interval(

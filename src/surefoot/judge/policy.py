@@ -52,7 +52,7 @@ class Policy:
     system_every: float = 5.0
     """Seconds between two readings of memory and utilisation; 0 reads them at every step."""
     snapshot_every: int | None = None
-    """Updates between two snapshots in memory that a run can rewind to; None (default) chooses 5 to 100, as few as
+    """Updates between two snapshots in memory that a run can rewind to; None (default) chooses 5 to 50, as few as
     `snapshot_time_share` allows."""
     snapshot_time_share: float = 0.002
     """The share of the time of training that taking snapshots may cost, where their interval is chosen."""
