@@ -19,8 +19,8 @@ from surefoot.measure.readback import LAG
 from surefoot.records import NAN, StepMetrics
 
 LADDER = (5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
-"""The intervals that may be chosen: noise in the times does not change the interval all the time. However much a snapshot
-costs, a rewind is to lose no more than these."""
+"""The intervals that may be chosen: few, so that noise in the times rarely changes it, and none so long that a rewind
+loses very much, whatever a snapshot costs."""
 FIRST_INTERVAL = 10
 """Used until two snapshots and some steps have been measured, which costs the time of two or three snapshots."""
 INTERVAL_OF_TWO = LADDER[-1]
