@@ -216,12 +216,13 @@ def host(
 
 @app.command()
 def rewind(size: Size = "124m", device: Device = None) -> None:
-    """Milliseconds to take a snapshot of a decoder with AdamW, and to rewind to it."""
+    """Time to take a snapshot of a decoder with AdamW and to rewind to it; how often one is taken, and what is lost."""
     needs_torch("bench rewind")
-    from benchmarks.latency import rewind_latency
+    from benchmarks.latency import rewind_latency, updates_lost
 
     _check_model("bench rewind", size, device)
     typer.echo(rewind_latency(size, device))
+    typer.echo(updates_lost(size, device))
 
 
 @app.command()

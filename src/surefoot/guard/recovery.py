@@ -6,13 +6,11 @@ half accumulated. Snapshots are taken at that same point, so that after a rewind
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from surefoot.actions.action_context import CannotAct
 from surefoot.actions.apply import apply
@@ -20,10 +18,11 @@ from surefoot.actions.step_overrides import OverrideApplier
 from surefoot.actions.stop import TrainingStopped
 from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
-from surefoot.checkpoint.train_state import TrainState
+from surefoot.checkpoint.train_state import TrainState, initial_optimizer_state
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.rank_barrier import barrier_of
+from surefoot.guard.snapshot_interval import SnapshotInterval, agree_on_interval, clock_for
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.guard.trial_control import Continuation, HasSwitch, TrialControl
 from surefoot.guard.trial_setup import make_trials
@@ -64,6 +63,7 @@ class Recovery:
                 max_age=policy.snapshot_reach,
                 budget_bytes=context.snapshot_memory,
             )
+        self.interval = SnapshotInterval(policy, clock_for(pipeline.device))
         self._prefilled = [(o, bool(o.state)) for o in self._train_state.optimizers]
         """The optimizers, each with whether it had state before its first step, as Adagrad does."""
         self.snapshot_attempt: int | None = None
@@ -112,7 +112,10 @@ class Recovery:
     def before_step(self, k: int) -> None:
         """Optimizer `k` is about to step."""
         if self.ring is not None and self.ring.watches_updates:
+            start = self.interval.now() if self.interval.measures and self.ring.in_transfer else None
             self.ring.before_update()
+            if start is not None:
+                self.interval.waited(start)
         if self.overrides.in_force:
             self.overrides.before_step(k)
 
@@ -126,6 +129,8 @@ class Recovery:
             newly_good |= not snapshot.good and snapshot.attempt <= proven
         if self.ring is not None and newly_good:
             self.ring.mark_good(proven)
+        if self.ring is not None and agree_on_interval(self.interval, self.ring, self.pipeline, self._reader):
+            self._report_place(self.ring)
         if self.trials is not None and self._reader.latest is not None:
             self.trials.row_read(self._reader.latest)
         if not decisions:
@@ -158,7 +163,7 @@ class Recovery:
             self._ring_prepared = True
             self.ring.preallocate()
             self._report_ring(self.ring)
-        due_since = self.pipeline.attempt - self._policy.snapshot_every
+        due_since = self.pipeline.attempt - self.interval.updates
         if self._reader.judge.quiet and (self.snapshot_attempt is None or self.snapshot_attempt <= due_since):
             self._take_snapshot(self.pipeline.attempt, wait=False)
 
@@ -167,12 +172,13 @@ class Recovery:
         if self.ring is not None:
             self.ring.drop_unproven_after(attempt - 1)
         if self.snapshot_attempt == attempt:
-            self.snapshot_attempt = attempt - self._policy.snapshot_every
+            self.snapshot_attempt = attempt - self.interval.updates
 
     def pipeline_replaced(self, pipeline: StepPipeline) -> None:
         """The optimizers hold other parameters now."""
         for old, gate in zip(self.pipeline.gates, pipeline.gates, strict=True):
             gate.options = old.options
+        pipeline.proposals = self.pipeline.proposals
         self.pipeline = pipeline
         self.overrides.replace_gates(pipeline.gates)
 
@@ -190,7 +196,10 @@ class Recovery:
         if self.ring is None or self.ring.disabled_reason is not None:
             return None
         self._train_state.scaler = self.pipeline.scaler
+        start = self.interval.now() if self.interval.measures and not wait else None
         snapshot = self.ring.take(attempt, self._reader.step, wait=wait)
+        if start is not None:
+            self.interval.snapshot_taken(snapshot, start)
         self._report_ring(self.ring)
         return snapshot
 
@@ -208,9 +217,14 @@ class Recovery:
         place = ring.location if ring.disabled_reason is None else "nowhere"
         if place != self._reported_place:
             self._reported_place = place
-            self._reader.note("ring", ring.describe(), attempt=self.pipeline.attempt)
+            self._report_place(ring)
             if ring.disabled_reason is not None:
                 log.warning("surefoot: the run cannot be rewound if it has to be: %s", ring.describe())
+
+    def _report_place(self, ring: SnapshotRing) -> None:
+        """Write to the journal where snapshots are, and how often one is taken."""
+        often = "" if ring.disabled_reason is not None else f"; {self.interval.describe()}"
+        self._reader.note("ring", f"{ring.describe()}{often}", attempt=self.pipeline.attempt)
 
     def state_dict(self) -> dict[str, Any]:
         """The memory of the gates, which is rewound and saved with the run."""
@@ -379,7 +393,7 @@ class Recovery:
     def reset_optimizers(self) -> None:
         for optimizer, prefilled in self._prefilled:
             try:
-                initial = _initial_state(optimizer) if prefilled else {}
+                initial = initial_optimizer_state(optimizer) if prefilled else {}
             except Exception as error:  # of a constructor that needs more than parameters
                 name = type(optimizer).__name__
                 log.warning("surefoot: the state of %s is kept, as it cannot be created again: %s", name, error)
@@ -388,11 +402,3 @@ class Recovery:
             optimizer.state.update(initial)
         for gate in self.pipeline.gates:
             gate.optimizer_state_replaced()
-
-
-def _initial_state(optimizer: Optimizer) -> dict[Any, Any]:
-    """The state that an optimizer of this class with these parameter groups starts with."""
-    make: Any = type(optimizer)
-    parameters = inspect.signature(make.__init__).parameters
-    options = {name: value for name, value in optimizer.defaults.items() if name in parameters}
-    return dict(make([dict(group) for group in optimizer.param_groups], **options).state)

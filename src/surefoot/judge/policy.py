@@ -51,10 +51,13 @@ class Policy:
     """Steps between two checks of the weights themselves."""
     system_every: float = 5.0
     """Seconds between two readings of memory and utilisation; 0 reads them at every step."""
-    snapshot_every: int = 50
-    """Steps between two snapshots in memory that a run can rewind to."""
-    max_snapshots: int = 4
-    """Snapshots kept at most; fewer than 2 are of no use."""
+    snapshot_every: int | None = None
+    """Updates between two snapshots in memory that a run can rewind to; None (default) chooses 5 to 50, as few as
+    `snapshot_time_share` allows."""
+    snapshot_time_share: float = 0.002
+    """The share of the time of training that taking snapshots may cost, where their interval is chosen."""
+    max_snapshots: int = 8
+    """Snapshots kept at most, the older the further apart; fewer than 2 are of no use."""
     snapshot_reach: int = 150
     """How many attempts back the oldest snapshot may lie: some trouble shows only long after it began."""
 
@@ -73,13 +76,16 @@ class Policy:
     updates have been made."""
 
     def __post_init__(self) -> None:
-        wrong = [name for name in AT_LEAST_ONE if not getattr(self, name) >= 1]
+        given = {name: getattr(self, name) for name in AT_LEAST_ONE}
+        wrong = [name for name, value in given.items() if value is not None and not value >= 1]
         if wrong:
             raise ValueError(f"Policy: {', '.join(wrong)} must be at least 1.")
         if not self.max_snapshots >= 2:
             raise ValueError(
                 "Policy: max_snapshots must be at least 2; attach(..., snapshot_memory=False) keeps no snapshots."
             )
+        if not 0.0 < self.snapshot_time_share <= 1.0:
+            raise ValueError("Policy: snapshot_time_share must be above 0 and at most 1.")
         if not self.probe_every >= 0:
             raise ValueError("Policy: probe_every must be at least 0.")
         if not self.system_every >= 0.0:

@@ -152,6 +152,12 @@ class Anything:
         pass
 
 
+@pytest.mark.parametrize(("value", "updates"), [("null", None), ("20", 20)])
+def test_snapshot_interval_is_a_number_or_chosen(value: str, updates: int | None) -> None:
+    assert policy_of(load("lm-tiny")[0]).snapshot_every is None
+    assert policy_of(load("lm-tiny", [f"protection.policy.snapshot_every={value}"])[0]).snapshot_every == updates
+
+
 def test_factory_arguments_are_checked_against_the_signature() -> None:
     check_arguments("model", make, {"width": 3, "heads": 2})
     check_arguments("model", Anything, {"size": 3, "whatever": 2})
