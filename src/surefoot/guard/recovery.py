@@ -22,6 +22,7 @@ from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard.context import GuardContext
+from surefoot.guard.incident_capture import IncidentCapture
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.guard.trial_control import Continuation, HasSwitch, TrialControl, make_trials
@@ -76,6 +77,7 @@ class Recovery:
         """The attempt after which the state was taken that the run was last rewound to."""
         self.trials: TrialControl | None = None
         """Runs trials before a decision is applied; None where that is not possible."""
+        self.incidents = IncidentCapture(context, pipeline, reader, self._train_state)
         self.on_rewind: Callable[[int], None] | None = None
         """Called with the attempt that the run was rewound to."""
         self.on_stop: Callable[[], None] | None = None
@@ -90,6 +92,8 @@ class Recovery:
                 log.info("surefoot: %s", made)
             return None
         self.trials = made
+        self.incidents.recorder = made.recorder
+        made.on_harm = self.incidents.trial_ended
         return made.recorder
 
     def _loss_scale(self) -> Any:
@@ -125,6 +129,9 @@ class Recovery:
             self.trials.row_read(self._reader.latest)
         if not decisions:
             return
+        for decision in decisions:
+            if decision.action is Action.REFUSE:
+                self.incidents.refused(decision, self.ring)
         self.decisions += decisions
         if any(d.action is Action.STOP for d in decisions):
             self._reader.journal.flush()
@@ -141,6 +148,8 @@ class Recovery:
 
     def iteration_ended(self) -> None:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
+        if self.incidents.writer.pending:
+            self.incidents.writer.poll()
         if self.trials is not None:
             self._try_restart(self.trials)
             self._lift_ceilings(self.trials)
@@ -173,6 +182,7 @@ class Recovery:
     def release(self) -> None:
         """Lift all overrides and free the snapshots."""
         self._report_messages()
+        self.incidents.writer.poll(wait=True)
         self.overrides.release()
         self.ring = None
 
@@ -220,6 +230,7 @@ class Recovery:
         decisions, self.decisions = self.decisions, []
         self._report_messages()
         for decision in decisions:
+            self.incidents.decided(decision)
             try:
                 result = self._try_and_apply(decision)
             except TrainingStopped:
