@@ -10,6 +10,7 @@ from surefoot import checkpoint
 if TYPE_CHECKING:
     from surefoot.actions.stop import TrainingStopped
     from surefoot.guard.attach import Guard, attach
+    from surefoot.incidents.replay import replay
     from surefoot.journal.reader import Run, read
     from surefoot.judge.policy import Policy
     from surefoot.logs.diagnose_log import diagnose
@@ -27,6 +28,7 @@ __all__ = [
     "checkpoint",
     "diagnose",
     "read",
+    "replay",
 ]
 
 _MODULES = {
@@ -36,6 +38,7 @@ _MODULES = {
     "TrainingStopped": "surefoot.actions.stop",
     "Run": "surefoot.journal.reader",
     "read": "surefoot.journal.reader",
+    "replay": "surefoot.incidents.replay",
     "LogDiagnosis": "surefoot.logs.log_diagnosis",
     "diagnose": "surefoot.logs.diagnose_log",
 }

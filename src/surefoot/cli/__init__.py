@@ -208,6 +208,37 @@ def diagnose(
     raise typer.Exit(show(paths, options))
 
 
+_REPLAY = """Replay an incident on this machine: the updates that led to it, and the branches of its trial.
+
+INCIDENT is a folder in RUN/incidents/, perhaps from another machine, of a run that `surefoot train` made. Its model \
+and optimizer are built from its recipe; the training data is not needed. For a training loop of your own, call \
+surefoot.replay(path, model, optimizer, step_fn).
+
+Exit codes: 0 all numbers are exactly as recorded; 1 they differ; 2 it cannot be replayed, or bad usage.
+"""
+_REPLAY_EXAMPLES = """Examples:
+
+surefoot replay runs/lm-tiny/incidents/00000120-rewind
+
+surefoot replay 00000120-rewind --recipe mine.yaml --json
+"""
+
+
+@app.command(help=_REPLAY, epilog=_REPLAY_EXAMPLES, short_help="Replay an incident, on any machine.")
+def replay(
+    incident: Annotated[Path, typer.Argument(metavar="INCIDENT", help="A folder in RUN/incidents/.")],
+    recipe: Annotated[
+        str | None, typer.Option(metavar="RECIPE", help="The recipe, if it names a model or loss of your own.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    needs_torch("replay", *ENGINE)
+    from surefoot.cli.replay import show
+
+    raise typer.Exit(show(incident, recipe=recipe, device=device, as_json=as_json))
+
+
 _RECIPES = """List the shipped recipes, copy one to edit, or explain every key; needs no torch.
 
 Exit codes: 0 fine; 2 bad usage. An existing file is never overwritten.

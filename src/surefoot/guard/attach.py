@@ -34,6 +34,7 @@ The files, by what they do:
     metrics_reader      numbers from the device -> journal and judge (step_metrics: block -> StepMetrics)
     recovery            snapshots, overrides and decisions (trial_control: tries decisions out, with step_fn;
                         trial_setup: where that is possible; rank_barrier: all ranks are there to act together)
+    incident_capture    writes what is needed to replay an incident
     run_info            describes the run for the judge and run.json; opens the journal
     checkpointer        saves: capture_point (when, and the position in the data), resume, emergency_save
     preemption          ends the run on a signal, at the same attempt on all ranks (signal_handlers: installing)
@@ -76,6 +77,7 @@ def attach(
     step_fn: Callable[[nn.Module, Any], Tensor] | None = None,
     steps_of: Optimizer | None = None,
     run_info: Mapping[str, Any] | None = None,
+    incident_data: bool = True,
     **unknown: Never,
 ) -> Guard:
     """Guard a model's training: pass the loss through `guard.watch`, train as before, and bad updates are refused.
@@ -98,6 +100,8 @@ def attach(
             resume is verified by computing that loss again.
         steps_of: The optimizer whose updates `guard.step` counts, for loops with several.
         run_info: Your own entries for `run.json`, such as a config; a mapping is merged with what is there by its name.
+        incident_data: With `step_fn`: incident bundles in `run_dir` hold weights and batches, so that an incident can
+            be replayed; False leaves both out, as when bundles are shared and the data must not be.
 
     With several optimizers `guard.step` counts iterations of the loop: optimizers that step on one backward share an
     iteration; optimizers that alternate (critic, generator) end one with the last of them. The order is recognised
@@ -129,5 +133,6 @@ def attach(
             step_fn=validate.check_step_fn(step_fn),
             steps_of=validate.check_steps_of(steps_of, optimizers),
             run_info=validate.check_run_info(run_info),
+            incident_data=bool(incident_data),
         )
     )

@@ -20,6 +20,7 @@ from surefoot.checkpoint.buffers import BufferShadow
 from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import TrainState, initial_optimizer_state
 from surefoot.guard.context import GuardContext
+from surefoot.guard.incident_capture import IncidentCapture
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.rank_barrier import barrier_of
 from surefoot.guard.snapshot_interval import SnapshotInterval, agree_on_interval, clock_for
@@ -79,6 +80,7 @@ class Recovery:
         self._barrier = barrier_of(pipeline.grad_stats.ranks)
         self.trials: TrialControl | None = None
         """Runs trials before a decision is applied; None where that is not possible."""
+        self.incidents = IncidentCapture(context, pipeline, reader, self._train_state)
         self.on_rewind: Callable[[int], None] | None = None
         """Called with the attempt that the run was rewound to."""
         self.on_stop: Callable[[], None] | None = None
@@ -95,6 +97,8 @@ class Recovery:
                 log.info("surefoot: %s", made)
             return None
         self.trials = made
+        self.incidents.recorder = made.recorder
+        made.on_harm = self.incidents.trial_ended
         return made.recorder
 
     def _loss_scale(self) -> Any:
@@ -135,6 +139,9 @@ class Recovery:
             self.trials.row_read(self._reader.latest)
         if not decisions:
             return
+        for decision in decisions:
+            if decision.action is Action.REFUSE:
+                self.incidents.refused(decision, self.ring)
         self.decisions += decisions
         if any(d.action is Action.STOP for d in decisions):
             self._reader.journal.flush()
@@ -151,6 +158,8 @@ class Recovery:
 
     def iteration_ended(self) -> None:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
+        if self.incidents.writer.pending:
+            self.incidents.writer.poll()
         trials = self.trials if self._barrier is None or self.pipeline.stepped else None  # as in `_within_iteration`
         if trials is not None:
             self._try_restart(trials)
@@ -185,6 +194,7 @@ class Recovery:
     def release(self) -> None:
         """Lift all overrides and free the snapshots."""
         self._report_messages()
+        self.incidents.writer.poll(wait=True)
         self.overrides.release()
         self.ring = None
 
@@ -240,6 +250,7 @@ class Recovery:
         decisions, self.decisions = self.decisions, []
         self._report_messages()
         for decision in decisions:
+            self.incidents.decided(decision)
             try:
                 result = self._try_and_apply(decision)
             except TrainingStopped:

@@ -32,6 +32,7 @@ OPTIONS = (
     "step_fn",
     "steps_of",
     "run_info",
+    "incident_data",
 )
 _RENAMED = {"ring": "snapshot_memory"}
 

@@ -114,6 +114,11 @@ class StepRecorder:
     def __iter__(self) -> Iterator[KeptStep]:
         return iter(self._steps)
 
+    def load(self, steps: Sequence[KeptStep], probes: Sequence[KeptStep]) -> None:
+        """Continue with steps and probes that another recorder kept."""
+        self._steps.extend(steps)
+        self._probes.extend(probes)
+
     # -- called in every step
 
     def forward_began(self) -> None:

@@ -105,8 +105,11 @@ class RestartRunner:
     def __init__(self, sandbox: Sandbox, recorder: StepRecorder) -> None:
         self._sandbox, self._recorder, self._agreement = sandbox, recorder, sandbox.agreement
 
-    def run(self, initial: Snapshot, *, deadline: float) -> RestartTrial:
-        """Find out with which settings a run would have learnt; raises `TrialFailed`."""
+    def run(self, initial: Snapshot, *, deadline: float, stride: int | None = None) -> RestartTrial:
+        """Find out with which settings a run would have learnt; raises `TrialFailed`.
+
+        With a `stride`, every so many steps are taken, however long that takes.
+        """
         began = time.perf_counter()
         sandbox = self._sandbox
         with sandbox.opened() as now:
@@ -117,7 +120,7 @@ class RestartRunner:
             trial.results[BranchId.NOTHING] = BranchResult(BranchId.NOTHING, tuple(sandbox.losses(trial.probes)))
             sandbox.restore(initial.copy)
             trial.loss_factor = sandbox.loss_factor(trial.steps[0]) if trial.steps[0].attempt == 0 else 1.0
-            trial.stride = self._stride(trial, deadline - (time.perf_counter() - began))
+            trial.stride = stride or self._stride(trial, deadline - (time.perf_counter() - began))
             for branch in BRANCHES:
                 if self._agreement.any(time.perf_counter() - began > deadline):
                     break
