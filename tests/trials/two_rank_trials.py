@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -106,7 +107,8 @@ class Run:
             batch = batch_of(step)
             loss = loss_of(model, batch)
             (loss if guard is None else guard.watch(loss, batch)).backward()
-            optimizer.step()
+            with suppress(surefoot.TrainingStopped):  # the other rank would wait for this one
+                optimizer.step()
             if step == self.try_at:
                 assert guard is not None
                 try_without_need(guard)
