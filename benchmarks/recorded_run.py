@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.journal.aliases import ADDED_COLUMNS, upgraded_policy
+from surefoot.journal.aliases import ADDED_COLUMNS
+from surefoot.journal.policy_aliases import derived_figures, upgraded_policy
 from surefoot.journal.reader import Run, read
 from surefoot.journal.row_file import BadHeader, map_rows
 from surefoot.journal.run_json import SIGNALS_DIR
@@ -163,6 +164,7 @@ def read_attaches(run_dir: str | Path) -> tuple[list[RecordedAttach], list[str]]
     lost = [e for e in run.events if e.get("name") == "journal_lost"]
     if lost:
         missing.append(f"the journal lost rows or events in {len(lost)} places")
+    missing += _unused_figures(run.info)
     infos = [*(run.info.get("earlier") or []), run.info]
     starts = [e["attempt"] for e in _rank0_events(run) if e.get("name") == "attached"] or [0]
     if len(starts) > len(infos):
@@ -172,6 +174,14 @@ def read_attaches(run_dir: str | Path) -> tuple[list[RecordedAttach], list[str]]
     ends = [*starts[-known:], float("inf")]
     spans = zip(infos[-known:], pairwise(ends), strict=True)
     return [RecordedAttach(run, layers, info, int(first), end) for info, (first, end) in spans if first < end], missing
+
+
+def _unused_figures(info: Mapping[str, Any]) -> list[str]:
+    """What the policy set that is no longer a figure of its own, where that was not the default."""
+    policy = (info.get("config") or {}).get("policy")
+    figures = derived_figures(policy) if isinstance(policy, dict) else {}
+    changed = [f"{name}={value}" for name, (value, default, _) in figures.items() if value != default]
+    return [f"the policy set {', '.join(changed)}, which can no longer be set: decisions may differ"] if changed else []
 
 
 def _rank0_events(run: Run) -> list[dict[str, Any]]:

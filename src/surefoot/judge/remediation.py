@@ -28,7 +28,7 @@ from surefoot.judge.remedies import (
 )
 from surefoot.judge.severity import raised_without_harm, rescaled_at_onset
 from surefoot.judge.signals import NO_OVERRIDES, Signals
-from surefoot.judge.thresholds import CLEAR_RATIO, HUGE_RATIO, REPEAT_COUNT, WINDOW_ROWS
+from surefoot.judge.thresholds import CLEAR_RATIO, HUGE_RATIO, REPEAT_COUNT, TRIPLE_RATIO, WINDOW_ROWS
 from surefoot.records import Action, Cause, Decision, Event, FindingKind, Outcome, StepMetrics, StepOverrides, Verdict
 
 
@@ -266,7 +266,7 @@ class Remediation:
         if median_norms and len(signals.log_applied_norms):
             median_norms[0] = min(median_norms[0], signals.log_applied_norms.median)  # the loop itself clips
         loss, tight = signals.loss.before(before), remedy.tight_ceilings
-        ratio = self._policy.tight_ceiling if tight else self._policy.norm_ceiling
+        ratio = CLEAR_RATIO if tight else TRIPLE_RATIO
         room = ratio * (loss.max - loss.median)
         room = room if tight else max(room, HUGE_RATIO * loss.sigma)
         healthy_lrs, healthy_momenta = _healthy_lrs(incident), incident.healthy_momenta
