@@ -19,7 +19,8 @@ from surefoot.journal.run_json import SIGNALS_DIR
 from surefoot.journal.segments import list_segments
 from surefoot.judge.multi_optimizer import AnyJudge, make_judge
 from surefoot.judge.policy import Policy, Thresholds
-from surefoot.records import SCHEMA, Action, Cause, Decision, StepMetrics, StepOverrides
+from surefoot.judge.remedies import remedy_id
+from surefoot.records import SCHEMA, Action, Cause, Decision, FindingKind, StepMetrics, StepOverrides
 
 LAG = 2
 """Rows in flight when one is judged; equals `measure.readback.LAG`, which cannot be imported without torch."""
@@ -112,7 +113,7 @@ class RecordedAttach:
             name = e.get("name")
             if e["kind"] == "decision" and e.get("applied"):
                 decisions[e["action"]] = decision_from(e)
-            elif e["kind"] == "finding" and e["detector"] == "origin":
+            elif e["kind"] == "finding" and e["detector"] == FindingKind.ORIGIN:
                 notice = JudgeNotice(attempt=e["attempt"], step=e["step"], origin=e["evidence"])
                 notices.setdefault(self._rows_up_to(e["attempt"]), []).append(notice)
             elif e["kind"] == "trial" and "proposed" in e["values"]:
@@ -268,6 +269,7 @@ def decision_from(event: Mapping[str, Any]) -> Decision:
     if values.get("overrides") is not None:
         values["overrides"] = _overrides(values["overrides"])
     values["optimizers"] = tuple(values.get("optimizers", ()))
+    values["remedy_id"] = remedy_id(values.get("remedy_id") or values.get("remedy", ""))
     try:
         return Decision(**values | {"action": Action(values["action"]), "cause": Cause(values["cause"])})
     except (KeyError, TypeError, ValueError) as error:

@@ -261,6 +261,13 @@ def upgraded_incident(state: Mapping[str, Any]) -> dict[str, Any]:
     return {"stage": "acted_on" if acted_on else "diagnosed" if diagnosed else "open"} | state
 
 
+def upgraded_finding(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved finding of an incident; what is its severity now was a flag."""
+    state = renamed(state, EVENTS["finding"])
+    severity = "severe" if state.pop("severe", False) else "suspicious"
+    return {"severity": severity} | state | {"detector": DETECTORS.get(state["detector"], state["detector"])}
+
+
 def upgraded_columns(rows: np.ndarray) -> np.ndarray:
     """Rows with the column names of today, over the same memory."""
     names = rows.dtype.names or ()

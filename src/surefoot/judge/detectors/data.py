@@ -24,7 +24,7 @@ from surefoot.judge.thresholds import (
     WINDOW_ROWS,
     Thresholds,
 )
-from surefoot.records import FindingKind, Pattern, StepMetrics
+from surefoot.records import FindingKind, Pattern, Severity, StepMetrics
 
 
 class InputShift(WatchingDetector):
@@ -182,6 +182,7 @@ class RepeatedBatches(Detector):
     """
 
     kind: ClassVar = FindingKind.REPEATED_BATCHES
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.UPDATE
     state_names: ClassVar = ("_losses", "_usual_scatter", "_rows", "_reported")
 
@@ -228,6 +229,7 @@ class SlowSteps(Detector):
     """Reports steps that take far longer than they did, and whether they wait for data."""
 
     kind: ClassVar = FindingKind.SLOW_STEPS
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.SECONDS
     state_names: ClassVar = ("_rows", "_slow", "_waiting", "_reported")
 

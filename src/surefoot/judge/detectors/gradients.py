@@ -25,7 +25,7 @@ from surefoot.judge.thresholds import (
     STRONG_RATIO,
     Thresholds,
 )
-from surefoot.records import FindingKind, StepMetrics
+from surefoot.records import FindingKind, Severity, StepMetrics
 
 
 class LayerDetector(WatchingDetector):
@@ -194,6 +194,7 @@ class LargeInitialGrads(WatchingDetector):
     """Reports once when the first 5 gradient norms are huge; later ones have a baseline to be compared with."""
 
     kind: ClassVar = FindingKind.LARGE_INITIAL_GRADS
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = 0
     state_names: ClassVar = ("_norms",)
 

@@ -21,7 +21,7 @@ from surefoot.judge.thresholds import (
     SMALL_FRACTION,
     Thresholds,
 )
-from surefoot.records import FindingKind, StepMetrics
+from surefoot.records import FindingKind, Severity, StepMetrics
 
 
 class HyperparamChange(WatchingDetector):
@@ -99,6 +99,7 @@ class Clipping(Detector):
     """Reports a clip threshold that nearly every update, or none for 1000 updates, exceeds."""
 
     kind: ClassVar = FindingKind.CLIPPING
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.CLIP
     state_names: ClassVar = ("_updates", "_unclipped", "_max_norm", "_often_reported", "_never_reported")
 

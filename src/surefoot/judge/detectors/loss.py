@@ -25,7 +25,7 @@ from surefoot.judge.thresholds import (
     TRIPLE_RATIO,
     WINDOW_ROWS,
 )
-from surefoot.records import FindingKind, Pattern, StepMetrics, Verdict
+from surefoot.records import FindingKind, Pattern, Severity, StepMetrics, Verdict
 
 GROWTH_STEPS = 2 * REPEAT_COUNT
 """Steps in a row that must each be larger than the one before to be called growth."""
@@ -270,6 +270,7 @@ class PeriodicSpikes(Detector):
     """Reports refused or spiking steps that come back at equal distances: every epoch, every shard."""
 
     kind: ClassVar = FindingKind.PERIODIC_SPIKES
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.REFUSED | Sign.SPIKE
     state_names: ClassVar = ("_attempts", "_last_attempt", "_reported")
 
@@ -303,6 +304,7 @@ class Plateau(Detector):
     """Reports a loss that does not go down, or that falls as if the same data came again and again."""
 
     kind: ClassVar = FindingKind.PLATEAU
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.UPDATE
     state_names: ClassVar = ("_reported", "_fall_reported", "_best", "_rows_since_best")
 

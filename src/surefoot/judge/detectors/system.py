@@ -21,7 +21,7 @@ from surefoot.judge.thresholds import (
     WINDOW_ROWS,
     Thresholds,
 )
-from surefoot.records import FindingKind, Pattern, StepMetrics, Verdict
+from surefoot.records import FindingKind, Pattern, Severity, StepMetrics, Verdict
 
 OVERFLOW_STREAK = WINDOW_ROWS // 2
 """Overflows in a row that are reported."""
@@ -31,6 +31,7 @@ class MemoryGrowth(Detector):
     """Reports memory that grows from reading to reading and is hardly ever given back."""
 
     kind: ClassVar = FindingKind.MEMORY_GROWTH
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.MEMORY
     state_names: ClassVar = ("_readings", "_last", "_reported")
 
@@ -65,6 +66,7 @@ class IdleDevice(Detector):
     """Reports a device whose utilisation stays low, and whether it waits for data or for kernel launches."""
 
     kind: ClassVar = FindingKind.IDLE_DEVICE
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.UTILISATION
     state_names: ClassVar = ("_low", "_since", "_wait", "_reported")
 

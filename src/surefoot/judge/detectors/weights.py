@@ -22,7 +22,7 @@ from surefoot.judge.thresholds import (
     STRONG_RATIO,
     WINDOW_ROWS,
 )
-from surefoot.records import FindingKind, StepMetrics
+from surefoot.records import FindingKind, Severity, StepMetrics
 
 
 class WeightJump(Detector):
@@ -216,6 +216,7 @@ class Replicas(WatchingDetector):
     """
 
     kind: ClassVar = FindingKind.REPLICAS
+    severity: ClassVar = Severity.REPORT_ONLY
     wakes_on: ClassVar = Sign.REPLICAS
     state_names: ClassVar = ("_equal", "_equal_attempt", "_different", "_rewind_wanted", "_restored", "_disabled")
 
