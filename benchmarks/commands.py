@@ -329,6 +329,28 @@ def replay(
 
 
 @app.command()
+def causes(
+    every: Annotated[int, typer.Option(min=1, help="Only each so-manieth fault of both parts of the zoo.")] = 4,
+    jobs: Jobs = 0,
+    runs: Annotated[Path, typer.Option(file_okay=False, help="Folder for the runs, reused by the next call.")] = Path(
+        "runs/zoo"
+    ),
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write the fitted confidences as JSON to this file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Fit how much each clue counts for its cause to the tuning part of the zoo; judge the fit on the other part."""
+    needs_torch("bench causes")
+    from benchmarks.cause_fit import main as run
+    from benchmarks.worker_pool import available_cores
+
+    with _usage_errors("bench causes: "):
+        text = run(runs, every=every, workers=jobs or available_cores(), out=out, as_json=as_json, progress=_progress)
+    typer.echo(text)
+
+
+@app.command()
 def visits(
     files: Annotated[bool, typer.Option("--files", help="Also list every function called, by file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts and the functions as JSON.")] = False,

@@ -184,7 +184,7 @@ class TrialControl:
                 self.dismissed(decision, proposed=True)
                 return None
             reason = f"{decision.reason}; from its initial state it learns at no lower learning rate and not clipped"
-            stop = replace(decision, action=Action.STOP, reason=reason, remedy="", overrides=None)
+            stop = replace(decision, action=Action.STOP, reason=reason, remedy="", remedy_id=None, overrides=None)
             self.carried_out(stop, proposed=True)
             return stop, None
         self._hopeless = 0

@@ -124,6 +124,13 @@ def test_questionable_settings_are_remarked() -> None:
     assert remarks(load("lm-tiny")[0]) == []
     (remark,) = remarks(load("lm-tiny", ["precision.compute=float16"])[0])
     assert "float16 on the CPU" in remark
+    old = ["protection.policy.thresholds.raised=9", "protection.policy.tight_ceiling=2"]
+    assert [
+        remark.rpartition(" is not used: ")[0].rpartition(".")[2] for remark in remarks(load("lm-tiny", old)[0])
+    ] == [
+        "tight_ceiling",
+        "level_sigmas",
+    ]
     (remark,) = remarks(load("lm-tiny", ["data.held_out=0"])[0])
     assert "nothing is evaluated" in remark
 

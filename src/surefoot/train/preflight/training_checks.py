@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from surefoot.journal.reader import Run
+from surefoot.records import Action
 from surefoot.train.preflight.journal_columns import applied, later_half
 from surefoot.train.preflight.report import (
     CheckItem,
@@ -30,7 +31,7 @@ _FIRST_UPDATES = 3
 _RISE = 1.05
 _HIGH_RATIO, _EXTREME_RATIO = 0.1, 0.5
 """Relative weight change per update that seldom goes well, and never does; 0.001 is usual."""
-_SEVERE_ACTIONS = ("constrain", "rewind", "stop")
+_SEVERE_ACTIONS = (Action.CONSTRAIN, Action.REWIND, Action.STOP)
 _LOWER_LR = "Lower optimizer.lr by a factor of ten, or lengthen schedule.warmup; then check again."
 
 VANISHING, EXPLODING, DEAD = 1e-8, 100.0, 0.5
@@ -76,8 +77,8 @@ def _loss(trial: ShortRun, run: Run) -> CheckItem:
 def _interventions(trial: ShortRun, run: Run) -> CheckItem:
     name = "no interventions"
     actions = Counter(str(event.get("action")) for event in run.events if event["kind"] == "decision")
-    actions.pop("accept", None)
-    actions.pop("relax", None)
+    actions.pop(Action.ACCEPT, None)
+    actions.pop(Action.RELAX, None)
     diagnoses = [event for event in run.events if event["kind"] == "diagnosis"]
     if not run.scalars.rows:
         return skipped(name, "no update was made")
