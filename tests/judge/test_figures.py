@@ -59,13 +59,13 @@ def test_at_most_thirty_figures_can_be_set() -> None:
 
 
 def figures_of(settings: Any, prefix: str = "") -> Iterator[str]:
-    """Names of all fields that hold a number, those of nested settings included."""
+    """Names of all fields that hold a number, or may hold one, those of nested settings included."""
     for field in fields(settings):
         value = getattr(settings, field.name)
         if is_dataclass(value):
             yield from figures_of(value, f"{prefix}{field.name}.")
         elif not isinstance(value, bool):
-            assert isinstance(value, int | float), field.name
+            assert value is None or isinstance(value, int | float), field.name
             yield prefix + field.name
 
 

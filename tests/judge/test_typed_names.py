@@ -20,6 +20,7 @@ OTHER_MEANINGS = {
     "clip": "an argument, and a column",
     "float32": "a dtype",
     "jump": "a label of a log, and an earlier name of a threshold",
+    "loss_scale": "a number of a run, and an option of a decision",
     "momentum": "an option of optimizers",
     "nonfinite": "a column",
     "plateau": "a label of a log",
