@@ -99,18 +99,23 @@ def snapshots_of_unlike_ranks(out: Path) -> dict[str, Any]:
     guard: Any = surefoot.attach(run.model, run.optimizer, run_dir=out / "unlike", scheduler=run.schedulers)
     run.watch = guard.watch
     recovery = guard._recovery
-    recovery.interval._clock = PlantedClock(float(dist.get_rank()))
+    recovery.snapshots.interval._clock = PlantedClock(float(dist.get_rank()))
     if dist.get_rank() == 1:
         recovery.ring.limit(5)
     attempts: list[int] = []
     for i in range(260):
         run.train(2 * i + dist.get_rank())
-        if recovery.snapshot_attempt not in attempts:
-            attempts.append(recovery.snapshot_attempt)
+        if recovery.snapshots.last_attempt not in attempts:
+            attempts.append(recovery.snapshots.last_attempt)
     held = [s.attempt for s in recovery.ring.snapshots]
-    state = {"taken": attempts, "held": held, "size": recovery.ring.size, "proposed": recovery.interval.proposed}
+    state = {
+        "taken": attempts,
+        "held": held,
+        "size": recovery.ring.size,
+        "proposed": recovery.snapshots.interval.proposed,
+    }
     guard.close()
-    return state | {"updates": recovery.interval.updates}
+    return state | {"updates": recovery.snapshots.interval.updates}
 
 
 def set_lrs(groups: list[dict[str, Any]], lrs: list[float]) -> None:

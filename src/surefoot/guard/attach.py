@@ -32,7 +32,8 @@ The files, by what they do:
     step_pipeline       one attempted update on the device
     iteration_order     which optimizer steps end an iteration of the loop, with several optimizers
     metrics_reader      numbers from the device -> journal and judge (step_metrics: block -> StepMetrics)
-    recovery            snapshots, overrides and decisions (trial_control: tries decisions out, with step_fn;
+    run_snapshots       when a snapshot is taken (snapshot_interval: how often), and which are good
+    recovery            overrides and decisions (trial_control: tries decisions out, with step_fn;
                         trial_setup: where that is possible; rank_barrier: all ranks are there to act together)
     incident_capture    writes what is needed to replay an incident
     run_info            describes the run for the judge and run.json; opens the journal

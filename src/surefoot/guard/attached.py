@@ -122,7 +122,7 @@ class AttachedGuard(Guard):
     @contained
     def forward_began(self) -> None:
         self._timer.forward_began()
-        if self._recovery.snapshot_attempt is None:
+        if self._recovery.snapshots.last_attempt is None:
             self._recovery.first_forward_began()
         if self._recorder is not None and torch.is_grad_enabled():
             self._recorder.forward_began()
@@ -294,7 +294,7 @@ class AttachedGuard(Guard):
 
     def _withdraw(self, attempt: int) -> None:
         """This attempt did not end its iteration after all: nothing may resume from there."""
-        self._recovery.withdraw(attempt)
+        self._recovery.snapshots.withdraw(attempt)
         if self._checkpointer is not None:
             self._checkpointer.withdraw(attempt)
 

@@ -1,7 +1,8 @@
-"""Keeps snapshots to rewind to, holds the overrides in force, and applies the judge's decisions.
+"""Holds the overrides in force, applies the judge's decisions, and has trials run about them.
 
 Decisions are applied at the end of the iteration they were made in, when all optimizers have stepped and no gradient is
-half accumulated. Snapshots are taken at that same point, so that after a rewind the loop continues from there.
+half accumulated. Snapshots are taken at that same point (`run_snapshots`), so that after a rewind the loop continues
+from there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from surefoot.guard.context import GuardContext
 from surefoot.guard.incident_capture import IncidentCapture
 from surefoot.guard.metrics_reader import MetricsReader
 from surefoot.guard.rank_barrier import barrier_of
-from surefoot.guard.snapshot_interval import SnapshotInterval, agree_on_interval, clock_for
+from surefoot.guard.run_snapshots import RunSnapshots
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.guard.trial_control import Continuation, HasSwitch, TrialControl
 from surefoot.guard.trial_setup import make_trials
@@ -43,7 +44,7 @@ class Recovery:
         self, context: GuardContext, pipeline: StepPipeline, reader: MetricsReader, *, shadow: BufferShadow | None
     ) -> None:
         self._context = context
-        policy = self._policy = context.policy
+        self._policy = context.policy
         self.pipeline = pipeline
         self.overrides = OverrideApplier(context.model, context.optimizers, pipeline.gates)
         self._reader = reader
@@ -56,23 +57,9 @@ class Recovery:
             groups=bool(context.schedulers),
         )
         self._train_state.step_changes = {id(gate.optimizer): gate.options for gate in pipeline.gates}
-        self.ring: SnapshotRing | None = None
-        if context.snapshot_memory != 0 and not policy.observe:
-            self.ring = SnapshotRing(
-                self._train_state,
-                size=policy.max_snapshots,
-                max_age=policy.snapshot_reach,
-                budget_bytes=context.snapshot_memory,
-            )
-        self.interval = SnapshotInterval(policy, clock_for(pipeline.device))
+        self.snapshots = RunSnapshots(context, pipeline, reader, self._train_state)
         self._prefilled = [(o, bool(o.state)) for o in self._train_state.optimizers]
         """The optimizers, each with whether it had state before its first step, as Adagrad does."""
-        self.snapshot_attempt: int | None = None
-        """The attempt after which a snapshot was last taken, or should have been; None before the first forward."""
-        self._ring_prepared = False
-        """Memory was prepared after the first step, when the optimizers hold all the state they ever will."""
-        self._reported_place = ""
-        """Where snapshots live, as last reported; "nowhere" if off."""
         self.decisions: list[Decision] = []
         """Decisions still to be applied."""
         self._rewound_to = -1
@@ -101,6 +88,10 @@ class Recovery:
         made.on_harm = self.incidents.trial_ended
         return made.recorder
 
+    @property
+    def ring(self) -> SnapshotRing | None:
+        return self.snapshots.ring
+
     def _loss_scale(self) -> Any:
         return self.pipeline.loss_scale()
 
@@ -109,32 +100,17 @@ class Recovery:
     def first_forward_began(self) -> None:
         """Before the first forward pass in training, take a snapshot, so that a run can rewind to its very start."""
         if torch.is_grad_enabled():  # after an evaluation a loop may load weights
-            snapshot = self._take_snapshot(self.pipeline.attempt - 1, wait=True)
-            if snapshot is not None:
-                snapshot.good = True  # there is nothing better
+            self.snapshots.take_initial()
 
     def before_step(self, k: int) -> None:
         """Optimizer `k` is about to step."""
-        if self.ring is not None and self.ring.watches_updates:
-            start = self.interval.now() if self.interval.measures and self.ring.in_transfer else None
-            self.ring.before_update()
-            if start is not None:
-                self.interval.waited(start)
+        self.snapshots.before_update()
         if self.overrides.in_force:
             self.overrides.before_step(k)
 
     def row_read(self, decisions: Sequence[Decision]) -> None:
         """A row was read and judged; a stop is applied at once."""
-        attempt, proven = self._reader.last_attempt, self._reader.judge.proven
-        newly_good = False
-        for snapshot in () if self.ring is None else self.ring.snapshots:
-            if snapshot.attempt == attempt:
-                snapshot.step = self._reader.step  # only now it is known which updates were applied
-            newly_good |= not snapshot.good and snapshot.attempt <= proven
-        if self.ring is not None and newly_good:
-            self.ring.mark_good(proven)
-        if self.ring is not None and agree_on_interval(self.interval, self.ring, self.pipeline, self._reader):
-            self._report_place(self.ring)
+        self.snapshots.row_read()
         if self.trials is not None and self._reader.latest is not None:
             self.trials.row_read(self._reader.latest)
         if not decisions:
@@ -164,77 +140,26 @@ class Recovery:
         if trials is not None:
             self._try_restart(trials)
             self._lift_ceilings(trials)
-        if self.decisions or (self.ring is not None and self.ring.messages):
+        if self.decisions or self.snapshots.has_messages:
             self._apply_decisions()
         if trials is not None:
             self._try_suspicion(trials)
-        if self.ring is not None and not self._ring_prepared:
-            self._ring_prepared = True
-            self.ring.preallocate()
-            self._report_ring(self.ring)
-        due_since = self.pipeline.attempt - self.interval.updates
-        if self._reader.judge.quiet and (self.snapshot_attempt is None or self.snapshot_attempt <= due_since):
-            self._take_snapshot(self.pipeline.attempt, wait=False)
-
-    def withdraw(self, attempt: int) -> None:
-        """This attempt did not end an iteration after all: distrust a snapshot taken after it."""
-        if self.ring is not None:
-            self.ring.drop_unproven_after(attempt - 1)
-        if self.snapshot_attempt == attempt:
-            self.snapshot_attempt = attempt - self.interval.updates
+        self.snapshots.take_if_due()
 
     def pipeline_replaced(self, pipeline: StepPipeline) -> None:
         """The optimizers hold other parameters now."""
         for old, gate in zip(self.pipeline.gates, pipeline.gates, strict=True):
             gate.options = old.options
         pipeline.proposals = self.pipeline.proposals
-        self.pipeline = pipeline
+        self.pipeline = self.snapshots.pipeline = pipeline
         self.overrides.replace_gates(pipeline.gates)
 
     def release(self) -> None:
         """Lift all overrides and free the snapshots."""
-        self._report_messages()
+        self.snapshots.report_messages()
         self.incidents.writer.poll(wait=True)
         self.overrides.release()
-        self.ring = None
-
-    # -- snapshots
-
-    def _take_snapshot(self, attempt: int, *, wait: bool) -> Snapshot | None:
-        """All ranks take snapshots at the same attempts: a rank whose memory is not ready leaves this one out."""
-        self.snapshot_attempt = attempt
-        if self.ring is None or self.ring.disabled_reason is not None:
-            return None
-        self._train_state.scaler = self.pipeline.scaler
-        start = self.interval.now() if self.interval.measures and not wait else None
-        snapshot = self.ring.take(attempt, self._reader.step, wait=wait)
-        if start is not None:
-            self.interval.snapshot_taken(snapshot, start)
-        self._report_ring(self.ring)
-        return snapshot
-
-    def _report_messages(self) -> None:
-        if self.ring is not None and self.ring.messages:
-            self._report_ring(self.ring)
-
-    def _report_ring(self, ring: SnapshotRing) -> None:
-        """Write the ring's messages to the journal, and where snapshots live if that has changed."""
-        messages, ring.messages = ring.messages, []
-        for message in messages:
-            self._reader.note("ring", message, attempt=self.pipeline.attempt)
-            if self._reader.journal.rank == 0:
-                log.info("surefoot: %s", message)
-        place = ring.location if ring.disabled_reason is None else "nowhere"
-        if place != self._reported_place:
-            self._reported_place = place
-            self._report_place(ring)
-            if ring.disabled_reason is not None:
-                log.warning("surefoot: the run cannot be rewound if it has to be: %s", ring.describe())
-
-    def _report_place(self, ring: SnapshotRing) -> None:
-        """Write to the journal where snapshots are, and how often one is taken."""
-        often = "" if ring.disabled_reason is not None else f"; {self.interval.describe()}"
-        self._reader.note("ring", f"{ring.describe()}{often}", attempt=self.pipeline.attempt)
+        self.snapshots.ring = None
 
     def state_dict(self) -> dict[str, Any]:
         """The memory of the gates, which is rewound and saved with the run."""
@@ -248,7 +173,7 @@ class Recovery:
 
     def _apply_decisions(self) -> None:
         decisions, self.decisions = self.decisions, []
-        self._report_messages()
+        self.snapshots.report_messages()
         for decision in decisions:
             self.incidents.decided(decision)
             try:
@@ -389,7 +314,7 @@ class Recovery:
         if self._shadow is not None:
             self._shadow.reset()
         self.pipeline.reset_after_rewind()
-        self.snapshot_attempt = self.pipeline.attempt
+        self.snapshots.last_attempt = self.pipeline.attempt
         self._reader.rewound(state.attempt, state.step)
         if self.on_rewind is not None:
             self.on_rewind(state.attempt)
@@ -399,7 +324,7 @@ class Recovery:
             values={"step": state.step, "attempt": state.attempt, **values},
             attempt=attempt,
         )
-        self._report_messages()
+        self.snapshots.report_messages()
 
     def reset_optimizers(self) -> None:
         for optimizer, prefilled in self._prefilled:
