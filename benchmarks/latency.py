@@ -17,12 +17,12 @@ from surefoot.judge.judge import Judge
 from surefoot.judge.policy import Policy
 from surefoot.records import LAYER_STATS, NAN, StepMetrics
 
-DAMAGED_AT, MAX_UPDATES = 75, 130
+DAMAGED_AT, MAX_UPDATES = 75, 110
 """The update before which weights are damaged, and how long a rewind is waited for."""
-DAMAGE = 5.0
+DAMAGE = 10.0
 """Factor on all matrices."""
-SMALL_BATCH = 1, 128
-"""Samples and tokens per batch, where `bench overhead` does not train this size on this device."""
+SMALL_BATCH = 2, 128
+"""Samples and tokens per batch on the CPU, and where `bench overhead` does not train this size."""
 
 
 def judge_latency(tensors: int = 300, rows: int = 2000) -> str:
@@ -112,8 +112,8 @@ def updates_lost(size: str = "124m", device: str | None = None) -> str:
     from benchmarks.overhead import BATCH, OverheadCase, OverheadLoop
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    samples, tokens = BATCH[device].setdefault(size, SMALL_BATCH)
-    loop = OverheadLoop(OverheadCase(size, device=device))
+    samples, tokens = BATCH[device].get(size, SMALL_BATCH) if device == "cuda" else SMALL_BATCH
+    loop = OverheadLoop(OverheadCase(size, device=device, batch=(samples, tokens)))
     with tempfile.TemporaryDirectory() as folder:
         rewinds: list[int] = []
         with surefoot.attach(loop.model, loop.optimizers, run_dir=folder, clip=1.0) as guard:

@@ -31,7 +31,6 @@ MIN_STEPS, MAX_STEPS = 8, 32
 """The same for steps."""
 CLEARLY_SHORTER = 1.25
 """A shorter interval is chosen only where a cost higher by this factor would allow it, too."""
-
 REPORTED_CHANGE = 2
 """The factor by which an interval must change to be reported again."""
 
@@ -148,7 +147,7 @@ class SnapshotInterval:
         step = self.step_seconds
         if len(self._costs) < MIN_COSTS or math.isnan(step):
             return
-        needed = math.inf if step <= 0 or self._share <= 0 else self.cost_seconds / (self._share * step)
+        needed = math.inf if step <= 0 else self.cost_seconds / (self._share * step)
         least = shortest_interval(ring_size, self._settle_rows)
         chosen = _round_up(max(needed, least))
         current = self.proposed
