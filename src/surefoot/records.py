@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, StrEnum
 from typing import Any, ClassVar
 
+from surefoot.causes import Cause
+
 SCHEMA = 2
 """Version of everything written to a run directory; in `run.json` and in every signals header."""
 
@@ -40,41 +42,6 @@ class JudgedBy(IntEnum):
     """The value the loop passed to `guard.watch(progress=...)`."""
     NOTHING = 2
     """The loop passed `progress=None`: only non-finite losses are detected."""
-
-
-class Cause(StrEnum):
-    """Why a run fails or learns badly."""
-
-    BAD_BATCH = "bad_batch"
-    INPUT_SCALE = "input_scale"
-    LABELS = "labels"
-    DRIFT = "drift"
-    LEARNING_RATE = "learning_rate"
-    SCHEDULE = "schedule"
-    MOMENTUM = "momentum"
-    ACCUMULATION = "accumulation"
-    PRECISION_OVERFLOW = "precision_overflow"
-    PRECISION_UNDERFLOW = "precision_underflow"
-    OPTIMIZER_STATE = "optimizer_state"
-    WEIGHTS_DAMAGED = "weights_damaged"
-    TRANSIENT = "transient"
-    INITIALISATION = "initialisation"
-    EXPLODING_GRADIENT = "exploding_gradient"
-    VANISHING_GRADIENT = "vanishing_gradient"
-    DEAD_UNITS = "dead_units"
-    LOGIT_GROWTH = "logit_growth"
-    ATTENTION_MASK = "attention_mask"
-    LOG_OF_ZERO = "log_of_zero"
-    ZERO_VARIANCE = "zero_variance"
-    PLATEAU = "plateau"
-    NOT_UPDATING = "not_updating"
-    OVERFITTING = "overfitting"
-    OSCILLATION = "oscillation"
-    OUT_OF_MEMORY = "out_of_memory"
-    MEMORY_LEAK = "memory_leak"
-    DATA_STARVATION = "data_starvation"
-    RANK_FAULT = "rank_fault"
-    UNKNOWN = "unknown"
 
 
 class Pattern(StrEnum):

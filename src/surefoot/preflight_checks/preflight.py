@@ -1,0 +1,169 @@
+"""`surefoot.preflight`: looks at a training loop before its first step and says what is wrong with it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.checkpoint.train_state import TrainState
+from surefoot.checkpoint.tree import Stateful
+from surefoot.preflight_checks import (
+    data_facts,
+    loss_facts,
+    parameter_facts,
+    sample_facts,
+    schedule_facts,
+    target_facts,
+    training_facts,
+)
+from surefoot.preflight_checks.context import CannotTell, PreflightContext, Settings, seed_all
+from surefoot.preflight_checks.findings import Certainty, PreflightFinding, PreflightReport
+from surefoot.preflight_checks.observe import observe, spread_of
+from surefoot.preflight_checks.short_training import Trainer
+from surefoot.trials.kept_steps import copied
+from surefoot.trials.sandbox import Sandbox
+
+MAX_BATCHES = 24
+Fact = Callable[[PreflightContext], Iterator[PreflightFinding]]
+
+FORWARD_FACTS: tuple[Fact, ...] = (
+    *parameter_facts.FACTS,
+    *loss_facts.FACTS,
+    *target_facts.FACTS,
+    *sample_facts.FACTS,
+    *data_facts.FACTS,
+)
+TRAINING_FACTS: tuple[Fact, ...] = (*schedule_facts.FACTS, *training_facts.FACTS)
+
+
+def preflight(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    batches: Iterable[Any],
+    step_fn: Callable[[nn.Module, Any], Tensor],
+    *,
+    scheduler: Any = None,
+    total_steps: int | None = None,
+    clip: float | None = None,
+    eval_batches: Iterable[Any] = (),
+    seconds: float = 25.0,
+    train: bool = True,
+) -> PreflightReport:
+    """Check a training loop before its first step; afterwards everything is as it was.
+
+    Args:
+        model: The module that is trained, on its device.
+        optimizer: Its optimizer, or a list of all optimizers that train it.
+        batches: A list of batches, or a loader that can be iterated again; the first 24 are looked at.
+        step_fn: (model, batch) -> loss, as for `surefoot.attach`.
+        scheduler: The scheduler; with `total_steps` its learning rate over the whole run is looked at.
+        total_steps: Updates of the whole run.
+        clip: The global norm the loop clips gradients at.
+        eval_batches: Batches of held-out data, to look for samples that are trained on too.
+        seconds: No further check begins after this time.
+        train: Also make some updates on the model and take them back, to see what they do.
+
+    Model, optimizer, scheduler, gradients, modes, random numbers and the loader's own state are restored. Findings are
+    sure (facts) or doubtful (may be intended); a report without any is no proof that all is well.
+    """
+    start = time.monotonic()
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    _check(model, optimizers, batches, step_fn)
+    state = TrainState(model, optimizers, scheduler=scheduler, extra=_loader_state(batches))
+    sandbox = Sandbox(model, optimizers, step_fn, state, loss_scale=lambda: None)
+    with _other_grads_kept(model), sandbox.opened() as before:
+        settings = Settings(scheduler, total_steps, clip, _first(eval_batches), start + seconds)
+        first_batches = _first(batches)
+        if not first_batches:
+            raise ValueError("preflight: `batches` is empty; pass a list of batches, or a loader that yields some")
+        trainer = Trainer(
+            model,
+            optimizers,
+            step_fn,
+            restore=lambda: sandbox.restore(before),
+            deadline=start + 0.8 * seconds,
+            clip=clip,
+            seeded=seed_all,
+            spread=lambda batch: spread_of(observe(step_fn, model, batch)),
+        )
+        context = PreflightContext(model, optimizers, first_batches, step_fn, settings, trainer)
+        facts = FORWARD_FACTS + (TRAINING_FACTS if train and len(optimizers) == 1 else ())
+        return run_facts(context, facts, start)
+
+
+def run_facts(context: PreflightContext, facts: Sequence[Fact], start: float) -> PreflightReport:
+    """Ask for each fact; one that fails says nothing and is listed."""
+    findings: list[PreflightFinding] = []
+    not_checked: dict[str, str] = {}
+    context.first  # noqa: B018 - an error of step_fn itself is the caller's to see
+    for fact in facts:
+        if context.settings.time_left < 0:
+            not_checked[fact.__name__] = "time was up"
+            continue
+        try:
+            findings += fact(context)
+        except CannotTell as why:
+            not_checked[fact.__name__] = str(why)
+        except Exception as error:  # a changed batch may not suit the model; nothing is known then
+            not_checked[fact.__name__] = f"{type(error).__name__}: {error}"
+    findings = sorted(_without_repetition(findings), key=lambda finding: finding.certainty is Certainty.DOUBTFUL)
+    proposed = training_facts.proposed_lr(context) if training_facts.FACTS[0] in facts else None
+    return PreflightReport(tuple(findings), not_checked, time.monotonic() - start, proposed)
+
+
+def _without_repetition(findings: Sequence[PreflightFinding]) -> list[PreflightFinding]:
+    return list({(f.cause, f.what, f.where): f for f in findings}.values())
+
+
+def _check(model: Any, optimizers: Sequence[Any], batches: Any, step_fn: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"preflight: model must be a torch.nn.Module, not {type(model).__name__}")
+    if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
+        raise TypeError("preflight: optimizer must be a torch.optim.Optimizer, or a list of them")
+    if not callable(step_fn):
+        raise TypeError("preflight: step_fn must be a function (model, batch) -> loss")
+    if isinstance(batches, Iterator):
+        raise TypeError(
+            "preflight: batches is an iterator, so the batches it gives would be lost to training; "
+            "pass the loader itself, or a list of batches"
+        )
+
+
+def _first(batches: Iterable[Any]) -> list[Any]:
+    return [copied(batch) for batch in itertools.islice(batches, MAX_BATCHES)]
+
+
+def _loader_state(batches: Any) -> dict[str, Any]:
+    """What a loader changes when it is iterated, by the names it has there."""
+    parts = {"loader": batches, "sampler": getattr(batches, "sampler", None)}
+    found: dict[str, Any] = {
+        name: part for name, part in parts.items() if isinstance(part, Stateful) and not isinstance(part, nn.Module)
+    }
+    generators = {"generator": getattr(batches, "generator", None)}
+    generators["sampler_generator"] = getattr(parts["sampler"], "generator", None)
+    seen: set[int] = set()
+    for name, generator in generators.items():
+        if isinstance(generator, torch.Generator) and id(generator) not in seen:
+            seen.add(id(generator))
+            found[name] = generator
+    return found
+
+
+@contextmanager
+def _other_grads_kept(model: nn.Module) -> Iterator[None]:
+    """Gradients of parameters that no optimizer holds."""
+    grads = [(p, p.grad) for p in model.parameters()]
+    for p, _ in grads:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, grad in grads:
+            p.grad = grad
