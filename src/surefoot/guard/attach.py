@@ -35,6 +35,7 @@ The files, by what they do:
     recovery            snapshots, overrides and decisions (trial_control: tries decisions out, with step_fn)
     run_info            describes the run for the judge and run.json; opens the journal
     checkpointer        saves: capture_point (when, and the position in the data), resume, emergency_save
+    early_checks        with preflight=True: checks the loop on its first batches, then is gone
     preemption          ends the run on a signal, at the same attempt on all ranks (signal_handlers: installing)
 """
 
@@ -52,6 +53,7 @@ from surefoot.gate.clip import ClipOption
 from surefoot.guard import validate
 from surefoot.guard.attached import AttachedGuard
 from surefoot.guard.context import GuardContext
+from surefoot.guard.early_checks import report_path
 from surefoot.guard.guard import Guard, OffGuard
 from surefoot.guard.hooks import GUARDED
 from surefoot.judge.policy import Policy
@@ -75,6 +77,7 @@ def attach(
     step_fn: Callable[[nn.Module, Any], Tensor] | None = None,
     steps_of: Optimizer | None = None,
     run_info: Mapping[str, Any] | None = None,
+    preflight: bool = False,
     **unknown: Never,
 ) -> Guard:
     """Guard a model's training: pass the loss through `guard.watch`, train as before, and bad updates are refused.
@@ -97,6 +100,8 @@ def attach(
             resume is verified by computing that loss again.
         steps_of: The optimizer whose updates `guard.step` counts, for loops with several.
         run_info: Your own entries for `run.json`, such as a config; a mapping is merged with what is there by its name.
+        preflight: Check the loop on its first four batches, as `surefoot.preflight` does, and report what is wrong;
+            needs `step_fn` for most of it. Nothing is changed.
 
     With several optimizers `guard.step` counts iterations of the loop: optimizers that step on one backward share an
     iteration; optimizers that alternate (critic, generator) end one with the last of them. The order is recognised
@@ -109,6 +114,8 @@ def attach(
     if validate.switched_off():
         return OffGuard()
     validate.check_options(unknown)
+    if (path := report_path()) is not None:  # the script was started by `surefoot check`
+        run_dir, resume, preflight = path.parent / "run", False, True
     model = validate.check_model(model)
     optimizers = validate.check_optimizers(optimizer, model)
     validate.check_free(optimizers, GUARDED)
@@ -128,5 +135,6 @@ def attach(
             step_fn=validate.check_step_fn(step_fn),
             steps_of=validate.check_steps_of(steps_of, optimizers),
             run_info=validate.check_run_info(run_info),
+            preflight=preflight,
         )
     )

@@ -36,3 +36,4 @@ class GuardContext:
     steps_of: int | None
     """Index of the optimizer whose updates are the steps; None where a step is an iteration of the loop."""
     run_info: Mapping[str, Any]
+    preflight: bool = False

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from surefoot.preflight_checks.observe import Changes, Observation, observe
-from surefoot.preflight_checks.short_training import RangeTest, ShortTraining, Trainer
+from surefoot.preflight_checks.short_training import STEPS, RangeTest, ShortTraining, Trainer
 from surefoot.trials.kept_steps import copied
 
 SEED = 0
@@ -37,6 +37,8 @@ class Settings:
     eval_batches: Sequence[Any] = ()
     deadline: float = 0.0
     """By `time.monotonic`."""
+    steps: int = STEPS
+    """Updates of the short training."""
 
     @property
     def time_left(self) -> float:
@@ -63,6 +65,10 @@ class PreflightContext:
         if index not in self._seen:
             self._seen[index] = self._observe(self.batches[index], None)
         return self._seen[index]
+
+    def keep(self, index: int, seen: Observation) -> None:
+        """Use this as the observation of a batch."""
+        self._seen[index] = seen
 
     @property
     def first(self) -> Observation:
@@ -140,7 +146,7 @@ class PreflightContext:
     @cached_property
     def training(self) -> ShortTraining:
         """Some real updates at the rate asked for."""
-        return self.trainer.train(self.batches)
+        return self.trainer.train(self.batches, steps=self.settings.steps)
 
     @cached_property
     def range_test(self) -> RangeTest:

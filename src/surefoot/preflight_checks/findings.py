@@ -97,6 +97,17 @@ class PreflightReport:
             "proposed_lr": self.proposed_lr,
         }
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> PreflightReport:
+        """The report that `as_json` described."""
+        findings = [
+            PreflightFinding(
+                Cause(f["cause"]), Certainty(f["certainty"]), f["what"], f["how"], f["fix"], f["where"], f["values"]
+            )
+            for f in values["findings"]
+        ]
+        return cls(tuple(findings), values["not_checked"], values["seconds"], values["proposed_lr"])
+
     def __str__(self) -> str:
         lines = [line for finding in self.findings for line in finding.lines()]
         verdict = (

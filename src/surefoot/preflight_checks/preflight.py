@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.checkpoint.rng import get_rng_states, set_rng_states
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.checkpoint.tree import Stateful
 from surefoot.preflight_checks import (
@@ -24,8 +28,8 @@ from surefoot.preflight_checks import (
     training_facts,
 )
 from surefoot.preflight_checks.context import CannotTell, PreflightContext, Settings, seed_all
-from surefoot.preflight_checks.findings import Certainty, PreflightFinding, PreflightReport
-from surefoot.preflight_checks.observe import observe, spread_of
+from surefoot.preflight_checks.findings import PreflightFinding, PreflightReport
+from surefoot.preflight_checks.observe import Observation, observe, spread_of
 from surefoot.preflight_checks.short_training import Trainer
 from surefoot.trials.kept_steps import copied
 from surefoot.trials.sandbox import Sandbox
@@ -40,6 +44,14 @@ FORWARD_FACTS: tuple[Fact, ...] = (
     *sample_facts.FACTS,
     *data_facts.FACTS,
 )
+FACTS_OF_THE_LOSS: tuple[Fact, ...] = (
+    parameter_facts.loss_without_gradient,
+    parameter_facts.nonfinite_values,
+    parameter_facts.not_in_optimizer,
+    parameter_facts.not_registered,
+    parameter_facts.held_twice,
+)
+"""What can be told from the graph of one loss."""
 TRAINING_FACTS: tuple[Fact, ...] = (*schedule_facts.FACTS, *training_facts.FACTS)
 
 
@@ -76,26 +88,56 @@ def preflight(
     start = time.monotonic()
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     _check(model, optimizers, batches, step_fn)
+    settings = Settings(scheduler, total_steps, clip, (), start + seconds)
     state = TrainState(model, optimizers, scheduler=scheduler, extra=_loader_state(batches))
+    with _restored(state):
+        first_batches, settings.eval_batches = _first(batches), _first(eval_batches)
+    if not first_batches:
+        raise ValueError("preflight: `batches` is empty; pass a list of batches, or a loader that yields some")
+    return check_loop(model, optimizers, first_batches, step_fn, settings, state, train=train)
+
+
+def check_loop(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    batches: Sequence[Any],
+    step_fn: Callable[[nn.Module, Any], Tensor],
+    settings: Settings,
+    state: TrainState,
+    *,
+    train: bool = True,
+) -> PreflightReport:
+    """Ask for all facts about a loop, in a sandbox; `state` restores everything the loop holds."""
+    start = time.monotonic()
     sandbox = Sandbox(model, optimizers, step_fn, state, loss_scale=lambda: None)
-    with _other_grads_kept(model), sandbox.opened() as before:
-        settings = Settings(scheduler, total_steps, clip, _first(eval_batches), start + seconds)
-        first_batches = _first(batches)
-        if not first_batches:
-            raise ValueError("preflight: `batches` is empty; pass a list of batches, or a loader that yields some")
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with _other_grads_kept(model), sandbox.opened() as before, eager:
         trainer = Trainer(
             model,
             optimizers,
             step_fn,
             restore=lambda: sandbox.restore(before),
-            deadline=start + 0.8 * seconds,
-            clip=clip,
+            deadline=settings.deadline,
+            clip=settings.clip,
             seeded=seed_all,
             spread=lambda batch: spread_of(observe(step_fn, model, batch)),
         )
-        context = PreflightContext(model, optimizers, first_batches, step_fn, settings, trainer)
+        context = PreflightContext(model, optimizers, batches, step_fn, settings, trainer)
         facts = FORWARD_FACTS + (TRAINING_FACTS if train and len(optimizers) == 1 else ())
         return run_facts(context, facts, start)
+
+
+def quick_facts(model: nn.Module, optimizers: Sequence[Optimizer], seen: Observation) -> list[PreflightFinding]:
+    """What the graph of one loss says, without step_fn."""
+    nothing: Any = None
+    context = PreflightContext(model, optimizers, [None], nothing, Settings(), nothing)
+    context.keep(0, seen)
+    return [finding for fact in FACTS_OF_THE_LOSS for finding in fact(context)]
+
+
+def merged(report: PreflightReport, findings: Sequence[PreflightFinding]) -> PreflightReport:
+    """The report with more findings."""
+    return replace(report, findings=_sorted([*findings, *report.findings]))
 
 
 def run_facts(context: PreflightContext, facts: Sequence[Fact], start: float) -> PreflightReport:
@@ -113,13 +155,14 @@ def run_facts(context: PreflightContext, facts: Sequence[Fact], start: float) ->
             not_checked[fact.__name__] = str(why)
         except Exception as error:  # a changed batch may not suit the model; nothing is known then
             not_checked[fact.__name__] = f"{type(error).__name__}: {error}"
-    findings = sorted(_without_repetition(findings), key=lambda finding: finding.certainty is Certainty.DOUBTFUL)
     proposed = training_facts.proposed_lr(context) if training_facts.FACTS[0] in facts else None
-    return PreflightReport(tuple(findings), not_checked, time.monotonic() - start, proposed)
+    return PreflightReport(_sorted(findings), not_checked, time.monotonic() - start, proposed)
 
 
-def _without_repetition(findings: Sequence[PreflightFinding]) -> list[PreflightFinding]:
-    return list({(f.cause, f.what, f.where): f for f in findings}.values())
+def _sorted(findings: Sequence[PreflightFinding]) -> tuple[PreflightFinding, ...]:
+    """Each once, the sure ones first."""
+    once = {(f.cause, f.what, f.where): f for f in findings}.values()
+    return tuple(sorted(once, key=lambda finding: not finding.sure))
 
 
 def _check(model: Any, optimizers: Sequence[Any], batches: Any, step_fn: Any) -> None:
@@ -154,6 +197,24 @@ def _loader_state(batches: Any) -> dict[str, Any]:
             seen.add(id(generator))
             found[name] = generator
     return found
+
+
+@contextmanager
+def _restored(state: TrainState) -> Iterator[None]:
+    """Random numbers and the loader's own state are what they were, whatever is fetched inside."""
+    before = get_rng_states(set())
+    kept = {name: copy.deepcopy(_state_of(item)) for name, item in state.extra.items()}
+    try:
+        yield
+    finally:
+        for name, item in state.extra.items():
+            put_back: Any = item.set_state if isinstance(item, torch.Generator) else getattr(item, "load_state_dict")
+            put_back(kept[name])
+        set_rng_states(before)
+
+
+def _state_of(item: Any) -> Any:
+    return item.get_state() if isinstance(item, torch.Generator) else item.state_dict()
 
 
 @contextmanager
