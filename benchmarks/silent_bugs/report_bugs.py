@@ -69,10 +69,24 @@ def labels_shifted_twice() -> Loop:
     return loop
 
 
-@bug("recurrent", Cause.LEAK, source="Kapoor and Narayanan, Leakage and the Reproducibility Crisis, Patterns 2023")
-def reads_both_ways() -> Loop:
-    """A bidirectional network predicts the next value."""
-    return tasks.recurrent_loop(SequenceRegressor(nn.LSTM, both_ways=True))
+class CentredConvolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv1d(1, 16, 3, padding=1), nn.GELU(), nn.Conv1d(16, 16, 3, padding=1), nn.GELU(), nn.Conv1d(16, 1, 1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+@bug("series", Cause.LEAK, source="Kapoor and Narayanan, Leakage and the Reproducibility Crisis, Patterns 2023")
+def centred_convolution() -> Loop:
+    """A convolution that is not causal predicts the next value."""
+    loop = tasks.recurrent_loop(CentredConvolution())
+    loop.batches = [x.transpose(1, 2).contiguous() for x in loop.batches]
+    loop.step_fn = lambda m, x: F.mse_loss(m(x[..., :-1]), x[..., 1:])
+    return loop
 
 
 @bug("regression", Cause.PRECISION_UNDERFLOW, source="https://github.com/pytorch/ao/pull/1124")

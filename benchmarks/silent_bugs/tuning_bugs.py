@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from benchmarks.silent_bugs import loops, tasks
 from benchmarks.silent_bugs.loops import Loop
 from benchmarks.silent_bugs.small_models import (
+    SequenceRegressor,
     Siamese,
     TextClassifier,
     TokenDecoder,
@@ -290,3 +291,9 @@ def gradients_not_zeroed() -> Loop:
         loop.optimizer.step()
 
     return tasks.recurrent_loop(update=update)
+
+
+@bug("recurrent", Cause.LEAK, source="Kapoor and Narayanan, Leakage and the Reproducibility Crisis, Patterns 2023")
+def reads_both_ways() -> Loop:
+    """A bidirectional network predicts the next value."""
+    return tasks.recurrent_loop(SequenceRegressor(nn.LSTM, both_ways=True))

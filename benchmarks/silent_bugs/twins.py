@@ -58,6 +58,14 @@ def healthy_padded_text() -> Loop:
     return loop
 
 
+@twin(Half.TUNING, "contrastive")
+def healthy_siamese() -> Loop:
+    """SimSiam with AdamW."""
+    loop = simsiam()
+    loop.optimizer = tasks.adamw(loop.model)
+    return loop
+
+
 # -- suspicious, and healthy
 
 

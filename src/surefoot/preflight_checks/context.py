@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from surefoot.preflight_checks.observe import Changes, Observation, observe
 from surefoot.preflight_checks.short_training import STEPS, RangeTest, ShortTraining, Trainer
-from surefoot.trials.kept_steps import copied
+from surefoot.trials.kept_steps import copied, tensors_in
 
 SEED = 0
 
@@ -123,9 +123,12 @@ class PreflightContext:
 
     @cached_property
     def batch_size(self) -> int:
-        """The first dimension of the model's inputs, where all agree on it; else 0."""
-        sizes = {t.shape[0] for t in self.first.inputs if t.dim()}
-        return sizes.pop() if len(sizes) == 1 else 0
+        """The first dimension on which all tensors of the batch agree, or all inputs of the model; else 0."""
+        for tensors in (tensors_in(self.batches[0]), self.first.inputs):
+            sizes = {t.shape[0] for t in tensors if t.dim()}
+            if len(sizes) == 1:
+                return sizes.pop()
+        return 0
 
     @cached_property
     def param_names(self) -> dict[int, str]:

@@ -157,7 +157,9 @@ def wrong_sign(c: PreflightContext) -> Iterator[PreflightFinding]:
     signs = [float(g.sum()) for g in grads if g is not None]
     maximized = any(group.get("maximize") for o in c.optimizers for group in o.param_groups)
     if signs and all(s < 0 for s in signs) and not maximized:
-        make = sure if len(signs) == 1 and calls[0].name not in _ADVERSARIAL else doubtful
+        # Losses of single samples may have weights, such as the advantages of a policy gradient.
+        simple = len(signs) == 1 and calls[0].output.dim() == 0 and calls[0].name not in _ADVERSARIAL
+        make = sure if simple else doubtful
         yield make(
             Cause.LOSS_FUNCTION,
             f"{calls[0].name} is made larger by training: the loss has the wrong sign",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -152,25 +153,46 @@ def without_gradient(c: PreflightContext) -> Iterator[PreflightFinding]:
         params = {n: p for (n, p), g in zip(params.items(), grads, strict=True) if g is None}
         if not params:
             return
-    used = [n for n in params if n.rpartition(".")[0] in called]
-    unused = [n for n in params if n not in used]
-    fix = "Look for .detach(), .data, torch.no_grad() or a new torch.tensor(...) after this module, and for an output "
+    called_names = [n for n in params if n.rpartition(".")[0] in called]
+    used = called_names if called_names and _matter(c, [params[n] for n in called_names]) else []
+    count = min(MANY_BATCHES, len(c.batches))
     if used:
-        yield sure(
+        make = doubtful if all(_AVERAGED.search(n) for n in used) else sure
+        yield make(
             Cause.DETACHED,
-            f"no gradient reaches {some_names(used)}, though the forward pass goes through",
-            f"the gradient of {len(used)} trainable parameters is None in {min(MANY_BATCHES, len(c.batches))} batches",
-            fix + "that is not part of the loss.",
+            f"no gradient reaches {some_names(used)}, though the loss depends on them",
+            f"the gradient of {len(used)} trainable parameters is None in {count} batches; with other values of them, "
+            "the loss is another",
+            "Look for .detach(), .data, torch.no_grad() or a new torch.tensor(...) after this module.",
             where=place_of(c.model, used[0]),
         )
+    unused = [n for n in params if n not in used]
     if unused:
         yield doubtful(
             Cause.DETACHED,
-            f"{some_names(unused)} are never used",
-            "the forward pass does not call their module, and they get no gradient",
-            "Use them in forward, or remove them.",
+            f"{some_names(unused)} have no influence on the loss",
+            f"their gradient is None in {count} batches, and other values of them do not change the loss",
+            "Add what they compute to the loss, or remove them.",
             where=place_of(c.model, unused[0]),
         )
+
+
+_AVERAGED = re.compile(r"(?i)teacher|target|ema|momentum")
+"""Copies of a model that follow it without a gradient are named like this."""
+
+
+@torch.no_grad()
+def _matter(c: PreflightContext, params: list[nn.Parameter]) -> bool:
+    """Whether other values of these parameters change the loss."""
+    before = float(c.repeat().loss)
+    values = [p.detach().clone() for p in params]
+    try:
+        for p in params:
+            p.copy_(p * 1.5 + 0.1)
+        return float(c.repeat().loss) != before
+    finally:
+        for p, value in zip(params, values, strict=True):
+            p.copy_(value)
 
 
 def held_twice(c: PreflightContext) -> Iterator[PreflightFinding]:

@@ -15,13 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.causes import Cause
 from surefoot.checkpoint.rng import get_rng_states, set_rng_states
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.checkpoint.tree import Stateful
 from surefoot.preflight_checks import (
     data_facts,
     loss_facts,
+    padding_facts,
     parameter_facts,
+    rate_facts,
     sample_facts,
     schedule_facts,
     target_facts,
@@ -41,6 +44,7 @@ FORWARD_FACTS: tuple[Fact, ...] = (
     *parameter_facts.FACTS,
     *loss_facts.FACTS,
     *target_facts.FACTS,
+    *padding_facts.FACTS,
     *sample_facts.FACTS,
     *data_facts.FACTS,
 )
@@ -52,7 +56,7 @@ FACTS_OF_THE_LOSS: tuple[Fact, ...] = (
     parameter_facts.held_twice,
 )
 """What can be told from the graph of one loss."""
-TRAINING_FACTS: tuple[Fact, ...] = (*schedule_facts.FACTS, *training_facts.FACTS)
+TRAINING_FACTS: tuple[Fact, ...] = (*schedule_facts.FACTS, *rate_facts.FACTS, *training_facts.FACTS)
 
 
 def preflight(
@@ -155,13 +159,15 @@ def run_facts(context: PreflightContext, facts: Sequence[Fact], start: float) ->
             not_checked[fact.__name__] = str(why)
         except Exception as error:  # a changed batch may not suit the model; nothing is known then
             not_checked[fact.__name__] = f"{type(error).__name__}: {error}"
-    proposed = training_facts.proposed_lr(context) if training_facts.FACTS[0] in facts else None
+    proposed = rate_facts.proposed_lr(context) if rate_facts.FACTS[0] in facts else None
     return PreflightReport(_sorted(findings), not_checked, time.monotonic() - start, proposed)
 
 
 def _sorted(findings: Sequence[PreflightFinding]) -> tuple[PreflightFinding, ...]:
-    """Each once, the sure ones first."""
-    once = {(f.cause, f.what, f.where): f for f in findings}.values()
+    """Each once, the sure ones first; a plateau only where nothing explains it."""
+    once = list({(f.cause, f.what, f.where): f for f in findings}.values())
+    if any(f.cause is not Cause.PLATEAU for f in once):
+        once = [f for f in once if f.cause is not Cause.PLATEAU]  # that nothing is learned follows from the others
     return tuple(sorted(once, key=lambda finding: not finding.sure))
 
 
@@ -208,7 +214,8 @@ def _restored(state: TrainState) -> Iterator[None]:
         yield
     finally:
         for name, item in state.extra.items():
-            put_back: Any = item.set_state if isinstance(item, torch.Generator) else getattr(item, "load_state_dict")
+            anything: Any = item
+            put_back = anything.set_state if isinstance(item, torch.Generator) else anything.load_state_dict
             put_back(kept[name])
         set_rng_states(before)
 

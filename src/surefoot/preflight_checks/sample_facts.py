@@ -20,59 +20,67 @@ _BATCH_SECOND = (nn.MultiheadAttention, nn.RNNBase)
 def leak_across_samples(c: PreflightContext) -> Iterator[PreflightFinding]:
     """Change one sample: the outputs of the others stay."""
     n = c.batch_size
-    if n < 3 or any(
-        m.training for name, m in c.model.named_modules() if _uses_batch_stats(m) and c.base.modes.get(name)
-    ):
+    if n < 3 or any(_uses_batch_stats(m) for name, m in c.model.named_modules() if c.base.modes.get(name)):
         return
-    base = c.base
-
-    def change(tensors: list[Tensor]) -> list[Tensor]:
-        changed = []
-        for t in tensors:
-            if t.dim() and t.shape[0] == n:
-                t = t.clone()
-                t[0] = t[1]
-            changed.append(t)
-        return changed
-
-    other = c.repeat(change)
-    worst = 0.0
-    for a, b in zip(base.outputs, other.outputs, strict=True):
-        if a.dim() == 0 or a.shape != b.shape or a.shape[0] % n:
-            continue
-        rows_a, rows_b = a.float().reshape(n, -1), b.float().reshape(n, -1)
-        worst = max(worst, relative_change(rows_a[1:], rows_b[1:]))
+    if any(t.shape[:2] == (n, n) for t in c.base.inputs):
+        return  # a graph: samples are nodes
+    worst = _influence(c, n, 0)
     if worst <= LEAKS:
         return
     second = [name for name, m in c.model.named_modules() if isinstance(m, _BATCH_SECOND) and not m.batch_first]
-    if second and not _labelled_per_sample(c, n):
-        yield doubtful(
+    labelled = any(call.target.numel() == n for call in c.first.loss_calls)
+    how = f"with sample 0 changed, outputs of other samples change by {worst:.2g} of their size"
+    if labelled and len(c.batches) > 1 and not _same_inputs(c):
+        yield sure(
             Cause.LEAK,
-            f"samples influence each other, if the first dimension ({n}) is the batch",
-            f"with sample 0 changed, outputs of other samples change by {worst:.2g} of their size; "
-            f"{second[0]} was created with batch_first=False, and expects (length, batch, features)",
-            "Create it with batch_first=True, or pass the batch in the second dimension.",
-            where=place_of(c.model, second[0]),
+            "samples of a batch influence each other",
+            how + ", with batch norm in evaluation mode",
+            "Look for batch_first, softmax or normalisation over dimension 0, and view or reshape across the batch.",
+            where=place_of(c.model, second[0]) if second else "",
             change=worst,
         )
         return
-    yield sure(
+    if second:
+        how += f"; {second[0]} was created with batch_first=False, and expects (length, batch, features)"
+    yield doubtful(
         Cause.LEAK,
-        "samples of a batch influence each other",
-        f"with sample 0 changed, outputs of other samples change by {worst:.2g} of their size, "
-        "with batch norm in evaluation mode",
-        "Look for batch_first, softmax or normalisation over dimension 0, and view or reshape across the batch.",
+        f"samples influence each other, if the first dimension ({n}) is the batch",
+        how,
+        "Create it with batch_first=True, or look for view, reshape and normalisation across the batch.",
         where=place_of(c.model, second[0]) if second else "",
         change=worst,
     )
 
 
+def _influence(c: PreflightContext, n: int, dim: int) -> float:
+    """How much the outputs of other places along this dimension change with the first of them."""
+
+    def change(tensors: list[Tensor]) -> list[Tensor]:
+        changed: list[Tensor] = []
+        for t in tensors:
+            if t.dim() > dim and t.shape[dim] == n:
+                t = t.clone()
+                t.select(dim, 0).copy_(t.select(dim, 1))
+            changed.append(t)
+        return changed
+
+    worst = 0.0
+    for a, b in zip(c.base.outputs, c.repeat(change).outputs, strict=True):
+        if a.dim() <= dim or a.shape != b.shape or a.shape[dim] % n or a.shape == (n, n):
+            continue  # a square: similarities between samples
+        rows = a.float().movedim(dim, 0).reshape(n, -1), b.float().movedim(dim, 0).reshape(n, -1)
+        worst = max(worst, relative_change(rows[0][1:], rows[1][1:]))
+    return worst
+
+
+def _same_inputs(c: PreflightContext) -> bool:
+    """Training on the whole data at once: its samples may be meant to know of each other."""
+    a, b = c.quick(0).inputs, c.quick(1).inputs
+    return len(a) == len(b) and all(x.shape == y.shape and torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
 def _uses_batch_stats(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
-
-
-def _labelled_per_sample(c: PreflightContext, n: int) -> bool:
-    return any(call.target.dim() >= 1 and call.target.shape[0] == n for call in c.first.loss_calls)
 
 
 def independent_of_inputs(c: PreflightContext) -> Iterator[PreflightFinding]:

@@ -10,7 +10,7 @@ from surefoot.preflight_checks.context import PreflightContext
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, sure
 
 MAX_STEPS = 20_000
-LOW = 0.01
+LOW = 0.002
 """Fraction of the peak at which a rate teaches next to nothing."""
 
 
@@ -43,14 +43,14 @@ def whole_schedule(c: PreflightContext) -> Iterator[PreflightFinding]:
     if peak == 0:
         yield sure(Cause.SCHEDULE, "the learning rate is 0 in the whole run", f"in all {total} updates", fix)
         return
-    low = [i for i, rate in enumerate(rates) if rate <= LOW * peak and i > rates.index(peak)]
+    low = [i for i, rate in enumerate(rates) if rate < LOW * peak and i > rates.index(peak)]
     if low and low[0] < 0.75 * total:
         again = max(rates[low[0] :]) > 0.1 * peak
-        make = doubtful if again else sure
+        make = doubtful if again or low[0] > 0.5 * total else sure
         yield make(
             Cause.SCHEDULE,
             "the learning rate rises again after it had ended" if again else "the learning rate ends too early",
-            f"it is below 1 % of its peak {peak:.3g} from update {low[0]} of {total} on",
+            f"it is below 0.2 % of its peak {peak:.3g} from update {low[0]} of {total} on",
             fix,
             ends=low[0],
             total=total,

@@ -17,10 +17,10 @@ from surefoot.trials.kept_steps import roll_tensor, tensors_in
 
 SAME = 0.95
 """Fraction of targets that equal an input, above which they are taken from it."""
-SHIFTS = (-2, -1, 0, 1, 2, 3)
-PADDED = 0.05
-"""Fraction of the places that count and are padding."""
+SHIFTS = (1, 0, 2, -1, 3, -2)
+"""In the order in which they are believed where several fit."""
 FEW_SAMPLES = 24
+_REGRESSIONS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class TokenTask:
         if int(inside.sum()) < 2:
             return 0.0
         same = self.tokens[:, at[inside]] == self.targets[:, inside]
+        same = same.all(-1) if same.dim() == 3 else same
         counts = self.counts[:, inside]
         return float(same[counts].float().mean()) if bool(counts.any()) else 0.0
 
@@ -75,6 +76,45 @@ def token_task(seen: Observation) -> TokenTask | None:
         counts = counting(seen, call).reshape(batch, positions)
         return TokenTask(tokens, targets, counts, _offset(seen, call, batch, positions), index)
     return None
+
+
+def series_task(seen: Observation) -> tuple[TokenTask, int] | None:
+    """The same for a regression of every value of a series, and which dimension is time."""
+    call = seen.main_loss
+    if call is None or call.name not in _REGRESSIONS or call.target.dim() != 3 or len(seen.model_calls) != 1:
+        return None
+    for index, x in enumerate(seen.model_calls[0].inputs):
+        for time, other in ((1, 2), (2, 1)):
+            y = call.target
+            if x.dim() != 3 or len(x) != len(y) or x.shape[other] != y.shape[other] or y.shape[time] < 4:
+                continue
+            if x.shape[time] - 3 <= y.shape[time] <= x.shape[time]:
+                counts = torch.ones(len(y), y.shape[time], dtype=torch.bool, device=y.device)
+                given, wanted = x.detach().transpose(1, time), y.detach().transpose(1, time)
+                return TokenTask(given, wanted, counts, 0, index), time
+    return None
+
+
+def sees_next_values(c: PreflightContext) -> Iterator[PreflightFinding]:
+    """The next value of a series is predicted by a model that is given it."""
+    found = series_task(c.first)
+    if found is None:
+        return
+    task, time = found
+    shares = {shift: task.share(shift) for shift in SHIFTS}
+    shift = max(shares, key=lambda s: shares[s])
+    if shares[shift] < SAME or shift < 1:
+        return
+    sees = position_influence(c, task.index, time)
+    if sees.later:
+        yield sure(
+            Cause.LEAK,
+            "the model sees the values it should predict: it is not causal",
+            f"the targets equal the input {_places(shift)}, and with later values changed, earlier outputs change by "
+            f"{sees.change:.2g} of their size",
+            "Use no bidirectional layer, pad convolutions on the left only, and mask attention.",
+            change=sees.change,
+        )
 
 
 def counting(seen: Observation, call: LossCall) -> Tensor:
@@ -150,23 +190,24 @@ class Influence:
     change: float
 
 
-def position_influence(c: PreflightContext, index: int) -> Influence:
+def position_influence(c: PreflightContext, index: int, time: int = 1) -> Influence:
     """Change the later half of one input and compare the earlier outputs."""
     base = c.base
-    length = base.model_calls[0].inputs[index].shape[1]
+    length = base.model_calls[0].inputs[index].shape[time]
     half = length // 2
 
     def change(tensors: list[Tensor]) -> list[Tensor]:
         x = tensors[index].clone()
-        x[:, half:] = x[:, half:].roll(1, 0).flip(1)
+        later = x.narrow(time, half, length - half)
+        later.copy_(later.roll(1, 0).flip(time))
         return [*tensors[:index], x, *tensors[index + 1 :]]
 
     changed = c.repeat(change)
     worst, compared = 0.0, False
     for a, b in zip(base.outputs, changed.outputs, strict=True):
-        if a.dim() >= 3 and a.shape[1] >= length - 1 and a.shape == b.shape:
-            offset = a.shape[1] - length if a.shape[1] > length else 0
-            early_a, early_b = a[:, : half + offset].float(), b[:, : half + offset].float()
+        if a.dim() >= 3 and a.shape[time] >= length - 1 and a.shape == b.shape:
+            early = half + max(0, a.shape[time] - length)
+            early_a, early_b = a.narrow(time, 0, early).float(), b.narrow(time, 0, early).float()
             worst, compared = max(worst, relative_change(early_a, early_b)), True
     if not compared:
         raise CannotTell("the model's outputs have no position for each token")
@@ -176,102 +217,6 @@ def position_influence(c: PreflightContext, index: int) -> Influence:
 def relative_change(a: Tensor, b: Tensor) -> float:
     size = float(a.square().mean().sqrt())
     return float((a - b).abs().max()) / max(size, 1e-12)
-
-
-def padding_counted(c: PreflightContext) -> Iterator[PreflightFinding]:
-    """The same token at the end of several rows, at places that count."""
-    call = c.first.main_loss
-    if call is None or call.name not in ("cross_entropy", "nll_loss") or call.target.is_floating_point():
-        return
-    batch = c.batch_size
-    if batch < 2 or call.target.numel() % batch or call.target.numel() // batch < 4:
-        return
-    targets = call.target.reshape(batch, -1)
-    if call.target.dim() > 2:
-        return  # pixels
-    counts = counting(c.first, call).reshape(batch, -1)
-    found = _end_runs(targets, counts)
-    if found is None:
-        return
-    token, share = found
-    inputs = [t for t in c.first.inputs if t.dim() == 2 and not t.is_floating_point() and t.shape[0] == batch]
-    in_inputs = any(bool((t[:, -1] == token).any()) for t in inputs)
-    make = sure if in_inputs and share > 2 * PADDED else doubtful
-    yield make(
-        Cause.PADDING,
-        f"padding counts in the loss: token {token}",
-        f"{share:.0%} of the targets that count are the same token at the end of sequences".replace("%", " %"),
-        f"Leave it out: cross_entropy(..., ignore_index={token}), or targets of -100 there.",
-        share=share,
-        token=token,
-    )
-
-
-def _end_runs(targets: Tensor, counts: Tensor) -> tuple[int, float] | None:
-    """The token that ends several rows in runs of different lengths, and its share of what counts."""
-    for last in (targets[:, -1].flip(0).mode().values, targets[:, 0].mode().values):
-        token = int(last)
-        same = targets == token
-        for flipped in (same.flip(1), same):
-            runs = flipped.int().cumprod(1).sum(1)
-            if int((runs >= 2).sum()) < 2 or int(runs.unique().numel()) < 2:
-                continue
-            in_runs = flipped.int().cumprod(1).bool()
-            in_runs = in_runs.flip(1) if flipped is not same else in_runs
-            share = float((in_runs & counts).sum()) / max(int(counts.sum()), 1)
-            elsewhere = float((same & ~in_runs).sum()) / max(int((~in_runs).sum()), 1)
-            if share >= PADDED and elsewhere < 0.2:
-                return token, share
-    return None
-
-
-def padding_seen(c: PreflightContext) -> Iterator[PreflightFinding]:
-    """A mask is passed, but what it masks changes the outputs at other places."""
-    if len(c.first.model_calls) != 1:
-        return
-    inputs = c.first.model_calls[0].inputs
-    for k, mask in enumerate(inputs):
-        if mask.dim() != 2 or not _is_mask(mask):
-            continue
-        valid = mask.bool()
-        if not bool(valid[:, 0].all()) and bool((~valid)[:, 0].all()):
-            valid = ~valid  # True where it is padding, as in nn.MultiheadAttention
-        for i, x in enumerate(inputs):
-            if i == k or x.dim() < 2 or x.shape[:2] != mask.shape:
-                continue
-            yield from _masked_influence(c, i, valid)
-
-
-def _is_mask(t: Tensor) -> bool:
-    if t.dtype != torch.bool and not (t.unique().numel() == 2 and bool(((t == 0) | (t == 1)).all())):
-        return False
-    changes = (t[:, 1:] != t[:, :-1]).sum(1)
-    return bool((changes <= 1).all()) and bool((changes == 1).any()) and t.shape[1] >= 3
-
-
-def _masked_influence(c: PreflightContext, index: int, valid: Tensor) -> Iterator[PreflightFinding]:
-    def change(tensors: list[Tensor]) -> list[Tensor]:
-        x = tensors[index].clone()
-        other = x.flip(0).flip(1)
-        other = torch.where(other == x, other.roll(1, 1), other)
-        x[~valid] = other[~valid]
-        return [*tensors[:index], x, *tensors[index + 1 :]]
-
-    base, changed = c.base, c.repeat(change)
-    worst = 0.0
-    for a, b in zip(base.outputs, changed.outputs, strict=True):
-        if a.shape[:2] == valid.shape and a.dim() > 2:
-            worst = max(worst, relative_change(a[valid].float(), b[valid].float()))
-        elif a.dim() and a.shape[0] == valid.shape[0] and (a.dim() < 2 or a.shape[1] != valid.shape[1]):
-            worst = max(worst, relative_change(a.float(), b.float()))
-    if worst > 1e-3:
-        yield doubtful(
-            Cause.PADDING,
-            "padded places influence the outputs, although a mask is passed",
-            f"with other values at masked places, the other outputs change by {worst:.2g} of their size",
-            "Apply the mask in attention, in pooling and in recurrent layers.",
-            change=worst,
-        )
 
 
 def all_ignored(c: PreflightContext) -> Iterator[PreflightFinding]:
@@ -376,8 +321,7 @@ def _names(batch: object, count: int) -> list[str]:
 
 FACTS = (
     shifted_labels,
-    padding_counted,
-    padding_seen,
+    sees_next_values,
     all_ignored,
     target_among_inputs,
     without_influence,

@@ -1,30 +1,25 @@
-"""Facts from some real updates: rates, lost updates, gradients of zero, dead and identical units, collapse."""
+"""Facts from some real updates: lost updates, gradients of zero, dead and identical units, collapse."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-import torch
 from torch import nn
 
 from surefoot.causes import Cause
 from surefoot.preflight_checks.context import PreflightContext
 from surefoot.preflight_checks.findings import PreflightFinding, doubtful, place_of, some_names, sure
-from surefoot.preflight_checks.short_training import ParamHistory, ShortTraining, median
+from surefoot.preflight_checks.rate_facts import FEW_STEPS, LOST, clipped_away, dtype_of, falls, is_below, lost_share
+from surefoot.preflight_checks.short_training import ParamHistory, median
 
-FEW_STEPS = 4
-HIGH_RATIO, EXTREME_RATIO = 0.1, 0.5
-"""Relative weight change per update that seldom goes well, and never does; 0.001 is usual."""
-LOW_RATIO = 1e-6
-RISE, FALL = 1.3, 0.95
-"""Factors of the probe loss that count as a rise and as a fall."""
-LOST = 0.5
+MOSTLY_LOST = 0.9
 VANISHING = 1e-4
 EXPLODING = 1e3
 DEAD, MANY_DEAD = 0.9, 0.7
 SATURATED = 0.9
-SMALL_CLIP = 0.01
+COLLAPSED = 0.5
+"""Factor of the spread between samples."""
 
 
 def weights_overwritten(c: PreflightContext) -> Iterator[PreflightFinding]:
@@ -42,84 +37,17 @@ def weights_overwritten(c: PreflightContext) -> Iterator[PreflightFinding]:
     )
 
 
-def learning_rate(c: PreflightContext) -> Iterator[PreflightFinding]:
-    run, lr = c.training, c.trainer.lr
-    if lr == 0:
-        make = doubtful if c.has_warmup or c.settings.scheduler is not None else sure
-        yield make(Cause.LEARNING_RATE, "the learning rate is 0", "of every parameter group", "Set the learning rate.")
-        return
-    ratio, before = run.update_ratio, run.probe_before
-    if run.losses and not math.isfinite(run.losses[0]):
-        return  # not a matter of the rate
-    if not (run.diverged or _rises(run) or ratio > HIGH_RATIO or ratio < LOW_RATIO or not _falls(run)):
-        return
-    test = c.range_test
-    lower = {f: loss for f, loss in test.after.items() if f < 1}
-    helped = [f for f, loss in lower.items() if _is_below(loss, before)]
-    values = {"lr": lr, "update_ratio": ratio, "before": before, "after": run.probe_after, "tried": _tried(test.after)}
-    how = _range_text(c) + (f"; an update changes the weights by a fraction of {ratio:.2g}" if ratio == ratio else "")
-    fix = f"Try lr {lr * max(helped):.2g}" if helped else f"Try a lower lr than {lr:.3g}"
-    if (run.diverged or _rises(run)) and helped:
-        yield sure(Cause.LEARNING_RATE, f"lr {lr:.3g} is too high: the loss rises", how, fix + ".", **values)
-    elif ratio > EXTREME_RATIO and not _falls(run):
-        yield sure(Cause.LEARNING_RATE, f"lr {lr:.3g} is too high for the weights", how, fix + ".", **values)
-    elif ratio > HIGH_RATIO and (not _falls(run) or _is_below(min(lower.values(), default=math.inf), run.probe_after)):
-        yield doubtful(Cause.LEARNING_RATE, f"lr {lr:.3g} is high", how, fix + ", or use a warmup.", **values)
-    elif 0 < ratio < LOW_RATIO or (ratio > 0 and test.after.get(10.0, math.inf) < before and _hardly_moves(c)):
-        yield doubtful(Cause.LEARNING_RATE, f"lr {lr:.3g} is low", how, f"Try lr {10 * lr:.2g}.", **values)
-
-
-def _rises(run: ShortTraining) -> bool:
-    before, after = run.probe_before, run.probe_after
-    return after - before > (RISE - 1) * abs(before) and len(run.losses) >= FEW_STEPS
-
-
-def _falls(run: ShortTraining) -> bool:
-    return not run.diverged and _is_below(run.probe_after, run.probe_before)
-
-
-def _is_below(loss: float, before: float) -> bool:
-    return before - loss > 0.005 * abs(before)
-
-
-def _hardly_moves(c: PreflightContext) -> bool:
-    """The rate asked for gains less than a fiftieth of what ten times as much does, and next to nothing."""
-    run, test = c.training, c.range_test
-    gained, possible = run.probe_before - run.probe_after, run.probe_before - test.after.get(10.0, math.inf)
-    return run.update_ratio < 1e-4 and abs(gained) < 0.002 * abs(run.probe_before) and gained < possible / 8
-
-
-def _tried(after: Mapping[float, float]) -> list[list[float]]:
-    return [[factor, loss] for factor, loss in sorted(after.items())]
-
-
-def _range_text(c: PreflightContext) -> str:
-    test, steps = c.range_test, len(c.training.losses)
-    tried = ", ".join(f"{loss:.4g} with {test.lr * factor:.2g}" for factor, loss in sorted(test.after.items()))
-    return f"{steps} updates take the loss of the same batches from {test.before:.4g} to {tried}"
-
-
-def proposed_lr(c: PreflightContext) -> float | None:
-    """The best of the rates tried, where they were tried and another was better."""
-    if "range_test" not in c.__dict__:
-        return None
-    test = c.range_test
-    best = test.best
-    better = test.after[best] < test.after[1.0] - 0.02 * abs(test.before) or test.after[1.0] == math.inf
-    return test.lr * best if best != 1.0 and better and math.isfinite(test.after[best]) else None
-
-
 def lost_updates(c: PreflightContext) -> Iterator[PreflightFinding]:
     """Updates that the precision of the weights rounds away."""
     if c.trainer.lr == 0:
         return
-    low = [h for h in c.training.params if _dtype(c, h.name) in (torch.bfloat16, torch.float16)]
-    lost = {h.name: median(h.lost) for h in low if h.ndim >= 2}
+    lost = lost_share(c)
     bad = [name for name, share in lost.items() if share > LOST]
-    if bad and len(bad) >= len(lost) / 2:
+    if bad:
         share = median([lost[name] for name in bad])
-        kind = str(_dtype(c, bad[0])).removeprefix("torch.")
-        yield sure(
+        make = sure if share > MOSTLY_LOST else doubtful
+        kind = str(dtype_of(c, bad[0])).removeprefix("torch.")
+        yield make(
             Cause.PRECISION_UNDERFLOW,
             f"updates are rounded away: the weights are {kind}",
             f"{share:.0%} of the weights with a gradient keep their value in an update".replace("%", " %"),
@@ -127,11 +55,6 @@ def lost_updates(c: PreflightContext) -> Iterator[PreflightFinding]:
             where=place_of(c.model, bad[0]),
             share=share,
         )
-
-
-def _dtype(c: PreflightContext, name: str) -> torch.dtype | None:
-    param = dict(c.model.named_parameters()).get(name)
-    return None if param is None else param.dtype
 
 
 def zero_gradients(c: PreflightContext) -> Iterator[PreflightFinding]:
@@ -256,7 +179,7 @@ def collapse(c: PreflightContext) -> Iterator[PreflightFinding]:
     if math.isnan(before) or math.isnan(after) or before < 1e-6:
         return
     labelled = any(call.target.dim() and not call.target.requires_grad for call in c.first.loss_calls)
-    if after < 0.1 * before and _falls(c.training) and not labelled:
+    if after < COLLAPSED * before and falls(c.training) and not labelled:
         yield doubtful(
             Cause.COLLAPSE,
             "the outputs become the same for all samples",
@@ -296,7 +219,7 @@ def _decay(c: PreflightContext, group: dict[str, object], runs: list[ParamHistor
     decoupled = bool(group.get("decoupled_weight_decay")) or any("AdamW" in type(o).__name__ for o in c.optimizers)
     ratios = []
     for h in runs:
-        if h.ndim < 2 or not h.weight_norms:
+        if h.ndim < 2 or not h.weight_norms or not median(h.grad_norms) > 0:
             continue
         pulled = decay * median(h.weight_norms)
         if decoupled:
@@ -337,7 +260,7 @@ def strong_dropout(c: PreflightContext) -> Iterator[PreflightFinding]:
 
 def strong_clipping(c: PreflightContext) -> Iterator[PreflightFinding]:
     clip, norm = c.settings.clip, median(c.training.norms)
-    if clip is not None and norm > 0 and clip < SMALL_CLIP * norm:
+    if clip is not None and clipped_away(c):
         yield doubtful(
             Cause.CLIPPING,
             f"gradients are clipped at {clip:g}, far below their norm",
@@ -351,10 +274,10 @@ def strong_clipping(c: PreflightContext) -> Iterator[PreflightFinding]:
 def one_batch(c: PreflightContext) -> Iterator[PreflightFinding]:
     """Whether one batch can be learned by heart, at the rate asked for or at another."""
     run = c.training
-    if run.diverged or _falls(run) or len(run.losses) < FEW_STEPS or c.trainer.lr == 0:
+    if run.diverged or falls(run) or len(run.losses) < FEW_STEPS or c.trainer.lr == 0:
         return
     best = c.trainer.overfit(c.batches[0])
-    if best is not None and not _is_below(best.probe_after, best.probe_before) and not best.diverged:
+    if best is not None and not is_below(best.probe_after, best.probe_before) and not best.diverged:
         yield doubtful(
             Cause.PLATEAU,
             "one batch cannot be learned by heart",
@@ -364,7 +287,6 @@ def one_batch(c: PreflightContext) -> Iterator[PreflightFinding]:
 
 
 FACTS = (
-    learning_rate,
     weights_overwritten,
     lost_updates,
     zero_gradients,
