@@ -228,7 +228,7 @@ _TABLE: Mapping[Cause, tuple[str, ...]] = {
     ),
     Cause.MODE: (
         "Modules are in the wrong mode.",
-        "Call model.train() before training, and again after each evaluation.",
+        "Put the model into training mode, model.train(), before training and after each evaluation.",
         "Use nn.Dropout, or F.dropout(x, training=self.training).",
     ),
     Cause.DATA_ORDER: (
@@ -239,7 +239,7 @@ _TABLE: Mapping[Cause, tuple[str, ...]] = {
     Cause.REPEATED_DATA: (
         "The same samples come again and again.",
         "Check that every step fetches a new batch, and that the loader goes through the whole data set.",
-        "Seed each worker differently where random numbers make or augment samples.",
+        "Give each worker a seed of its own where random numbers make or augment samples.",
         "Remove duplicates from the data.",
     ),
     Cause.REGULARISATION: (
@@ -265,20 +265,22 @@ _TABLE: Mapping[Cause, tuple[str, ...]] = {
     Cause.UNREGISTERED: (
         "Weights that the model uses are not held by the optimizer.",
         "Keep layers in nn.ModuleList or nn.ModuleDict and weights in nn.Parameter, not in plain lists or attributes.",
-        "Create the optimizer after the model is complete, from its own parameters.",
+        "Give the optimizer the model's own parameters, once the model is complete.",
     ),
     Cause.FROZEN: (
         "Weights that should be trained are frozen.",
         "Set requires_grad_(True) on them, and leave frozen ones out of the optimizer.",
+        "Check the names of all parameters whose requires_grad is False.",
     ),
     Cause.PADDING: (
         "Padding is treated as data.",
-        "Leave it out of the loss: ignore_index=pad_id, or a mask.",
+        "Set ignore_index=pad_id in the loss, or multiply it with the mask.",
         "Give the model the padding mask.",
     ),
     Cause.SYMMETRY: (
         "Units are identical and stay so, because they get the same gradient.",
         "Initialise weights at random: nn.init.kaiming_uniform_ or xavier_uniform_.",
+        "Check for layers whose weights are set to a constant.",
     ),
     Cause.COLLAPSE: (
         "The outputs become the same for all samples.",
@@ -288,7 +290,7 @@ _TABLE: Mapping[Cause, tuple[str, ...]] = {
     Cause.WEIGHTS_OVERWRITTEN: (
         "Weights are changed by something other than the optimizer.",
         "Look for load_state_dict, initialisation and copies inside the loop or forward.",
-        "Average weights into a copy of the model.",
+        "Keep averaged weights in a copy of the model.",
     ),
     Cause.UNKNOWN: (
         "The numbers do not show the cause.",

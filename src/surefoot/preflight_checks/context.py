@@ -70,6 +70,11 @@ class PreflightContext:
         """Use this as the observation of a batch."""
         self._seen[index] = seen
 
+    def forget(self) -> None:
+        """Drop all observations, and their graphs."""
+        self._seen.clear()
+        self._quick.clear()
+
     @property
     def first(self) -> Observation:
         return self.observed(0)

@@ -20,6 +20,7 @@ from surefoot.checkpoint.rng import get_rng_states, set_rng_states
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.checkpoint.tree import Stateful
 from surefoot.preflight_checks import (
+    activation_facts,
     data_facts,
     loss_facts,
     padding_facts,
@@ -46,6 +47,7 @@ FORWARD_FACTS: tuple[Fact, ...] = (
     *target_facts.FACTS,
     *padding_facts.FACTS,
     *sample_facts.FACTS,
+    *activation_facts.FACTS,
     *data_facts.FACTS,
 )
 FACTS_OF_THE_LOSS: tuple[Fact, ...] = (
@@ -127,8 +129,7 @@ def check_loop(
             spread=lambda batch: spread_of(observe(step_fn, model, batch)),
         )
         context = PreflightContext(model, optimizers, batches, step_fn, settings, trainer)
-        facts = FORWARD_FACTS + (TRAINING_FACTS if train and len(optimizers) == 1 else ())
-        return run_facts(context, facts, start)
+        return run_facts(context, start, train=train)
 
 
 def quick_facts(model: nn.Module, optimizers: Sequence[Optimizer], seen: Observation) -> list[PreflightFinding]:
@@ -144,23 +145,34 @@ def merged(report: PreflightReport, findings: Sequence[PreflightFinding]) -> Pre
     return replace(report, findings=_sorted([*findings, *report.findings]))
 
 
-def run_facts(context: PreflightContext, facts: Sequence[Fact], start: float) -> PreflightReport:
+def run_facts(context: PreflightContext, start: float, *, train: bool) -> PreflightReport:
     """Ask for each fact; one that fails says nothing and is listed."""
     findings: list[PreflightFinding] = []
     not_checked: dict[str, str] = {}
     context.first  # noqa: B018 - an error of step_fn itself is the caller's to see
-    for fact in facts:
-        if context.settings.time_left < 0:
-            not_checked[fact.__name__] = "time was up"
-            continue
-        try:
-            findings += fact(context)
-        except CannotTell as why:
-            not_checked[fact.__name__] = str(why)
-        except Exception as error:  # a changed batch may not suit the model; nothing is known then
-            not_checked[fact.__name__] = f"{type(error).__name__}: {error}"
-    proposed = rate_facts.proposed_lr(context) if rate_facts.FACTS[0] in facts else None
+    for fact in FORWARD_FACTS:
+        _ask(fact, context, findings, not_checked)
+    context.forget()  # the graphs: their memory is needed for the updates
+    proposed = None
+    if train and len(context.optimizers) > 1:
+        not_checked["updates"] = "which optimizer steps when is not known"
+    elif train:
+        for fact in TRAINING_FACTS:
+            _ask(fact, context, findings, not_checked)
+        proposed = rate_facts.proposed_lr(context)
     return PreflightReport(_sorted(findings), not_checked, time.monotonic() - start, proposed)
+
+
+def _ask(fact: Fact, context: PreflightContext, findings: list[PreflightFinding], not_checked: dict[str, str]) -> None:
+    if context.settings.time_left < 0:
+        not_checked[fact.__name__] = "time was up"
+        return
+    try:
+        findings += fact(context)
+    except CannotTell as why:
+        not_checked[fact.__name__] = str(why)
+    except Exception as error:  # a changed batch may not suit the model; nothing is known then
+        not_checked[fact.__name__] = f"{type(error).__name__}: {error}"
 
 
 def _sorted(findings: Sequence[PreflightFinding]) -> tuple[PreflightFinding, ...]:
