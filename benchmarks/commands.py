@@ -307,6 +307,25 @@ def chaos(
 
 
 @app.command()
+def silent(
+    split: Annotated[str, typer.Option(help="tuning or report; by default both halves of the suite.")] = "",
+    only: Annotated[str, typer.Option(help="Only loops whose name or family contains this.")] = "",
+    details: Annotated[bool, typer.Option("--details", help="Also print every finding.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Silent bugs and healthy twins: what preflight and the first steps name; exit 1 when a healthy one fails."""
+    needs_torch("bench silent")
+    from benchmarks.silent_bugs.loops import Half
+    from benchmarks.silent_bugs.silent_bench import main as run
+
+    if split and split not in list(Half):
+        raise _fail(f"bench silent: --split {split} is unknown. Use {' or '.join(Half)}.")
+    text, passed = run(Half(split) if split else None, only=only, details=details, as_json=as_json, say=_progress)
+    typer.echo(text)
+    raise typer.Exit(0 if passed else 1)
+
+
+@app.command()
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run_dir that was given to surefoot.attach.")],
     policy: Annotated[

@@ -15,18 +15,23 @@ if TYPE_CHECKING:
     from surefoot.judge.policy import Policy
     from surefoot.logs.diagnose_log import diagnose
     from surefoot.logs.log_diagnosis import LogDiagnosis
+    from surefoot.preflight_checks.findings import PreflightFinding, PreflightReport
+    from surefoot.preflight_checks.preflight import preflight
 
 __version__ = "0.1.0"
 __all__ = [
     "Guard",
     "LogDiagnosis",
     "Policy",
+    "PreflightFinding",
+    "PreflightReport",
     "Run",
     "TrainingStopped",
     "__version__",
     "attach",
     "checkpoint",
     "diagnose",
+    "preflight",
     "read",
     "replay",
 ]
@@ -41,6 +46,9 @@ _MODULES = {
     "replay": "surefoot.incidents.replay",
     "LogDiagnosis": "surefoot.logs.log_diagnosis",
     "diagnose": "surefoot.logs.diagnose_log",
+    "PreflightFinding": "surefoot.preflight_checks.findings",
+    "PreflightReport": "surefoot.preflight_checks.findings",
+    "preflight": "surefoot.preflight_checks.preflight",
 }
 
 

@@ -90,7 +90,10 @@ def train(
 _CHECK = """Check a recipe with a short trial before a long run.
 
 Trains about 100 updates with the recipe's own model, data and settings in a temporary folder, and reports memory, \
-speed, total time, gradients per layer, a clip threshold, data problems, exact resume and hangs.
+speed, total time, gradients per layer, a clip threshold, data problems, exact resume and hangs. Also checks the \
+training loop itself: causality, labels, loss function, leaks, parameters that are not trained, the learning rate.
+
+With a script that calls surefoot.attach in place of a recipe, runs it up to its first updates and checks its loop.
 
 Exit codes: 0 ready to train; 1 an item failed; 2 bad usage.
 """
@@ -101,12 +104,14 @@ surefoot check lm-tiny
 surefoot check mine.yaml optimizer.lr=3e-4 --steps 30
 
 torchrun --nproc-per-node 8 -m surefoot check mine.yaml
+
+surefoot check train.py -- --batch-size 8
 """
 
 
 @app.command(help=_CHECK, epilog=_CHECK_EXAMPLES, short_help="Check a recipe with a short trial before a long run.")
 def check(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A file, or the name of a shipped recipe.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A file, the name of a shipped recipe, or a script.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe to override.")
     ] = None,

@@ -38,3 +38,5 @@ class GuardContext:
     run_info: Mapping[str, Any]
     incident_data: bool
     """Incident bundles hold states and batches, where trials are run."""
+    preflight: bool = False
+    """The loop is checked on its first batches."""
