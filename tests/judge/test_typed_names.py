@@ -13,14 +13,21 @@ from surefoot.records import Action, Cause, FindingKind, RemedyId, Severity
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for folder in ("src/surefoot", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
-READERS = ("src/surefoot/kinds.py", "src/surefoot/records.py", "src/surefoot/journal/aliases.py")
+READERS = (
+    "src/surefoot/kinds.py",
+    "src/surefoot/records.py",
+    "src/surefoot/journal/aliases.py",
+    "src/surefoot/journal/policy_aliases.py",
+)
 """Where the names are defined, and where those of earlier versions are."""
 NAMES = {member.value for enum in (Cause, FindingKind, RemedyId, Severity, HarmKind, Action) for member in enum}
 OTHER_MEANINGS = {
     "clip": "an argument, and a column",
     "float32": "a dtype",
     "jump": "a label of a log, and an earlier name of a threshold",
+    "labels": "a part of a batch",
     "loss_scale": "a number of a run, and an option of a decision",
+    "mode": "how a run is protected",
     "momentum": "an option of optimizers",
     "nonfinite": "a column",
     "plateau": "a label of a log",
