@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from surefoot.judge.policy import Policy
     from surefoot.logs.diagnose_log import diagnose
     from surefoot.logs.log_diagnosis import LogDiagnosis
+    from surefoot.origin.locate import locate
+    from surefoot.origin_record import Origin
 
 __version__ = "0.1.0"
 __all__ = [
     "Guard",
     "LogDiagnosis",
+    "Origin",
     "Policy",
     "Run",
     "TrainingStopped",
@@ -26,6 +29,7 @@ __all__ = [
     "attach",
     "checkpoint",
     "diagnose",
+    "locate",
     "read",
 ]
 
@@ -38,6 +42,8 @@ _MODULES = {
     "read": "surefoot.journal.reader",
     "LogDiagnosis": "surefoot.logs.log_diagnosis",
     "diagnose": "surefoot.logs.diagnose_log",
+    "locate": "surefoot.origin.locate",
+    "Origin": "surefoot.origin_record",
 }
 
 
