@@ -158,6 +158,24 @@ def scale(
 
 
 @app.command()
+def origin(
+    split: SplitName = "report",
+    only: Annotated[str, typer.Option(help="Only cases whose family or fault contains this, such as sqrt.")] = "",
+) -> None:
+    """Plant non-finite values, forward and backward, and count what `surefoot.locate` names; exit 1 below 95 %."""
+    needs_torch("bench origin")
+    from benchmarks.origin.origin_bench import main as run
+    from benchmarks.origin.origin_bench import report
+
+    _check_split("bench origin", split)
+    cases = run(split, only=only, say=_progress)
+    if not cases:
+        raise _fail(f"bench origin: no case is called {only}.")
+    typer.echo(report(cases))
+    raise typer.Exit(0 if sum(c.right for c in cases) >= 0.95 * len(cases) else 1)
+
+
+@app.command()
 def logs(
     folder: Annotated[
         Path | None, typer.Argument(help="Logs with an INDEX.csv: file, label, source.", file_okay=False)

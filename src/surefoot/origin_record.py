@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -34,6 +34,8 @@ class OriginKind(StrEnum):
     OVERFLOW = "overflow"
     EMPTY_MEAN = "empty_mean"
     INFINITE_SLOPE = "infinite_slope"
+    LARGE_SAMPLE = "large_sample"
+    """Everything is finite; a few samples make the gradients far larger than the others do."""
     INVALID = "invalid"
     """Finite values went in and NaN came out, in a way that has no name of its own."""
 
@@ -58,6 +60,7 @@ SENTENCES: dict[OriginKind, tuple[Cause, str]] = {
     OriginKind.OVERFLOW: (Cause.PRECISION_OVERFLOW, "finite values overflow"),
     OriginKind.EMPTY_MEAN: (Cause.LABELS, "mean over nothing: no target counts in this batch"),
     OriginKind.INFINITE_SLOPE: (Cause.LOG_OF_ZERO, "the derivative is infinite at the edge of its domain"),
+    OriginKind.LARGE_SAMPLE: (Cause.BAD_BATCH, "a few samples make the gradients far larger than the others do"),
     OriginKind.INVALID: (Cause.UNKNOWN, "finite values went in, and non-finite ones came out"),
 }
 """The cause that each kind points to, and what it means."""
@@ -113,6 +116,8 @@ class Origin:
     """Places in the batch of the samples that make the value non-finite; empty where none is to blame alone."""
     samples_checked: bool = False
     """The samples were looked for."""
+    dataset_samples: tuple[int, ...] = ()
+    """Their numbers in the data set, where the loader knows them."""
     forwards: int = 0
     """Forward passes that were run."""
     seconds: float = 0.0
@@ -134,7 +139,7 @@ class Origin:
             return text
         if self.kind in (OriginKind.BATCH, OriginKind.WEIGHTS, OriginKind.BUFFER):
             text += f": {self.tensor}" if self.tensor else ""
-        else:
+        elif self.operation:
             text += f" in {'the backward pass of ' if self.backward else ''}{self.operation}"
         if self.module_type:
             text += f", in {self.module or 'the model'} ({self.module_type})"
@@ -146,6 +151,9 @@ class Origin:
             text += f"; micro-batch {self.microbatch + 1} of {self.num_microbatches}"
         if self.samples:
             text += f"; {samples_text(self.samples)} of the batch"
+        if self.dataset_samples:
+            listed = ", ".join(map(str, self.dataset_samples[:8]))
+            text += f", {listed} in the data set; to leave that out, call loader.ban([{listed}])"
         return text
 
     def __str__(self) -> str:
@@ -156,6 +164,26 @@ class Origin:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"cause": self.cause.value, "reason": self.reason}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Origin:
+        """The origin that `as_json` has written; what this version does not know is left out."""
+        known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        kinds = {kind.value: kind for kind in OriginKind}
+        known["kind"] = kinds.get(str(values.get("kind")), OriginKind.INVALID)
+        for name in ("samples", "dataset_samples"):
+            known[name] = tuple(known.get(name) or ())
+        for name in ("inputs", "outputs"):
+            known[name] = tuple(_range_from_json(part) for part in known.get(name) or ())
+        return cls(**known)
+
+
+def _range_from_json(values: Mapping[str, Any]) -> TensorRange:
+    known = {f.name: values[f.name] for f in fields(TensorRange) if f.name in values}
+    known["shape"] = tuple(known["shape"])
+    for name in ("min", "max"):
+        known[name] = math.nan if known.get(name) is None else float(known[name])
+    return TensorRange(**known)
 
 
 def samples_text(samples: Iterable[int]) -> str:

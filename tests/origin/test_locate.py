@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot
-from surefoot.origin.locate import LocateFailed
+from surefoot.origin.passes import LocateFailed
 from surefoot.origin_record import OriginKind
 
 

@@ -90,6 +90,7 @@ class Recovery:
                 log.info("surefoot: %s", made)
             return None
         self.trials = made
+        reader.traces_nan = False
         return made.recorder
 
     def _loss_scale(self) -> Any:
@@ -142,6 +143,7 @@ class Recovery:
     def iteration_ended(self) -> None:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
         if self.trials is not None:
+            self.trials.origins.locate_pending(self.ring)
             self._try_restart(self.trials)
             self._lift_ceilings(self.trials)
         if self.decisions or (self.ring is not None and self.ring.messages):

@@ -18,6 +18,7 @@ from surefoot.checkpoint.train_state import TrainState
 from surefoot.gate.veto import VetoMethod
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard.origin_control import OriginControl
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.judge.diagnosis import diagnosis_by_trial
 from surefoot.judge.judge import Judge
@@ -91,8 +92,18 @@ class TrialControl:
     ) -> None:
         self._guard, self._context, self._reader, self._judge = guard, context, reader, judge
         self._train_state = train_state
-        self.recorder = StepRecorder(context.optimizers, max_steps=context.policy.snapshot_reach)
+        self.recorder = StepRecorder(context.optimizers, max_steps=context.policy.snapshot_reach, loader=context.loader)
         sandbox = Sandbox(context.model, context.optimizers, step_fn, train_state, loss_scale=loss_scale)
+        self.origins = OriginControl(
+            context,
+            step_fn,
+            reader,
+            judge,
+            self.recorder,
+            sandbox=sandbox,
+            guard_off=self._guard_off,
+            loss_scale=loss_scale,
+        )
         self._runner = TrialRunner(sandbox, self.recorder)
         self._restart_runner = RestartRunner(sandbox, self.recorder)
         self._restart: Decision | None = None
@@ -115,6 +126,7 @@ class TrialControl:
     def row_read(self, row: StepMetrics) -> None:
         """A row was read and judged."""
         self.recorder.row_read(row)
+        self.origins.row_read(row)
         self.recorder.trust(self._judge.proven)
         self._suspicion = self._judge.suspicion or self._suspicion
         self._restart = self._judge.restart or self._restart

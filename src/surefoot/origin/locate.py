@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from surefoot.checkpoint.rng import RngStates, get_rng_states, set_rng_states
-from surefoot.measure.layout import to_local
-from surefoot.origin.call_site import CallSites, plain_name
 from surefoot.origin.classify import kind_of
-from surefoot.origin.op_trace import OpTrace, TracedOp, is_finite, no_probes, producers, tensors_in
+from surefoot.origin.find_samples import SampleSearch, rows_of
+from surefoot.origin.op_trace import TracedOp, producers
+from surefoot.origin.passes import LocateFailed, StepFn, run_passes
 from surefoot.origin.untouched import devices_of, untouched
 from surefoot.origin_record import Origin, OriginKind
 
-StepFn = Callable[[nn.Module, Any], Tensor]
 
+def locate(model: nn.Module, batch: Any, step_fn: StepFn, *, samples: bool = True) -> Origin:
+    """Find the operation that makes the loss or a gradient of this batch non-finite, and the samples to blame.
 
-class LocateFailed(Exception):
-    """The step could not be run with probes; the message says why."""
+    Runs `step_fn(model, batch) -> loss` and its backward pass with probes; then, unless `samples=False`, parts of the
+    batch, in at most 2 log2(samples) forward passes. Model, optimizer, gradients, buffers and random states are left
+    as they are. An `Origin` is true where something was found; `print(origin)` says what.
 
-
-def locate(model: nn.Module, batch: Any, step_fn: StepFn) -> Origin:
-    """Find the operation that makes the loss or a gradient of this batch non-finite.
-
-    Runs `step_fn(model, batch) -> loss` and its backward pass with probes. Model, optimizer, gradients, buffers and
-    random states are left as they are. An `Origin` is true where something was found; `print(origin)` says what.
-
-    >>> model = torch.nn.Linear(2, 1)
-    >>> origin = locate(model, torch.zeros(3, 2), lambda model, batch: (model(batch) * 0).log().sum())
+    >>> import torch
+    >>> origin = locate(torch.nn.Linear(2, 1), torch.zeros(3, 2), lambda model, batch: (model(batch) * 0).log().sum())
     >>> origin.kind, origin.operation
     (<OriginKind.LOG_OF_ZERO: 'log_of_zero'>, 'log')
     """
-    return locate_in_step(model, [batch], step_fn)
+    return locate_in_step(model, [batch], step_fn, samples=samples)
 
 
 def locate_in_step(
@@ -46,10 +41,17 @@ def locate_in_step(
     *,
     rng_states: RngStates | None = None,
     loss_factor: float = 1.0,
+    samples: bool = True,
+    deadline: float = math.inf,
 ) -> Origin:
-    """The same for a step of several micro-batches, with the random states from before its first forward pass."""
+    """The same for a step of several micro-batches, with the random states from before its first forward pass; after
+    `deadline` seconds no further pass is begun."""
     began = time.perf_counter()
     forwards, origin = 0, Origin(kind=OriginKind.NONE)
+
+    def late() -> bool:
+        return time.perf_counter() - began > deadline
+
     with untouched(model):
         if rng_states is not None:
             set_rng_states(rng_states)
@@ -58,79 +60,76 @@ def locate_in_step(
             passes = run_passes(model, batch, step_fn, loss_factor)
             forwards += 1
             if passes.sink is None:
+                if late():
+                    break
                 continue
             first = producers(passes.sink)[0]
             forward = None
-            if first.backward and first.node in passes.trace.sites_by_node:
+            if first.backward and first.node in passes.trace.sites_by_node and not late():
                 set_rng_states(before)
                 forward = run_passes(model, batch, step_fn, loss_factor, wanted_node=first.node).trace.wanted
                 forwards += 1
             origin = replace(describe(first, forward), microbatch=k, num_microbatches=len(batches))
+            if samples and origin.kind not in NOT_BY_SAMPLE and not late():
+                search = SampleSearch(
+                    model,
+                    batch,
+                    step_fn,
+                    before,
+                    backward=origin.backward,
+                    loss_factor=loss_factor,
+                    out_of_time=late,
+                )
+                origin = with_samples(origin, search, rows_of(first, search.size))
+                forwards += search.forwards
             break
     return replace(origin, forwards=forwards, seconds=round(time.perf_counter() - began, 3))
 
 
-@dataclass(frozen=True, slots=True)
-class Passes:
-    """A forward and backward pass that was run with probes."""
-
-    trace: OpTrace
-    sink: TracedOp | None
-    """What wrote the loss or gradient that is not finite; None where all are finite."""
-
-
-def run_passes(model: nn.Module, batch: Any, step_fn: StepFn, loss_factor: float, *, wanted_node: int = -1) -> Passes:
-    """Run a batch forward and, where its loss is finite, backward; with `wanted_node`, forward alone."""
-    params = [p for p in model.parameters() if p.requires_grad]
-    with CallSites(model) as sites, OpTrace(sites, wanted_node=wanted_node) as trace:
-        with no_probes():
-            _add_sources(trace, model, batch)
-        loss = _loss_of(model, batch, step_fn)
-        with no_probes():
-            finite = is_finite(loss.detach())
-        if not finite or wanted_node >= 0:
-            return Passes(trace, None if finite else _sink(trace, loss))
-        trace.in_backward = True
-        grads = _grads_of(loss if loss_factor == 1.0 else loss * loss_factor, params)
-        with no_probes():
-            bad = next((g for g in grads if not is_finite(to_local(g.detach()))), None)
-            return Passes(trace, None if bad is None else _sink(trace, bad))
-
-
-def _sink(trace: OpTrace, tensor: Tensor) -> TracedOp:
-    return trace.writer_of(tensor) or TracedOp(-1, "", None, has_nan=True, tensor="a tensor")
-
-
-def _add_sources(trace: OpTrace, model: nn.Module, batch: Any) -> None:
-    """Note what is not finite before the first operation."""
-    for k, tensor in enumerate(tensors_in(batch)):
-        if tensor.is_floating_point():
-            trace.add_source(tensor, f"tensor {k} of the batch", "batch")
-    for name, p in model.named_parameters():
-        trace.add_source(p, plain_name(name), "weights")
-    for name, buffer in model.named_buffers():
-        if buffer.is_floating_point():
-            trace.add_source(buffer, plain_name(name), "buffer")
+def locate_large(
+    model: nn.Module,
+    batches: Sequence[Any],
+    step_fn: StepFn,
+    *,
+    rng_states: RngStates,
+    max_norm: float,
+    deadline: float,
+) -> Origin:
+    """The samples of a finite step without which its gradient norm is not above `max_norm`."""
+    began = time.perf_counter()
+    origin = Origin(kind=OriginKind.NONE, num_microbatches=len(batches))
+    forwards = 0
+    with untouched(model):
+        set_rng_states(rng_states)
+        for k, batch in enumerate(batches):
+            search = SampleSearch(
+                model,
+                batch,
+                step_fn,
+                get_rng_states(devices_of(model)),
+                backward=True,
+                max_norm=max_norm,
+                out_of_time=lambda: time.perf_counter() - began > deadline,
+            )
+            found = with_samples(Origin(kind=OriginKind.LARGE_SAMPLE, backward=True), search, ())
+            forwards += search.forwards
+            if found.samples:
+                origin = replace(found, microbatch=k, num_microbatches=len(batches))
+                break
+    return replace(origin, forwards=forwards, seconds=round(time.perf_counter() - began, 3))
 
 
-def _loss_of(model: nn.Module, batch: Any, step_fn: StepFn) -> Tensor:
+NOT_BY_SAMPLE = (OriginKind.WEIGHTS, OriginKind.BUFFER)
+"""Every batch is non-finite, whatever samples it holds."""
+
+
+def with_samples(origin: Origin, search: SampleSearch, candidates: Iterable[int]) -> Origin:
+    """The origin with the samples that are to blame, where there are such and parts of the batch can be run."""
     try:
-        loss = step_fn(model, batch)
-    except Exception as error:
-        raise LocateFailed(f"step_fn failed: {type(error).__name__}: {error}") from error
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise LocateFailed(f"step_fn must return the loss, a tensor with one element, not {type(loss).__name__}")
-    return loss
-
-
-def _grads_of(loss: Tensor, params: list[nn.Parameter]) -> list[Tensor]:
-    """The gradients, without writing them to the parameters: nothing that hangs on them is called."""
-    if not loss.requires_grad:
-        return []
-    try:
-        return [g for g in torch.autograd.grad(loss.reshape(()), params, allow_unused=True) if g is not None]
-    except Exception as error:
-        raise LocateFailed(f"backward failed: {type(error).__name__}: {error}") from error
+        found = search.run(candidates)
+    except LocateFailed:
+        return origin
+    return replace(origin, samples=found, samples_checked=True)
 
 
 def describe(op: TracedOp, forward: TracedOp | None) -> Origin:
