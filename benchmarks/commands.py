@@ -161,6 +161,8 @@ def scale(
 def origin(
     split: SplitName = "report",
     only: Annotated[str, typer.Option(help="Only cases whose family or fault contains this, such as sqrt.")] = "",
+    size: Annotated[str, typer.Option(help="Only time a decoder of this size: tiny, 10m or 124m.")] = "",
+    device: Device = None,
 ) -> None:
     """Plant non-finite values, forward and backward, and count what `surefoot.locate` names; exit 1 below 95 %."""
     needs_torch("bench origin")
@@ -168,6 +170,13 @@ def origin(
     from benchmarks.origin.origin_bench import report
 
     _check_split("bench origin", split)
+    if size:
+        from benchmarks.origin.decoder_time import main as timed
+
+        if size != "tiny":
+            _check_model("bench origin", size, device)
+        typer.echo(timed(size, device))
+        return
     cases = run(split, only=only, say=_progress)
     if not cases:
         raise _fail(f"bench origin: no case is called {only}.")

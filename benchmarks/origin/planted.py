@@ -118,7 +118,7 @@ def to_float16(x: Tensor, mark: Tensor) -> Tensor:
 
 
 def scaled_by_zero_root(x: Tensor, mark: Tensor) -> Tensor:
-    mean_square = x.pow(2).mean(-1, keepdim=True) * (1 - mark).amax(-1, keepdim=True)
+    mean_square = (x.pow(2) + 0.01).mean(-1, keepdim=True) * (1 - mark).amax(-1, keepdim=True)
     return x + 0.01 * mean_square.rsqrt()
 
 

@@ -54,7 +54,7 @@ SENTENCES: dict[OriginKind, tuple[Cause, str]] = {
     OriginKind.SQRT_AT_ZERO: (Cause.LOG_OF_ZERO, "the derivative of a root at 0 is infinite"),
     OriginKind.SQRT_OF_NEGATIVE: (Cause.LOG_OF_ZERO, "root of a negative value"),
     OriginKind.NORM_AT_ZERO: (Cause.LOG_OF_ZERO, "the derivative of a norm at 0 is not finite"),
-    OriginKind.EXP_OVERFLOW: (Cause.LOGIT_GROWTH, "exp overflows"),
+    OriginKind.EXP_OVERFLOW: (Cause.PRECISION_OVERFLOW, "exp overflows"),
     OriginKind.SQUARE_OVERFLOW: (Cause.PRECISION_OVERFLOW, "a power overflows"),
     OriginKind.FLOAT16_OVERFLOW: (Cause.PRECISION_OVERFLOW, "float16 overflows above 65504"),
     OriginKind.OVERFLOW: (Cause.PRECISION_OVERFLOW, "finite values overflow"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import surefoot
 from surefoot.origin.passes import LocateFailed
@@ -155,6 +156,18 @@ def test_compiled_and_autocast() -> None:
 
     origin = surefoot.locate(Block(lambda x: x * 3000 * 3000), torch.randn(5, 4), half)
     assert (origin.kind, origin.operation) == (OriginKind.FLOAT16_OVERFLOW, "mul")
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing(*, reentrant: bool) -> None:
+    class Checkpointed(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(checkpoint(self.act, self.first(x), use_reentrant=reentrant))
+
+    model = Checkpointed(lambda x: torch.sqrt(x * 0))
+    origin = surefoot.locate(model, torch.randn(5, 4), mean_loss)
+    assert (origin.operation, origin.module, origin.backward) == ("sqrt", "act", True)
+    assert all(p.grad is None for p in model.parameters())
 
 
 def test_a_failing_step_fn_is_named() -> None:

@@ -23,8 +23,9 @@ from surefoot.checkpoint.snapshots import Snapshot, SnapshotRing
 from surefoot.checkpoint.train_state import TrainState
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
+from surefoot.guard.origin_control import HasSwitch, OriginControl, origins_without_trials
 from surefoot.guard.step_pipeline import StepPipeline
-from surefoot.guard.trial_control import Continuation, HasSwitch, TrialControl, make_trials
+from surefoot.guard.trial_control import Continuation, TrialControl, make_trials
 from surefoot.measure.block_layout import VerdictSlot
 from surefoot.records import EVENT_MARK, Action, Decision
 from surefoot.trials.kept_steps import StepRecorder
@@ -76,6 +77,8 @@ class Recovery:
         """The attempt after which the state was taken that the run was last rewound to."""
         self.trials: TrialControl | None = None
         """Runs trials before a decision is applied; None where that is not possible."""
+        self.origins: OriginControl | None = None
+        """Looks for the origin of refused updates; None without a `step_fn`."""
         self.on_rewind: Callable[[int], None] | None = None
         """Called with the attempt that the run was rewound to."""
         self.on_stop: Callable[[], None] | None = None
@@ -88,8 +91,11 @@ class Recovery:
         if isinstance(made, str):
             if made and reader.journal.rank == 0:
                 log.info("surefoot: %s", made)
-            return None
-        self.trials = made
+            if self.pipeline.grad_stats.ranks.world_size > 1:
+                self.origins = origins_without_trials(guard, self._context, reader, self._loss_scale)
+            reader.traces_nan = self.origins is None
+            return None if self.origins is None else self.origins.recorder
+        self.trials, self.origins = made, made.origins
         reader.traces_nan = False
         return made.recorder
 
@@ -124,6 +130,9 @@ class Recovery:
             self.ring.mark_good(proven)
         if self.trials is not None and self._reader.latest is not None:
             self.trials.row_read(self._reader.latest)
+        row = self._reader.latest
+        if self.origins is not None and row is not None and (self.origins.looked_for or not row.applied):
+            self.origins.row_read(row)
         if not decisions:
             return
         self.decisions += decisions
@@ -142,8 +151,9 @@ class Recovery:
 
     def iteration_ended(self) -> None:
         """All optimizers have stepped: apply decisions, and take a snapshot if one is due and no incident is open."""
+        if self.origins is not None and self.origins.pending:
+            self.origins.locate_pending(self.ring)
         if self.trials is not None:
-            self.trials.origins.locate_pending(self.ring)
             self._try_restart(self.trials)
             self._lift_ceilings(self.trials)
         if self.decisions or (self.ring is not None and self.ring.messages):

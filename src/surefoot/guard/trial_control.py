@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ from surefoot.checkpoint.train_state import TrainState
 from surefoot.gate.veto import VetoMethod
 from surefoot.guard.context import GuardContext
 from surefoot.guard.metrics_reader import MetricsReader
-from surefoot.guard.origin_control import OriginControl
+from surefoot.guard.origin_control import HasSwitch, OriginControl, switched_off
 from surefoot.guard.step_pipeline import StepPipeline
 from surefoot.judge.diagnosis import diagnosis_by_trial
 from surefoot.judge.judge import Judge
@@ -71,12 +70,6 @@ class Continuation:
     """Takes the branch's steps once more after the given rewind, and returns how many updates that were."""
 
 
-class HasSwitch(Protocol):
-    """A guard whose hooks can be switched off."""
-
-    disabled: bool
-
-
 class TrialControl:
     """Runs trials of one attached run and continues from the branch that helps."""
 
@@ -100,9 +93,9 @@ class TrialControl:
             reader,
             judge,
             self.recorder,
-            sandbox=sandbox,
-            guard_off=self._guard_off,
+            guard=guard,
             loss_scale=loss_scale,
+            sandbox=sandbox,
         )
         self._runner = TrialRunner(sandbox, self.recorder)
         self._restart_runner = RestartRunner(sandbox, self.recorder)
@@ -126,7 +119,6 @@ class TrialControl:
     def row_read(self, row: StepMetrics) -> None:
         """A row was read and judged."""
         self.recorder.row_read(row)
-        self.origins.row_read(row)
         self.recorder.trust(self._judge.proven)
         self._suspicion = self._judge.suspicion or self._suspicion
         self._restart = self._judge.restart or self._restart
@@ -151,7 +143,7 @@ class TrialControl:
         if row is None or not overrides.has_ceilings:
             return None
         try:
-            with self._guard_off():
+            with switched_off(self._guard):
                 too_tight = self._runner.would_refuse(overrides)
         except (StepFnFailed, torch.OutOfMemoryError):
             return None
@@ -206,7 +198,7 @@ class TrialControl:
         initial = next((s for s in ring.snapshots if s.attempt < 0), None)
         if initial is None:
             raise NotKept("the initial state is not kept any more")
-        with self._guard_off():
+        with switched_off(self._guard):
             return self._restart_runner.run(initial, deadline=self._context.policy.trial_seconds)
 
     def consider(
@@ -261,7 +253,7 @@ class TrialControl:
 
     def _can_be_learnt(self, decision: Decision) -> bool:
         """Whether the data that was refused so far should be let in; the judge's word counts where no trial can say."""
-        with self._guard_off():
+        with switched_off(self._guard):
             learnt = self._runner.can_be_learnt()
         self._denied = None if learnt is not False else (decision, 2 * len(self.recorder.last_refused()))
         if learnt is False and self._tried is not None:
@@ -289,7 +281,7 @@ class TrialControl:
         if not early:
             raise NotKept(f"there is no snapshot from before attempt {onset}")
         seconds = self._context.policy.trial_seconds
-        with self._guard_off():
+        with switched_off(self._guard):
             return self._runner.run(early, onset, deadline=seconds, try_float32=decision.cause in FLOAT32_CAUSES)
 
     def continue_from(self, continuation: Continuation, ring: SnapshotRing) -> int:
@@ -300,7 +292,7 @@ class TrialControl:
         scaler_state = None if scaler is None else copy.deepcopy(scaler.state_dict())
         options = [[dict(group) for group in o.param_groups] for o in self._context.optimizers]
         rng_states = get_rng_states(set())
-        with self._guard_off():
+        with switched_off(self._guard):
             count = continuation.retake(lambda: ring.rewind(continuation.snapshot))
         for scheduler, state in schedulers:
             scheduler.load_state_dict(state)
@@ -311,15 +303,6 @@ class TrialControl:
                 group.update(before)
         set_rng_states(rng_states)
         return count
-
-    @contextmanager
-    def _guard_off(self) -> Iterator[None]:
-        """Hooks of the guard do nothing: neither forward passes nor watched losses of a trial are the run's."""
-        self._guard.disabled = True
-        try:
-            yield
-        finally:
-            self._guard.disabled = False
 
     def _name_cause(self, decision: Decision, trial: Trial) -> Decision:
         causes = trial.conclusion.causes

@@ -34,7 +34,7 @@ def origin_finding(
         origin=None if origin is None else origin.as_json(),
     )
     large = origin is not None and origin.kind is OriginKind.LARGE_SAMPLE
-    pattern = Pattern.JUMP if large else Pattern.NONFINITE
+    pattern = Pattern.NONE if large else Pattern.NONFINITE
     return finding_at(row, FindingKind.ORIGIN, reason, evidence.as_dict(), pattern)
 
 

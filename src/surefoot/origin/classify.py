@@ -111,7 +111,7 @@ def _half_or(op: TracedOp, kind: OriginKind) -> OriginKind:
 
 def _kind_in_backward(op: TracedOp, forward: TracedOp) -> OriginKind:
     name, function = forward.name.strip("_"), "" if forward.site is None else forward.site.function
-    at_zero = any(value.zeros for value in (*forward.inputs, *forward.outputs))
+    at_zero = any(value.zeros for value in (forward.inputs + forward.outputs or op.inputs))
     names = (name, function)
     checks = (
         (_any_of(names, NORM_FUNCTIONS), OriginKind.NORM_AT_ZERO),

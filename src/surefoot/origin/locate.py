@@ -13,9 +13,9 @@ from torch import nn
 from surefoot.checkpoint.rng import RngStates, get_rng_states, set_rng_states
 from surefoot.origin.classify import kind_of
 from surefoot.origin.find_samples import SampleSearch, rows_of
-from surefoot.origin.op_trace import TracedOp, producers
+from surefoot.origin.op_trace import OpTrace, TracedOp, producers
 from surefoot.origin.passes import LocateFailed, StepFn, run_passes
-from surefoot.origin.untouched import devices_of, untouched
+from surefoot.origin.untouched import NEEDS_RANKS, devices_of, needs_ranks, untouched
 from surefoot.origin_record import Origin, OriginKind
 
 
@@ -52,6 +52,8 @@ def locate_in_step(
     def late() -> bool:
         return time.perf_counter() - began > deadline
 
+    if needs_ranks(model):
+        raise LocateFailed(NEEDS_RANKS)
     with untouched(model):
         if rng_states is not None:
             set_rng_states(rng_states)
@@ -64,10 +66,11 @@ def locate_in_step(
                     break
                 continue
             first = producers(passes.sink)[0]
-            forward = None
+            forward = forward_of(first, passes.trace)
             if first.backward and first.node in passes.trace.sites_by_node and not late():
                 set_rng_states(before)
-                forward = run_passes(model, batch, step_fn, loss_factor, wanted_node=first.node).trace.wanted
+                again = run_passes(model, batch, step_fn, loss_factor, wanted_node=first.node)
+                forward = again.trace.wanted or forward
                 forwards += 1
             origin = replace(describe(first, forward), microbatch=k, num_microbatches=len(batches))
             if samples and origin.kind not in NOT_BY_SAMPLE and not late():
@@ -130,6 +133,14 @@ def with_samples(origin: Origin, search: SampleSearch, candidates: Iterable[int]
     except LocateFailed:
         return origin
     return replace(origin, samples=found, samples_checked=True)
+
+
+def forward_of(op: TracedOp, trace: OpTrace) -> TracedOp | None:
+    """The forward operation that an operation in backward belongs to, without its values."""
+    if not op.backward or op.node not in trace.sites_by_node:
+        return None
+    name, site = trace.sites_by_node[op.node]
+    return TracedOp(-1, name, site)
 
 
 def describe(op: TracedOp, forward: TracedOp | None) -> Origin:

@@ -123,13 +123,13 @@ class OpTrace(TorchDispatchMode):
         name = func._overloadpacket.__name__
         site = self._sites.here()
         node = _next_node() - 1 - self._first_node
+        if site is not None:  # in backward, too, where activation checkpointing runs the forward pass again
+            self.sites_by_node.setdefault(node, (name, site))
         if self.in_backward:
             running = torch._C._current_autograd_node()
             node = -1 if running is None else running._sequence_nr() - self._first_node
-        elif site is not None:
-            self.sites_by_node.setdefault(node, (name, site))
-            if node == self._wanted_node and self.wanted is None:
-                self.wanted = self._op(name, site, node, inputs, outputs, before, arguments)
+        elif site is not None and node == self._wanted_node and self.wanted is None:
+            self.wanted = self._op(name, site, node, inputs, outputs, before, arguments)
         if func.is_view:
             return
         for output in outputs:
@@ -250,9 +250,10 @@ def floats_in(value: Any) -> Iterator[Tensor]:
 
 
 def is_finite(tensor: Tensor) -> bool:
+    """One pass over the values; a second where their sum alone overflows."""
     if tensor.numel() == 0:
         return True
-    return bool(torch.isfinite(tensor).all())
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def address(tensor: Tensor) -> int:

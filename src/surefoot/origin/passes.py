@@ -49,10 +49,30 @@ def gradients(loss: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
     if not loss.requires_grad:
         return []
     try:
-        grads = torch.autograd.grad(loss, params, allow_unused=True)
+        if _has_reentrant_checkpoint(loss):  # these work with `backward` alone; the gradients are put back later
+            loss.backward()
+            grads = [p.grad for p in params]
+            for p in params:
+                p.grad = None
+        else:
+            grads = torch.autograd.grad(loss, params, allow_unused=True)
     except Exception as error:
         raise LocateFailed(f"backward failed: {type(error).__name__}: {error}") from error
     return [g for g in grads if g is not None]
+
+
+def _has_reentrant_checkpoint(loss: Tensor) -> bool:
+    """Whether activation checkpointing of the kind `use_reentrant=True` was used."""
+    seen, waiting = set[Any](), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        seen.add(node)
+        waiting += [further for further, _ in node.next_functions]
+    return False
 
 
 def run_passes(model: nn.Module, batch: Any, step_fn: StepFn, loss_factor: float, *, wanted_node: int = -1) -> Passes:

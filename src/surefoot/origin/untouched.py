@@ -8,7 +8,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from surefoot.checkpoint.rng import get_rng_states, set_rng_states
@@ -43,6 +45,19 @@ def untouched(model: nn.Module) -> Iterator[None]:
                 p.grad = grad
             set_rng_states(rng_states)
             torch.clear_autocast_cache()
+
+
+NEEDS_RANKS = "the model is sharded over ranks, so that one rank cannot run a step alone"
+
+
+def needs_ranks(model: nn.Module) -> bool:
+    """Whether a forward pass needs the other ranks, too."""
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    from torch.distributed.tensor import DTensor  # a slow import, of which most runs need nothing
+
+    sharded = any(isinstance(m, FSDPModule) for m in model.modules())
+    return sharded or any(isinstance(p, DTensor) for p in model.parameters())
 
 
 def devices_of(model: nn.Module) -> set[torch.device]:
